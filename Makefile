@@ -1,4 +1,4 @@
-# `make demo` and `make test` set up what is missing first: only Python 3.11 or later, make and git are assumed.
+# `make demo` and `make test` first set up what is missing. They need only Python 3.11 or later, make and git.
 .DEFAULT_GOAL := help
 .PHONY: help demo test tests thorough check format browser faults bench blocks automations lock clean
 
@@ -11,33 +11,33 @@ help:  ## show this list
 demo: $(STAMP)  ## run the CI runbook on a small repository, on a local Prefect server
 	@$(PYTHON) deployments/demo.py
 
-# Processes that tests start, and pytest itself, should not compile what they import anew each time.
+# Let pytest and the processes that tests start keep compiled bytecode.
 export PYTHONDONTWRITEBYTECODE :=
 
-# More processes than cores: many tests wait for others. tests/conftest.py says which of them share one.
-test: $(STAMP)  ## check, and run the tests beside that
+# More processes than cores, because many tests wait. tests/conftest.py says which tests share a process.
+test: $(STAMP)  ## check, and run the tests at the same time
 	@$(MAKE) --no-print-directory --jobs=2 check tests
 
 tests:
 	@$(PYTHON) -m pytest --numprocesses 4 --no-loadscope-reorder
 
-thorough: $(STAMP)  ## the tests of corners: gates on PostgreSQL, servers that hang, workers that are given back, more of each kind
+thorough: $(STAMP)  ## run the tests of corner cases: gates on PostgreSQL, servers that hang, workers that are released, signals at gates
 	@$(PYTHON) -m pytest -m thorough --numprocesses 4 --no-loadscope-reorder
 
-check: $(STAMP)  ## lint, formatting and types
+check: $(STAMP)  ## check lint rules, formatting and types
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m basedpyright --pythonpath $(PYTHON)
 
-format: $(STAMP)  ## mend what lint and formatting can mend by themselves
+format: $(STAMP)  ## fix lint and formatting problems that can be fixed automatically
 	@$(PYTHON) -m ruff check --fix .
 	@$(PYTHON) -m ruff format .
 
-browser: $(STAMP)  ## answer gates in Prefect's UI with Chromium; keeps what it sees in screenshots/
+browser: $(STAMP)  ## test gates in Prefect's UI with Chromium; screenshots go to screenshots/
 	@$(PYTHON) -m pytest tests/browser -m "not benchmark" --screenshots screenshots
 
-# On both databases, on two cores; a violation is shown with what replays it.
-faults: $(STAMP)  ## kill runs N times (1000) at every place where it matters, race N/2 times, from SEED on, and compare with the world
+# Runs on both databases and two cores. A violation is printed with the command that replays it.
+faults: $(STAMP)  ## kill runs N (1000) times at crash points, race them N/2 times from SEED on, and check their records
 	@$(PYTHON) -m tests.faults N=$(N) SEED=$(SEED) REPLAY=$(REPLAY)
 
 bench: $(STAMP)  ## measure against hand-written Prefect flows
@@ -46,8 +46,8 @@ bench: $(STAMP)  ## measure against hand-written Prefect flows
 blocks: $(STAMP)  ## create or update the Prefect blocks that the deployments use
 	@$(PYTHON) -m blocks
 
-automations: $(STAMP)  ## tell people of open gates: BLOCK=type/name (a notification block) AFTER=minutes (until a reminder)
-	@$(if $(BLOCK),,echo "say by which notification block: make automations BLOCK=type/name, as in slack-webhook/oncall" >&2; exit 2)
+automations: $(STAMP)  ## notify people of open gates: BLOCK=type/name (a notification block) AFTER=minutes (until a reminder)
+	@$(if $(BLOCK),,echo "name a notification block: make automations BLOCK=type/name, as in slack-webhook/oncall" >&2; exit 2)
 	@$(PYTHON) -m deployments.automations --block $(BLOCK) $(if $(AFTER),--after $(AFTER))
 
 lock:  ## pin the newest versions that pyproject.toml allows

@@ -1,1 +1,1 @@
-"""The Prefect blocks that this repository's deployments use, one module for each; `make blocks` creates or updates them."""
+"""The Prefect blocks that the deployments of this repository use, one module each. `make blocks` creates or updates them."""

@@ -1,4 +1,4 @@
-"""`make blocks`: create or update every block of this folder on the Prefect server; prints names, never values."""
+"""`make blocks`: creates or updates every block in this folder on the Prefect server. Prints names, never values."""
 
 import asyncio
 import pkgutil
@@ -12,7 +12,7 @@ from plan_adapter.settings import Settings
 
 
 async def save_blocks() -> None:
-    """Save the block of each module of this folder under its name."""
+    """Save the block of each module in this folder under its name."""
     folder = import_module("blocks")
     for found in pkgutil.iter_modules(folder.__path__):
         if found.name == "__main__":
@@ -21,12 +21,12 @@ async def save_blocks() -> None:
         block = module.block()
         await block.asave(module.NAME, overwrite=True)
         print(f"saved {block.get_block_type_slug()}/{module.NAME}")
-        if (unknown_outcome := module.unknown_outcome()) is not None:
-            print(f"warning: {unknown_outcome}", file=sys.stderr)
+        if (warning := module.warning()) is not None:
+            print(f"warning: {warning}", file=sys.stderr)
 
 
 def main() -> int:
-    """Save the blocks on the server that Prefect's settings name, else on the local one; return an exit code."""
+    """Save the blocks on the server in Prefect's settings, or else on the local one. Return an exit code."""
     try:
         with use_server(ensure_server(Settings(), notify=lambda line: print(line, file=sys.stderr))):
             asyncio.run(save_blocks())

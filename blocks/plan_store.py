@@ -1,4 +1,4 @@
-"""The block `plan-store`: where the deployments keep plans, runs, approvals and receipts."""
+"""The block `plan-store`: the database in which the deployments keep plans, runs, approvals and receipts."""
 
 from plan_adapter.blocks import PlanStoreDatabase
 from plan_adapter.settings import Settings
@@ -8,17 +8,17 @@ NAME = "plan-store"
 
 
 def block() -> PlanStoreDatabase:
-    """Return the block as the environment describes it: PLAN_ADAPTER_DATABASE_URL, else the file of the command line's store."""
+    """Return the block for PLAN_ADAPTER_DATABASE_URL, or else for the file of the command line's store."""
     return PlanStoreDatabase.model_validate({"url": Settings().store_url})
 
 
-def unknown_outcome() -> str | None:
-    """Return why a worker would refuse the store as the environment describes it, None where none would."""
+def warning() -> str | None:
+    """Return why a worker would refuse this store, or None if it would accept it."""
     settings = Settings()
     if not is_local(settings.store_url) or settings.allow_local_store:
         return None
     return (
-        "the block holds a path of this machine, which workers refuse because it may vanish with their host: set "
-        "PLAN_ADAPTER_DATABASE_URL=postgresql://… and run `make blocks` again, or PLAN_ADAPTER_ALLOW_LOCAL_STORE=true, here and "
-        "for the worker, if it has this path, too, and outlives its runs"
+        "the block contains a path on this machine, which workers refuse because their disks may not persist: set "
+        "PLAN_ADAPTER_DATABASE_URL=postgresql://… and run `make blocks` again, or set PLAN_ADAPTER_ALLOW_LOCAL_STORE=true here "
+        "and for the worker, if the worker has the same path and its disk persists"
     )

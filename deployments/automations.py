@@ -1,4 +1,4 @@
-"""`make automations`: create or update the automations of the folder beside this module, which tell people of open gates."""
+"""`make automations`: creates or updates the automations in the folder `automations`, which notify people of open gates."""
 
 import argparse
 import asyncio
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).with_name("automations")
 LEAST_SECONDS = 10.0
-"""What Prefect asks of an automation that waits for something not to happen."""
+"""Prefect's minimum for an automation that waits for something not to happen."""
 PAGE = 200
 
 
 class UnknownBlockError(PlanAdapterError):
-    """No notification block of this name is on the server."""
+    """The server has no notification block with this name."""
 
 
 async def apply(blocks: Sequence[str], *, after: timedelta) -> list[str]:
-    """Create or update, by name, every automation of the folder so that it tells by `blocks` (type/name); return a line about each.
+    """Create or update, by name, every automation in the folder so that it notifies through `blocks` (type/name). Return a line about each.
 
     `after` is how long a gate may be open before a reminder. One that was switched off on the server stays off. Raises UnknownBlockError.
     """
@@ -46,7 +46,7 @@ async def apply(blocks: Sequence[str], *, after: timedelta) -> list[str]:
 
 
 def read(path: Path, blocks: Sequence["BlockDocument"], *, after: timedelta) -> "AutomationCore":
-    """Return the automation in the file `path`, with its action once for each of `blocks`, and `after` as the time of a reminder."""
+    """Return the automation in the file `path`, with its action once for each of `blocks`, and `after` as the delay of a reminder."""
     from prefect.events.schemas.automations import AutomationCore
 
     document: Any = read_mapping(path)[0]
@@ -57,18 +57,18 @@ def read(path: Path, blocks: Sequence["BlockDocument"], *, after: timedelta) -> 
 
 
 async def _apply_one(client: "PrefectClient", automation: "AutomationCore") -> list[str]:
-    # Names are not unique on the server: a second one of this name, made by hand, would tell by another block.
+    # Names are not unique on the server. A second automation with this name, created by hand, would notify through another block.
     existing = await client.read_automations_by_name(automation.name)
     for known in existing:
         await client.update_automation(known.id, automation.model_copy(update={"enabled": known.enabled}))
     if not existing:
         await client.create_automation(automation)
         return [f"created {automation.name}"]
-    return [f"updated {automation.name}" + ("" if known.enabled else " (it is switched off, and stays so)") for known in existing]
+    return [f"updated {automation.name}" + ("" if known.enabled else " (it is disabled and stays disabled)") for known in existing]
 
 
 async def _notification_blocks(client: "PrefectClient") -> "dict[str, BlockDocument]":
-    """Return every block of the server that can notify, by type/name."""
+    """Return every block on the server that can send notifications, by type/name."""
     found: dict[str, BlockDocument] = {}
     for offset in range(0, sys.maxsize, PAGE):
         page = await client.read_block_documents(limit=PAGE, offset=offset, include_secrets=False)
@@ -84,22 +84,22 @@ async def _notification_blocks(client: "PrefectClient") -> "dict[str, BlockDocum
 def _chosen(name: str, documents: "dict[str, BlockDocument]") -> "BlockDocument":
     if name in documents:
         return documents[name]
-    known = did_you_mean(name, documents) if documents else "the server has none: make one in its UI under Blocks, `Slack Webhook` for one"
+    known = did_you_mean(name, documents) if documents else "the server has none: create one in its UI, as in Blocks > Slack Webhook"
     raise UnknownBlockError(f"no notification block is called `{visible(name)}`: {visible(known)}")
 
 
 def _minutes(text: str) -> timedelta:
     minutes = float(text)
     if not (math.isfinite(minutes) and minutes * 60 >= LEAST_SECONDS and minutes <= 60 * 24 * 365):
-        raise argparse.ArgumentTypeError(f"{text} is no number of minutes from {LEAST_SECONDS:g} seconds to a year")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of minutes between {LEAST_SECONDS:g} seconds and a year")
     return timedelta(minutes=minutes)
 
 
-_minutes.__name__ = "number of minutes"  # what argparse calls a text that is no number
+_minutes.__name__ = "number of minutes"  # the name that argparse shows for an invalid value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Apply the automations to the server that Prefect's settings name, else to the local one; return an exit code."""
+    """Apply the automations to the server in Prefect's settings, or else to the local one. Return an exit code."""
     parser = argparse.ArgumentParser(prog="python -m deployments.automations", description=__doc__)
     parser.add_argument("--block", required=True, nargs="+", metavar="TYPE/NAME", help="notification blocks, as in slack-webhook/oncall")
     parser.add_argument("--after", type=_minutes, default="30", metavar="MINUTES", help="when to remind of an open gate (default: 30)")

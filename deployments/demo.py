@@ -1,4 +1,4 @@
-"""`make demo`: run the runbook ci-pipeline on a small git repository that is made for it, on the local Prefect server."""
+"""`make demo`: runs the runbook ci-pipeline on a small new git repository, on the local Prefect server."""
 
 import os
 import re
@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[1]
 RUNBOOK = "deployments/runbooks/ci-pipeline.yaml"
 PLAN = [sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main())"]
 ANSWER = re.compile("`plan (approve [^`]+)`")
-"""How `plan run` says what answers at the gate that it has come to."""
+"""Matches the command in the output of `plan run` that answers the open gate."""
 
-# PAUSE is there to be watched: what the commands really do takes no time.
+# PAUSE slows the commands down, so that people can watch them.
 FILES = {
     "Makefile": """\
 PYTHON ?= python3
@@ -61,7 +61,7 @@ class BuiltApp(unittest.TestCase):
 
 
 def make_repository(path: Path) -> Path:
-    """Return `path` as a git repository with one commit on `main`: a small application with a Makefile."""
+    """Create a git repository at `path`, with one commit on `main`: a small application with a Makefile. Return `path`."""
     for name, text in FILES.items():
         file = path / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def make_repository(path: Path) -> Path:
 
 
 def main() -> int:
-    """Run the demonstration and return the exit code of `plan run`."""
+    """Run the demo and return the exit code of `plan run`."""
     folder = Path(tempfile.mkdtemp(prefix="plan-demo-"))
     inputs = {"repository": make_repository(folder / "repository"), "workspace": folder / "workspace"}
     command = ["run", RUNBOOK]
@@ -90,27 +90,27 @@ def main() -> int:
 
 
 def at_terminal(command: list[str]) -> int:
-    """Return the exit code of `plan` with `command`, which asks the person at this terminal before its first step."""
-    print("The plan stops at its gate: answer here, or in the form on the page whose link follows.", file=sys.stderr, flush=True)
+    """Run `plan` with `command`, which asks at this terminal before its first step. Return the exit code."""
+    print("The plan waits at its gate: answer here, or in the form on the page that is linked below.", file=sys.stderr, flush=True)
     return subprocess.run([*PLAN, *command], cwd=ROOT, env=environment(), check=False).returncode
 
 
 def answering_itself(command: list[str]) -> int:
-    """Return the exit code of `plan` with `command`, each of whose gates is answered by a second process once it is open."""
+    """Run `plan` with `command`, and approve each of its gates from a second process. Return the exit code."""
     env, nothing = environment(), subprocess.DEVNULL
     with subprocess.Popen([*PLAN, *command], cwd=ROOT, env=env, stdin=nothing, stderr=subprocess.PIPE, text=True) as run:
         assert run.stderr is not None
         for line in run.stderr:
             print(line, end="", file=sys.stderr, flush=True)
             if asked := ANSWER.search(line):
-                answer = [*asked[1].split(), "--note", "the demonstration answers itself, because nobody sits at a terminal"]
-                print("No terminal is here, so the demonstration answers itself:\n$ plan", *answer, file=sys.stderr, flush=True)
+                answer = [*asked[1].split(), "--note", "the demo answers by itself, because there is no terminal"]
+                print("There is no terminal, so the demo answers by itself:\n$ plan", *answer, file=sys.stderr, flush=True)
                 subprocess.run([*PLAN, *answer], cwd=ROOT, env=env, stdin=nothing, stderr=nothing, check=True)
     return run.returncode
 
 
 def environment() -> dict[str, str]:
-    """Return what `plan` is given; `make` tells the makes below it that they are not the first."""
+    """Return the environment of `plan`, without the variables by which `make` marks nested makes."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     return {"PAUSE": "1", **inherited, "PYTHON": sys.executable}
 

@@ -1,4 +1,4 @@
-"""Deployed by path, `flows/draft_plan.py:draft_plan`; the same flow as the entrypoint `plan_adapter.flows.draft_plan`."""
+"""The flow `plan_adapter.flows.draft_plan`, for deployments by path: `flows/draft_plan.py:draft_plan`."""
 
 from plan_adapter.flows import draft_plan
 

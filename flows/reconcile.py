@@ -1,4 +1,4 @@
-"""Deployed by path, `flows/reconcile.py:reconcile`; the same flow as the entrypoint `plan_adapter.flows.reconcile`."""
+"""The flow `plan_adapter.flows.reconcile`, for deployments by path: `flows/reconcile.py:reconcile`."""
 
 from plan_adapter.flows import reconcile
 

@@ -1,4 +1,4 @@
-"""Deployed by path, `flows/run_plan.py:run_plan`; the same flow as the entrypoint `plan_adapter.flows.run_plan`."""
+"""The flow `plan_adapter.flows.run_plan`, for deployments by path: `flows/run_plan.py:run_plan`."""
 
 from plan_adapter.flows import run_plan
 

@@ -23,13 +23,13 @@ class LanguageModel(Block):
     _block_type_slug = "language-model"
     _logo_url = HttpUrl("https://cdn.sanity.io/images/3ugk85nk/production/fb3f4debabcda1c5a3aeea4f5b3f94c28845e23e-250x250.png")
     _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
-    _description = "The model that drafts plans, behind OpenAI or any server that speaks its chat completions."
+    _description = "The model that drafts plans, at OpenAI or any server with an OpenAI-compatible chat completions API."
 
     model: str = Field(description="The model's name, as its server knows it.")
-    base_url: str | None = Field(default=None, description="The server's base URL, mostly ending in /v1; empty for OpenAI's own.")
-    api_key: SecretStr | None = Field(default=None, description="The server's key; a server of your own mostly needs none.")
+    base_url: str | None = Field(default=None, description="The server's base URL, which usually ends in /v1. Empty means OpenAI.")
+    api_key: SecretStr | None = Field(default=None, description="The server's API key. A self-hosted server usually needs none.")
     timeout_seconds: float = Field(default=120.0, gt=0, description="How long the model may take for one answer.")
-    stream: bool = Field(default=False, description="Ask for answers piece by piece, where a gateway cuts connections that are idle.")
+    stream: bool = Field(default=False, description="Whether to stream the answers, for gateways that cut idle connections.")
 
     def get_model(self) -> OpenAIModel:
         """Return the model. Nothing is sent to it yet. Close it with `aclose`."""
@@ -55,10 +55,10 @@ class PlanStoreDatabase(Block):
     _block_type_slug = "plan-store-database"
     _logo_url = HttpUrl("https://cdn.sanity.io/images/3ugk85nk/production/fb3f4debabcda1c5a3aeea4f5b3f94c28845e23e-250x250.png")
     _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
-    _description = "The database that plans, runs, approvals and receipts are kept in."
+    _description = "The database that stores plans, runs, approvals and receipts."
 
-    url: SecretStr = Field(description="SQLAlchemy URL of a PostgreSQL or SQLite database, with its password.")
-    tenant_id: str | None = Field(default=None, description="The only tenant whose rows are seen and written; empty for all.")
+    url: SecretStr = Field(description="The SQLAlchemy URL of a PostgreSQL or SQLite database, including the password.")
+    tenant_id: str | None = Field(default=None, description="The only tenant whose rows can be read and written. Empty means all tenants.")
 
     def get_store(self) -> PlanStore:
         """Return the store, not yet connected. Use it as an async context manager, or close it with `aclose`."""

@@ -35,10 +35,10 @@ def without_credentials(environment: Mapping[str, str], *, keeps_settings: bool 
 
 def credential_values(environment: Mapping[str, str]) -> list[str]:
     """Return the values of all credentials in `environment` that are long enough to redact, including URLs with their passwords."""
-    return [value for name, text in environment.items() for value in _values(name.upper(), text) if is_worth_hiding(value)]
+    return [value for name, text in environment.items() for value in _values(name.upper(), text) if is_worth_redacting(value)]
 
 
-def is_worth_hiding(value: str) -> bool:
+def is_worth_redacting(value: str) -> bool:
     """Return whether to redact a value that no plan names. Redacting a short one would remove common words from all text."""
     try:
         return len(value) >= SHORTEST and len(value.encode()) <= LARGEST_BYTES

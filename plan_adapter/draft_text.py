@@ -9,7 +9,7 @@ from plan_adapter.readable import code, counted, fenced, moment, one_line, prose
 TASK_CHARACTERS = 500
 """How many characters of the task a gate shows."""
 
-TO_JUDGE = "An order is checked as the model reads the constraint. Whether it means that, and what is not checked, is for people to judge."
+TO_JUDGE = "An order is checked as the model understood the constraint. Check yourself whether it did, and everything that is not checked."
 _CHANGED = "the plan was changed"
 
 
@@ -44,7 +44,7 @@ def origin_lines(draft: Draft, *, is_as_drafted: bool) -> list[str]:
     lines = ["### Drafted by a model", "", f"- the task: {words(task[:TASK_CHARACTERS])}{'…' if len(task) > TASK_CHARACTERS else ''}"]
     lines += [f"- drafted by: {code(draft.model)}, draft {code(draft.id)}", *(f"- ⚠️ {words(note)}" for note in draft.notes)]
     if not is_as_drafted:
-        lines.append("- ⚠️ **changed since then**: of no constraint was it checked again whether the plan keeps it")
+        lines.append("- ⚠️ **changed since then**: no constraint was checked again")
     if draft.constraints:
         constraints = draft.constraints if is_as_drafted else [replace(kept, checked=False, how=_CHANGED) for kept in draft.constraints]
         lines += ["", "Constraints that were given:", "", *(_constraint(kept) for kept in constraints), "", TO_JUDGE]

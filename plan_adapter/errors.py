@@ -12,7 +12,7 @@ PlanAdapterError
 ├── ToolError             raised by a tool that failed
 │   └── UnknownOutcomeError   … or that cannot tell whether it did its work
 ├── ModelError            a language model cannot be asked; the message says why and what to do
-├── DraftError            no valid plan came of a task; the reason and every round are in `.draft`
+├── DraftError            there is no valid plan for a task; the reason and every round are in `.draft`
 ├── ExpressionError       an expression failed at run time; its step fails
 └── RunFailedError        only from `run.raise_for_status()`; the run is in `.run`
 """
@@ -86,7 +86,7 @@ class ModelError(PlanAdapterError):
 
 
 class DraftError(PlanAdapterError):
-    """A model made no valid plan from a task. `draft` holds every round and the problems of the last answer."""
+    """A model drafted no valid plan for a task. `draft` holds every round and the problems of the last answer."""
 
     def __init__(self, message: str, draft: "Draft") -> None:
         """Store `draft`, and list the problems of the last answer."""

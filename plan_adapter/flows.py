@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
@@ -23,14 +23,13 @@ from plan_adapter.errors import ModelError, PlanAdapterError
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.runner import compile_plan
 from plan_adapter.runs.forms import end_released
+from plan_adapter.runs.reconcile import Finding, find_interrupted
+from plan_adapter.runs.reconcile import reconcile as reconcile_runs
 from plan_adapter.runs.secrets import model_redactor
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate
-
-if TYPE_CHECKING:
-    from plan_adapter.runs.reconcile import Finding
 
 LOOK_SECONDS = 15.0
 """Seconds between two checks while `reconcile` watches. Prefect has to show within 60 s that a host has died: a lease of 20 s and its grace
@@ -102,16 +101,20 @@ async def draft_plan(
     asked = await _open_model(model)
     try:
         async with await _open_store(database) as store:
-            hide = await model_redactor(Settings(), request.available_secrets)
+            redactor = await model_redactor(Settings(), request.available_secrets)
             budget = Budget.of(Settings())
-            planner = Planner(asked, registry, asker=ask_in_form, budget=budget, keep=store.drafts, hide=hide, ask_model=_ask_as_task_run)
+            planner = Planner(
+                asked, registry, asker=ask_in_form, budget=budget, keep=store.drafts, redactor=redactor, ask_model=_ask_as_task_run
+            )
             draft = await planner.drafted(request, draft_id=current_flow_run())
             await publish_draft(draft_text(draft))
     finally:
         await asked.aclose()
     if draft.plan is None:
-        return Failed(message=draft.failure or "no plan came of the task")
-    return Completed(message=f"plan {plan_digest(draft.plan)} by {draft.model}: {cost_of(draft)}; `plan show --draft {draft.id}` tells all")
+        return Failed(message=draft.failure or "no valid plan for the task")
+    return Completed(
+        message=f"plan {plan_digest(draft.plan)} by {draft.model}: {cost_of(draft)}; `plan show --draft {draft.id}` shows everything"
+    )
 
 
 async def _ask_as_task_run(model: Model, question: Question) -> ModelAnswer:
@@ -126,9 +129,6 @@ async def reconcile(database: str | None = None, watch_seconds: int = 0) -> Stat
         database: Name of a Plan Store Database block. By default the worker's settings name the store.
         watch_seconds: How long to keep checking for runs whose process died, every 15 seconds. With 0 there is one check.
     """
-    from plan_adapter.runs.reconcile import find_interrupted
-    from plan_adapter.runs.reconcile import reconcile as reconcile_runs
-
     looks = int(watch_seconds / LOOK_SECONDS)
     async with await _open_store(database) as store:
         found = await reconcile_runs(store, with_prefect=True)
@@ -143,7 +143,7 @@ async def reconcile(database: str | None = None, watch_seconds: int = 0) -> Stat
     return Completed(message=f"{len(found) - len(left)} corrected, {len(left)} for a person" + (f": {commands}" if left else ""))
 
 
-def _log_findings(found: "Sequence[Finding]") -> None:
+def _log_findings(found: Sequence[Finding]) -> None:
     for finding in found:
         now = "corrected" if finding.is_corrected else finding.command or "for a person"
         get_run_logger().info("%s %s: %s (%s)", finding.run_id, finding.name, finding.message, now)

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from plan_adapter.expressions import Declarations, compile_template
 from plan_adapter.listing import policy_facts, step_listing, step_patience
 from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus
-from plan_adapter.readable import as_text, code, counted, duration, masked, moment, prose
+from plan_adapter.readable import as_text, code, counted, duration, moment, prose, redacted
 from plan_adapter.record import AUTHOR, Attempt, Outcome, PlanRun, Receipt, Resolution, RunReason, StandingApproval, StepRun
 
 SHOWN_ITEMS = 20
@@ -57,7 +57,7 @@ def calls_of(run: PlanRun, attempts: Sequence[Attempt], receipts: Sequence[Recei
     found = dict[str, list[StepCallRecord]]()
     for (step_id, item), attempt in sorted(last.items(), key=lambda pair: (pair[0][0], pair[0][1] or 0)):
         if step_id in most:
-            end, parameters = ends.get(attempt.id), masked(attempt.parameters, expressions=False)
+            end, parameters = ends.get(attempt.id), redacted(attempt.parameters, expressions=False)
             outcome, took = (end.outcome.value, end.duration_ms) if end is not None else (None, None)
             call = StepCallRecord(item, parameters, counts[step_id, item], most[step_id], outcome, took, attempt.label)
             if end is not None and end.by is not None:

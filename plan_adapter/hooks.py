@@ -73,7 +73,7 @@ class Hooks:
     on_gate_answered: GateHook | None = None
 
 
-def tell(listener: Listener | None, event: Event) -> None:
+def notify(listener: Listener | None, event: Event) -> None:
     """Pass a copy of `event` to the listener. An exception is logged and changes nothing."""
     if listener is not None:
         try:

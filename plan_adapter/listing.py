@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from plan_adapter.plan import EFFECTS, ApprovalPolicy, Effect, ExecutionPlan, Step
 from plan_adapter.readable import as_text, code, counted, duration, fenced, prose
 
-REPLAN_FACT = "when failed steps end the run: a model redrafts the remaining steps, at most twice, and each new version needs an answer"
+REPLAN_FACT = "when failed steps end the run: a model redrafts the remaining steps, at most twice, and each new version needs an approval"
 
 
 def step_listing(
@@ -49,7 +49,7 @@ def step_listing(
 
 def _rollback_lines(step: Step, effect: Effect | None, parameters: Mapping[str, JsonValue]) -> list[str]:
     tool = step.rollback.tool_name if step.rollback is not None else ""
-    failed = ", also where it failed" if step.rollback_failed else ""
+    failed = ", also if the step failed" if step.rollback_failed else ""
     lines = [f"   - undone by {code(tool)}" + (f" ({effect})" if effect else "") + failed]
     for name, value in parameters.items():
         lines += _parameter_lines(f"undone with {code(name)}", value)
@@ -62,7 +62,7 @@ def step_patience(step: Step, timeout_ms: int) -> str:
     if not step.max_retries:
         return timeout
     delay = f" after {duration(step.retry_delay_ms)}" if step.retry_delay_ms else ""
-    growth = f", each wait {step.retry_backoff:g} times the one before" if step.retry_backoff > 1 and step.max_retries > 1 else ""
+    growth = f", each wait {step.retry_backoff:g} times the previous one" if step.retry_backoff > 1 and step.max_retries > 1 else ""
     retries = counted(step.max_retries, "retry", "retries")
     return f"{timeout} per attempt, {'up to ' if step.max_retries > 1 else ''}{retries}{delay}{growth}"
 
@@ -79,25 +79,25 @@ def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Ef
     if not asks or not (plan.approval or timeout or gate_effects):
         return facts
     who = " or ".join(code(name) for name in policy.approvers) or "anyone"
-    facts.append(f"who may approve: {who}" + ("" if policy.self_approval else ", but not who started the run"))
-    facts.append("how an approver must be known: " + (" or ".join(policy.known_by) or "in any way"))
+    facts.append(f"who may approve: {who}" + ("" if policy.self_approval else ", but not the person who started the run"))
+    facts.append("how an approver must prove who they are: " + (" or ".join(policy.known_by) or "in any way"))
     if effects := [effect for effect in EFFECTS if effect in policy.effects or effect in gate_effects]:
-        facts.append(f"steps that wait for an approval of their own: those of effect {' or '.join(effects)}")
+        facts.append(f"steps that wait for an approval of their own: those with the effect {' or '.join(effects)}")
     return [*facts, _waiting(policy, timeout)]
 
 
 def operators_fact(policy: ApprovalPolicy) -> str:
-    """Return who is allowed to operate, according to the policy."""
+    """Return a sentence about who is allowed to operate."""
     return f"who may run, resume, revise, cancel and roll back: {' or '.join(code(name) for name in policy.operators)}"
 
 
 def _waiting(policy: ApprovalPolicy, timeout_ms: int) -> str:
     reminds = f", with a reminder every {duration(policy.remind_after_ms)}" if policy.remind_after_ms else ""
-    released = "; while it waits, the run gives its worker back" if policy.release else ""
+    released = "; while it waits, the run releases its worker" if policy.release else ""
     if not timeout_ms:
-        return f"an answer is waited for without limit{reminds}{released}"
-    end = "the plan is rejected, and a step is skipped" if policy.expires == "skip" else "that counts as a rejection"
-    return f"an answer is waited for {duration(timeout_ms)}{reminds}; without one, {end}{released}"
+        return f"a gate waits for an answer without limit{reminds}{released}"
+    end = "the plan is rejected, and a step is skipped" if policy.expires == "skip" else "the plan or step is rejected"
+    return f"a gate waits {duration(timeout_ms)} for an answer{reminds}; without one, {end}{released}"
 
 
 def _conditions(step: Step) -> list[tuple[str, str]]:

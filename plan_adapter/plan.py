@@ -40,8 +40,8 @@ TAGS_SCHEMA: dict[str, Any] = {"items": {"type": "string", "minLength": 1, "maxL
 """The JSON schema of a list of tags. Validation explains in words what is wrong with a tag."""
 
 LABEL_DESCRIPTION = (
-    "What an item of the `for_each` is called in task runs, messages and gates: a text with `${{ item… }}`. Without one, the item itself "
-    "where it is a short text or a number, else its `name` or `id`, else its number from 1. The second item of the same label gets ` (2)`."
+    "The name of each item of the `for_each` in task runs, messages and gates: a text with `${{ item… }}`. The default is the item itself "
+    "if it is a short text or a number, else its `name` or `id`, else its number from 1. The second item with the same label gets ` (2)`."
 )
 
 WHOLE_EXPRESSION = r"^\s*\$\{\{[\s\S]*\}\}\s*$"
@@ -51,7 +51,7 @@ class PlanStatus(StrEnum):
     """The status of a plan's run."""
 
     DRAFT = "draft"  # written, not yet submitted for approval
-    PENDING_APPROVAL = "pending_approval"  # waits for an answer
+    PENDING_APPROVAL = "pending_approval"  # new, or waits for an answer: at its plan gate, at step gates, or to a new version
     APPROVED = "approved"  # may start
     EXECUTING = "executing"  # has started and not ended
     COMPLETED = "completed"  # every step completed or was skipped by its own `when`
@@ -115,92 +115,103 @@ class _Model(BaseModel):
 
 
 class Input(_Model):
-    """One typed input of a plan; one without a default must be given."""
+    """One typed input of a plan. An input without a default is required."""
 
-    type: InputType = Field(default="string", description="What kind of value a run must be given.")
-    description: str = Field(default="", description="What the input is for; shown beside it in forms.")
-    default: JsonValue = Field(default=None, description="Taken where none is given. Without a default the input is required.")
+    type: InputType = Field(default="string", description="The type of the value.")
+    description: str = Field(default="", description="What the input is for. Forms show it next to the field.")
+    default: JsonValue = Field(default=None, description="The value if a run gives none. Without a default the input is required.")
     enum: list[JsonValue] | None = Field(default=None, description="The only values that are accepted.")
-    pattern: str | None = Field(default=None, description="A regular expression found in the text: anchor it with ^ and $ yourself.")
-    min_length: int | None = Field(default=None, ge=0, description="The least characters of a text, or members of an array.")
-    max_length: int | None = Field(default=None, ge=0, description="The most characters of a text, or members of an array.")
-    minimum: float | None = Field(default=None, description="The smallest number.")
-    maximum: float | None = Field(default=None, description="The largest number.")
+    pattern: str | None = Field(
+        default=None,
+        description="A regular expression that must match somewhere in the text. Anchor it with ^ and $ to match the whole text.",
+    )
+    min_length: int | None = Field(default=None, ge=0, description="The minimum number of characters of a text, or of members of an array.")
+    max_length: int | None = Field(default=None, ge=0, description="The maximum number of characters of a text, or of members of an array.")
+    minimum: float | None = Field(default=None, description="The smallest accepted number.")
+    maximum: float | None = Field(default=None, description="The largest accepted number.")
     items: InputType | None = Field(default=None, description="The type of an array's members.")
 
     @property
     def is_required(self) -> bool:
-        """Whether the input has no default. `default: null` is no default."""
+        """Whether the input has no default. `default: null` does not count as one."""
         return self.default is None
 
 
 ROLLBACK_DESCRIPTION = (
-    "The call that undoes the step once it has completed (each item that succeeded): made, in the reverse order of dependencies, when a "
-    "failed step or the total timeout ends the run, and on request when it is cancelled or has ended. A run that was rolled back is over."
+    "The call that undoes the completed step, or each of its items that succeeded. It runs in reverse order of dependencies: when a failed "
+    "step or the total timeout ends the run, and on request when it is cancelled or has ended. A run that was rolled back cannot be "
 )
 
 
 ROLLBACK_FAILED_DESCRIPTION = (
-    "Whether the step, or the item, that failed is rolled back, too. Only with a `rollback`, which then may see null as `result`. "
-    "One whose outcome is unknown is never rolled back by itself."
+    "Whether the step or item that failed is rolled back as well. Needs a `rollback`, whose `result` may then be null. "
+    "A step with an unknown outcome is never rolled back automatically."
 )
 
 
 ON_FAILURE_DESCRIPTION = (
-    "`replan`: when failed steps have ended a run, the model of the settings drafts what is left anew, at most twice in a run, and the new "
-    "version waits for an approval, whatever the options say; nothing is rolled back before that."
+    "`replan`: when failed steps end a run, the configured model redrafts the remaining steps, at most twice per run. Each new version "
+    "needs an approval, whatever the options say. Nothing is rolled back before that."
 )
 
 
 class Rollback(_Model):
-    """The call that undoes a completed step; it is approved with the plan, tried once, and has the step's timeout."""
+    """The call that undoes a completed step. It is approved with the plan, tried once, and has the step's timeout."""
 
     tool_name: str = Field(description="The tool that undoes the step.")
     parameters: dict[str, JsonValue] = Field(
-        default_factory=dict, description="What the tool is handed; beside what the step may use, `result` is the step's own."
+        default_factory=dict,
+        description="The arguments of the tool. They may use everything that the step may use, and the step's `result`.",
     )
 
 
 class Concurrency(_Model):
     """Which runs of one plan exclude each other."""
 
-    key: str = Field(description="Runs with the same key exclude each other; may hold `${{ inputs.name }}`.")
-    when_busy: Literal["refuse", "queue", "cancel_older"] = Field(default="refuse", description="What happens to a run whose key is taken.")
+    key: str = Field(description="Runs with the same key exclude each other. It may contain `${{ inputs.name }}`.")
+    when_busy: Literal["refuse", "queue", "cancel_older"] = Field(
+        default="refuse", description="What happens to a new run while another one has the key."
+    )
 
 
 class ApprovalPolicy(_Model):
-    """Who may approve and operate, how approvers must be known, which steps wait at a gate, and what happens when nobody answers."""
+    """Who may approve and operate, how approvers prove their identity, which steps wait at a gate, and what happens if nobody answers."""
 
-    approvers: list[str] = Field(default_factory=list, description="Names and groups that may answer; empty: anyone.")
+    approvers: list[str] = Field(default_factory=list, description="The names and groups that may answer. Empty means anyone.")
     operators: list[str] = Field(
-        default_factory=list, description="Names, groups and deployments that may run, resume, revise, cancel and roll back; empty: anyone."
+        default_factory=list,
+        description="The names, groups and deployments that may run, resume, revise, cancel and roll back. Empty means anyone.",
     )
-    self_approval: bool = Field(default=True, description="Whether who started the run may approve it.")
-    known_by: list[KnownBy] = Field(default_factory=list, description="How an approver may be known; empty: in any way.")
+    self_approval: bool = Field(default=True, description="Whether the person who started the run may approve it.")
+    known_by: list[KnownBy] = Field(default_factory=list, description="The accepted proofs of an approver's identity. Empty means any.")
     effects: list[Effect] = Field(
         default_factory=list,
-        description="Steps whose tools have these effects wait at a gate of their own, too, whatever `effect` they say; `write` includes "
+        description="Steps whose tools have these effects wait at a gate of their own, whatever `effect` they declare. `write` includes "
         "`idempotent_write`.",
     )
     expires: Literal["reject", "skip"] = Field(
-        default="reject", description="What happens when nobody answers in time; `skip`: a step is skipped, the plan is rejected."
+        default="reject", description="What happens if nobody answers in time. With `skip`, a step is skipped, and a plan is rejected."
     )
-    remind_after_ms: int = Field(default=0, ge=0, description="How often an open gate reminds of itself; 0: never.")
-    release: bool = Field(default=False, description="Whether a waiting run gives its worker back; only under a deployment.")
+    remind_after_ms: int = Field(
+        default=0, ge=0, description="How often a reminder of an open gate is sent, in milliseconds. 0 means never."
+    )
+    release: bool = Field(default=False, description="Whether a run releases its worker while it waits. Applies only to deployments.")
 
 
 class ExecutionOptions(_Model):
     """How a plan is executed. Times are milliseconds; 0 means no limit."""
 
-    require_approval: bool = Field(default=True, description="Whether a run waits for an approval before anything is done.")
-    auto_approve: bool = Field(default=False, description="The author's word that no approval is needed.")
-    approval_timeout_ms: int = Field(default=0, ge=0, description="How long an approval is waited for; 0: no limit.")
-    allow_parallel: bool = Field(default=False, description="Whether steps without a dependency between them run at the same time.")
-    max_parallel_steps: int = Field(default=3, ge=1, description="How many steps may run at once; counts only with allow_parallel.")
-    stop_on_error: bool = Field(default=True, description="A failed step ends the run: running steps end, no other starts.")
-    continue_on_error: bool = Field(default=False, description="A failed step only skips its dependents. The opposite of stop_on_error.")
-    step_timeout_ms: int = Field(default=0, ge=0, description="The limit of one attempt of a step; 0: no limit.")
-    total_timeout_ms: int = Field(default=0, ge=0, description="The limit of the whole run; 0: no limit.")
+    require_approval: bool = Field(default=True, description="Whether a run needs an approval before it starts.")
+    auto_approve: bool = Field(default=False, description="Whether the author declares that no approval is needed.")
+    approval_timeout_ms: int = Field(default=0, ge=0, description="How long a gate waits for an answer. 0 means no limit.")
+    allow_parallel: bool = Field(default=False, description="Whether steps that do not depend on each other run at the same time.")
+    max_parallel_steps: int = Field(default=3, ge=1, description="How many steps may run at once. Applies only with allow_parallel.")
+    stop_on_error: bool = Field(default=True, description="A failed step ends the run: running steps finish, and no other step starts.")
+    continue_on_error: bool = Field(
+        default=False, description="A failed step skips only the steps that depend on it. The opposite of stop_on_error."
+    )
+    step_timeout_ms: int = Field(default=0, ge=0, description="The timeout of one attempt of a step. 0 means no limit.")
+    total_timeout_ms: int = Field(default=0, ge=0, description="The timeout of the whole run. 0 means no limit.")
 
     def model_post_init(self, _context: Any, /) -> None:
         """Set the error policy that was not written to the opposite of the one that was."""
@@ -230,51 +241,60 @@ class ExecutionOptions(_Model):
         return self.max_parallel_steps if self.allow_parallel else 1
 
 
+# A new field also belongs in listing.py (preview), formatting.py (`plan show`), gates/plan_text.py if it is to be approved, guide/plans.md,
+# and deployments/plan.schema.json, which `plan schema deployments/plan.schema.json` writes.
 class Step(_Model):
-    """One tool call, or one goal, of a plan."""
+    """One step of a plan: a tool call, or a goal in words."""
 
     id: str = Field(
         default="",
-        description="What references and receipts call the step; made (`step_1`, …) where it is missing.",
+        description="The step's name in references and receipts. Generated (`step_1`, …) if missing.",
         json_schema_extra={"pattern": f"^{STEP_ID}$", "not": {"enum": [*RESERVED_IDS]}},
     )
     tool_name: str | None = Field(default=None, description="The tool that the step calls.")
-    goal: str | None = Field(default=None, description="What a model shall reach with `tools`, in words. Not executed yet.")
-    description: str = Field(default="", description="What the step is for, in words; an approver reads it.")
+    goal: str | None = Field(default=None, description="What a model has to achieve with `tools`, in words. Not executed yet.")
+    description: str = Field(default="", description="What the step is for. Approvers read it.")
     for_each: str | None = Field(
         default=None,
-        description="An expression that gives a list: the tool is called once for each member, which is `item`.",
+        description="An expression for a list. The tool is called once for each item, which expressions call `item`.",
         json_schema_extra={"pattern": WHOLE_EXPRESSION},
     )
     label: str | None = Field(default=None, description=LABEL_DESCRIPTION, json_schema_extra={"minLength": 1})
     parameters: dict[str, JsonValue] = Field(
-        default_factory=dict, description="What the tool is handed; `${{ }}` may stand in any text, and alone keeps its type."
+        default_factory=dict,
+        description="The arguments of the tool. Any text may contain `${{ }}`. A text of only one `${{ }}` keeps the type of its value.",
     )
-    input: str = Field(default="", description="A raw text for the tool; used only where `parameters` is empty.")
+    input: str = Field(default="", description="A raw text for the tool. Used only if `parameters` is empty.")
     when: str | None = Field(
         default=None,
-        description="An expression; the step is skipped where it is false.",
+        description="An expression. If it is false, the step is skipped.",
         json_schema_extra={"pattern": WHOLE_EXPRESSION},
     )
     done_when: str | None = Field(default=None, description="An expression in `${{ }}` over `result` that must be true after the call.")
     tools: list[str] = Field(default_factory=list, description="The tools that a goal step may use. Not executed yet.")
-    max_rounds: int | None = Field(default=None, ge=1, description="The most rounds of a goal step. Not executed yet.")
-    max_retries: int = Field(default=0, ge=0, description="Further attempts after a known failure.")
+    max_rounds: int | None = Field(default=None, ge=1, description="The maximum number of rounds of a goal step. Not executed yet.")
+    max_retries: int = Field(default=0, ge=0, description="How often the step is retried after a known failure.")
     retry_delay_ms: int = Field(default=0, ge=0, description="Milliseconds before the second attempt.")
-    retry_backoff: float = Field(default=1.0, ge=1.0, description="Each delay is the one before times this; 1.0: a fixed delay.")
-    retry_jitter: float = Field(default=0.0, ge=0.0, le=1.0, description="Each delay varies by up to this share.")
-    timeout_ms: int | None = Field(default=None, ge=0, description="The limit of one attempt; overrides the options; 0: no limit.")
-    effect: Effect | None = Field(default=None, description="What this call does, where the tool's own effect says too much.")
-    isolation: Isolation | None = Field(default=None, description="Where a sync tool runs; a process can be killed when time is up.")
-    depends_on: list[str] = Field(default_factory=list, description="Steps that must complete before; a reference implies its dependency.")
+    retry_backoff: float = Field(
+        default=1.0, ge=1.0, description="Each delay is the previous one times this number. 1.0 means a fixed delay."
+    )
+    retry_jitter: float = Field(default=0.0, ge=0.0, le=1.0, description="Each delay varies randomly by up to this share of it.")
+    timeout_ms: int | None = Field(default=None, ge=0, description="The timeout of one attempt. Overrides the options. 0 means no limit.")
+    effect: Effect | None = Field(default=None, description="The effect of this call, if it differs from the tool's own effect.")
+    isolation: Isolation | None = Field(default=None, description="Where a sync tool runs. A process can be killed at a timeout.")
+    depends_on: list[str] = Field(
+        default_factory=list, description="The steps that must complete first. A reference to a step's result adds that step by itself."
+    )
     requires_approval: bool = Field(default=False, description="Whether the step waits at a gate of its own.")
     on_error: Literal["stop", "continue"] | None = Field(default=None, description="Overrides the options' error policy for this step.")
     rollback: Rollback | None = Field(default=None, description=ROLLBACK_DESCRIPTION)
     tags: list[str] = Field(
-        default_factory=list, description="Tags of the step's task runs; Prefect's limits on tags hold.", json_schema_extra=TAGS_SCHEMA
+        default_factory=list,
+        description="Tags of the step's task runs. Prefect's concurrency limits on tags apply.",
+        json_schema_extra=TAGS_SCHEMA,
     )
     rollback_failed: bool = Field(default=False, description=ROLLBACK_FAILED_DESCRIPTION)
-    metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Anything about the step; not read by the engine.")
+    metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Free-form notes about the step. The engine ignores them.")
 
     # Kept outside the fields, like a cached_property. A private attribute on each of thousands of steps would double their load time.
     @property
@@ -288,26 +308,26 @@ class Step(_Model):
 
 
 class ExecutionPlan(_Model):
-    """A description, typed inputs, steps and options: what is approved and run.
+    """A plan: a description, typed inputs, steps and options. It is approved and run as a whole.
 
-    `id` and the steps' ids are made where they are missing; `name` defaults to the first line of the description.
+    Missing ids of the plan and its steps are generated. `name` defaults to the first line of the description.
     """
 
     version: Literal[1] = Field(default=1, description="The version of the plan document.")
-    id: str = Field(default_factory=new_id, description="The plan's own id; made where it is missing.")
-    name: str = Field(default="", description="A short name; by default the first line of the description.")
-    description: str = Field(description="What the plan does; what an approver reads first.")
-    inputs: dict[str, Input] = Field(default_factory=dict, description="What a run is given, by name.")
+    id: str = Field(default_factory=new_id, description="The plan's id. Generated if missing.")
+    name: str = Field(default="", description="A short name. Defaults to the first line of the description.")
+    description: str = Field(description="What the plan does. Approvers read it first.")
+    inputs: dict[str, Input] = Field(default_factory=dict, description="The inputs of a run, by name.")
     options: ExecutionOptions = Field(default_factory=ExecutionOptions)
-    steps: list[Step] = Field(default_factory=list, description="The steps; one runs when its dependencies have completed.")
+    steps: list[Step] = Field(default_factory=list, description="The steps. Each runs once its dependencies have completed.")
     finally_: list[Step] = Field(default_factory=list, alias="finally", description="Steps that always run at the end. Not executed yet.")
     concurrency: Concurrency | None = Field(default=None, description="Which runs exclude each other. Not executed yet.")
-    approval: ApprovalPolicy | None = Field(default=None, description="Who may approve and operate, and how.")
+    approval: ApprovalPolicy | None = Field(default=None, description="Who may approve and operate, and how they prove it.")
     on_failure: Literal["replan"] | None = Field(default=None, description=ON_FAILURE_DESCRIPTION)
-    isolation: Isolation | None = Field(default=None, description="Where sync tools run, for every step that does not say.")
-    outputs: dict[str, JsonValue] = Field(default_factory=dict, description="What a run gives back, by name; may hold `${{ }}`.")
+    isolation: Isolation | None = Field(default=None, description="Where sync tools run, unless their step says otherwise.")
+    outputs: dict[str, JsonValue] = Field(default_factory=dict, description="The results of a run, by name. They may contain `${{ }}`.")
     tags: list[str] = Field(default_factory=list, description="Tags of the flow run.", json_schema_extra=TAGS_SCHEMA)
-    metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Anything about the plan; not read by the engine.")
+    metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Free-form notes about the plan. The engine ignores them.")
 
     # Loaded with the document; excluded from digest and equality.
     _history: dict[str, JsonValue] = PrivateAttr(default_factory=dict)
@@ -421,7 +441,7 @@ class ExecutionPlan(_Model):
 
 
 def _document(model: BaseModel) -> dict[str, JsonValue]:
-    """Return what differs from the defaults, in field order. A part that holds only defaults is omitted."""
+    """Return the fields that differ from their defaults, in field order. A part with only defaults is omitted."""
     document: dict[str, JsonValue] = {}
     for name, (alias, default) in fields_of(type(model)).items():
         value = getattr(model, name)

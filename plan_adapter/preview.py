@@ -129,7 +129,7 @@ def preview_plan(
     missing: tuple[str, ...] = (),
     gate_effects: Collection[Effect] = (),
 ) -> Preview:
-    """Return what a run of `validated` would do. With `inputs` None, expressions that use inputs stay unresolved.
+    """Return the preview of a run of `validated`. With `inputs` None, expressions that use inputs stay unresolved.
 
     `gate_effects` come from the settings: steps whose tools have these effects get their own gate, in addition to those that the plan
     names.
@@ -235,11 +235,11 @@ def _facts(preview: Preview) -> list[str]:
     asks = preview.requires_approval or any(step.gate for step in preview.steps)
     facts += [f"- {fact}" for fact in policy_facts(preview.plan, asks=asks, gate_effects=preview.gate_effects)]
     facts += [f"- input {code(name)}: {code(as_text(value))}" for name, value in preview.inputs.items()]
-    facts += [f"- input {code(name)}: still to be given" for name in preview.missing]
+    facts += [f"- input {code(name)}: not given yet" for name in preview.missing]
     facts += [f"- uses the secrets: {', '.join(map(code, preview.secrets))}"] if preview.secrets else []
     facts.append(f"- steps: {len(preview.steps)} ({effects}), {parallel}; when one fails: {options.on_error}")
     final = ", ".join(code(step.step.id) for step in preview.irreversible)
-    facts.append(f"- **cannot be undone: {final}**" if final else "- nothing in it that could not be undone")
+    facts.append(f"- **cannot be undone: {final}**" if final else "- cannot be undone: nothing")
     facts.append(f"- worst case: {_limit(preview.worst_case_ms)}" + _total(options) + _endless(preview))
     facts += [f"- output {code(name)}: {code(as_text(value))}" for name, value in preview.plan.outputs.items()]
     return facts

@@ -166,6 +166,6 @@ def _account(uid: int) -> str:
 def _writable(path: Path, found: os.stat_result) -> str:
     mode, closed = stat.S_IMODE(found.st_mode), "700" if stat.S_ISDIR(found.st_mode) else "600"
     return (
-        f"other users may write to {path} (mode {mode:04o}), so what is in it may not be yours: look at it, "
+        f"other users may write to {path} (mode {mode:04o}), so its content may not be yours: check it, "
         f"then type `chmod {closed} {shlex.quote(str(path))}`"
     )

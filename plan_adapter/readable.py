@@ -140,7 +140,7 @@ def is_secret_name(name: str) -> bool:
     return _secrecy(name)[0]
 
 
-def masked(
+def redacted(
     value: "JsonValue",
     *,
     schema: Mapping[str, Any] | None = None,

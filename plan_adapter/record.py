@@ -293,8 +293,8 @@ class PlanRun:
 Resolution: TypeAlias = Literal["done", "again", "abort"]
 """A person's answer about an unknown outcome: it was done; it was not, run it again; end the run here."""
 
-OperatorRequestKind: TypeAlias = Literal["leave_out", "take_back", "undo"]
-"""What an operator can request outside a gate: skip steps, include skipped steps again, or roll the run back."""
+OperatorRequestKind: TypeAlias = Literal["skip", "run_from", "rollback"]
+"""What an operator can request outside a gate: skip steps, run from a skipped step after all, or roll the run back."""
 
 Decision: TypeAlias = Literal["approve", "reject", "request_changes"]
 GateKind: TypeAlias = Literal["approval", "outcome"]

@@ -335,7 +335,7 @@ def compile_plan(
     none, it pauses at a form before its first step; `approver`, if given, is asked as well. A re-run of one of its flow runs carries the
     steps that have receipts.
     """
-    from plan_adapter.engine.flow import flow_of
+    from plan_adapter.engine.flow import flow_of  # imports Prefect
 
     if tools is not None:
         validated = validate(validated.plan, tools)

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-from plan_adapter.credentials import LARGEST_BYTES, credential_values, is_worth_hiding
+from plan_adapter.credentials import LARGEST_BYTES, credential_values, is_worth_redacting
 from plan_adapter.errors import ExpressionError
 from plan_adapter.settings import Settings
 
@@ -125,13 +125,13 @@ class SecretChain:
         """Return the value of `secrets.<name>`. Raises the errors of `find`."""
         return (await self.find(name))[1]
 
-    async def look(self, name: str) -> "Sight":
+    async def locate(self, name: str) -> "SecretLocation":
         """Return where the secret comes from, or why it cannot be used, but never its value."""
         try:
             place, _ = await self.find(name)
         except ExpressionError as error:
-            return Sight(name, None, str(error), is_known=not isinstance(error, SecretUnavailableError))
-        return Sight(name, place.place(name), None)
+            return SecretLocation(name, None, str(error), is_known=not isinstance(error, SecretUnavailableError))
+        return SecretLocation(name, place.place(name), None)
 
     async def find(self, name: str) -> tuple[SecretPlace, str]:
         """Return the place that has the secret, and its value.
@@ -151,11 +151,11 @@ class SecretChain:
             if value is not None:
                 return place, _usable(value, name, place)
         looked = "; ".join(place.place(name) for place in self.places)
-        raise ExpressionError(f"there is no secret `{name}`; looked at: {looked or 'nothing'}")
+        raise ExpressionError(f"there is no secret `{name}`; places checked: {looked or 'none'}")
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class SecretLocation:
     """The result of looking for a secret, without its value: a phrase for its place, or why it cannot be used."""
 
     name: str
@@ -164,11 +164,11 @@ class Sight:
     is_known: bool = True  # False if a place could not be asked, and so may have it
 
 
-async def values_at_hand(settings: Settings) -> list[str]:
+async def visible_secrets(settings: Settings) -> list[str]:
     """Return the secrets that this process can see without a name: mounted files and credentials in its environment."""
     mounted = [] if settings.secrets_dir is None else await MountedSecrets(settings.secrets_dir).values()
     keys = [key.get_secret_value() for key in (settings.model_key, settings.totp_key) if key is not None]
-    return [*filter(is_worth_hiding, (*mounted, *keys)), *credential_values(os.environ)]
+    return [*filter(is_worth_redacting, (*mounted, *keys)), *credential_values(os.environ)]
 
 
 def secret_chain(settings: Settings, *, blocks: SecretPlace | None = None) -> SecretChain:
@@ -204,7 +204,7 @@ def _usable(value: object, name: str, place: SecretPlace) -> str:
     except UnicodeEncodeError:
         raise ExpressionError(f"{what} is not UTF-8 text") from None
     if len(value) < SHORTEST:
-        raise ExpressionError(f"{what} has fewer than {SHORTEST} characters, and could not be hidden in the record")
+        raise ExpressionError(f"{what} has fewer than {SHORTEST} characters, too short to be redacted in the record")
     if size > LARGEST_BYTES or "\0" in value:
-        raise ExpressionError(f"{what} is larger than {LARGEST_BYTES // 1024} KiB" if size > LARGEST_BYTES else f"{what} holds a NUL")
+        raise ExpressionError(f"{what} is larger than {LARGEST_BYTES // 1024} KiB" if size > LARGEST_BYTES else f"{what} contains a NUL")
     return value

@@ -52,11 +52,11 @@ class PlanSession:
         Raises DraftError or ModelError; the current plan then stays the same.
         """
         request = PlanRequest(task) if isinstance(task, str) else task
-        keep, hide = None if self.store is None else self.store.drafts, await model_redactor(Settings(), request.available_secrets)
-        planner = Planner(self.model, self.tools, asker=self.asker, budget=self.budget, keep=keep, hide=hide)
+        keep, redactor = None if self.store is None else self.store.drafts, await model_redactor(Settings(), request.available_secrets)
+        planner = Planner(self.model, self.tools, asker=self.asker, budget=self.budget, keep=keep, redactor=redactor)
         draft = await planner.drafted(request)
         if draft.plan is None:
-            raise DraftError(draft.failure or "no plan came of the task", draft)
+            raise DraftError(draft.failure or "no valid plan for the task", draft)
         self.clear()
         self.current_draft, self.current_plan = draft, draft.plan
         return draft.plan
@@ -100,7 +100,7 @@ class PlanSession:
     async def execute_directly(self, task: str | PlanRequest, *, inputs: Mapping[str, object] | None = None) -> PlanRun:
         """Draft a plan, ask the session's approver and run the plan, in one call. Raises NotApprovedError without an approver."""
         if self.approver is None:
-            raise NotApprovedError("nobody is there to approve what a model drafts: give the session an approver")
+            raise NotApprovedError("nobody can approve what a model drafts: pass an approver to the session")
         await self.draft(task)
         return await self.execute(inputs=inputs)
 
@@ -128,7 +128,7 @@ class PlanSession:
         run, replanner = self._run(), Replanner(self.model, self.tools.names(), asker=self.asker, budget=self.budget)
         draft = await draft_revision(run.id, words, replanner=replanner, tools=self.tools, by=by, store=self.store)
         if draft.plan is None:
-            raise DraftError(draft.failure or "no plan came of the words", draft)
+            raise DraftError(draft.failure or "no valid new version from these words", draft)
         self.run = await arevise_run(run.id, draft.plan, tools=self.tools, by=by, note=note_of(draft, words), store=self.store)
         self.current_draft, self.current_plan, self._approval = draft, draft.plan, None
         return draft.plan
@@ -150,7 +150,7 @@ class PlanSession:
         return PlanSummary(plan.id, plan.description, self._status(), count, 0, 0, count, 0, 0, 0.0)
 
     def format(self) -> str:
-        """Return the run in Markdown, or the plan if nothing was run yet."""
+        """Return the run in Markdown, or the plan if nothing has run yet."""
         return format_plan(self.run if self.run is not None else self._plan())
 
     def clear(self) -> None:
@@ -164,10 +164,10 @@ class PlanSession:
 
     def _plan(self) -> ExecutionPlan:
         if self.current_plan is None:
-            raise RunConflictError("there is no current plan: draft one, or give one with `use`")
+            raise RunConflictError("there is no current plan: draft one, or set one with `use`")
         return self.current_plan
 
     def _run(self) -> PlanRun:
         if self.run is None:
-            raise RunConflictError("nothing was run yet")
+            raise RunConflictError("nothing has run yet")
         return self.run

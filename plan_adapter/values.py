@@ -75,7 +75,7 @@ def _walk(root: object, at: str) -> Iterator[tuple[str, Fault]]:
 
 
 def key_fault(key: object) -> Fault | None:
-    """Return what is wrong with a mapping's key, or None."""
+    """Return the problem of a mapping's key, or None."""
     if not isinstance(key, str):
         return "wrong-type", f"a key must be text, not a {type(key).__name__}", "put it in quotes"
     if key.startswith("__prefect"):
@@ -84,7 +84,7 @@ def key_fault(key: object) -> Fault | None:
 
 
 def scalar_fault(value: object) -> Fault | None:
-    """Return what is wrong with a single value, or None."""
+    """Return the problem of a single value, or None."""
     if isinstance(value, str):
         return _text_fault(value)
     if value is None or isinstance(value, bool):
@@ -92,12 +92,12 @@ def scalar_fault(value: object) -> Fault | None:
     if isinstance(value, float):
         if math.isfinite(value):
             return _TOO_LARGE if MAX_INTEGER < abs(value) < 1e21 else None  # its canonical form is an integer
-        return "not-a-number", f"`{value}` is no JSON number", "write a finite number, or the text in quotes"
+        return "not-a-number", f"`{value}` is not a JSON number", "write a finite number, or the text in quotes"
     if isinstance(value, int):
         if -MAX_INTEGER <= value <= MAX_INTEGER:
             return None
         return _TOO_LARGE
-    return "wrong-type", f"a {type(value).__name__} is no JSON value", "use text, numbers, true, false, null, lists and mappings"
+    return "wrong-type", f"a {type(value).__name__} is not a JSON value", "use text, numbers, true, false, null, lists and mappings"
 
 
 def _text_fault(text: str) -> Fault | None:
@@ -106,12 +106,12 @@ def _text_fault(text: str) -> Fault | None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "bad-text", "the text holds an unpaired surrogate, which no UTF-8 document can carry", "remove or replace the character"
+        return "bad-text", "the text contains an unpaired surrogate, which UTF-8 cannot express", "remove or replace the character"
     return _NUL if "\0" in text else None
 
 
-_TOO_LARGE: Fault = ("too-large", "the integer is beyond ±(2^53 - 1), where programs stop to agree on it", "write it as text, in quotes")
-_NUL: Fault = ("bad-text", "the text holds a NUL character, which databases and commands refuse", "remove it")
+_TOO_LARGE: Fault = ("too-large", "the integer is beyond ±(2^53 - 1), where programs no longer agree on it", "write it as text, in quotes")
+_NUL: Fault = ("bad-text", "the text contains a NUL character, which databases and commands refuse", "remove it")
 
 
 def _entries(tree: _Tree) -> Iterable[tuple[str | int, object]]:

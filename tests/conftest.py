@@ -1,4 +1,4 @@
-"""What every test stands on: an environment that leads nowhere, and one Prefect server for the whole session."""
+"""Isolates every test from the user's environment, and provides one Prefect server per session."""
 
 import contextlib
 import fcntl
@@ -35,14 +35,14 @@ _before = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep every test and its subprocesses from the user's Prefect, server and store; Prefect reads its settings when it is imported."""
+    """Keep tests and their subprocesses away from the user's Prefect, server and store. Prefect reads its settings when it is imported."""
     config.stash[_before] = dict(os.environ)
     home = tempfile.mkdtemp(prefix="plan-tests-")
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
     for name in [name for name in os.environ if name.startswith(FOREIGN)]:
         del os.environ[name]
     os.environ["PLAN_ADAPTER_HOME"] = f"{home}/plan_adapter"
-    os.environ["PLAN_ADAPTER_LOCAL_SERVER_AUTH"] = "off"  # the same on every machine, whoever else has an account there
+    os.environ["PLAN_ADAPTER_LOCAL_SERVER_AUTH"] = "off"  # otherwise it depends on the machine's accounts
     os.environ["PREFECT_HOME"] = f"{home}/prefect"
     os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"
     os.environ["DO_NOT_TRACK"] = "1"
@@ -64,7 +64,7 @@ def _keep_sys_path() -> Iterator[None]:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Leave the environment as it was."""
+    """Restore the environment."""
     os.environ.clear()
     os.environ.update(config.stash[_before])
 
@@ -75,7 +75,7 @@ _statements: dict[object, object] = {}
 
 @event.listens_for(Engine, "engine_connect")
 def _compile_each_statement_once(connection: Connection) -> None:
-    """Share compiled statements among the engines of this process: nearly every test opens a store of its own."""
+    """Share compiled statements among the engines of this process, because nearly every test opens its own store."""
     connection.dialect = _dialects.setdefault(connection.dialect.name, connection.dialect)
     connection.execution_options(compiled_cache=_statements)
 
@@ -108,25 +108,25 @@ LINES = (
     ("tests/deployments/", "tests/secrets/test_with_prefect.py", "tests/gates/test_outcomes_with_server.py"),
     ("tests/engine/test_local_server.py", "tests/test_readme.py", "tests/runs/"),
 )
-"""Files whose tests keep servers busy, or wait for them: each line of them runs in one process, from the beginning. The first two lines
-share a server; one on SQLite does not bear more."""
+"""Files whose tests keep servers busy or wait for them. Each line runs in one process, before all other tests. The first two lines
+share a server; one on SQLite cannot serve more."""
 
 
 def line_of(nodeid: str) -> tuple[int, str]:
-    """Return which tests share a process with the one of this id: its line, or else its file."""
+    """Return the group of the test `nodeid`, which shares a process: its line of LINES, or else its file."""
     file = nodeid.partition("::")[0]
     line = next((number for number, names in enumerate(LINES) if file.startswith(names)), len(LINES))
     return line, "" if line < len(LINES) else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the lines: one that began last would be waited for alone."""
+    """Run the files in LINES first: all other processes would wait for one that starts last."""
     items.sort(key=lambda item: line_of(item.nodeid)[0])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Hand out tests by their lines."""
+    """Distribute the tests according to LINES."""
 
     class Lines(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -137,7 +137,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 @pytest.fixture(scope="session")
 def prepare_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> PrepareServer:
-    """Gives the server of a home a database that is migrated already: the migrations are three quarters of a first start."""
+    """Returns a function that gives a new server an already migrated database. Migrations take three quarters of a first start."""
     kept = f"prefect-{importlib.metadata.version('prefect')}.db"
     folder = pytestconfig.cache.mkdir("prefect") if pytestconfig.cache else _folder_of_all_workers(tmp_path_factory)
 
@@ -158,7 +158,7 @@ def prepare_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytes
 
 
 def _migrate(database: Path) -> None:
-    """Let Prefect make the tables of its server in a new file."""
+    """Create the tables of Prefect's server in a new file."""
     database.unlink(missing_ok=True)
     environment = {**os.environ, "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{database}"}
     command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
@@ -169,7 +169,7 @@ def _migrate(database: Path) -> None:
 def prefect_server(tmp_path_factory: pytest.TempPathFactory, prepare_server: PrepareServer) -> Iterator[Server]:
     """The session's Prefect server, started when the first test asks for it and shared by all workers of pytest-xdist.
 
-    A test that asks for it finds Prefect's settings and the environment pointing at it.
+    In a test that uses it, Prefect's settings and the environment point to it.
     """
     shared = _folder_of_all_workers(tmp_path_factory)
     settings = Settings(home=shared / "prefect-server")
@@ -197,7 +197,7 @@ def _point_prefect_at_the_server(request: pytest.FixtureRequest) -> Iterator[Non
 
 
 def _deliver_what_is_queued() -> None:
-    """Empty Prefect's queues of events and logs: with the server gone, the process would try for a minute at its exit."""
+    """Empty Prefect's queues of events and logs. Otherwise the process would try to send them for a minute at its exit."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 

@@ -20,7 +20,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.tables import REVISION, REVISION_TABLE, metadata
 

@@ -1,7 +1,7 @@
 """The layers and doors of the package, read from its source.
 
-A module imports only from rows above its own, those of one row stay blind to each other, and each third-party library comes in
-through its own door. What stands under `if TYPE_CHECKING:` is for type checkers and makes no dependency.
+A module imports only from rows below its own in number (ROWS lists the lowest first), those of one row stay blind to each other, and each
+third-party library comes in through its own door. What stands under `if TYPE_CHECKING:` is for type checkers and makes no dependency.
 """
 
 import ast
@@ -28,7 +28,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "errors values",
         "plan expressions",
         "settings private_files credentials record",
-        "canonical documents drafts imported listing tools secrets",
+        "canonical documents drafts listing plan_import tools secrets",
         "commands",
         "validation hooks pictures formatting",
         "preview",
@@ -127,9 +127,9 @@ def row(module: str) -> int:
     return next(number for number, members in enumerate(ROWS) if part(module) in members)
 
 
-def within(module: str, forms: str) -> bool:
+def within(module: str, door: str) -> bool:
     """Whether `module` is `door` or inside it."""
-    return forms == "" or module == forms or module.startswith(f"{forms}.")
+    return door == "" or module == door or module.startswith(f"{door}.")
 
 
 LAYERED = [module for module in modules() if module]
@@ -176,7 +176,7 @@ def test_each_library_comes_in_through_its_own_door() -> None:
     found = dict[str, list[str]]()
     for module in modules():
         libraries = {name.split(".")[0] for name in imported(modules()[module])} - sys.stdlib_module_names - {"plan_adapter"}
-        found[module] = sorted(library for library in libraries if not any(within(module, forms) for forms in DOORS.get(library, ())))
+        found[module] = sorted(library for library in libraries if not any(within(module, door) for door in DOORS.get(library, ())))
     assert {module: wrong for module, wrong in found.items() if wrong} == {}
 
 

@@ -34,17 +34,17 @@ def read_answer(text: str, *, repair: bool = False) -> Reading:
     if not text.strip():
         return Reading(None, "the answer is empty")
     if len(text) > MAX_CHARACTERS:
-        return Reading(None, f"the answer has {len(text)} characters; {MAX_CHARACTERS} are the most that is read")
+        return Reading(None, f"the answer has {len(text)} characters; the limit is {MAX_CHARACTERS}")
     values = [value for part in (text, *_FENCE.findall(text)) if (value := _plain(part)) is not _NOTHING]
     values = values[-1:] or _objects(text)
     if len(values) > 1 and values[0] != values[1]:
-        return Reading(None, "the answer holds several objects: write the one that counts, and nothing else")
+        return Reading(None, "the answer has several objects: write only the one that counts")
     if values:
         return _judged(values[0])
     return _repaired(text) if repair else Reading(None, _NO_JSON)
 
 
-_NO_JSON = "the answer is no JSON: write one JSON object and nothing else"
+_NO_JSON = "the answer is not JSON: write one JSON object and nothing else"
 _NOTHING: Any = object()
 
 _KINDS = ((list, "a list"), (str, "a text"), (bool, "true or false"), ((int, float), "a number"))
@@ -80,7 +80,7 @@ def _is_inside(text: str, start: int, end: int) -> bool:
 
 
 def _repaired(text: str) -> Reading:
-    from json_repair import repair_json
+    from json_repair import repair_json  # only for an answer that is no JSON
 
     fences = _FENCE.findall(text)
     begun = fences[-1] if fences else text[text.find("{") :] if "{" in text else ""

@@ -49,7 +49,7 @@ async def read_completion(body: AsyncIterable[bytes]) -> Completion:
     try:
         chunks = [_object(data) for data in _events(text) if data != "[DONE]"]
     except json.JSONDecodeError:
-        raise BrokenAnswerError("an event is no JSON") from None
+        raise BrokenAnswerError("an event is not JSON") from None
     completion = _merged(chunks)
     if completion.finish is None and not _DONE.search(read):
         raise BrokenAnswerError("the stream ended before the answer did")
@@ -69,11 +69,11 @@ def _events(text: str) -> list[str]:
 def _object(text: str) -> dict[str, Any]:
     value: Any = json.loads(text)
     if not isinstance(value, dict):
-        raise ValueError("no JSON object")  # noqa: TRY004  # sent by a server, not a caller's argument
+        raise ValueError("not a JSON object")  # noqa: TRY004  # sent by a server, not a caller's argument
     value = cast("dict[str, Any]", value)
     if error := value.get("error"):
-        told = cast("Mapping[str, Any]", error).get("message") if isinstance(error, Mapping) else error
-        raise BrokenAnswerError(str(told or "an error that it does not name"))
+        message = cast("Mapping[str, Any]", error).get("message") if isinstance(error, Mapping) else error
+        raise BrokenAnswerError(str(message or "an error without a message"))
     return value
 
 

@@ -24,13 +24,13 @@ def model_of(settings: Settings, name: str | None = None, url: str | None = None
     if name is None:
         raise ModelError(NO_MODEL)
     if url is not None and not url.startswith(("http://", "https://")):
-        raise ModelError("PLAN_ADAPTER_MODEL_URL or --model-url is no URL: write it as in http://127.0.0.1:8080/v1")
+        raise ModelError("PLAN_ADAPTER_MODEL_URL or --model-url is not a URL: write it as in http://127.0.0.1:8080/v1")
     key = settings.model_key.get_secret_value().strip() if settings.model_key is not None else ""
     if not (key.isascii() and key.isprintable()):
-        raise ModelError("PLAN_ADAPTER_MODEL_KEY holds a character that no header can carry")
+        raise ModelError("PLAN_ADAPTER_MODEL_KEY contains a character that a header cannot contain")
     if url is None and not key and not os.environ.get("OPENAI_API_KEY"):
         raise ModelError(f"there is no key for the model `{name}`: {NO_KEY}")
-    from plan_adapter.agent.openai_model import OpenAIModel
+    from plan_adapter.agent.openai_model import OpenAIModel  # only where a model is configured
 
     timeout, stream = settings.model_timeout_seconds, settings.model_stream
     return OpenAIModel(name, base_url=url, api_key=key or None, timeout_seconds=timeout, stream=stream)

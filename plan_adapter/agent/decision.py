@@ -37,7 +37,7 @@ Edges: TypeAlias = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class ConstraintClaim:
+class ConstraintStatement:
     """The model's statement of how a plan keeps a constraint: the `before` steps may only start after `steps`."""
 
     number: int
@@ -56,7 +56,7 @@ class Decision:
     need_thinking: bool = False
     plan: ExecutionPlan | None = None
     problems: tuple[Problem, ...] = ()
-    claims: tuple[ConstraintClaim, ...] = ()
+    statements: tuple[ConstraintStatement, ...] = ()
     left_out: tuple[str, ...] = ()  # fields of the answer that a model may not decide
 
     @property
@@ -67,14 +67,14 @@ class Decision:
 
 
 def read_decision(
-    value: Mapping[str, JsonValue], tools: ToolRegistry, *, task: str, max_steps: int | None, rest: RemainingPlan | None = None
+    value: Mapping[str, JsonValue], tools: ToolRegistry, *, task: str, max_steps: int | None, remaining: RemainingPlan | None = None
 ) -> Decision:
     """Return the decision in `value`, with every problem of it and of its plan. Never raises for what a model wrote.
 
-    With `rest`, the model's steps replace the remaining steps of a run's plan. The returned plan is the whole plan: the model's steps, then
-    the steps that are kept.
+    With `remaining`, the model's steps replace those of a run's plan that are left. The returned plan is the whole plan: the model's steps,
+    then the steps that are kept.
     """
-    reader = _Reader(value, tools, rest)
+    reader = _Reader(value, tools, remaining)
     action = reader.action()
     fields: dict[str, Any] = {
         "speak": reader.text("speak"),
@@ -84,20 +84,20 @@ def read_decision(
         "left_out": tuple(sorted(key for key in value if key not in _DECISION_FIELDS)),
     }
     if action == "ask_user" and not fields["speak"].strip():
-        reader.add("missing-field", "speak", "`ask_user` asks nothing", "write the question in `speak`")
+        reader.add("missing-field", "speak", "`ask_user` without a question", "write the question in `speak`")
     plan = None
     if action == "plan_done":
         plan = reader.plan(task, max_steps)
     elif reader.steps is not None:
-        reader.add("bad-value", "steps", f"steps stand beside `{action}`", "steps come with `plan_done`, and only with it")
-    return Decision(action, plan=plan, problems=tuple(reader.problems), claims=reader.claims(plan), **fields)
+        reader.add("bad-value", "steps", f"steps with `{action}`", "send steps with `plan_done`, and only then")
+    return Decision(action, plan=plan, problems=tuple(reader.problems), statements=reader.statements(plan), **fields)
 
 
 @dataclass(slots=True)
 class _Reader:
     value: Mapping[str, JsonValue]
     tools: ToolRegistry
-    rest: RemainingPlan | None = None
+    remaining: RemainingPlan | None = None
     problems: list[Problem] = field(default_factory=list[Problem])
     ids: list[str] = field(default_factory=list[str])
 
@@ -113,36 +113,36 @@ class _Reader:
         return found if isinstance(found, str) else ""
 
     def action(self) -> Action:
-        said = self.value.get("action")
-        said = said.strip() if isinstance(said, str) else said
-        if said in ACTIONS:
-            return said
-        if said is None and self.steps is not None:
+        action = self.value.get("action")
+        action = action.strip() if isinstance(action, str) else action
+        if action in ACTIONS:
+            return action
+        if action is None and self.steps is not None:
             return "plan_done"
-        shown = "there is no action" if said is None else f"{json.dumps(said, ensure_ascii=False)[:60]} is no action"
-        self.add("bad-value", "action", shown, f"write one of {', '.join(ACTIONS)}")
+        message = "the action is missing" if action is None else f"{json.dumps(action, ensure_ascii=False)[:60]} is not an action"
+        self.add("bad-value", "action", message, f"write one of {', '.join(ACTIONS)}")
         return "plan_done" if self.steps is not None else "continue"
 
     def complexity(self) -> str | None:
-        said = self.value.get("complexity")
-        return said.strip() if isinstance(said, str) and said.strip() in COMPLEXITIES else None
+        complexity = self.value.get("complexity")
+        return complexity.strip() if isinstance(complexity, str) and complexity.strip() in COMPLEXITIES else None
 
     def plan(self, task: str, max_steps: int | None) -> ExecutionPlan | None:
         """Return the plan as written, with whatever problems it has, or None if there is no list of steps or no plan can be read."""
         written = self.steps
         if not isinstance(written, list):
-            self.add("no-steps", "steps", "`plan_done` comes without a list of steps", "write at least one step")
+            self.add("no-steps", "steps", "`plan_done` needs a list of steps", "write at least one step")
             return None
         if max_steps is not None and len(written) > max_steps:
-            self.add("too-many-steps", "steps", f"the plan has {len(written)} steps, and may have {max_steps}", "do it in fewer")
-        self.ids = _ids(written, frozenset() if self.rest is None else self.rest.taken)
+            self.add("too-many-steps", "steps", f"the plan has {len(written)} steps; the limit is {max_steps}", "use fewer steps")
+        self.ids = _ids(written, frozenset() if self.remaining is None else self.remaining.taken)
         description = self.text("description").strip() or self.text("speak").strip() or task.strip()
         document = {"description": description, "steps": [self._step(step, at) for at, step in enumerate(written)]}
         plan, found = read_document(json.dumps(document))
         self.problems += [Problem(p.code, p.severity, p.at, message=p.message, hint=p.hint) for p in found]
-        if plan is not None and self.rest is not None:
-            self.problems += self.rest.problems_of(plan.steps)
-            plan = self._whole(plan, self.rest)
+        if plan is not None and self.remaining is not None:
+            self.problems += self.remaining.problems_of(plan.steps)
+            plan = self._whole(plan, self.remaining)
         if plan is not None:
             known = {(problem.code, problem.at) for problem in self.problems}
             worth = [problem for problem in lint(plan, self.tools) if problem.severity == "error" or self._may_repair(problem)]
@@ -151,15 +151,15 @@ class _Reader:
             ]
         return plan
 
-    def _whole(self, plan: ExecutionPlan, rest: RemainingPlan) -> ExecutionPlan:
-        whole = rest.joined(plan.steps)
+    def _whole(self, plan: ExecutionPlan, remaining: RemainingPlan) -> ExecutionPlan:
+        whole = remaining.joined(plan.steps)
         whole._problems = plan._problems  # pyright: ignore[reportPrivateUsage]  # their consequences are not reported
         return whole
 
     def _may_repair(self, warning: Problem) -> bool:
         """Return whether the model is asked to fix a warning. Warnings about steps it did not write are not sent."""
         own = tuple(f"steps[{place}]" for place in range(len(self.ids)))
-        return warning.code not in _ADVICE and (self.rest is None or warning.at.startswith(own))
+        return warning.code not in _ADVICE and (self.remaining is None or warning.at.startswith(own))
 
     def _step(self, written: JsonValue, number: int) -> JsonValue:
         if not isinstance(written, dict):
@@ -168,13 +168,13 @@ class _Reader:
         step: dict[str, JsonValue] = {}
         for key, value in written.items():
             if key not in STEP_FIELDS:
-                self.add("unknown-field", f"{at}.{key[:60]}", f"a step that a model writes has no `{key[:60]}`", "leave it out")
+                self.add("unknown-field", f"{at}.{key[:60]}", f"a model's step has no field `{key[:60]}`", "leave it out")
             elif value is not None:
                 step["goal" if key == "content" else key] = value
         step["id"] = self.ids[number]
         if "depends_on" in step:
             step["depends_on"] = self._dependencies(step["depends_on"], at)
-        if self.rest is not None and step.get("tool_name") in self.rest.gated:
+        if self.remaining is not None and step.get("tool_name") in self.remaining.gated:
             step["requires_approval"] = True  # the replaced step had a gate, so this one keeps it
         self._mean(step)
         if isinstance(rollback := step.get("rollback"), dict):
@@ -209,14 +209,14 @@ class _Reader:
             else:
                 found.append(str(place))  # a name that no step has; otherwise the reader would drop the whole list
                 message = f"there is no step {place}: the steps are 0 to {len(self.ids) - 1}"
-                self.add("unknown-step", f"{at}.depends_on[{number}]", message, "name a step that is there")
+                self.add("unknown-step", f"{at}.depends_on[{number}]", message, "name an existing step")
         return found
 
-    def claims(self, plan: ExecutionPlan | None) -> tuple[ConstraintClaim, ...]:
-        written, found = self.value.get("constraints"), list[ConstraintClaim]()
-        for claim in written if isinstance(written, list) and plan is not None else []:
-            if isinstance(claim, dict) and isinstance(number := claim.get("number"), int):
-                found.append(ConstraintClaim(number, self._named(claim.get("steps")), self._named(claim.get("before"))))
+    def statements(self, plan: ExecutionPlan | None) -> tuple[ConstraintStatement, ...]:
+        written, found = self.value.get("constraints"), list[ConstraintStatement]()
+        for statement in written if isinstance(written, list) and plan is not None else []:
+            if isinstance(statement, dict) and isinstance(number := statement.get("number"), int):
+                found.append(ConstraintStatement(number, self._named(statement.get("steps")), self._named(statement.get("before"))))
         return tuple(found)
 
     def _named(self, written: JsonValue) -> tuple[str, ...]:

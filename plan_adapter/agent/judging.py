@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plan_adapter.agent.answers import Reading
-from plan_adapter.agent.decision import ConstraintClaim, Decision, Edges, read_decision
+from plan_adapter.agent.decision import ConstraintStatement, Decision, Edges, read_decision
 from plan_adapter.agent.replan import RemainingPlan
 from plan_adapter.drafts import Draft, KeptConstraint, PlanRequest
 from plan_adapter.errors import InvalidPlanError
@@ -15,34 +15,34 @@ from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import ValidatedPlan, validate
 
 
-def judged_constraints(
-    texts: Sequence[str], claims: Sequence[ConstraintClaim], ancestors: Mapping[str, frozenset[str]]
+def checked_constraints(
+    texts: Sequence[str], statements: Sequence[ConstraintStatement], ancestors: Mapping[str, frozenset[str]]
 ) -> tuple[list[KeptConstraint], list[Problem]]:
-    """Return what is known about each constraint, and a problem for each claim that the plan does not keep.
+    """Return the known facts about each constraint, and a problem for each statement that the plan does not keep.
 
     `ancestors` maps each step to all steps that must complete before it starts.
     """
     kept, problems = list[KeptConstraint](), list[Problem]()
     for number, text in enumerate(texts, 1):
-        mine = [claim for claim in claims if claim.number == number]
-        broken = [problem for claim in mine for problem in _broken(claim, text, ancestors)]
+        mine = [statement for statement in statements if statement.number == number]
+        broken = [problem for statement in mine for problem in _broken(statement, text, ancestors)]
         problems += broken
-        pairs = [(first, then) for claim in mine for first in claim.steps for then in claim.before]
-        named = sorted({step for claim in mine for step in claim.steps})
+        pairs = [(first, then) for statement in mine for first in statement.steps for then in statement.before]
+        named = sorted({step for statement in mine for step in statement.steps})
         if pairs and not broken:
             how = ", ".join(f"`{first}` completes before `{then}` starts" for first, then in pairs)
             kept.append(KeptConstraint(number, text, checked=True, how=how))
         elif named:
-            how = f"the model says that {', '.join(f'`{name}`' for name in named)} sees to it"
+            how = f"according to the model, {', '.join(f'`{name}`' for name in named)} ensures it"
             kept.append(KeptConstraint(number, text, checked=False, how=how))
         else:
-            kept.append(KeptConstraint(number, text, checked=False, how="nothing in the plan says how it is kept"))
+            kept.append(KeptConstraint(number, text, checked=False, how="the plan does not say how it is kept"))
     return kept, problems
 
 
-def _broken(claim: ConstraintClaim, text: str, ancestors: Mapping[str, frozenset[str]]) -> list[Problem]:
-    at = f"constraints[{claim.number - 1}]"
-    unknown = [name for name in dict.fromkeys((*claim.steps, *claim.before)) if name not in ancestors]
+def _broken(statement: ConstraintStatement, text: str, ancestors: Mapping[str, frozenset[str]]) -> list[Problem]:
+    at = f"constraints[{statement.number - 1}]"
+    unknown = [name for name in dict.fromkeys((*statement.steps, *statement.before)) if name not in ancestors]
     if unknown:
         names = ", ".join(f"`{name[:64]}`" for name in unknown)
         return [Problem("unknown-step", at=at, message=f"no step is called {names}", hint="name steps of the plan")]
@@ -53,13 +53,13 @@ def _broken(claim: ConstraintClaim, text: str, ancestors: Mapping[str, frozenset
             message=f"`{then}` can start before `{first}` has completed, against the constraint {text[:200]!r}",
             hint=f"let `{then}` depend on `{first}`",
         )
-        for first in claim.steps
-        for then in claim.before
+        for first in statement.steps
+        for then in statement.before
         if first not in ancestors[then]
     ]
 
 
-def tools_at_hand(request: PlanRequest, tools: ToolRegistry) -> ToolRegistry:
+def allowed_tools(request: PlanRequest, tools: ToolRegistry) -> ToolRegistry:
     """Return the `tools` that the request allows. Raises ToolDefinitionError for an unknown tool."""
     return tools if request.available_tools is None else tools.subset(*request.available_tools)
 
@@ -67,24 +67,24 @@ def tools_at_hand(request: PlanRequest, tools: ToolRegistry) -> ToolRegistry:
 def unplannable(request: PlanRequest, tools: ToolRegistry) -> str | None:
     """Return why the request cannot lead to a plan, or None if it can."""
     if not request.task.strip():
-        return "there is no task: say in words what is to be done"
+        return "the task is empty: describe what to do"
     if not len(tools):
-        return "there are no tools to plan with: name some"
+        return "there are no tools to plan with: name at least one"
     if request.max_steps is not None and request.max_steps < 1:
-        return "max_steps is less than 1: no plan has so few steps"
+        return "max_steps is less than 1: a plan has at least one step"
     return None
 
 
-def unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str], rest: RemainingPlan | None = None) -> list[Problem]:
+def unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str], remaining: RemainingPlan | None = None) -> list[Problem]:
     """Return a problem for each call in a model's plan that uses a secret whose name is not in `allowed`.
 
-    With `rest`, a secret may also go to the tools that the run's plan already passes it to.
+    With `remaining`, a secret may also go to the tools that the run's plan already passes it to.
     """
     named = ", ".join(f"`{name}`" for name in allowed) or "none"
-    handed: Mapping[str, frozenset[str]] = {} if rest is None else rest.secrets
+    handed: Mapping[str, frozenset[str]] = {} if remaining is None else remaining.secrets
     problems = list[Problem]()
     for step in validated.plan.steps:
-        if rest is not None and step.id in rest.kept:
+        if remaining is not None and step.id in remaining.kept:
             continue
         calls = [("parameters", validated.tools[step.id].name, validated.parameters[step.id])]
         if (undo := validated.rollbacks.get(step.id)) is not None:
@@ -105,21 +105,21 @@ class Judge:
 
     draft: Draft
     tools: ToolRegistry
-    rest: RemainingPlan | None = None  # the part of a run's plan that is replaced, unless a whole plan is drafted
+    remaining: RemainingPlan | None = None  # the part of a run's plan that is replaced, unless a whole plan is drafted
     dropped: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # removed dependencies that were already reported
 
-    def judged(self, reading: Reading, before: Decision | None = None) -> tuple[Decision | None, list[Problem]]:
+    def check(self, reading: Reading, before: Decision | None = None) -> tuple[Decision | None, list[Problem]]:
         """Return the decision in an answer and its problems. `before` is the last decision that had a plan, which this one must correct."""
         if reading.value is None:
             return None, [Problem("syntax", message=reading.problem, hint="answer with one JSON object")]
         request = self.draft.request
-        decision = read_decision(reading.value, self.tools, task=request.task, max_steps=request.max_steps, rest=self.rest)
+        decision = read_decision(reading.value, self.tools, task=request.task, max_steps=request.max_steps, remaining=self.remaining)
         problems = list(decision.problems)
         if decision.plan is not None and not problems:
             validated = validate(decision.plan, self.tools)
             ancestors = ancestors_of(validated.dependencies)
-            problems += unnamed_secrets(validated, request.available_secrets, self.rest)
-            problems += judged_constraints(request.constraints, decision.claims, ancestors)[1]
+            problems += unnamed_secrets(validated, request.available_secrets, self.remaining)
+            problems += checked_constraints(request.constraints, decision.statements, ancestors)[1]
             if before is not None:
                 problems += self._lost(before, decision, {(a, b) for b, names in ancestors.items() for a in names})
         return decision, problems
@@ -128,25 +128,25 @@ class Judge:
         """Make the plan of `decision`, which must have no problems, the draft's plan."""
         draft, plan, request = self.draft, decision.plan, self.draft.request
         assert plan is not None
-        if self.rest is None:
+        if self.remaining is None:
             options = (request.options or ExecutionOptions()).model_copy(deep=True)
             options.require_approval, options.auto_approve = True, False
             plan.options = options
             plan.metadata = {**request.metadata}
         else:
-            plan = self.rest.settled(plan)
+            plan = self.remaining.settled(plan)
         try:
             validated = validate(plan, self.tools)
         except InvalidPlanError as error:  # caused by the request's own options and metadata
-            draft.problems, draft.failure = error.problems, "the options or metadata of the request do not fit the plan"
+            draft.problems, draft.failure = error.problems, "the options or metadata of the request are not valid for the plan"
             return
         draft.plan = validated.plan
         ancestors = ancestors_of(validated.dependencies)
-        draft.constraints, _ = judged_constraints(request.constraints, decision.claims, ancestors)
+        draft.constraints, _ = checked_constraints(request.constraints, decision.statements, ancestors)
         draft.complexity, draft.speak = decision.complexity, decision.speak
         gone = sorted((a, b) for a, b in self.dropped if a not in ancestors.get(b, frozenset((a,))))
-        draft.notes += [f"the model took back that `{then}` waits for `{first}`" for first, then in gone]
-        draft.notes += [f"left out of the answer, because no model may decide it: `{name}`" for name in decision.left_out]
+        draft.notes += [f"the model removed the dependency of `{then}` on `{first}`" for first, then in gone]
+        draft.notes += [f"ignored in the answer, because a model may not decide it: `{name}`" for name in decision.left_out]
 
     def _lost(self, before: Decision, now: Decision, edges: "set[tuple[str, str]] | Edges") -> list[Problem]:
         """Return a problem for each dependency that had no problem and was removed. Each is reported once."""
@@ -162,7 +162,7 @@ class Judge:
             if (first, then) in self.dropped:
                 continue
             self.dropped.add((first, then))
-            message = f"`{then}` no longer waits for `{first}`, as it did, and nothing was wrong with that"
-            hint = "put it back, or leave it out once more if it is not needed"
+            message = f"`{then}` no longer depends on `{first}`, although that dependency was correct"
+            hint = "put it back, or leave it out again if it is not needed"
             problems.append(Problem("dropped-dependency", at=f"steps[{plan.step(then).index}].depends_on", message=message, hint=hint))
         return problems

@@ -122,7 +122,7 @@ class OpenAIModel:
             if last.cut_off or completion.refusal:  # another rung would end the same way
                 return last
         if last is None:
-            raise ModelError(f"{self!r} refuses every way to ask for a JSON object")
+            raise ModelError(f"{self!r} refuses every kind of request for a JSON object")
         return last
 
     async def probe(self) -> Probe:
@@ -151,7 +151,7 @@ class OpenAIModel:
 
     async def _completion(self, question: Question, rung: Rung, known: Endpoint) -> Completion | None:
         """Return the server's answer, or None if it refuses the rung."""
-        import openai
+        import openai  # takes a second to import
 
         while True:
             strict = self._strict_form(question.schema) if rung == "strict_schema" else {}
@@ -159,33 +159,35 @@ class OpenAIModel:
             try:
                 return await self._whole(request)
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-                told = str(error)
-                culprit = next((name for name in OPTIONAL if name in request and name in told), None)
+                message = str(error)
+                culprit = next((name for name in OPTIONAL if name in request and name in message), None)
                 if culprit is not None:
-                    of_value = refused_effort(request, told) if culprit == "reasoning_effort" else None
+                    of_value = refused_effort(request, message) if culprit == "reasoning_effort" else None
                     known.refuses.add(of_value or culprit)
-                elif not request["stream"] and _WANTS_STREAM.search(told):
+                elif not request["stream"] and _WANTS_STREAM.search(message):
                     known.streams = True
                 elif rung == "text":
-                    raise ModelError(f"{self!r} refuses the request: {self._told(error)}{_what_to_do(error.status_code, told)}") from None
+                    raise ModelError(
+                        f"{self!r} refuses the request: {self._message_of(error)}{_what_to_do(error.status_code, message)}"
+                    ) from None
                 else:
                     return None
             except openai.APIStatusError as error:
                 raise ModelError(
-                    f"{self!r} answers {error.status_code}: {self._told(error)}{_what_to_do(error.status_code, str(error))}"
+                    f"{self!r} answers {error.status_code}: {self._message_of(error)}{_what_to_do(error.status_code, str(error))}"
                 ) from None
             except (openai.APITimeoutError, TimeoutError):
                 within = f"within {self._timeout:g} s, {self._max_retries + 1} times"
                 raise ModelError(f"{self!r} did not answer {within}; PLAN_ADAPTER_MODEL_TIMEOUT_SECONDS gives it longer") from None
             except openai.APIConnectionError as error:
-                raise ModelError(f"{self!r} cannot be reached: {self._told(error.__cause__ or error)}; {_IS_IT_THERE}") from None
+                raise ModelError(f"{self!r} cannot be reached: {self._message_of(error.__cause__ or error)}; {_IS_IT_THERE}") from None
             except openai.OpenAIError as error:
-                raise ModelError(f"{self!r}: {self._told(error)}") from None
+                raise ModelError(f"{self!r}: {self._message_of(error)}") from None
             except BrokenAnswerError as error:
-                often = f"{self._max_retries + 1} times: {self._told(error)}"
-                raise ModelError(f"{self!r} broke its answer off, {often}{'' if request['stream'] else _IDLE}") from None
+                often = f"{self._max_retries + 1} times: {self._message_of(error)}"
+                raise ModelError(f"{self!r} broke off its answer {often}{'' if request['stream'] else _IDLE}") from None
             except (ValueError, TypeError, AttributeError):  # an answer that is not a chat completion
-                raise ModelError(f"{self!r} answers with what is no chat completion; {_IS_IT_RIGHT}") from None
+                raise ModelError(f"{self!r} does not answer with a chat completion; {_IS_IT_RIGHT}") from None
 
     def _strict_form(self, schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
         """Return the strict form of `schema`. It is cached, because all rounds of a draft use the same schema."""
@@ -212,7 +214,7 @@ class OpenAIModel:
 
     def _connected(self) -> "AsyncOpenAI":
         if self._client is None:
-            from openai import AsyncOpenAI, OpenAIError
+            from openai import AsyncOpenAI, OpenAIError  # takes a second to import
 
             key = self._api_key or (None if self._base_url is None else _NO_KEY)
             try:
@@ -221,7 +223,7 @@ class OpenAIModel:
                 raise ModelError(f"{self!r}: {error}") from None
         return self._client
 
-    def _told(self, error: BaseException) -> str:
+    def _message_of(self, error: BaseException) -> str:
         key = self._client.api_key if self._client is not None else None  # it may come from OPENAI_API_KEY
         text = _CODE.sub("", str(error)) or type(error).__name__
         return without_passwords(text.replace(key.strip(), MASK) if key and key.strip() not in (_NO_KEY, "") else text)[:1000]
@@ -233,9 +235,9 @@ _NO_KEY = "none"
 _WANTS_STREAM = re.compile(r"\bstream", re.IGNORECASE)
 _CODE = re.compile(r"\AError code: \d+ - ")  # the status is already in the message
 _TOO_MUCH = re.compile(r"context|too (?:long|large|many tokens)", re.IGNORECASE)
-_IS_IT_THERE = "look whether it is up, and at the URL (PLAN_ADAPTER_MODEL_URL)"
-_IS_IT_RIGHT = "look at the URL, which mostly ends in /v1 (PLAN_ADAPTER_MODEL_URL)"
-_IDLE = "; where a gateway cuts connections on which nothing comes, PLAN_ADAPTER_MODEL_STREAM=true helps"
+_IS_IT_THERE = "check that it is running, and the URL (PLAN_ADAPTER_MODEL_URL)"
+_IS_IT_RIGHT = "check the URL, which usually ends in /v1 (PLAN_ADAPTER_MODEL_URL)"
+_IDLE = "; if a gateway cuts idle connections, set PLAN_ADAPTER_MODEL_STREAM=true"
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.5, 8.0
 
 
@@ -251,35 +253,30 @@ async def _pieces(response: "AsyncAPIResponse[Any]") -> AsyncIterator[bytes]:
 def _answer_of(completion: Completion, rung: Rung, name: str) -> ModelAnswer:
     model, usage = completion.model or name, completion.usage
     if not completion.has_choice:
-        return ModelAnswer("", Reading(None, "the server sent no choice"), model, rung, usage)
+        return ModelAnswer("", Reading(None, "the server sent no choices"), model, rung, usage)
     called = rung == "tool_call" and bool(completion.calls)
     text = completion.calls[0] if called else completion.text
     cut_off = completion.finish == "length"
     if completion.refusal:
-        reading = Reading(None, f"the model declines: {completion.refusal}")
+        reading = Reading(None, f"the model declined: {completion.refusal}")
     elif called and len(completion.calls) > 1:
-        reading = Reading(None, f"the answer holds {len(completion.calls)} calls: make exactly one")
+        reading = Reading(None, f"the answer has {len(completion.calls)} calls: make exactly one")
     else:
         reading = read_answer(text, repair=rung == "text" and not cut_off)
         if cut_off and reading.value is None:
-            reading = Reading(None, "the answer was cut off at the limit of tokens: write less")
+            reading = Reading(None, "the answer was cut off at the token limit: write less")
     return ModelAnswer(text, reading, model, rung, usage, cut_off=cut_off)
 
 
-def _what_to_do(status: int, told: str) -> str:
+def _what_to_do(status: int, message: str) -> str:
     match status:
         case 401 | 403:
-            return "; give another key (PLAN_ADAPTER_MODEL_KEY)"
+            return "; set another key (PLAN_ADAPTER_MODEL_KEY)"
         case 404:
-            return "; look at the model's name and the URL (PLAN_ADAPTER_MODEL, PLAN_ADAPTER_MODEL_URL)"
+            return "; check the model's name and the URL (PLAN_ADAPTER_MODEL, PLAN_ADAPTER_MODEL_URL)"
         case 429:
-            return "; try again in a while, or check the quota of the key"
-        case 400 | 413 | 422 if status == 413 or _TOO_MUCH.search(told):
-            return "; with less context, or fewer tools, there is less to read"
+            return "; try again later, or check the quota of the key"
+        case 400 | 413 | 422 if status == 413 or _TOO_MUCH.search(message):
+            return "; give it less context or fewer tools"
         case _:
             return ""
-
-
-def forget_endpoints() -> None:
-    """Forget what was learned about servers. For tests, and after a server was replaced."""
-    _ENDPOINTS.clear()

@@ -47,9 +47,9 @@ def tool_inputs(plan: ExecutionPlan, arguments: str | Mapping[str, JsonValue]) -
         try:
             arguments = cast("Mapping[str, JsonValue]", json.loads(arguments or "{}"))
         except (ValueError, RecursionError) as error:
-            raise _no_object(f"the arguments are no JSON: {error}") from error
+            raise _no_object(f"the arguments are not JSON: {error}") from error
     if not isinstance(arguments, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # a model may write anything
-        raise _no_object("the arguments are no JSON object")
+        raise _no_object("the arguments are not a JSON object")
     return as_meant(arguments, inputs_schema(plan.inputs))
 
 

@@ -11,9 +11,9 @@ from pydantic import JsonValue
 from plan_adapter.agent import prompts
 from plan_adapter.agent.answers import read_answer
 from plan_adapter.agent.decision import Decision
-from plan_adapter.agent.hiding import environment_redactor, redact_request, redaction_note, shown_text
-from plan_adapter.agent.judging import Judge, tools_at_hand, unplannable
+from plan_adapter.agent.judging import Judge, allowed_tools, unplannable
 from plan_adapter.agent.model import Effort, Message, Model, ModelAnswer, Question
+from plan_adapter.agent.redaction import environment_redactor, redact_request, redaction_note, text_for_model
 from plan_adapter.agent.replan import RemainingPlan
 from plan_adapter.agent.schema import draft_outline, draft_schema
 from plan_adapter.drafts import Draft, ModelCall, PlanRequest
@@ -71,7 +71,7 @@ class _DraftingOptions:
     asker: Asker | None
     budget: Budget
     keep: Keep | None
-    hide: Redactor | None
+    redactor: Redactor | None
     ask: Callable[[Model, Question], Awaitable[ModelAnswer]]
     on_call: Callable[[ModelCall], None] | None
 
@@ -87,17 +87,17 @@ class Planner:
         asker: Asker | None = None,
         budget: Budget | None = None,
         keep: Keep | None = None,
-        hide: Redactor | None = None,
+        redactor: Redactor | None = None,
         ask_model: Callable[[Model, Question], Awaitable[ModelAnswer]] | None = None,
         on_call: Callable[[ModelCall], None] | None = None,
     ) -> None:
         """Send the model's questions to `asker`. Without one, a draft fails when the model needs to ask.
 
-        Everything `hide` knows is redacted from prompts; None: every secret of the environment and of the secrets folder. `ask_model` calls
-        the model, for example as a Prefect task. `on_call` receives each call after its answer was checked.
+        Everything `redactor` knows is redacted from prompts. None means every secret of the environment and the secrets folder. `ask_model`
+        calls the model, for example as a Prefect task. `on_call` receives each call after its answer was checked.
         """
         self._tools = tools
-        self._options = _DraftingOptions(model, asker, budget or Budget(), keep, hide, ask_model or _asked, on_call)
+        self._options = _DraftingOptions(model, asker, budget or Budget(), keep, redactor, ask_model or _asked, on_call)
 
     def draft(self, request: PlanRequest) -> ExecutionPlan:
         """Return a valid plan for `request`, for code without an event loop; see `adraft`."""
@@ -111,27 +111,27 @@ class Planner:
         """
         draft = await self.drafted(request)
         if draft.plan is None:
-            raise DraftError(draft.failure or "no plan came of the task", draft)
+            raise DraftError(draft.failure or "no valid plan for the task", draft)
         return draft.plan
 
-    async def drafted(self, request: PlanRequest, *, draft_id: str | None = None, rest: RemainingPlan | None = None) -> Draft:
+    async def drafted(self, request: PlanRequest, *, draft_id: str | None = None, remaining: RemainingPlan | None = None) -> Draft:
         """Return the whole draft. Its `plan` is valid, or None; then `failure` says why.
 
         Pass `draft_id` and the same request to continue a draft whose process died: recorded answers of the model and of a person are
-        reused. With `rest`, the model only replans that part of a run's plan, and the draft's plan is the whole new version.
+        reused. With `remaining`, the model only replans that part of a run's plan, and the draft's plan is the whole new version.
         """
-        tools, hide = tools_at_hand(request, self._tools), self._options.hide or await environment_redactor()
-        request, hidden = redact_request(request, hide)
+        tools, redactor = allowed_tools(request, self._tools), self._options.redactor or await environment_redactor()
+        request, hidden = redact_request(request, redactor)
         draft = Draft(request, self._options.model.name, draft_id or new_id())
         if why := unplannable(request, tools):
             draft.failure = why
             return draft
         definitions: list[JsonValue] = [*tools.definitions()]
-        hidden += [] if hide.value(definitions) == definitions else ["tools"]
+        hidden += [] if redactor.value(definitions) == definitions else ["tools"]
         if hidden:
             draft.notes.append(redaction_note(hidden))
         kept = [] if self._options.keep is None else await self._options.keep.begin(draft)
-        drafting = _Drafting(self._options, draft, Judge(draft, tools, rest), _Form.of(request, tools, hide), kept)
+        drafting = _Drafting(self._options, draft, Judge(draft, tools, remaining), _Form.of(request, tools, redactor), kept)
         decision = await drafting.phase("quick")
         if decision is not None and decision.need_thinking:
             decision = await self._deeper(drafting, decision)
@@ -149,7 +149,7 @@ class Planner:
         except ModelError as error:
             deep, draft.failure = None, str(error)
         if deep is None:
-            draft.notes.append(f"the deep pass came to nothing, and the first plan stands: {draft.failure}")
+            draft.notes.append(f"the deep pass failed, so the first plan is kept: {draft.failure}")
             draft.failure, draft.problems = None, []
             return first
         return deep
@@ -165,24 +165,24 @@ class _Form:
 
     schema: dict[str, JsonValue]
     outline: dict[str, JsonValue]
-    hide: Redactor
+    redactor: Redactor
 
     @classmethod
-    def of(cls, request: PlanRequest, tools: ToolRegistry, hide: Redactor) -> "_Form":
+    def of(cls, request: PlanRequest, tools: ToolRegistry, redactor: Redactor) -> "_Form":
         """Return the form of answers to `request`."""
-        schema = cast("dict[str, JsonValue]", hide.value(draft_schema(tools, max_steps=request.max_steps)))
-        return cls(schema, draft_outline(max_steps=request.max_steps), hide)
+        schema = cast("dict[str, JsonValue]", redactor.value(draft_schema(tools, max_steps=request.max_steps)))
+        return cls(schema, draft_outline(max_steps=request.max_steps), redactor)
 
     def hidden(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Return redacted messages. Tool descriptions may contain secrets, too."""
-        return tuple(replace(message, content=self.hide.text(message.content)) for message in messages)
+        return tuple(replace(message, content=self.redactor.text(message.content)) for message in messages)
 
 
 @dataclass(slots=True)
 class _Drafting:
     """One draft in progress: its cost so far, and the conversation."""
 
-    means: _DraftingOptions
+    options: _DraftingOptions
     draft: Draft
     judge: Judge
     form: _Form
@@ -195,8 +195,8 @@ class _Drafting:
 
     async def phase(self, name: str) -> Decision | None:
         """Return a decision with a valid plan, or None with the draft's `failure` set."""
-        form, is_rest = self.form, self.judge.rest is not None
-        opening = form.hidden(prompts.opening(self.draft.request, self.judge.tools, deep=name == "deep", is_rest=is_rest))
+        form, is_replan = self.form, self.judge.remaining is not None
+        opening = form.hidden(prompts.opening(self.draft.request, self.judge.tools, deep=name == "deep", is_replan=is_replan))
         dialogue, latest = list[Message](), list[Message]()  # questions to the person; the last answer and the reply to it
         stuck, fewest, before = 0, None, None
         while (spent := self._spent()) is None:
@@ -205,26 +205,26 @@ class _Drafting:
             answer = await self._answer(question, name, new=[*dialogue[-1:], *latest[-1:]] or opening)
             if answer is None:
                 continue  # time is up; `_spent` reports it
-            decision, problems = self.judge.judged(answer.reading, before)
+            decision, problems = self.judge.check(answer.reading, before)
             await self._settle(problems)
-            said = Message("assistant", answer.text or "(nothing)")
+            answered = Message("assistant", answer.text or "(nothing)")
             if problems or decision is None:
                 stuck = stuck + 1 if fewest is not None and len(problems) >= fewest else 1
                 fewest = len(problems) if fewest is None else min(fewest, len(problems))
                 if stuck >= CORRECTIONS:
-                    return self._fail(f"{stuck} wrong answers in a row, and no progress")
+                    return self._fail(f"{stuck} wrong answers in a row without progress")
                 before = decision if decision is not None and decision.plan is not None else before
-                latest = [said, prompts.correction(problems)]
+                latest = [answered, prompts.correction(problems)]
             elif decision.action == "plan_done":
                 return decision
             elif decision.action == "ask_user":
                 reply = await self._ask_person(decision.speak)
                 if reply is None:
-                    return self._fail(f"the model asks, and nobody answers: {decision.speak}")
-                dialogue += [said, prompts.answer_of_user(decision.speak, reply)]
+                    return self._fail(f"the model asked, and nobody answered: {decision.speak}")
+                dialogue += [answered, prompts.answer_of_user(decision.speak, reply)]
                 latest = []
             else:
-                latest = [said, prompts.continue_message()]
+                latest = [answered, prompts.continue_message()]
         return self._fail(spent)
 
     async def _answer(self, question: Question, phase: str, *, new: Sequence[Message]) -> ModelAnswer | None:
@@ -234,10 +234,10 @@ class _Drafting:
             self.kept.remove(known)  # if the same question is asked again, it needs a new answer
             answer = _as_answered(known)
         else:
-            left = self.means.budget.seconds - (time.monotonic() - self.began)
+            left = self.options.budget.seconds - (time.monotonic() - self.began)
             try:
                 async with asyncio.timeout(max(left, 0.001)):
-                    answer = await self.means.ask(self.means.model, question)
+                    answer = await self.options.ask(self.options.model, question)
             except TimeoutError:
                 return None
             self.last += 1
@@ -249,8 +249,8 @@ class _Drafting:
                 rung=answer.rung,
                 prompt_digest=digest,
                 prompt=without_passwords(prompt),
-                answer=(told := without_passwords(answer.text)),
-                is_whole=told == answer.text,
+                answer=(text := without_passwords(answer.text)),
+                is_whole=text == answer.text,
                 usage=answer.usage,
                 seconds=answer.seconds,
                 phase=phase,
@@ -262,33 +262,33 @@ class _Drafting:
         """Record the last answer with its problems."""
         self.draft.problems = problems
         self.draft.calls[-1] = replace(self.draft.calls[-1], problems=tuple(prompts.problem_line(problem) for problem in problems))
-        if self.means.keep is not None:
-            await self.means.keep.keep(self.draft, self.draft.calls[-1])
-        if self.means.on_call is not None:
-            self.means.on_call(self.draft.calls[-1])
+        if self.options.keep is not None:
+            await self.options.keep.keep(self.draft, self.draft.calls[-1])
+        if self.options.on_call is not None:
+            self.options.on_call(self.draft.calls[-1])
 
     async def _ask_person(self, question: str) -> str | None:
-        if (known := self._said_before(question)) is not None:
+        if (known := self._earlier_reply(question)) is not None:
             return known
-        if self.means.asker is None:
+        if self.options.asker is None:
             return None
         asked = time.monotonic()
-        reply = await self.means.asker(question)
+        reply = await self.options.asker(question)
         self.began += time.monotonic() - asked  # time spent waiting for a person does not count
-        return None if reply is None else shown_text(reply, self.form.hide)
+        return None if reply is None else text_for_model(reply, self.form.redactor)
 
-    def _said_before(self, question: str) -> str | None:
+    def _earlier_reply(self, question: str) -> str | None:
         """Return the person's answer to this question from before the process died, or None."""
         answers = (prompts.answer_in(call.prompt) for call in self.kept)
-        return next((said for asked, said in filter(None, answers) if asked == question), None)
+        return next((reply for asked, reply in filter(None, answers) if asked == question), None)
 
     def _answer_tokens(self, phase: str) -> int | None:
-        tokens = self.means.budget.answer_tokens
+        tokens = self.options.budget.answer_tokens
         return tokens if tokens is None or phase == "quick" else 2 * tokens
 
     def _spent(self) -> str | None:
         """Return which budget is spent, or None if some is left of each."""
-        budget = self.means.budget
+        budget = self.options.budget
         if len(self.draft.calls) >= budget.rounds:
             return f"the budget of {budget.rounds} rounds is spent"
         if self.draft.usage.total >= budget.tokens:
@@ -298,7 +298,7 @@ class _Drafting:
         return None
 
     def _fail(self, why: str) -> None:
-        self.draft.failure = f"no valid plan came of the task: {why}"
+        self.draft.failure = f"no valid plan for the task: {why}"
 
 
 def _as_answered(call: ModelCall) -> ModelAnswer:

@@ -14,7 +14,7 @@ from plan_adapter.expressions.references import Code, UnclosedError, pieces, ref
 from plan_adapter.graph import ancestors_of
 from plan_adapter.plan import ExecutionPlan, Step, step_document
 from plan_adapter.problems import Problem
-from plan_adapter.readable import is_secret_name, masked
+from plan_adapter.readable import is_secret_name, redacted
 from plan_adapter.record import PlanRun, StepRun
 from plan_adapter.validation import ValidatedPlan
 
@@ -68,9 +68,9 @@ class RemainingPlan:
 
     def problems_of(self, steps: Iterable[Step]) -> list[Problem]:
         """Return a problem for each of the model's steps whose id is taken."""
-        hint = f"give it an id of its own, none of: {', '.join(sorted(self.taken))}"
+        hint = f"choose another id, not one of: {', '.join(sorted(self.taken))}"
         return [
-            Problem("taken-id", at=f"steps[{place}].id", message=f"the id `{step.id}` belongs to a step that was begun", hint=hint)
+            Problem("taken-id", at=f"steps[{place}].id", message=f"the id `{step.id}` belongs to a step that has started", hint=hint)
             for place, step in enumerate(steps)
             if step.id in self.taken
         ]
@@ -85,26 +85,26 @@ class RemainingPlan:
         return plan
 
 
-def replan_context(run: PlanRun, rest: RemainingPlan, history: RunHistory, hide: Redactor) -> dict[str, JsonValue]:
-    """Return the run's record as context for a model. Everything `hide` knows is redacted, then long texts are cut."""
+def replan_context(run: PlanRun, remaining: RemainingPlan, history: RunHistory, redactor: Redactor) -> dict[str, JsonValue]:
+    """Return the run's record as context for a model. Everything `redactor` knows is redacted, then long texts are cut."""
     hidden = [text for name, value in run.inputs.items() if is_secret_name(name) for text in _texts(value)]
 
     def cut(value: JsonValue, most: int) -> JsonValue:
-        return _cut(masked(hide.value(value), hidden=hidden), most)
+        return _cut(redacted(redactor.value(value), hidden=hidden), most)
 
-    plan, runs = rest.old, {step.id: step for step in run.steps}
+    plan, runs = remaining.old, {step.id: step for step in run.steps}
     share = max(200, min(SHOWN_CHARACTERS, ALL_CHARACTERS // max(1, len(plan.steps))))
-    stays = [_kept(step, history, partial(cut, most=share)) for step in plan.steps if step.id in rest.kept]
-    gone = [_replaced(step, runs.get(step.id), partial(cut, most=share)) for step in plan.steps if step.id not in rest.kept]
+    stays = [_kept(step, history, partial(cut, most=share)) for step in plan.steps if step.id in remaining.kept]
+    gone = [_replaced(step, runs.get(step.id), partial(cut, most=share)) for step in plan.steps if step.id not in remaining.kept]
     context: dict[str, JsonValue] = {
         "plan": {"description": plan.description, "inputs": {name: one.description for name, one in plan.inputs.items()}},
         "run": {"status": run.status.value, "reason": run.reason and run.reason.value, "message": cut(run.message, share)},
         "stays": cast("JsonValue", stays),
         "not_done": cast("JsonValue", gone),
-        "ids_taken": [*sorted(rest.taken)],
-        "ids_needed": [*sorted(rest.needed)],
+        "ids_taken": [*sorted(remaining.taken)],
+        "ids_needed": [*sorted(remaining.needed)],
     }
-    shown = cast("dict[str, JsonValue]", masked(context, hidden=hidden))
+    shown = cast("dict[str, JsonValue]", redacted(context, hidden=hidden))
     return {**shown, "inputs": cut(run.inputs, ALL_CHARACTERS)}
 
 

@@ -45,9 +45,9 @@ def request_of(question: Question, rung: Rung, refused: set[str], *, strict: dic
     return request
 
 
-def refused_effort(request: Mapping[str, Any], told: str) -> str | None:
+def refused_effort(request: Mapping[str, Any], message: str) -> str | None:
     """Return the entry for the refused options if a server refuses only this value of `reasoning_effort`, else None."""
-    names_others = any(re.search(rf"\b{effort}\b", told) for effort in get_args(Effort) if effort != request.get("reasoning_effort"))
+    names_others = any(re.search(rf"\b{effort}\b", message) for effort in get_args(Effort) if effort != request.get("reasoning_effort"))
     return f"reasoning_effort={request['reasoning_effort']}" if names_others else None
 
 

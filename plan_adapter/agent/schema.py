@@ -49,11 +49,11 @@ def _decision(kinds: list[Schema], max_steps: int | None) -> Schema:
 def _decision_fields(steps: Schema) -> Schema:
     return {
         "action": _choice(ACTIONS, "continue: one more round of thought; ask_user: `speak` is a question; plan_done: `steps` is the plan."),
-        "speak": _text("What the person reads: the question, or in a sentence what the plan does."),
+        "speak": _text("What the person reads: the question, or one sentence about what the plan does."),
         "reason": _text("Why this action."),
         "complexity": _choice(COMPLEXITIES, "How hard the task is to plan."),
         "need_thinking": {"type": "boolean", "description": "Whether the plan deserves a second, deeper pass."},
-        "description": _text("What the plan does, in a sentence; who approves it reads this first."),
+        "description": _text("What the plan does, in one sentence. Approvers read it first."),
         "steps": steps,
         "constraints": {"type": "array", "items": _constraint(), "description": "How the plan keeps each constraint that was given."},
     }
@@ -62,8 +62,8 @@ def _decision_fields(steps: Schema) -> Schema:
 def _constraint() -> Schema:
     fields: Schema = {
         "number": {"type": "integer", "description": "The number of the constraint in the list that was given."},
-        "steps": _ids("Steps that see to it."),
-        "before": _ids("Steps that may only start after those; empty where the constraint is about no order."),
+        "steps": _ids("The steps that ensure it."),
+        "before": _ids("Steps that may start only after those. Empty if the constraint is not about order."),
     }
     return _object(fields, required=("number", "steps", "before"))
 
@@ -143,22 +143,22 @@ def _choice(choices: Sequence[str], description: str) -> Schema:
     return {"type": "string", "enum": [*choices], "description": description}
 
 
-_EFFECT = "Only where this call does more than its tool says."
+_EFFECT = "Only if this call does more than its tool declares."
 
 _REFERENCE: Schema = {"type": "string", "pattern": r"\$\{\{", "description": "A reference to an earlier result: ${{ steps.ID.result }}"}
 
 _FIELDS: Schema = {
-    "id": {"type": "string", "pattern": f"^{STEP_ID}$", "description": "A short name, unique, for references and dependencies."},
-    "description": _text("What the step is for, in a sentence."),
+    "id": {"type": "string", "pattern": f"^{STEP_ID}$", "description": "A short unique name for references and dependencies."},
+    "description": _text("What the step is for, in one sentence."),
     "depends_on": {
         "type": "array",
         "items": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]},
-        "description": "Steps that must complete before: places in `steps` from 0, or ids.",
+        "description": "The steps that must complete first: positions in `steps` from 0, or ids.",
     },
     "done_when": _text("An expression in ${{ }} over `result` that must be true afterwards."),
-    "max_retries": _whole("Further attempts after a known failure; 0 for what must not be repeated."),
+    "max_retries": _whole("How often the step is retried after a known failure. 0 for calls that must not be repeated."),
     "retry_delay_ms": _whole("Milliseconds before the second attempt."),
-    "timeout_ms": _whole("The limit of one attempt in milliseconds; 0: no limit."),
-    "requires_approval": {"type": "boolean", "description": "Whether a person is asked again right before this step."},
+    "timeout_ms": _whole("The timeout of one attempt in milliseconds. 0 means no limit."),
+    "requires_approval": {"type": "boolean", "description": "Whether a person must approve this step right before it runs."},
 }
 _REFERRED: Schema = {name: {"$ref": f"#/$defs/{name}"} for name in (*_FIELDS, "rollback")}

@@ -6,22 +6,29 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import after_changes
-from plan_adapter.cli.aside import aside
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.records import gate_json, gate_place
-from plan_adapter.cli.servers import has_only_the_api, show_end
+from plan_adapter.cli.servers import answering_server, has_only_the_api, show_end
 from plan_adapter.cli.sources import find_run
 from plan_adapter.commands import SHOWN_DIGITS, Question, answer_command, resume_asked, show_command
+from plan_adapter.engine.connection import use_server
+from plan_adapter.errors import NoServerError, NotApprovedError, RunConflictError
+from plan_adapter.gates.approval import answer_to, os_user, text_to_sign, with_current_policy
+from plan_adapter.gates.gate import request_of
+from plan_adapter.gates.identity import ProofContext, approval_from, proved
+from plan_adapter.gates.signatures import default_key, sign
+from plan_adapter.gates.terminal import Conversation, gate_summary
+from plan_adapter.gates.text import without_picture
 from plan_adapter.plan import CallKind, PlanStatus
 from plan_adapter.readable import code, listed, means_item, one_line
-from plan_adapter.record import Decision, Resolution
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Decision, Gate, PlanRun, Resolution, RunReason
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, PlanRun
     from plan_adapter.store.store import PlanStore
 
 DECISION_WORDS: dict[Decision | Resolution, str] = {
@@ -66,7 +73,7 @@ class AnswerOptions:
     sign: bool = False
     code: str | None = None
     by: str | None = None  # None: the operating system's user
-    result: "JsonValue" = None  # with `done`: what the call gave back
+    result: "JsonValue" = None  # with `done`: what the call returned
 
     def __post_init__(self) -> None:
         """Raise UsageError for options that no gate would accept."""
@@ -78,10 +85,6 @@ class AnswerOptions:
 
 async def answer_here(place: Place, words: AnswerOptions, store: "PlanStore", settings: Settings, *, as_json: bool) -> int:
     """Answer at a gate in the store, and print what happens next. Raises NotApprovedError if the answer is refused."""
-    from plan_adapter.gates.approval import with_current_policy
-    from plan_adapter.gates.gate import request_of
-    from plan_adapter.gates.terminal import gate_summary
-
     run, gate = await find_gate(place, store)
     if words.decision == "approve" and (reason := await _why_cancelled(run, store, settings)) is not None:
         raise UsageError(f"too late to approve: run {run.id} was cancelled in Prefect: {reason}")
@@ -109,7 +112,7 @@ async def answer_here(place: Place, words: AnswerOptions, store: "PlanStore", se
     follows = what_follows(gate, run, words.decision)
     if words.decision != "request_changes" and gate.rules.release and not await _wake(closed, approval, settings) and gate.is_released:
         follows = "the run's worker was released, and Prefect cannot be reached from here: `plan reconcile` continues the run"
-    tell(closed, approval, follows, as_json=as_json)
+    print_answer(closed, approval, follows, as_json=as_json)
     return ExitCode.DONE
 
 
@@ -133,7 +136,7 @@ def must_be_bound(asked: Question, command: str, *, api: bool = False) -> str:
     return f"{why}, so name what you approve: `{show_command(asked, api=api)}` prints it, then `{command}` approves it"
 
 
-async def _was_changed(gate: "Gate", store: "PlanStore") -> bool:
+async def _was_changed(gate: Gate, store: "PlanStore") -> bool:
     """Return whether this gate has asked about other content before, or the plan was revised."""
     same = [one for one in await store.gates(run_id=gate.run_id, open_only=False) if (one.step_id, one.item) == (gate.step_id, gate.item)]
     if any(one.kind == "approval" and one.approval_digest != gate.approval_digest for one in same):
@@ -141,22 +144,19 @@ async def _was_changed(gate: "Gate", store: "PlanStore") -> bool:
     return gate.step_id is None and bool(await store.revisions(gate.run_id))
 
 
-async def _refused(run_id: str, reason: str, words: AnswerOptions, gate: "Gate", store: "PlanStore") -> Exception:
+async def _refused(run_id: str, reason: str, words: AnswerOptions, gate: Gate, store: "PlanStore") -> Exception:
     """Record the refusal in the audit log, and return it as an error."""
-    from plan_adapter.errors import NotApprovedError
-    from plan_adapter.gates.approval import os_user
-
     await store.note_refusal(
         run_id, f"{words.decision} is refused: {reason}", by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind
     )
     return NotApprovedError(reason)
 
 
-def _what(gate: "Gate") -> str:
+def _what(gate: Gate) -> str:
     return "this plan" if gate.step_id is None else f"step {gate_place(gate)}"
 
 
-def command_of(gate: "Gate", words: AnswerOptions) -> str:
+def command_of(gate: Gate, words: AnswerOptions) -> str:
     """Return the command that gives this answer to exactly this gate."""
     verb = "approve" if words.decision == "approve" else "reject"
     return answer_command(gate, verb=verb) + (" --changes --note …" if words.decision == "request_changes" else "")
@@ -173,18 +173,16 @@ def refuse_unnamed(run_id: str, command: str, *, is_asked: bool) -> None:
 
 async def confirm(what: str, words: AnswerOptions) -> None:
     """Return if the user confirms at the terminal. Raises UsageError if they do not."""
-    from plan_adapter.gates.terminal import Conversation
-
     does = {"approve": "Approve", "reject": "Reject"}.get(words.decision, "Ask for changes to")
     if (await Conversation().ask(f"{does} {what}? [y]es, [n]o ", forget=True) or "").casefold() not in ("y", "yes"):
         raise UsageError("nothing was answered")
 
 
-def tell(gate: "Gate", approval: "Approval", follows: str, *, as_json: bool) -> None:
+def print_answer(gate: "Gate", approval: "Approval", follows: str, *, as_json: bool) -> None:
     """Print the answer, and what happens next."""
     if as_json:
-        said = {"decision": approval.decision, "by": approval.by, "known_by": approval.known_by, "note": approval.note}
-        fields: dict[str, Any] = {**gate_json(gate), **said, "next": follows}
+        answer = {"decision": approval.decision, "by": approval.by, "known_by": approval.known_by, "note": approval.note}
+        fields: dict[str, Any] = {**gate_json(gate), **answer, "next": follows}
         output.json_line(fields)
         return
     what = gate.name if gate.step_id is None else f"step {gate_place(gate)} of {gate.name}"
@@ -193,7 +191,7 @@ def tell(gate: "Gate", approval: "Approval", follows: str, *, as_json: bool) -> 
 
 
 def what_follows(gate: "Gate", run: "PlanRun", decision: Decision | Resolution) -> str:
-    """Return what happens next, after `decision` at `gate`; `run` and `gate` are as they were before the answer."""
+    """Return a sentence about what happens after `decision` at `gate`. `run` and `gate` are as they were before the answer."""
     if decision == "request_changes" and gate.attended is False:
         return after_changes(run)
     if decision == "request_changes" and gate.step_id is not None:
@@ -216,8 +214,6 @@ def what_follows(gate: "Gate", run: "PlanRun", decision: Decision | Resolution) 
 
 async def show_gate(place: Place, store: "PlanStore", *, as_json: bool) -> int:
     """Print everything that a gate asks about, and answer nothing."""
-    from plan_adapter.gates.text import without_picture
-
     _, gate = await find_gate(place, store)
     if as_json:
         output.json_line({**gate_json(gate), "text": gate.text})
@@ -227,13 +223,12 @@ async def show_gate(place: Place, store: "PlanStore", *, as_json: bool) -> int:
     return ExitCode.DONE
 
 
-async def find_gate(place: Place, store: "PlanStore") -> "tuple[PlanRun, Gate]":
+async def find_gate(place: Place, store: "PlanStore") -> tuple[PlanRun, Gate]:
     """Return the run, and the open gate that `place` names: the gate of the plan, if it is open and no step is named.
 
     Closes expired gates first. Raises RunConflictError if no gate is open, UsageError if several steps wait.
     """
-    from plan_adapter.errors import RunConflictError
-    from plan_adapter.runs.approval import end_overdue
+    from plan_adapter.runs.approval import end_overdue  # imports SQLAlchemy
 
     try:
         run = await end_overdue(await find_run(place.run, store), store)
@@ -256,7 +251,7 @@ async def find_gate(place: Place, store: "PlanStore") -> "tuple[PlanRun, Gate]":
     return run, fitting[0]
 
 
-def _fits(gate: "Gate", place: Place) -> bool:
+def _fits(gate: Gate, place: Place) -> bool:
     of_step = place.step is None or gate.step_id == place.step
     return of_step and (place.item is None or means_item(place.item, gate.item, gate.label))
 
@@ -267,9 +262,9 @@ def refuse_item(item: str | None) -> None:
         raise UsageError("items are counted from 1: the first is `--item 1`")
 
 
-async def item_of(place: Place, run: "PlanRun", store: "PlanStore") -> tuple[int | None, str | None]:
+async def item_of(place: Place, run: PlanRun, store: "PlanStore") -> tuple[int | None, str | None]:
     """Return the index (from 0) and the label of the item that `place` names. Raises UsageError if the step has no such item."""
-    from plan_adapter.execution.items import recorded_items
+    from plan_adapter.execution.items import recorded_items  # only for a step with items
 
     if place.item is None:
         return None, None
@@ -292,13 +287,9 @@ async def item_of(place: Place, run: "PlanRun", store: "PlanStore") -> tuple[int
     return item, None if item is None else labels.get(item)
 
 
-async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:
+async def _why_none(run: PlanRun, place: Place, store: "PlanStore") -> str:
     """Return why no gate is open, and what to type."""
-    from plan_adapter.cli.foreground import next_command
-    from plan_adapter.errors import NotApprovedError, RunConflictError
-    from plan_adapter.gates.approval import answer_to
-    from plan_adapter.gates.gate import request_of
-    from plan_adapter.record import RunReason
+    from plan_adapter.cli.foreground import next_command  # only where no gate is open
 
     if place.step is not None and place.step not in [step.id for step in run.steps]:
         return f"run {run.id} has no step `{place.step}`; steps: {', '.join(step.id for step in run.steps[:20])}"
@@ -323,18 +314,15 @@ async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:
     return f"run {run.id} does not wait for an approval: it is {run.status}" + (f" ({run.reason})" if run.reason else "")
 
 
-async def _why_cancelled(run: "PlanRun", store: "PlanStore", settings: Settings) -> str | None:
+async def _why_cancelled(run: PlanRun, store: "PlanStore", settings: Settings) -> str | None:
     """Return the reason if `run` was cancelled in Prefect while no process was running it; None also if Prefect cannot be reached."""
     if run.flow_run_id is None:
         return None
-    from plan_adapter.cli.servers import answering_server
-    from plan_adapter.engine.connection import use_server
-    from plan_adapter.errors import NoServerError
-    from plan_adapter.runs.cancel import cancelled_before
+    from plan_adapter.runs.cancel import cancelled_before  # imports SQLAlchemy
 
     try:
-        server = await aside(lambda: answering_server(settings))
-    except NoServerError:  # the record rules; `plan reconcile` says it later
+        server = await in_daemon_thread(lambda: answering_server(settings))
+    except NoServerError:  # the record takes precedence; `plan reconcile` reports it later
         return None
     if server is None:
         return None
@@ -343,22 +331,20 @@ async def _why_cancelled(run: "PlanRun", store: "PlanStore", settings: Settings)
 
 
 async def _given(
-    words: AnswerOptions, gate: "Gate", request: "ApprovalRequest", store: "PlanStore", settings: Settings
-) -> "tuple[Gate, Approval]":
+    words: AnswerOptions, gate: Gate, request: ApprovalRequest, store: "PlanStore", settings: Settings
+) -> tuple[Gate, Approval]:
     """Return the closed gate, and the approval that closed it.
 
     Raises NotApprovedError if the answer is refused, RunConflictError if the gate is closed already.
     """
-    from plan_adapter.errors import NotApprovedError, RunConflictError
-    from plan_adapter.gates.approval import os_user
-    from plan_adapter.runs.approval import end_overdue
+    from plan_adapter.runs.approval import end_overdue  # imports SQLAlchemy
 
     try:
         approval = await _proved(proofs(words, request, settings), request, store, settings)
         return await store.answer_gate(gate.id, approval), approval
     except NotApprovedError as error:
-        said = f"{words.decision} is refused: {error}"
-        await store.note_refusal(gate.run_id, said, by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind)
+        refusal = f"{words.decision} is refused: {error}"
+        await store.note_refusal(gate.run_id, refusal, by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind)
         raise
     except RunConflictError as error:
         run = await end_overdue(await store.run(gate.run_id), store)
@@ -367,11 +353,8 @@ async def _given(
         raise RunConflictError(str(error), ended=run.reason) from error
 
 
-def proofs(words: AnswerOptions, request: "ApprovalRequest", settings: Settings) -> "Answer":
+def proofs(words: AnswerOptions, request: ApprovalRequest, settings: Settings) -> Answer:
     """Return the answer with the proof of who gives it. Raises NotApprovedError if it cannot be signed."""
-    from plan_adapter.gates.approval import os_user, text_to_sign
-    from plan_adapter.record import Answer
-
     by = words.by or os_user()
     channel = "os_user" if by == os_user() else "unverified"
     answer = Answer(
@@ -385,21 +368,16 @@ def proofs(words: AnswerOptions, request: "ApprovalRequest", settings: Settings)
     )
     if not words.sign:
         return answer
-    from plan_adapter.gates.signatures import default_key, sign
-
     return replace(answer, signature=sign(text_to_sign(answer, request), key=default_key(settings)))
 
 
-async def _proved(answer: "Answer", request: "ApprovalRequest", store: "PlanStore", settings: Settings) -> "Approval":
-    from plan_adapter.gates.identity import ProofContext, approval_from
-
+async def _proved(answer: Answer, request: ApprovalRequest, store: "PlanStore", settings: Settings) -> Approval:
     return await approval_from(answer, request, ProofContext(await store.effective_policy(settings), settings, store))
 
 
-async def _end_rejected(run: "PlanRun", approval: "Approval", store: "PlanStore") -> None:
+async def _end_rejected(run: PlanRun, approval: Approval, store: "PlanStore") -> None:
     """End a rejected run that no process is running, so that it does not wait for a resume."""
-    from plan_adapter.record import RunReason
-    from plan_adapter.runs.approval import end_unapproved
+    from plan_adapter.runs.approval import end_unapproved  # imports SQLAlchemy
 
     fresh = await store.run(run.id)
     if fresh.status is PlanStatus.PENDING_APPROVAL:
@@ -407,17 +385,13 @@ async def _end_rejected(run: "PlanRun", approval: "Approval", store: "PlanStore"
         await end_unapproved(fresh, store, RunReason.REJECTED, f"rejected by {approval.by}")
 
 
-async def _wake(gate: "Gate", approval: "Approval", settings: Settings) -> bool:
+async def _wake(gate: Gate, approval: Approval, settings: Settings) -> bool:
     """Wake a run that released its worker; return whether a Prefect server could be told."""
-    from plan_adapter.cli.servers import answering_server
-    from plan_adapter.engine.connection import use_server
-    from plan_adapter.errors import NoServerError
-
     try:
-        server = await aside(lambda: answering_server(settings))
+        server = await in_daemon_thread(lambda: answering_server(settings))
         if server is None:
             return False
-        from plan_adapter.engine.gate_forms import resume_released
+        from plan_adapter.engine.gate_forms import resume_released  # imports Prefect
 
         with use_server(server):
             await resume_released(gate, approval)
@@ -437,15 +411,11 @@ class CallerIdentity:
     @property
     def by(self) -> str:
         """Their name; default: their account."""
-        from plan_adapter.gates.approval import os_user
-
         return self.words.by or os_user()
 
     @property
     def channel(self) -> Literal["os_user", "unverified"]:
         """How the name is known without proof."""
-        from plan_adapter.gates.approval import os_user
-
         return "os_user" if self.by == os_user() else "unverified"
 
     @property
@@ -453,10 +423,8 @@ class CallerIdentity:
         """Whether they gave a proof."""
         return self.words.sign or self.words.code is not None
 
-    async def proved(self, because: str, request: "ApprovalRequest", store: "PlanStore", /) -> tuple[str, str | None]:
+    async def proved(self, because: str, request: ApprovalRequest, store: "PlanStore", /) -> tuple[str, str | None]:
         """Return how they are known, and their signature if any. Raises NotApprovedError if the gate policy refuses the proof."""
-        from plan_adapter.gates.identity import ProofContext, proved
-
         answer = proofs(replace(self.words, decision="approve", note=because), request, self.settings)
         proof_context = ProofContext(await store.effective_policy(self.settings), self.settings, store)
         return await proved(answer, request, proof_context), answer.signature

@@ -123,7 +123,7 @@ def _is_termination(error: BaseException) -> bool:
 
 
 def help_text() -> str:
-    """Return what `plan --help` prints."""
+    """Return the text of `plan --help`."""
     width = max(len(verb.name) for verb in VERBS)
     groups = [f"{title}:\n{_columns([(verb.name, verb.help) for verb in verbs], width)}" for title, verbs in GROUPS.items()]
     return "\n\n".join(
@@ -151,7 +151,7 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[0] not in {verb.name for verb in VERBS} | COMPLETION:
         raise UsageError(f"there is no verb `{arguments[0]}`; {did_you_mean(arguments[0], [verb.name for verb in VERBS])}")
     if "-" in arguments:
-        from plan_adapter.cli.sources import STDIN
+        from plan_adapter.cli.sources import STDIN  # not for `plan --help`
 
         arguments = [STDIN if argument == "-" else argument for argument in arguments]
     result: Any = build_app()(arguments, exit_on_error=False, print_error=False, result_action="return_value")
@@ -167,7 +167,7 @@ def _help_for(arguments: list[str]) -> int:
 
 def build_app() -> "App":
     """Return the cyclopts app with every verb; no verb is imported yet."""
-    from cyclopts import App, Parameter
+    from cyclopts import App, Parameter  # not for `plan --help`
 
     app = App(
         name="plan",
@@ -184,12 +184,13 @@ def build_app() -> "App":
 
 
 def _version() -> str:
-    from importlib.metadata import version
+    from importlib.metadata import version  # only for `--version`
 
     return f"plan {version('prefect-plan-adapter')}"
 
 
 def _report(error: Exception, *, as_json: bool) -> int:
+    # Only for a command that failed.
     import traceback
 
     from cyclopts import CycloptsError, UnusedCliTokensError
@@ -211,10 +212,10 @@ def _report(error: Exception, *, as_json: bool) -> int:
         return _refuse("usage", str(error), ExitCode.USAGE, as_json=as_json)
     if isinstance(error, PlanAdapterError):
         return _refuse(type(error).__name__, str(error), code_of_error(error), as_json=as_json)
-    said = " ".join(traceback.format_exception_only(error)[-1].split())
+    message = " ".join(traceback.format_exception_only(error)[-1].split())
     kept = output.keep_traceback(error)
     where = f"the traceback is in {kept}, and {ISSUE_HINT}" if kept is not None else ISSUE_HINT
-    return _refuse(type(error).__name__, f"unexpected {without_passwords(said)}; {where}", ExitCode.FAILED, as_json=as_json)
+    return _refuse(type(error).__name__, f"unexpected {without_passwords(message)}; {where}", ExitCode.FAILED, as_json=as_json)
 
 
 def _too_much(error: "UnusedCliTokensError") -> str:

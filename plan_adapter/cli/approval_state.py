@@ -66,7 +66,7 @@ class ApprovalState:
         return ["", "## Approvals", "", *found] if found else []
 
     def hint(self) -> str | None:
-        """Return what to type now that the run waits or has stopped; None if there is nothing to do."""
+        """Return a hint what to type now that the run waits or has stopped; None if there is nothing to do."""
         asks_for_outcome = any(gate.kind == "outcome" for gate in self.gates)
         stopped = None if asks_for_outcome else self.stopped  # the gate's own command covers it
         return "; ".join(part for part in (self._waits(), stopped) if part) or None
@@ -95,13 +95,13 @@ class ApprovalState:
 
 
 def after_changes(run: PlanRun) -> str:
-    """Return what to type after somebody asked for changes."""
+    """Return a hint what to type after somebody asked for changes."""
     return f"`plan revise {run.id} FILE` submits a new version; `{resume_asked(run)}` asks about this one again"
 
 
 async def approval_state_of(run: PlanRun, store: "PlanStore", *, offline: bool = False) -> ApprovalState:
     """Return the approvals of `run`, and what to type about unknown outcomes."""
-    from plan_adapter.runs.reconcile import hint_of
+    from plan_adapter.runs.reconcile import hint_of  # imports SQLAlchemy
 
     gates, answers, stopped = await store.gates(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
     used = {row.standing_id for row in answers if row.standing_id is not None}
@@ -137,13 +137,13 @@ def _bracketed(words: list[str]) -> str:
 
 def _answer_line(row: Approval, standing: "Mapping[str, StandingApproval]", labels: "Mapping[Unit, str]") -> str:
     step = "" if row.step_id is None else f" step {prose(call_name(row.step_id, row.item, labels.get((row.step_id, row.item))))}"
-    said = f"- {ANSWERED[row.decision]}{step} by "
+    answered = f"- {ANSWERED[row.decision]}{step} by "
     if row.standing_id is None:
-        return f"{said}{prose(row.by)} ({row.known_by}) at {moment(row.at)}{_noted(row.note)}"
+        return f"{answered}{prose(row.by)} ({row.known_by}) at {moment(row.at)}{_noted(row.note)}"
     given = standing.get(row.standing_id)
-    whose = f", which {prose(row.by)} ({row.known_by}) gave" + (f" at {moment(given.at)}" if given is not None else "")
+    given_by = f", which {prose(row.by)} ({row.known_by}) gave" + (f" at {moment(given.at)}" if given is not None else "")
     of_plan = f" of {prose(given.name)}" if given is not None else ""
-    return f"{said}the standing approval `{row.standing_id}`{of_plan}{whose}; used at {moment(row.at)}{_noted(row.note)}"
+    return f"{answered}the standing approval `{row.standing_id}`{of_plan}{given_by}; used at {moment(row.at)}{_noted(row.note)}"
 
 
 def _version_line(row: "Revision") -> str:

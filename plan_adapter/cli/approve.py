@@ -2,6 +2,7 @@
 
 from plan_adapter.cli.answers import AnswerOptions, Place, answer_here, refuse_item, show_gate
 from plan_adapter.cli.codes import UsageError
+from plan_adapter.cli.remote import answer_remotely
 from plan_adapter.cli.sources import open_store
 from plan_adapter.settings import Settings
 
@@ -44,8 +45,6 @@ async def approve(
 async def answer_gate(place: Place, words: AnswerOptions, settings: Settings, *, api: bool, show: bool = False, as_json: bool) -> int:
     """Answer at a gate: in the store, or with `api` in its form in Prefect. `show`: only print what the gate asks about."""
     if api:
-        from plan_adapter.cli.remote import answer_remotely
-
         return await answer_remotely(place, words, settings, show=show, as_json=as_json)
     async with open_store(settings) as store:
         if show:

@@ -1,15 +1,11 @@
 """Who answers at a gate of `plan run` or `plan resume`: the user at the terminal, `--yes`, or only the form."""
 
 import sys
-from typing import TYPE_CHECKING
 
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.gates.approval import answer_to, os_user, refusal
+from plan_adapter.gates.approval import Approver, answer_to, os_user, refusal
+from plan_adapter.gates.terminal import Conversation, Edit, TerminalApprover
 from plan_adapter.record import Approval, ApprovalRequest, GatePolicy
-
-if TYPE_CHECKING:
-    from plan_adapter.gates.approval import Approver
-    from plan_adapter.gates.terminal import Conversation, Edit
 
 
 class YesRefusedError(NotApprovedError):
@@ -43,11 +39,9 @@ def asks_in_form(*, yes: bool, detach: bool, has_server: bool) -> bool:
 
 
 def approver_for(*, yes: bool, detach: bool, conversation: "Conversation", edit: "Edit", is_alone: bool) -> "Approver | None":
-    """Return who answers gates in this process; None if nobody does. `is_alone`: no form is open either."""
+    """Return the approver of this process; None if nobody answers here. `is_alone`: no form is open either."""
     if yes:
         return YesApprover()
     if detach or not is_at_terminal():
         return None
-    from plan_adapter.gates.terminal import TerminalApprover
-
     return TerminalApprover(edit=edit, conversation=conversation, is_alone=is_alone)

@@ -8,6 +8,7 @@ from plan_adapter.cli.foreground import ForegroundRun, RunOptions
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.cli.servers import show_end
 from plan_adapter.cli.sources import open_store, tools_of
+from plan_adapter.gates.approval import os_user
 from plan_adapter.plan import PlanStatus
 from plan_adapter.settings import Settings
 
@@ -44,18 +45,17 @@ async def cancel(
         by: With `--rollback`: who is asking (with `--sign` or `--code`); default: your account.
         json: Print the run as a JSON object; with `--rollback` also the events.
     """
-    from plan_adapter.gates.approval import os_user
-    from plan_adapter.runner import acancel_run
+    from plan_adapter.runner import acancel_run  # imports SQLAlchemy
 
     words = AnswerOptions("approve", sign=sign, code=code, by=by)
-    said = f"{reason} (by {by or os_user()})"
+    recorded = f"{reason} (by {by or os_user()})"
     if rollback:
-        return await _roll_back(run, said, tools or [], words, offline=offline, json=json)
+        return await _roll_back(run, recorded, tools or [], words, offline=offline, json=json)
     if sign or code:
         raise UsageError("--sign, --code and --by prove who asks for a rollback: they go with --rollback")
     async with open_store(Settings()) as store:
         is_left = all(gate.attended is False for gate in await store.gates(run_id=(await store.run(run, with_steps=False)).id))
-        found = await acancel_run(run, reason=said, store=store)
+        found = await acancel_run(run, reason=recorded, store=store)
         if is_left and found.status is PlanStatus.CANCELLED:
             await show_end(found.id, store, Settings())
     if json:
@@ -68,6 +68,7 @@ async def cancel(
 
 
 async def _roll_back(run: str, reason: str, tools: list[str], words: AnswerOptions, *, offline: bool, json: bool) -> int:
+    # Only for `--rollback`.
     from plan_adapter.execution.rollback import units_to_roll_back
     from plan_adapter.execution.rollback_status import aborted_steps, after_abort
     from plan_adapter.runs.rollback import rollback_run

@@ -28,7 +28,7 @@ class UsageError(Exception):
 
 def code_of_error(error: Exception) -> ExitCode:
     """Return the exit code for an error; it is the same for every verb."""
-    from plan_adapter.errors import NotApprovedError, RunConflictError, StoreLostError
+    from plan_adapter.errors import NotApprovedError, RunConflictError, StoreLostError  # only for a command that failed
 
     if isinstance(error, NotApprovedError):
         return ExitCode.WAITING
@@ -53,6 +53,7 @@ async def has_unknown_rollback(run_id: str, store: "PlanStore") -> bool:
 
 def code_of_run(run: "PlanRun") -> ExitCode:
     """Return the exit code for the status of `run`."""
+    # Only for a command that runs a plan.
     from plan_adapter.plan import PlanStatus
     from plan_adapter.record import RunReason
 

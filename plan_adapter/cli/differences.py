@@ -4,7 +4,7 @@ from pydantic import JsonValue
 
 from plan_adapter.canonical import Change, diff_plans
 from plan_adapter.plan import ExecutionPlan
-from plan_adapter.readable import as_text, counted, is_secret_name, masked, one_line
+from plan_adapter.readable import as_text, counted, is_secret_name, one_line, redacted
 
 SHOWN_CHARACTERS = 200
 """How much of a value is shown; `plan show` shows all of it."""
@@ -36,7 +36,7 @@ def _change(change: Change) -> str:
 def _value(value: JsonValue, *, is_secret: bool) -> str:
     if value is None:
         return "(not written)"
-    value = "***" if is_secret else masked(value)
+    value = "***" if is_secret else redacted(value)
     text = as_text(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
@@ -45,5 +45,5 @@ def _tool(plan: ExecutionPlan, name: str) -> str:
     step = next((step for step in plan.steps if step.id == name), None)
     if step is None:
         return ""
-    told = f": {one_line(step.description)}" if step.description else ""
-    return f" ({step.tool_name or 'goal'}{told})"
+    description = f": {one_line(step.description)}" if step.description else ""
+    return f" ({step.tool_name or 'goal'}{description})"

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.secrets import seen, sight_line
+from plan_adapter.cli.secrets import location_line, secret_locations
 from plan_adapter.cli.sources import model_of, open_store, plan_of, policy_of_store, tools_of
+from plan_adapter.engine.diagnosis import Finding, diagnose
+from plan_adapter.errors import InvalidPlanError, ModelError, StoreError, ToolDefinitionError
+from plan_adapter.gates.approval import names_without_group
+from plan_adapter.gates.policy import STORES_SIGNERS, EffectivePolicy, effective_policy
 from plan_adapter.readable import counted, duration, one_line
 from plan_adapter.settings import Settings
+from plan_adapter.validation import validate
 
 if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import Probe
-    from plan_adapter.engine.diagnosis import Finding
-    from plan_adapter.errors import StoreError
-    from plan_adapter.gates.policy import EffectivePolicy
 
 
 def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model: bool = False, json: bool = False) -> int:
@@ -28,8 +30,6 @@ def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model:
         model: Also ask the language model: whether and how fast it answers, in what form, and what its server refuses. Costs a few tokens.
         json: Print one JSON object per finding.
     """
-    from plan_adapter.engine.diagnosis import diagnose
-
     settings = Settings()
     own = (lambda: _tools(tools or []), lambda: _model(settings, ask=model))
     governing = (lambda: _policy(settings), lambda: _signatures(_policy_of(settings)[0]))
@@ -43,10 +43,7 @@ def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model:
     return ExitCode.DONE if all(finding.ok for finding in findings) else ExitCode.USAGE
 
 
-def _store(settings: Settings) -> "Finding":
-    from plan_adapter.engine.diagnosis import Finding
-    from plan_adapter.errors import StoreError
-
+def _store(settings: Settings) -> Finding:
     async def look() -> str:
         async with open_store(settings) as store:
             await store.now()
@@ -58,21 +55,15 @@ def _store(settings: Settings) -> "Finding":
         return Finding(ok=False, what=str(error))
 
 
-def _tools(imports: list[str]) -> "Finding":
-    from plan_adapter.engine.diagnosis import Finding
-    from plan_adapter.errors import ToolDefinitionError
-
+def _tools(imports: list[str]) -> Finding:
     try:
         return Finding(ok=True, what=f"{len(tools_of(imports))} tools")
     except ToolDefinitionError as error:
         return Finding(ok=False, what=str(error))
 
 
-def _model(settings: Settings, *, ask: bool) -> "Finding":
+def _model(settings: Settings, *, ask: bool) -> Finding:
     """Return whether a language model is configured, and with `ask` how it answers."""
-    from plan_adapter.engine.diagnosis import Finding
-    from plan_adapter.errors import ModelError
-
     try:
         model = model_of(settings)
     except UsageError as error:
@@ -98,13 +89,8 @@ def _model(settings: Settings, *, ask: bool) -> "Finding":
     return Finding(ok=True, what=what, hint=f"refuses {', '.join(found.refuses)}" if found.refuses else "")
 
 
-def _of_plan(plan: str, imports: list[str], settings: Settings) -> "list[Finding]":
+def _of_plan(plan: str, imports: list[str], settings: Settings) -> list[Finding]:
     """Return whether each secret of a plan can be found, and which approvers and operators are not known as groups."""
-    from plan_adapter.engine.diagnosis import Finding
-    from plan_adapter.errors import InvalidPlanError
-    from plan_adapter.gates.approval import names_without_group
-    from plan_adapter.validation import validate
-
     try:
         validated = validate(asyncio.run(plan_of(plan)), tools_of(imports))
     except InvalidPlanError as error:
@@ -125,26 +111,21 @@ def _of_plan(plan: str, imports: list[str], settings: Settings) -> "list[Finding
         return [*findings, Finding(ok=True, what=f"{plan} uses no secrets")]
     hint = "put it in one of these places"
     return findings + [
-        Finding(ok=sight.problem is None, what=sight_line(sight, validated), hint="" if sight.problem is None else hint)
-        for sight in seen(validated.secrets, settings)
+        Finding(ok=location.problem is None, what=location_line(location, validated), hint="" if location.problem is None else hint)
+        for location in secret_locations(validated.secrets, settings)
     ]
 
 
-def _policy_of(settings: Settings) -> "tuple[EffectivePolicy, StoreError | None]":
+def _policy_of(settings: Settings) -> tuple[EffectivePolicy, StoreError | None]:
     """Return the policy of the settings and the store combined; with an error, that of the settings alone."""
-    from plan_adapter.errors import StoreError
-    from plan_adapter.gates.policy import effective_policy
-
     try:
         return asyncio.run(policy_of_store(settings)), None
     except StoreError as error:
         return effective_policy(settings), error
 
 
-def _policy(settings: Settings) -> "Finding":
+def _policy(settings: Settings) -> Finding:
     """Return which policy applies to every plan."""
-    from plan_adapter.engine.diagnosis import Finding
-
     policy, error = _policy_of(settings)
     if error is not None:
         return Finding(ok=False, what=f"the store's policy cannot be read: {error}")
@@ -155,11 +136,8 @@ def _policy(settings: Settings) -> "Finding":
     return Finding(ok=True, what=f"version {policy.number} of the store's policy applies to every plan", hint=hint)
 
 
-def _signatures(policy: "EffectivePolicy") -> "Finding":
+def _signatures(policy: EffectivePolicy) -> Finding:
     """Return whether signed answers can be verified here."""
-    from plan_adapter.engine.diagnosis import Finding
-    from plan_adapter.gates.policy import STORES_SIGNERS
-
     can_sign, signers = shutil.which("ssh-keygen") is not None, policy.allowed_signers
     if signers is None:
         demanded = policy.known_by == ("ssh_signature",)

@@ -2,6 +2,7 @@
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode
+from plan_adapter.engine.local_server import stop_server
 from plan_adapter.settings import Settings
 
 
@@ -11,8 +12,6 @@ def down(*, json: bool = False) -> int:
     Args:
         json: Print one JSON object.
     """
-    from plan_adapter.engine.local_server import stop_server
-
     stopped = stop_server(Settings())
     if json:
         output.json_line({"stopped": stopped})

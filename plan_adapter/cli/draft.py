@@ -12,13 +12,17 @@ from plan_adapter.cli import output as streams
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.drafting import Destination, DraftJob, TerminalAsker, call_line, draft_json, report
 from plan_adapter.cli.sources import STDIN, drafting_tools_of, model_of, open_store, text_of
-from plan_adapter.errors import ModelError, ToolDefinitionError
+from plan_adapter.documents import read_mapping
+from plan_adapter.drafts import Draft, ModelCall, PlanRequest
+from plan_adapter.errors import InvalidPlanError, ModelError, ToolDefinitionError
+from plan_adapter.plan import new_id
 from plan_adapter.readable import listed
+from plan_adapter.runs.secrets import model_redactor
 from plan_adapter.settings import Settings
+from plan_adapter.values import find_bad_values
 
 if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel
-    from plan_adapter.drafts import Draft, ModelCall, PlanRequest
     from plan_adapter.execution.secrets import Redactor
     from plan_adapter.tools.registry import ToolRegistry
 
@@ -78,8 +82,6 @@ async def draft(
         answer: A file with the answer of a chat to that prompt, `-` for stdin; asks no model.
         json: Print one JSON object: plan, constraints, notes, calls, problems, failure.
     """
-    from plan_adapter.drafts import PlanRequest
-
     if print_prompt and answer is not None:
         raise UsageError("give --print-prompt or --answer, not both")
     if task == STDIN and answer == STDIN:
@@ -149,9 +151,6 @@ def _context(text: str | None, faults: list[str]) -> str | dict[str, Any]:
 
 
 def _context_file(path: Path) -> str | dict[str, Any]:
-    from plan_adapter.documents import read_mapping
-    from plan_adapter.errors import InvalidPlanError
-
     if path.suffix.lower() not in (".json", ".yaml", ".yml"):
         return text_of(str(path), "the context").strip()
     values, problems = read_mapping(str(path))
@@ -160,10 +159,8 @@ def _context_file(path: Path) -> str | dict[str, Any]:
     return values
 
 
-def _faults(request: "PlanRequest", tools: "ToolRegistry") -> list[str]:
+def _faults(request: PlanRequest, tools: "ToolRegistry") -> list[str]:
     """Return everything that is wrong with the request, before a model costs anything."""
-    from plan_adapter.values import find_bad_values
-
     context = request.context if isinstance(request.context, str) else dict(request.context)
     given = {"TASK": request.task, "--context": context, "--constraint": [*request.constraints]}
     faults = [f"{problem.at}: {problem.message}" for problem in find_bad_values(given)]
@@ -186,25 +183,25 @@ def _model(name: str | None, url: str | None, faults: list[str]) -> "OpenAIModel
         return None
 
 
-async def _plan(job: DraftJob, model: "OpenAIModel", *, begun: "Draft | None" = None) -> int:
+async def _plan(job: DraftJob, model: "OpenAIModel", *, begun: Draft | None = None) -> int:
     """Draft with a model; `begun`: the draft to continue."""
-    from plan_adapter.agent.planner import Budget, Planner
-    from plan_adapter.plan import new_id
-    from plan_adapter.runs.secrets import model_redactor
+    from plan_adapter.agent.planner import Budget, Planner  # only where a model drafts
 
     settings, asker, draft_id = Settings(), TerminalAsker(), begun.id if begun is not None else new_id()
     kept = {call.number for call in begun.calls} if begun is not None else set[int]()
 
-    def on_call(call: "ModelCall") -> None:
+    def on_call(call: ModelCall) -> None:
         streams.note(call_line(call) + ("; kept from before" if call.number in kept else ""))
 
     how_to_continue = f"the answers so far are kept; continue with: {job.destination.resume_command(draft_id)}"
     streams.note(f"draft {draft_id}: asking {model.name}, which may plan with {listed(job.tools.names(), NAMED)}")
     began = time.monotonic()
     try:
-        hide = await model_redactor(settings, job.request.available_secrets)
+        redactor = await model_redactor(settings, job.request.available_secrets)
         async with open_store(settings) as store:
-            planner = Planner(model, job.tools, asker=asker, budget=Budget.of(settings), keep=store.drafts, hide=hide, on_call=on_call)
+            planner = Planner(
+                model, job.tools, asker=asker, budget=Budget.of(settings), keep=store.drafts, redactor=redactor, on_call=on_call
+            )
             drafted = await planner.drafted(job.request, draft_id=draft_id)
     except asyncio.CancelledError:
         streams.note(how_to_continue)
@@ -228,18 +225,18 @@ async def _draft_by_hand(job: DraftJob, answer: str | None) -> int:
     """Print the prompt for a chat, or check its answer: a file, or `-` for stdin."""
     from plan_adapter.runs.secrets import model_redactor
 
-    hide = await model_redactor(Settings(), job.request.available_secrets)
-    return _print_prompt(job, hide) if answer is None else await _judge(job, text_of(answer, "the answer"), hide)
+    redactor = await model_redactor(Settings(), job.request.available_secrets)
+    return _print_prompt(job, redactor) if answer is None else await _judge(job, text_of(answer, "the answer"), redactor)
 
 
-def _print_prompt(job: DraftJob, hide: "Redactor") -> int:
-    from plan_adapter.agent.by_hand import prompt_for_chat
-    from plan_adapter.agent.hiding import redact_request, redaction_note
+def _print_prompt(job: DraftJob, redactor: "Redactor") -> int:
+    from plan_adapter.agent.chat import prompt_for_chat
+    from plan_adapter.agent.redaction import redact_request, redaction_note
 
-    messages = prompt_for_chat(job.request, job.tools, hide=hide)
+    messages = prompt_for_chat(job.request, job.tools, redactor=redactor)
     if job.as_json:
         streams.json_line({"messages": [{"role": message.role, "content": message.content} for message in messages]})
-    if hidden := redact_request(job.request, hide)[1]:
+    if hidden := redact_request(job.request, redactor)[1]:
         streams.note(f"note: {redaction_note(hidden)}")
     if not job.as_json or job.destination.path is not None:
         job.destination.write("\n\n".join(message.content for message in messages) + "\n")
@@ -247,22 +244,22 @@ def _print_prompt(job: DraftJob, hide: "Redactor") -> int:
     return ExitCode.DONE
 
 
-async def _judge(job: DraftJob, text: str, hide: "Redactor") -> int:
+async def _judge(job: DraftJob, text: str, redactor: "Redactor") -> int:
     """Check the answer of a chat, store the draft, and print its problems as text for the chat."""
-    from plan_adapter.agent.by_hand import judged_answer
+    from plan_adapter.agent.chat import draft_from_chat
 
-    judged = judged_answer(job.request, job.tools, text, hide=hide)
+    result = draft_from_chat(job.request, job.tools, text, redactor=redactor)
     async with open_store(Settings()) as store:
-        await store.drafts.keep(judged.draft, judged.draft.calls[0])
-        await store.drafts.end(judged.draft)
+        await store.drafts.keep(result.draft, result.draft.calls[0])
+        await store.drafts.end(result.draft)
     if job.as_json:
-        streams.json_line({**draft_json(judged.draft, question=judged.question), "reply": judged.reply})
-    if judged.question is not None:
-        streams.note(f"the model asks: {judged.question}\nanswer it in the chat, and run again with --answer and what comes back")
+        streams.json_line({**draft_json(result.draft, question=result.question), "reply": result.reply})
+    if result.question is not None:
+        streams.note(f"the model asks: {result.question}\nanswer it in the chat, and run again with --answer and what comes back")
         return ExitCode.USAGE
-    if judged.reply is not None:
+    if result.reply is not None:
         if not job.as_json:
-            streams.document(judged.reply + "\n")
-        streams.note(f"{judged.draft.failure}: paste stdout into the chat, and run again with --answer and what comes back")
+            streams.document(result.reply + "\n")
+        streams.note(f"{result.draft.failure}: paste stdout into the chat, and run again with --answer and what comes back")
         return ExitCode.FAILED
-    return report(judged.draft, job.destination, as_json=job.as_json)
+    return report(result.draft, job.destination, as_json=job.as_json)

@@ -7,9 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plan_adapter.agent.prompts import problem_line
 from plan_adapter.cli import output
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.documents import dump_plan
+from plan_adapter.draft_text import cost_of, summary_of
+from plan_adapter.gates.terminal import Conversation
 from plan_adapter.readable import counted, duration, one_line
 
 if TYPE_CHECKING:
@@ -28,13 +32,11 @@ class TerminalAsker:
     async def __call__(self, question: str) -> str | None:
         """Return the answer; None without a terminal."""
         if is_at_terminal():
-            from plan_adapter.gates.terminal import Conversation
-
             conversation = Conversation()
             conversation.say(f"the model asks: {question}")
-            while (said := await conversation.ask("your answer: ", forget=True)) is not None:
-                if said:
-                    return said
+            while (reply := await conversation.ask("your answer: ", forget=True)) is not None:
+                if reply:
+                    return reply
         self.unanswered = question
         return None
 
@@ -49,7 +51,7 @@ class Destination:
 
     def resume_command(self, draft_id: str) -> str:
         """Return the command that continues a draft and writes it here."""
-        tools = [word for name in self.tools for word in ("--tools", name)]
+        tools = [part for name in self.tools for part in ("--tools", name)]
         return shlex.join(["plan", "draft", "--resume", draft_id, *tools, *(("-o", str(self.path)) if self.path is not None else ())])
 
     def faults(self) -> list[str]:
@@ -91,8 +93,6 @@ class Destination:
 
         It is JSON if the file name ends in .json, or if stdout shows only ASCII.
         """
-        from plan_adapter.documents import dump_plan
-
         if self.path is None and not output.is_unicode(sys.stdout):
             self.write(output.json_text(plan.to_document(), is_ascii=True, indent=2) + "\n")
         elif self.path is not None and self.path.suffix.lower() == ".json":
@@ -100,7 +100,7 @@ class Destination:
         else:
             self.write(dump_plan(plan, comments=comments))
         if self.path is not None:
-            words = ["plan", "preview", str(self.path), *(word for name in self.tools for word in ("--tools", name))]
+            words = ["plan", "preview", str(self.path), *(part for name in self.tools for part in ("--tools", name))]
             output.note(f"next: {shlex.join(words)}")
 
 
@@ -157,14 +157,12 @@ def report(draft: "Draft", destination: Destination, *, as_json: bool) -> ExitCo
     """Return the exit code, after writing the plan and printing the report; with `as_json` the draft was printed before."""
     if draft.plan is not None and (not as_json or destination.path is not None):
         destination.write_plan(draft.plan)
-    tell(draft)
+    print_report(draft)
     return ExitCode.DONE if draft.plan is not None else ExitCode.FAILED
 
 
-def tell(draft: "Draft") -> None:
+def print_report(draft: "Draft") -> None:
     """Print the report on a draft: constraints, notes, problems, why it has no plan, and its cost."""
-    from plan_adapter.draft_text import cost_of, summary_of
-
     if draft.speak:
         output.note(f"the model says: {one_line(draft.speak)}")
     for kept in draft.constraints:
@@ -173,13 +171,12 @@ def tell(draft: "Draft") -> None:
         output.note(f"note: {one_line(text)}")
     if draft.failure is not None:
         output.note(f"plan: {draft.failure}")
-        _tell_problems(draft)
+        _print_problems(draft)
     if draft.usage.total:
         output.note(f"{cost_of(draft)}, by {one_line(draft.calls[-1].model)}")
 
 
-def _tell_problems(draft: "Draft") -> None:
-    from plan_adapter.agent.prompts import problem_line
+def _print_problems(draft: "Draft") -> None:
 
     for problem in draft.problems:
         output.note(f"  {one_line(problem_line(problem))}")

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.differences import difference_lines, difference_title
+from plan_adapter.documents import dump_plan, read_document
+from plan_adapter.errors import InvalidPlanError, PlanAdapterError
+from plan_adapter.gates.approval import os_user
 from plan_adapter.gates.terminal import Conversation
+from plan_adapter.validation import bind_inputs, validate
 
 if TYPE_CHECKING:
     from plan_adapter.plan import ExecutionPlan
@@ -31,9 +35,7 @@ class PlanEditing:
 
     async def __call__(self, request: "ApprovalRequest", conversation: Conversation) -> bool:
         """Return whether a new version replaced the plan."""
-        from plan_adapter.errors import PlanAdapterError
-        from plan_adapter.gates.approval import os_user
-        from plan_adapter.runner import arevise_run
+        from plan_adapter.runner import arevise_run  # imports SQLAlchemy
 
         assert request.run_id is not None
         try:
@@ -52,8 +54,6 @@ class PlanEditing:
 
 async def edited_plan(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry", conversation: Conversation) -> "ExecutionPlan | None":
     """Return the edited plan of `run`, valid with its inputs; None if the user changes nothing."""
-    from plan_adapter.documents import dump_plan
-
     old = await store.get(run.digest)
     with tempfile.TemporaryDirectory(prefix="plan-edit-") as folder:
         path = Path(folder, "plan.yaml")
@@ -63,7 +63,7 @@ async def edited_plan(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry",
             plan, findings = _read(path, run, tools)
             if plan is None:
                 conversation.say("\n".join(findings))
-                if not await _says_yes(conversation, "Edit it again? [Y/n] ", default=True):
+                if not await _confirm(conversation, "Edit it again? [Y/n] ", default=True):
                     return None
                 continue
             lines = difference_lines(old, plan)
@@ -71,17 +71,13 @@ async def edited_plan(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry",
                 conversation.say("nothing was changed")
                 return None
             conversation.say("\n".join([difference_title(lines), *lines]))
-            if await _says_yes(conversation, "Use this version? [y/N] ", default=False):
+            if await _confirm(conversation, "Use this version? [y/N] ", default=False):
                 return plan
-            if not await _says_yes(conversation, "Edit it again? [y/N] ", default=False):
+            if not await _confirm(conversation, "Edit it again? [y/N] ", default=False):
                 return None
 
 
 def _read(path: Path, run: "PlanRun", tools: "ToolRegistry") -> "tuple[ExecutionPlan | None, list[str]]":
-    from plan_adapter.documents import read_document
-    from plan_adapter.errors import InvalidPlanError
-    from plan_adapter.validation import bind_inputs, validate
-
     plan, problems = read_document(path.read_text(encoding="utf-8", errors="replace"), file=path.name)
     if plan is None:
         return None, [str(problem) for problem in problems]
@@ -108,7 +104,7 @@ async def _open_editor(path: Path) -> None:
         raise UsageError(f"the editor `{words[0]}` ended with code {code}")
 
 
-async def _says_yes(conversation: Conversation, question: str, *, default: bool) -> bool:
+async def _confirm(conversation: Conversation, question: str, *, default: bool) -> bool:
     answer = await conversation.ask(question)
     if answer is None:
         return False

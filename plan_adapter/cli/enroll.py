@@ -1,8 +1,12 @@
 """`plan enroll`."""
 
 from plan_adapter.cli import output
+from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.sources import open_store
+from plan_adapter.gates.approval import os_user
+from plan_adapter.gates.terminal import Conversation
+from plan_adapter.gates.totp import new_seed, seal
 from plan_adapter.settings import Settings
 
 
@@ -16,9 +20,6 @@ async def enroll(person: str, /, *, force: bool = False, json: bool = False) -> 
         force: Replace the codes that the person already has, without asking.
         json: Print one JSON object.
     """
-    from plan_adapter.gates.approval import os_user
-    from plan_adapter.gates.totp import new_seed, seal
-
     if not person.strip() or person != person.strip():
         raise UsageError("NAME must be the name under which the person answers, without spaces around it")
     settings, (seed, uri), by = Settings(), new_seed(person), os_user()
@@ -43,9 +44,6 @@ async def enroll(person: str, /, *, force: bool = False, json: bool = False) -> 
 
 async def _confirm_replacing(person: str) -> None:
     """Return if the user at the terminal agrees. Raises UsageError if they decline or nobody is there."""
-    from plan_adapter.cli.asking import is_at_terminal
-    from plan_adapter.gates.terminal import Conversation
-
     has_one = f"{person} already has one-time codes; new ones disable those on their phone"
     if not is_at_terminal():
         raise UsageError(f"{has_one}: `--force` replaces them")

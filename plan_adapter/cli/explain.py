@@ -2,6 +2,7 @@
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.problems import CATALOGUE, did_you_mean
 
 
 def explain(code: str | None = None, /, *, json: bool = False) -> int:
@@ -11,8 +12,6 @@ def explain(code: str | None = None, /, *, json: bool = False) -> int:
         code: The code in brackets on the line of a problem; without one, all codes are listed.
         json: Print JSON Lines.
     """
-    from plan_adapter.problems import CATALOGUE, did_you_mean
-
     wanted = list(CATALOGUE) if code is None else [code.strip().strip("[]")]
     if code is not None and wanted[0] not in CATALOGUE:
         raise UsageError(f"no problem has the code `{wanted[0]}`; {did_you_mean(wanted[0], list(CATALOGUE))}")

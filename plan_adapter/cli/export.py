@@ -23,7 +23,7 @@ async def export(run: str, /, *, output: Path | None = None, json: bool = False)
         output: The file to write, readable only by you; default: stdout.
         json: Print the document on one line.
     """
-    from plan_adapter.store.export import write_document
+    from plan_adapter.store.export import write_document  # imports SQLAlchemy
 
     only_ascii = output is None and not streams.is_unicode(sys.stdout)
     async with open_store(Settings()) as store:

@@ -19,6 +19,7 @@ from plan_adapter.cli.editing import PlanEditing
 from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.commands import resolve_command, resume_command, rollback_command
+from plan_adapter.engine.connection import Server, ui_hint
 from plan_adapter.errors import LeaseLostError, RunConflictError, StoreError, StoreLostError
 from plan_adapter.execution.cancellation import LeaveSignal
 from plan_adapter.execution.printing import captured_prints
@@ -28,7 +29,6 @@ from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import as_text
 
 if TYPE_CHECKING:
-    from plan_adapter.engine.connection import Server
     from plan_adapter.engine.local_server import PendingServer
     from plan_adapter.record import Attempt, PlanRun
     from plan_adapter.runs.session import Identity, RunRequest
@@ -55,7 +55,7 @@ def begin_server(settings: "Settings", *, offline: bool) -> "PendingServer | Non
     """Return the server that the run will use, which may still be starting; None for an offline run."""
     if offline:
         return None
-    from plan_adapter.engine.local_server import begin_server as begin
+    from plan_adapter.engine.local_server import begin_server as begin  # not for `--offline`
 
     for queue in ("EventsWorker", "APILogWorker"):  # at exit they warn that they are still sending
         logging.getLogger(queue).setLevel(logging.ERROR)
@@ -68,7 +68,7 @@ def choose_display(*, as_json: bool, links: Links, conversation: Conversation | 
     if as_json:
         return JsonDisplay(links)
     if output.is_terminal(sys.stderr):
-        from plan_adapter.cli.live import LiveDisplay
+        from plan_adapter.cli.live import LiveDisplay  # imports rich
 
         return LiveDisplay(links, conversation)
     return PlainDisplay(links, conversation.above) if conversation is not None else PlainDisplay(links)
@@ -86,7 +86,7 @@ class RunOptions:
 class ForegroundRun:
     """The run of this process: it shows events, asks at gates here and in a form, and ends on signals."""
 
-    def __init__(self, server: "Server | None", wanted: RunOptions, *, store: "PlanStore", tools: "ToolRegistry") -> None:
+    def __init__(self, server: Server | None, wanted: RunOptions, *, store: "PlanStore", tools: "ToolRegistry") -> None:
         """`server`: None for an offline run."""
         self._server = server
         self._store = store
@@ -126,7 +126,7 @@ class ForegroundRun:
         self._display(event)
 
     def request(self, settings: "Settings", *, identity: "Identity | None" = None) -> "RunRequest":
-        """Return the request for the run, without its plan and inputs; `speaker` proves who makes requests outside a gate."""
+        """Return the request for the run, without its plan and inputs; `identity` proves who makes requests outside a gate."""
         from plan_adapter.runs.session import RunRequest
 
         return RunRequest(
@@ -154,7 +154,7 @@ class ForegroundRun:
                 run = await task
         except asyncio.CancelledError:
             self._display.close()
-            await self._tell_forced_end()
+            await self._show_forced_end()
             return ExitCode.INTERRUPTED
         except YesRefusedError as error:
             self._display.close()
@@ -166,7 +166,7 @@ class ForegroundRun:
         except StoreError as error:
             self._display.close()
             if not isinstance(error, StoreLostError):  # else nothing can be resumed
-                self._tell_left()
+                self._show_left_waiting()
             raise
         finally:
             self._display.close()
@@ -231,22 +231,20 @@ class ForegroundRun:
         if not self._is_left(signal.SIGHUP):
             asyncio.get_running_loop().call_later(HUNG_UP_SECONDS, self._hung_up)
 
-    async def _tell_forced_end(self) -> None:
+    async def _show_forced_end(self) -> None:
         from plan_adapter.runner import acancel_run
 
         if self._started is None and self._waiting is not None and self._left_at is None:
             with contextlib.suppress(RunConflictError):  # it has ended
                 await acancel_run(self._waiting, reason=INTERRUPTED[signal.SIGINT], store=self._store)
         output.note("interrupted")
-        self._tell_left()
+        self._show_left_waiting()
 
-    def _tell_left(self) -> None:
+    def _show_left_waiting(self) -> None:
         if self._started is not None:
             output.note(f"run {self._started} has stopped here; `{self._resume_command}` resumes it")
 
     def _links(self, flow_run_id: str) -> list[str]:
-        from plan_adapter.engine.connection import ui_hint
-
         url = self._server.run_url(flow_run_id) if self._server is not None else None
         return ui_hint(url) if url is not None else []
 
@@ -276,7 +274,7 @@ def show_result(run: "PlanRun", *, as_json: bool, hint: str | None) -> None:
 
 
 def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = ()) -> str:
-    """Return what to type next about `run`; `unknown` are its calls whose outcome is unknown."""
+    """Return the next command for `run`. `unknown` are its calls whose outcome is unknown."""
     lost = next((attempt for attempt in unknown if attempt.kind == "step"), None)
     if lost is not None:
         return (

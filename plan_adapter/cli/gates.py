@@ -38,14 +38,14 @@ async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> i
         raise UsageError("--limit is at least 1")
     settings = Settings()
     if api:
-        from plan_adapter.cli.remote import list_remotely
+        from plan_adapter.cli.remote import list_remotely  # only for `--api`
 
         return await list_remotely(settings, limit=limit, as_json=json)
     async with open_store(settings) as store:
         found, now = await _open_gates(store, settings), await store.now()
         changes = await store.changes_asked() if found else {}
     if not found and has_only_the_api(settings):
-        from plan_adapter.cli.remote import list_remotely
+        from plan_adapter.cli.remote import list_remotely  # only for `--api`
 
         return await list_remotely(settings, limit=limit, as_json=json)
     _show(found, now, changes, settings, limit=limit, as_json=json)
@@ -54,11 +54,11 @@ async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> i
 
 async def _open_gates(store: "PlanStore", settings: Settings) -> "list[Gate]":
     """Return the open gates and the unknown outcomes that no process asks about, newest first, after closing expired gates."""
-    from plan_adapter.runs.reconcile import unasked_outcomes
+    from plan_adapter.runs.reconcile import unasked_outcomes  # imports SQLAlchemy
 
     found, now = await store.gates(limit=MOST), await store.now()
     if any(gate.is_over(now) for gate in found):
-        from plan_adapter.runs.approval import end_expired
+        from plan_adapter.runs.approval import end_expired  # imports SQLAlchemy
 
         await end_expired(store)
         found = await store.gates(limit=MOST)

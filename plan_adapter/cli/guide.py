@@ -5,6 +5,7 @@ from importlib.resources import files
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.problems import did_you_mean
 
 
 def guide(topic: str | None = None, /, *, json: bool = False) -> int:
@@ -24,8 +25,6 @@ def guide(topic: str | None = None, /, *, json: bool = False) -> int:
             output.table(("TOPIC", "TITLE"), rows)
         return ExitCode.DONE
     if topic not in pages:
-        from plan_adapter.problems import did_you_mean
-
         raise UsageError(f"the guide has no page `{topic}`; {did_you_mean(topic, list(pages))}")
     if json:
         output.json_line({"topic": topic, "text": pages[topic]})
@@ -43,7 +42,7 @@ def _pages() -> dict[str, str]:
 
 
 def _render(text: str) -> None:
-    from rich.markdown import Markdown
+    from rich.markdown import Markdown  # only for a terminal
 
     with output.to_stdout():
         output.console(sys.stdout).print(Markdown(text))

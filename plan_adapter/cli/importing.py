@@ -12,12 +12,15 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.drafting import Destination
 from plan_adapter.cli.records import saved_json
 from plan_adapter.cli.sources import open_store, text_of, tools_of
+from plan_adapter.documents import read_documents
+from plan_adapter.gates.approval import os_user
 from plan_adapter.readable import counted
 from plan_adapter.settings import Settings
+from plan_adapter.validation import lint
 
 if TYPE_CHECKING:
-    from plan_adapter.imported import Imported
     from plan_adapter.plan import ExecutionPlan
+    from plan_adapter.plan_import import ImportedPlan
     from plan_adapter.problems import Problem
     from plan_adapter.tools.registry import ToolRegistry
 
@@ -65,9 +68,6 @@ async def import_plans(
         tools: `package.module:name` of a tool or registry that the plans use; may be repeated.
         json: Print one JSON object per plan: plan, notes, and the stored version; or one per problem.
     """
-    from plan_adapter.documents import read_documents
-    from plan_adapter.gates.approval import os_user
-
     read = read_documents(text_of(file, "the plans"), file=file)
     wanted = _ImportOptions(name, save, results, leave_out_unknown)
     taken = _taken(read, file, wanted, tools_of(tools or []), as_json=json)
@@ -92,33 +92,32 @@ async def import_plans(
 
 def _taken(
     read: "list[tuple[ExecutionPlan | None, list[Problem]]]", file: str, wanted: _ImportOptions, tools: "ToolRegistry", *, as_json: bool
-) -> "list[Imported] | None":
+) -> "list[ImportedPlan] | None":
     """Return the converted plans, and print every problem; None if a plan cannot be converted."""
-    from plan_adapter.imported import imported
-    from plan_adapter.validation import lint
+    from plan_adapter.plan_import import import_plan
 
     found = [problem for plan, problems in read for problem in (problems if plan is None else lint(plan, tools))]
     output.problems(found, as_json=as_json, to_stdout=False)
     unread = [problem for _, problems in read for problem in problems]
     unknown = [problem for problem in unread if problem.code == "unknown-field"]
-    to_mend = [problem for problem in found if problem.severity == "error" and problem not in unread]
+    to_fix = [problem for problem in found if problem.severity == "error" and problem not in unread]
     stops = [problem for problem in unread if not (wanted.leave_out_unknown and problem in unknown)]
-    stops += [problem for problem in to_mend if wanted.save and problem.code != "unknown-tool"]
+    stops += [problem for problem in to_fix if wanted.save and problem.code != "unknown-tool"]
     if stops:
-        way_on = f"; `--leave-out-unknown` leaves out {counted(len(unknown), 'unknown field')}" if unknown else ""
-        output.note(f"nothing was converted: fix the problems above{way_on}")
+        hint = f"; `--leave-out-unknown` leaves out {counted(len(unknown), 'unknown field')}" if unknown else ""
+        output.note(f"nothing was converted: fix the problems above{hint}")
         return None
-    if to_mend:
-        output.note(f"converted as written; fix {counted(len(to_mend), 'error')} above before it can run")
+    if to_fix:
+        output.note(f"converted as written; fix {counted(len(to_fix), 'error')} above before it can run")
     if not read:
         raise UsageError(f"{file} holds no plan")
     if wanted.name is not None and len(read) > 1:
         raise UsageError(f"{file} holds {len(read)} plans: --name is for one")
-    return [imported(plan, source=Path(file).name, name=wanted.name, results=wanted.results) for plan, _ in read if plan is not None]
+    return [import_plan(plan, source=Path(file).name, name=wanted.name, results=wanted.results) for plan, _ in read if plan is not None]
 
 
 def _targets(
-    plans: "list[Imported]", out: Path | None, *, force: bool, tools: tuple[str, ...], is_needed: bool
+    plans: "list[ImportedPlan]", out: Path | None, *, force: bool, tools: tuple[str, ...], is_needed: bool
 ) -> list[Destination | None]:
     """Return where each plan goes. Raises UsageError, before anything is written, if a plan cannot go there."""
     names = [one.plan.name for one in plans]

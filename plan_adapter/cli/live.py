@@ -140,8 +140,8 @@ class LiveDisplay:
     def _row(self, step: StepRun, mark: tuple[str, str], end: str, *, style: str = "") -> Text:
         name = Text(step.id)
         name.truncate(self._width, overflow="ellipsis", pad=True)
-        told = f"  {one_line(step.description)}" if step.description and step.description != step.id else ""
-        return Text.assemble(mark, " ", name, "  ", (visible(end), style), (told, "dim"))
+        description = f"  {one_line(step.description)}" if step.description and step.description != step.id else ""
+        return Text.assemble(mark, " ", name, "  ", (visible(end), style), (description, "dim"))
 
     def __rich__(self) -> RenderableType:
         """Return the part of the display that moves, as it is now: running steps, waits for retries, how far the run is."""

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 from pydantic import JsonValue
 
 from plan_adapter.cli import output
-from plan_adapter.cli.aside import aside
 from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.servers import answering_server
 from plan_adapter.cli.sources import open_store
+from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import NoServerError
 from plan_adapter.readable import call_name, counted
-from plan_adapter.record import Outcome, PlanRun
+from plan_adapter.record import Outcome, PlanRun, Receipt
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.engine.connection import Server
-    from plan_adapter.record import Receipt
     from plan_adapter.store.store import PlanStore
 
 STREAMS = ("stdout", "stderr", "output", "body")
@@ -60,7 +59,7 @@ async def logs(run: str, /, step: str | None = None, *, json: bool = False) -> i
 async def _lines(run: PlanRun, store: "PlanStore", settings: Settings) -> tuple[list[Line], str]:
     if run.flow_run_id is not None:
         try:
-            server = await aside(lambda: answering_server(settings))
+            server = await in_daemon_thread(lambda: answering_server(settings))
             if server is not None and (found := await _from_prefect(server, run.flow_run_id)):
                 return found, f"Prefect at {server.api_url}"
         except NoServerError as error:
@@ -71,15 +70,14 @@ async def _lines(run: PlanRun, store: "PlanStore", settings: Settings) -> tuple[
     return lines, "the receipts of its steps"
 
 
-async def _from_prefect(server: "Server", flow_run_id: str) -> list[Line]:
-    from plan_adapter.engine.connection import use_server
-    from plan_adapter.engine.run_logs import flow_run_logs
+async def _from_prefect(server: Server, flow_run_id: str) -> list[Line]:
+    from plan_adapter.engine.run_logs import flow_run_logs  # imports Prefect
 
     with use_server(server):
         return [Line(log.at, log.step, log.text) for log in await flow_run_logs(flow_run_id)]
 
 
-def _from_receipt(receipt: "Receipt", label: str | None) -> Iterator[Line]:
+def _from_receipt(receipt: Receipt, label: str | None) -> Iterator[Line]:
     name = call_name(receipt.step_id, receipt.item, label, kind=receipt.kind)
     for text in _texts(receipt.result):
         yield Line(receipt.ended_at, name, text)

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -102,13 +103,12 @@ def problems(found: Iterable["Problem"], *, as_json: bool, to_stdout: bool) -> N
 
 def problem_json(problem: "Problem") -> dict[str, Any]:
     """Return a problem as the object that `--json` prints."""
-    from dataclasses import asdict
-
     return asdict(problem)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows under their headings to stdout, cut to the width of the terminal; never cut in files and pipes."""
+    # Only for tables.
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 
@@ -162,7 +162,7 @@ def whole_file(path: Path, *, private: bool = False) -> Generator[IO[str]]:
 
 def console(stream: IO[str]) -> "Console":
     """Return a rich console that never interprets text as markup and never cuts what goes into a file."""
-    from rich.console import Console
+    from rich.console import Console  # only for terminals
 
     return Console(file=stream, markup=False, highlight=False, emoji=False, width=None if stream.isatty() else UNLIMITED_WIDTH)
 
@@ -190,6 +190,7 @@ def abandon_stdout() -> None:
 
 def keep_traceback(error: BaseException) -> Path | None:
     """Return the file in the home folder with the traceback of `error`, without passwords; None if it cannot be written."""
+    # Only for an unexpected error.
     import traceback
 
     from plan_adapter.private_files import make_folder, open_file

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.sources import open_store
+from plan_adapter.gates.policy import Policy, read_policy
 from plan_adapter.readable import moment, one_line
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.gates.policy import Policy
     from plan_adapter.store.policies import PolicyVersion
     from plan_adapter.store.store import PlanStore
 
@@ -60,9 +60,9 @@ async def _show(store: "PlanStore", *, with_all: bool, as_json: bool) -> int:
     versions, problem = await store.policy_history()
     for version in versions if with_all else versions[-1:]:
         if as_json:
-            output.json_line({**_told(version), "problem": problem})
+            output.json_line({**_as_json(version), "problem": problem})
         else:
-            _tell(version)
+            _print(version)
     if problem is not None:
         output.note(f"altered: {problem}; this store approves and runs nothing until its owner restores the rows")
         return ExitCode.FAILED
@@ -74,8 +74,8 @@ async def _show(store: "PlanStore", *, with_all: bool, as_json: bool) -> int:
 
 
 async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool, code: str | None, by: str | None, as_json: bool) -> int:
+    # Only to set a policy.
     from plan_adapter.gates.approval import os_user
-    from plan_adapter.gates.policy import read_policy
     from plan_adapter.store.policies import NewPolicy
 
     new, before = read_policy(file), await store.policy()
@@ -83,7 +83,7 @@ async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool,
     who, number = by or me, 1 if before is None else before.number + 1
     known_by, signature = "os_user" if who == me else "unverified", None
     if code is not None:
-        from plan_adapter.gates.totp import check
+        from plan_adapter.gates.totp import check  # only for `--code`
 
         await check(who, code, codes=store, settings=settings)
         known_by = "totp"
@@ -91,7 +91,7 @@ async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool,
         known_by, signature = "ssh_signature", await _signature(new, number, who, store, settings)
     kept = await store.set_policy(NewPolicy(new, number, who, known_by, signature))
     if as_json:
-        output.json_line(_told(kept))
+        output.json_line(_as_json(kept))
         return ExitCode.DONE
     output.line(f"version {kept.number} of the store's policy applies from now on, set by {one_line(kept.by)} ({kept.known_by})")
     if not new.operators:
@@ -105,20 +105,20 @@ async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool,
     return ExitCode.DONE
 
 
-async def _signature(new: "Policy", number: int, by: str, store: "PlanStore", settings: Settings) -> str:
+async def _signature(new: Policy, number: int, by: str, store: "PlanStore", settings: Settings) -> str:
     """Return the signature of a new policy, verified against the current allowed signers."""
-    from plan_adapter.cli.aside import aside
+    from plan_adapter.cli.daemon_thread import in_daemon_thread
     from plan_adapter.gates.signatures import allowed_signers, default_key, sign, signer
     from plan_adapter.store.policies import signed_policy
 
     text = signed_policy(new, number)
     allowed = allowed_signers(await store.effective_policy(settings))
     signature = sign(text, key=default_key(settings))
-    await aside(lambda: signer(text, signature, allowed=allowed, by=by))
+    await in_daemon_thread(lambda: signer(text, signature, allowed=allowed, by=by))
     return signature
 
 
-def _told(version: "PolicyVersion") -> dict[str, Any]:
+def _as_json(version: "PolicyVersion") -> dict[str, Any]:
     return {
         "number": version.number,
         "by": version.by,
@@ -129,7 +129,7 @@ def _told(version: "PolicyVersion") -> dict[str, Any]:
     }
 
 
-def _tell(version: "PolicyVersion") -> None:
+def _print(version: "PolicyVersion") -> None:
     from plan_adapter.documents.yaml_text import write_yaml
 
     who = f"{one_line(version.by)} ({version.known_by})"

@@ -11,18 +11,21 @@ from cyclopts import Parameter
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.secrets import seen, sight_line
+from plan_adapter.cli.secrets import location_line, secret_locations
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, policy_of_store, resume_options_of, tools_of
 from plan_adapter.commands import NAMED, unit_names
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.execution.history import ResumeOptions, RunHistory, Unit
+from plan_adapter.gates.approval import requires_approval
+from plan_adapter.preview import Preview, preview_plan, preview_text
 from plan_adapter.readable import listed
+from plan_adapter.runs.folders import refuse_elsewhere
 from plan_adapter.settings import Settings
+from plan_adapter.validation import ValidatedPlan, bind_inputs, validate
 
 if TYPE_CHECKING:
-    from plan_adapter.execution.history import ResumeOptions, RunHistory, Unit
     from plan_adapter.plan import ExecutionPlan
-    from plan_adapter.preview import Preview
     from plan_adapter.record import PlanRun
-    from plan_adapter.validation import ValidatedPlan
 
 
 def preview(
@@ -63,28 +66,20 @@ def preview(
         return asyncio.run(_preview_resume(resume, asked, tools=tools or [], as_json=json))
     if plan is None or asked is not None:
         raise UsageError("give a plan, or --resume with the id of a run")
-    from plan_adapter.preview import preview_text
-    from plan_adapter.validation import validate
-
     given = input_texts(input or [], inputs)
     validated = validate(asyncio.run(plan_of(plan)), tools_of(tools or []))
-    shown, sights = _preview(validated, given), seen(validated.secrets, Settings())
+    shown, locations = _preview(validated, given), secret_locations(validated.secrets, Settings())
     if json:
-        output.json_line(shown.as_json() | {"secret_places": [asdict(sight) for sight in sights]})
+        output.json_line(shown.as_json() | {"secret_places": [asdict(location) for location in locations]})
     else:
         output.line(preview_text(shown).rstrip("\n"))
-        if sights:
-            output.line("\n".join(["", "## Secrets", "", *(f"- {sight_line(sight, validated)}" for sight in sights)]))
+        if locations:
+            output.line("\n".join(["", "## Secrets", "", *(f"- {location_line(location, validated)}" for location in locations)]))
     return ExitCode.DONE
 
 
-def _preview(validated: "ValidatedPlan", texts: dict[str, str]) -> "Preview":
+def _preview(validated: ValidatedPlan, texts: dict[str, str]) -> Preview:
     """Return the preview with these inputs; required ones may be missing. Raises InvalidPlanError for those that do not fit."""
-    from plan_adapter.errors import InvalidPlanError
-    from plan_adapter.gates.approval import requires_approval
-    from plan_adapter.preview import preview_plan
-    from plan_adapter.validation import bind_inputs
-
     policy = asyncio.run(policy_of_store(Settings()))
     show = partial(preview_plan, validated, requires_approval=requires_approval(validated.plan, policy), gate_effects=policy.gate_effects)
     try:
@@ -97,12 +92,11 @@ def _preview(validated: "ValidatedPlan", texts: dict[str, str]) -> "Preview":
     return show(inputs=bound.inputs, approval_digest=bound.approval_digest)
 
 
-async def _preview_resume(run: str, asked: "ResumeOptions | None", *, tools: list[str], as_json: bool) -> int:
+async def _preview_resume(run: str, asked: ResumeOptions | None, *, tools: list[str], as_json: bool) -> int:
     """Print what `plan resume` would do with each step, without doing anything. Raises what `plan resume` would raise."""
-    from plan_adapter.execution.history import ResumeOptions
+    # Only for `--resume`: these import SQLAlchemy.
     from plan_adapter.execution.rollback import units_to_roll_back
     from plan_adapter.runs.approval import end_overdue
-    from plan_adapter.runs.folders import refuse_elsewhere
     from plan_adapter.runs.operator_requests import choices_of
     from plan_adapter.runs.resume import refuse_resume, resume_action
     from plan_adapter.runs.rollback import roll_back, with_approved_rollbacks
@@ -120,7 +114,7 @@ async def _preview_resume(run: str, asked: "ResumeOptions | None", *, tools: lis
         bound = as_recorded(found, plan, tools_of(tools))
         if work is roll_back:
             await with_approved_rollbacks(bound, found, history, store)
-            return _tell_rollback(found.id, units_to_roll_back(plan, history), history.labels, as_json=as_json)
+            return _print_rollback(found.id, units_to_roll_back(plan, history), history.labels, as_json=as_json)
         validated = bound.validated
         changes, notices = await changes_of_tools(validated, found, store), await code_notices(validated, found, store)
         unknown = {attempt.step_id for attempt in await store.unknown(found.id) if attempt.kind == "step"}
@@ -162,7 +156,7 @@ class ItemFate:
 
 
 def _items(plan: "ExecutionPlan", run: "PlanRun", step_id: str, history: "RunHistory") -> list[ItemFate]:
-    """Return what becomes of each item of a step that runs; without those that only a later result decides."""
+    """Return the fate of each item of a step that runs, without items that depend on a later result."""
     from plan_adapter.execution.items import recorded_items
 
     labels = dict(enumerate(recorded_items(plan, run, step_id)))
@@ -175,7 +169,7 @@ def _items(plan: "ExecutionPlan", run: "PlanRun", step_id: str, history: "RunHis
     ]
 
 
-def _tell_rollback(run_id: str, left: "list[Unit]", labels: "Mapping[Unit, str]", *, as_json: bool) -> int:
+def _print_rollback(run_id: str, left: "list[Unit]", labels: "Mapping[Unit, str]", *, as_json: bool) -> int:
     if as_json:
         output.json_line({"run_id": run_id, "steps": [], "rollback": [{"id": step_id, "item": item} for step_id, item in left]})
     else:

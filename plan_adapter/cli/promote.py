@@ -12,14 +12,16 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.drafting import Destination
 from plan_adapter.cli.records import saved_json
 from plan_adapter.cli.sources import find_run, open_store, tools_of
-from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.errors import StoreError
+from plan_adapter.gates.approval import os_user
+from plan_adapter.plan import ExecutionPlan, PlanStatus, StepStatus
 from plan_adapter.readable import moment
+from plan_adapter.runbooks.promote import Promotion
+from plan_adapter.runbooks.promote import promote as promoted
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.plan import ExecutionPlan
     from plan_adapter.record import PlanRun
-    from plan_adapter.runbooks.promote import Promotion
     from plan_adapter.store.store import PlanStore
 
 COMPARED = 20
@@ -55,9 +57,6 @@ async def promote(
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         json: Print one JSON object: plan, inputs with their reasons and places, notes, and the stored version.
     """
-    from plan_adapter.gates.approval import os_user
-    from plan_adapter.runbooks.promote import promote as promoted
-
     registry = tools_of(tools or [])
     destination = Destination(out, force=force, tools=tuple(tools or ()))
     if faults := destination.faults():
@@ -76,9 +75,9 @@ async def promote(
         destination.write_plan(promotion.plan, comments={"": top, **promotion.comments})
     for text in (*warnings, *promotion.notes):
         output.note(f"note: {text}")
-    _tell(promotion, without or [], is_saved=saved is not None, is_file=out is not None)
+    _print(promotion, without or [], is_saved=saved is not None, is_file=out is not None)
     if saved is not None:
-        words = ["plan", "run", f"store:{saved.name}", *(word for given in tools or () for word in ("--tools", given))]
+        words = ["plan", "run", f"store:{saved.name}", *(part for given in tools or () for part in ("--tools", given))]
         output.note(f"saved version {saved.version} of {saved.name}, by {saved.author}; next: {shlex.join(words)}")
     return ExitCode.DONE
 
@@ -93,10 +92,8 @@ def _warnings(run: "PlanRun") -> list[str]:
     return [f"run {run.id} is only partial; nothing proves that these steps work: {steps}"]
 
 
-async def _others(run: "PlanRun", store: "PlanStore") -> "list[tuple[str, ExecutionPlan]]":
+async def _others(run: "PlanRun", store: "PlanStore") -> list[tuple[str, ExecutionPlan]]:
     """Return the newest other plans with the run's name, each with its version or run."""
-    from plan_adapter.errors import StoreError
-
     known = {run.digest}
     found: list[tuple[str, ExecutionPlan]] = []
     versions = [(f"version {version.version}", version.digest) for version in await store.versions(run.name)]
@@ -112,7 +109,7 @@ async def _others(run: "PlanRun", store: "PlanStore") -> "list[tuple[str, Execut
     return found
 
 
-def _json(run: "PlanRun", promotion: "Promotion", warnings: list[str]) -> dict[str, Any]:
+def _json(run: "PlanRun", promotion: Promotion, warnings: list[str]) -> dict[str, Any]:
     inputs = [
         {"name": one.name, **one.definition.model_dump(mode="json", exclude_none=True), **_story(asdict(one))} for one in promotion.inputs
     ]
@@ -123,7 +120,7 @@ def _story(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: list(fields[name]) for name in ("reasons", "places", "remains")}
 
 
-def _tell(promotion: "Promotion", without: list[str], *, is_saved: bool, is_file: bool) -> None:
+def _print(promotion: "Promotion", without: list[str], *, is_saved: bool, is_file: bool) -> None:
     names = ", ".join(one.name for one in promotion.inputs)
     output.note(f"proposed inputs: {names}" if names else "nothing in it seems to vary: the plan is unchanged")
     if names:

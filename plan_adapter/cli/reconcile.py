@@ -7,6 +7,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode
 from plan_adapter.cli.servers import answering_server
 from plan_adapter.cli.sources import open_store
+from plan_adapter.engine.connection import use_server
 from plan_adapter.settings import Settings
 
 
@@ -20,17 +21,11 @@ async def reconcile(*, offline: bool = False, json: bool = False) -> int:
         offline: Do not contact Prefect.
         json: Print one JSON object per finding.
     """
-    from plan_adapter.runs.reconcile import reconcile as reconcile_runs
+    from plan_adapter.runs.reconcile import reconcile as reconcile_runs  # imports SQLAlchemy
 
     settings = Settings()
     server = None if offline else answering_server(settings)
-    if server is not None:
-        from plan_adapter.engine.connection import use_server
-
-        context = use_server(server)
-    else:
-        context = nullcontext()
-    with context:
+    with use_server(server) if server is not None else nullcontext():
         async with open_store(settings) as store:
             found = await reconcile_runs(store, with_prefect=server is not None)
     if json:

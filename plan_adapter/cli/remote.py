@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 from plan_adapter.cli import output
 from plan_adapter.cli.answers import DECISION_WORDS, AnswerOptions, Place, confirm, must_be_bound, other_content, proofs, refuse_unnamed
 from plan_adapter.cli.approval_state import age, time_left
-from plan_adapter.cli.aside import aside
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.servers import answering_server
 from plan_adapter.commands import SHOWN_DIGITS, answer_command
+from plan_adapter.engine.connection import Server, use_server
+from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.readable import call_name, means_item
 from plan_adapter.record import LEAST_ID_CHARACTERS, ApprovalRequest, Decision, GatePolicy, Resolution
 
 if TYPE_CHECKING:
-    from plan_adapter.engine.connection import Server
     from plan_adapter.engine.gate_forms import OpenForm
     from plan_adapter.settings import Settings
 
@@ -32,7 +33,7 @@ POLL_SECONDS = 0.25
 async def list_remotely(settings: "Settings", *, limit: int, as_json: bool) -> int:
     """Print the forms that wait for an answer, newest first."""
     async with _server(settings) as server:
-        from plan_adapter.engine.gate_forms import open_forms
+        from plan_adapter.engine.gate_forms import open_forms  # imports Prefect
 
         found = (await open_forms())[::-1][:limit]
     now = datetime.now(UTC)
@@ -50,10 +51,8 @@ async def list_remotely(settings: "Settings", *, limit: int, as_json: bool) -> i
 
 async def answer_remotely(place: Place, words: AnswerOptions, settings: "Settings", *, show: bool, as_json: bool) -> int:
     """Answer in the form of a gate. Raises UsageError if no form matches, NotApprovedError if the run refuses the answer at once."""
-    from plan_adapter.errors import NotApprovedError, RunConflictError
-
     async with _server(settings) as server:
-        from plan_adapter.engine.gate_forms import answer_form, open_forms, text_of
+        from plan_adapter.engine.gate_forms import answer_form, open_forms, text_of  # imports Prefect
 
         form = _the_one(await open_forms(), place, None if show else words)
         page = server.run_url(form.flow_run_id)
@@ -93,9 +92,8 @@ async def answer_remotely(place: Place, words: AnswerOptions, settings: "Setting
 
 @asynccontextmanager
 async def _server(settings: "Settings") -> "AsyncGenerator[Server]":
-    from plan_adapter.engine.connection import use_server
 
-    server = await aside(lambda: answering_server(settings))
+    server = await in_daemon_thread(lambda: answering_server(settings))
     if server is None:
         raise UsageError("there is no Prefect server: Prefect's settings name no API URL, and no local server is running")
     with use_server(server):
@@ -130,7 +128,7 @@ def _the_one(forms: "list[OpenForm]", place: Place, words: AnswerOptions | None)
 
 async def _refusal(form: "OpenForm") -> str | None:
     """Return why the run refuses the answer; None if it does not within a few seconds."""
-    from plan_adapter.engine.gate_forms import open_forms
+    from plan_adapter.engine.gate_forms import open_forms  # imports Prefect
 
     deadline = time.monotonic() + REFUSAL_SECONDS
     while time.monotonic() < deadline:
@@ -141,7 +139,7 @@ async def _refusal(form: "OpenForm") -> str | None:
     return None
 
 
-def _show_text(form: "OpenForm", request: ApprovalRequest, server: "Server", *, as_json: bool) -> None:
+def _show_text(form: "OpenForm", request: ApprovalRequest, server: Server, *, as_json: bool) -> None:
     if as_json:
         output.json_line({**_form_json(form, server), "text": request.text})
     else:
@@ -166,7 +164,7 @@ def _request(form: "OpenForm", text: str) -> ApprovalRequest:
     )
 
 
-def _form_json(form: "OpenForm", server: "Server") -> dict[str, Any]:
+def _form_json(form: "OpenForm", server: Server) -> dict[str, Any]:
     return {
         "id": form.gate_id,
         "asks": form.kind,

@@ -7,8 +7,11 @@ from plan_adapter.cli import output
 from plan_adapter.cli.answers import AnswerOptions, Place, item_of, proofs, refuse_item
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_end, run_json
+from plan_adapter.cli.remote import answer_remotely
 from plan_adapter.cli.sources import find_run, open_store
 from plan_adapter.commands import resolve_command, resume_command, rollback_command
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.gates.approval import os_user
 from plan_adapter.readable import call_name
 from plan_adapter.settings import Settings
 
@@ -56,7 +59,7 @@ async def resolve(
         api: Answer through Prefect's API: for a machine that cannot reach the store.
         json: Print the run as a JSON object; with `--api` the form that you answered.
     """
-    from plan_adapter.runs.reconcile import hint_of
+    from plan_adapter.runs.reconcile import hint_of  # imports SQLAlchemy
 
     if result is not None and resolution != "done":
         raise UsageError("--result goes with `done` only")
@@ -64,8 +67,6 @@ async def resolve(
     settings, place = Settings(), Place(run, step, item, digest, "rollback" if rollback else "step")
     words = AnswerOptions(resolution, note=note, sign=sign, code=code, by=by, result=_value(result))
     if api:
-        from plan_adapter.cli.remote import answer_remotely
-
         return await answer_remotely(place, words, settings, show=False, as_json=json)
     async with open_store(settings) as store:
         found = await _record(place, words, store, settings)
@@ -90,9 +91,7 @@ async def resolve(
 
 async def _record(place: Place, words: AnswerOptions, store: "PlanStore", settings: Settings) -> "PlanRun":
     """Record the outcome of a step, and return the run as it is then. Raises NotApprovedError if the answer is refused."""
-    from plan_adapter.errors import NotApprovedError
-    from plan_adapter.gates.approval import os_user
-    from plan_adapter.runs.resolve import resolution_by, resolution_request
+    from plan_adapter.runs.resolve import resolution_by, resolution_request  # imports SQLAlchemy
 
     assert place.step is not None
     assert words.decision in ("done", "again", "abort")

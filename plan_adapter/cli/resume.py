@@ -7,19 +7,19 @@ from cyclopts import Parameter
 
 from plan_adapter.cli import output
 from plan_adapter.cli.answers import AnswerOptions, CallerIdentity
-from plan_adapter.cli.aside import aside
 from plan_adapter.cli.codes import UsageError, code_of_run
+from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server, show_result
 from plan_adapter.cli.sources import open_store, resume_options_of, tools_of
 from plan_adapter.commands import answer_command
+from plan_adapter.errors import RunConflictError
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import call_name, moment, one_line
-from plan_adapter.record import RunReason
+from plan_adapter.record import PlanRun, RunReason
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from plan_adapter.execution.history import ResumeOptions
-    from plan_adapter.record import PlanRun
     from plan_adapter.store.store import PlanStore
 
 LOOK_SECONDS = 1.0
@@ -85,8 +85,7 @@ async def _resume(
     waits: bool,
     here: bool,
 ) -> int:
-    from plan_adapter.errors import RunConflictError
-    from plan_adapter.runs.resume import execute_resume
+    from plan_adapter.runs.resume import execute_resume  # imports SQLAlchemy
 
     settings = Settings()
     pending = begin_server(settings, offline=offline)
@@ -96,7 +95,7 @@ async def _resume(
         if (found.status, found.reason) == (PlanStatus.CANCELLED, RunReason.CANCELLED):
             at, why = moment(found.completed_at), one_line(await _why_cancelled(found, store))
             output.note(f"run {found.id} was cancelled at {at}: {why}; it is resumed now")
-        server = await aside(pending.wait) if pending is not None else None
+        server = await in_daemon_thread(pending.wait) if pending is not None else None
         while True:
             now = await until_unowned(found, store) if waits else found
             if has_completed_since(found, now):
@@ -114,7 +113,7 @@ async def _resume(
                     raise
 
 
-async def _why_cancelled(run: "PlanRun", store: "PlanStore") -> str:
+async def _why_cancelled(run: PlanRun, store: "PlanStore") -> str:
     """Return why `run` was cancelled, and by whom as far as it is recorded: its message may be about a later `plan resolve`."""
     if (asked := await store.cancel_request(run.id)) is not None:
         return asked
@@ -134,17 +133,17 @@ async def owner_of(run_id: str, store: "PlanStore") -> str | None:
     return None
 
 
-async def until_unowned(run: "PlanRun", store: "PlanStore") -> "PlanRun":
+async def until_unowned(run: PlanRun, store: "PlanStore") -> PlanRun:
     """Return the run once no process owns it; prints who does."""
-    said = None
+    shown = None
     while (who := await owner_of(run.id, store)) is not None:
-        if who != said:
+        if who != shown:
             output.note(f"{who}; waiting for it to end (Ctrl-C stops waiting, not the run)")
-            said = who
+            shown = who
         await store.changed(LOOK_SECONDS)
-    return run if said is None else await store.run(run.id)
+    return run if shown is None else await store.run(run.id)
 
 
-def has_completed_since(before: "PlanRun", now: "PlanRun") -> bool:
+def has_completed_since(before: PlanRun, now: PlanRun) -> bool:
     """Return whether the run has completed since `before` was read."""
     return now.status is PlanStatus.COMPLETED and before.status is not PlanStatus.COMPLETED

@@ -6,10 +6,14 @@ from plan_adapter.cli import output
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.differences import difference_lines, difference_title
-from plan_adapter.cli.drafting import TerminalAsker, call_line, draft_json, tell
+from plan_adapter.cli.drafting import TerminalAsker, call_line, draft_json, print_report
+from plan_adapter.cli.editing import edited_plan
 from plan_adapter.cli.records import run_json
 from plan_adapter.cli.sources import drafting_tools_of, find_run, is_plan, is_words, model_of, open_store, plan_of, tools_of
 from plan_adapter.commands import SHOWN_DIGITS, resume_asked
+from plan_adapter.errors import RunConflictError
+from plan_adapter.gates.approval import os_user
+from plan_adapter.gates.terminal import Conversation
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,8 +53,7 @@ async def revise(
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         json: Print the run as a JSON object, with `changes`.
     """
-    from plan_adapter.errors import RunConflictError
-    from plan_adapter.gates.approval import os_user
+    # These import SQLAlchemy.
     from plan_adapter.runner import arevise_run
     from plan_adapter.runs.replan import note_of
 
@@ -75,8 +78,8 @@ async def revise(
         except RunConflictError as error:
             raise UsageError(str(error)) from error
         is_asked = bool(await store.gates(run_id=revised.id))
-    _tell_changes(revised, difference_lines(old, new), draft, as_json=json)
-    _tell_next(revised, is_attended=is_attended, is_asked=is_asked)
+    _print_changes(revised, difference_lines(old, new), draft, as_json=json)
+    _print_next(revised, is_attended=is_attended, is_asked=is_asked)
     return ExitCode.DONE
 
 
@@ -89,8 +92,8 @@ async def _drafted(
     run: "PlanRun", words: str, store: "PlanStore", tools: "ToolRegistry", names: list[str], secrets: tuple[str, ...], *, as_json: bool
 ) -> "Draft":
     """Return the model's draft, after printing the report; as JSON if it has no plan."""
+    # Only where a model redrafts.
     from plan_adapter.agent.planner import Budget
-    from plan_adapter.gates.approval import os_user
     from plan_adapter.runner import draft_revision
     from plan_adapter.runs.replan import Replanner
 
@@ -107,7 +110,7 @@ async def _drafted(
         await model.aclose()
     if as_json and draft.plan is None:
         output.json_line(draft_json(draft, question=asker.unanswered))
-    tell(draft)
+    print_report(draft)
     return draft
 
 
@@ -126,13 +129,10 @@ async def _written(run: "PlanRun", source: str | None, store: "PlanStore", tools
 async def _edited(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry") -> "ExecutionPlan | None":
     if not is_at_terminal():
         raise UsageError("--edit needs a terminal; give the new version as a file")
-    from plan_adapter.cli.editing import edited_plan
-    from plan_adapter.gates.terminal import Conversation
-
     return await edited_plan(run, store, tools, Conversation())
 
 
-def _tell_changes(run: "PlanRun", changes: list[str], draft: "Draft | None", *, as_json: bool) -> None:
+def _print_changes(run: "PlanRun", changes: list[str], draft: "Draft | None", *, as_json: bool) -> None:
     if as_json:
         output.json_line({**run_json(run, steps=False), "changes": changes, **({} if draft is None else {"draft": draft.id})})
     else:
@@ -140,7 +140,7 @@ def _tell_changes(run: "PlanRun", changes: list[str], draft: "Draft | None", *, 
         output.line(f"run {run.id} has the new version: {run.status}")
 
 
-def _tell_next(run: "PlanRun", *, is_attended: bool, is_asked: bool) -> None:
+def _print_next(run: "PlanRun", *, is_attended: bool, is_asked: bool) -> None:
     if is_attended:
         output.note("the waiting process now asks about the new version")
     elif not is_asked:

@@ -3,10 +3,11 @@
 import asyncio
 from pathlib import Path
 
-from plan_adapter.cli.aside import aside
+from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
 from plan_adapter.settings import Settings
+from plan_adapter.validation import bind_inputs, validate
 
 
 def run(
@@ -43,15 +44,14 @@ def run(
 
 
 async def _run(source: str, given: dict[str, str], tools: list[str], wanted: RunOptions, *, offline: bool) -> int:
-    from plan_adapter.runs.start import execute_plan
-    from plan_adapter.validation import bind_inputs, validate
+    from plan_adapter.runs.start import execute_plan  # imports SQLAlchemy
 
     settings = Settings()
     pending = begin_server(settings, offline=offline)
     async with open_store(settings) as store:
         registry = tools_of(tools)
         bound = bind_inputs(validate(await plan_of(source, store), registry), given, from_text=True)
-        server = await aside(pending.wait) if pending is not None else None
+        server = await in_daemon_thread(pending.wait) if pending is not None else None
         foreground = ForegroundRun(server, wanted, store=store, tools=registry)
         work = execute_plan(bound, run_request=foreground.request(settings), store=store, offline=offline, record_pending=True)
         return await foreground.complete(work)

@@ -9,6 +9,9 @@ from plan_adapter.cli.approval_state import statuses_of
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_json
 from plan_adapter.cli.sources import open_store
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.gates.policy import EffectivePolicy, effective_policy
+from plan_adapter.gates.signatures import allowed_signers, signer
 from plan_adapter.plan import PlanStatus
 from plan_adapter.problems import did_you_mean
 from plan_adapter.readable import counted, duration, moment, one_line
@@ -16,7 +19,6 @@ from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.gates.policy import EffectivePolicy
     from plan_adapter.store.signed import Signed
     from plan_adapter.store.verification import Verification
 
@@ -83,8 +85,6 @@ def _row(run: PlanRun, status: str) -> tuple[str, ...]:
 
 async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
     """Return 0 if the record is intact, 1 if it is altered or cannot be verified; a file is verified without a store."""
-    from plan_adapter.gates.policy import effective_policy
-
     settings = Settings()
     document, policy = _read(Path(run_or_file)), effective_policy(settings)  # the store of a file, and its policy, may be elsewhere
     if document is not None:
@@ -99,11 +99,11 @@ async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
         verdict = "altered" if bad else found.verdict
         output.json_line({**asdict(found), "verdict": verdict, "ok": verdict == "intact", "run": run_id, "signatures": checked})
     else:
-        _tell_verdict(found, checked)
+        _print_verdict(found, checked)
     return ExitCode.DONE if found.ok and not bad else ExitCode.FAILED
 
 
-def _tell_verdict(found: "Verification", checked: list[dict[str, Any]]) -> None:
+def _print_verdict(found: "Verification", checked: list[dict[str, Any]]) -> None:
     if found.problem is not None:
         output.line(f"altered: {found.problem}")
         return
@@ -128,6 +128,7 @@ def _tell_verdict(found: "Verification", checked: list[dict[str, Any]]) -> None:
 
 def _examined(document: dict[str, Any]) -> "tuple[Verification, list[Signed], str | None]":
     """Return the verification, the signed records if it is intact, and the id of the run."""
+    # These import SQLAlchemy.
     from plan_adapter.store.signed import Signed, signed_of
     from plan_adapter.store.verification import Alteration, verify
 
@@ -140,26 +141,29 @@ def _examined(document: dict[str, Any]) -> "tuple[Verification, list[Signed], st
     return found, signed, run.get("id") if isinstance(run, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 
-def _checked(signed: "Signed", policy: "EffectivePolicy") -> dict[str, Any]:
+def _checked(signed: "Signed", policy: EffectivePolicy) -> dict[str, Any]:
     """Return where a signed record is, who signed it, whether its signature was checked, and what is wrong with it."""
-    from plan_adapter.errors import NotApprovedError
-    from plan_adapter.gates.signatures import allowed_signers, signer
-
-    told: dict[str, Any] = {"table": signed.table, "id": signed.key, "step": signed.step_id, "call_kind": signed.call_kind, "by": signed.by}
+    fields: dict[str, Any] = {
+        "table": signed.table,
+        "id": signed.key,
+        "step": signed.step_id,
+        "call_kind": signed.call_kind,
+        "by": signed.by,
+    }
     if signed.signature is None:
-        return told | {"checked": True, "problem": "it is recorded as signed, and there is no signature"}
+        return fields | {"checked": True, "problem": "it is recorded as signed, and there is no signature"}
     if policy.allowed_signers is None:
-        return told | {"checked": False, "problem": None}
+        return fields | {"checked": False, "problem": None}
     try:
         signer(signed.text, signed.signature, allowed=allowed_signers(policy), by=signed.by)
     except NotApprovedError as error:
-        return told | {"checked": True, "problem": str(error)}
-    return told | {"checked": True, "problem": None}
+        return fields | {"checked": True, "problem": str(error)}
+    return fields | {"checked": True, "problem": None}
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     """Return the exported run in a file; None if `path` is an id. Raises UsageError for any other file."""
-    from plan_adapter.store.exported import read_exported
+    from plan_adapter.store.export import read_exported  # imports SQLAlchemy
 
     if not path.is_file():
         if path.suffix == ".json":

@@ -1,11 +1,14 @@
 """`plan schema`."""
 
 import asyncio
+import json as json_format
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode
+from plan_adapter.documents import plan_schema
+from plan_adapter.errors import InvalidPlanError
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -21,9 +24,7 @@ def schema(file: Path | None = None, /, *, tool: str | None = None, json: bool =
         tool: Print a plan (a path, `-`, or a stored one) as a function tool for models instead; its inputs become parameters.
         json: Print it on one line.
     """
-    import json as json_format
-
-    found = _schema() if tool is None else _tool(tool)
+    found = plan_schema() if tool is None else _tool(tool)
     if json:
         output.json_line(found)
         return ExitCode.DONE
@@ -36,17 +37,11 @@ def schema(file: Path | None = None, /, *, tool: str | None = None, json: bool =
     return ExitCode.DONE
 
 
-def _schema() -> "dict[str, JsonValue]":
-    from plan_adapter.documents import plan_schema
-
-    return plan_schema()
-
-
 def _tool(source: str) -> "dict[str, JsonValue]":
     """Return a plan as a function tool; raises InvalidPlanError for one whose document has problems."""
+    # Only for `--tool`.
     from plan_adapter.agent.plan_tools import plan_tool
     from plan_adapter.cli.sources import is_stored, plan_of, read_plan
-    from plan_adapter.errors import InvalidPlanError
 
     if is_stored(source):
         return plan_tool(asyncio.run(plan_of(source)))

@@ -5,21 +5,22 @@ from collections.abc import Collection
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from plan_adapter.errors import NoServerError
 from plan_adapter.readable import one_line
 
 if TYPE_CHECKING:
-    from plan_adapter.secrets import Sight
+    from plan_adapter.secrets import SecretLocation
     from plan_adapter.settings import Settings
     from plan_adapter.validation import ValidatedPlan
 
 
-def seen(names: Collection[str], settings: "Settings") -> "list[Sight]":
+def secret_locations(names: Collection[str], settings: "Settings") -> "list[SecretLocation]":
     """Return where each of these secrets comes from now. Reads blocks only from a server that is already running."""
     if not names:
         return []
+    # Only for a plan with secrets.
     from plan_adapter.cli.servers import answering_server
-    from plan_adapter.errors import NoServerError
-    from plan_adapter.runs.secrets import sights
+    from plan_adapter.runs.secrets import locate_secrets
 
     try:
         server = answering_server(settings)
@@ -32,14 +33,14 @@ def seen(names: Collection[str], settings: "Settings") -> "list[Sight]":
 
         context = use_server(server)
     with context:
-        return asyncio.run(sights(names, settings))
+        return asyncio.run(locate_secrets(names, settings))
 
 
-def sight_line(sight: "Sight", validated: "ValidatedPlan") -> str:
+def location_line(location: "SecretLocation", validated: "ValidatedPlan") -> str:
     """Return a line with where a secret comes from, or why it cannot be used and which steps will fail without it."""
-    if sight.problem is None:
-        return f"secret `{one_line(sight.name)}`: from {sight.place}"
+    if location.problem is None:
+        return f"secret `{one_line(location.name)}`: from {location.place}"
     from plan_adapter.runs.secrets import late_uses
 
-    late = late_uses(validated).get(sight.name)
-    return f"secret `{one_line(sight.name)}`: {one_line(sight.problem)}" + (f"; {late}" if late else "")
+    late = late_uses(validated).get(location.name)
+    return f"secret `{one_line(location.name)}`: {one_line(location.problem)}" + (f"; {late}" if late else "")

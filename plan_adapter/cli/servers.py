@@ -1,20 +1,21 @@
 """A Prefect server that is already running, for commands that start none."""
 
+import os
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
-from plan_adapter.cli.aside import aside
+from plan_adapter.cli.daemon_thread import in_daemon_thread
+from plan_adapter.engine.connection import Server, configured_api_url, use_server, without_credentials
+from plan_adapter.errors import NoServerError
 
 if TYPE_CHECKING:
-    from plan_adapter.engine.connection import Server
     from plan_adapter.settings import Settings
     from plan_adapter.store.store import PlanStore
 
 
-def answering_server(settings: "Settings") -> "Server | None":
+def answering_server(settings: "Settings") -> Server | None:
     """Return the server of Prefect's settings, or the local one if it is running; None otherwise. Raises NoServerError."""
-    from plan_adapter.engine.connection import configured_api_url
-    from plan_adapter.engine.local_server import configured_server, server_status
+    from plan_adapter.engine.local_server import configured_server, server_status  # imports http.client
 
     if configured_api_url() is not None:
         return configured_server(settings)
@@ -22,12 +23,9 @@ def answering_server(settings: "Settings") -> "Server | None":
     return status.server() if status.state == "healthy" else None
 
 
-def known_server(settings: "Settings") -> "Server | None":
+def known_server(settings: "Settings") -> Server | None:
     """Return the server for links, without a request and without importing Prefect; None if that is not possible."""
-    import os
-
-    from plan_adapter.engine.connection import Server, without_credentials
-    from plan_adapter.engine.local_server import server_status
+    from plan_adapter.engine.local_server import server_status  # imports http.client
 
     if url := os.environ.get("PREFECT_API_URL"):
         ui = os.environ.get("PREFECT_UI_URL") or url.rstrip("/").removesuffix("/api")
@@ -37,23 +35,18 @@ def known_server(settings: "Settings") -> "Server | None":
 
 def has_only_the_api(settings: "Settings") -> bool:
     """Return whether the store is this machine's default one while Prefect's settings name a server."""
-    from plan_adapter.engine.connection import configured_api_url
-
     return settings.database_url is None and configured_api_url() is not None
 
 
 async def show_end(run_id: str, store: "PlanStore", settings: "Settings") -> None:
     """Show the end of a run in Prefect that was left waiting there; `plan reconcile` does it later if the server is away."""
-    from plan_adapter.engine.connection import use_server
-    from plan_adapter.errors import NoServerError
-
     run = await store.run(run_id)
     if run.flow_run_id is None or run.completed_at is None:
         return
     try:
-        server = await aside(lambda: answering_server(settings))
+        server = await in_daemon_thread(lambda: answering_server(settings))
         if server is not None:
-            from plan_adapter.engine.reconciling import reconcile_flow_run
+            from plan_adapter.engine.reconciling import reconcile_flow_run  # imports Prefect
 
             with use_server(server):
                 await reconcile_flow_run(run, hint="", is_so=_is_over)

@@ -6,17 +6,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plan_adapter.canonical import plan_digest
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import ApprovalState, approval_state_of
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, run_json
 from plan_adapter.cli.sources import STDIN, STORED, is_stored, open_store, plan_of
+from plan_adapter.errors import RunConflictError, StoreError
+from plan_adapter.formatting import StepCallRecord, calls_of, dependencies_of, format_plan
 from plan_adapter.gates.tool_drift import CodeChange, code_changes
 from plan_adapter.readable import code, counted, unescaped
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.formatting import StepCallRecord
     from plan_adapter.plan import ExecutionPlan
     from plan_adapter.record import Attempt, PlanRun, Receipt
 
@@ -36,9 +38,6 @@ async def show(plan_or_run: str | None = None, /, *, draft: bool = False, json: 
         json: Print one JSON object; a run has its `steps` with their `calls`, open `gates`, `approvals`, `code_changes` and
             `earlier_steps`.
     """
-    from plan_adapter.canonical import plan_digest
-    from plan_adapter.formatting import format_plan
-
     if draft:
         await _show_drafts(plan_or_run, as_json=json)
         return ExitCode.DONE
@@ -57,6 +56,7 @@ async def show(plan_or_run: str | None = None, /, *, draft: bool = False, json: 
 
 
 async def _show_drafts(beginning: str | None, *, as_json: bool) -> None:
+    # Only for drafts.
     from plan_adapter.cli.drafting import draft_json
     from plan_adapter.draft_text import draft_line, draft_text
 
@@ -77,13 +77,11 @@ class ShownRun:
 
     state: ApprovalState
     code: list[CodeChange]
-    calls: "dict[str, list[StepCallRecord]]"
+    calls: dict[str, list[StepCallRecord]]
     earlier: list[dict[str, Any]]  # steps of earlier versions that the plan no longer has
 
 
 def _show_run(found: ShownRun, *, as_json: bool) -> None:
-    from plan_adapter.formatting import format_plan
-
     state, run = found.state, found.state.run
     if as_json:
         gates, answers = [gate_json(gate) for gate in state.gates], [asdict(answer) for answer in state.answers]
@@ -123,9 +121,7 @@ def _code_json(change: CodeChange) -> dict[str, Any]:
 
 async def _find(source: str) -> "ExecutionPlan | ShownRun":
     # Run ids and plan digests are both hexadecimal: a file with that name comes first, then a run, then a plan.
-    from plan_adapter.errors import RunConflictError, StoreError
-    from plan_adapter.formatting import calls_of
-    from plan_adapter.runs.approval import end_overdue
+    from plan_adapter.runs.approval import end_overdue  # imports SQLAlchemy
 
     if source == STDIN or source.startswith(STORED) or _looks_like_a_file(source):
         return await plan_of(source)
@@ -150,8 +146,6 @@ def _looks_like_a_file(source: str) -> bool:
 
 
 def _plan_json(plan: "ExecutionPlan", digest: str) -> dict[str, Any]:
-    from plan_adapter.formatting import dependencies_of
-
     steps: list[dict[str, Any]] = []
     for step, after in zip(plan.steps, dependencies_of(plan).values(), strict=True):
         written = step.model_dump(mode="json", exclude_defaults=True)

@@ -11,6 +11,8 @@ from uuid import UUID
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import UsageError
+from plan_adapter.documents import read_document, read_file, read_mapping
+from plan_adapter.errors import InvalidPlanError, ModelError, RunConflictError
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,21 +35,21 @@ _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 
 def tools_of(imports: Sequence[str]) -> "ToolRegistry":
     """Return the tools of `--tools`, of PLAN_ADAPTER_TOOLS, of the entry points, and the built-in ones."""
-    from plan_adapter.tools.registry import ToolRegistry
+    from plan_adapter.tools.registry import ToolRegistry  # not for a command that only reads the store
 
     return ToolRegistry.from_settings([*Settings().tools, *imports])
 
 
 def open_store(settings: Settings) -> "PlanStore":
     """Return the store of the settings, as a context manager."""
-    from plan_adapter.store.store import PlanStore
+    from plan_adapter.store.store import PlanStore  # imports SQLAlchemy
 
     return PlanStore(settings.store_url)
 
 
 async def policy_of_store(settings: Settings) -> "EffectivePolicy":
     """Return the policy of the settings and their store combined, without creating a store."""
-    from plan_adapter.gates.policy import effective_policy
+    from plan_adapter.gates.policy import effective_policy  # not for `plan validate`
 
     if settings.database_url is None and not (settings.home / "plans.db").exists():
         return effective_policy(settings)
@@ -57,15 +59,14 @@ async def policy_of_store(settings: Settings) -> "EffectivePolicy":
 
 def drafting_tools_of(imports: Sequence[str], names: Sequence[str]) -> "ToolRegistry":
     """Return the tools that a model may plan with. Raises ToolDefinitionError as `ToolRegistry.for_drafts` does."""
-    from plan_adapter.tools.registry import ToolRegistry
+    from plan_adapter.tools.registry import ToolRegistry  # not for a command that only reads the store
 
     return ToolRegistry.for_drafts([*Settings().tools, *imports], names)
 
 
 def model_of(settings: Settings, name: str | None = None, url: str | None = None) -> "OpenAIModel":
     """Return the model of the command line or the settings, without calling it. Raises UsageError with what to set."""
-    from plan_adapter.agent import configured
-    from plan_adapter.errors import ModelError
+    from plan_adapter.agent import configured  # only where a model is asked
 
     try:
         return configured.model_of(settings, name, url)
@@ -75,8 +76,6 @@ def model_of(settings: Settings, name: str | None = None, url: str | None = None
 
 def read_plan(source: str) -> "tuple[ExecutionPlan | None, list[Problem]]":
     """Return the plan of a path or of stdin (`-`), and the problems of its document; a plan keeps them for validation."""
-    from plan_adapter.documents import read_document, read_file
-
     return read_document(sys.stdin.read(), file=STDIN) if source == STDIN else read_file(source)
 
 
@@ -97,8 +96,6 @@ def is_plan(source: str) -> bool:
 
 async def plan_of(source: str, store: "PlanStore | None" = None) -> "ExecutionPlan":
     """Return the plan of a path, of stdin (`-`), or of the store. Raises InvalidPlanError, StoreError."""
-    from plan_adapter.errors import InvalidPlanError
-
     if is_stored(source):
         return await _stored_plan(source, store)
     plan, problems = read_plan(source)
@@ -122,8 +119,6 @@ async def _stored_plan(source: str, store: "PlanStore | None") -> "ExecutionPlan
 
 async def find_run(run_id: str, store: "PlanStore") -> "PlanRun":
     """Return the run with this id or a unique beginning of it, or the run that this flow run, or a form's flow run, belongs to."""
-    from plan_adapter.errors import RunConflictError
-
     try:
         return await store.run(run_id)
     except RunConflictError:
@@ -177,9 +172,6 @@ def input_texts(given: Sequence[str], file: Path | None) -> dict[str, str]:
 
 
 def _file_inputs(file: Path) -> dict[str, str]:
-    from plan_adapter.documents import read_mapping
-    from plan_adapter.errors import InvalidPlanError
-
     values, problems = read_mapping(file)
     if values is None or problems:
         raise InvalidPlanError(problems)
@@ -188,7 +180,7 @@ def _file_inputs(file: Path) -> dict[str, str]:
 
 def resume_options_of(from_step: str | None, *, only_failed: bool, skip: list[str], because: str) -> "ResumeOptions | None":
     """Return which steps to run, skip or repeat; None for an ordinary resume. Raises UsageError."""
-    from plan_adapter.execution.history import ResumeOptions
+    from plan_adapter.execution.history import ResumeOptions  # only for a resume
 
     if bool(skip) != bool(because.strip()):
         raise UsageError("--skip STEP needs --because WHY, and --because needs --skip")

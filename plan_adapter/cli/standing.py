@@ -9,13 +9,18 @@ from plan_adapter.cli import output
 from plan_adapter.cli.answers import AnswerOptions
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.gates.approval import gate_policy_of, os_user, refusal
+from plan_adapter.gates.signatures import default_key
+from plan_adapter.gates.standing import summary_of
+from plan_adapter.gates.standing_files import sign_standing, signature_path, standing_path, verify_standing, write_signed
 from plan_adapter.readable import as_text, counted, moment
 from plan_adapter.settings import Settings
+from plan_adapter.validation import ValidatedPlan, validate
 
 if TYPE_CHECKING:
     from plan_adapter.gates.policy import EffectivePolicy
     from plan_adapter.record import StandingApproval
-    from plan_adapter.validation import ValidatedPlan
 
 LISTED = 100
 
@@ -96,9 +101,6 @@ async def standing(
 
 async def _add(terms: Terms, words: AnswerOptions, settings: Settings, *, as_json: bool) -> int:
     """Add a standing approval to the store, or write it beside the plan document. Raises InvalidPlanError, UsageError."""
-    from plan_adapter.errors import NotApprovedError
-    from plan_adapter.validation import validate
-
     if terms.in_file and not words.sign:
         raise UsageError("--file needs --sign: anybody could have written an unsigned file")
     async with open_store(settings) as store:
@@ -140,8 +142,6 @@ async def _list(settings: Settings, *, limit: int, with_ended: bool, as_json: bo
 
 async def _revoke(beginning: str, settings: Settings, *, as_json: bool) -> int:
     """Revoke a standing approval: runs that start from now on cannot use it."""
-    from plan_adapter.gates.approval import os_user
-
     async with open_store(settings) as store:
         revoked = await store.revoke_standing(beginning, by=os_user())
     if as_json:
@@ -156,10 +156,7 @@ def standing_json(standing: "StandingApproval") -> dict[str, Any]:
     return {**asdict(standing), "runs_left": _left(standing)}
 
 
-def _standing(terms: Terms, words: AnswerOptions, validated: "ValidatedPlan", now: datetime) -> "StandingApproval":
-    from plan_adapter.gates.approval import os_user
-    from plan_adapter.gates.standing import summary_of
-
+def _standing(terms: Terms, words: AnswerOptions, validated: ValidatedPlan, now: datetime) -> "StandingApproval":
     return summary_of(
         validated,
         by=words.by or os_user(),
@@ -175,21 +172,15 @@ def _standing(terms: Terms, words: AnswerOptions, validated: "ValidatedPlan", no
 
 
 def _signed(
-    standing: "StandingApproval", words: AnswerOptions, validated: "ValidatedPlan", settings: Settings, policy: "EffectivePolicy"
+    standing: "StandingApproval", words: AnswerOptions, validated: ValidatedPlan, settings: Settings, policy: "EffectivePolicy"
 ) -> "StandingApproval":
     """Return `standing`, signed if `--sign` was given. Raises NotApprovedError if the policy refuses it."""
-    from plan_adapter.errors import NotApprovedError
-    from plan_adapter.gates.approval import gate_policy_of, refusal
-
     known_by = "ssh_signature" if words.sign else "os_user"
     rules = gate_policy_of(validated.plan, policy, requested_by="")
     if reason := refusal(rules, by=standing.by, known_by=known_by, decision="approve"):
         raise NotApprovedError(reason)
     if not words.sign:
         return standing
-    from plan_adapter.gates.signatures import default_key
-    from plan_adapter.gates.standing_files import sign_standing, verify_standing
-
     signed = sign_standing(standing, key=default_key(settings))
     if policy.allowed_signers is not None:
         verify_standing(signed, policy=policy)
@@ -197,8 +188,6 @@ def _signed(
 
 
 def _write(standing: "StandingApproval", terms: Terms, policy: "EffectivePolicy", *, as_json: bool) -> int:
-    from plan_adapter.gates.standing_files import signature_path, standing_path, write_signed
-
     if not Path(terms.plan).is_file():
         raise UsageError(f"--file writes beside a plan document, and `{terms.plan}` is not a file")
     path = standing_path(Path(terms.plan))

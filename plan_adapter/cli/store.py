@@ -19,7 +19,7 @@ async def store(action: Literal["status", "upgrade", "grants"] = "status", /, *,
             that creates the roles plan_runner, plan_operator and plan_auditor on PostgreSQL, and what each may do.
         json: Print one JSON object.
     """
-    from plan_adapter.store.tables import REVISION
+    from plan_adapter.store.tables import REVISION  # imports SQLAlchemy
 
     if action == "grants":
         grants = files("plan_adapter.store").joinpath("grants.sql").read_text(encoding="utf-8")

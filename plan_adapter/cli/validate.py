@@ -1,5 +1,6 @@
 """`plan validate`."""
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -9,6 +10,7 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.sources import is_stored, plan_of, read_plan, tools_of
 from plan_adapter.problems import Problem
 from plan_adapter.readable import counted
+from plan_adapter.validation import lint
 
 if TYPE_CHECKING:
     from plan_adapter.tools.registry import ToolRegistry
@@ -36,11 +38,7 @@ def validate(*plans: Annotated[str, Parameter(name="PLAN")], tools: list[str] | 
 
 
 def _findings(source: str, registry: "ToolRegistry") -> list[Problem]:
-    from plan_adapter.validation import lint
-
     if is_stored(source):
-        import asyncio
-
         return lint(asyncio.run(plan_of(source)), registry)
     plan, problems = read_plan(source)
     return problems if plan is None else lint(plan, registry)
@@ -50,5 +48,5 @@ def _verdict(source: str, *, errors: int, warnings: int, as_json: bool) -> None:
     if as_json:
         output.json_line({"plan": source, "valid": not errors, "errors": errors, "warnings": warnings})
         return
-    counts = ", ".join(counted(count, word) for count, word in ((errors, "error"), (warnings, "warning")) if count)
+    counts = ", ".join(counted(count, noun) for count, noun in ((errors, "error"), (warnings, "warning")) if count)
     output.note(f"{source}: {'invalid' if errors else 'valid'}" + (f" ({counts})" if counts else ""))

@@ -1,6 +1,6 @@
 """Reads and writes plan documents, YAML or JSON, and locates everything in them.
 
-The readers are imported on use, so that describing the command line does not wait for them.
+The readers are imported on use, so that a command that reads no document does not import yaml.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,11 +1,12 @@
 """The fields of a document: their accepted spellings, unknown fields, and execution data in documents of the original implementations."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import product
 
 from pydantic import BaseModel, JsonValue
+from pydantic.alias_generators import to_camel, to_pascal, to_snake
 
 from plan_adapter.documents.nodes import Node
 from plan_adapter.plan import ApprovalPolicy, Concurrency, ExecutionOptions, ExecutionPlan, Input, Rollback, Step
@@ -99,7 +100,7 @@ class Fields:
             return
         known = {name for name in _spellings(model).values() if name not in _RUNTIME.get(model, ())}
         owner = _NAMES.get(model) or f"`{at}`"
-        hint = did_you_mean(_snake(key[:60]), known) if len(self.problems) < _HINTED else ""
+        hint = did_you_mean(to_snake(key[:60]), known) if len(self.problems) < _HINTED else ""
         self._report("unknown-field", entry, join(at, key), f"{owner} has no field `{key[:60]}`", hint)
 
     def _report(self, code: str, entry: Node, at: str, message: str, hint: str) -> None:
@@ -139,19 +140,6 @@ def _spellings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _spell(name: str) -> Iterator[str]:
-    yield name
-    first, *rest = name.split("_")
-    for tail in map("".join, product(*map(_capitals, rest))):
-        yield first + tail
-        yield from (head + tail for head in _capitals(first))
-
-
-def _capitals(word: str) -> tuple[str, ...]:
-    return (word.capitalize(), word.upper()) if word == "id" else (word.capitalize(),)
-
-
-def _snake(key: str) -> str:
-    """Return `key` in the model's spelling, to find the nearest known field."""
-    return "".join(
-        f"_{char.lower()}" if char.isupper() and index and not key[index - 1].isupper() else char.lower() for index, char in enumerate(key)
-    )
+    for spelling in (name, to_camel(name), to_pascal(name)):
+        yield spelling
+        yield re.sub("Id$", "ID", spelling)

@@ -89,7 +89,7 @@ def _words(finding: "ErrorDetails", name: str) -> tuple[str, str, str]:
     kind, given, context = finding["type"], finding["input"], finding.get("ctx", {})
     if kind == "missing":
         if finding["loc"] == ("description",):
-            return "no-description", "the plan has no description", "say in a sentence what the plan does"
+            return "no-description", "the plan has no description", "write in one sentence what the plan does"
         return "missing-field", f"`{name}` is missing", f"write `{name}`"
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'|(\d+)", str(context.get("expected", "")))
@@ -129,7 +129,7 @@ def _hint(wanted: str, given: object) -> str:
     if not isinstance(given, str):
         return ""
     if "${{" in given:
-        return "this field takes no expression"
+        return "this field accepts no expression"
     if wanted == "true or false":
         return "`yes`, `no`, `on` and `off` are text; write true or false without quotes"
     bare = given.strip().removeprefix("-").replace(".", "", 1)

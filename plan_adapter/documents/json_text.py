@@ -95,7 +95,7 @@ class _Reader:
         return line, self.at - self._line_starts[line - 1] + 1
 
     def _refuse(self, reason: str) -> NoReturn:
-        raise self.builder.unreadable(("syntax", f"no JSON: {reason}", ""), *self._mark())
+        raise self.builder.unreadable(("syntax", f"not JSON: {reason}", ""), *self._mark())
 
 
 def _reason(error: json.JSONDecodeError, text: str) -> str:

@@ -68,13 +68,13 @@ def _read_tree(text: str, file: str | None) -> tuple[Node, list[Problem]]:
     if surrogate := _SURROGATE.search(text):
         before = text[: surrogate.start()]
         mark = before.count("\n") + 1, len(before) - before.rfind("\n")
-        message = "the text holds an unpaired surrogate, which no UTF-8 document can carry"
+        message = "the text contains an unpaired surrogate, which UTF-8 cannot express"
         raise UnreadableError(Problem("bad-text", line=mark[0], column=mark[1], message=message, hint="remove the character"))
     if not text.strip():
         raise UnreadableError(Problem("syntax", line=1, column=1, message="the document is empty", hint=_BEGIN))
     root, problems = _reader(text, file)(text)
     if root is None:
-        raise UnreadableError(Problem("syntax", line=1, column=1, message="the document holds only comments", hint=_BEGIN))
+        raise UnreadableError(Problem("syntax", line=1, column=1, message="the document contains only comments", hint=_BEGIN))
     return root, problems
 
 
@@ -143,7 +143,7 @@ def read_values(path: Path) -> tuple[dict[str, JsonValue] | None, list[Problem],
     values = root.plain()
     if isinstance(values, dict):
         return values, _tidy(problems, file), lambda problem: replace(_marked(root, problem), file=file)
-    return None, [_no_mapping(root, "the file must hold a mapping of names to values", file)], lambda problem: problem
+    return None, [_no_mapping(root, "the file must contain a mapping of names to values", file)], lambda problem: problem
 
 
 def _no_mapping(root: Node, wanted: str, file: str | None) -> Problem:
@@ -159,7 +159,7 @@ def _content(path: Path) -> str:
     except IsADirectoryError:
         raise UnreadableError(Problem("unreadable", message="this is a directory", hint="give the path of a YAML or JSON file")) from None
     except FileNotFoundError:
-        raise UnreadableError(Problem("unreadable", message="there is no such file", hint="check the path")) from None
+        raise UnreadableError(Problem("unreadable", message="the file does not exist", hint="check the path")) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         message = f"the file cannot be read: {reason}"

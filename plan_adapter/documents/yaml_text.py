@@ -28,7 +28,7 @@ _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U000100
 
 _ANCHOR = ("anchor", "anchors and aliases are refused", "write the value out")
 _TAG = ("tag", "tags (`!name`) are refused", "remove the tag, or put the text in quotes")
-_SEVERAL = ("several-documents", "the file holds more than one YAML document", "keep one plan per file")
+_SEVERAL = ("several-documents", "the file contains more than one YAML document", "keep one plan per file")
 
 
 def read_yaml(text: str) -> tuple[Node | None, list[Problem]]:
@@ -69,7 +69,7 @@ def _take(builder: TreeBuilder, event: Any) -> None:
         return
     value: Scalar = event.value if event.style or event.tag else _resolve(builder, event)
     if builder.wants_key:
-        fault = None if isinstance(value, str) else ("wrong-type", f"the key `{event.value[:60]}` is no text", "put it in quotes")
+        fault = None if isinstance(value, str) else ("wrong-type", f"the key `{event.value[:60]}` is not text", "put it in quotes")
         builder.key(event.value, line, column, fault)
     else:
         builder.scalar(value, line, column)
@@ -106,8 +106,8 @@ def _unreadable(builder: TreeBuilder, error: yaml.YAMLError, text: str) -> Unrea
         found = _UNPRINTABLE.search(text)
         before = text[: found.start()] if found else ""
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        reason = f"the character U+{ord(found.group()):04X} may not stand in a text file" if found else "the text cannot be read"
-    return builder.unreadable(("syntax", f"no YAML: {reason}", _hint(text, line, reason)), line, column)
+        reason = f"the character U+{ord(found.group()):04X} is not allowed in a text file" if found else "the text cannot be read"
+    return builder.unreadable(("syntax", f"not YAML: {reason}", _hint(text, line, reason)), line, column)
 
 
 def _hint(text: str, line: int, reason: str) -> str:

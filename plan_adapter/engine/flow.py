@@ -17,9 +17,9 @@ from prefect.exceptions import ObjectNotFound
 from pydantic import JsonValue, WithJsonSchema
 
 from plan_adapter.engine.connection import changed_settings, describe_server_error
-from plan_adapter.engine.flow_runs import CHECKS_ITSELF, busy_retries, let_flows_check_parameters, run_flow, tag_flow_run
+from plan_adapter.engine.flow_runs import CHECKS_ITSELF, run_flow, tag_flow_run
 from plan_adapter.engine.gate_prompt import left_form
-from plan_adapter.engine.internals import confirm, end_queues, forget, rescue, undelivered
+from plan_adapter.engine.internals import busy_retries, confirm, end_queues, forget, let_flows_check_parameters, rescue, undelivered
 from plan_adapter.engine.states import state_of_error, state_of_run
 from plan_adapter.errors import NoServerError, PlanAdapterError
 from plan_adapter.plan import ExecutionPlan, Input, InputType
@@ -114,12 +114,12 @@ class PlanFlow(Flow[..., Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Create the flow."""
         super().__init__(*args, **kwargs)
-        let_flows_check_parameters()
+        let_flows_check_parameters(CHECKS_ITSELF)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the state that `serve` passes to the process of a flow run."""
         vars(self).update(state)
-        let_flows_check_parameters()
+        let_flows_check_parameters(CHECKS_ITSELF)
 
 
 def safe_name(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Collection, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
@@ -16,6 +16,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 
+from plan_adapter.engine.internals import busy_retries, missing_prefect_features, named, rerun
 from plan_adapter.errors import NoServerError, RunFailedError
 from plan_adapter.gates.approval import os_user
 
@@ -31,17 +32,16 @@ async def run_flow(
 ) -> State:
     """Run `flow` in this process and return its final state.
 
-    With `flow_run_id`, run it as that flow run, whatever its state. If the server does not have that flow run, create a new one called
-    `name`. Raises what the flow's function raised, except RunFailedError: a failed run is a result.
+    With `flow_run_id`, run it as that flow run, whatever its state. If the server does not have that flow run, or this Prefect cannot run
+    it again, create a new one called `name`. Raises what the flow's function raised, except RunFailedError: a failed run is a result.
     """
     async with busy_retries():
-        flow_run = None if flow_run_id is None else await _known(flow_run_id)
+        can_rerun = not missing_prefect_features("reruns")
+        flow_run = await _known(flow_run_id) if flow_run_id is not None and can_rerun else None
         if flow_run is None:
-            with _named(flow, name):
+            with nullcontext() if name is None else named(flow, name):
                 state = await flow(**parameters, return_state=True)
         else:
-            from plan_adapter.engine.internals import rerun  # rerunning is the only thing here that Prefect's public API cannot do
-
             state = await rerun(flow, flow_run, dict(parameters))
     error = await state.aresult(raise_on_failure=False)
     if isinstance(error, Exception) and not isinstance(error, RunFailedError):
@@ -51,35 +51,6 @@ async def run_flow(
 
 CHECKS_ITSELF = "plan_adapter_checks_parameters"
 """An attribute of a flow's function. It makes Prefect pass the parameters through unchecked, whatever the signature says."""
-
-
-def let_flows_check_parameters() -> None:
-    """Call `internals.let_flows_check_parameters`; do nothing if this Prefect version lacks what the internals need."""
-    try:
-        from plan_adapter.engine import internals
-    except ImportError:
-        return
-    internals.let_flows_check_parameters(CHECKS_ITSELF)
-
-
-def busy_retries() -> AbstractAsyncContextManager[None]:
-    """Return `internals.busy_retries`, or a null context if this Prefect version lacks what the internals need."""
-    try:
-        from plan_adapter.engine import internals
-    except ImportError:
-        return nullcontext()
-    return internals.busy_retries()
-
-
-def _named(flow: Flow[..., Any], name: str | None) -> AbstractContextManager[None]:
-    """Return `internals.named`, or a null context if there is no name or this Prefect version lacks what the internals need."""
-    if name is None:
-        return nullcontext()
-    try:
-        from plan_adapter.engine.internals import named
-    except ImportError:
-        return nullcontext()
-    return named(flow, name)
 
 
 async def _known(flow_run_id: str) -> FlowRun | None:

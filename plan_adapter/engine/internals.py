@@ -1,9 +1,8 @@
-"""All calls to parts of Prefect that are not quite public. `missing_prefect_features` lists what a later Prefect has changed.
+"""All uses of parts of Prefect that are not quite public. Each is optional: without it, runs are slower or a convenience is missing.
 
-In a short step, Prefect's task engine spends most of its time on things that most steps do not use: a Task object per step, result records,
-transactions, parameters. Here the task run of such a step moves from state to state through the events that the engine would send. The API,
-the UI and automations see no difference. A step with tags, or whose tool is a Prefect task, runs in Prefect's engine, on the same task run.
-`plain.py` uses only Prefect's public calls, in case a later Prefect breaks one of these.
+The task run of a step is created here, because `task(...)` spends a third of a short step's time on finding out what is known already: the
+name, the parameters, the dependencies. If a later Prefect breaks that, `task(...)` is called.
+`missing_prefect_features` lists what the installed Prefect lacks.
 """
 
 import asyncio
@@ -12,33 +11,45 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
-from copy import copy
-from functools import cache
+from datetime import UTC, datetime
+from importlib import import_module
 from queue import Empty
 from socket import socket
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 from uuid import UUID, uuid4, uuid5
 
 import httpx
-from prefect import Flow, Task, flow_engine
-from prefect._internal import control_listener
-from prefect._internal.attempt_control import INTENT_FOR_BYTE, EngineOutcomeReceipt, encode_receipt
-from prefect._internal.concurrency.services import _active_services  # pyright: ignore[reportPrivateUsage]
-from prefect.cache_policies import NO_CACHE
+from prefect import Flow, Task
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import FlowRun, State, TaskRun, TaskRunPolicy, TaskRunResult
 from prefect.context import AsyncClientContext, FlowRunContext, TagsContext, TaskRunContext
 from prefect.events import Event
-from prefect.events.clients import PrefectEventsClient
-from prefect.events.worker import EventsWorker
-from prefect.flow_engine import run_flow_async
-from prefect.logging.handlers import APILogWorker
 from prefect.states import Pending
-from prefect.task_engine import run_task_async
 from prefect.types import DateTime
-from prefect.utilities.engine import emit_task_run_state_change_event
 
 from plan_adapter.engine.connection import csrf_remembered
+
+
+def _optional(module: str, name: str | None = None) -> Any:
+    """Return Prefect's `module`, or `name` in it. Return None if the installed version does not have it."""
+    try:
+        found = import_module(f"prefect.{module}")
+    except ImportError:
+        return None
+    return found if name is None else getattr(found, name, None)
+
+
+emit_task_run_state_change_event = _optional("utilities.engine", "emit_task_run_state_change_event")
+run_task_async = _optional("task_engine", "run_task_async")
+flow_engine = _optional("flow_engine")
+control_listener = _optional("_internal.control_listener")
+attempt_control = _optional("_internal.attempt_control")
+active_services = _optional("_internal.concurrency.services", "_active_services")
+EventsWorker = _optional("events.worker", "EventsWorker")
+APILogWorker = _optional("logging.handlers", "APILogWorker")
+
+Feature: TypeAlias = Literal["task runs", "reruns", "parameters", "cancellation"]
+"""What this module adds to Prefect and can do without."""
 
 MAX_EDGES = 1000
 """The most upstream task runs that one task run names. An event may have 1.5 MB, and the UI draws no more."""
@@ -84,6 +95,7 @@ class StepTaskRun:
             flow_run_run_count=flow_run.run_count,
             task_key=step_id,
             dynamic_key=key or name,
+            expected_start_time=cast(DateTime, datetime.now(UTC)),  # Prefect declares pendulum's type and accepts any datetime
             empirical_policy=TaskRunPolicy(retries=len(retry_delays), retry_delay=list(retry_delays[:MAX_SHOWN_DELAYS])),
             task_inputs={"wait_for": [TaskRunResult(id=task_run_id) for task_run_id in upstream[:MAX_EDGES]]} if upstream else {},
             labels={} if timeout_seconds is None else {"timeout_seconds": timeout_seconds},
@@ -95,10 +107,21 @@ class StepTaskRun:
         """The id of the task run."""
         return self.task_run.id
 
-    def context(self) -> TaskRunContext:
-        """Return the context to enter around the attempts: loggers, subflows and tasks in it belong to this task run."""
-        task = copy(_prototype())
-        task.name = self.task_run.name
+    @property
+    def tags(self) -> list[str]:
+        """The tags of the task run: those of the step, its tool and the context of the flow."""
+        return self.task_run.tags
+
+    async def run(self, task: Task[..., Any]) -> None:
+        """Let Prefect's task engine execute `task` as this task run, to its final state."""
+        if self.tags:  # it may wait for a slot of a concurrency limit
+            self.enter(Pending())
+        else:
+            self.task_run.state = Pending()
+        await run_task_async(task, task_run=self.task_run, return_type="state")
+
+    def context(self, task: Task[..., Any]) -> TaskRunContext:
+        """Return the context of a call without Prefect's engine: loggers, subflows and tasks in it belong to this task run."""
         return TaskRunContext(
             task=task,
             task_run=self.task_run,
@@ -108,19 +131,21 @@ class StepTaskRun:
             persist_result=False,
         )
 
+    async def show(self, state: Callable[[], State]) -> None:
+        """Show the task run in a final state, without earlier ones. Never blocks."""
+        self.enter(state())
+
     def enter(self, state: State) -> None:
         """Move the task run to `state` and report it to Prefect. Never blocks."""
         run, last = self.task_run, self.task_run.state
         state.state_details.task_run_id = run.id
         state.state_details.flow_run_id = run.flow_run_id
         run.state, run.state_id, run.state_type, run.state_name = state, state.id, state.type, state.name
-        now = cast(DateTime, state.timestamp)  # Prefect declares pendulum's type and accepts any datetime
-        run.expected_start_time = run.expected_start_time or now
+        now = cast(DateTime, state.timestamp)
         if last is not None and last.is_running():
             run.total_run_time += state.timestamp - last.timestamp
         if state.is_running():
-            run.run_count += 1
-            run.start_time = run.start_time or now
+            run.run_count, run.start_time = run.run_count + 1, run.start_time or now
         if state.is_final():
             run.end_time = now
         self._last_event = emit_task_run_state_change_event(
@@ -128,15 +153,9 @@ class StepTaskRun:
         )
 
 
-async def run_by_engine(task: Task[..., Any], run: StepTaskRun) -> None:
-    """Let Prefect's own task engine execute `task` as the task run `run`, from Pending to its final state."""
-    run.enter(Pending())
-    await run_task_async(task, task_run=run.task_run, return_type="state")
-
-
 async def rerun(flow: Flow[..., Any], flow_run: FlowRun, parameters: dict[str, Any]) -> State:
     """Run `flow` in this process as `flow_run`, whatever its state, and return its final state."""
-    return cast(State, await run_flow_async(flow, flow_run=flow_run, parameters=parameters, return_type="state"))
+    return cast(State, await flow_engine.run_flow_async(flow, flow_run=flow_run, parameters=parameters, return_type="state"))
 
 
 @asynccontextmanager
@@ -206,14 +225,14 @@ def concluded_here() -> Generator[None]:
     as it does when the process was quicker. Nothing changes for a worker that accepts no such reply, or for a flow with cancellation hooks,
     which the worker calls.
     """
-    context, session = FlowRunContext.get(), cast("Any", control_listener)
-    if context is None or context.flow is None or context.flow.on_cancellation_hooks:
+    context, session = FlowRunContext.get(), control_listener
+    if context is None or context.flow is None or context.flow.on_cancellation_hooks or missing_prefect_features("cancellation"):
         yield
         return
     handle: Callable[[socket, bytes], bool | None] = session._handle_intent_byte
 
     def answered(connection: socket, data: bytes) -> bool | None:
-        is_answered = INTENT_FOR_BYTE.get(data) == "cancel" and _conclude_attempt(session, connection)
+        is_answered = attempt_control.INTENT_FOR_BYTE.get(data) == "cancel" and _conclude_attempt(session, connection)
         return False if is_answered else handle(connection, data)  # False: the worker's response is still read
 
     session._handle_intent_byte = answered
@@ -225,7 +244,8 @@ def concluded_here() -> Generator[None]:
 
 def _conclude_attempt(session: Any, connection: socket) -> bool:
     """Report to the worker that this process has concluded its attempt. Return False if it is too late or no worker listens."""
-    receipt = encode_receipt(EngineOutcomeReceipt.state_reported(state_id=uuid4(), state_type="CANCELLING", state_name="Cancelling"))
+    outcome = attempt_control.EngineOutcomeReceipt.state_reported(state_id=uuid4(), state_type="CANCELLING", state_name="Cancelling")
+    receipt: bytes = attempt_control.encode_receipt(outcome)
     with session._send_lock, session._terminal_lock:
         if session._terminal_claimed or session._outcome_report_started or not session._receipt_capable:
             return False
@@ -240,8 +260,9 @@ def let_flows_check_parameters(mark: str) -> None:
     A deployment keeps the parameters of the plan that it was created from. Prefect compares a flow run's parameters with the signature
     before the flow run begins: on a mismatch it would crash with a traceback, and no state would say what is wrong.
     """
-    engine = cast("Any", flow_engine)
-    prepare, call = engine._flow_parameters, engine.call_with_parameters
+    if missing_prefect_features("parameters"):
+        return
+    prepare, call = flow_engine._flow_parameters, flow_engine.call_with_parameters
     if hasattr(prepare, mark):
         return
 
@@ -254,12 +275,12 @@ def let_flows_check_parameters(mark: str) -> None:
         return fn(**parameters) if hasattr(fn, mark) else call(fn, parameters)
 
     setattr(prepared, mark, True)
-    engine._flow_parameters, engine.call_with_parameters = prepared, called
+    flow_engine._flow_parameters, flow_engine.call_with_parameters = prepared, called
 
 
 def undelivered() -> int:
     """Return how many task run states this process has not sent yet."""
-    items = [getattr(queue, "_queue", None) for queue in delivery_queues() if type(queue) is EventsWorker]
+    items = [getattr(queue, "_queue", None) for queue in _event_queues()]
     return sum(getattr(found, "unfinished_tasks", 0) for found in items)
 
 
@@ -281,9 +302,9 @@ def forget() -> None:
 
 async def confirm() -> None:
     """Return once the server has confirmed everything sent. Events that it may have lost are sent again. Raises if it is unavailable."""
-    for queue in delivery_queues():
+    for queue in _event_queues():
         client = getattr(queue, "_client", None)
-        if isinstance(client, PrefectEventsClient) and getattr(client, "_unconfirmed_events", None):
+        if hasattr(client, "_force_checkpoint") and getattr(client, "_unconfirmed_events", None):
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_confirm(client), queue._loop))
 
 
@@ -297,7 +318,7 @@ async def _confirm(client: Any) -> None:
 
 def _stranded() -> Iterator[tuple[Event, Context]]:
     """Remove and yield what the ended queues hold."""
-    every: list[Any] = [queue for queue in list(_active_services) if isinstance(queue, EventsWorker)]
+    every: list[Any] = [] if EventsWorker is None else [queue for queue in active_services or () if isinstance(queue, EventsWorker)]
     for ended in [queue for queue in every if queue._done_event is not None and queue._done_event.is_set()]:
         with suppress(Empty):
             while True:
@@ -316,38 +337,78 @@ def end_queues() -> int:
 def delivery_queues() -> list[Any]:
     """Return Prefect's queues in this process. If a later Prefect keeps them elsewhere, return none; Prefect then ends them itself."""
     every: dict[int, Any] = getattr(EventsWorker, "_instances", {})  # of every kind of queue
-    return [queue for queue in list(every.values()) if isinstance(queue, (EventsWorker, APILogWorker))]
+    kinds = tuple(kind for kind in (EventsWorker, APILogWorker) if kind is not None)
+    return [queue for queue in list(every.values()) if isinstance(queue, kinds)]
 
 
-def missing_prefect_features() -> list[str]:
-    """Return what this module relies on and the installed Prefect no longer offers; empty if nothing is missing."""
-    return [
-        *_lacking(emit_task_run_state_change_event, {"task_run", "initial_state", "validated_state", "follows"}),
-        *_lacking(run_flow_async, {"flow", "flow_run", "parameters", "return_type"}),
-        *_lacking(cast("Any", flow_engine)._flow_parameters, {"flow", "flow_run", "parameters"}),
-        *_lacking(cast("Any", flow_engine).call_with_parameters, {"fn", "parameters"}),
-        *_lacking(run_task_async, {"task", "task_run", "return_type"}),
-        *_lacking(TaskRun, {"id", "name", "flow_run_id", "flow_run_run_count", "task_key", "dynamic_key", "task_inputs", "labels", "tags"}),
-        *_lacking(TaskRun, {"empirical_policy", "expected_start_time", "state", "run_count", "total_run_time", "start_time", "end_time"}),
-        *_lacking(TaskRunPolicy, {"retries", "retry_delay"}),
-        *_lacking(cast("Any", control_listener)._handle_intent_byte, {"sock", "data"}),
-        *_lacking(TaskRunContext, {"task", "task_run", "parameters", "result_store", "client", "persist_result"}),
-    ]
+def _event_queues() -> list[Any]:
+    return [queue for queue in delivery_queues() if type(queue) is EventsWorker]
 
 
-def _lacking(called: Callable[..., Any], given: set[str]) -> list[str]:
+def record_singly_what_fails_together() -> None:
+    """Keep a task run state that the server's database refuses, such as one of a deleted flow run, from blocking other states.
+
+    Called in the process of the local server. Prefect writes states in batches, and drops the whole batch if one of its states is refused
+    repeatedly.
+    """
+    recorder = _optional("server.services.task_run_recorder")
+    together, singly, refused = (
+        getattr(recorder, name, None) for name in ("record_bulk_task_run_events", "record_task_run_event", "IntegrityError")
+    )
+    if together is None or singly is None or refused is None:
+        return
+
+    async def record(events: list[Any]) -> None:
+        try:
+            await together(events)
+        except refused:
+            if len(events) == 1:
+                raise
+            for event in events:
+                await singly(event)  # logs and skips a state that is refused
+
+    recorder.record_bulk_task_run_events = record
+
+
+def missing_prefect_features(feature: Feature | None = None) -> list[str]:
+    """Return what `feature`, by default every feature, relies on and the installed Prefect lacks. Empty if nothing is missing."""
+    listener, engine = control_listener, flow_engine
+    task_run_fields = {"id", "name", "flow_run_id", "flow_run_run_count", "task_key", "dynamic_key", "task_inputs", "labels", "tags"}
+    features: dict[Feature, list[str]] = {
+        "task runs": [
+            *_lacking(
+                "emit_task_run_state_change_event",
+                emit_task_run_state_change_event,
+                {"task_run", "initial_state", "validated_state", "follows"},
+            ),
+            *_lacking("run_task_async", run_task_async, {"task", "task_run", "return_type"}),
+            *_lacking("TaskRun", TaskRun, {*task_run_fields, "empirical_policy", "expected_start_time", "state", "end_time"}),
+            *_lacking("TaskRun", TaskRun, {"run_count", "total_run_time", "start_time"}),
+            *_lacking("TaskRunPolicy", TaskRunPolicy, {"retries", "retry_delay"}),
+            *_lacking("TaskRunContext", TaskRunContext, {"task", "task_run", "parameters", "result_store", "client", "persist_result"}),
+        ],
+        "reruns": _lacking("run_flow_async", getattr(engine, "run_flow_async", None), {"flow", "flow_run", "parameters", "return_type"}),
+        "parameters": [
+            *_lacking("_flow_parameters", getattr(engine, "_flow_parameters", None), {"flow", "flow_run", "parameters"}),
+            *_lacking("call_with_parameters", getattr(engine, "call_with_parameters", None), {"fn", "parameters"}),
+        ],
+        "cancellation": [
+            *_lacking("_handle_intent_byte", getattr(listener, "_handle_intent_byte", None), {"sock", "data"}),
+            *(
+                f"Prefect has no `{name}`"
+                for name in ("INTENT_FOR_BYTE", "EngineOutcomeReceipt", "encode_receipt")
+                if not hasattr(attempt_control, name)
+            ),
+        ],
+    }
+    return [text for name, lacks in features.items() if feature in (None, name) for text in lacks]
+
+
+def _lacking(name: str, called: Callable[..., Any] | None, given: set[str]) -> list[str]:
     """Return the parameters of ours that `called` does not take, and the ones it requires that we do not pass."""
+    if called is None:
+        return [f"Prefect has no `{name}`"]
     parameters = inspect.signature(called).parameters
-    wanted = {name for name, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    name = f"{called.__module__}.{called.__qualname__}"
-    lacks = [f"{name} takes no `{parameter}`" for parameter in sorted(given - parameters.keys())]
-    return lacks + ([] if called is TaskRun else [f"{name} wants `{parameter}`" for parameter in sorted(wanted - given)])
-
-
-@cache
-def _prototype() -> Task[..., Any]:
-    return Task(_unused, cache_policy=NO_CACHE, persist_result=False)
-
-
-async def _unused() -> None:
-    """Fill the task field of Prefect's context. Never called."""
+    wanted = {key for key, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    lacks = [f"`{name}` takes no `{parameter}`" for parameter in sorted(given - parameters.keys())]
+    return lacks + ([] if called is TaskRun else [f"`{name}` wants `{parameter}`" for parameter in sorted(wanted - given)])

@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
+from plan_adapter.engine.internals import record_singly_what_fails_together
 from plan_adapter.engine.server_state import ServerFolder, ServerState, process_start
 
 COLLECT_SECONDS = 1.0
@@ -56,27 +56,6 @@ def _serve(listening: socket.socket) -> None:
     # A browser's open event stream must not delay shutdown.
     config = uvicorn.Config(create_app(final=True), log_level="warning", access_log=False, timeout_graceful_shutdown=3)
     Server(config).run(sockets=[listening])
-
-
-def record_singly_what_fails_together() -> None:
-    """Keep a task run state that the database refuses, such as one of a deleted flow run, from blocking other states.
-
-    Prefect writes states in batches, and drops the whole batch if one of its states is refused repeatedly.
-    """
-    from prefect.server.services import task_run_recorder
-
-    together = task_run_recorder.record_bulk_task_run_events
-
-    async def record(events: list[Any]) -> None:
-        try:
-            await together(events)
-        except task_run_recorder.IntegrityError:  # pyright: ignore[reportPrivateImportUsage]  # also importable from SQLAlchemy
-            if len(events) == 1:
-                raise
-            for event in events:
-                await task_run_recorder.record_task_run_event(event)  # logs and skips a state that is refused
-
-    task_run_recorder.record_bulk_task_run_events = record
 
 
 def collect_apart() -> None:

@@ -1,144 +1,41 @@
-"""Steps as Prefect task runs."""
+"""Steps as Prefect task runs.
+
+Prefect's own task engine executes every step that may need it, so that retries, tags, concurrency limits, hooks, assets, transactions and
+spans work. It takes 1.4 times the processor time and 1.6 times as long as sending a short step's two states, so a step that uses none of
+these is executed without it. `needs_engine` decides.
+"""
 
 import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Protocol
-from uuid import UUID
+from copy import copy
+from functools import cache, partial
+from typing import Any, cast
+from uuid import UUID, uuid4
 
+from prefect import Task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, StateDetails, TaskRun
 from prefect.context import FlowRunContext
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
-from prefect.states import AwaitingRetry, Crashed, Retrying, Running
+from prefect.states import Completed, Crashed, Running
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from plan_adapter.crash_points import reached
-from plan_adapter.engine.internals import StepTaskRun, run_by_engine
-from plan_adapter.engine.plain import Attempts, PlainTaskRuns, tags_of
+from plan_adapter.engine.internals import StepTaskRun, missing_prefect_features
 from plan_adapter.engine.states import state_of_call, state_of_carried, state_of_step
-from plan_adapter.errors import ToolDefinitionError
-from plan_adapter.execution.direct import wait_or_stop
+from plan_adapter.errors import ToolDefinitionError, ToolError
 from plan_adapter.execution.ports import AttemptEnd, StepCall
 from plan_adapter.record import StepRun
 
 
-class DirectTaskRuns:
-    """Creates the task runs of one flow run directly, without Prefect's engine for most. Implements `tasks.TaskRuns`."""
-
-    def __init__(self, flow: FlowRunContext) -> None:
-        """Create task runs in the flow run of `flow`."""
-        self._flow = flow
-
-    async def drive(self, call: StepCall, upstream: Sequence[UUID]) -> tuple[UUID, AttemptEnd]:
-        """Make attempts of `call`, waiting between them as AwaitingRetry. A stop of the run ends such a wait at once.
-
-        A call with tags goes through Prefect's task engine, so that concurrency limits apply. So does a call of a Prefect task, so that its
-        hooks, assets and transaction work.
-        """
-        run = StepTaskRun(
-            self._flow,
-            step_id=call.step_run.id,
-            name=call.name,
-            key=call.key,
-            upstream=upstream,
-            retry_delays=call.retry_delays,
-            timeout_seconds=call.timeout_seconds,
-            tags=tags_of(call),
-        )
-        if run.task_run.tags or call.task is not None:
-            return run.id, await _in_engine(call, run)
-        try:
-            with run.context():
-                end = await _attempts(call, run)
-        except BaseException as error:
-            run.enter(Crashed(message=f"{type(error).__name__}: {error}"))
-            raise
-        run.enter(state_of_call(end))
-        return run.id, end
-
-    async def show(self, step: StepRun, upstream: Sequence[UUID], tags: Collection[str] = ()) -> UUID:
-        """Show `step` in its final state, without earlier states."""
-        run = StepTaskRun(self._flow, step_id=step.id, name=step.id, upstream=upstream, tags=tags)
-        run.enter(state_of_step(step))
-        return run.id
-
-    async def show_all(self, steps: Sequence[StepRun]) -> UUID:
-        """Show in one task run that all of `steps` were carried. Its key cannot be that of a step."""
-        run = StepTaskRun(self._flow, step_id="Carried", name="Carried", key="carried steps")
-        run.enter(state_of_carried(steps))
-        return run.id
-
-
-async def _in_engine(call: StepCall, run: StepTaskRun) -> AttemptEnd:
-    """Make the attempts of `call` in Prefect's task engine. A stop of the run also ends a wait for a concurrency slot."""
-    attempts = Attempts(call)
-    running = asyncio.ensure_future(run_by_engine(attempts.task, run))
-    stopped = asyncio.ensure_future(call.stopped())
-    try:
-        await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not running.done() and not attempts.has_begun:
-            running.cancel()
-            await asyncio.wait({running})
-            run.enter(state_of_call(stopped.result()))
-            return stopped.result()
-        await asyncio.wait({running})
-    except asyncio.CancelledError:
-        running.cancel()
-        await asyncio.wait({running})
-        raise
-    finally:
-        stopped.cancel()
-    return attempts.last_end(running.exception())
-
-
-async def _attempts(call: StepCall, run: StepTaskRun) -> AttemptEnd:
-    run.enter(Running())
-    while True:
-        end = await call.attempt()
-        delay = call.retry_delay(end)
-        if end.outcome != "succeeded":
-            _log_end(end, delay)
-        if delay is None:
-            return end
-        if delay:
-            run.enter(AwaitingRetry(scheduled_time=datetime.now(UTC) + timedelta(seconds=delay), message=end.error))
-            if (stopped := await wait_or_stop(call, delay)) is not None:
-                return stopped
-        run.enter(Retrying(message=end.error))
-
-
-def _log_end(end: AttemptEnd, delay: float | None) -> None:
-    """Log the end of an attempt to the task run: one line, no traceback."""
-    logger = get_run_logger()
-    if delay is None:
-        logger.error("%s: %s", end.outcome, end.error)
-    else:
-        logger.warning("attempt %d failed: %s; the next one follows in %.3g s", end.number, end.error, delay)
-
-
-class TaskRuns(Protocol):
-    """Creates task runs. Its methods return the task run's id."""
-
-    async def drive(self, call: StepCall, upstream: Sequence[UUID]) -> tuple[UUID, AttemptEnd]:
-        """Make attempts of `call` in a task run until none is left. Also return how the last attempt ended."""
-        ...
-
-    async def show(self, step: StepRun, upstream: Sequence[UUID], tags: Collection[str] = ()) -> UUID:
-        """Show the end of a step that was not called."""
-        ...
-
-    async def show_all(self, steps: Sequence[StepRun]) -> UUID:
-        """Show in one task run that all of `steps` were carried."""
-        ...
-
-
 class PrefectStepRunner:
-    """Runs the steps of the flow run in which it is created, each call in its own task run. Implements `ports.CallStep`."""
+    """Runs the steps of the flow run in which it is created, each call in its own task run. Implements `ports.StepRunner`."""
 
     def __init__(self, *, plain: bool = False, carried_task_runs: int = 200) -> None:
-        """Use the current flow run. `plain` uses only Prefect's public calls, even if the faster path is available.
+        """Use the current flow run. `plain` uses only Prefect's public calls, even if the faster way of creating task runs is available.
 
         More than `carried_task_runs` carried steps are shown as one task run.
         """
@@ -146,20 +43,33 @@ class PrefectStepRunner:
         if flow is None:
             raise RuntimeError("PrefectStepRunner is made inside a running flow")
         _refuse_task_runner(flow)
-        self._task_runs: TaskRuns = PlainTaskRuns() if plain else _quickest(flow)
+        self._flow = flow
+        self._plain = plain or _must_be_plain()
         self._carried_task_runs = carried_task_runs
         self._ids: dict[str, list[UUID]] = defaultdict(list)
 
     async def __call__(self, call: StepCall) -> AttemptEnd:
         """Make attempts of `call` until one succeeds or `retry_delay` returns None. Return how the last one ended."""
-        task_run_id, end = await self._task_runs.drive(call, self._upstream(call.upstream))
+        attempts = Attempts(call)
+        run = self._task_run(
+            call.step_run.id,
+            name=call.name,
+            key=call.key,
+            upstream=call.upstream,
+            retry_delays=call.retry_delays,
+            timeout_seconds=call.timeout_seconds,
+            tags=attempts.task.tags,
+        )
+        end = await attempts.made_in(run)
         reached("after-prefect-state")
-        self._ids[call.step_run.id].append(task_run_id)
+        self._ids[call.step_run.id].append(run.id)
         return end
 
     async def show(self, step: StepRun, upstream: tuple[str, ...], *, tags: Collection[str] = ()) -> None:
         """Show a step that ended without a call."""
-        self._ids[step.id].append(await self._task_runs.show(step, self._upstream(upstream), tags))
+        run = self._task_run(step.id, upstream=upstream, tags=tags)
+        await run.show(partial(state_of_step, step))
+        self._ids[step.id].append(run.id)
 
     async def show_carried(
         self,
@@ -174,12 +84,18 @@ class PrefectStepRunner:
             for step_id in step_ids:
                 await self.show(steps[step_id], upstream[step_id], tags=tags_of(step_id))
             return
-        task_run_id = await self._task_runs.show_all([steps[step_id] for step_id in step_ids])
+        run = self._task_run("Carried", key="carried steps")  # no step has such an id
+        await run.show(partial(state_of_carried, [steps[step_id] for step_id in step_ids]))
         for step_id in step_ids:
-            self._ids[step_id].append(task_run_id)
+            self._ids[step_id].append(run.id)
 
-    def _upstream(self, step_ids: Sequence[str]) -> list[UUID]:
-        return list(dict.fromkeys(task_run_id for step_id in step_ids for task_run_id in self._ids[step_id]))
+    def _task_run(
+        self, step_id: str, *, name: str | None = None, upstream: Sequence[str] = (), **more: Any
+    ) -> "StepTaskRun | PlainTaskRun":
+        ids = list(dict.fromkeys(task_run_id for before in upstream for task_run_id in self._ids[before]))
+        if self._plain:
+            return PlainTaskRun(name or step_id, ids)
+        return StepTaskRun(self._flow, step_id=step_id, name=name or step_id, upstream=ids, **more)
 
 
 def log_to_prefect(record: logging.LogRecord) -> None:
@@ -206,16 +122,154 @@ def _refuse_task_runner(flow: FlowRunContext) -> None:
     )
 
 
-def _quickest(flow: FlowRunContext) -> TaskRuns:
-    """Return the direct implementation, or the plain one if this Prefect has changed."""
-    try:
-        pass
-        from plan_adapter.engine.internals import missing_prefect_features
-    except ImportError as error:
-        broken = [str(error)]
-    else:
-        broken = missing_prefect_features()
-        if not broken:
-            return DirectTaskRuns(flow)
-    logging.getLogger(__name__).warning("steps are driven slowly, because this Prefect differs: %s", "; ".join(broken))
-    return PlainTaskRuns()
+def _must_be_plain() -> bool:
+    """Return whether task runs cannot be created in the faster way because Prefect has changed, and log it."""
+    missing = missing_prefect_features("task runs")
+    if missing:
+        logging.getLogger(__name__).warning("steps run slower, because this version of Prefect differs: %s", "; ".join(missing))
+    return bool(missing)
+
+
+class PlainTaskRun:
+    """A task run that Prefect creates, through public calls only. Slower than StepTaskRun, and one that is stopped shows as Crashed."""
+
+    def __init__(self, name: str, upstream: Sequence[UUID]) -> None:
+        """Prepare a task run. Prefect gives it another id."""
+        self.id = uuid4()
+        self._name = name
+        # These states only draw edges; the scheduler decides what starts when.
+        self._upstream = [Completed(data=True, state_details=StateDetails(task_run_id=task_run_id)) for task_run_id in upstream]
+
+    async def run(self, task: Task[..., Any]) -> None:
+        """Let Prefect execute `task`, to its final state."""
+        task.task_run_name = lambda: self._name  # a plain string would be used as a format string
+        state: State = await task(wait_for=self._upstream, return_state=True)
+        self.id = state.state_details.task_run_id or self.id
+
+    async def show(self, state: Callable[[], State]) -> None:
+        """Show the task run in a final state. Its tags are left out: Prefect would wait for a slot of their concurrency limits."""
+
+        async def end() -> State:
+            return state()  # created now, because the server ignores a state older than Running
+
+        await self.run(Task(end, name=self._name, cache_policy=NO_CACHE, persist_result=False))
+
+
+def needs_engine(call: StepCall, tags: Collection[str]) -> bool:
+    """Return whether Prefect's task engine must execute `call`, whose task run has `tags`.
+
+    It does retries; tags may have a concurrency limit; and a Prefect task brings hooks, assets and a transaction. Everything else about a
+    call of another tool is ours: timeout, parameters, result.
+    """
+    return bool(call.task is not None or call.retry_delays or tags)
+
+
+class Attempts:
+    """The attempts of one call, and the Prefect task that makes them, retries included."""
+
+    def __init__(self, call: StepCall) -> None:
+        """Prepare the attempts of `call`."""
+        self._call = call
+        self._end: AttemptEnd | None = None
+        self._error: BaseException | None = None
+        self._is_waiting = True  # for a slot of a concurrency limit, or for the next attempt
+        self.task = self._task()
+
+    async def made_in(self, run: "StepTaskRun | PlainTaskRun") -> AttemptEnd:
+        """Make the attempts in `run` and return how the last one ended. A stop of the run ends every wait for an attempt at once."""
+        if isinstance(run, StepTaskRun) and not needs_engine(self._call, run.tags):
+            return await self._made_directly(run)
+        running = asyncio.ensure_future(run.run(self.task))
+        stopped = asyncio.ensure_future(self._call.stopped())
+        try:
+            await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done() and self._is_waiting:
+                running.cancel()
+                await asyncio.wait({running})
+                if isinstance(run, StepTaskRun):
+                    run.enter(state_of_call(stopped.result()))
+                return stopped.result()
+            await asyncio.wait({running})
+        except asyncio.CancelledError:
+            running.cancel()
+            await asyncio.wait({running})
+            raise
+        finally:
+            stopped.cancel()
+        return self.last_end(running.exception())
+
+    async def _made_directly(self, run: StepTaskRun) -> AttemptEnd:
+        """Make the only attempt and report its two states, without Prefect's engine."""
+        run.enter(Running())
+        try:
+            with run.context(self.task):
+                end = await self._call.attempt()
+                if end.outcome != "succeeded":
+                    get_run_logger().error("%s: %s", end.outcome, end.error)
+        except BaseException as error:
+            run.enter(Crashed(message=f"{type(error).__name__}: {error}"))
+            raise
+        run.enter(state_of_call(end))
+        return end
+
+    def last_end(self, trouble: BaseException | None = None) -> AttemptEnd:
+        """Return how the last attempt ended. Raises what interrupted an attempt, or `trouble` if Prefect made no attempt."""
+        if self._error is not None:
+            raise self._error
+        if self._end is None:
+            raise trouble or RuntimeError(f"Prefect made no attempt of `{self._call.name}`")
+        return self._end
+
+    def _task(self) -> Task[..., Any]:
+        """Return the tool's own task, whose function makes our attempts and whose hooks, assets and transaction stay; or a plain one."""
+        call = self._call
+        task = copy(_prototype() if call.task is None else cast("Task[..., Any]", call.task))
+        task.name = call.name if call.task is None else task.name
+        task.fn, task.isasync, task.isgenerator = self._next, True, False
+        task.tags = {*call.step.tags, *task.tags}
+        task.task_run_name = None  # its task run has a name already
+        task.retries, task.retry_jitter_factor, task.retry_condition_fn = len(call.retry_delays), None, _another_follows
+        task.timeout_seconds = None
+        # Prefect would use a persisted result as the result of a later attempt.
+        task.persist_result, task.cache_policy, task.cache_expiration, task.result_storage_key = False, NO_CACHE, None, None
+        return task
+
+    async def _next(self) -> Any:
+        """Make the next attempt. Return its result or the call's final state, or raise ToolError if another attempt follows."""
+        self._is_waiting = False
+        try:
+            self._end = await self._call.attempt()
+        except BaseException as error:  # raised again outside Prefect, which would print its traceback
+            self._error = error
+            return self._failed(Crashed(message=f"{type(error).__name__}: {error}"))
+        delay = self._call.retry_delay(self._end)
+        if delay is not None:
+            self.task.retry_delay_seconds = delay or None
+            self._is_waiting = True
+            raise ToolError(self._end.error)
+        if self._end.outcome == "succeeded":
+            return Completed() if self._call.task is None else self._end.result
+        return self._failed(state_of_call(self._end))
+
+    def _failed(self, state: State) -> State:
+        """Return `state` as the end of the task, which Prefect takes for a success: keep it from committing or rolling back.
+
+        Prefect logs an empty traceback once no retry is left. With one more, `retry_condition_fn` ends the attempts without it.
+        """
+        self.task.on_commit_hooks, self.task.on_rollback_hooks = [], []
+        self.task.retries += 1
+        return state
+
+
+def _another_follows(_task: Task[..., object], _run: TaskRun, state: State) -> bool:  # a function: a callable object ends retries
+    return isinstance(state.data, ToolError)
+
+
+@cache
+def _prototype() -> Task[..., Any]:
+    """Return the task of which each call's task is a copy. Creating a task takes far longer."""
+    return Task(_unused, cache_policy=NO_CACHE, persist_result=False)
+
+
+async def _unused() -> None:
+    """Fill the function of the prototype. Never called."""

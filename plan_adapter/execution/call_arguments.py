@@ -120,7 +120,7 @@ class CallArguments:
             return lost.parameters
         parameters = self.parameters()
         if parameters != lost.parameters:
-            raise ToolError("its parameters would be others now")
+            raise ToolError("its parameters would now be different")
         return await self.with_secrets(parameters)
 
     def context(self, parameters: dict[str, JsonValue], *, attempt: int, timeout_seconds: float | None) -> ToolContext:

@@ -138,7 +138,7 @@ async def _in_thread(function: Callable[[], Any], name: str) -> Any:
         try:
             loop.call_soon_threadsafe(settle, value, error)
         except RuntimeError:
-            log.warning("tool `%s` ended after its run had ended; nobody took its result", name)
+            log.warning("tool `%s` ended after its run had ended; its result is discarded", name)
 
     context = contextvars.copy_context()
     threading.Thread(target=run, name=f"tool {name}", daemon=True).start()
@@ -156,17 +156,17 @@ async def ask_probe(
     *,
     timeout: float | None,
     stop: Stop,
-    told: Callable[[BaseException], str],
+    describe: Callable[[BaseException], str],
 ) -> Done | NotDone | None:
     """Return what `probe` reports about the attempt with these `parameters` and this `context`.
 
     Returns None if the probe cannot tell, raises, takes longer than `timeout` seconds or returns anything else. The step's log says why;
-    `told` turns an exception into text.
+    `describe` turns an exception into text.
     """
     try:
         arguments = probe.bind({name: value for name, value in parameters.items() if name in probe.parameter_names}, context)
         with prints_of_call(context.logger):
-            said = await complete(work_of(probe, arguments, isolation="thread"), probe.name, timeout=timeout, stop=stop)
+            answer = await complete(work_of(probe, arguments, isolation="thread"), probe.name, timeout=timeout, stop=stop)
     except CallTimedOutError:
         why = f"gave no answer within {timeout:g} s"
     except CallStoppedError:
@@ -174,10 +174,10 @@ async def ask_probe(
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError):
             raise
-        why = f"failed: {told(error)}"
+        why = f"failed: {describe(error)}"
     else:
-        if isinstance(said, Done | NotDone):
-            return said
-        why = "cannot tell" if said is None else f"returned {type(said).__name__} instead of Done, NotDone or None"
+        if isinstance(answer, Done | NotDone):
+            return answer
+        why = "cannot tell" if answer is None else f"returned {type(answer).__name__} instead of Done, NotDone or None"
     context.logger.warning("whether attempt %d was done is unknown: the probe `%s` %s", context.attempt, probe.name, why)
     return None

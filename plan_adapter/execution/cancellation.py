@@ -70,7 +70,7 @@ async def first_reason(asked: Callable[[], Awaitable[str | None]], *, every_seco
         try:
             reason = await asked()
         except Exception as error:
-            log.info("whether the run is to be cancelled cannot be told now: %s", error)
+            log.info("cannot check whether the run is to be cancelled: %s", error)
             continue
         if reason is not None:
             return reason

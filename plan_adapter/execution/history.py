@@ -18,14 +18,14 @@ class ResumeOptions:
     only_failed: bool = False  # run only the failed steps and the steps that waited for them
     skipped: Mapping[str, str] = field(default_factory=dict[str, str])  # steps to skip from now on, and why
 
-    def left_out(self, before: Mapping[str, str]) -> dict[str, str]:
+    def all_skipped(self, before: Mapping[str, str]) -> dict[str, str]:
         """Return all skipped steps with their reasons: those of `before`, except `from_step`, and those skipped now."""
         return {step_id: why for step_id, why in before.items() if step_id != self.from_step} | dict(self.skipped)
 
 
-def left_out_by(by: str, because: str) -> str:
+def skipped_by(by: str, because: str) -> str:
     """Return the reason of a step that `by` skipped."""
-    return f"left out by {by}: {because}"
+    return f"skipped by {by}: {because}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +84,19 @@ def _wanted(dependencies: graph.Graph, record: Record, asked: ResumeOptions) -> 
 def _refuse(dependencies: graph.Graph, record: Record, asked: ResumeOptions) -> None:
     named = [*([asked.from_step] if asked.from_step is not None else []), *asked.skipped]
     problems = [_no_step(step_id, dependencies) for step_id in dict.fromkeys(named) if step_id not in dependencies]
-    problems += [f"`{step_id}` has succeeded: it cannot be left out" for step_id in asked.skipped if step_id in record.succeeded]
-    problems += [f"why `{step_id}` is left out is not said" for step_id, why in asked.skipped.items() if not why.strip()]
+    problems += [f"`{step_id}` has succeeded: it cannot be skipped" for step_id in asked.skipped if step_id in record.succeeded]
+    problems += [f"`{step_id}` is skipped without a reason" for step_id, why in asked.skipped.items() if not why.strip()]
     first = asked.from_step
     if first is not None and first in dependencies:
         if first in record.succeeded:
             problems.append(f"`{first}` has succeeded, and is never run again in this run: start a new run")
         if first in asked.skipped:
-            problems.append(f"`{first}` cannot be both left out and begun with")
+            problems.append(f"`{first}` cannot be both skipped and the step to run from")
         passed = {*record.succeeded, *record.skipped, *asked.skipped}
         missing = [dependency for dependency in dependencies[first] if dependency not in passed]
         if missing:
             names = ", ".join(f"`{step_id}`" for step_id in missing)
-            problems.append(f"`{first}` depends on {names}, which has not succeeded: begin there, or leave it out with a reason")
+            problems.append(f"`{first}` depends on {names}, which has not succeeded: run from there, or skip it with a reason")
     if asked.only_failed and not record.failed:
         problems.append("no step has failed")
     if problems:
@@ -139,7 +139,7 @@ class CallHistory:
 
         A person's resolution of an idempotent write also covers its earlier attempts. Attempts that have receipts may be omitted.
         """
-        told, ended = dict[Unit, int](), set[tuple[Unit, int]]()
+        resolved, ended = dict[Unit, int](), set[tuple[Unit, int]]()
         for receipt in receipts:
             unit, number = (receipt.step_id, receipt.item), receipt.number
             self.attempts[unit] = max(self.attempts.get(unit, 0), number)
@@ -150,7 +150,7 @@ class CallHistory:
                 self.aborted.add(unit)
             else:  # checked since the abort
                 self.aborted.discard(unit)
-                told[unit] = max(told.get(unit, 0), number if receipt.by is not None else 0)
+                resolved[unit] = max(resolved.get(unit, 0), number if receipt.by is not None else 0)
         for attempt in attempts:
             unit = (attempt.step_id, attempt.item)
             self.attempts[unit] = max(self.attempts.get(unit, 0), attempt.number)
@@ -158,7 +158,7 @@ class CallHistory:
                 continue
             if attempt.effect != "idempotent_write":
                 (self.unknown if attempt.effect == "write" else self.interrupted_reads)[unit] = attempt
-            elif attempt.number > told.get(unit, 0):
+            elif attempt.number > resolved.get(unit, 0):
                 self.repeatable[unit] = attempt
         self.aborted.difference_update(self.succeeded)
 
@@ -187,11 +187,11 @@ class RunHistory(CallHistory):
         return [step_id for step_id, fate in self.choices.items() if fate.kind == "left"]
 
     @property
-    def left_out(self) -> dict[str, str]:
+    def skipped(self) -> dict[str, str]:
         """The steps that people skipped, and why. They are not called; the steps that depend on them still run."""
         return {step_id: fate.reason for step_id, fate in self.choices.items() if fate.kind == "skipped"}
 
-    def leaving_out(self, steps: Mapping[str, str]) -> "RunHistory":
+    def skipping(self, steps: Mapping[str, str]) -> "RunHistory":
         """Return this history with `steps` skipped, each for its reason. A step that has succeeded anyway is not skipped."""
         return replace(
             self, choices={step_id: StepChoice("skipped", why) for step_id, why in steps.items() if (step_id, None) not in self.succeeded}

@@ -195,7 +195,7 @@ class Rollback:
         unit = (undoing.step.id, receipt.item)
         if unit in self._history.rollbacks.aborted:  # it may have been done, so it is not called again until somebody resolves it
             command = resolve_command(self.scope.run.id, unit, "done|again", label=self._labels.get(unit), kind="rollback")
-            error = f"{ROLLBACK_NEVER_KNOWN}: look, then `{command}` and `plan cancel {self.scope.run.id} --rollback`"
+            error = f"{ROLLBACK_NEVER_KNOWN}: check, then `{command}` and `plan cancel {self.scope.run.id} --rollback`"
             return self._note(undoing, receipt.item, AttemptEnd("failed", 0, error=error, can_retry=False), cause=error)
         try:
             call = self._call_of(undoing, receipt)
@@ -253,16 +253,16 @@ class Rollback:
 
         Without an answer, the call ends as `end`; `halts` says whether that stops the rest.
         """
-        said = await self._asked_how_it_ended(UnknownOutcome(call.step, undoing.run, lost, end.error or ""))
-        if said is None:
+        resolved = await self._asked_how_it_ended(UnknownOutcome(call.step, undoing.run, lost, end.error or ""))
+        if resolved is None:
             return await self._ended_as(undoing, call, end, halts=halts)
         undoing.settled = True
-        if said.resolution == "again":
+        if resolved.resolution == "again":
             return self._offer(undoing, call)
-        if said.resolution == "done":
-            end = AttemptEnd("succeeded", lost.number, result=said.result, said=said.words)
+        if resolved.resolution == "done":
+            end = AttemptEnd("succeeded", lost.number, result=resolved.result, reason=resolved.words)
             return await self._ended_as(undoing, call, end, halts=True)
-        error = f"{said.words}; {ROLLBACK_NEVER_KNOWN}"
+        error = f"{resolved.words}; {ROLLBACK_NEVER_KNOWN}"
         return await self._ended_as(undoing, call, AttemptEnd("failed", lost.number, error=error, can_retry=False), halts=True, cause=error)
 
     async def _asked_how_it_ended(self, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:
@@ -300,7 +300,9 @@ class Rollback:
         self._causes[step.id, item] = cause or self._cause(step, item, end)
         if halts and not self._failed:
             which = f"the rollback of `{step.id}`"
-            self._failed = "left out, because " + (f"how {which} ended is unknown" if self._is_unknown(step, end) else f"{which} failed")
+            self._failed = "skipped, because " + (
+                f"the outcome of {which} is unknown" if self._is_unknown(step, end) else f"{which} failed"
+            )
             self._withdraw()
 
     async def _close(self, undoing: _Undoing) -> None:
@@ -311,7 +313,7 @@ class Rollback:
             self._finish(undoing, left)
             if run.attempts == 0 or undoing.settled:
                 await self._call_step.show(run, self._upstream(step), tags=step.tags)
-            await self.scope.tell_end(run)
+            await self.scope.notify_end(run)
         if left:
             self._behind[step.id] = step.id
         elif not self._runs[step.id].rolled_back and not self._remains(step.id):
@@ -338,7 +340,7 @@ class Rollback:
         elif left:
             run.status, run.reason = StepStatus.SKIPPED, self._causes[step.id, left[0].item]
         else:
-            run.status, run.outcome, run.result, run.reason = StepStatus.COMPLETED, Outcome.SUCCEEDED, ends[-1].result, ends[-1].said
+            run.status, run.outcome, run.result, run.reason = StepStatus.COMPLETED, Outcome.SUCCEEDED, ends[-1].result, ends[-1].reason
 
     # What is called, and how its end is reported.
 

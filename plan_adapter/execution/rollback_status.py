@@ -9,10 +9,10 @@ from plan_adapter.plan import ExecutionPlan
 from plan_adapter.readable import call_name, listed
 from plan_adapter.record import RollbackStatus
 
-NEVER_KNOWN = "whether it was done was never known"
+NEVER_KNOWN = "whether it was done is unknown"
 """The reason shown for a write that a person aborted without saying whether it was done."""
 
-ROLLBACK_NEVER_KNOWN = "whether its rollback was done was never known"
+ROLLBACK_NEVER_KNOWN = "whether its rollback was done is unknown"
 """The same for the call that rolls a step back."""
 
 CHECK_BY_HAND = "failed, check by hand"
@@ -69,7 +69,7 @@ def recorded_report(plan: ExecutionPlan, history: RunHistory) -> RollbackReport:
         elif unit not in history.succeeded and not steps[step_id].rollback_failed:
             whys[unit] = CHECK_BY_HAND
         elif unit in rollbacks.unknown or unit in rollbacks.aborted:
-            whys[unit] = "whether its rollback was done is unknown" if unit in rollbacks.unknown else ROLLBACK_NEVER_KNOWN
+            whys[unit] = ROLLBACK_NEVER_KNOWN
         else:
             whys[unit] = "not reached"
     return report_of(whys, history.labels, notes=possibly_done_note(plan, history))
@@ -78,7 +78,7 @@ def recorded_report(plan: ExecutionPlan, history: RunHistory) -> RollbackReport:
 def possibly_done_note(plan: ExecutionPlan, history: RunHistory) -> list[str]:
     """Return a note about calls that may have changed something and are not rolled back, because nobody said whether they were done."""
     units = [*aborted_steps(plan, history), *history.repeatable]
-    return [f"begun, and perhaps done: {listed(unit_names(units, history.labels), NAMED)}"] if units else []
+    return [f"started, and possibly done: {listed(unit_names(units, history.labels), NAMED)}"] if units else []
 
 
 def aborted_steps(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
@@ -91,7 +91,7 @@ def aborted_steps(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
 
 def after_abort(run_id: str, units: Sequence[Unit], labels: Mapping[Unit, str], *, is_undone: bool) -> str:
     """Return what a person can do about `units` with an unknown outcome in an ended run. `is_undone`: the run was rolled back."""
-    known = f"whether {listed(unit_names(units, labels), NAMED)} was done was never known"
+    known = f"whether {listed(unit_names(units, labels), NAMED)} was done is unknown"
     undoes = f"`plan cancel {run_id} --rollback` rolls it back, if it declares a rollback"
     if is_undone:
         command = resolve_command(run_id, units[0], "done", label=labels.get(units[0]))

@@ -44,7 +44,7 @@ def _start_clock(scope: RunScope) -> RunClock:
     if not milliseconds:
         return RunClock(None, lambda: None)
     seconds = milliseconds / 1000
-    return RunClock(seconds, partial(scope.stop.set, "timed_out", f"the total timeout of {seconds:g} s was spent"))
+    return RunClock(seconds, partial(scope.stop.set, "timed_out", f"the total timeout of {seconds:g} s was exceeded"))
 
 
 class Scheduler:
@@ -86,7 +86,7 @@ class Scheduler:
         if carried:
             await self._call_step.show_carried([*carried], carried, reduced, tags_of=lambda step_id: self._steps[step_id].tags)
         for run in carried.values():
-            await self._scope.tell_end(run)
+            await self._scope.notify_end(run)
 
     def _carry(self, step: Step) -> bool:
         """End `step` if all of it succeeded before. Return whether it did."""
@@ -213,18 +213,18 @@ class Scheduler:
 
     async def _unknown_outcome(self, state: Items, call: Call, lost: Attempt, end: AttemptEnd) -> None:
         """Ask people how `lost` ended and act on the answer. `end` is what is known so far. A call that waits for people holds no slot."""
-        said = await self._asked_how_it_ended(UnknownOutcome(call.step, call.step_run, lost, end.error or ""))
-        if said is not None and said.resolution == "again" and not (self._halted or state.halted):
+        resolved = await self._asked_how_it_ended(UnknownOutcome(call.step, call.step_run, lost, end.error or ""))
+        if resolved is not None and resolved.resolution == "again" and not (self._halted or state.halted):
             return self._offer(state, call)
-        state.settled = state.settled or said is not None
-        if said is not None and said.resolution == "done":
-            end = AttemptEnd("succeeded", lost.number, result=said.result, said=said.words)
-        elif said is not None:
-            is_abort = said.resolution == "abort"
-            error = f"{said.words}; {NEVER_KNOWN}" if is_abort else said.words
+        state.settled = state.settled or resolved is not None
+        if resolved is not None and resolved.resolution == "done":
+            end = AttemptEnd("succeeded", lost.number, result=resolved.result, reason=resolved.words)
+        elif resolved is not None:
+            is_abort = resolved.resolution == "abort"
+            error = f"{resolved.words}; {NEVER_KNOWN}" if is_abort else resolved.words
             end = AttemptEnd("failed", lost.number, error=error, can_retry=False)
             if is_abort:
-                self._scope.stop.set("cancelled", said.words)
+                self._scope.stop.set("cancelled", resolved.words)
         return await self._call_ended(state, call, end)
 
     async def _asked_how_it_ended(self, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:
@@ -362,7 +362,7 @@ class Scheduler:
         self._scope.recorder.step_ended(run)
         if show:
             await self._call_step.show(run, self._validated.reduced[step.id], tags=step.tags)
-        await self._scope.tell_end(run)
+        await self._scope.notify_end(run)
         self._open -= 1
         for successor in self._after[step.id]:
             self._missing[successor] -= 1
@@ -409,7 +409,7 @@ class Scheduler:
         if run.started_at is not None:
             run.duration_ms = round((run.completed_at - run.started_at).total_seconds() * 1000)
         if end.outcome == "succeeded":
-            run.status, run.outcome, run.result, run.reason = StepStatus.COMPLETED, Outcome.SUCCEEDED, end.result, end.said
+            run.status, run.outcome, run.result, run.reason = StepStatus.COMPLETED, Outcome.SUCCEEDED, end.result, end.reason
             return
         run.status, run.error, run.reason = StepStatus.FAILED, end.error, NOT_APPROVED if was_refused else end.outcome
         run.outcome = Outcome.UNKNOWN if end.outcome == "unknown" or self._was_cut_short(step, end) else Outcome.FAILED

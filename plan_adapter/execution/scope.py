@@ -15,7 +15,7 @@ from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.secrets import RunSecrets, redact
 from plan_adapter.expressions import Variables
 from plan_adapter.gates.approval import ApprovedPlan
-from plan_adapter.hooks import Event, EventKind, Hooks, Listener, call_hook, tell
+from plan_adapter.hooks import Event, EventKind, Hooks, Listener, call_hook, notify
 from plan_adapter.plan import StepStatus
 from plan_adapter.record import PlanRun, Recorder, StepRun
 
@@ -51,7 +51,7 @@ class RunScope:
         """Let expressions use how `step` ended."""
         self.values[step.id] = {"result": step.result, "status": step.status.value, "error": step.error}
 
-    def tell(
+    def notify(
         self,
         kind: EventKind,
         step: StepRun | None = None,
@@ -65,23 +65,23 @@ class RunScope:
         `name` is the name of a call of the step. Secrets in `message` are redacted.
         """
         shown = message if message is None else self.secrets.redactor.text(message)
-        tell(self.listener, Event(kind, self.run, step, shown, delay_ms, name=name))
+        notify(self.listener, Event(kind, self.run, step, shown, delay_ms, name=name))
 
     async def call_hook(self, hook: Callable[..., object] | None, *arguments: object) -> None:
         """Call one of the caller's hooks. If it raises, the error is logged and nothing else changes."""
         await call_hook(hook, *arguments)
 
-    async def tell_end(self, step: StepRun) -> None:
+    async def notify_end(self, step: StepRun) -> None:
         """Report to the listener and the caller's hooks how `step`, or the rollback of a step, ended."""
         match step.status:
             case StepStatus.COMPLETED:
-                self.tell("step_completed", step)
+                self.notify("step_completed", step)
                 await self.call_hook(self.hooks.on_step_complete, self.run, step)
             case StepStatus.FAILED:
-                self.tell("step_failed", step, step.error)
+                self.notify("step_failed", step, step.error)
                 await self.call_hook(self.hooks.on_step_failed, self.run, step, step.error or "")
             case _:
-                self.tell("step_skipped", step, step.reason)
+                self.notify("step_skipped", step, step.reason)
 
 
 class StepLog(logging.Handler):
@@ -99,7 +99,7 @@ class StepLog(logging.Handler):
         if self._scope.secrets.redactor:
             redact(record, self._scope.secrets.redactor)
         with prints_of_call(None):  # the listener or the sink may print, too
-            self._scope.tell("log", self._step, record.getMessage(), name=self._call)
+            self._scope.notify("log", self._step, record.getMessage(), name=self._call)
             if self._scope.log_sink is not None:
                 self._scope.log_sink(record)
 

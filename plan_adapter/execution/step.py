@@ -112,7 +112,7 @@ class Call:
             self._tool.bind(await self._arguments.with_secrets(parameters), self._context(parameters))
             digest = self._digest(parameters)
         except Exception as error:
-            raise ToolError(self._told(error)) from None
+            raise ToolError(self._error_text(error)) from None
         return GatedCall(
             step=self.step,
             step_run=self.step_run,
@@ -153,7 +153,7 @@ class Call:
             self._tries += 1
             end = await self._attempt()
             if end.not_done and not self._scope.stop.is_set:  # an attempt that did nothing costs no retry, but a second one in a row does
-                self._scope.tell("attempt_failed", self.step_run, end.error, 0, name=self.name)
+                self._scope.notify("attempt_failed", self.step_run, end.error, 0, name=self.name)
                 end = await self._attempt()
         finally:
             self._has_slot = False
@@ -161,7 +161,7 @@ class Call:
         delay = self.retry_delay(end)
         if delay is not None:
             self.step_run.retry_count += 1
-            self._scope.tell("attempt_failed", self.step_run, end.error, round(delay * 1000), name=self.name)
+            self._scope.notify("attempt_failed", self.step_run, end.error, round(delay * 1000), name=self.name)
         return end
 
     async def _attempt(self) -> AttemptEnd:
@@ -171,7 +171,7 @@ class Call:
             arguments = self._tool.bind(await self._arguments.with_secrets(parameters), context)
         except Exception as error:  # nothing was called: no intent, and another attempt would usually fail the same way
             may_pass = isinstance(error, SecretUnavailableError)
-            return AttemptEnd("failed", self._number, error=self._told(error), can_retry=may_pass)
+            return AttemptEnd("failed", self._number, error=self._error_text(error), can_retry=may_pass)
         if self._scope.stop.is_set:  # the run stopped while a secret was looked up
             return self._stopped_end()
         self._number += 1
@@ -222,33 +222,33 @@ class Call:
         context = replace(self._context(lost.parameters), attempt=lost.number, idempotency_key=lost.idempotency_key)
         try:
             parameters = await self._arguments.parameters_of(lost)
-            said = await ask_probe(
-                self._tool.probe, parameters, context, timeout=self.timeout_seconds, stop=self._scope.stop, told=self._told
+            answer = await ask_probe(
+                self._tool.probe, parameters, context, timeout=self.timeout_seconds, stop=self._scope.stop, describe=self._error_text
             )
-            end = None if said is None else self._end_of(said, lost)
+            end = None if answer is None else self._end_of(answer, lost)
         except Exception as error:
-            context.logger.warning("whether attempt %d was done is unknown: %s", lost.number, self._told(error))
+            context.logger.warning("whether attempt %d was done is unknown: %s", lost.number, self._error_text(error))
             return None
-        if said is None or end is None:
+        if answer is None or end is None:
             return None
         receipt = self._receipt(lost, end, 0)
-        note = self._scope.secrets.redactor.text(said.note) if said.note else None
+        note = self._scope.secrets.redactor.text(answer.note) if answer.note else None
         self._scope.recorder.receipt(replace(receipt, by=self._tool.name, known_by="probe", note=note))
-        context.logger.info("the probe of `%s` says that attempt %d was %s", self._tool.name, lost.number, _SAID[type(said)])
+        context.logger.info("the probe of `%s` says that attempt %d was %s", self._tool.name, lost.number, _FINDINGS[type(answer)])
         return end
 
-    def _end_of(self, said: Done | NotDone, lost: Attempt) -> AttemptEnd:
-        if isinstance(said, NotDone):
+    def _end_of(self, answer: Done | NotDone, lost: Attempt) -> AttemptEnd:
+        if isinstance(answer, NotDone):
             error = "it was not done, says its probe"
             return AttemptEnd("failed", lost.number, error=error, not_done=True)
-        result = self._scope.secrets.redactor.value(as_json(said.result))
+        result = self._scope.secrets.redactor.value(as_json(answer.result))
         if (unmet := self._unmet(result)) is not None:
             return AttemptEnd("failed", lost.number, error=unmet)
-        return AttemptEnd("succeeded", lost.number, result=self._keep(result), said=f"it was done, says the probe of `{self._tool.name}`")
+        return AttemptEnd("succeeded", lost.number, result=self._keep(result), reason=f"it was done, says the probe of `{self._tool.name}`")
 
     async def _begin(self, intent: Attempt) -> None:
         self.step_run.started_at = intent.started_at
-        self._scope.tell("step_started", self.step_run)
+        self._scope.notify("step_started", self.step_run)
         await self._scope.call_hook(self._scope.hooks.on_step_start, self.run, self.step_run)
 
     async def _act(self, arguments: dict[str, Any]) -> AttemptEnd:
@@ -267,16 +267,16 @@ class Call:
         except CallTimedOutError:
             return AttemptEnd(interrupted, number, error=self._timeout_text(), was_interrupted=True)
         except UnknownOutcomeError as error:
-            return AttemptEnd(interrupted, number, error=self._told(error), was_interrupted=True)
+            return AttemptEnd(interrupted, number, error=self._error_text(error), was_interrupted=True)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
                 raise
-            return AttemptEnd("failed", number, error=self._told(error))
+            return AttemptEnd("failed", number, error=self._error_text(error))
         if unmet is not None:
             return AttemptEnd("failed", number, error=unmet)
         return AttemptEnd("succeeded", number, result=self._keep(result))
 
-    def _told(self, error: BaseException) -> str:
+    def _error_text(self, error: BaseException) -> str:
         """Return the text of an exception with secrets redacted."""
         return error_text(error, self._scope.secrets.redactor.text)
 
@@ -343,4 +343,4 @@ class Call:
         return self.step.isolation or self._scope.approved.bound.validated.plan.isolation or self._tool.isolation
 
 
-_SAID = {Done: "done", NotDone: "not done"}
+_FINDINGS = {Done: "done", NotDone: "not done"}

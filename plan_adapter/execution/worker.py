@@ -15,6 +15,7 @@ from pydantic import JsonValue
 
 from plan_adapter.credentials import without_credentials
 from plan_adapter.errors import ToolError, UnknownOutcomeError, error_message
+from plan_adapter.tools.registry import import_tool
 from plan_adapter.tools.tool import Tool, ToolContext, as_json
 
 log = logging.getLogger(__name__)
@@ -71,8 +72,6 @@ class _Lines(logging.Handler):
 
 def _imported_call(import_string: str, arguments: dict[str, Any]) -> _Answer:
     """Import a tool and call it, in the worker process. Coroutines get their own event loop there."""
-    from plan_adapter.tools.registry import import_tool
-
     answer = _Answer()
     logger = logging.Logger(import_string, logging.INFO)
     logger.addHandler(_Lines(answer.log))

@@ -101,7 +101,7 @@ def matches(pattern: str, text: str) -> bool:
         return calculate("text.matches(pattern)", (("text", "string"), ("pattern", "string")), {"text": text, "pattern": pattern})
     except CelValueError as error:
         reason = str(error).rpartition("regular expression: ")[2]
-        raise ExpressionError(f"`{shortened(pattern)}` is no regular expression of RE2: {reason}") from None
+        raise ExpressionError(f"`{shortened(pattern)}` is not an RE2 regular expression: {reason}") from None
 
 
 def type_hint(message: str) -> str:
@@ -117,7 +117,7 @@ def type_hint(message: str) -> str:
 def _at_run_time(message: str) -> str:
     if message.startswith("No matching overloads found"):
         signature = message.partition(" : ")[2].replace("int64", "int")
-        return f"the types do not go together: {signature}; {type_hint(f'{signature} applied to {signature}')}"
+        return f"the types do not match: {signature}; {type_hint(f'{signature} applied to {signature}')}"
     return message.replace("Iteration budget exceeded", "it goes through more than 10,000 items; let a tool do that")
 
 
@@ -146,7 +146,7 @@ def _converted(value: Any, kind: str) -> tuple[Any, int]:
 
 def _length(text: str) -> int:
     if "\0" in text:
-        raise CelValueError("a text holds a NUL character, where CEL would cut it off")
+        raise CelValueError("a text contains a NUL character, where CEL would cut it off")
     return len(text)
 
 
@@ -163,6 +163,7 @@ def _program(code: str, variables: Signature) -> "cel.Expression":
 
 @lru_cache(maxsize=64)
 def _environment(variables: Signature) -> "cel.Env":
+    # Only for a plan with expressions.
     from cel_expr_python import cel  # pyright: ignore[reportMissingTypeStubs]
     from cel_expr_python.ext import ext_strings  # pyright: ignore[reportMissingTypeStubs]
 

@@ -98,7 +98,7 @@ def check_kind(source: str, kind: str, expect: Expected | None) -> None:
         raise RefusedError("expression-type", f"{source} is a {kind}, which JSON does not have", "convert it with string()")
     if expect is not None and kind.partition("(")[0] not in ("dyn", expect):
         wanted = "`true` or `false`" if expect == "bool" else "a list"
-        raise RefusedError("expression-type", f"{source} is of type {kind}", f"an expression that gives {wanted} stands here")
+        raise RefusedError("expression-type", f"{source} is of type {kind}", f"this must be an expression for {wanted}")
 
 
 def _kind_of_step(path: Path, steps: Collection[str]) -> str:
@@ -108,7 +108,7 @@ def _kind_of_step(path: Path, steps: Collection[str]) -> str:
     if step not in steps:
         raise RefusedError("unknown-reference", f"no step is called `{step}`", did_you_mean(step, steps))
     if len(path) < 3 or path[2] not in _MEMBERS:
-        message = f"`{written(path)}` alone is no value" if len(path) < 3 else f"a step has no `{path[2]}`"
+        message = f"`{written(path)}` alone is not a value" if len(path) < 3 else f"a step has no `{path[2]}`"
         raise RefusedError("unknown-reference", message, f"write {written(path[:2])}.result, .status or .error")
     return _MEMBERS[str(path[2])]
 
@@ -126,13 +126,13 @@ def _kind_of_input(path: Path, inputs: Mapping[str, Typed]) -> str:
 
 def _kind_of_secret(path: Path, declared: Declarations) -> str:
     if not declared.secrets:
-        hint = "hand it to a tool other than run_deployment, in the step's parameters: elsewhere its value would be shown or kept"
-        raise RefusedError("misplaced-secret", f"`{written(path)}`: no secret may stand here", hint)
+        hint = "pass it to a tool other than run_deployment, in the step's parameters: elsewhere its value would be shown or stored"
+        raise RefusedError("misplaced-secret", f"`{written(path)}`: a secret is not allowed here", hint)
     if len(path) < 2 or not isinstance(path[1], str):
         raise RefusedError("unknown-reference", "`secrets` names no secret", ONLY_THERE["secrets"])
     if not re.fullmatch(_NAME, path[1]):
         hint = 'a letter or _, then at most 63 letters, digits, _, - or .; or a Prefect block: secrets["type/name"]'
-        raise RefusedError("bad-secret-name", f"{path[1][:80]!r} is no name of a secret", hint)
+        raise RefusedError("bad-secret-name", f"{path[1][:80]!r} cannot be the name of a secret", hint)
     return "string"
 
 

@@ -80,7 +80,7 @@ class Expression:
         except RecursionError:
             raise ExpressionError(f"{self}: a value is nested too deep") from None
         except TypeError as error:
-            raise ExpressionError(f"{self} gives {error}, which is no JSON") from None
+            raise ExpressionError(f"{self} gives {error}, which is not JSON") from None
 
     @property
     def secrets(self) -> frozenset[str]:
@@ -166,7 +166,7 @@ def _name_hint(source: str, name: str, declarations: Declarations) -> str:
         return f"write inputs.{first}"
     if re.search(rf"\w-{re.escape(first)}\b", source):
         return 'a key with a hyphen is written ["my-key"]'
-    return "text stands in quotes; the variables are steps, inputs, secrets, item and result"
+    return "write text in quotes; the variables are steps, inputs, secrets, item and result"
 
 
 def _syntax_hint(source: str) -> str:
@@ -192,7 +192,7 @@ def plain(value: Any, *, in_order: bool = False) -> JsonValue:
         return [plain(member, in_order=in_order) for member in value]  # pyright: ignore[reportUnknownVariableType]  # from CEL or a run
     if isinstance(value, Mapping):
         if any(not isinstance(key, str) for key in value):  # pyright: ignore[reportUnknownVariableType]
-            raise TypeError("a key that is no text")
+            raise TypeError("a key that is not text")
         keys: Any = sorted(value) if in_order else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         return {key: plain(value[key], in_order=in_order) for key in keys}
     raise TypeError(f"a {type(value).__name__}")

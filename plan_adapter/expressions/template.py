@@ -117,7 +117,7 @@ class _Compiler:
         elif isinstance(value, dict):
             for key, member in value.items():
                 if has_expression(key):
-                    no_key = RefusedError("expression-syntax", "an expression cannot stand in a key", "put it into the value")
+                    no_key = RefusedError("expression-syntax", "a key cannot contain an expression", "put it into the value")
                     self._refuse(join(at, key), no_key)
                 self.walk(member, join(at, key), depth=depth + 1)
 
@@ -129,8 +129,8 @@ class _Compiler:
             self._refuse(at, RefusedError("expression-syntax", f"`{shortened(str(error))}` is not closed", hint))
             return
         if self._expect is not None and not (len(cut) == 1 and isinstance(cut[0], Code)):
-            not_one = f"`{shortened(text)}` is not one expression"
-            self._refuse(at, RefusedError("expression-needed", not_one, "write all of it in one `${{ … }}`"))
+            not_one = f"`{shortened(text)}` is not a single expression"
+            self._refuse(at, RefusedError("expression-needed", not_one, "write it all in one `${{ … }}`"))
             return
         parts = [part if isinstance(part, str) else self._expression(part.text, at) for part in cut]
         compiled = tuple(part for part in parts if part is not None)

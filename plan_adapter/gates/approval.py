@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import os
+import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -40,7 +41,7 @@ class Asking(Protocol):
         ...
 
     @property
-    def closed(self) -> "asyncio.Future[Gate]":
+    def closed(self) -> asyncio.Future[Gate]:
         """Done once anybody has closed the gate. Holds the gate as it ended."""
         ...
 
@@ -111,7 +112,7 @@ def answer_to(
 
 
 def gate_policy_of(plan: ExecutionPlan, policy: EffectivePolicy, *, requested_by: str, revised_by: str = "") -> GatePolicy:
-    """Return what an answer must satisfy: the stricter of the plan's own policy and `policy`, with groups resolved to names."""
+    """Return the gate policy of `plan`: the stricter of its own policy and `policy`, with groups resolved to names."""
     own, stored = plan.approval or ApprovalPolicy(), policy.stored
     named, proofs = policy.members(own.approvers), tuple(own.known_by) or None
     approvers, known_by, excluded_by = both(named, policy.approvers), both(proofs, policy.known_by), ""
@@ -133,10 +134,10 @@ def gate_policy_of(plan: ExecutionPlan, policy: EffectivePolicy, *, requested_by
 
 
 def with_current_policy(rules: GatePolicy, plan: ExecutionPlan, policy: EffectivePolicy) -> GatePolicy:
-    """Return what an answer must satisfy now at a gate that was opened with `rules`.
+    """Return the gate policy that applies now at a gate that was opened with this one.
 
-    People who joined a group since then can answer, too. A policy from the store applies as it is today, in addition to `rules`. Without
-    one, `rules` keep their demands, because the process that opened the gate may know groups that this process does not.
+    People who joined a group since then can answer as well. A policy from the store also applies, as it is today. Without one, the gate
+    policy stays as it is, because the process that opened the gate may know groups that this process does not.
     """
     today = gate_policy_of(plan, policy, requested_by=rules.requested_by, revised_by=rules.revised_by)
     approvers = rules.approvers
@@ -163,16 +164,16 @@ def names_without_group(plan: ExecutionPlan, policy: EffectivePolicy) -> list[st
 
 
 def refusal(rules: GatePolicy, *, by: str, known_by: str, decision: Decision) -> str | None:
-    """Return why an answer violates `rules`, as text for the person who gave it, or None. Anyone who is allowed to answer can reject."""
+    """Return why an answer violates the gate policy, for the person who gave it, or None. Anyone who is allowed to answer can reject."""
     if rules.approvers is not None and by not in rules.approvers:
         who = ", ".join(rules.approvers)
-        return f"{one_line(by)} may not answer here: " + (f"{who} may" if who else f"nobody may: {_why_none(rules.excluded_by)}")
+        return f"{one_line(by)} may not answer here; " + (f"only {who} may" if who else f"nobody may: {_why_none(rules.excluded_by)}")
     if rules.known_by is not None and known_by not in rules.known_by:
-        ways = " or ".join(rules.known_by) or f"a proof that nobody can give: {_why_none(rules.excluded_by)}"
-        return f"{one_line(by)} is known by {known_by} only, and an answer here needs {ways}"
+        proofs = " or ".join(rules.known_by) or f"a proof that nobody can give: {_why_none(rules.excluded_by)}"
+        return f"{one_line(by)} is identified only by {known_by}; an answer here needs {proofs}"
     if decision == "approve" and not rules.self_approval and by in (rules.requested_by, rules.revised_by):
         did = "started this run" if by == rules.requested_by else "changed this run"
-        return f"{one_line(by)} {did} and may not approve it; somebody else must"
+        return f"{one_line(by)} {did} and may not approve it; somebody else must approve it"
     return None
 
 
@@ -186,7 +187,7 @@ def refuse_operation(plan: ExecutionPlan, policy: EffectivePolicy, *, by: str, o
     if operators is not None and by not in operators:
         is_environment = both(named, policy.members(policy.stored.operators)) != ()
         who = ", ".join(map(one_line, operators)) or f"nobody: {_why_none('PLAN_ADAPTER_OPERATORS' if is_environment else '')}"
-        raise NotApprovedError(f"{one_line(by)} may not {_DOES[operation]} `{one_line(plan.name)}`; who may: {who}")
+        raise NotApprovedError(f"{one_line(by)} may not {_DOES[operation]} `{one_line(plan.name)}`; operators: {who}")
 
 
 def _why_none(excluded_by: str) -> str:
@@ -195,8 +196,8 @@ def _why_none(excluded_by: str) -> str:
     `excluded_by` is the environment variable that causes it, if one does.
     """
     if not excluded_by:
-        return "the plan and the policy exclude each other"
-    return f"the environment variable {excluded_by} excludes all that the plan and the store's policy allow"
+        return "the plan and the policy contradict each other"
+    return f"the environment variable {excluded_by} excludes everything that the plan and the store's policy allow"
 
 
 _DOES: dict[Operation, str] = {
@@ -218,10 +219,10 @@ def signed_text(*, approval_digest: str, decision: Decision, run_id: str, gate_i
     return f"prefect-plan-adapter approval\ndigest: {approval_digest}\ndecision: {decision}\nrun: {run_id}\ngate: {gate_id}\n"
 
 
-def signed_resolution(*, digest: str, word: str, result: JsonValue, run_id: str) -> str:
+def signed_resolution(*, digest: str, resolution: str, result: JsonValue, run_id: str) -> str:
     """Return the text that an SSH key signs to resolve an unknown outcome. It binds this resolution and result to this attempt."""
     kept = hashlib.sha256(json.dumps(result, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    return f"prefect-plan-adapter outcome\ndigest: {digest}\nword: {word}\nresult: {kept}\nrun: {run_id}\n"
+    return f"prefect-plan-adapter outcome\ndigest: {digest}\nresolution: {resolution}\nresult: {kept}\nrun: {run_id}\n"
 
 
 def signed_operator_request(*, digest: str, operator_request: str, because: str, run_id: str) -> str:
@@ -233,13 +234,13 @@ def signed_operator_request(*, digest: str, operator_request: str, because: str,
 def text_to_sign(answer: Answer, request: ApprovalRequest) -> str:
     """Return the text that an SSH key signs to give `answer` to `request`. Raise NotApprovedError if `request` accepts no signature."""
     if request.run_id is None or (request.gate_id is None and request.kind == "approval" and request.operator_request is None):
-        raise NotApprovedError("a signature is of an answer at a gate of a run, and this is none")
+        raise NotApprovedError("only an answer at a gate of a run can be signed")
     if request.operator_request is not None:
         return signed_operator_request(
             digest=request.approval_digest, operator_request=request.operator_request, because=answer.note, run_id=request.run_id
         )
     if request.kind == "outcome":
-        return signed_resolution(digest=request.approval_digest, word=answer.decision, result=answer.result, run_id=request.run_id)
+        return signed_resolution(digest=request.approval_digest, resolution=answer.decision, result=answer.result, run_id=request.run_id)
     decision, gate_id = decision_of(answer), request.gate_id or ""
     return signed_text(approval_digest=request.approval_digest, decision=decision, run_id=request.run_id, gate_id=gate_id)
 
@@ -247,7 +248,7 @@ def text_to_sign(answer: Answer, request: ApprovalRequest) -> str:
 def decision_of(answer: Answer) -> Decision:
     """Return the decision in `answer`. Raise NotApprovedError if it answers an outcome gate instead."""
     if answer.decision not in ("approve", "reject", "request_changes"):
-        raise NotApprovedError(f"`{answer.decision}` says how a call ended, and is no answer to whether something may run")
+        raise NotApprovedError(f"`{answer.decision}` records how a call ended; it cannot approve or reject anything")
     return answer.decision
 
 
@@ -256,8 +257,6 @@ def os_user() -> str:
 
     The environment is ignored, because anybody can set LOGNAME and USER.
     """
-    import pwd
-
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -271,8 +270,8 @@ def approved_plan(bound: BoundPlan, approval: Approval, *, now: datetime) -> App
     """
     if approval.approval_digest != bound.approval_digest:
         raise NotApprovedError(
-            f"the approval by {approval.by} is of other content: it names {approval.approval_digest[:12]}…, "
-            f"this plan with these inputs and tools is {bound.approval_digest[:12]}…; have it approved as it is now"
+            f"the approval by {approval.by} covers other content: it names the digest {approval.approval_digest[:12]}…, and "
+            f"this plan with these inputs and tools has {bound.approval_digest[:12]}…; approve it as it is now"
         )
     if approval.decision != "approve":
         raise NotApprovedError(

@@ -31,22 +31,24 @@ class CallbackApprover:
 
     async def ask(self, request: ApprovalRequest) -> Approval:
         """Return the function's answer. Raises NotApprovedError if it returns none, and whatever the function raises."""
-        said: object = self._answer(request)
-        if inspect.isawaitable(said):
-            said = await said
-        if isinstance(said, Approval):
-            return said
-        decision, note = self._read(said)
+        answer: object = self._answer(request)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if isinstance(answer, Approval):
+            return answer
+        decision, note = self._read(answer)
         return answer_to(request, decision=decision, by=self._by, known_by="unverified", note=note)
 
-    def _read(self, said: object) -> tuple[Decision, str]:
-        if isinstance(said, bool):
-            return ("approve" if said else "reject"), ""
-        if isinstance(said, str):
-            decision = _DECISIONS.get(said)
-            return (decision, "") if decision is not None else ("reject", said)
+    def _read(self, answer: object) -> tuple[Decision, str]:
+        if isinstance(answer, bool):
+            return ("approve" if answer else "reject"), ""
+        if isinstance(answer, str):
+            decision = _DECISIONS.get(answer)
+            return (decision, "") if decision is not None else ("reject", answer)
         name = getattr(self._answer, "__qualname__", type(self._answer).__name__)
-        raise NotApprovedError(f"the approver `{name}` gave no answer but {said!r:.100}: return True, False, a decision or a reason")
+        raise NotApprovedError(
+            f"the approver `{name}` returned {answer!r:.100}, which is not an answer: return True, False, a decision or a reason"
+        )
 
 
 _DECISIONS: Mapping[str, Decision] = {"approve": "approve", "reject": "reject", "request_changes": "request_changes"}
@@ -102,7 +104,7 @@ class PolicyApprover:
             return answer_to(request, decision=rule.decision, by=self._by, known_by="unverified", note=rule.note)
         if self._otherwise is not None:
             return await self._otherwise.ask(request)
-        return answer_to(request, decision="reject", by=self._by, known_by="unverified", note="no rule of the policy fits")
+        return answer_to(request, decision="reject", by=self._by, known_by="unverified", note="no rule of the policy matches")
 
 
 class PrefectApprover:
@@ -114,5 +116,5 @@ class PrefectApprover:
     async def ask(self, request: ApprovalRequest) -> Approval:
         """Raise NotApprovedError, because there is no form without a flow run."""
         raise NotApprovedError(
-            f"`{request.name}` needs an approval, and there is no flow run whose form could be answered: run it with a Prefect server"
+            f"`{request.name}` needs an approval, and without a flow run there is no form to answer: run it with a Prefect server"
         )

@@ -76,7 +76,7 @@ def new_gate(
 
 
 def request_of(gate: Gate) -> ApprovalRequest:
-    """Return what approvers are asked at `gate`."""
+    """Return the request that approvers receive at `gate`."""
     return ApprovalRequest(
         approval_digest=gate.approval_digest,
         name=gate.name,
@@ -97,14 +97,14 @@ def request_of(gate: Gate) -> ApprovalRequest:
 
 def no_answer(gate: Gate) -> str:
     """Return the message for the expired `gate` that nobody answered."""
-    limit = duration((gate.expires_at - gate.opened_at).total_seconds() * 1000) if gate.expires_at is not None else "the time given"
+    limit = duration((gate.expires_at - gate.opened_at).total_seconds() * 1000) if gate.expires_at is not None else "the time limit"
     return f"nobody answered within {limit}"
 
 
-def said_at(gate: Gate, answer: Approval | None, word: Receipt | None) -> str:
-    """Return the message that says how the closed `gate` was answered: by an approval, by a resolution, or not at all."""
-    if word is not None:
-        return f"{gate.end}, says {word.by} ({word.known_by})" + (f": {word.note}" if word.note else "")
+def closing_message(gate: Gate, answer: Approval | None, resolution: Receipt | None) -> str:
+    """Return how the closed `gate` was answered, in words: by an approval, by the receipt of a resolution, or not at all."""
+    if resolution is not None:
+        return f"{gate.end}, recorded by {resolution.by} ({resolution.known_by})" + (f": {resolution.note}" if resolution.note else "")
     if answer is None:
         return no_answer(gate) if gate.end == "expired" else gate.end or ""
     verb = {"approve": "approved", "reject": "rejected", "request_changes": "changes requested"}[answer.decision]

@@ -44,8 +44,8 @@ async def known_by(answer: Answer, request: ApprovalRequest, proof_context: Proo
 async def approval_from(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> Approval:
     """Return `answer` as an approval. Raise NotApprovedError, which says why, if its giver is unproved or not allowed."""
     decision = decision_of(answer)
-    way = await proved(answer, request, proof_context)
-    return answer_to(request, decision=decision, by=answer.by, known_by=way, note=answer.note, signature=answer.signature)
+    proof = await proved(answer, request, proof_context)
+    return answer_to(request, decision=decision, by=answer.by, known_by=proof, note=answer.note, signature=answer.signature)
 
 
 async def proved(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> KnownBy:
@@ -56,16 +56,16 @@ async def proved(answer: Answer, request: ApprovalRequest, proof_context: ProofC
     """
     if answer.digest is not None and not request.approval_digest.startswith(answer.digest):
         raise NotApprovedError(
-            f"the content of the gate changed: the answer is to {answer.digest[:12]}, and the gate asks about "
-            f"{request.approval_digest[:12]} now; read it again and answer that"
+            f"the content of the gate changed: you answered about {answer.digest[:12]}, and the gate now asks about "
+            f"{request.approval_digest[:12]}; read it again, then answer"
         )
     decision = "reject" if request.kind == "outcome" else decision_of(answer)
     if reason := refusal(request.rules, by=answer.by, known_by=_claimed(answer, request), decision=decision):
         raise NotApprovedError(reason)
-    way = await known_by(answer, request, proof_context)
-    if reason := refusal(request.rules, by=answer.by, known_by=way, decision=decision):
+    proof = await known_by(answer, request, proof_context)
+    if reason := refusal(request.rules, by=answer.by, known_by=proof, decision=decision):
         raise NotApprovedError(reason)
-    return way
+    return proof
 
 
 def recheck(approval: Approval, request: ApprovalRequest | Gate, policy: EffectivePolicy) -> None:
@@ -77,7 +77,7 @@ def recheck(approval: Approval, request: ApprovalRequest | Gate, policy: Effecti
     if approval.known_by != "ssh_signature" or approval.standing_id is not None:
         return
     if approval.signature is None:
-        raise NotApprovedError(f"the approval by {approval.by} is recorded as signed, and holds no signature")
+        raise NotApprovedError(f"the approval by {approval.by} is recorded as signed, but has no signature")
     signer(_signed(request, approval.decision), approval.signature, allowed=allowed_signers(policy), by=approval.by)
 
 
@@ -88,13 +88,13 @@ def _claimed(answer: Answer, request: ApprovalRequest) -> KnownBy:
         proofs.insert(0, "totp")
     if answer.signature is not None:
         proofs.insert(0, "ssh_signature")
-    taken = request.rules.known_by
-    fitting: list[KnownBy] = [proof for proof in proofs if taken is None or taken.count(proof)]
+    accepted = request.rules.known_by
+    fitting: list[KnownBy] = [proof for proof in proofs if accepted is None or accepted.count(proof)]
     return fitting[0] if fitting else proofs[0]
 
 
 def _signed(request: ApprovalRequest | Gate, decision: Decision) -> str:
     gate_id = request.id if isinstance(request, Gate) else request.gate_id
     if request.run_id is None or gate_id is None:
-        raise NotApprovedError("a signature is of an answer at a gate of a run, and this is none")
+        raise NotApprovedError("only an answer at a gate of a run can be signed")
     return signed_text(approval_digest=request.approval_digest, decision=decision, run_id=request.run_id, gate_id=gate_id)

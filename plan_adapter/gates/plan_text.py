@@ -22,10 +22,10 @@ from plan_adapter.gates.text import (
     first_steps,
     height_of,
     line_of,
-    masked_note,
     named,
     notice_lines,
     opening,
+    redaction_note,
     retries,
     title,
     uses_secrets,
@@ -35,7 +35,7 @@ from plan_adapter.listing import REPLAN_FACT, operators_fact
 from plan_adapter.pictures import mermaid
 from plan_adapter.plan import EFFECTS, Effect, ExecutionPlan
 from plan_adapter.preview import Preview, StepPreview, preview_plan
-from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, masked, secret_parameters, words
+from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, redacted, secret_parameters, words
 from plan_adapter.validation import BoundPlan
 
 CHANGES_SHOWN = 200
@@ -89,8 +89,8 @@ def _called(step: StepPreview) -> str:
 
 def _change_line(change: Change, secret: Collection[str]) -> str:
     # A value is secret if any name in its path is, or if the parameter's schema says so.
-    hides = any(is_secret_name(name) or (index == 2 and name in secret) for index, name in enumerate(change.at.split(".")))
-    old, new = (_short(masked({"secret" if hides else "value": value})) for value in (change.old, change.new))
+    is_secret = any(is_secret_name(name) or (index == 2 and name in secret) for index, name in enumerate(change.at.split(".")))
+    old, new = (_short(redacted({"secret" if is_secret else "value": value})) for value in (change.old, change.new))
     return f"- {code(change.at)}: {old} → {new}"
 
 
@@ -142,10 +142,10 @@ def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool
     parameters = [(code(name), value) for name, value in values.parameters(step.tool_name or "", preview.parameters)]
     _add_parts(step.id, [*((label, text) for label, text in conditions.items() if text is not None), *parameters], parts, blocks)
     if (undo := preview.rollback) is not None:
-        failed = ", also where it failed" if step.rollback_failed else ""
+        failed = ", also if the step failed" if step.rollback_failed else ""
         parts.append(f"**undone by** {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}){failed}")
-        told = [(f"undone with {code(name)}", value) for name, value in values.parameters(undo.tool_name, undo.parameters)]
-        _add_parts(step.id, told, parts, blocks)
+        arguments = [(f"undone with {code(name)}", value) for name, value in values.parameters(undo.tool_name, undo.parameters)]
+        _add_parts(step.id, arguments, parts, blocks)
     effect = EFFECTS_SHOWN[preview.effect] + (" · **asks again**" if gate else "")
     return _StepLines(f"- {_what(preview, number)} · {effect} · {' · '.join(parts)} · {_at_most(preview)}", blocks)
 
@@ -181,7 +181,7 @@ LIMIT_BYTES = 200_000
 """How large the text of a gate can be before it omits steps of the plan."""
 
 _DOES: dict[Effect, str] = {"read": "read", "idempotent_write": "repeatable write", "write": "write"}
-_LEGEND = "Blue reads; yellow writes, and may be repeated safely; **red writes**; a hexagon asks again before it runs."
+_LEGEND = "Blue: reads. Yellow: writes, and can be repeated safely. **Red: writes.** Hexagon: asks again before it runs."
 
 
 def plan_gate_text(
@@ -224,7 +224,7 @@ def plan_gate_text(
     before += ["### Steps", ""]
     after = [*_irreversible(preview), *_order(bound, preview, gates), *digests_section(validated.digest, approval_digest=approval_digest)]
     steps = steps_list(preview, gates, values, limit_bytes=limit_bytes - size_of([*first, *before, *after]))
-    return document(first, [*before, *steps, *masked_note(values), *after])
+    return document(first, [*before, *steps, *redaction_note(values), *after])
 
 
 def _decided(preview: Preview, expires_ms: int) -> list[str]:
@@ -243,8 +243,8 @@ def _about(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
     counts = ", ".join(counted(count, _DOES[effect]) for effect, count in preview.effects.items())
     asks = [step.step.id for step in preview.steps if step.step.id in gates]
     undone = [step.step.id for step in preview.steps if step.rollback is not None]
-    or_asked = ", or if somebody who may approve it asks for that" if gates else ""
-    longest = "no limit" if preview.worst_case_ms is None else duration(preview.worst_case_ms)
+    or_asked = ", or if an approver requests it" if gates else ""
+    longest = "no time limit" if preview.worst_case_ms is None else f"takes at most: {duration(preview.worst_case_ms)}"
     return [
         "### The run",
         "",
@@ -255,7 +255,7 @@ def _about(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
         *([f"- {REPLAN_FACT}"] if plan.on_failure == "replan" else []),
         *([f"- {operators_fact(plan.approval)}"] if plan.approval is not None and plan.approval.operators else []),
         *([f"- works in {code(folder)}"] if folder else []),
-        f"- takes at most: {longest}" + (", not counting waits for answers" if asks else ""),
+        f"- {longest}" + (", without the waits for answers" if asks else ""),
         "",
     ]
 
@@ -263,7 +263,7 @@ def _about(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
 def _inputs(inputs: Mapping[str, JsonValue], values: Values) -> list[str]:
     lines = ["### Inputs", ""] if inputs else []
     for name, value in inputs.items():
-        lines += value_lines(code(name), values.masked(name, value))
+        lines += value_lines(code(name), values.redacted(name, value))
     return [*lines, ""] if lines else []
 
 
@@ -277,7 +277,7 @@ def _irreversible(preview: Preview) -> list[str]:
     final = preview.irreversible
     lines = ["### What cannot be undone", ""]
     if not final:
-        return [*lines, "No step writes what could not be undone.", ""]
+        return [*lines, "Nothing.", ""]
     if len(final) <= NAMED:
         return [*lines, *(f"- {code(step.step.id)} writes and cannot be undone by this plan" for step in final), ""]
     names = ", ".join(code(step.step.id) for step in final)

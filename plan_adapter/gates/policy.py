@@ -120,7 +120,7 @@ def _bad_names(policy: Policy) -> list[Problem]:
         ),
     ]
     hint = "write the name without white space around it and without invisible characters"
-    return [Problem(code, at=at, message=f"nobody is called {name[:80]!r}", hint=hint) for code, at, name in named if not _is_name(name)]
+    return [Problem(code, at=at, message=f"{name[:80]!r} cannot be a name", hint=hint) for code, at, name in named if not _is_name(name)]
 
 
 def _is_name(name: str) -> bool:
@@ -130,7 +130,7 @@ def _is_name(name: str) -> bool:
 def _bad_signers(policy: Policy) -> list[Problem]:
     lines = [(index, line.strip()) for index, line in enumerate(policy.allowed_signers)]
     return [
-        Problem("bad-value", at=f"allowed_signers[{index}]", message="this line is no allowed signer", hint=_HINTS["allowed_signers"])
+        Problem("bad-value", at=f"allowed_signers[{index}]", message="this line is not an allowed signer", hint=_HINTS["allowed_signers"])
         for index, line in lines
         if line and not line.startswith("#") and (_SIGNER.fullmatch(line) is None or not line.isprintable())
     ]
@@ -163,7 +163,7 @@ class EffectivePolicy:
 
 
 def effective_policy(settings: Settings, policy: Policy | None = None, *, number: int | None = None) -> EffectivePolicy:
-    """Return what `settings` and the store's `policy` demand together.
+    """Return the combination of `settings` and the store's `policy`.
 
     With a policy, groups and signers come from the policy alone. Names and proofs must be accepted by both, the stricter boolean applies,
     and gate effects add up.
@@ -191,7 +191,7 @@ def effective_policy(settings: Settings, policy: Policy | None = None, *, number
 
 
 def both(first: tuple[T, ...] | None, second: tuple[T, ...] | None) -> tuple[T, ...] | None:
-    """Return what both contain. None contains everything."""
+    """Return the common members. None contains everything."""
     if first is None or second is None:
         return second if first is None else first
     return tuple(name for name in first if name in second)

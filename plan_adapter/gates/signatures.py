@@ -48,13 +48,13 @@ def allowed_signers(policy: EffectivePolicy) -> Path | str:
     """Return the file of allowed signers, or its lines if they come from the store's policy. Raise NotApprovedError if there are none."""
     if policy.allowed_signers is None and policy.number is not None:
         raise NotApprovedError(
-            "no signature can be verified: the store's policy has no `allowed_signers`, a line for each key: `ana ssh-ed25519 AAAA…`; "
-            "`plan policy set FILE` sets one that has"
+            "no signature can be verified: the store's policy has no `allowed_signers`; add a line for each key, as in "
+            "`ana ssh-ed25519 AAAA…`, and set the policy with `plan policy set FILE`"
         )
     if policy.allowed_signers is None:
         raise NotApprovedError(
-            "no signature can be verified: PLAN_ADAPTER_ALLOWED_SIGNERS names no file of allowed signers, "
-            "which has a line for each key: `ana ssh-ed25519 AAAA…`"
+            "no signature can be verified: PLAN_ADAPTER_ALLOWED_SIGNERS is not set; set it to a file of allowed signers, "
+            "with a line for each key: `ana ssh-ed25519 AAAA…`"
         )
     return policy.allowed_signers if isinstance(policy.allowed_signers, str) else policy.allowed_signers.expanduser()
 
@@ -85,9 +85,9 @@ def signer(text: str, signature: str, *, allowed: Path | str, by: str) -> str:
     a `cert-authority` count for the names that they hold. Raises NotApprovedError, which says what is wrong.
     """
     if _NO_PRINCIPAL.search(by):
-        raise NotApprovedError(f"`{one_line(by)}` is no name that an SSH key could belong to")
+        raise NotApprovedError(f"`{one_line(by)}` cannot be the name of a key's owner")
     if len(signature) > MAX_SIGNATURE_CHARACTERS:
-        raise NotApprovedError("the signature is malformed: it is far longer than any signature")
+        raise NotApprovedError("the signature is malformed: it is too long for a signature")
     signers = allowed.encode() if isinstance(allowed, str) else _read_signers(allowed)
     where = STORES_SIGNERS if isinstance(allowed, str) else str(allowed)
     with tempfile.TemporaryDirectory(prefix="plan-verify-") as folder:
@@ -121,7 +121,7 @@ def _ssh_keygen(
             check=False,
         )
     except FileNotFoundError:
-        raise NotApprovedError("there is no `ssh-keygen` here: install it with `apt install openssh-client`") from None
+        raise NotApprovedError("`ssh-keygen` is not installed: `apt install openssh-client`") from None
     except subprocess.TimeoutExpired:
         raise NotApprovedError(f"ssh-keygen did not end within {seconds:.0f} s") from None
     except (OSError, ValueError) as error:
@@ -137,27 +137,27 @@ def _is_security_key(key: Path) -> bool:
         return False
 
 
-def _why_not_signed(said: str) -> str:
+def _why_not_signed(errors: str) -> str:
     known = {
-        "incorrect passphrase": "the passphrase is wrong, or there is no terminal to ask for it; `ssh-add` lends the key to an agent",
-        "too open": "others may read its file; `chmod 600` it",
-        "Permission denied": "its file may not be read",
+        "incorrect passphrase": "the passphrase is wrong, or there is no terminal to ask for it; add the key to an agent with `ssh-add`",
+        "too open": "other users can read the file; `chmod 600` it",
+        "Permission denied": "this account may not read the file",
         "agent refused": "the agent refused to sign with it",
-        "invalid format": "its file holds no SSH key",
-        "No private key found": "its private half is neither beside it nor in an agent",
-        "no private key": "its private half is neither beside it nor in an agent",
+        "invalid format": "the file is not an SSH key",
+        "No private key found": "the private key is neither in the same folder nor in an agent",
+        "no private key": "the private key is neither in the same folder nor in an agent",
     }
-    words = next((words for part, words in known.items() if part in said), None)
-    return words or one_line(said)[-300:] or "ssh-keygen does not say why"
+    words = next((words for part, words in known.items() if part in errors), None)
+    return words or one_line(errors)[-300:] or "ssh-keygen gave no reason"
 
 
 def _read_signers(allowed: Path) -> bytes:
-    hint = "it lists who may sign, a line each: name, then their public key; PLAN_ADAPTER_ALLOWED_SIGNERS names it"
+    hint = "PLAN_ADAPTER_ALLOWED_SIGNERS must name a file with a line for each key: a name, then the public key"
     try:
         with allowed.open("rb") as stream:
             content = stream.read(MAX_SIGNERS_BYTES + 1)
     except FileNotFoundError:
-        raise NotApprovedError(f"there is no file of allowed signers {allowed}: {hint}") from None
+        raise NotApprovedError(f"the file of allowed signers {allowed} does not exist: {hint}") from None
     except (OSError, ValueError) as error:
         raise NotApprovedError(f"the file of allowed signers {allowed} cannot be read: {error}") from None
     if len(content) > MAX_SIGNERS_BYTES:
@@ -180,23 +180,23 @@ def _names(by: bytes, line: bytes) -> bool:
     return by in principals.split(b",") or b"cert-authority" in options
 
 
-def _why_not_verified(said: str, *, by: str, names: Sequence[str], allowed: str) -> str:
+def _why_not_verified(errors: str, *, by: str, names: Sequence[str], allowed: str) -> str:
     who = one_line(by)
-    if "incorrect signature" in said:
-        return f"the signature is not of this answer: what {who} signed is another text, or it was changed since"
-    if "namespace does not match" in said:
-        return f"the signature was made for something else: sign with `ssh-keygen -Y sign -n {NAMESPACE}`, or with --sign"
-    if "missing header" in said or "parse signature" in said or "sshsig_armor" in said:
-        return "the signature is malformed: it is no armored SSH signature"
-    if "has expired" in said:
+    if "incorrect signature" in errors:
+        return f"the signature does not belong to this answer: {who} signed another text, or the text was changed since"
+    if "namespace does not match" in errors:
+        return f"the signature was made for another purpose: sign with `ssh-keygen -Y sign -n {NAMESPACE}`, or with --sign"
+    if "missing header" in errors or "parse signature" in errors or "sshsig_armor" in errors:
+        return "the signature is malformed: it is not an armored SSH signature"
+    if "has expired" in errors:
         return f"the key of {who} has expired: {allowed} says valid-before"
-    if "not yet valid" in said:
+    if "not yet valid" in errors:
         return f"the key of {who} is not valid yet: {allowed} says valid-after"
-    if "not permitted for use in signature namespace" in said:
-        return f"the key of {who} may not sign approvals: its namespaces in {allowed} leave out {NAMESPACE}"
+    if "not permitted for use in signature namespace" in errors:
+        return f"the key of {who} may not sign approvals: its namespaces in {allowed} do not include {NAMESPACE}"
     others = [one_line(name) for name in names if name]
     if others and by not in others:
-        return f"the signature is by the key of {', '.join(others)}, not of {who}; a name must be written out in {allowed}"
-    if bad := re.search(r":(\d+): bad options[^\n]*", said):
-        return f"no key of {who} in {allowed} made this signature; its line {bad[1]} cannot be read"
-    return f"the signature is by a key that {allowed} does not give to {who}"
+        return f"the signature is by the key of {', '.join(others)}, not of {who}; {allowed} must spell out each name"
+    if bad := re.search(r":(\d+): bad options[^\n]*", errors):
+        return f"no key of {who} in {allowed} made this signature; line {bad[1]} there cannot be read"
+    return f"the signature is by a key that {allowed} does not list for {who}"

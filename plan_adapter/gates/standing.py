@@ -19,10 +19,10 @@ from plan_adapter.values import find_bad_values, join
 MAX_PATTERN_CHARACTERS = 1000
 
 NO_LIMIT = Problem(
-    "missing-field", at="until", message="the approval has no end", hint="write `until`, a time, or `max_runs`, a number, or both"
+    "missing-field", at="until", message="the approval has no limit", hint="add `until` (a time), `max_runs` (a number) or both"
 )
 NO_SCHEDULE = Problem(
-    "missing-field", at="schedules", message="the approval names no schedule", hint="write the deployments whose scheduled runs it covers"
+    "missing-field", at="schedules", message="the approval names no schedule", hint="list the deployments whose scheduled runs it covers"
 )
 
 
@@ -39,15 +39,15 @@ def covers(standing: StandingApproval, bound: BoundPlan, *, schedule: str | None
     """
     reasons: list[str] = []
     if standing.runbook_digest != digest_of(bound.validated):
-        reasons.append(f"it is of other content: the plan or a tool's definition is not what {one_line(standing.by)} approved")
+        reasons.append(f"it covers other content: the plan or a tool's definition is not what {one_line(standing.by)} approved")
     if standing.revoked_at is not None:
         reasons.append(f"{one_line(standing.revoked_by or 'somebody')} revoked it at {_second(standing.revoked_at)}")
     if standing.until is not None and now >= standing.until:
-        reasons.append(f"it was over at {_second(standing.until)}")
+        reasons.append(f"it expired at {_second(standing.until)}")
     if standing.max_runs is not None and standing.runs >= standing.max_runs:
         reasons.append(f"it is used up: {counted(standing.runs, 'run')} of {standing.max_runs}")
     if standing.until is None and standing.max_runs is None:
-        reasons.append("it has no end: neither a time nor a number of runs")
+        reasons.append("it has no limit: neither a time nor a number of runs")
     if schedule is None:
         reasons.append("no schedule started this run")
     elif schedule not in standing.schedules:
@@ -56,22 +56,17 @@ def covers(standing: StandingApproval, bound: BoundPlan, *, schedule: str | None
     return "; ".join(reasons) or None
 
 
-def covers_step(standing: StandingApproval, step_id: str) -> bool:
-    """Return whether `standing`, which covers the run, also answers the gate of `step_id`."""
-    return step_id in standing.steps
-
-
 def _input_reasons(patterns: Mapping[str, JsonValue], bound: BoundPlan) -> Iterable[str]:
     definitions = bound.validated.plan.inputs
     for name, value in bound.inputs.items():
         if name in patterns:
             if not fits(patterns[name], value):
-                yield f"the input `{name}` does not fit what it allows"
+                yield f"it does not allow this value of the input `{name}`"
         elif name not in definitions or not _is_default(value, definitions[name]):
-            yield f"it says nothing about the input `{name}`, which has not its default value"
+            yield f"it does not name the input `{name}`, which differs from its default"
     for name in patterns:
         if name not in bound.inputs:
-            yield f"it allows something for `{one_line(name)}`, which is no input of the plan"
+            yield f"it names the input `{one_line(name)}`, which the plan does not have"
 
 
 def fits(pattern: JsonValue, value: JsonValue) -> bool:
@@ -158,20 +153,20 @@ def find_standing_problems(standing: StandingApproval) -> list[Problem]:
     """Return the mistakes in `standing` that do not depend on its plan."""
     problems: list[Problem] = []
     if not standing.by.strip() or visible(standing.by) != standing.by:
-        problems.append(Problem("bad-value", at="by", message="this is no name of a person", hint="write who approves"))
+        problems.append(Problem("bad-value", at="by", message="this cannot be a person's name", hint="write who approves"))
     if standing.until is None and standing.max_runs is None:
         problems.append(NO_LIMIT)
     if not standing.schedules:
         problems.append(NO_SCHEDULE)
     for index, schedule in enumerate(standing.schedules):
         if len([part for part in schedule.split("/") if part.strip()]) != 2 or schedule.count("/") != 1:
-            message = f"`{one_line(schedule)[:60]}` names no deployment"
+            message = f"`{one_line(schedule)[:60]}` is not the name of a deployment"
             problems.append(Problem("bad-value", at=join("schedules", index), message=message, hint="write it as `flow/deployment`"))
     if standing.until is not None and standing.until <= standing.at:
-        message = f"it would be over before it began, at {_second(standing.at)}"
+        message = f"it would expire before it is given, at {_second(standing.at)}"
         problems.append(Problem("bad-value", at="until", message=message, hint="write a later time"))
     if standing.max_runs is not None and standing.max_runs < 1:
-        problems.append(Problem("bad-value", at="max_runs", message="no run would be covered", hint="write 1 or more"))
+        problems.append(Problem("bad-value", at="max_runs", message="it would cover no run", hint="write 1 or more"))
     for name, pattern in standing.inputs.items():
         at = join("inputs", name)
         problems += find_bad_values(pattern, at)
@@ -193,8 +188,8 @@ def find_plan_mismatches(standing: StandingApproval, validated: ValidatedPlan) -
             problems += read_values({name: definitions[name]}, {name: pattern}, from_text=False)[1]
     for name, definition in definitions.items():
         if definition.is_required and name not in standing.inputs:
-            message = f"`{name}` has no default, and nothing is said about what it may be: no run would be covered"
-            problems.append(Problem("missing-input", at=join("inputs", name), message=message, hint="write a pattern, or the value"))
+            message = f"`{name}` has no default and no pattern, so the approval would cover no run"
+            problems.append(Problem("missing-input", at=join("inputs", name), message=message, hint="add a pattern or a value for it"))
     known = [step.id for step in validated.plan.steps]
     for index, step_id in enumerate(standing.steps):
         if step_id not in known:

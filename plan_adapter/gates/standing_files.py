@@ -7,11 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from pydantic import JsonValue
 
 from plan_adapter.canonical import canonical_json
+from plan_adapter.documents.nodes import Node, UnreadableError
 from plan_adapter.errors import InvalidPlanError, NotApprovedError
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.gates.signatures import MAX_SIGNATURE_CHARACTERS, allowed_signers, sign, signer
@@ -20,10 +21,6 @@ from plan_adapter.problems import Problem, did_you_mean
 from plan_adapter.readable import one_line
 from plan_adapter.record import StandingApproval
 from plan_adapter.values import find_bad_values, join
-
-if TYPE_CHECKING:
-    from plan_adapter.documents.nodes import Node
-
 
 MAX_BYTES = 256 * 1024
 SUFFIX = ".approval.yaml"
@@ -54,7 +51,7 @@ def write_standing_file(standing: StandingApproval) -> str:
     The same approval always gives the same text, so it can be signed and verified without a file. Raises InvalidPlanError if it holds a
     value that no document can.
     """
-    from plan_adapter.documents.yaml_text import write_yaml
+    from plan_adapter.documents.yaml_text import write_yaml  # imports yaml
 
     document: dict[str, JsonValue] = {"runbook_digest": standing.runbook_digest, "name": standing.name, "by": standing.by}
     document |= {"at": _written(standing.at), "schedules": list[JsonValue](standing.schedules), "inputs": _inputs(standing)}
@@ -76,7 +73,7 @@ def read_standing_file(path: str | Path) -> tuple[StandingApproval, str]:
     root, problems = _tree(text, file)
     values = root.plain()
     if not isinstance(values, dict):
-        raise InvalidPlanError([Problem("wrong-type", line=root.line, column=root.column, message="the file is no mapping", file=file)])
+        raise InvalidPlanError([Problem("wrong-type", line=root.line, column=root.column, message="the file is not a mapping", file=file)])
     fields = _Fields(values)
     standing = StandingApproval(
         id=sha256(text.encode()).hexdigest(),
@@ -118,7 +115,7 @@ class _Fields:
         if not isinstance(value, str):
             self._wrong(name, "text")
         elif not re.fullmatch(pattern, value):
-            self._report("bad-value", name, "this is no digest of a runbook", "`plan standing add PLAN --file --sign` writes it")
+            self._report("bad-value", name, "this is not the digest of a runbook", "`plan standing add PLAN --file --sign` writes it")
         else:
             return value
         return ""
@@ -128,7 +125,7 @@ class _Fields:
         if value is None:
             return ()
         if not isinstance(value, list):
-            self._wrong(name, "a list of texts")
+            self._wrong(name, "a list of strings")
             return ()
         for index, member in enumerate(value):
             if not isinstance(member, str):
@@ -142,7 +139,7 @@ class _Fields:
         try:
             read = datetime.fromisoformat(cast("str", value))
         except (ValueError, TypeError):
-            self._report("bad-value", name, "this is no time", _TIME_HINT)
+            self._report("bad-value", name, "this is not a time", _TIME_HINT)
             return None
         if read.utcoffset() is None:
             self._report("bad-value", name, "the time has no time zone", _TIME_HINT)
@@ -150,7 +147,7 @@ class _Fields:
         try:
             return read.astimezone(UTC)
         except OverflowError:
-            self._report("bad-value", name, "the time is beyond the calendar", _TIME_HINT)
+            self._report("bad-value", name, "the time is out of range", _TIME_HINT)
             return None
 
     def integer(self, name: str) -> int | None:
@@ -166,7 +163,7 @@ class _Fields:
             return {}
         if isinstance(value, dict):
             return value
-        self._wrong(name, "a mapping of inputs to what they may be")
+        self._wrong(name, "a mapping of inputs to patterns or values")
         return {}
 
     def refuse_others(self) -> None:
@@ -195,21 +192,20 @@ def _content(path: Path, file: str) -> str:
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise _unreadable("unreadable", "there is no such file", "check the path", file) from None
+        raise _unreadable("unreadable", "the file does not exist", "check the path", file) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise _unreadable("unreadable", f"the file cannot be read: {reason}", "check the path and its permissions", file) from None
     if len(content) > MAX_BYTES:
-        raise _unreadable("too-large", f"the file is larger than {MAX_BYTES // 1024} KB", "a standing approval never is", file)
+        raise _unreadable("too-large", f"the file is larger than {MAX_BYTES // 1024} KB", "a standing approval is never that large", file)
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise _unreadable("not-utf8", "the file is no UTF-8 text", "save it as UTF-8", file) from None
+        raise _unreadable("not-utf8", "the file is not UTF-8 text", "save it as UTF-8", file) from None
 
 
-def _tree(text: str, file: str) -> "tuple[Node, list[Problem]]":
-    from plan_adapter.documents.nodes import UnreadableError
-    from plan_adapter.documents.yaml_text import read_yaml
+def _tree(text: str, file: str) -> tuple[Node, list[Problem]]:
+    from plan_adapter.documents.yaml_text import read_yaml  # imports yaml
 
     try:
         root, problems = read_yaml(text.removeprefix("\ufeff"))
@@ -224,7 +220,7 @@ def _unreadable(code: str, message: str, hint: str, file: str) -> InvalidPlanErr
     return InvalidPlanError([Problem(code, message=message, hint=hint, file=file)])
 
 
-def _placed(problems: list[Problem], root: "Node", file: str) -> list[Problem]:
+def _placed(problems: list[Problem], root: Node, file: str) -> list[Problem]:
     placed: list[Problem] = []
     for problem in problems:
         node = root.find(problem.at)
@@ -271,7 +267,7 @@ def signed_standing(path: Path, *, policy: EffectivePolicy) -> StandingApproval:
             signature = stream.read(MAX_SIGNATURE_CHARACTERS + 1).decode("ascii", errors="replace")
     except FileNotFoundError:
         raise NotApprovedError(
-            f"{path} is not signed: there is no {beside.name} beside it; `plan standing add PLAN --file --sign` writes both"
+            f"{path} is not signed: {beside.name} is missing; `plan standing add PLAN --file --sign` writes both"
         ) from None
     except OSError as error:
         raise NotApprovedError(f"the signature {beside} cannot be read: {error}") from None
@@ -291,7 +287,7 @@ def verify_standing(standing: StandingApproval, *, policy: EffectivePolicy) -> N
     if standing.known_by != "ssh_signature":
         return
     if standing.signature is None:
-        raise NotApprovedError(f"the standing approval by {standing.by} is recorded as signed, and holds no signature")
+        raise NotApprovedError(f"the standing approval by {standing.by} is recorded as signed, but has no signature")
     try:
         signer(write_standing_file(standing), standing.signature, allowed=allowed_signers(policy), by=standing.by)
     except NotApprovedError:
@@ -299,4 +295,4 @@ def verify_standing(standing: StandingApproval, *, policy: EffectivePolicy) -> N
             raise
         written = signed_standing(Path(standing.source), policy=policy)
         if (written.id, write_standing_file(written)) != (standing.id, write_standing_file(standing)):
-            raise NotApprovedError(f"{standing.source} and the standing approval by {standing.by} do not say the same") from None
+            raise NotApprovedError(f"{standing.source} and the standing approval by {standing.by} differ") from None

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+import termios
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeAlias, cast
@@ -38,8 +39,6 @@ class Lines:
         self._was_terminal = os.isatty(self._descriptor)
         if not self._was_terminal:
             return
-        import termios
-
         self._rest = b""
         with suppress(termios.error):  # the terminal is gone
             termios.tcflush(self._descriptor, termios.TCIFLUSH)
@@ -171,19 +170,22 @@ DIGESTS = "\n### Digests\n"
 
 
 def gate_summary(request: ApprovalRequest) -> str:
-    """Return the start of the text, every line about what cannot be undone, the approval digest and the time limit."""
+    """Return the start of the text, every line about what cannot be undone, the time limit and the approval digest."""
     text = without_picture(request.text).rpartition(DIGESTS)[0] or request.text
     lines, is_approval = list(_compact(text)), request.kind == "approval"
     shown, rest = lines[:SHOWN_LINES], lines[SHOWN_LINES:]
     if rest:
         shown += [line for line in rest if ALWAYS_SHOWN in line.casefold()]
-        shown.append(f"… {len(rest)} more lines; all of it: v" + (f", or `plan approve {request.run_id} --show`" if is_approval else ""))
+        command = f", as does `plan approve {request.run_id} --show`" if is_approval else ""
+        shown.append(f"… {len(rest)} more lines; v shows all of it{command}")
     if not lines:
         call = f", step {call_name(request.step_id, request.item, request.label, kind=request.call_kind)}" if request.step_id else ""
         shown.append(one_line(f"{request.name}{call}: {request.description}"))
-    shown += ["", f"approval digest: `{request.approval_digest}`"] if is_approval else []
+    shown.append("")
     if request.expires_at is not None:
-        shown.append(f"an answer is waited for until {moment(request.expires_at)}")
+        shown.append(f"waiting for an answer until {moment(request.expires_at)}")
+    if is_approval:
+        shown.append(f"approval digest: `{request.approval_digest}`")
     return visible("\n".join(shown))
 
 
@@ -202,18 +204,18 @@ Edit: TypeAlias = Callable[[ApprovalRequest, Conversation], Awaitable[bool]]
 NO_ANSWER = "no answer: the input ended"
 
 _HELP = {
-    "y": "yes: exactly this is run, once",
-    "n": "no: nothing of it is run; you may say why",
-    "v": "view all of what you are asked about",
-    "e": "edit the plan in your editor; what comes of it is asked about anew",
+    "y": "yes: run exactly this, once",
+    "n": "no: run none of it; you can say why",
+    "v": "view everything that you are asked about",
+    "e": "edit the plan in your editor; you are then asked about the new version",
 }
 
 
 _OUTCOME_HELP = {
-    "done": "it was done: it is not made again, and you are asked for its result",
-    "again": "it was not done: it is made again",
+    "done": "it was done: the call is not repeated, and you are asked for its result",
+    "again": "it was not done: the call is repeated",
     "abort": "end the run here, as cancelled",
-    "v": "view all of what you are asked about",
+    "v": "view everything that you are asked about",
 }
 
 
@@ -239,18 +241,18 @@ class TerminalApprover:
             with conversation.foreground():
                 self._show(request)
                 while True:
-                    word = await conversation.ask(self._question(request), forget=True)
-                    if word is None:
+                    reply = await conversation.ask(self._question(request), forget=True)
+                    if reply is None:
                         break
-                    answer = await self._answer(word.casefold(), request)
+                    answer = await self._answer(reply.casefold(), request)
                     if answer is not None:
                         return answer
         if self._is_alone and conversation.has_hung_up:  # the terminal is gone, which is no answer
             conversation.hung_up()
             return await _never()
         if self._is_alone:
-            return self._said(request, approve=False, note=NO_ANSWER)
-        conversation.say("the input has ended here; the form and `plan approve` still answer")
+            return self._approval(request, approve=False, note=NO_ANSWER)
+        conversation.say("the input has ended here; answer in the form or with `plan approve`")
         return await _never()
 
     async def ask_outcome(self, request: ApprovalRequest) -> Answer | None:
@@ -259,36 +261,36 @@ class TerminalApprover:
         async with conversation.turn:
             with conversation.foreground():
                 self._show(request)
-                question = f"How did {step_name(request)} end, says {self._user}? done, again, abort, [v]iew, [?] "
-                while (word := await conversation.ask(question, forget=True)) is not None:
-                    if word.casefold() in ("done", "again", "abort"):
-                        return await self._outcome(cast("Resolution", word.casefold()))
-                    if word.casefold() in ("v", "view"):
+                question = f"How did {step_name(request)} end? Your answer as {self._user}: done, again, abort, [v]iew, [?] "
+                while (reply := await conversation.ask(question, forget=True)) is not None:
+                    if reply.casefold() in ("done", "again", "abort"):
+                        return await self._outcome(cast("Resolution", reply.casefold()))
+                    if reply.casefold() in ("v", "view"):
                         conversation.say(without_picture(request.text))
                     else:
                         conversation.say("\n".join(f"  {key:5}  {text}" for key, text in _OUTCOME_HELP.items()))
         if not self._is_alone:
-            conversation.say("the input has ended here; the form and `plan resolve` still answer")
+            conversation.say("the input has ended here; answer in the form or with `plan resolve`")
         return None
 
     async def _outcome(self, resolution: Resolution) -> Answer | None:
         result: JsonValue = None
         while resolution == "done":
-            text = await self._conversation.ask("What did it give back? (JSON, empty for none) ")
+            text = await self._conversation.ask("What did it return? (JSON, empty for none) ")
             if text is None:
                 return None
             try:
                 result = json.loads(text) if text else None
                 break
             except ValueError as error:
-                self._conversation.say(f'that is no JSON ({error}); a text is written with quotes, as in "v3"')
+                self._conversation.say(f'that is not JSON ({error}); put quotes around a text, as in "v3"')
         note = await self._conversation.ask("How do you know? (one line, may be empty) ")
         return None if note is None else Answer(resolution, self._user, note=note, channel="os_user", result=result)
 
     def _show(self, request: ApprovalRequest) -> None:
         say = self._conversation.say
         if request.refused is not None:
-            say(f"this answer is refused: {request.refused}")
+            say(f"your answer was refused: {request.refused}")
             return
         say("\n" + gate_summary(request))
         if request.kind == "outcome":
@@ -303,19 +305,19 @@ class TerminalApprover:
     def _question(self, request: ApprovalRequest) -> str:
         what = "this plan" if request.step_id is None else f"step {step_name(request)} with these parameters"
         words = ["[y]es", "[n]o", "[v]iew", *(["[e]dit"] if self._may_edit(request) else []), "[?]"]
-        return f"Run {what}, approved by {self._user}? {', '.join(words)} "
+        return f"Approve {what} as {self._user}? {', '.join(words)} "
 
-    async def _answer(self, word: str, request: ApprovalRequest) -> Approval | None:
-        """Return the answer that `word` gives, or None if it is not an answer yet."""
+    async def _answer(self, reply: str, request: ApprovalRequest) -> Approval | None:
+        """Return the answer that the typed `reply` gives, or None if it is not an answer yet."""
         conversation = self._conversation
-        if word in ("y", "yes"):
-            return self._said(request, approve=True)
-        if word in ("n", "no"):
+        if reply in ("y", "yes"):
+            return self._approval(request, approve=True)
+        if reply in ("n", "no"):
             note = await conversation.ask("Why not? (one line, may be empty) ")
-            return self._said(request, approve=False, note=note or "")
-        if word in ("v", "view"):
+            return self._approval(request, approve=False, note=note or "")
+        if reply in ("v", "view"):
             conversation.say(without_picture(request.text))
-        elif word in ("e", "edit") and self._edit is not None and self._may_edit(request):
+        elif reply in ("e", "edit") and self._edit is not None and self._may_edit(request):
             if await self._edit(request, conversation):
                 return await _never()  # this gate is closed now, and the next one asks
         else:
@@ -325,7 +327,7 @@ class TerminalApprover:
     def _may_edit(self, request: ApprovalRequest) -> bool:
         return self._edit is not None and request.step_id is None and request.run_id is not None
 
-    def _said(self, request: ApprovalRequest, *, approve: bool, note: str = "") -> Approval:
+    def _approval(self, request: ApprovalRequest, *, approve: bool, note: str = "") -> Approval:
         return answer_to(request, decision="approve" if approve else "reject", by=self._user, known_by="os_user", note=note)
 
 
@@ -335,7 +337,7 @@ def step_name(request: ApprovalRequest) -> str:
 
 
 def _other_ways(request: ApprovalRequest) -> str:
-    return f"`{answer_command(request)}` with --sign or --code may"
+    return f"use `{answer_command(request)}` with --sign or --code"
 
 
 async def _never() -> Approval:

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, Step
 from plan_adapter.preview import Preview, StepPreview
-from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, listed, masked, one_line, visible, words
+from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, listed, one_line, redacted, visible, words
 from plan_adapter.validation import BoundPlan, ValidatedPlan
 
 EFFECTS_SHOWN: dict[Effect, str] = {"read": "read", "idempotent_write": "write, repeatable", "write": "**write**"}
@@ -31,9 +31,9 @@ def uses_secrets(secrets: Sequence[str]) -> list[str]:
 def expiry(plan: ExecutionPlan, expires_ms: int, step: Step | None) -> str:
     """Return a sentence about what happens without an answer at the gate of the plan or of `step`. `expires_ms` 0 means no limit."""
     if not expires_ms:
-        return "It waits for an answer without limit."
+        return "It waits until somebody answers."
     skips = step is not None and (plan.approval or ApprovalPolicy()).expires == "skip"
-    return f"{'Skipped' if skips else 'Rejected'} without an answer within {duration(expires_ms)}."
+    return f"{'Skipped' if skips else 'Rejected'} if nobody answers within {duration(expires_ms)}."
 
 
 def retries(step: Step) -> str:
@@ -64,7 +64,7 @@ class Values:
     schemas: Mapping[str, dict[str, JsonValue]] = field(default_factory=dict[str, dict[str, JsonValue]])  # parameter schemas, by tool
     expressions: bool = True  # whether values may contain unresolved expressions
     literals: frozenset[str] = frozenset()  # text that the plan writes next to references to secrets, such as `Bearer `
-    has_masked: bool = False
+    has_redacted: bool = False
     _hidden: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
@@ -77,17 +77,17 @@ class Values:
         schemas = {name: schema for name, schema in tools if isinstance(schema, dict)}
         return cls(bound.inputs, schemas, expressions, _literals(bound.validated) if bound.validated.secrets else frozenset())
 
-    def masked(self, name: str, value: JsonValue, schema: Mapping[str, JsonValue] | None = None) -> JsonValue:
+    def redacted(self, name: str, value: JsonValue, schema: Mapping[str, JsonValue] | None = None) -> JsonValue:
         """Return the `value` of `name`, masked for display. `schema` is that of the object that contains it."""
-        shown = masked({name: value}, schema=schema, hidden=self._hidden, expressions=self.expressions, literals=self.literals)
+        shown = redacted({name: value}, schema=schema, hidden=self._hidden, expressions=self.expressions, literals=self.literals)
         result = shown[name] if isinstance(shown, dict) else shown
-        self.has_masked = self.has_masked or result != value
+        self.has_redacted = self.has_redacted or result != value
         return result
 
     def parameters(self, tool_name: str, parameters: Mapping[str, JsonValue]) -> list[tuple[str, JsonValue]]:
         """Return the parameters of a call of this tool with their names, masked for display."""
         schema = self.schemas.get(tool_name)
-        return [(name, self.masked(name, value, schema)) for name, value in parameters.items()]
+        return [(name, self.redacted(name, value, schema)) for name, value in parameters.items()]
 
 
 def columns_of(text: str) -> int:
@@ -130,9 +130,9 @@ def block(label: str, value: JsonValue, *, most_lines: int | None = None) -> lis
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
     cut = text[:SHOWN_CHARACTERS]
     pieces = [piece for line in visible(cut).split("\n") for piece in folded(line)]
-    how = "; ↩ the line goes on" if pieces != visible(cut).split("\n") else ""
+    how = "; ↩ the line continues" if pieces != visible(cut).split("\n") else ""
     if most_lines is not None and len(pieces) > most_lines:
-        pieces, how = pieces[:most_lines], f"; **cut here, whole below**{how}"
+        pieces, how = pieces[:most_lines], f"; **cut here, complete below**{how}"
         cut = text
     lines = fenced("\n".join(pieces), "" if isinstance(value, str) else "json").split("\n")
     more = len(text) - len(cut)
@@ -232,7 +232,7 @@ def first_steps(preview: Preview, gates: frozenset[str], values: Values, *, heig
 
 def _more_steps(hidden: Sequence[StepPreview]) -> list[str]:
     writes = sum(step.effect != "read" for step in hidden)
-    kind = f", **{writes} that write**" if writes else ", reads only"
+    kind = f", **{writes} that write**" if writes else ", which only read"
     return [f"- **and {counted(len(hidden), 'more step')}**{kind}: all below"] if hidden else []
 
 
@@ -351,9 +351,9 @@ def description_section(text: str) -> list[str]:
     return [] if short_description(text)[1] else ["### Description", "", *quoted(text)]
 
 
-def masked_note(values: Values) -> list[str]:
+def redaction_note(values: Values) -> list[str]:
     """Return the note that values were masked, or nothing if none were."""
-    return ["`***` stands for a secret. The call gets the real value.", ""] if values.has_masked else []
+    return ["`***` stands for a secret. The call gets the real value.", ""] if values.has_redacted else []
 
 
 def digests_section(plan_digest: str, *, approval_digest: str | None = None) -> list[str]:

@@ -75,7 +75,7 @@ def _change(old: Definition, new: Definition) -> ToolChange:
     )
 
 
-_ELSEWHERE = "the schema around them"
+_ELSEWHERE = "other parts of the schema"
 
 
 def _parameter_changes(old: dict[str, Any], new: dict[str, Any]) -> Iterable[ParameterChange]:
@@ -114,7 +114,7 @@ def tool_change_lines(
         lines += [f"  - {line}" for line in _facts(change)]
     changed = {change.name for change in changes}
     same = [code(name) for name in (str(definition["name"]) for definition in definitions) if name not in changed]
-    return [*lines, *([f"- as they were: {', '.join(same)}"] if same else []), ""]
+    return [*lines, *([f"- unchanged: {', '.join(same)}"] if same else []), ""]
 
 
 def _facts(change: ToolChange) -> Iterable[str]:
@@ -146,13 +146,15 @@ def _short(name: str, schema: JsonValue) -> str:
 
 def _called_by(tool: str, plan: ExecutionPlan, done: Collection[str]) -> str:
     called = [step.id for step in plan.steps if step.tool_name == tool]
-    ways = {
+    steps = {
         "called by": [step_id for step_id in called if step_id not in done],
-        "not again by": [step_id for step_id in called if step_id in done],
-        "undoes": [step.id for step in plan.steps if step.rollback is not None and step.rollback.tool_name == tool],
+        "already called by": [step_id for step_id in called if step_id in done],
+        "rolls back": [step.id for step in plan.steps if step.rollback is not None and step.rollback.tool_name == tool],
     }
-    told = [f"{way} {', '.join(code(step_id) for step_id in ids[:12])}{', …' if len(ids) > 12 else ''}" for way, ids in ways.items() if ids]
-    return "; ".join(told)
+    parts = [
+        f"{how} {', '.join(code(step_id) for step_id in ids[:12])}{', …' if len(ids) > 12 else ''}" for how, ids in steps.items() if ids
+    ]
+    return "; ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ def changed_code(attempts: Iterable[Attempt], digests: Mapping[str, str | None])
     """Return a text for each tool whose code differs from its last attempt. `digests` maps tool names to their current code digests."""
     last = {attempt.tool_name: attempt for attempt in attempts if attempt.code_digest is not None}
     changed = {name: last[name] for name, now in digests.items() if now is not None and name in last and last[name].code_digest != now}
-    return [f"the code of {code(name)} is not what it was at {_attempt(before)}" for name, before in changed.items()]
+    return [f"the code of {code(name)} has changed since {_attempt(before)}" for name, before in changed.items()]
 
 
 def _attempt(attempt: Attempt) -> str:

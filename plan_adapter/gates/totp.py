@@ -37,7 +37,7 @@ def seal(person: str, seed: str, settings: Settings) -> str:
 
 def unseal(person: str, sealed: str, settings: Settings) -> str:
     """Return the seed of `person` that `seal` encrypted. Raise NotApprovedError, which never contains a part of it."""
-    from cryptography.fernet import InvalidToken
+    from cryptography.fernet import InvalidToken  # only for a stored seed
 
     fernet, who = _fernet(settings, make=False), one_line(person)
     try:
@@ -61,14 +61,14 @@ def _path(settings: Settings) -> Path:
 
 
 def _fernet(settings: Settings, *, make: bool) -> "Fernet":
-    from cryptography.fernet import Fernet
+    from cryptography.fernet import Fernet  # only for a stored seed
 
     key = settings.totp_key.get_secret_value() if settings.totp_key is not None else _key_of_file(_path(settings), make=make)
     try:
         return Fernet(key.strip())
     except ValueError:
         raise NotApprovedError(
-            f"{_place(settings)} holds no key, which is 32 random bytes in URL-safe base64: `openssl rand -base64 32 | tr +/ -_` makes one"
+            f"{_place(settings)} is not a key (32 random bytes in URL-safe base64): make one with `openssl rand -base64 32 | tr +/ -_`"
         ) from None
 
 
@@ -80,25 +80,27 @@ def _key_of_file(path: Path, *, make: bool) -> str:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise NotApprovedError(
-            f"there is no key for the seeds of one-time codes: neither {path} nor PLAN_ADAPTER_TOTP_KEY. Copy it from the machine where "
-            "people were enrolled, or enroll here with `plan enroll NAME`"
+            f"the key for one-time codes is missing: neither {path} nor PLAN_ADAPTER_TOTP_KEY has it. Copy it from the machine where "
+            "people were enrolled, or enroll them here with `plan enroll NAME`"
         ) from None
     except OSError as error:
-        raise NotApprovedError(f"the key of one-time codes {path} cannot be read: {error.strerror or error}") from None
+        raise NotApprovedError(f"the key for one-time codes {path} cannot be read: {error.strerror or error}") from None
     with os.fdopen(opened, "rb") as stream:
         found = os.fstat(stream.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
-            raise NotApprovedError(f"the key of one-time codes {path} is no file of your own: remove it, and enroll people again")
+            raise NotApprovedError(
+                f"the key for one-time codes {path} is not a regular file of this account: remove it and enroll people again"
+            )
         if found.st_mode & 0o077:
             raise NotApprovedError(
-                f"others may read the key of one-time codes {path}: enroll people again with a new key, or `chmod 600 {path}`"
+                f"other users can read the key for one-time codes {path}: enroll people again with a new key, or `chmod 600 {path}`"
             )
         return stream.read(MAX_KEY_BYTES).decode("ascii", errors="replace")
 
 
 def _make(path: Path) -> None:
     """Create the key atomically and only once, even if several processes do so at the same time."""
-    from cryptography.fernet import Fernet
+    from cryptography.fernet import Fernet  # only for a stored seed
 
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
@@ -111,7 +113,7 @@ def _make(path: Path) -> None:
             os.link(draft, path)
         draft.unlink()
     except OSError as error:
-        raise NotApprovedError(f"the key of one-time codes {path} cannot be made: {error.strerror or error}") from None
+        raise NotApprovedError(f"the key for one-time codes {path} cannot be created: {error.strerror or error}") from None
 
 
 STEP_SECONDS = 30
@@ -159,15 +161,15 @@ async def check(person: str, code: str, *, codes: CodeStore, settings: Settings,
     who, name = one_line(person), code_key(person)
     sealed = await codes.totp_seed(person)
     if sealed is None:
-        raise NotApprovedError(f"{who} has no one-time codes: `plan enroll {who}` makes them")
+        raise NotApprovedError(f"{who} has no one-time codes: set them up with `plan enroll {who}`")
     totp = TOTP(await asyncio.to_thread(unseal, person, sealed, settings), interval=STEP_SECONDS)
     if wait := await codes.try_code(name):  # counted before the check, so that parallel tries cannot exceed the limit
         raise NotApprovedError(f"too many wrong codes for {who}: try again in {duration(wait * 1000)}")
     counter = _counter(totp, code, time.time() if now is None else now)
     if counter is None:
-        raise NotApprovedError(f"the code of {who} is wrong, or its 30 seconds are over")
+        raise NotApprovedError(f"the code of {who} is wrong or has expired")
     if not await codes.use_code(name, counter):
-        raise NotApprovedError(f"this code of {who} was used before: wait for the next one")
+        raise NotApprovedError(f"this code of {who} was already used: wait for the next one")
     return counter
 
 

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions.references import Code, Path, UnclosedError, pieces, with_constants
 from plan_adapter.plan import ExecutionPlan, StepStatus
-from plan_adapter.readable import MASK, is_secret_name, masked
+from plan_adapter.readable import MASK, is_secret_name, redacted
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.values import join
 
@@ -154,10 +154,10 @@ class Literal:
 def literals_of(plan: ExecutionPlan, tools: ToolRegistry) -> list[Literal]:
     """Return the literals of the plan's calls in order, except secrets, code, and the program that a command runs."""
     calls = list(_calls(plan, tools))
-    hidden = {text for call in calls for text in _hidden(call.parameters, masked(call.parameters, schema=call.schema))}
+    hidden = {text for call in calls for text in _hidden(call.parameters, redacted(call.parameters, schema=call.schema))}
     found: list[Literal] = []
     for call in calls:
-        shown = cast("dict[str, JsonValue]", masked(call.parameters, schema=call.schema, hidden=hidden))
+        shown = cast("dict[str, JsonValue]", redacted(call.parameters, schema=call.schema, hidden=hidden))
         walk = _Walk(call.schema, call.path, call.at)
         for name, value in call.parameters.items():
             if name not in call.code:

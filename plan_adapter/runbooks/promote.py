@@ -11,8 +11,8 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from plan_adapter.expressions.references import UnclosedError, has_expression, pieces
-from plan_adapter.imported import written_secrets
 from plan_adapter.plan import ExecutionPlan, Input, InputType
+from plan_adapter.plan_import import written_secrets
 from plan_adapter.readable import as_text, counted, one_line
 from plan_adapter.runbooks.literals import InputReplacement, Literal, last_word, literals_of, looks, put_at, value_at
 from plan_adapter.tools.registry import ToolRegistry
@@ -200,7 +200,7 @@ class _Candidates:
         for several in places.values():
             if len(several) > 1:
                 for literal in several:
-                    self._add(literal.value, literal, "it stands in several places")
+                    self._add(literal.value, literal, "it occurs in several places")
 
     def _add(self, value: Any, literal: Literal, reason: str, *, kind: str = "", is_varied: bool = False) -> None:
         one = self._found.setdefault(_key(value, literal), _Candidate(value))

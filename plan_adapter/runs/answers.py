@@ -41,11 +41,11 @@ async def earlier_answers(
 ) -> tuple[list[str], list[str]]:
     """Return two lists of messages: who asked for changes, and which approvals are stale and why."""
     changes = [f"{row.by} asks for changes: {row.note}" for row in answers if row.decision == "request_changes"]
-    lapsed = list[str]()
+    stale = list[str]()
     for row in answers:
         if (why := await why_stale(row, plan, run, store, settings)) is not None:
-            lapsed.append(f"the approval by {row.by} no longer counts: {why}")
-    return changes, lapsed
+            stale.append(f"the approval by {row.by} no longer counts: {why}")
+    return changes, stale
 
 
 @dataclass(slots=True)
@@ -92,16 +92,14 @@ class GateAnswers:
 
     async def _resolution(self, answer: Answer, request: ApprovalRequest) -> ResolutionRecord:
         if answer.decision not in ("done", "again", "abort"):
-            raise NotApprovedError(
-                f"what is asked is how the call ended, and `{answer.decision}` does not say it: done, again or abort does"
-            )
+            raise NotApprovedError(f"this gate asks for the outcome of a call: answer done, again or abort instead of `{answer.decision}`")
         await self._refuse_open_form(answer, request)
         proof_context = await self._proof_context()
         known_by = await proved(answer, await self._with_current_policy(request, proof_context.policy), proof_context)
-        said = (str(self.redact(answer.note)), self.redact(answer.result))
-        if answer.signature is not None and said[1] != answer.result:  # the redacted record could not be checked against the signature
-            raise NotApprovedError("the result that was signed holds the value of a secret: say it without, and sign that")
-        return ResolutionRecord(answer.decision, answer.by, known_by, *said, digest=request.approval_digest, signature=answer.signature)
+        redacted = (str(self.redact(answer.note)), self.redact(answer.result))
+        if answer.signature is not None and redacted[1] != answer.result:  # the redacted record could not be checked against the signature
+            raise NotApprovedError("the signed result contains the value of a secret: remove the value, then sign again")
+        return ResolutionRecord(answer.decision, answer.by, known_by, *redacted, digest=request.approval_digest, signature=answer.signature)
 
     async def _proof_context(self) -> ProofContext:
         policy = await self.store.effective_policy(self.settings)

@@ -51,13 +51,13 @@ async def is_answered(bound: BoundPlan, store: PlanStore, run_request: RunReques
 
 async def not_approved(bound: BoundPlan, store: PlanStore, settings: Settings, *, run: PlanRun | None = None) -> NotApprovedError:
     """Return the error that says which approval is missing and how to give it."""
-    plan, lapsed = bound.validated.plan, list[str]()
+    plan, stale = bound.validated.plan, list[str]()
     if run is not None:
-        _, lapsed = await earlier_answers(await _answers(run, bound, store), plan, run, store, settings)
+        _, stale = await earlier_answers(await _answers(run, bound, store), plan, run, store, settings)
     return NotApprovedError(
-        "".join(f"{said}; " for said in lapsed)
-        + f"`{plan.name}` requires an approval of {bound.approval_digest[:12]}…: give `approval=approve(plan, …)` "
-        "or an approver, or let the plan say `options: {require_approval: false}`"
+        "".join(f"{said}; " for said in stale)
+        + f"`{plan.name}` requires an approval of {bound.approval_digest[:12]}…: pass `approval=approve(plan, …)` "
+        "or an approver, or set `options: {require_approval: false}` in the plan"
     )
 
 
@@ -83,7 +83,7 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
         if answer.decision == "reject":
             return await end_rejected(run, answer, keeper.store)
         if keeper.has_answered(bound.approval_digest) and not keeper.run_request.asks_in_form:  # else this never ends
-            raise NotApprovedError(f"{answer.by} asks for changes: {answer.note}; `plan revise {run.id} FILE` gives a new version")
+            raise NotApprovedError(f"{answer.by} asks for changes: {answer.note}; submit a new version with `plan revise {run.id} FILE`")
 
 
 async def open_detached(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:
@@ -99,7 +99,7 @@ class ChecksPolicyFirst(Protocol):
     """An approver that knows in advance whether its approval would be accepted."""
 
     def check_policy(self, rules: GatePolicy) -> None:
-        """Raise NotApprovedError if the gate policy `rules` would refuse the approval."""
+        """Raise NotApprovedError if the gate policy would refuse the approval."""
         ...
 
 
@@ -216,7 +216,7 @@ async def _fitting(given: Approval, bound: BoundPlan, run: PlanRun, keeper: Gate
         raise NotApprovedError(f"{given.by} asks for changes: {given.note}")
     if given.approval_digest == bound.approval_digest:
         if given.known_by in ("ssh_signature", "totp"):
-            raise NotApprovedError("signatures and codes are given at a gate: let the run open it, and answer there")
+            raise NotApprovedError("signatures and codes are accepted only at a gate: start the run, then answer there")
         if (reason := refusal(rules, by=given.by, known_by=given.known_by, decision=given.decision)) is not None:
             raise NotApprovedError(reason)
     return given
@@ -277,7 +277,7 @@ async def load_new_version(run: PlanRun, keeper: GateKeeper) -> BoundPlan:
     run.flow_run_id = flow_run_id
     bound = in_folder(bind_inputs(validate(await keeper.store.get(run.digest), tools), run.inputs), run.folder)
     if bound.approval_digest != run.approval_digest:
-        raise RunConflictError(f"run {run.id} has a new version of its plan, made with other tools: revise it with these")
+        raise RunConflictError(f"run {run.id} has a new version of its plan, validated with other tools: revise it again with these")
     return bound
 
 
@@ -287,8 +287,8 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
     answers, revisions = await store.approvals(run.id), await store.revisions(run.id)
     policy = await store.effective_policy(settings)
     rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "", revised_by=revisions[-1].by if revisions else "")
-    changes, lapsed = await earlier_answers(await _answers(run, bound, store), plan, run, store, settings)
-    await _keep_waiting(run, store, message="; ".join(lapsed) or None)
+    changes, stale = await earlier_answers(await _answers(run, bound, store), plan, run, store, settings)
+    await _keep_waiting(run, store, message="; ".join(stale) or None)
     replaced = replaced_version(revisions, answers)
     moved = move_text(replaced.folder, run.folder) if replaced is not None else None
     text = plan_gate_text(
@@ -303,7 +303,7 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
         notices=[
             *([] if moved is None else [f"{moved[0].upper()}{moved[1:]}."]),
             *changes,
-            *lapsed,
+            *stale,
             *_unknown_names(plan, policy),
             *await code_notices(bound.validated, run, store),
             *await missing_notices(bound.validated, settings),
@@ -317,7 +317,7 @@ def _unknown_names(plan: ExecutionPlan, policy: EffectivePolicy) -> list[str]:
     approvers = plan.approval.approvers if plan.approval is not None else ()
     names = [name for name in names_without_group(plan, policy) if name in approvers] if policy.groups else []
     where = "PLAN_ADAPTER_GROUPS" if policy.number is None else "the store's policy"
-    return [f"`{one_line(name)}` may answer, as a person: no group is called so in {where}." for name in names]
+    return [f"`{one_line(name)}` may answer as a person: {where} has no group with this name." for name in names]
 
 
 async def _origin(run: PlanRun, earlier: list[str], store: PlanStore) -> list[str]:

@@ -24,7 +24,7 @@ async def end_cancelled(runs: Collection[PlanRun], store: PlanStore) -> dict[str
     The server is the one in Prefect's settings. Runs that have ended are not looked up. If a process is executing a run, it is asked to end
     it. Raises NoServerError.
     """
-    from plan_adapter.engine.flow_runs import cancellations
+    from plan_adapter.engine.flow_runs import cancellations  # imports Prefect
 
     unended = {run.flow_run_id: run for run in runs if run.flow_run_id is not None and run.completed_at is None}
     ended = dict[str, str]()
@@ -50,13 +50,13 @@ async def cancelled_before(run: PlanRun, store: PlanStore) -> str | None:
 
 async def is_cancelled(run: PlanRun, flow_run_id: str, store: PlanStore) -> bool:
     """Return whether this process is being stopped because the flow run was cancelled. If so, also cancel `run`."""
-    from plan_adapter.engine.flow_runs import cancellation_of
+    from plan_adapter.engine.flow_runs import cancellation_of  # imports Prefect
 
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             reason = await cancellation_of(flow_run_id)
     except Exception as error:
-        log.warning("why run %s is to end cannot be asked: %s", run.id, error)
+        log.warning("the reason to end run %s cannot be read: %s", run.id, error)
         return False
     if reason is None:
         return False

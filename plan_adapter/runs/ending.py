@@ -82,7 +82,7 @@ async def answer_soon(in_prefect: Callable[[], Awaitable[str | None]]) -> str | 
         async with asyncio.timeout(PREFECT_POLL_SECONDS):
             return await in_prefect()
     except Exception as error:
-        log.info("whether the run was cancelled in Prefect cannot be told now: %s", error)
+        log.info("cannot check whether the run was cancelled in Prefect: %s", error)
         return None
 
 
@@ -92,7 +92,7 @@ async def conclude_run(scope: RunScope, store: PlanStore, rollback: Rollback | N
     scope.run.outputs, problem = _outputs(scope)
     scope.run.message = scope.run.message or problem
     if undrafted is not None:
-        scope.run.message = f"{scope.run.message}; what is left could not be drafted anew: {undrafted}"
+        scope.run.message = f"{scope.run.message}; the remaining steps could not be replanned: {undrafted}"
     await end_run(scope, store, rollback)
 
 
@@ -114,7 +114,7 @@ async def end_run(scope: RunScope, store: PlanStore, rollback: Rollback | None) 
     reached("before-end")
     await store.update_run(run)
     reached("after-end")
-    scope.tell("run_ended", message=run.message)
+    scope.notify("run_ended", message=run.message)
     await scope.call_hook(scope.hooks.on_plan_complete, run)
 
 

@@ -43,13 +43,13 @@ def why_elsewhere(recorded: RunFolder | None, now: RunFolder | None, *, by_path:
     if recorded is None:
         return None
     if now is None:
-        return f"works in {one_line(recorded.path)}, and the current folder is gone"
+        return f"works in {one_line(recorded.path)}, but the current folder no longer exists"
     if recorded.path != now.path:
-        return f"works in {one_line(recorded.path)}, and this is {one_line(now.path)}"
+        return f"works in {one_line(recorded.path)}, but the current folder is {one_line(now.path)}"
     if recorded.files_root != now.files_root:
-        return f"keeps its files in {one_line(recorded.files_root)}, and here they are in {one_line(now.files_root)}"
+        return f"keeps its files in {one_line(recorded.files_root)}, but here they are in {one_line(now.files_root)}"
     if not by_path and not _same_inodes(recorded.inodes, now.inodes):
-        return f"works in {one_line(recorded.path)}, and another folder stands there now"
+        return f"works in {one_line(recorded.path)}, but that is another folder now"
     return None
 
 
@@ -80,7 +80,7 @@ def moved_here(settings: Settings, run: PlanRun) -> RunFolder | None:
     if why_elsewhere(run.folder, now) is None:
         return None
     if now is None:
-        raise NotApprovedError(f"run {run.id} cannot work here: the current folder is gone; go to one that is there")
+        raise NotApprovedError(f"run {run.id} cannot work here: the current folder no longer exists; change to another one")
     return replace(now, is_moved=True)
 
 

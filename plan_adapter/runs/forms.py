@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
+from plan_adapter.engine.connection import Server, current_server
 from plan_adapter.engine.gate import GateCancelledError, ask_in_form
 from plan_adapter.engine.gate_display import emit, publish_text
 from plan_adapter.engine.gate_forms import collected_answer, resume_released
@@ -15,9 +15,6 @@ from plan_adapter.gates.gate import GateEventKind, GateForms
 from plan_adapter.record import Approval, Gate, PlanRun
 from plan_adapter.runs.approval import end_expired
 from plan_adapter.store.store import PlanStore
-
-if TYPE_CHECKING:
-    from plan_adapter.engine.connection import Server
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +37,8 @@ async def end_released(store: PlanStore) -> None:
             log.info("the flow run of gate %s could not be ended: %s", gate.id, error)
 
 
-def prefect_forms(flow_run_id: str, store: PlanStore, server: "Server | None") -> GateForms:
+def prefect_forms(flow_run_id: str, store: PlanStore, server: Server | None) -> GateForms:
     """Return the Prefect forms for the gates of the flow run `flow_run_id`. By default the server is the one in Prefect's settings."""
-    from plan_adapter.engine.connection import current_server
-
     server = server or current_server()
 
     async def ask(asking: Asking) -> str | None:

@@ -13,8 +13,8 @@ from plan_adapter.crash_points import reached
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.cancellation import first_reason
 from plan_adapter.gates.approval import Approver, refusal
-from plan_adapter.gates.gate import CanAskOutcomes, GateEventKind, GateForms, request_of, said_at
-from plan_adapter.hooks import Event, Listener, call_hook, tell
+from plan_adapter.gates.gate import CanAskOutcomes, GateEventKind, GateForms, closing_message, request_of
+from plan_adapter.hooks import Event, Listener, call_hook, notify
 from plan_adapter.record import Answer, Approval, Gate, PlanRun, StepRun
 from plan_adapter.runs.answers import GateAnswers
 from plan_adapter.runs.session import RunRequest, RunSession
@@ -48,11 +48,13 @@ class OpenGate:
         try:
             self._set(await self._answers.close(self.gate, answer, self.request))
         except NotApprovedError as error:
-            said = f"{answer.decision} is refused: {error}"
-            await self._store.note_refusal(self.gate.run_id, said, by=answer.by, step_id=self.gate.step_id, call_kind=self.gate.call_kind)
+            message = f"{answer.decision} is refused: {error}"
+            await self._store.note_refusal(
+                self.gate.run_id, message, by=answer.by, step_id=self.gate.step_id, call_kind=self.gate.call_kind
+            )
             if answer.channel == "form":  # at a terminal, the approver prints the refusal
-                told = f"the answer by {answer.by} is refused: {error}"
-                tell(self._listener, Event("gate_refused", self._run, message=told, gate=self.gate))
+                shown = f"the answer by {answer.by} is refused: {error}"
+                notify(self._listener, Event("gate_refused", self._run, message=shown, gate=self.gate))
             return str(error)
         except RunConflictError as error:  # usually because another answer came first or the gate expired
             self._set(await self._store.gate(self.gate.id))
@@ -76,7 +78,7 @@ class OpenGate:
         if flow_run_id not in (self._page, self._run.flow_run_id):
             self._page = flow_run_id
             gate = replace(self.gate, flow_run_id=flow_run_id, keyset=keyset)
-            tell(self._listener, Event("gate_shown", self._run, gate=gate, in_form=True))
+            notify(self._listener, Event("gate_shown", self._run, gate=gate, in_form=True))
 
     async def watch(self) -> None:
         """Return once any process has closed the gate, or it has expired by the database's clock."""
@@ -211,7 +213,7 @@ class GateKeeper:
         stays open for others.
         """
         asking = self._waited_at(gate)
-        await self._tell("gate_opened", gate, step)
+        await self._notify("gate_opened", gate, step)
         self._emit("opened", gate)
         if self.forms is not None:  # in the background: an unreachable server must not delay answers or expiry
             self._finish_later(asyncio.ensure_future(_awaited(self.forms.publish(gate))))
@@ -233,9 +235,9 @@ class GateKeeper:
         reached("gate-answered")
         answer = await self.store.answer_to_gate(closed.id)
         cancelled = await self._why_cancelled(closed) if closed.end == "cancelled" else None
-        said = cancelled or said_at(closed, answer, await self.answers.resolution_at(closed))
-        await self._tell("gate_answered", closed, step, said)
-        self._emit("expired" if closed.end == "expired" else "answered", closed, said, answer)
+        message = cancelled or closing_message(closed, answer, await self.answers.resolution_at(closed))
+        await self._notify("gate_answered", closed, step, message)
+        self._emit("expired" if closed.end == "expired" else "answered", closed, message, answer)
         return closed
 
     async def ask_until_left(self, gate: Gate, left: "asyncio.Future[None]") -> Gate:
@@ -252,7 +254,7 @@ class GateKeeper:
 
     async def _why_cancelled(self, gate: Gate) -> str:
         reason = await self.store.cancel_request(gate.run_id) or self.why_stopped()
-        return f"the run ends: {reason}" if reason else "nobody is asked any more: the run ends"
+        return f"the run ends: {reason}" if reason else "the question was withdrawn: the run ends"
 
     @property
     def can_ask_how_it_ended(self) -> bool:
@@ -306,7 +308,7 @@ class GateKeeper:
     def _left(self, work: "asyncio.Task[None]") -> None:
         self._leaving.discard(work)
         if not work.cancelled() and (error := work.exception()) is not None:
-            log.info("what Prefect shows of a gate of run %s is not in order: %s", self.run.id, error)
+            log.info("Prefect shows a gate of run %s incorrectly: %s", self.run.id, error)
 
     async def _remind(self, asking: OpenGate) -> None:
         while not asking.closed.done():
@@ -329,9 +331,11 @@ class GateKeeper:
         if answer is not None and gate.rules.release and self.forms is not None:
             await self.forms.resume_released(await self.store.gate(gate.id), answer)
 
-    async def _tell(self, kind: Literal["gate_opened", "gate_answered"], gate: Gate, step: StepRun | None, said: str | None = None) -> None:
+    async def _notify(
+        self, kind: Literal["gate_opened", "gate_answered"], gate: Gate, step: StepRun | None, message: str | None = None
+    ) -> None:
         in_form = self.forms is not None and self._has_form(gate)
-        tell(self.run_request.listener, Event(kind, self.run, step, message=said, gate=gate, in_form=in_form))
+        notify(self.run_request.listener, Event(kind, self.run, step, message=message, gate=gate, in_form=in_form))
         hooks = self.run_request.hooks
         hook = hooks.on_gate_open if kind == "gate_opened" else hooks.on_gate_answered
         try:
@@ -348,12 +352,12 @@ class GateKeeper:
         """Ask `approver` until the gate is closed. An approver without `asks_again` is asked only once."""
         request, asks_again = asking.request, getattr(approver, "asks_again", False)
         while not asking.closed.done():
-            said = await approver.ask(replace(request))  # a copy, so that the approver cannot change the original
-            if not isinstance(said, Approval):  # pyright: ignore[reportUnnecessaryIsInstance]  # approvers are third-party code
-                raise NotApprovedError(f"the approver {type(approver).__name__} gave no approval but {said!r:.100}")
+            answer = await approver.ask(replace(request))  # a copy, so that the approver cannot change the original
+            if not isinstance(answer, Approval):  # pyright: ignore[reportUnnecessaryIsInstance]  # approvers are third-party code
+                raise NotApprovedError(f"the approver {type(approver).__name__} returned {answer!r:.100} instead of an approval")
             if not asks_again:
                 self._answered.add(request.approval_digest)
-            refused = await asking.take(said)
+            refused = await asking.take(answer)
             if refused is not None and not asks_again:
                 raise NotApprovedError(refused)
             request = replace(request, refused=refused)
@@ -362,10 +366,10 @@ class GateKeeper:
         """Ask `person` until the gate is closed. If there is no answer and no form, close the gate."""
         request = asking.request
         while not asking.closed.done():
-            said = await person.ask_outcome(replace(request))
-            if said is None:
+            answer = await person.ask_outcome(replace(request))
+            if answer is None:
                 return await asking.give_up() if self.forms is None else None
-            request = replace(request, refused=await asking.submit(said))
+            request = replace(request, refused=await asking.submit(answer))
         return None
 
 

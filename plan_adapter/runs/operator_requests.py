@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from plan_adapter.commands import resume_command, rollback_command
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.execution.history import Record, ResumeOptions, RunHistory, StepChoice, choices, left_out_by
+from plan_adapter.execution.history import Record, ResumeOptions, RunHistory, StepChoice, choices, skipped_by
 from plan_adapter.gates.approval import gate_policy_of, refusal
 from plan_adapter.plan import ExecutionPlan, StepStatus
 from plan_adapter.record import ApprovalRequest, GatePolicy, OperatorRequestKind, PlanRun
@@ -17,9 +17,9 @@ from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import ValidatedPlan
 
 _REFUSED: dict[OperatorRequestKind, str] = {
-    "leave_out": "a step may not be left out",
-    "take_back": "a step that was left out is not wanted again",
-    "undo": "a run whose calls wait at gates of their own is not rolled back",
+    "skip": "the step is not skipped",
+    "run_from": "the skipped step does not run",
+    "rollback": "the run is not rolled back",
 }
 
 
@@ -35,8 +35,8 @@ def choices_of(run: PlanRun, validated: ValidatedPlan, history: RunHistory, aske
         failed=(by_status[StepStatus.FAILED] | by_status[StepStatus.RUNNING]) - succeeded,
         skipped=by_status[StepStatus.SKIPPED],
     )
-    before = {step_id: why for step_id, why in history.left_out.items() if step_id not in succeeded}
-    return choices(validated.dependencies, record, replace(asked, skipped=asked.left_out(before)))
+    before = {step_id: why for step_id, why in history.skipped.items() if step_id not in succeeded}
+    return choices(validated.dependencies, record, replace(asked, skipped=asked.all_skipped(before)))
 
 
 async def with_operator_requests(
@@ -49,17 +49,15 @@ async def with_operator_requests(
     """
     choices = choices_of(run, validated, history, asked)
     by = _identity(run_request).by
-    new = [
-        step_id for step_id, because in asked.skipped.items() if history.left_out.get(step_id) != left_out_by(by, readable_words(because))
-    ]
+    new = [step_id for step_id, because in asked.skipped.items() if history.skipped.get(step_id) != skipped_by(by, readable_words(because))]
     for because in dict.fromkeys(asked.skipped[step_id] for step_id in new):
         steps = [step_id for step_id in new if asked.skipped[step_id] == because]
-        await record_operator_request("leave_out", steps, because, run, validated.plan, store, run_request)
-    if asked.from_step in history.left_out:
-        await record_operator_request("take_back", [asked.from_step], "", run, validated.plan, store, run_request)
+        await record_operator_request("skip", steps, because, run, validated.plan, store, run_request)
+    if asked.from_step in history.skipped:
+        await record_operator_request("run_from", [asked.from_step], "", run, validated.plan, store, run_request)
     elif not new:
         return replace(history, choices=choices)
-    history = history.leaving_out(await store.left_out(run.id))
+    history = history.skipping(await store.skipped_steps(run.id))
     return replace(history, choices=choices_of(run, validated, history, replace(asked, skipped={})))
 
 
@@ -87,9 +85,9 @@ async def record_operator_request(
     try:
         known_by, signature = await identity.proved(because, request, store)
     except NotApprovedError as error:
-        said = f"{_REFUSED[kind]}: {error}"
-        await store.note_refusal(run.id, said, by=identity.by, known_by=identity.channel, step_id=steps[0] if len(steps) == 1 else None)
-        raise NotApprovedError(said + _how_to_allow(kind, steps, run, rules, identity)) from error
+        refused = f"{_REFUSED[kind]}: {error}"
+        await store.note_refusal(run.id, refused, by=identity.by, known_by=identity.channel, step_id=steps[0] if len(steps) == 1 else None)
+        raise NotApprovedError(refused + _how_to_allow(kind, steps, run, rules, identity)) from error
     run.updated_at = await store.record_operator_request(
         run.id, OperatorRequest(kind, tuple(steps), because, identity.by, known_by, digest, signature)
     )
@@ -118,10 +116,10 @@ def _how_to_allow(kind: OperatorRequestKind, steps: Sequence[str], run: PlanRun,
     """Return how a caller without a proof of identity could make the request: the command and its options."""
     if identity.has_proof:
         return ""
-    options = {"leave_out": "".join(f" --skip {step_id}" for step_id in steps) + " --because …", "take_back": f" --from {''.join(steps)}"}
-    command = rollback_command(run) if kind == "undo" else resume_command(run) + options[kind]
-    ways = proof_options(rules, command, by=identity.by, decision="approve")
-    if ways:
-        return ways
-    revised = f": `plan revise {run.id} FILE` without the step is asked about at the gate of the plan" if kind == "leave_out" else ""
-    return f"; no option proves that{revised}"
+    options = {"skip": "".join(f" --skip {step_id}" for step_id in steps) + " --because …", "run_from": f" --from {''.join(steps)}"}
+    command = rollback_command(run) if kind == "rollback" else resume_command(run) + options[kind]
+    proofs = proof_options(rules, command, by=identity.by, decision="approve")
+    if proofs:
+        return proofs
+    revised = f"; `plan revise {run.id} FILE` without the step asks at the plan's gate instead" if kind == "skip" else ""
+    return f"; no option proves your identity here{revised}"

@@ -42,11 +42,11 @@ async def require_resume_operator(run: PlanRun, plan: ExecutionPlan, store: Plan
 
 def proof_options(rules: GatePolicy, command: str, *, by: str, decision: Decision) -> str:
     """Return which options would make `command` acceptable, as the end of an error message; empty if no option would."""
-    ways = [option for backend, option in _PROOFS.items() if rules.known_by is None or backend in rules.known_by]
-    if not ways:
+    options = [option for proof, option in _PROOFS.items() if rules.known_by is None or proof in rules.known_by]
+    if not options:
         return ""
     is_another = refusal(replace(rules, known_by=None), by=by, known_by="", decision=decision) is not None
-    return f"; `{command}` with {' or '.join(ways)}{' and --by NAME' if is_another else ''} proves it"
+    return f"; use `{command}` with {' or '.join(options)}{' and --by NAME' if is_another else ''}"
 
 
 _PROOFS: dict[KnownBy, str] = {"ssh_signature": "--sign", "totp": "--code"}

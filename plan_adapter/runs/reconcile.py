@@ -153,7 +153,7 @@ async def _cancelled(store: PlanStore) -> AsyncGenerator[Finding]:
     names = {run.id: run.name for run in left}
     for run_id, reason in (await end_cancelled(left, store)).items():
         await _reconcile_in_prefect(await store.run(run_id, with_results=False), store, hint="")
-        message = f"somebody cancelled it in Prefect, and it has ended so now: {one_line(reason)}"
+        message = f"somebody cancelled it in Prefect, so it has now ended as cancelled: {one_line(reason)}"
         yield Finding("cancelled", run_id, names[run_id], message, is_corrected=True)
 
 
@@ -161,7 +161,7 @@ async def _expired(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Fi
     now = await store.now()
     over = [gate for gate in await store.gates() if gate.is_over(now)]
     if with_prefect:
-        from plan_adapter.runs.forms import end_released
+        from plan_adapter.runs.forms import end_released  # imports Prefect
 
         await end_released(store)
     await end_expired(store)
@@ -180,9 +180,9 @@ async def _interrupted(store: PlanStore, *, with_prefect: bool) -> AsyncGenerato
         message, command = unknown_outcome.message, unknown_outcome.command
         if answers := await _unused_answers(run, store):
             message += f"; answered meanwhile: {answers}"
-        is_told = with_prefect and await _reconcile_in_prefect(run, store, hint=f"{message}; `{command}`") is not None
+        is_shown = with_prefect and await _reconcile_in_prefect(run, store, hint=f"{message}; `{command}`") is not None
         yield Finding("interrupted", run.id, run.name, message, is_corrected=False, command=command)
-        if is_told:
+        if is_shown:
             yield Finding("shown", run.id, run.name, "Prefect shows it as Interrupted now", is_corrected=True)
 
 
@@ -204,7 +204,7 @@ async def _answered(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[F
             if await store.now() - answer.at > REACTION:
                 await end_rejected(run, answer, store)
                 await _resume_released(gates[-1], answer, with_prefect=with_prefect)
-                message = f"{one_line(answer.by)} rejected it while no process waited: it has ended so"
+                message = f"{one_line(answer.by)} rejected it while no process waited, so it has now ended as rejected"
                 yield Finding("answered", run.id, run.name, message, is_corrected=True)
         else:
             message = f"{one_line(answer.by)} approved it while no process waited"
@@ -236,7 +236,7 @@ async def _resume_released(gate: Gate, answer: Approval, *, with_prefect: bool) 
     """Resume the run if it released its worker at `gate` and Prefect may be used. Return whether that is so."""
     if not with_prefect or not gate.rules.release:
         return False
-    from plan_adapter.engine.gate_forms import resume_released
+    from plan_adapter.engine.gate_forms import resume_released  # imports Prefect
 
     await resume_released(gate, answer)
     return True
@@ -248,12 +248,12 @@ async def _shown(store: PlanStore) -> AsyncGenerator[Finding]:
         has_ended = run.completed_at is not None and run.completed_at >= since
         is_executed = run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED
         if (has_ended or is_executed) and (shown := await _reconcile_in_prefect(run, store, hint="")) is not None:
-            how = f"{run.status}" + (f" ({run.reason})" if run.reason else "") if has_ended else "executed by a process that lives"
-            yield Finding("shown", run.id, run.name, f"Prefect showed {shown}, and it is {how}", is_corrected=True)
+            how = f"{run.status}" + (f" ({run.reason})" if run.reason else "") if has_ended else "executed by a running process"
+            yield Finding("shown", run.id, run.name, f"Prefect showed {shown}, but it is {how}", is_corrected=True)
 
 
 async def _reconcile_in_prefect(run: PlanRun, store: PlanStore, *, hint: str) -> str | None:
-    from plan_adapter.engine.reconciling import reconcile_flow_run
+    from plan_adapter.engine.reconciling import reconcile_flow_run  # imports Prefect
 
     async def is_so() -> bool:
         now = await store.run(run.id, with_steps=False)

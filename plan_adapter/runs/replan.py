@@ -1,4 +1,4 @@
-"""Has a model draft the remaining steps of a run again: on request, or after a failure if the plan says `on_failure: replan`.
+"""Has a model redraft the remaining steps of a run: on request, or after a failure if the plan says `on_failure: replan`.
 
 The draft becomes a new version of the run's plan, which is approved like any other before its steps run.
 """
@@ -30,7 +30,7 @@ MOST_REPLANS = 2
 AUTOMATIC_REPLAN = "on_failure: replan"
 """The author recorded for a version that automatic replanning made."""
 
-AFTER_FAILURE = "Reach what the plan was to reach, from where its run has failed. Look at why it failed, and do not do the same again."
+AFTER_FAILURE = "Achieve the goal of the plan from the point where its run failed. Consider why it failed, and do not repeat the mistake."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,20 @@ class Replanner:
         self, run: PlanRun, words: str, *, validated: ValidatedPlan, tools: ToolRegistry, history: RunHistory, store: PlanStore
     ) -> Draft:
         """Draft a new version of `validated`, the plan of `run`, store the draft in `store`, and return it. See `Planner.drafted`."""
-        rest = RemainingPlan.of(validated, history)
+        remaining = RemainingPlan.of(validated, history)
         names = {str(definition["name"]) for definition in validated.definitions}
-        hide = await model_redactor(Settings(), self.secrets)
-        request = PlanRequest(words, context=replan_context(run, rest, history, hide), available_secrets=self.secrets)
+        redactor = await model_redactor(Settings(), self.secrets)
+        request = PlanRequest(words, context=replan_context(run, remaining, history, redactor), available_secrets=self.secrets)
         planner = Planner(
             self.model,
             tools.subset(*sorted(names.union(self.offered))),
             asker=self.asker,
             budget=self.budget,
             keep=store.drafts,
-            hide=hide,
+            redactor=redactor,
             on_call=self.on_call,
         )
-        return await planner.drafted(request, rest=rest)
+        return await planner.drafted(request, remaining=remaining)
 
 
 async def refuse_replanning(run: PlanRun, plan: ExecutionPlan, history: RunHistory, store: PlanStore) -> None:
@@ -79,7 +79,7 @@ def refuse_unknown_outcome(run: PlanRun, plan: ExecutionPlan, history: RunHistor
     if doubted:
         raise RunConflictError(
             f"whether {', '.join(unit_names(doubted, history.labels))} was done is unknown, and a new version of the plan could repeat it: "
-            f"`{resolve_command(run.id, doubted[0], label=history.labels.get(doubted[0]))}` says how it ended"
+            f"`{resolve_command(run.id, doubted[0], label=history.labels.get(doubted[0]))}` records the outcome"
         )
 
 

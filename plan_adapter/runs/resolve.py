@@ -53,13 +53,13 @@ async def resolution_by(answer: Answer, request: ApprovalRequest, store: PlanSto
     try:
         known_by = await proved(answer, request, ProofContext(await store.effective_policy(settings), settings, store))
     except NotApprovedError as error:
-        said = f"`{one_line(call_name(request.step_id or '', None, kind=request.call_kind))}` is not resolved: {error}"
-        await store.note_refusal(request.run_id or "", said, by=answer.by, known_by=answer.channel)
+        message = f"`{one_line(call_name(request.step_id or '', None, kind=request.call_kind))}` is not resolved: {error}"
+        await store.note_refusal(request.run_id or "", message, by=answer.by, known_by=answer.channel)
         unit = (request.step_id or "", request.item)
         command = resolve_command(request.run_id or "", unit, answer.decision, label=request.label, kind=request.call_kind)
         has_proof = answer.code is not None or answer.signature is not None
         ways = "" if has_proof else proof_options(request.rules, command, by=answer.by, decision="reject")
-        raise NotApprovedError(said + ways) from error
+        raise NotApprovedError(message + ways) from error
     return ResolutionRecord(
         answer.decision, answer.by, known_by, answer.note, answer.result, digest=request.approval_digest, signature=answer.signature
     )

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from plan_adapter.commands import answer_command, resolve_command, unit_names
+from plan_adapter.engine.connection import use_server
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.history import ResumeOptions, RunHistory
 from plan_adapter.execution.rollback_status import aborted_steps
@@ -46,18 +47,18 @@ async def refuse_missing_now(bound: BoundPlan, run: PlanRun, history: RunHistory
 def resume_action(
     run: PlanRun, plan: ExecutionPlan, history: RunHistory, kept: RunReason | None, *, asked: ResumeOptions | None = None
 ) -> RunAction:
-    """Return the action that resumes `run`: `perform` for its steps, or `roll_back` for an interrupted rollback.
+    """Return the action that resumes `run`: `execute_run` for its steps, or `roll_back` for an interrupted rollback.
 
     Call `refuse_resume` first. `kept` is the reason for the end that the last owner recorded. Raises RunConflictError if nothing can be
     resumed.
     """
     work = _action_for(run, history, kept)
-    _refuse_what_was_aborted(run, plan, history, left_out=(asked or ResumeOptions()).left_out(history.left_out))
+    _refuse_what_was_aborted(run, plan, history, skipped=(asked or ResumeOptions()).all_skipped(history.skipped))
     return work
 
 
 def _action_for(run: PlanRun, history: RunHistory, kept: RunReason | None) -> RunAction:
-    """Return `perform`, or `roll_back` if a rollback was interrupted. Raises RunConflictError after a finished rollback."""
+    """Return `execute_run`, or `roll_back` if a rollback was interrupted. Raises RunConflictError after a finished rollback."""
     # A rollback records the reason for the end before its first call. While steps execute, the reason is empty or `unknown`.
     is_ending = run.reason is RunReason.INTERRUPTED and kept not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
     if not history.has_rollbacks and not is_ending:
@@ -94,15 +95,15 @@ async def refuse_resume(run: PlanRun, store: PlanStore) -> None:
         raise RunConflictError(f"run {run.id} is executed by {owner}; cancel it first, or `plan resume {run.id} --wait` waits for its end")
 
 
-def _refuse_what_was_aborted(run: PlanRun, plan: ExecutionPlan, history: RunHistory, *, left_out: Collection[str]) -> None:
+def _refuse_what_was_aborted(run: PlanRun, plan: ExecutionPlan, history: RunHistory, *, skipped: Collection[str]) -> None:
     """Raise RunConflictError if a step to be called may have been done already: an `abort` ended the run and left its outcome unknown."""
-    left = [unit for unit in aborted_steps(plan, history) if unit[0] not in left_out]
+    left = [unit for unit in aborted_steps(plan, history) if unit[0] not in skipped]
     if left and not history.has_rollbacks:
         names = ", ".join(unit_names(left, history.labels))
         command = resolve_command(run.id, left[0], "done|again", label=history.labels.get(left[0]))
         raise RunConflictError(
-            f"run {run.id} was ended by `abort`, and whether {names} was done was never known, so it is not called again: look, and "
-            f"say it with `{command}`, or leave it out (`plan resume {run.id} --skip {left[0][0]} --because …`)"
+            f"run {run.id} was ended by `abort`, and the outcome of {names} is still unknown, so it is not called again: check, and "
+            f"record it with `{command}`, or skip it (`plan resume {run.id} --skip {left[0][0]} --because …`)"
         )
 
 
@@ -183,6 +184,7 @@ async def execute_in_flow(
     validated: ValidatedPlan, given: partial[RunRequest], store: PlanStore | None, inputs: dict[str, Any], flow_run_id: str
 ) -> PlanRun:
     """Run `validated` inside the flow run `flow_run_id`, or resume the run if the flow run has one already."""
+    # These import Prefect.
     from plan_adapter.engine.flow_runs import origin
     from plan_adapter.engine.termination import ended_in_order
 
@@ -232,7 +234,5 @@ async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request
 
 async def _was_cancelled(run: PlanRun, store: PlanStore, run_request: RunRequest) -> bool:
     """Return whether `run` was cancelled in Prefect while no process executed it. If so, it is now recorded as cancelled."""
-    from plan_adapter.engine.connection import use_server
-
     with use_server(await server_of(run_request)):
         return await cancelled_before(run, store) is not None

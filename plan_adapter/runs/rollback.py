@@ -43,7 +43,7 @@ async def roll_back(session: RunSession) -> PlanRun:
     keeper = GateKeeper(session)
     enable_outcome_gates(scope, keeper)
     rollback = Rollback(scope, session.history, session.backend.run_step)
-    scope.tell("run_started")
+    scope.notify("run_started")
     try:
         await undo(rollback, store, session.backend.cancellation)
     finally:
@@ -79,8 +79,8 @@ async def with_approved_rollbacks(bound: BoundPlan, run: PlanRun, history: RunHi
     changed = [change for change in await changes_of_tools(validated, run, store) if change.name in called]
     if changed:
         raise NotApprovedError(
-            f"tools of run {run.id} have changed since it was approved: {named_changes(changed)}; only with those that were approved "
-            "it can be undone"
+            f"tools of run {run.id} have changed since it was approved: {named_changes(changed)}; it can be rolled back "
+            "only with the approved tools"
         )
     return replace(bound, approval_digest=run.approval_digest)
 
@@ -100,7 +100,7 @@ def refuse_unknown_outcome(run: PlanRun, history: RunHistory) -> None:
     if unknown := history.unknown_steps:
         names = ", ".join(f"`{step_id}`" for step_id in unknown)
         raise RunConflictError(
-            f"nothing of run {run.id} is undone while it is unknown whether {names} was done: `plan resolve {run.id} {unknown[0]} "
+            f"run {run.id} is not rolled back while it is unknown whether {names} was done: `plan resolve {run.id} {unknown[0]} "
             f"done|again|abort`, then `plan cancel {run.id} --rollback`"
         )
 
@@ -109,7 +109,7 @@ async def _used_approval(run: PlanRun, store: PlanStore) -> Approval:
     rows = [row for row in await store.approvals(run.id) if is_of_run(row, run) and row.used_at is not None]
     used = [row for row in rows if row.approval_digest == run.approval_digest and row.decision == "approve"]
     if not used:
-        raise NotApprovedError(f"run {run.id} has used no approval of its plan: there is nothing that it could undo")
+        raise NotApprovedError(f"run {run.id} never started with an approval of its plan, so there is nothing to roll back")
     return replace(used[-1], expires_at=None)
 
 
@@ -141,7 +141,7 @@ async def rollback_run(
         raise RunConflictError(f"run {run.id} has completed: only a run that failed or was cancelled is rolled back")
     policy = await store.effective_policy(run_request.settings)
     await record_operator_request(
-        "undo", (), reason, run, plan, store, run_request, rollback_needs_approver=rollback_needs_approver(plan, policy)
+        "rollback", (), reason, run, plan, store, run_request, rollback_needs_approver=rollback_needs_approver(plan, policy)
     )
     history = await store.history(run.id)
     was_interrupted = run.reason is RunReason.INTERRUPTED and history.has_rollbacks
@@ -155,7 +155,7 @@ async def rollback_run(
     if not units_to_roll_back(plan, history) and not was_interrupted:
         return run
     if tools is None:
-        raise RunConflictError(f"nobody executes run {run.id}: what undoes it needs `tools`")
+        raise RunConflictError(f"no process executes run {run.id}: pass `tools` to roll it back")
     done = run if version is None else replace(run, digest=version.digest, folder=version.folder)
     refuse_rollback_elsewhere(done, run_request.settings)
     bound = as_recorded(done, plan, tools)

@@ -11,7 +11,7 @@ from plan_adapter.engine.connection import configured_api_url, quiet_import
 from plan_adapter.errors import InvalidPlanError, NoServerError
 from plan_adapter.execution.secrets import Redactor, RunSecrets
 from plan_adapter.readable import listed
-from plan_adapter.secrets import SecretUnavailableError, Sight, secret_chain, values_at_hand
+from plan_adapter.secrets import SecretLocation, SecretUnavailableError, secret_chain, visible_secrets
 from plan_adapter.settings import Settings
 from plan_adapter.validation import ValidatedPlan
 from plan_adapter.validation.findings import Findings
@@ -31,15 +31,15 @@ async def model_redactor(settings: Settings, names: Collection[str]) -> Redactor
     """Return a redactor for text that a model sees. It covers all secrets this process can read, and those in `names` anywhere."""
     secrets = secrets_of(settings)
     await secrets.expect(names)
-    for value in await values_at_hand(settings):
+    for value in await visible_secrets(settings):
         secrets.redactor.add(value)
     return secrets.redactor
 
 
-async def sights(names: Collection[str], settings: Settings) -> list[Sight]:
+async def locate_secrets(names: Collection[str], settings: Settings) -> list[SecretLocation]:
     """Return where each secret comes from, or that it is missing, sorted by name."""
     chain = secret_chain(settings, blocks=KnownServer())
-    return list(await asyncio.gather(*(chain.look(name) for name in sorted(names))))
+    return list(await asyncio.gather(*(chain.locate(name) for name in sorted(names))))
 
 
 async def refuse_missing(validated: ValidatedPlan, settings: Settings, *, done: Collection[str] = ()) -> None:
@@ -66,11 +66,8 @@ async def missing_notices(validated: ValidatedPlan, settings: Settings) -> list[
     """Return notices for a gate about secrets that were not found where the gate was opened."""
     uses = _uses(validated)
     missing = await _missing(uses, settings)
-    without = {name: "without it the run does not begin" if uses[name].is_early else uses[name].lateness for name in missing}
-    return [
-        f"Where this was asked, there is no secret `{name}`: {without[name]}. `plan doctor PLAN` says where one is looked for."
-        for name in missing
-    ]
+    without = {name: "without it the run does not start" if uses[name].is_early else uses[name].lateness for name in missing}
+    return [f"The process that asks has no secret `{name}`: {without[name]}. `plan doctor PLAN` lists the places." for name in missing]
 
 
 def late_uses(validated: ValidatedPlan) -> dict[str, str]:
@@ -80,7 +77,11 @@ def late_uses(validated: ValidatedPlan) -> dict[str, str]:
 
 async def _missing(names: Collection[str], settings: Settings) -> dict[str, str]:
     """Return why each missing secret is missing, by name. A secret is left out if a place could not be queried."""
-    return {sight.name: sight.problem for sight in await sights(names, settings) if sight.problem is not None and sight.is_known}
+    return {
+        location.name: location.problem
+        for location in await locate_secrets(names, settings)
+        if location.problem is not None and location.is_known
+    }
 
 
 @dataclass(slots=True)
@@ -96,7 +97,7 @@ class _Use:
         """The message if the secret is missing and `is_early` is false."""
         uses, fails = ("uses", "fails") if len(self.steps) == 1 else ("use", "fail")
         steps = listed([f"`{step}`" for step in self.steps], 5)
-        return f"{steps} {uses} it after steps that write, and {fails} unless one of them makes it"
+        return f"{steps} {uses} it after steps that write, and {fails} unless one of them creates it"
 
 
 def _uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, _Use]:
@@ -128,7 +129,7 @@ class KnownServer:
         """Return a description of the block, or why no block was looked up."""
         if configured_api_url() is None:
             return "no Prefect block (no Prefect server is known)"
-        from plan_adapter.engine.secret_blocks import SecretBlocks
+        from plan_adapter.engine.secret_blocks import SecretBlocks  # imports Prefect
 
         return SecretBlocks().place(name)
 
@@ -140,6 +141,6 @@ class KnownServer:
         except NoServerError as error:
             raise SecretUnavailableError(str(error)) from None
         with quiet_import():
-            from plan_adapter.engine.secret_blocks import SecretBlocks
+            from plan_adapter.engine.secret_blocks import SecretBlocks  # imports Prefect
 
         return await SecretBlocks().secret(name)

@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.execution.cancellation import LeaveSignal
 from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
@@ -20,9 +21,6 @@ from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan
-
-if TYPE_CHECKING:
-    from plan_adapter.engine.connection import Server
 
 
 class Identity(Protocol):
@@ -67,7 +65,7 @@ class RunRequest:
     leave: LeaveSignal = field(default_factory=LeaveSignal)
     settings: Settings = field(default_factory=Settings)
     identity: Identity | None = None  # who makes an operator request; None: `requested_by`, without proof
-    server: "Server | None" = None  # one that has just responded; None: the server in the settings
+    server: Server | None = None  # one that has just responded; None: the server in the settings
 
     @property
     def asks(self) -> bool:
@@ -104,22 +102,20 @@ class RunSession:
 
 
 @contextmanager
-def known_secrets_of(server: "Server | None") -> Generator[None]:
+def known_secrets_of(server: Server | None) -> Generator[None]:
     """Let secrets inside the block be looked up on `server`, too."""
     if server is None:
         yield
         return
-    from plan_adapter.engine.connection import use_server
-
     with use_server(server):
         yield
 
 
-async def server_of(run_request: RunRequest) -> "Server":
+async def server_of(run_request: RunRequest) -> Server:
     """Return the Prefect server to run on, and start it if it is the local one. Raises NoServerError."""
     if run_request.server is not None:
         return run_request.server
-    from plan_adapter.engine.local_server import server_for
+    from plan_adapter.engine.local_server import server_for  # not for an offline run
 
     return await asyncio.to_thread(server_for, run_request.settings)
 

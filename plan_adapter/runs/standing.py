@@ -34,7 +34,7 @@ async def use_standing_approval(bound: BoundPlan, run: PlanRun, store: PlanStore
     for standing in await store.standing():
         reason = covers(standing, bound, schedule=run_request.schedule, now=now) or _refusal(standing, bound.validated.plan, policy)
         if standing.source is not None and standing.id != in_file:
-            reason = reason or f"{standing.source} does not say so beside this plan any more"
+            reason = reason or f"{standing.source} next to this plan no longer says so"
         if reason is None:
             try:
                 await _verify(standing, policy)

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from plan_adapter.crash_points import reached
+from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import PlanAdapterError, StoreError
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.history import RunHistory
@@ -31,26 +32,22 @@ from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 
-if TYPE_CHECKING:
-    from plan_adapter.engine.connection import Server
-
 
 class RunAction(Protocol):
-    """What to do in a session: `perform` executes the steps, `roll_back` rolls them back."""
+    """What to do in a session: `execute_run` executes the steps, `roll_back` rolls them back."""
 
     async def __call__(self, session: RunSession, /) -> PlanRun:
         """Do it, and return the run with its end recorded."""
         ...
 
 
-async def execute_session(session: RunSession, *, server: "Server | None", action: RunAction | None = None) -> PlanRun:
-    """Run `action` on a session, by default `perform`: as a flow run on `server`, or directly if `server` is None."""
+async def execute_session(session: RunSession, *, server: Server | None, action: RunAction | None = None) -> PlanRun:
+    """Run `action` on a session, by default `execute_run`: as a flow run on `server`, or directly if `server` is None."""
     action, run = action or execute_run, session.run
     session.store = session.store.patient(session.run_request.settings.store_patience_seconds)
     if server is None:
         return await action(session)
-    from plan_adapter.engine.connection import use_server
-    from plan_adapter.engine.flow import fit_as_parameters, flow_of, run_to_end
+    from plan_adapter.engine.flow import fit_as_parameters, flow_of, run_to_end  # imports Prefect
 
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -74,8 +71,9 @@ async def execute_session(session: RunSession, *, server: "Server | None", actio
     return run
 
 
-def prefect_backend(flow_run_id: str, store: PlanStore, settings: Settings, server: "Server | None" = None) -> Backend:
+def prefect_backend(flow_run_id: str, store: PlanStore, settings: Settings, server: Server | None = None) -> Backend:
     """Return the backend for the flow run `flow_run_id`, in whose context this is called. `server` provides links to its UI."""
+    # These import Prefect.
     from plan_adapter.engine.flow_runs import cancellation_of
     from plan_adapter.engine.tasks import PrefectStepRunner, log_to_prefect
     from plan_adapter.runs.forms import prefect_forms
@@ -122,7 +120,7 @@ async def _execute_approved(approved: ApprovedPlan, keeper: GateKeeper) -> Bound
     scope = scope_of(approved, session, await store.recorder(run))
     scope.gates = CallGates(approved, keeper, scope.stop, await store.effective_policy(keeper.run_request.settings), session.history.asked)
     enable_outcome_gates(scope, keeper)
-    scope.tell("run_started")
+    scope.notify("run_started")
     rollback = undrafted = None
     try:
         async with watched(scope, store, partial(store.cancel_request, run.id), backend.cancellation):
@@ -157,7 +155,7 @@ async def _replanned(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | N
     if run.reason is not RunReason.STEP_FAILED or not await wants_replanning(run, validated.plan, store):
         return None, None
     run.message = scope.secrets.redactor.text(run.message or "")  # it goes to a model and into the note of the version
-    scope.tell("replanning", message=run.message)
+    scope.notify("replanning", message=run.message)
     ended = await store.now()
     drafting = asyncio.ensure_future(draft_automatically(run, validated, await store.history(run.id), store, keeper.run_request))
     try:
@@ -236,12 +234,12 @@ async def undo(rollback: Rollback, store: PlanStore, in_prefect: Callable[[], Aw
     """Roll back a run. If the run is cancelled, here or `in_prefect`, calls in progress finish and no further call starts."""
     run = rollback.scope.run
 
-    async def told_to_end() -> str | None:
+    async def stop_reason() -> str | None:
         return None if await store.asks_rollback(run.id) else await store.cancel_request(run.id)
 
     if in_prefect is not None and run.reason is RunReason.CANCELLED and (reason := await answer_soon(in_prefect)) is not None:
         rollback.halt.set("cancelled", reason)
-    async with watched(rollback.scope, store, told_to_end, in_prefect, ends=rollback.halt):
+    async with watched(rollback.scope, store, stop_reason, in_prefect, ends=rollback.halt):
         await rollback.undo()
 
 

@@ -79,7 +79,7 @@ class CallGates:
             self._plan, await keeper.store.effective_policy(keeper.run_request.settings), requested_by=run.requested_by or ""
         )
         before = [step for step in run.steps if step.id in self.approved.bound.validated.dependencies[call.step.id]]
-        changes, lapsed = await earlier_answers(
+        changes, stale = await earlier_answers(
             [row for row in answers if row.decision == "approve" or row.at >= self.approved.approval.at],
             self._plan,
             run,
@@ -97,7 +97,7 @@ class CallGates:
             expires_ms=self._plan.options.approval_timeout_ms,
             results={step.id: step.result for step in before},
             ends={step.id: step.status.value + (f": {step.reason}" if step.reason else "") for step in before},
-            notices=[*changes, *lapsed],
+            notices=[*changes, *stale],
         )
         return new_gate(
             run,
@@ -202,7 +202,7 @@ class OutcomeGates:
             closed = await keeper.collected(gate) or await keeper.ask(gate, unknown_outcome.step_run, until=unknown_outcome.withdrawn)
         finally:
             await self._show_unknown(unknown_outcome, -1)
-        return await self._said(closed)
+        return await self._resolution(closed)
 
     async def _gate_of(self, unknown_outcome: UnknownOutcome) -> Gate:
         run, step, lost = self.keeper.run, unknown_outcome.step, unknown_outcome.lost
@@ -235,12 +235,12 @@ class OutcomeGates:
             run.reason = reason
             await self.keeper.store.update_run(run)
 
-    async def _said(self, closed: Gate) -> RecordedResolution | None:
+    async def _resolution(self, closed: Gate) -> RecordedResolution | None:
         if closed.end not in ("done", "again", "abort"):
             return None
-        word = await self.keeper.answers.resolution_at(closed)
+        receipt = await self.keeper.answers.resolution_at(closed)
         call = call_name(closed.step_id or "", closed.item, closed.label, kind=closed.call_kind)
-        if word is None:
+        if receipt is None:
             raise RunConflictError(f"the gate of `{call}` in run {closed.run_id} is closed as {closed.end}, but no receipt records that")
-        note = f" ({word.note})" if word.note else ""
-        return RecordedResolution(closed.end, f"{word.by} says of `{call}`: {closed.end}{note}", word.result)
+        note = f" ({receipt.note})" if receipt.note else ""
+        return RecordedResolution(closed.end, f"{receipt.by} recorded `{closed.end}` for `{call}`{note}", receipt.result)

@@ -15,7 +15,9 @@ from plan_adapter.tools.source import code_digest
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate_recorded
 
-OTHER_TOOLS = "the run was made with other tools than are at hand now: give them again (`--tools package.module:name`, PLAN_ADAPTER_TOOLS)"
+OTHER_TOOLS = (
+    "the run was created with other tools than these: pass the same ones again (`--tools package.module:name`, PLAN_ADAPTER_TOOLS)"
+)
 """The hint for a recorded plan that calls a tool this process does not have."""
 
 
@@ -28,8 +30,8 @@ def as_recorded(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry, *, moved
     try:
         return in_folder(bind_inputs(validate_recorded(plan, tools, digest=run.digest), run.inputs), folder)
     except InvalidPlanError as error:
-        told = [replace(found, hint=OTHER_TOOLS) if found.code == "unknown-tool" else found for found in error.problems]
-        raise InvalidPlanError(told) from None
+        problems = [replace(found, hint=OTHER_TOOLS) if found.code == "unknown-tool" else found for found in error.problems]
+        raise InvalidPlanError(problems) from None
 
 
 def is_same_but_for_tools(bound: BoundPlan, run: PlanRun) -> bool:
@@ -43,8 +45,8 @@ async def changes_of_tools(validated: ValidatedPlan, run: PlanRun, store: PlanSt
     folder = run.folder.content if run.folder is not None and run.folder.is_moved else None
     if approval_digest(run.digest, run.inputs, kept, folder) != run.approval_digest:
         raise NotApprovedError(
-            f"the approval digest of run {run.id} is not that of its plan, inputs and tools: its record was altered "
-            f"(`plan runs verify {run.id}` tells more)"
+            f"the approval digest of run {run.id} does not match its plan, inputs and tools: its record was altered "
+            f"(`plan runs verify {run.id}` shows where)"
         )
     return tool_changes(kept, validated.definitions)
 
@@ -74,7 +76,7 @@ async def refuse_other_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *
 
 
 def named_changes(changes: list[ToolChange]) -> str:
-    """Return a description of which tools changed, and how."""
+    """Return the changed tools in words, each with its changes."""
     return "; ".join(f"`{change.name}` ({change.summary})" for change in changes)
 
 

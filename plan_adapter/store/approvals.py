@@ -7,13 +7,14 @@ from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, sel
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, RunContext
-from plan_adapter.store import chain, entries
+from plan_adapter.store import audit, entries
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, insert_into, now_of
 from plan_adapter.store.digests import plain
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.rows import HasContext, Row, approval_of, approval_row, context_of, whose
-from plan_adapter.store.tables import approvals, audit, runs
+from plan_adapter.store.tables import approvals, runs
+from plan_adapter.store.tables import audit as audit_log
 
 
 def add(connection: Connection, approval: Approval, context: HasContext) -> None:
@@ -27,7 +28,7 @@ def add(connection: Connection, approval: Approval, context: HasContext) -> None
     row = {**whose(of_run or context), **approval_row(approval)}
     connection.execute(insert(approvals).values(row))
     if of_run is not None and approval.run_id is not None:
-        chain.append(connection, approval.run_id, [entries.of_approval(plain(approvals, row))])
+        audit.append(connection, approval.run_id, [entries.of_approval(plain(approvals, row))])
     signal(connection)
 
 
@@ -67,7 +68,7 @@ def use(connection: Connection, approval: Approval, *, run_id: str, context: Has
         told = plain(approvals, taken)
         # An answer at a gate, or an approval given for this run, is already in the run's audit log.
         given = [] if _is_in_audit_log(connection, run_id, approval.id) else [entries.of_approval(told)]
-        chain.append(connection, run_id, [*given, entries.of_use(told)])
+        audit.append(connection, run_id, [*given, entries.of_use(told)])
         signal(connection)
         return approval_of(taken)
     kept = connection.execute(select(approvals).where(same)).mappings().first()
@@ -79,8 +80,8 @@ def use(connection: Connection, approval: Approval, *, run_id: str, context: Has
 
 
 def _is_in_audit_log(connection: Connection, run_id: str, approval_id: str) -> bool:
-    same = and_(audit.c.run_id == run_id, audit.c.row_id == approval_id)
-    return connection.execute(select(audit.c.number).where(same).limit(1)).first() is not None
+    same = and_(audit_log.c.run_id == run_id, audit_log.c.row_id == approval_id)
+    return connection.execute(select(audit_log.c.number).where(same).limit(1)).first() is not None
 
 
 def _context_of_run(connection: Connection, run_id: str | None) -> RunContext | None:

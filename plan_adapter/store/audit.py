@@ -1,17 +1,24 @@
-"""Read the audit log of a run, and record refused attempts to act on it. A refusal changes no other row."""
+"""The audit log of a run, a hash chain: the digest of each entry covers the entry and the digest before it. Functions of a connection.
 
+An entry is appended in the transaction that makes the change it describes, as the last statement. Transactions that write about one run
+take their locks in this order: run, lease, gates, approvals, audit log. Only this module takes the last one, so whoever waits for it holds
+nothing that the lock's owner could still need.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, func, insert, select
 
+from plan_adapter.crash_points import reached
 from plan_adapter.plan import CallKind
-from plan_adapter.store import chain, entries
 from plan_adapter.store.columns import now_of
-from plan_adapter.store.digests import instant_text
-from plan_adapter.store.entries import AuditKind
+from plan_adapter.store.digests import Plain, digest_of, instant_of, instant_text, plain
+from plan_adapter.store.entries import AuditKind, Entry, of_refusal
 from plan_adapter.store.rows import item_of
-from plan_adapter.store.tables import audit
+from plan_adapter.store.tables import audit, runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,89 @@ class AuditEntry:
     message: str | None = None
     known_by: str | None = None  # how `by` was identified
     call_kind: CallKind | None = None  # of the attempt or the gate
+
+
+class _Head(NamedTuple):
+    """The newest entry of a chain, and the context of its run."""
+
+    number: int
+    digest: str
+    tenant_id: str
+    agent_id: str | None
+    org_id: str | None
+    task_id: str | None
+
+
+class Link(NamedTuple):
+    """An entry that shows whether the transaction that appended it was committed."""
+
+    run_id: str
+    number: int
+    digest: str
+
+
+LINKS = "plan_adapter_links"
+"""The execution option of a connection whose list receives the last link of each `append`."""
+
+
+def append(connection: Connection, run_id: str, entries: Sequence[Entry]) -> None:
+    """Append `entries` to a run's audit log, in this order. Must be the last thing a transaction does about the run."""
+    if not entries:
+        return
+    head = _locked_head(connection, run_id)
+    if head is None:
+        row = connection.execute(select(runs).where(runs.c.id == run_id)).mappings().first()
+        if row is None:  # an approval may be used for a run that this store does not hold
+            return
+        run = plain(runs, row)
+        head = _Head(0, beginning(run), *(run[name] for name in _WHOSE))  # pyright: ignore[reportArgumentType]  # columns of these types
+    whose = dict(zip(_WHOSE, head[2:], strict=True))
+    number, before = head.number, head.digest
+    rows = list[dict[str, Any]]()
+    for entry in entries:
+        number += 1
+        told = {"run_id": run_id, "number": number, **whose, **entry._asdict(), "at": instant_of(entry.at)}
+        before = entry_digest(plain(audit, told), before)
+        rows.append({**told, "digest": before})
+    connection.execute(_INSERT, rows)
+    reached("in-transaction", entries[-1].kind)
+    if (links := connection.get_execution_options().get(LINKS)) is not None:
+        links.append(Link(run_id, number, before))
+
+
+def holds(connection: Connection, link: Link) -> bool:
+    """Return whether the transaction that appended `link` was committed. Waits for that transaction if it is still in progress."""
+    _lock(connection, link.run_id)
+    same = (audit.c.run_id == link.run_id, audit.c.number == link.number, audit.c.digest == link.digest)
+    return connection.execute(select(audit.c.number).where(*same)).first() is not None
+
+
+def beginning(run: Plain) -> str:
+    """Return the digest before the first entry. It covers the run's id, plan, inputs, requester and creation time."""
+    return digest_of({name: run[name] for name in ("id", "plan_id", "inputs", "requested_by", "created_at")})
+
+
+def entry_digest(entry: Plain, before: str) -> str:
+    """Return the digest that an audit entry must have."""
+    told: Plain = {**entry, "before": before}
+    told.pop("digest", None)
+    return digest_of(told)
+
+
+def _locked_head(connection: Connection, run_id: str) -> _Head | None:
+    """Return the newest entry, or None. Nobody else appends to this chain until the transaction ends."""
+    _lock(connection, run_id)
+    found = connection.execute(_HEAD, {"run": run_id}).first()
+    return None if found is None else _Head(*found)
+
+
+def _lock(connection: Connection, run_id: str) -> None:
+    """Lock the run's chain against other writers. Later statements see what was committed while this one waited.
+
+    On SQLite nothing is left to lock: its write transactions exclude each other.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(f"plan_adapter.audit {run_id}", 0))))
 
 
 def entries_of(connection: Connection, run_id: str) -> list[AuditEntry]:
@@ -62,5 +152,16 @@ def note_refusal(
 ) -> None:
     """Append an entry that says who was not allowed to do what they tried."""
     at = instant_text(now_of(connection))
-    refusal = entries.of_refusal(at, by=by, known_by=known_by, message=message, step_id=step_id, call_kind=call_kind)
-    chain.append(connection, run_id, [refusal])
+    refusal = of_refusal(at, by=by, known_by=known_by, message=message, step_id=step_id, call_kind=call_kind)
+    append(connection, run_id, [refusal])
+
+
+_WHOSE = ("tenant_id", "agent_id", "org_id", "task_id")
+# Built once, because every commit of a run executes them.
+_HEAD = (
+    select(audit.c.number, audit.c.digest, *(audit.c[name] for name in _WHOSE))
+    .where(audit.c.run_id == bindparam("run"))
+    .order_by(audit.c.number.desc())
+    .limit(1)
+)
+_INSERT = insert(audit)

@@ -5,10 +5,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from plan_adapter.plan import CallKind
 from plan_adapter.record import OperatorRequestKind
-from plan_adapter.store.columns import readable_words
 from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.rows import NO_ITEM
 
+# `verification` finds the row that an entry describes by the beginning of its kind: `step_` a step's end, `gate_` a gate.
 AuditKind: TypeAlias = Literal[
     "run_created",
     "approved",
@@ -20,10 +20,10 @@ AuditKind: TypeAlias = Literal[
     "gate_expired",
     "gate_cancelled",
     "gate_superseded",
-    "word_signed",  # a signed resolution or operator request; `message` is the signature
-    "left_out",  # a step to skip: `message` says why, `row_digest` is the step's, `row_id` the operator request's digest
-    "taken_back",  # a skipped step is to run after all, with the same fields
-    "rollback_asked",  # a rollback was requested: `row_digest` is the plan's
+    "signed",  # a signed resolution or operator request; `message` is the signature
+    "skip_requested",  # a step to skip: `message` says why, `row_digest` is the step's, `row_id` the operator request's digest
+    "run_from_requested",  # a skipped step is to run after all, with the same fields
+    "rollback_requested",  # the run is to be rolled back: `row_digest` is the plan's
     "gate_resolved",  # an outcome gate; `message` is the resolution, and the entry for the attempt's end says by whom
     "revised",
     "new_version",  # the run after `revised`
@@ -44,9 +44,9 @@ RUN_KINDS = frozenset({"run_created", "new_version", "run_started", "run_changed
 """The entry kinds about the run's own row. The newest such entry has the row's digest."""
 
 OPERATOR_REQUEST_KINDS: dict[OperatorRequestKind, AuditKind] = {
-    "leave_out": "left_out",
-    "take_back": "taken_back",
-    "undo": "rollback_asked",
+    "skip": "skip_requested",
+    "run_from": "run_from_requested",
+    "rollback": "rollback_requested",
 }
 
 _DECISIONS: dict[Any, AuditKind] = {"approve": "approved", "reject": "rejected", "request_changes": "changes_requested"}
@@ -151,28 +151,25 @@ def of_signature(receipt: Plain, signature: str) -> Entry:
     """Return the entry for the signature of a resolution, which `receipt` records."""
     where = _call(receipt)
     by, known_by = _optional(receipt["by"]), _optional(receipt["known_by"])
-    return Entry(_text(receipt["ended_at"]), "word_signed", *where, by=by, known_by=known_by, message=signature)
+    return Entry(_text(receipt["ended_at"]), "signed", *where, by=by, known_by=known_by, message=signature)
 
 
 def of_operator_request(
     at: str, kind: OperatorRequestKind, *, by: str, known_by: str, because: str, step_id: str | None, request_digest: str, digest: str
 ) -> Entry:
     """Return the entry for an operator request about one step or the whole run."""
-    who, why = readable_words(by), readable_words(because)
-    return Entry(
-        at, OPERATOR_REQUEST_KINDS[kind], step_id, by=who, known_by=known_by, message=why, row_id=request_digest, row_digest=digest
-    )
+    told = OPERATOR_REQUEST_KINDS[kind]
+    return Entry(at, told, step_id, by=by, known_by=known_by, message=because, row_id=request_digest, row_digest=digest)
 
 
 def of_operator_request_signature(kind: Entry, signature: str) -> Entry:
     """Return the entry for the signature of an operator request."""
-    return Entry(kind.at, "word_signed", by=kind.by, known_by=kind.known_by, message=signature, row_id=kind.row_id)
+    return Entry(kind.at, "signed", by=kind.by, known_by=kind.known_by, message=signature, row_id=kind.row_id)
 
 
 def of_refusal(at: str, *, by: str, known_by: str | None, message: str, step_id: str | None, call_kind: CallKind | None) -> Entry:
     """Return the entry for a refused action: somebody lacked permission."""
-    who, why = readable_words(by), readable_words(message)
-    return Entry(at, "refused", step_id=step_id, call_kind=call_kind, by=who, known_by=known_by, message=why)
+    return Entry(at, "refused", step_id=step_id, call_kind=call_kind, by=by, known_by=known_by, message=message)
 
 
 def _call(row: Plain) -> tuple[str, int, int, CallKind]:

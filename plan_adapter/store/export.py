@@ -1,15 +1,21 @@
-"""Everything the store holds about a run, as one document for export and verification. Rows are read one at a time."""
+"""Everything the store holds about a run, as one document: read from the database, written to a file, and read from one of any size.
 
+The lists of the document are read one row at a time.
+"""
+
+import codecs
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from pydantic import JsonValue
-from sqlalchemy import Boolean, ColumnElement, Connection, Table, and_, select, union_all
-from sqlalchemy.dialects import sqlite
+from sqlalchemy import Boolean, ColumnElement, Connection, Table, and_, select, type_coerce, union_all
+from sqlalchemy.types import NullType
 
 from plan_adapter.store.columns import Instant
 from plan_adapter.store.digests import Plain, plain
@@ -32,6 +38,12 @@ FORMAT = "plan-adapter-run/1"
 AT_ONCE = 200
 """How many rows are fetched from a server at a time."""
 
+LISTS = frozenset({"plans", "implied_dependencies", "approvals", "gates", "attempts", "receipts", "step_runs", "revisions", "audit"})
+"""The parts of the document that are lists of rows."""
+
+CHUNK_BYTES = 256 * 1024
+
+_BLANKS = frozenset(" \t\r\n")
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}")
 
 
@@ -45,22 +57,17 @@ class Rows:
 
     def __iter__(self) -> Iterator[Plain]:
         """Read the rows in order of their key. The order does not depend on the database."""
-        query = select(self.table).where(self.which).order_by(*self.table.primary_key.columns)
-        if self.connection.dialect.name != "sqlite":
-            with self.connection.execute(query, execution_options={"yield_per": AT_ONCE}) as found:
-                for row in found.mappings():
-                    yield plain(self.table, row)
-            return
-        # Read raw values as the file holds them, so that values no reader can parse are exported, too.
-        compiled = query.compile(dialect=sqlite.dialect(), compile_kwargs={"render_postcompile": True})
-        parameters = [compiled.params[name] for name in compiled.positiontup or ()]
-        driver: sqlite3.Connection = self.connection.connection.driver_connection  # pyright: ignore[reportAssignmentType]
-        before, driver.text_factory = driver.text_factory, _as_text
-        try:
-            for row in driver.execute(str(compiled), parameters):
-                yield {column.name: _as_stored(column, value) for column, value in zip(self.table.c, row, strict=True)}
-        finally:
-            driver.text_factory = before
+        is_sqlite = self.connection.dialect.name == "sqlite"
+        # An altered SQLite file may hold values that a column's type cannot read. Without types, they are exported, too.
+        columns = [type_coerce(column, NullType()) if is_sqlite else column for column in self.table.c]
+        query = select(*columns).where(self.which).order_by(*self.table.primary_key.columns)
+        with _any_text(self.connection), self.connection.execute(query, execution_options={"yield_per": AT_ONCE}) as found:
+            for row in found:
+                values = zip(self.table.c, row, strict=True)
+                if is_sqlite:
+                    yield {column.name: _as_stored(column, value) for column, value in values}
+                else:
+                    yield plain(self.table, {column.name: value for column, value in values})
 
     def first(self) -> Plain | None:
         """Return the first row, or None."""
@@ -130,6 +137,20 @@ def _text(value: Any, depth: int, *, in_lines: bool, only_ascii: bool) -> str:
     return text.replace("\n", "\n" + " " * depth)  # line ends inside texts are escaped
 
 
+@contextmanager
+def _any_text(connection: Connection) -> Generator[None]:
+    """Let texts that are not valid UTF-8 be read from a SQLite file. SQLAlchemy has no such setting, sqlite3 has."""
+    driver: Any = connection.connection.driver_connection
+    if not isinstance(driver, sqlite3.Connection):
+        yield
+        return
+    before, driver.text_factory = driver.text_factory, _as_text
+    try:
+        yield
+    finally:
+        driver.text_factory = before
+
+
 def _as_text(found: bytes) -> str:
     return found.decode(errors="surrogateescape")
 
@@ -142,3 +163,113 @@ def _as_stored(column: Any, value: Any) -> JsonValue:
     if isinstance(column.type, Boolean) and isinstance(value, int) and value in (0, 1):
         return bool(value)
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    """The rows of one list in a file. Each iteration reads them again."""
+
+    path: Path
+    offset: int  # of the list's bracket, in bytes
+
+    def __iter__(self) -> Iterator[Any]:
+        """Read the rows in order."""
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            yield from _Scanner(file, self.offset).members_of_list()
+
+
+def read_exported(path: Path) -> dict[str, Any] | None:
+    """Return the document in a file, with its lists as `FileRows`, or None for another JSON value. Raises OSError and ValueError."""
+    with path.open("rb") as file:
+        scanner = _Scanner(file, 0)
+        if scanner.next() != "{":
+            return None
+        document = dict[str, Any]()
+        for name in scanner.names():
+            if name in LISTS and scanner.next() == "[":
+                document[name] = FileRows(path, scanner.offset)
+                for _ in scanner.members_of_list():
+                    pass
+            else:
+                document[name] = scanner.value()
+        if scanner.next():
+            raise ValueError("something follows after its end")
+        return document
+
+
+class _Scanner:
+    """Reads JSON values from a UTF-8 file. Holds little more than the current value in memory."""
+
+    def __init__(self, file: IO[bytes], offset: int) -> None:
+        self._file = file
+        self._decode = codecs.getincrementaldecoder("utf-8")()
+        self._read = json.JSONDecoder().raw_decode
+        self._before = offset  # bytes of the file before the text
+        self._text = ""
+        self._at = 0
+        self._is_all = False
+
+    @property
+    def offset(self) -> int:
+        """The position of the next character in the file, in bytes."""
+        return self._before + len(self._text[: self._at].encode())
+
+    def next(self) -> str:
+        """Skip blanks and return the next character without consuming it, or an empty text at the end."""
+        while True:
+            while self._text[self._at : self._at + 1] in _BLANKS:
+                self._at += 1
+            if self._at < len(self._text) or self._is_all:
+                return self._text[self._at : self._at + 1]
+            self._load()
+
+    def value(self) -> Any:
+        """Consume and return the next value. Raises ValueError if there is none."""
+        self.next()
+        while True:
+            try:
+                value, end = self._read(self._text, self._at)
+            except ValueError:
+                if self._is_all:
+                    raise
+            else:
+                if end < len(self._text) or self._is_all:  # otherwise a number may continue
+                    self._at = end
+                    return value
+            self._load()
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of an object. The caller must read each value before the next name."""
+        for _ in self._between("{", "}"):
+            name = self.value()
+            if not isinstance(name, str):
+                raise ValueError(f"a name is {type(name).__name__}, not text")  # noqa: TRY004  # in the file, not an argument
+            self._take(":")
+            yield name
+
+    def members_of_list(self) -> Iterator[Any]:
+        """Yield the members of a list."""
+        for _ in self._between("[", "]"):
+            yield self.value()
+
+    def _between(self, begin: str, end: str) -> Iterator[None]:
+        self._take(begin)
+        if self.next() != end:
+            yield
+            while self.next() == ",":
+                self._take(",")
+                yield
+        self._take(end)
+
+    def _take(self, character: str) -> None:
+        if self.next() != character:
+            raise ValueError(f"at byte {self.offset} there is no `{character}`")
+        self._at += 1
+
+    def _load(self) -> None:
+        self._before = self.offset
+        chunk = self._file.read(max(CHUNK_BYTES, len(self._text)))  # so a long value is parsed again only a few times
+        self._text = self._text[self._at :] + self._decode.decode(chunk, final=not chunk)
+        self._at = 0
+        self._is_all = not chunk

@@ -52,7 +52,7 @@ def as_store_errors(store: str, *, timeout: float) -> Generator[None]:
     """
     try:
         yield
-    except (DBAPIError, sqlite3.Error) as error:
+    except (DBAPIError, sqlite3.Error) as error:  # sqlite3's own: from `sqlite`, which opens and probes the file without SQLAlchemy
         raise _kind(error)(f"{store} {_told(error, timeout)}") from error
     except ImportError as error:
         raise StoreError(f"{store} needs the driver `{error.name}`, which is not installed") from error

@@ -12,11 +12,11 @@ from plan_adapter.commands import answer_command
 from plan_adapter.errors import NotApprovedError, PlanAdapterError, RunConflictError
 from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import Approval, Gate, GateEnd, GatePolicy
-from plan_adapter.store import chain, entries, leases
+from plan_adapter.store import audit, entries, leases
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.rows import Row, approval_of, approval_row, context_of, item_column, item_of, whose
 from plan_adapter.store.tables import approvals as answers
@@ -51,12 +51,12 @@ def open_gate(connection: Connection, tenant: str | None, gate: Gate, *, timeout
         shown = {"text": gate.text, "rules": _rules_text(gate.rules), "openings": gates.c.openings + 1, "owner": str(owner)}
         row = connection.execute(update(gates).where(gates.c.id == kept["id"]).values(shown).returning(gates)).mappings().one()
         if (row["text"], row["rules"]) != (kept["text"], kept["rules"]):
-            chain.append(connection, gate.run_id, [entries.of_gate(plain(gates, row))])
+            audit.append(connection, gate.run_id, [entries.of_gate(plain(gates, row))])
         return gate_of(row)
     superseded = _close(connection, at, "superseded")
     new = {**whose(context_of(run)), **_gate_row(connection, gate, timeout_ms), "owner": str(owner)}
     row = connection.execute(insert(gates).values(new).returning(gates)).mappings().one()
-    chain.append(connection, gate.run_id, [*superseded, entries.of_gate(plain(gates, row))])
+    audit.append(connection, gate.run_id, [*superseded, entries.of_gate(plain(gates, row))])
     return gate_of(row)
 
 
@@ -82,7 +82,7 @@ def answer(connection: Connection, tenant: str | None, gate_id: str, approval: A
         "gate_id": closed["id"],
     }
     connection.execute(insert(answers).values(given))
-    chain.append(connection, closed["run_id"], [entries.of_approval(plain(answers, given))])
+    audit.append(connection, closed["run_id"], [entries.of_approval(plain(answers, given))])
     signal(connection)
     return gate_of(closed)
 
@@ -222,7 +222,7 @@ def _close_one(connection: Connection, which: ColumnElement[bool], end: GateEnd)
     """Close the gate that matches `which`, if there is one, and append the audit entry."""
     row = _closed_now(connection, which, end)
     if row is not None:
-        chain.append(connection, row["run_id"], [entries.of_gate_end(plain(gates, row))])
+        audit.append(connection, row["run_id"], [entries.of_gate_end(plain(gates, row))])
         signal(connection)
 
 

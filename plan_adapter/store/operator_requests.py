@@ -13,15 +13,16 @@ from pydantic import JsonValue
 from sqlalchemy import Connection, func, select, update
 
 from plan_adapter.errors import RunConflictError
-from plan_adapter.execution.history import left_out_by
+from plan_adapter.execution.history import skipped_by
 from plan_adapter.record import OperatorRequestKind
-from plan_adapter.store import chain, entries, runs
+from plan_adapter.store import audit, entries, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import digest_of, instant_text
 from plan_adapter.store.entries import OPERATOR_REQUEST_KINDS
 from plan_adapter.store.rows import Row
-from plan_adapter.store.tables import IS_OPERATOR_REQUEST, audit, plans
+from plan_adapter.store.tables import IS_OPERATOR_REQUEST, plans
+from plan_adapter.store.tables import audit as audit_log
 from plan_adapter.store.tables import runs as run_table
 
 
@@ -68,10 +69,10 @@ def keep(connection: Connection, tenant: str | None, run_id: str, request: Opera
     found: str = runs.row_of(connection, tenant, run_id)["id"]
     run = connection.execute(select(run_table).where(run_table.c.id == found).with_for_update(key_share=True)).mappings().one()
     if request.steps and (owner := runs.owner_of(connection, tenant, found)) is not None:
-        raise RunConflictError(f"run {found} is executed by {owner}: which steps are left out is said when it has ended")
+        raise RunConflictError(f"run {found} is executed by {owner}: skip steps after it has ended")
     subjects = _subjects(connection, run, request.steps)
     if request_digest(found, _next_number(connection, found), request.kind, subjects) != request.digest:
-        raise RunConflictError(f"somebody else has asked for something of run {found} meanwhile: look again, and say it once more")
+        raise RunConflictError(f"another request about run {found} was recorded meanwhile: look again, then repeat yours")
     changed = update(run_table).where(run_table.c.id == found).values(updated_at=database_now()).returning(run_table.c.updated_at)
     told, at = list[entries.Entry](), instant_text(now_of(connection))
     for step_id, digest in subjects:
@@ -80,31 +81,31 @@ def keep(connection: Connection, tenant: str | None, run_id: str, request: Opera
     if request.signature is not None:
         told.append(entries.of_operator_request_signature(told[-1], request.signature))
     updated_at = connection.execute(changed).scalar_one()
-    chain.append(connection, found, told)
+    audit.append(connection, found, told)
     signal(connection)
     return updated_at
 
 
-def left_out_of(connection: Connection, run_id: str) -> dict[str, str]:
+def skipped_steps_of(connection: Connection, run_id: str) -> dict[str, str]:
     """Return the skipped steps of the run, each with who skipped it and why. A step that changed since is not skipped."""
     # Two queries: the index covers only the numbers. In one query, SQLite would scan the whole audit log.
-    numbers = connection.scalars(select(audit.c.number).where(audit.c.run_id == run_id, IS_OPERATOR_REQUEST)).all()
+    numbers = connection.scalars(select(audit_log.c.number).where(audit_log.c.run_id == run_id, IS_OPERATOR_REQUEST)).all()
     if not numbers:
         return {}
-    wanted = (audit.c.kind, audit.c.step_id, audit.c.by, audit.c.message, audit.c.row_digest)
-    query = select(*wanted).where(audit.c.run_id == run_id, audit.c.number.in_(numbers)).order_by(audit.c.number)
+    wanted = (audit_log.c.kind, audit_log.c.step_id, audit_log.c.by, audit_log.c.message, audit_log.c.row_digest)
+    query = select(*wanted).where(audit_log.c.run_id == run_id, audit_log.c.number.in_(numbers)).order_by(audit_log.c.number)
     newest = {row["step_id"]: row for row in connection.execute(query).mappings()}
-    left_out = {step_id: row for step_id, row in newest.items() if row["kind"] == OPERATOR_REQUEST_KINDS["leave_out"]}
-    if not left_out:
+    skipped_steps = {step_id: row for step_id, row in newest.items() if row["kind"] == OPERATOR_REQUEST_KINDS["skip"]}
+    if not skipped_steps:
         return {}
     now = _step_digests(connection, connection.execute(select(run_table).where(run_table.c.id == run_id)).mappings().one())
-    same = {step_id: row for step_id, row in left_out.items() if now.get(step_id) == row["row_digest"]}
-    return {step_id: left_out_by(row["by"], row["message"]) for step_id, row in same.items()}
+    same = {step_id: row for step_id, row in skipped_steps.items() if now.get(step_id) == row["row_digest"]}
+    return {step_id: skipped_by(row["by"], row["message"]) for step_id, row in same.items()}
 
 
 def _next_number(connection: Connection, run_id: str) -> int:
-    same = (audit.c.run_id == run_id, audit.c.kind.in_(OPERATOR_REQUEST_KINDS.values()))
-    return connection.execute(select(func.count(audit.c.row_id.distinct())).where(*same)).scalar_one() + 1
+    same = (audit_log.c.run_id == run_id, audit_log.c.kind.in_(OPERATOR_REQUEST_KINDS.values()))
+    return connection.execute(select(func.count(audit_log.c.row_id.distinct())).where(*same)).scalar_one() + 1
 
 
 def _subjects(connection: Connection, run: Row, steps: Sequence[str]) -> list[Subject]:

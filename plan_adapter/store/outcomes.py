@@ -18,13 +18,14 @@ from plan_adapter.execution.rollback_status import NEVER_KNOWN
 from plan_adapter.plan import CallKind, PlanStatus, StepStatus, new_id
 from plan_adapter.readable import call_name
 from plan_adapter.record import ABORTED, Attempt, Outcome, Receipt, Resolution, RunReason
-from plan_adapter.store import chain, entries, gates, plans, runs, undoing
+from plan_adapter.store import audit, entries, gates, plans, runs, undoing
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
 from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_of, receipt_row, whose
 from plan_adapter.store.steps import history_of, labels_of
-from plan_adapter.store.tables import attempts, audit, receipts, step_runs
+from plan_adapter.store.tables import attempts, receipts, step_runs
+from plan_adapter.store.tables import audit as audit_log
 from plan_adapter.store.tables import runs as run_table
 
 
@@ -77,8 +78,8 @@ def resolution_digest(connection: Connection, tenant: str | None, run_id: str, c
 
 def start_of(connection: Connection, attempt: Attempt) -> str | None:
     """Return, in words, the start of the run and the process that made the attempt, or None if the audit log has no start."""
-    same = (audit.c.run_id == attempt.run_id, audit.c.kind == "run_started", audit.c.at <= attempt.started_at)
-    return connection.scalar(select(audit.c.message).where(*same).order_by(audit.c.number.desc()).limit(1))
+    same = (audit_log.c.run_id == attempt.run_id, audit_log.c.kind == "run_started", audit_log.c.at <= attempt.started_at)
+    return connection.scalar(select(audit_log.c.message).where(*same).order_by(audit_log.c.number.desc()).limit(1))
 
 
 def unknown_of(connection: Connection, run_id: str) -> list[Attempt]:
@@ -148,7 +149,7 @@ def resolve(connection: Connection, tenant: str | None, run_id: str, call: CallP
         told += _apply_to_run(connection, run, attempt, word)
     elif word.resolution == "abort":  # in case the process dies before it has ended the run
         told += runs.ask_to_cancel(connection, tenant, run["id"], resolution_of(attempt, word), rollback=False)
-    chain.append(connection, run["id"], told)
+    audit.append(connection, run["id"], told)
     signal(connection)
     return receipt
 
@@ -156,7 +157,7 @@ def resolve(connection: Connection, tenant: str | None, run_id: str, call: CallP
 def resolution_of(attempt: Attempt, word: ResolutionRecord) -> str:
     """Return a sentence that says who resolved an attempt and how."""
     call = call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind)
-    return f"{word.by} says of `{call}`: {word.resolution}" + (f" ({word.note})" if word.note else "")
+    return f"{word.by} recorded `{word.resolution}` for `{call}`" + (f" ({word.note})" if word.note else "")
 
 
 _ERRORS = {"again": "it was not done, and is to be done again", "abort": ABORTED}

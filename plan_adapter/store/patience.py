@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from sqlalchemy import Connection
 
 from plan_adapter.errors import StoreError
-from plan_adapter.store import chain
+from plan_adapter.store import audit
 from plan_adapter.store.database import Database
 from plan_adapter.store.failures import PassingError
 
@@ -36,17 +36,17 @@ class _Write(Generic[T]):
     def __init__(self, work: Callable[[Connection], T]) -> None:
         self._work = work
         self._result: list[T] = []
-        self._links: list[chain.Link] = []
+        self._links: list[audit.Link] = []
 
     async def __call__(self, database: Database) -> T:
         """Do the work, unless an earlier try was committed after all."""
-        if self._links and await database.write(partial(chain.holds, link=self._links[-1])):
+        if self._links and await database.write(partial(audit.holds, link=self._links[-1])):
             return self._result[0]
         return await database.write(self._noted)
 
     def _noted(self, connection: Connection) -> T:
         self._links, self._result = [], []
-        result = self._work(connection.execution_options(**{chain.LINKS: self._links}))
+        result = self._work(connection.execution_options(**{audit.LINKS: self._links}))
         self._result.append(result)
         return result
 

@@ -3,13 +3,11 @@
 The check runs in the transaction that writes the intents, so nothing can happen in between.
 """
 
-import sqlite3
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, bindparam, literal_column, select, update
-from sqlalchemy.dialects import sqlite
 
 from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import Attempt
@@ -126,12 +124,7 @@ def count_use(connection: Connection, approval_id: str) -> None:
 
 
 def _plan_approvals(connection: Connection, run_id: str) -> list[PlanApproval]:
-    if connection.dialect.name != "sqlite":
-        return [PlanApproval(*row) for row in connection.execute(_PLAN, {"run": run_id})]
-    # The raw driver is ten times as fast as SQLAlchemy, and every transaction that begins a step runs this.
-    driver: sqlite3.Connection = connection.connection.driver_connection  # pyright: ignore[reportAssignmentType]
-    rows = [PlanApproval(*row) for row in driver.execute(_PLAN_ON_SQLITE, (run_id,)).fetchall()]
-    return [row if row.revoked_at is None else row._replace(revoked_at=_read_moment(row.revoked_at)) for row in rows]
+    return [PlanApproval(*row) for row in connection.execute(_PLAN, {"run": run_id})]
 
 
 def _call_refusal(connection: Connection, attempt: Attempt) -> str | None:
@@ -148,10 +141,6 @@ def _call_refusal(connection: Connection, attempt: Attempt) -> str | None:
     if row.used_at is None:
         count_use(connection, attempt.approval_id or "")
     return None
-
-
-def _read_moment(written: Any) -> datetime:
-    return datetime.fromisoformat(written).replace(tzinfo=UTC)
 
 
 def _moment(at: datetime) -> str:
@@ -179,7 +168,6 @@ _PLAN: Any = (
     .where(runs.c.id == bindparam("run"))
     .order_by(approvals.c.used_at)
 )
-_PLAN_ON_SQLITE = str(_PLAN.compile(dialect=sqlite.dialect()))  # its one parameter is the run
 _CALL: Any = (
     select(
         runs.c.claimed_at,

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, insert, select
 from plan_adapter.crash_points import reached
 from plan_adapter.errors import NotApprovedError, StoreError
 from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
-from plan_adapter.store import chain, entries, leases, permission
+from plan_adapter.store import audit, entries, leases, permission
 from plan_adapter.store.columns import Clock, insert_into
 from plan_adapter.store.database import Database
 from plan_adapter.store.digests import Plain, plain
@@ -74,7 +74,7 @@ class _Batch:
         told += [entries.of_step(plain(step_runs, row)) for row in self.ends if row["completed_at"] is not None]
         told += [entries.of_use(row) for row in _used(connection, unused)] if unused else []
         told += [entries.of_attempt(plain(attempts, row)) for row in rows]
-        chain.append(connection, self.run_id, entries.in_time(told))
+        audit.append(connection, self.run_id, entries.in_time(told))
         return refused
 
 

@@ -13,7 +13,7 @@ from plan_adapter.commands import resolve_command
 from plan_adapter.errors import RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun, RunFolder
-from plan_adapter.store import chain, entries, gates, leases, runs
+from plan_adapter.store import audit, entries, gates, leases, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.digests import Plain, plain
@@ -77,7 +77,7 @@ def revise(
         connection.execute(delete(step_runs).where(step_runs.c.run_id == run["id"], step_runs.c.status != StepStatus.COMPLETED))
     leases.release_lease(connection, run["id"])
     told += [entries.of_run(now, "new_version", message=validated.digest), *gates.close_all(connection, run["id"], "superseded")]
-    chain.append(connection, run["id"], told)
+    audit.append(connection, run["id"], told)
     signal(connection)
     return runs.find(connection, tenant, run["id"])
 
@@ -100,7 +100,7 @@ def put_back(connection: Connection, tenant: str | None, run_id: str, version: R
     told, now = _replace(
         connection, run, content, by=by, note=f"what is undone was done under version {version.number}, which was approved"
     )
-    chain.append(connection, run["id"], [*told, entries.of_run(now, "new_version", message=validated.digest), entries.of_run_end(now)])
+    audit.append(connection, run["id"], [*told, entries.of_run(now, "new_version", message=validated.digest), entries.of_run_end(now)])
     signal(connection)
     return runs.find(connection, tenant, run["id"])
 

@@ -9,11 +9,11 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 from plan_adapter.errors import RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import LEAST_ID_CHARACTERS, PlanRun, RunContext, RunReason, StepRun
-from plan_adapter.store import chain, entries, gates, leases, undoing
+from plan_adapter.store import audit, entries, gates, leases, undoing
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import Clock, database_now, now_of
 from plan_adapter.store.digests import plain
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner
 from plan_adapter.store.plans import put_implied, put_plan, seen_by
 from plan_adapter.store.rows import Row, dump_json, folder_column, folder_of, load_json, rollback_column, rollback_of, whose
 from plan_adapter.store.steps import step_runs_of
@@ -31,7 +31,7 @@ def create(connection: Connection, plan: dict[str, Any], steps: dict[str, Any], 
     put_plan(connection, plan)
     put_implied(connection, steps)
     connection.execute(insert(runs).values(run))
-    chain.append(connection, run["id"], [entries.of_run(plain(runs, run), "run_created", message=run["name"])])
+    audit.append(connection, run["id"], [entries.of_run(plain(runs, run), "run_created", message=run["name"])])
 
 
 def run_row(run: PlanRun, validated: "ValidatedPlan", steps: dict[str, Any]) -> dict[str, Any]:
@@ -71,9 +71,9 @@ def change(connection: Connection, tenant: str | None, run: PlanRun, epoch: int 
         leases.release_lease(connection, run.id)
     told = plain(runs, row)
     if run.status in _UNENDED:
-        chain.append(connection, run.id, [entries.of_run(told, "run_changed", message=run.status.value)])
+        audit.append(connection, run.id, [entries.of_run(told, "run_changed", message=run.status.value)])
     else:
-        chain.append(connection, run.id, [*gates.close_all(connection, run.id, "cancelled"), entries.of_run_end(told)])
+        audit.append(connection, run.id, [*gates.close_all(connection, run.id, "cancelled"), entries.of_run_end(told)])
     signal(connection)
     return row
 
@@ -102,7 +102,7 @@ def claim(
     if not keeps_ends:
         connection.execute(delete(step_runs).where(step_runs.c.run_id == run.id, step_runs.c.status != StepStatus.COMPLETED))
     words = f"start {epoch}, by process {owner.pid} on {owner.host}"
-    chain.append(connection, run.id, [entries.of_run(plain(runs, claimed), "run_started", message=words, row_id=str(epoch))])
+    audit.append(connection, run.id, [entries.of_run(plain(runs, claimed), "run_started", message=words, row_id=str(epoch))])
     return claimed, epoch, clock
 
 
@@ -122,7 +122,7 @@ def owner_of(connection: Connection, tenant: str | None, run_id: str) -> str | N
 
 def request_cancel(connection: Connection, tenant: str | None, run_id: str, reason: str, *, rollback: bool = False) -> None:
     """Ask the run's owner to cancel it, and with `rollback` to roll it back, too. The first reason stays."""
-    chain.append(connection, run_id, ask_to_cancel(connection, tenant, run_id, reason, rollback=rollback))
+    audit.append(connection, run_id, ask_to_cancel(connection, tenant, run_id, reason, rollback=rollback))
     signal(connection)
 
 
@@ -145,7 +145,7 @@ def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str,
         end = plain(runs, connection.execute(cancelled).mappings().one())
         leases.release_lease(connection, run_id)
         told += [*gates.close_all(connection, run_id, "cancelled"), entries.of_run_end(end)]
-    chain.append(connection, run_id, told)
+    audit.append(connection, run_id, told)
     signal(connection)
 
 

@@ -58,9 +58,9 @@ def _told(audit: Any) -> tuple[dict[_Key, str], dict[str, list[Plain]], dict[str
     for entry in audit:
         if entry["kind"] in _OPERATOR_REQUESTS:
             operator_requests.setdefault(str(entry["row_id"]), []).append(entry)
-        elif entry["kind"] == "word_signed" and entry["row_id"] is not None:
+        elif entry["kind"] == "signed" and entry["row_id"] is not None:
             signatures[entry["row_id"]] = str(entry["message"])
-        elif entry["kind"] == "word_signed":
+        elif entry["kind"] == "signed":
             words[_key(entry, entry["attempt"], entry["call_kind"])] = str(entry["message"])
     return words, operator_requests, signatures
 
@@ -78,7 +78,7 @@ def _words(document: Mapping[str, Any], run_id: str, signatures: Mapping[_Key, s
         by_hand = by_hand_digest(run_id=run_id, step_id=attempt["step_id"], item=item, number=attempt["number"], kind=attempt["kind"])
         digest = by_hand if is_by_hand else outcome_digest(attempt["id"])
         word = "done" if row["outcome"] == "succeeded" else "abort" if row["error"] == ABORTED else "again"
-        text = signed_resolution(digest=digest, word=word, result=json.loads(row["result"]), run_id=run_id)
+        text = signed_resolution(digest=digest, resolution=word, result=json.loads(row["result"]), run_id=run_id)
         yield Signed("receipts", str(attempt["id"]), str(row["by"]), text, signatures.get(key), str(row["step_id"]), str(row["kind"]))
 
 

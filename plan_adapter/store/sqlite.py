@@ -1,4 +1,7 @@
-"""The store in a SQLite file: its connection, a check that the open files are still in place, and a watch for other processes' writes."""
+"""The store in a SQLite file: its connection, a check that the open files are still in place, and a watch for other processes' writes.
+
+Uses sqlite3 itself for what SQLAlchemy has no API for: opening a file without creating it, probing it outside the pool, and error codes.
+"""
 
 import os
 import sqlite3

@@ -7,7 +7,7 @@ from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
 from plan_adapter.plan import new_id
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, StandingApproval
-from plan_adapter.store import chain, entries
+from plan_adapter.store import audit, entries
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
@@ -85,7 +85,7 @@ def use(connection: Connection, tenant: str | None, standing_id: str, *, run_id:
     kept = {**whose(context_of(run)), **approval_row(given), "used_at": now}
     connection.execute(insert(approvals).values(kept))
     told = plain(approvals, kept)
-    chain.append(connection, run_id, [entries.of_approval(told), entries.of_use(told)])
+    audit.append(connection, run_id, [entries.of_approval(told), entries.of_use(told)])
     signal(connection)
     return given
 

@@ -51,9 +51,9 @@ from plan_adapter.store.columns import Clock, clock_of, now_of
 from plan_adapter.store.database import Database
 from plan_adapter.store.drafts import Drafts
 from plan_adapter.store.export import document_of, parts_of
+from plan_adapter.store.leases import Owner
 from plan_adapter.store.operator_requests import OperatorRequest
 from plan_adapter.store.outcomes import CallPlace, ResolutionRecord
-from plan_adapter.store.owner import Owner
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import PlanVersion
 from plan_adapter.store.policies import NewPolicy, PolicyVersion
@@ -353,9 +353,9 @@ class PlanStore:
             partial(operator_requests.operator_request_digest_of, tenant=self.tenant_id, run_id=run_id, kind=kind, steps=steps)
         )
 
-    async def left_out(self, run_id: str) -> dict[str, str]:
+    async def skipped_steps(self, run_id: str) -> dict[str, str]:
         """Return the steps of the run that operators skipped, with who skipped each and why."""
-        return await self._read_of_run(run_id, operator_requests.left_out_of)
+        return await self._read_of_run(run_id, operator_requests.skipped_steps_of)
 
     async def revise_run(
         self, run_id: str, validated: "ValidatedPlan", approval_digest: str, *, by: str, note: str, folder: RunFolder | None = None
@@ -614,7 +614,7 @@ class PlanStore:
 
 def _history(connection: Connection, run_id: str) -> RunHistory:
     """Return the history of a run, without the steps that operators skipped."""
-    return steps.history_of(connection, run_id).leaving_out(operator_requests.left_out_of(connection, run_id))
+    return steps.history_of(connection, run_id).skipping(operator_requests.skipped_steps_of(connection, run_id))
 
 
 def _recorded(connection: Connection, tenant: str | None, beginning: str) -> Recorded:

@@ -150,7 +150,7 @@ leases = Table(
     Column("until", Instant),  # the deadline for the next renewal
 )
 
-IS_OPERATOR_REQUEST = text("kind IN ('left_out', 'taken_back')")  # literals, so that the planner matches the partial index
+IS_OPERATOR_REQUEST = text("kind IN ('skip_requested', 'run_from_requested')")  # literals, so that the planner matches the partial index
 
 audit = Table(
     "audit",

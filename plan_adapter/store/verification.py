@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from plan_adapter.readable import one_line
 from plan_adapter.store import entries
-from plan_adapter.store.chain import beginning, entry_digest
+from plan_adapter.store.audit import beginning, entry_digest
 from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.entries import RUN_KINDS, Entry
 from plan_adapter.store.rows import NO_ITEM
@@ -37,6 +37,7 @@ class Newest:
 
     def __init__(self) -> None:
         """Open a temporary database. SQLite moves it to a file of its own once it is large, and deletes it on close."""
+        # A scratch table that no other process sees, with two statements per entry: sqlite3 itself is enough.
         self._database = sqlite3.connect("", isolation_level=None)
         self._database.execute("PRAGMA journal_mode=OFF")
         self._database.execute(

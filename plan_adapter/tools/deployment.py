@@ -25,27 +25,28 @@ CANCEL_SECONDS = 4.0
 async def run_deployment(
     name: Annotated[str, Field(pattern="^[^/]+/[^/]+$")], context: ToolContext, parameters: dict[str, JsonValue] | None = None
 ) -> dict[str, JsonValue]:
-    """Run a Prefect deployment and wait for its end; the result is {flow_run_id, name, state}.
+    """Run a Prefect deployment and wait until it ends. The result is {flow_run_id, name, state}.
 
-    Any end but Completed fails the step. A step that is repeated goes on with the flow run that it started, unless that failed: then it
-    starts another. A timeout or a cancellation asks Prefect to cancel the flow run.
+    The step fails unless the flow run ends as Completed. A repeated step continues with the flow run that it started before, or starts a
+    new one if that one failed. A timeout or a cancellation asks Prefect to cancel the flow run.
 
     Args:
-        name: `flow/deployment`.
-        parameters: Parameters of the flow, over the defaults of the deployment.
+        name: The deployment, as `flow/deployment`.
+        parameters: Parameters of the flow. They override the deployment's defaults.
     """
+    # Prefect takes a second to import.
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
     from prefect.settings import get_current_settings
 
     if not get_current_settings().api.url:
-        raise ToolError("a deployment needs a Prefect server, and Prefect's settings name none (PREFECT_API_URL)")
+        raise ToolError("a deployment needs a Prefect server: set PREFECT_API_URL in Prefect's settings")
     _refuse_templates(parameters or {})
     async with get_client() as client:
         try:
             flow_run = await _started(client, name, parameters or {}, context)
         except ObjectNotFound as error:
-            raise ToolError(f"there is no deployment `{name}` on the Prefect server") from error
+            raise ToolError(f"the Prefect server has no deployment `{name}`") from error
         except PrefectHTTPStatusError as error:
             raise ToolError(f"deployment `{name}` cannot be run: {context.redact(str(error))[:500]}") from error
         try:
@@ -85,6 +86,7 @@ async def _started(client: "PrefectClient", name: str, parameters: dict[str, Jso
 
 
 async def _found_or_made(client: "PrefectClient", name: str, parameters: dict[str, JsonValue], key: str) -> "FlowRun":
+    # Prefect takes a second to import.
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
     from prefect.deployments.flow_runs import arun_deployment
 
@@ -101,7 +103,7 @@ async def _found_or_made(client: "PrefectClient", name: str, parameters: dict[st
 
 
 async def _ended(client: "PrefectClient", flow_run: "FlowRun", context: ToolContext) -> "FlowRun":
-    from prefect.exceptions import ObjectNotFound
+    from prefect.exceptions import ObjectNotFound  # imports Prefect
 
     context.logger.info("flow run `%s` (%s) is started", flow_run.name, flow_run.id)
     wait, missed = POLL_SECONDS[0], 0
@@ -122,7 +124,7 @@ async def _ended(client: "PrefectClient", flow_run: "FlowRun", context: ToolCont
 
 
 async def _cancel(client: "PrefectClient", flow_run: "FlowRun", context: ToolContext) -> None:
-    from prefect.states import Cancelling
+    from prefect.states import Cancelling  # imports Prefect
 
     try:
         async with asyncio.timeout(CANCEL_SECONDS):

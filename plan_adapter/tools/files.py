@@ -17,17 +17,17 @@ READ_LIMIT = 16 * 1024 * 1024
 
 @tool(effect="read")
 def read_file(path: str) -> dict[str, JsonValue]:
-    """Read a UTF-8 text file; the result is {path, size, digest, text}.
+    """Read a UTF-8 text file. The result is {path, size, digest, text}.
 
     Args:
-        path: Below the folder of files (`PLAN_ADAPTER_FILES_ROOT`, by default the current one).
+        path: A path in the files folder (`PLAN_ADAPTER_FILES_ROOT`; default: the current folder).
     """
     root, place = _rooted(path)
     try:
         content = read_below(root, place, limit=READ_LIMIT)
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise ToolError(f"{path} is no UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}") from error
+        raise ToolError(f"{path} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}") from error
     except OSError as error:
         raise ToolError(f"{path} cannot be read: {error.strerror}") from error
     return {**_receipt(place, content), "text": text}
@@ -35,13 +35,13 @@ def read_file(path: str) -> dict[str, JsonValue]:
 
 @tool(effect="idempotent_write")
 def write_file(path: str, content: JsonValue) -> dict[str, JsonValue]:
-    """Write a file in one piece, or leave what was there; the result is {path, size, digest}.
+    """Write a file atomically. The result is {path, size, digest}.
 
-    Folders that are missing are made. A reader sees the old file or the new one, never a part.
+    Missing folders are created. Readers see the old file or the new one, never a part of it.
 
     Args:
-        path: Below the folder of files (`PLAN_ADAPTER_FILES_ROOT`, by default the current one).
-        content: Text is written as it is, in UTF-8; anything else as indented JSON.
+        path: A path in the files folder (`PLAN_ADAPTER_FILES_ROOT`; default: the current folder).
+        content: The new content. Text is written as it is, in UTF-8; any other value as indented JSON.
     """
     root, place = _rooted(path)
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, indent=2) + "\n"
@@ -63,8 +63,8 @@ def _rooted(path: str) -> tuple[Path, Path]:
         root = (Settings().files_root or Path.cwd()).expanduser().resolve()
         place = (root / path).resolve()
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL, or a deleted current folder
-        raise ToolError(f"{path!r} is no path here: {error}") from error
+        raise ToolError(f"{path!r} is not a valid path here: {error}") from error
     # Python 3.13 and later leave a loop of links unresolved.
     if place == root or not place.is_relative_to(root) or place.is_symlink():
-        raise ToolError(f"{path!r} does not lead to a file below {root}, where files are kept (PLAN_ADAPTER_FILES_ROOT)")
+        raise ToolError(f"{path!r} does not lead to a file in {root}, the folder for files (PLAN_ADAPTER_FILES_ROOT)")
     return root, place

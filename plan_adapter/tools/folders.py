@@ -23,9 +23,9 @@ def read_below(root: Path, place: Path, *, limit: int) -> bytes:
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise ToolError(f"{place} is {'a folder' if stat.S_ISDIR(status.st_mode) else 'no regular file'}")
+            raise ToolError(f"{place} is {'a folder' if stat.S_ISDIR(status.st_mode) else 'not a regular file'}")
         if status.st_size > limit:
-            raise ToolError(f"{place} has {status.st_size} bytes, and at most {limit} are read; hand its path on instead")
+            raise ToolError(f"{place} has {status.st_size} bytes; the limit is {limit}; pass on its path instead")
         with os.fdopen(file, "rb", closefd=False) as opened:
             return opened.read(limit)
     finally:

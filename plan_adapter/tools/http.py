@@ -39,15 +39,15 @@ _VALUE = re.compile(r"(?:[!-~](?:[ \t!-~]*[!-~])?)?")
 async def http_get(
     url: str, context: ToolContext, headers: dict[str, Header] | None = None, expect_status: ExpectedStatus = None
 ) -> dict[str, JsonValue]:
-    """Fetch a URL; the result is {status, headers, body}, the body parsed where the answer says that it is JSON.
+    """Fetch a URL. The result is {status, headers, body}; a JSON response is parsed.
 
-    Any status but 2xx fails the step unless `expect_status` allows it. Redirects are followed, never from https to http. A redirect to
-    another scheme, host or port drops the request headers, the user of the URL and all cookies for the rest of the chain.
+    Any status other than 2xx fails the step, unless `expect_status` allows it. Redirects are followed, but never from https to http. After
+    a redirect to another scheme, host or port, the headers, the user in the URL and all cookies are no longer sent.
 
     Args:
         url: An http or https URL.
-        headers: Request headers; sent to the origin of `url` only.
-        expect_status: The status, or list of them, that counts as success instead of 2xx.
+        headers: Request headers, sent only to the origin of `url`.
+        expect_status: The status, or a list of statuses, that counts as success instead of 2xx.
     """
     timeout = READ_SECONDS if context.deadline is None else None  # else the step's own timeout ends it
     return await _answer("GET", url, headers=_texts(headers), content=None, expect=expect_status, read_timeout=timeout, context=context)
@@ -62,17 +62,18 @@ async def http_send(
     headers: dict[str, Header] | None = None,
     expect_status: ExpectedStatus = None,
 ) -> dict[str, JsonValue]:
-    """Send a request that changes something; the result is {status, headers, body}.
+    """Send a request that changes something. The result is {status, headers, body}.
 
-    Any status but 2xx fails the step unless `expect_status` allows it; redirects are not followed. Each attempt of a step sends the
-    same `Idempotency-Key` header. An answer is waited for until the step's timeout: giving up earlier would leave its outcome open.
+    Any status other than 2xx fails the step, unless `expect_status` allows it. Redirects are not followed. Every attempt of a step sends
+    the same `Idempotency-Key` header. The tool waits for the response until the step's timeout, because stopping earlier would leave the
+    outcome unknown.
 
     Args:
         url: An http or https URL.
         method: The HTTP method.
-        body: Text is sent as it is, anything else as JSON; null sends no body.
-        headers: Request headers; a content-type here overrides the one that follows from the body.
-        expect_status: The status, or list of them, that counts as success instead of 2xx.
+        body: Text is sent as it is, any other value as JSON. Null sends no body.
+        headers: Request headers. A content-type here overrides the one that follows from the body.
+        expect_status: The status, or a list of statuses, that counts as success instead of 2xx.
     """
     content, content_type = _content(body)
     sent = {"content-type": content_type} if content_type else {}
@@ -85,7 +86,7 @@ def _texts(headers: Mapping[str, Header] | None) -> dict[str, str]:
     wrong = [name for name, text in texts.items() if not _NAME.fullmatch(name) or not _VALUE.fullmatch(text)]
     if wrong:
         named = ", ".join(f"`{one_line(name)[:80]}`" for name in wrong)
-        rule = "its name has letters, digits, - or _, its value is one line of ASCII without control characters or blanks around it"
+        rule = "a name has letters, digits, - or _; a value is one line of ASCII without control characters or spaces around it"
         raise ToolError(f"{named} cannot be sent as a header: {rule}; encode other text, or send it in the body")
     return texts
 
@@ -109,7 +110,7 @@ async def _answer(
     context: ToolContext,
 ) -> dict[str, JsonValue]:
     """Send the request and return the answer, or raise ToolError. No message contains the query or user part of a URL."""
-    import httpx
+    import httpx  # only for a call
 
     target, credentials = _target(url)
     if credentials and "authorization" not in headers:
@@ -124,15 +125,15 @@ async def _answer(
     except (httpx.ConnectTimeout, httpx.PoolTimeout) as error:
         raise ToolError(f"{what}: no connection in time") from error
     except (httpx.TimeoutException, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
-        reason = "no answer in time" if isinstance(error, httpx.TimeoutException) else _said(error, target)
+        reason = "no answer in time" if isinstance(error, httpx.TimeoutException) else _error_text(error, target)
         raise UnknownOutcomeError(f"{what}: {reason}, after the request was sent") from error
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError, ValueError) as error:
-        raise ToolError(f"{what}: {_said(error, target)}") from error
+        raise ToolError(f"{what}: {_error_text(error, target)}") from error
     text = _text(response, body, context)
     if not _is_expected(response.status_code, expect):
         raise ToolError(_refusal(what, response, text) + _left_origin(target, response.url))
     if is_cut and _is_json(response) and method == "GET":  # a request that changed something was still done: keep its text
-        raise ToolError(f"{what}: the answer is JSON of more than {BODY_LIMIT} bytes; fetch it with a command that writes a file")
+        raise ToolError(f"{what}: the response is JSON of more than {BODY_LIMIT} bytes; fetch it with a command that writes a file")
     return {
         "status": response.status_code,
         "headers": dict(response.headers.items()),
@@ -142,21 +143,21 @@ async def _answer(
 
 @cache
 def _certificates() -> "ssl.SSLContext":
-    import httpx
+    import httpx  # only for a call
 
     return httpx.create_ssl_context()  # takes tens of milliseconds, so once for all requests
 
 
 def _target(url: str) -> "tuple[httpx.URL, str | None]":
     """Return the URL without its user part, and the user part as a header. httpx logs whole URLs."""
-    import httpx
+    import httpx  # only for a call
 
     try:
         target = httpx.URL(url)
     except (httpx.InvalidURL, ValueError) as error:
-        raise ToolError(f"this is no URL: {error}") from error
+        raise ToolError(f"this is not a URL: {error}") from error
     if target.scheme not in ("http", "https") or not target.host:
-        raise ToolError("the URL must begin with http:// or https:// and name a host")
+        raise ToolError("the URL must start with http:// or https:// and name a host")
     if not target.userinfo:
         return target, None
     credentials = base64.b64encode(f"{target.username}:{target.password}".encode()).decode()
@@ -167,7 +168,7 @@ def _place(url: "httpx.URL") -> str:
     return str(url.copy_with(query=None, fragment=None, userinfo=b""))
 
 
-def _said(error: Exception, url: "httpx.URL") -> str:
+def _error_text(error: Exception, url: "httpx.URL") -> str:
     query = url.query.decode("ascii", "replace")
     text = str(error) or type(error).__name__
     return text.replace(query, "…") if query else text
@@ -249,7 +250,7 @@ def _parsed(text: str) -> JsonValue:
 
 
 def _no_constant(name: str) -> JsonValue:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _left_origin(asked: "httpx.URL", answered: "httpx.URL") -> str:
@@ -268,6 +269,6 @@ def _is_expected(status: int, expect: ExpectedStatus) -> bool:
 def _refusal(what: str, response: "httpx.Response", text: str) -> str:
     message = f"{what} answered {response.status_code} {response.reason_phrase}".rstrip()
     if response.has_redirect_location:
-        return f"{message}: a redirect, which is not followed here"
+        return f"{message}: a redirect, and this tool does not follow redirects"
     beginning = " ".join(text.split())
     return f"{message}: {beginning[:300]}{'…' if len(beginning) > 300 else ''}" if beginning else message

@@ -18,7 +18,7 @@ def import_object(import_string: str) -> object:
     """
     module_name, colon, path = import_string.strip().partition(":")
     if not colon or not module_name or not path:
-        raise ToolDefinitionError(f"`{import_string}` is no import string: write `package.module:name`")
+        raise ToolDefinitionError(f"`{import_string}` is not an import string: write `package.module:name`")
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))
     module = _module(module_name, import_string)
@@ -37,7 +37,7 @@ def _hidden_file(module: ModuleType) -> str:
     file, place = Path(f"{module.__name__.replace('.', '/')}.py"), getattr(module, "__file__", None)
     if not file.exists() or (place is not None and file.resolve() == Path(place).resolve()):
         return ""
-    return f"this is the installed module ({place or 'built in'}), which comes before ./{file}: rename that file"
+    return f"this is the installed module ({place or 'built in'}), which takes precedence over ./{file}: rename that file"
 
 
 def _may_hold_tools(value: object) -> bool:
@@ -64,4 +64,4 @@ def _near_module(missing: str) -> str:
     near = did_you_mean(name, siblings)
     if near.startswith("did you mean"):
         return near.replace("`", f"`{package}.", 1) if package else near
-    return "modules are looked for in what is installed, then in the current folder"
+    return "it is neither installed nor in the current folder"

@@ -41,12 +41,13 @@ def _misfits(tool: dict[str, Any], probe: dict[str, Any]) -> Iterator[str]:
             hint = did_you_mean(name, list(of_tool))
             yield f"the tool has no parameter `{name}`" + (f" ({hint})" if hint else "")
         elif schema != of_tool[name]:
-            yield f"`{name}` is {_shown(schema)}, and {_shown(of_tool[name])} in the tool"
+            yield f"`{name}` is {_shown(schema)}, but {_shown(of_tool[name])} in the tool"
         elif (name in probe.get("required", [])) != (name in required):
-            yield f"`{name}` may be left out of {'the tool, and not of the probe' if name not in required else 'the probe only'}"
+            optional, strict = ("probe", "tool") if name in required else ("tool", "probe")
+            yield f"`{name}` is optional in the {optional}, but required in the {strict}"
     for name, schema in probe.get("$defs", {}).items():
         if name in kinds and schema != kinds[name]:
-            yield f"`{name}` is another type than that of the tool"
+            yield f"`{name}` has another type than in the tool"
 
 
 def _shown(schema: Any) -> str:

@@ -16,11 +16,11 @@ from plan_adapter.tools.tool import Tool, ToolContext, tool
 def python(function: str, context: ToolContext, arguments: dict[str, JsonValue] | None = None) -> Any:
     """Call a Python function and return what it returns.
 
-    Only modules below a prefix of `PLAN_ADAPTER_PYTHON_PREFIXES` may be named; by default there is none. A function that is a tool
-    gets its arguments checked, and a `ToolContext` where it asks for one.
+    The module must match a prefix in `PLAN_ADAPTER_PYTHON_PREFIXES`, which is empty by default. If the function is a tool, its arguments
+    are checked, and it receives a `ToolContext` if it asks for one.
 
     Args:
-        function: An import string, `package.module:name`; public names and sync functions only.
+        function: The function, as `package.module:name`. It must be public and sync.
         arguments: Keyword arguments.
     """
     found = _allowed(function)
@@ -32,19 +32,21 @@ def python(function: str, context: ToolContext, arguments: dict[str, JsonValue] 
     try:
         inspect.signature(call).bind(**given)
     except (TypeError, ValueError) as error:
-        raise ToolError(f"the arguments do not fit `{function}`: {error}") from error
+        raise ToolError(f"the arguments do not match `{function}`: {error}") from error
     return call(**given)
 
 
 def _allowed(import_string: str) -> object:
     prefixes = Settings().python_prefixes
     if not prefixes:
-        raise ToolError("`python` is switched off: no module prefix is allowed (PLAN_ADAPTER_PYTHON_PREFIXES=package,other.module)")
+        raise ToolError(
+            "`python` is disabled: PLAN_ADAPTER_PYTHON_PREFIXES is empty; set it to module prefixes, as in package,other.module"
+        )
     module, _, path = import_string.partition(":")
     if not _is_below(module, prefixes):
-        raise ToolError(f"`{module}` is below none of the allowed prefixes {', '.join(prefixes)} (PLAN_ADAPTER_PYTHON_PREFIXES)")
+        raise ToolError(f"`{module}` matches none of the allowed prefixes {', '.join(prefixes)} (PLAN_ADAPTER_PYTHON_PREFIXES)")
     if not path.isidentifier() or path.startswith("_"):
-        raise ToolError(f"`{import_string}` names no public function of a module: write `package.module:name`")
+        raise ToolError(f"`{import_string}` is not a public function of a module: write `package.module:name`")
     try:
         found = import_object(import_string)
     except ToolDefinitionError as error:
@@ -52,7 +54,7 @@ def _allowed(import_string: str) -> object:
     # An allowed module's own imports (`from os import system`) are not part of it.
     home = str(getattr(found, "__module__", "?"))
     if not _is_below(home, prefixes):
-        raise ToolError(f"`{import_string}` is defined in `{home}`, which is below none of the allowed prefixes")
+        raise ToolError(f"`{import_string}` is defined in `{home}`, which matches none of the allowed prefixes")
     return found
 
 
@@ -62,7 +64,7 @@ def _is_below(module: str, prefixes: tuple[str, ...]) -> bool:
 
 def _sync(function: object, import_string: str) -> Callable[..., Any]:
     if not callable(function) or inspect.isclass(function):
-        raise ToolError(f"`{import_string}` is no function")
+        raise ToolError(f"`{import_string}` is not a function")
     if inspect.iscoroutinefunction(function):
-        raise ToolError(f"`{import_string}` is async; offer it as a tool of its own (`@tool`, --tools)")
+        raise ToolError(f"`{import_string}` is async; make it a tool of its own (`@tool`, --tools)")
     return function

@@ -1,6 +1,7 @@
 """`ToolRegistry`: tools by name, loaded from objects, import strings, entry points and the built-in ones."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from importlib import metadata
 from typing import Any, cast
 
 from pydantic import JsonValue
@@ -55,7 +56,7 @@ class ToolRegistry:
         for tool in _tools_of(item):
             known = self._tools.setdefault(tool.name, tool)
             if known is not tool and known.source is tool.source and _source(known.probe) is not _source(tool.probe):
-                raise ToolDefinitionError(f"the tool `{tool.name}` ({tool.origin}) is there twice, with different probes; give it once")
+                raise ToolDefinitionError(f"the tool `{tool.name}` ({tool.origin}) was added twice, with different probes; add it once")
             if known is not tool and (known.source is not tool.source or known.effect != tool.effect):
                 raise ToolDefinitionError(
                     f"two tools are called `{tool.name}`: {known.origin} ({known.effect}) and {tool.origin} ({tool.effect}); "
@@ -118,7 +119,7 @@ def _tools_of(item: object) -> list[Tool[..., Any]]:
     if isinstance(item, str):
         item = import_object(item)
         if isinstance(item, str):
-            raise ToolDefinitionError(f"an import string that names the text {item!r} instead of a tool")
+            raise ToolDefinitionError(f"an import string names the text {item!r}, not a tool")
     if isinstance(item, ToolRegistry):
         return list(item)
     if isinstance(item, list | tuple):
@@ -131,9 +132,7 @@ def _source(probe: Tool[..., Any] | None) -> object:
 
 
 def _entry_points() -> Iterator[object]:
-    from importlib.metadata import entry_points
-
-    for point in entry_points(group=ENTRY_POINT_GROUP):
+    for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
         try:
             yield point.load()
         except Exception as error:  # a module is code and may raise anything
@@ -143,6 +142,7 @@ def _entry_points() -> Iterator[object]:
 
 
 def _builtins() -> tuple[Callable[..., object], ...]:
+    # These build the schemas of their tools when they are imported.
     from plan_adapter.tools.deployment import run_deployment
     from plan_adapter.tools.files import read_file, write_file
     from plan_adapter.tools.http import http_get, http_send

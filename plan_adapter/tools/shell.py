@@ -16,40 +16,40 @@ ERROR_CHARACTERS = 1_000
 BASH = ("bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c")
 """A script ends at its first failing command, also in a pipeline, as in CI systems: a step must not hide a failure."""
 
-Word: TypeAlias = str | int | float | bool
-"""An argument or a variable. Numbers and booleans of a plan become text, so that `${{ inputs.port }}` can be used."""
+Argument: TypeAlias = str | int | float | bool
+"""An argument or the value of a variable. Numbers and booleans are converted to text, so `${{ inputs.port }}` can be used."""
 
 
 @tool(effect="write")
 async def run_command(
-    argv: Annotated[list[Word], Field(min_length=1)],
+    argv: Annotated[list[Argument], Field(min_length=1)],
     context: ToolContext,
     cwd: str | None = None,
-    env: dict[str, Word] | None = None,
+    env: dict[str, Argument] | None = None,
     stdin: str | None = None,
 ) -> dict[str, JsonValue]:
-    """Run a command without a shell; the result is {exit_code, stdout, stderr}.
+    """Run a command without a shell. The result is {exit_code, stdout, stderr}.
 
-    Each line of output goes to the step's log; of each output the result keeps the beginning and the end. An exit code other than 0 fails
-    the step. A timeout or a cancellation ends the command with everything that it started; what it leaves in the background when it
-    ends by itself is not touched. It inherits the environment without PLAN_ADAPTER_*, OPENAI_* and Prefect's credentials; AWS_* and the
-    like stay. A credential that it needs is handed to it: `env: {TOKEN: "${{ secrets.token }}"}`.
+    Each line of output goes to the step's log. If an output is long, the result keeps only its start and end. An exit code other than 0
+    fails the step. A timeout or a cancellation also ends every process that the command started. Processes that it leaves in the
+    background when it ends by itself keep running. The command inherits the environment without PLAN_ADAPTER_*, OPENAI_* and Prefect's
+    credentials; all other variables, such as AWS_*, stay. Pass other credentials like this: `env: {TOKEN: "${{ secrets.token }}"}`.
 
     Args:
         argv: The command and its arguments.
         cwd: The folder to run it in.
         env: Variables to add to the environment.
-        stdin: What the command reads; nothing by default.
+        stdin: The text that the command reads. Nothing by default.
     """
-    return await _run([_text(word) for word in argv], cwd=cwd, env=env, stdin=stdin, context=context)
+    return await _run([_text(argument) for argument in argv], cwd=cwd, env=env, stdin=stdin, context=context)
 
 
 @tool(effect="write", literal_parameters=("command",))
-async def bash(command: str, context: ToolContext, cwd: str | None = None, env: dict[str, Word] | None = None) -> dict[str, JsonValue]:
-    """Run a bash script; the result is {exit_code, stdout, stderr}.
+async def bash(command: str, context: ToolContext, cwd: str | None = None, env: dict[str, Argument] | None = None) -> dict[str, JsonValue]:
+    """Run a bash script. The result is {exit_code, stdout, stderr}.
 
-    It runs with `-e -o pipefail`: it ends with the first command that fails, and fails the step. Its text is fixed by the plan; values
-    of a run reach it through `env`. All else is as with run_command.
+    The script runs with `-e -o pipefail`: the first command that fails ends it and fails the step. The plan fixes its text, so pass values
+    of a run through `env`. Everything else is as for run_command.
 
     Args:
         command: The script.
@@ -66,35 +66,35 @@ def command_tool(
     effect: Effect = "write",
     description: str | None = None,
     cwd: str | None = None,
-    env: Mapping[str, Word] | None = None,
+    env: Mapping[str, Argument] | None = None,
     permissions: Iterable[str] = (),
     probe: Callable[..., object] | None = None,
 ) -> Tool[[ToolContext], Coroutine[Any, Any, dict[str, JsonValue]]]:
     """Return a tool without parameters that runs one fixed command, with fixed `cwd` and `env`.
 
-    Its result and failures are those of run_command. `probe` works as for `tool`.
+    It returns and fails like run_command. `probe` works as for `tool`.
     """
     if isinstance(argv, str) or not argv:
         raise ToolDefinitionError(f'the command of `{name}` must be a list of words: ["git", "status"]')
-    words = [_text(word) for word in argv]
+    arguments = [_text(argument) for argument in argv]
 
     async def run(context: ToolContext) -> dict[str, JsonValue]:
-        return await _run(words, cwd=cwd, env=env, stdin=None, context=context)
+        return await _run(arguments, cwd=cwd, env=env, stdin=None, context=context)
 
-    said = description or f"Run `{' '.join(words)}`."
-    return Tool(run, name=name, effect=effect, description=said, permissions=permissions, probe=probe)
+    summary = description or f"Run `{' '.join(arguments)}`."
+    return Tool(run, name=name, effect=effect, description=summary, permissions=permissions, probe=probe)
 
 
 async def _run(
-    argv: list[str], *, cwd: str | None, env: Mapping[str, Word] | None, stdin: str | None, context: ToolContext
+    argv: list[str], *, cwd: str | None, env: Mapping[str, Argument] | None, stdin: str | None, context: ToolContext
 ) -> dict[str, JsonValue]:
     variables = {name: _text(value) for name, value in (env or {}).items()}
     ended = await run_group(argv, cwd=cwd, env=variables, stdin=stdin, context=context)
     if ended.exit_code != 0:
         how = f"ended with exit code {ended.exit_code}" if ended.exit_code > 0 else f"was ended by {_signal_name(-ended.exit_code)}"
         # Both are redacted already: a secret cut in half could no longer be found.
-        said, printed = ended.stderr.strip()[-ERROR_CHARACTERS:], ended.stdout.strip()[-ERROR_CHARACTERS:]
-        raise ToolError(f"`{argv[0]}` {how}" + (f": {said}" if said else f"; its last output: {printed}" if printed else ""))
+        errors, printed = ended.stderr.strip()[-ERROR_CHARACTERS:], ended.stdout.strip()[-ERROR_CHARACTERS:]
+        raise ToolError(f"`{argv[0]}` {how}" + (f": {errors}" if errors else f"; its last output: {printed}" if printed else ""))
     return {"exit_code": 0, "stdout": ended.stdout, "stderr": ended.stderr}
 
 
@@ -105,5 +105,5 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _text(word: Word) -> str:
-    return str(word).lower() if isinstance(word, bool) else str(word)
+def _text(argument: Argument) -> str:
+    return str(argument).lower() if isinstance(argument, bool) else str(argument)

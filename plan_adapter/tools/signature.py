@@ -53,7 +53,7 @@ class Signature:
     def mismatches(
         self, parameters: dict[str, JsonValue], is_open: Callable[[JsonValue], bool], redact: Callable[[str], str] = str
     ) -> list[Mismatch]:
-        """Return what does not fit, at most one finding per place. Values for which `is_open` returns True count as fitting.
+        """Return the mismatches, at most one per place. Values for which `is_open` returns True count as matching.
 
         `redact` hides secrets in shown values before they are cut.
         """
@@ -81,7 +81,7 @@ class Signature:
             hint = self._takes(place[0]) if len(place) == 1 else ""
             return path, f"`{path}` is missing", hint
         if kind == "extra_forbidden":
-            message = f"`{path}` is no parameter of this tool" if len(place) == 1 else f"`{path}` is unknown here"
+            message = f"the tool has no parameter `{path}`" if len(place) == 1 else f"`{path}` is unknown here"
             return path, message, did_you_mean(str(place[-1]), list(self.fields)) if len(place) == 1 else ""
         return path, f"`{path}` " + _wrong(details, _shown(_value_at(parameters, place), redact)), ""
 
@@ -120,7 +120,7 @@ def read_signature(fn: Callable[..., object], *, context_type: type) -> Signatur
 
 def parameter_descriptions(docstring: str) -> tuple[str, dict[str, str]]:
     """Return the text of a Google-style docstring before its sections, and the descriptions under `Args:` by parameter."""
-    from griffe import Docstring, DocstringSectionKind
+    from griffe import Docstring, DocstringSectionKind  # only where a tool is described
 
     text, described = list[str](), dict[str, str]()
     for section in Docstring(docstring, parser="google").parse("google", warnings=False):
@@ -135,13 +135,13 @@ def _annotation(fn: Callable[..., object], parameter: inspect.Parameter, context
     """Return the evaluated annotation of a parameter that can be set by keyword."""
     what = f"`{getattr(fn, '__name__', fn)}` cannot be a tool: parameter `{parameter.name}`"
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-        raise ToolDefinitionError(f"{what} takes any number of arguments, which no schema can say; take a list or a dict")
+        raise ToolDefinitionError(f"{what} takes any number of arguments, which a schema cannot express; use a list or a dict")
     if parameter.kind is parameter.POSITIONAL_ONLY:
-        raise ToolDefinitionError(f"{what} is positional only, and a step names its parameters; remove the `/`")
+        raise ToolDefinitionError(f"{what} is positional-only, but steps pass parameters by name; remove the `/`")
     if parameter.annotation is parameter.empty and parameter.name in ("self", "cls"):
-        raise ToolDefinitionError(f"{what} says that it is a method; give that of an object, as in `tool(thing.method)`")
+        raise ToolDefinitionError(f"{what} belongs to a method; pass the method of an object, as in `tool(thing.method)`")
     if parameter.annotation is parameter.empty:
-        raise ToolDefinitionError(f"{what} has no annotation; annotate it (`Any` takes every JSON value)")
+        raise ToolDefinitionError(f"{what} has no annotation; annotate it (`Any` accepts every JSON value)")
     inner = inspect.unwrap(fn)
     # Include ToolContext, which may be imported only for type checkers.
     names = {context_type.__name__: context_type, **getattr(inner, "__globals__", {})}

@@ -35,7 +35,7 @@ _EXPLAIN = re.compile(
     re.IGNORECASE,
 )
 _COPY_PROGRAM = re.compile(r"COPY\b.*\b(TO|FROM)(\s|--[^\r\n]*[\r\n]|/\*.*?\*/)+PROGRAM\b", re.IGNORECASE | re.DOTALL)
-_PRAGMAS_THAT_TELL = frozenset(
+_READING_PRAGMAS = frozenset(
     {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list", "data_version", "page_size"}
 )
 _VACUUM_INTO = re.compile(r"VACUUM\b.*\bINTO\b", re.IGNORECASE | re.DOTALL)
@@ -60,17 +60,17 @@ Statements: TypeAlias = Annotated[list[str], Field(min_length=1)]
 async def sql_query(
     url: str, statement: str, parameters: Parameters | None = None, max_rows: Annotated[int, Field(ge=1)] = 10_000
 ) -> dict[str, JsonValue]:
-    """Return the rows of a query as {rows}, each an object by column.
+    """Run a query and return {rows}, each row as an object by column name.
 
-    It runs SELECT, WITH, VALUES, TABLE, SHOW and EXPLAIN, for reading only: a statement that writes fails, as do COPY, CALL, DO, SET,
-    PRAGMA and ATTACH. Effects of a function that a SELECT calls are not caught where they are outside of the transaction (on PostgreSQL
-    `pg_terminate_backend`, `lo_export`, `dblink_exec`, `pg_reload_conf`): use a database role that may not call such functions.
+    The query starts with SELECT, WITH, VALUES, TABLE, SHOW or EXPLAIN, and only reads: a statement that writes fails, as do COPY, CALL,
+    DO, SET, PRAGMA and ATTACH. This does not stop functions whose effects are outside the transaction (on PostgreSQL
+    `pg_terminate_backend`, `lo_export`, `dblink_exec`, `pg_reload_conf`): use a database role that may not call them.
 
     Args:
         url: A SQLAlchemy URL, `sqlite:///file.db` or `postgresql://user@host/database`.
-        statement: One query; values go through `parameters` as `:name`.
-        parameters: Values of the statement. A list fits `IN :name`; an object is passed as JSON text.
-        max_rows: More rows than this fail the step.
+        statement: One query. Pass values through `parameters`, as `:name`.
+        parameters: The values for the statement. A list works with `IN :name`; an object is passed as JSON text.
+        max_rows: The maximum number of rows. If there are more, the step fails.
     """
     query = _query(statement)
     async with _connection(url, is_reading=True) as connection:
@@ -80,7 +80,7 @@ async def sql_query(
             raise ToolError(f"several columns are called {', '.join(twice)}; name them with AS")
         rows = result.fetchmany(max_rows + 1)
     if len(rows) > max_rows:
-        raise ToolError(f"the statement gives more than {max_rows} rows; add a LIMIT or raise max_rows")
+        raise ToolError(f"the statement returns more than {max_rows} rows; add a LIMIT or raise max_rows")
     return {"rows": as_json([dict(zip(columns, row, strict=True)) for row in rows])}
 
 
@@ -88,15 +88,15 @@ async def sql_query(
 async def sql_execute(
     url: str, statement: str | Statements, parameters: Parameters | list[Parameters] | None = None
 ) -> dict[str, JsonValue]:
-    """Run what writes, in one transaction, and return {rowcount}.
+    """Run statements that write, in one transaction, and return {rowcount}.
 
-    Refused are COPY to or from a PROGRAM, and on SQLite what writes another file: VACUUM INTO, and ATTACH without `mode=ro`, as in
-    `ATTACH 'file:' || :source || '?mode=ro' AS source`. What else a statement may do is up to the rights of the database role.
+    These are refused: COPY to or from a PROGRAM, and on SQLite statements that write another file: VACUUM INTO, and ATTACH without
+    `mode=ro`, as in `ATTACH 'file:' || :source || '?mode=ro' AS source`. Everything else depends on the rights of the database role.
 
     Args:
         url: A SQLAlchemy URL, `sqlite:///file.db` or `postgresql://user@host/database`.
-        statement: One statement, or a list of them: all or none. Values go through `parameters` as `:name`.
-        parameters: Values of the statements; with a list of objects they are run once for each, all or none.
+        statement: One statement, or a list of statements, which run all or none. Pass values through `parameters`, as `:name`.
+        parameters: The values for the statements. With a list of objects, the statements run once for each, all or none.
     """
     statements = [statement] if isinstance(statement, str) else statement
     each = parameters if isinstance(parameters, list) else [parameters or {}]
@@ -134,6 +134,7 @@ async def _written(connection: "AsyncConnection", statements: list[str], each: l
 @asynccontextmanager
 async def _connection(url: str, *, is_reading: bool) -> "AsyncGenerator[AsyncConnection]":
     """Open the database for one step. Every error becomes a ToolError that shows neither the password nor any parameter."""
+    # SQLAlchemy is only for a call.
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.ext.asyncio import create_async_engine
     from sqlalchemy.pool import NullPool
@@ -151,12 +152,12 @@ async def _connection(url: str, *, is_reading: bool) -> "AsyncGenerator[AsyncCon
                 await _pass_as_text(connection)
             yield connection
     except (SQLAlchemyError, OSError, ImportError, ValueError) as error:
-        raise ToolError(_said(error, target)) from error
+        raise ToolError(_error_text(error, target)) from error
     except Exception as error:
         # SQLAlchemy 2.0 does not wrap the errors that asyncpg raises while connecting.
         if not hasattr(error, "sqlstate"):
             raise
-        raise ToolError(_said(error, target)) from error
+        raise ToolError(_error_text(error, target)) from error
 
 
 async def _restrict(connection: "AsyncConnection", *, is_reading: bool) -> None:
@@ -174,7 +175,7 @@ def _authorize_read(action: int, first: str | None, second: str | None, _databas
     The allowed PRAGMAs are those that full-text search and `SELECT … FROM pragma_table_info(…)` use.
     """
     is_refused = action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT)
-    is_refused |= action == sqlite3.SQLITE_PRAGMA and first not in _PRAGMAS_THAT_TELL
+    is_refused |= action == sqlite3.SQLITE_PRAGMA and first not in _READING_PRAGMAS
     is_refused |= action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS_WITH_EFFECTS
     return sqlite3.SQLITE_DENY if is_refused else sqlite3.SQLITE_OK
 
@@ -225,18 +226,19 @@ async def _to_its_end(connection: "AsyncConnection", work: Coroutine[Any, Any, T
 
 
 def _target(url: str, *, is_reading: bool) -> "URL":
+    # SQLAlchemy is only for a call.
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
     try:
         target = make_url(url)
     except (ArgumentError, ValueError):  # its message may contain the password
-        raise ToolError("the url is no database URL: write sqlite:///file.db or postgresql://user@host/database") from None
+        raise ToolError("the url is not a database URL: write sqlite:///file.db or postgresql://user@host/database") from None
     driver = ASYNC_DRIVERS.get(target.drivername)
     if driver is not None:
         target = target.set(drivername=driver)
     if target.drivername == "sqlite+aiosqlite" and is_reading and _is_missing(target.database):
-        raise ToolError(f"there is no database file {target.database}")
+        raise ToolError(f"the database file {target.database} does not exist")
     return target
 
 
@@ -245,7 +247,7 @@ def _for_reading(target: "URL") -> "URL":
     if target.get_backend_name() == "postgresql":
         return target.set(drivername=ASYNC_DRIVERS["postgresql"])  # other drivers may accept more than one statement
     if target.get_backend_name() != "sqlite":
-        raise ToolError(f"sql_query reads SQLite and PostgreSQL, and cannot hold {target.get_backend_name()} to reading")
+        raise ToolError(f"sql_query reads SQLite and PostgreSQL, and cannot make {target.get_backend_name()} read-only")
     name, query = target.database or ":memory:", dict(target.query)
     if name == ":memory:":
         return target
@@ -253,7 +255,7 @@ def _for_reading(target: "URL") -> "URL":
         return target.set(database=Path(name).absolute().as_uri(), query={**query, "mode": "ro", "uri": "true"})
     mode = query.setdefault("mode", "ro")
     if mode not in ("ro", "memory") or any("&" in f"{key}{value}" for key, value in query.items()):
-        raise ToolError("sql_query opens a database for reading only: write `mode=ro` in the url, or leave `mode` out")
+        raise ToolError("sql_query opens a database only for reading: set `mode=ro` in the url, or leave `mode` out")
     return target.set(query={**query, "uri": "true"})
 
 
@@ -262,10 +264,8 @@ def _query(statement: str) -> str:
     query = _after_comments(statement)
     keyword = _keyword(query)
     if keyword not in QUERIES:
-        what = f"a statement that begins with {one_line(keyword)}" if keyword else "this"
-        raise ToolError(
-            f"{what} is no query: sql_query runs SELECT, WITH, VALUES, TABLE, SHOW and EXPLAIN; use sql_execute for what writes"
-        )
+        what = f"a statement that starts with {one_line(keyword)}" if keyword else "this"
+        raise ToolError(f"{what} is not a query: sql_query runs SELECT, WITH, VALUES, TABLE, SHOW and EXPLAIN; use sql_execute to write")
     if keyword == "EXPLAIN" and not _EXPLAIN.match(query):
         raise ToolError("this EXPLAIN is refused: sql_query explains SELECT, WITH, VALUES, TABLE, INSERT, UPDATE, DELETE and MERGE")
     return query
@@ -308,7 +308,7 @@ def _is_missing(database: str | None) -> bool:
 
 
 def _bound(statement: str, parameters: Mapping[str, JsonValue]) -> "Executable":
-    from sqlalchemy import bindparam, text
+    from sqlalchemy import bindparam, text  # only for a call
 
     lists: list[BindParameter[Any]] = [bindparam(name, expanding=True) for name, value in parameters.items() if isinstance(value, list)]
     return text(statement).bindparams(*lists)
@@ -318,11 +318,11 @@ def _values(parameters: Mapping[str, JsonValue]) -> dict[str, Any]:
     return {name: json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value for name, value in parameters.items()}
 
 
-def _said(error: Exception, target: "URL") -> str:
+def _error_text(error: Exception, target: "URL") -> str:
     """Return the database's message on one line."""
     cause: object = getattr(error, "orig", None) or error
     if str(cause) in ("not authorized", "authorization denied"):  # raised by `_restrict`
-        return "sqlite: refused: sql_query only reads, and sql_execute writes no file that it attaches"
+        return "sqlite: refused: sql_query only reads, and sql_execute does not write to attached files"
     # asyncpg's dialect wraps the server's message: "<class '…'>: message".
     words = " ".join(str(cause).split()).rpartition("'>: ")[2] or type(cause).__name__
     if target.password:

@@ -154,7 +154,7 @@ class Tool(Generic[P, R]):
         return f"{module}:{path}" if is_this else None
 
     def definition(self) -> dict[str, JsonValue]:
-        """Return what an approval covers: name, parameters, effect and permissions, without documentation and without the probe.
+        """Return the content that an approval covers: name, parameters, effect and permissions, without documentation and probe.
 
         A probe only looks. Like the tool's code it is behavior, and not part of what was approved.
         """
@@ -179,9 +179,9 @@ class Tool(Generic[P, R]):
             arguments = self._signature.validate(parameters)
         except ValidationError as error:
             messages = [message for _, message, _ in self._signature.mismatches(dict(parameters), lambda _: False, context.redact)]
-            raise ToolError(f"the parameters do not fit `{self.name}`: " + "; ".join(messages)) from error
+            raise ToolError(f"the parameters do not match `{self.name}`: " + "; ".join(messages)) from error
         except (ValueError, TypeError) as error:  # from an expression: a document cannot contain such values
-            raise ToolError(f"the parameters of `{self.name}` are no JSON: {error}") from error
+            raise ToolError(f"the parameters of `{self.name}` are not JSON: {error}") from error
         return arguments | dict.fromkeys(self._signature.context_names, context)
 
 
@@ -262,19 +262,17 @@ def _refuse_what_receipts_replace(task: object, name: str) -> None:
     """Raise ToolDefinitionError with every option of a Prefect task that steps replace, and what to write instead."""
     found, options = list[str](), list[str]()
     if retries := getattr(task, "retries", 0):
-        found.append(
-            f"it has retries={retries}, and repeats belong to the plan that is approved: write `max_retries: {retries}` on its steps"
-        )
+        found.append(f"it has retries={retries}, but retries belong in the approved plan: write `max_retries: {retries}` on its steps")
         options.append("retries=0")
     if getattr(task, "persist_result", None):
         found.append(
-            "it persists results (persist_result, a cache policy or key, or a result storage, key or serializer), and the receipts of "
+            "it persists results (persist_result, a cache policy or key, or a result storage, key or serializer), but the receipts of "
             "the store keep them, without secrets"
         )
         options.append("persist_result=False")
     if found:
         raise ToolDefinitionError(
-            f"the task `{name}` cannot be a tool as it is: {'; '.join(found)}. Give `with_options({', '.join(options)})` of it"
+            f"the task `{name}` cannot be a tool as it is: {'; '.join(found)}. Pass it with `with_options({', '.join(options)})`"
         )
 
 
@@ -295,7 +293,7 @@ def as_json(value: object) -> JsonValue:
     try:
         return json.loads(_anything().dump_json(value), object_pairs_hook=_object, parse_constant=_refuse_constant)
     except (ValueError, TypeError, RecursionError) as error:
-        raise ToolError(f"returned what is no JSON: {error}") from error
+        raise ToolError(f"the result is not JSON: {error}") from error
 
 
 def _object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
@@ -308,7 +306,7 @@ def _object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
 
 
 def _refuse_constant(name: str) -> JsonValue:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _refuse_what_is_no_json(value: object) -> None:
@@ -322,20 +320,20 @@ def _anything() -> TypeAdapter[Any]:
 
 def _checked_name(name: str, source: object) -> str:
     if name == "<lambda>" or not name:
-        raise ToolDefinitionError(f"{source!r} has no name of its own: give one (`name=`)")
+        raise ToolDefinitionError(f"{source!r} has no name of its own: pass one (`name=`)")
     if not name.isprintable() or name != name.strip() or len(name) > NAME_LENGTH:
-        rule = f"one line without blanks around it, at most {NAME_LENGTH} characters"
-        raise ToolDefinitionError(f"{name[:NAME_LENGTH]!r} is no name for a tool: {rule}")
+        rule = f"a name is one line without spaces around it, at most {NAME_LENGTH} characters"
+        raise ToolDefinitionError(f"{name[:NAME_LENGTH]!r} cannot be the name of a tool: {rule}")
     return name
 
 
 def _refuse_what_is_no_function(source: Callable[..., object]) -> None:
     if inspect.isclass(source):
-        raise ToolDefinitionError(f"{source!r} cannot be a tool: it is a class; give a function that makes one")
+        raise ToolDefinitionError(f"{source!r} cannot be a tool: it is a class; pass a function that creates an instance")
     if not hasattr(source, "__module__") or not hasattr(source, "__name__"):
-        raise ToolDefinitionError(f"{source!r} cannot be a tool: it is no function; wrap it in one with `def`")
+        raise ToolDefinitionError(f"{source!r} cannot be a tool: it is not a function; wrap it in one with `def`")
     if inspect.isgeneratorfunction(source) or inspect.isasyncgenfunction(source):
-        raise ToolDefinitionError(f"`{source.__name__}` cannot be a tool: it is a generator, and a tool returns one result; return a list")
+        raise ToolDefinitionError(f"`{source.__name__}` cannot be a tool: it is a generator, but a tool returns one result; return a list")
 
 
 Choice = TypeVar("Choice", bound=str)
@@ -343,7 +341,7 @@ Choice = TypeVar("Choice", bound=str)
 
 def _one_of(value: str, choices: tuple[Choice, ...], what: str) -> Choice:
     if value not in choices:
-        raise ToolDefinitionError(f"{what} is {value!r}, which is none of {', '.join(choices)}")
+        raise ToolDefinitionError(f"{what} is {value!r}, not one of {', '.join(choices)}")
     return cast("Choice", value)
 
 

@@ -91,11 +91,11 @@ def _check_ids(plan: ExecutionPlan, findings: Findings) -> None:
     for index, step in enumerate(plan.steps):
         at = f"steps[{index}].id"
         if not re.fullmatch(STEP_ID, step.id):
-            findings.add("bad-id", at, f"{step.id[:80]!r} is no id", "a letter or _, then at most 63 letters, digits, _ or -")
+            findings.add("bad-id", at, f"{step.id[:80]!r} cannot be an id", "a letter or _, then at most 63 letters, digits, _ or -")
         elif step.id in RESERVED_IDS:
             findings.add("reserved-id", at, f"`{step.id}` is a word of the expression language", f"call it `{step.id}_step`")
         if step.id in first:
-            findings.add("duplicate-id", at, f"`{step.id}` is the id of steps[{first[step.id]}], too", "give one of them another id")
+            findings.add("duplicate-id", at, f"steps[{first[step.id]}] also has the id `{step.id}`", "give one of them another id")
         first.setdefault(step.id, index)
 
 
@@ -129,7 +129,7 @@ def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, fi
         if getattr(step, field) not in _EMPTY and not (field in ("tools", "max_rounds") and step.goal):
             findings.add("not-yet", f"{at}.{field}", message, hint)
     if not step.tool_name and step.goal is None:
-        findings.add("missing-field", f"{at}.tool_name", "the step names no tool", "write `tool_name`")
+        findings.add("missing-field", f"{at}.tool_name", "the step has no tool", "write `tool_name`")
     check_tags(step.tags, f"{at}.tags", findings)
     tool = tools.get(step.tool_name or "")
     parameters, place = _parameters(step, at, findings)
@@ -138,7 +138,7 @@ def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, fi
         if parameters is not None:
             _check_parameters(tool, parameters, place, findings)
     if step.label is not None and step.for_each is None:
-        findings.add("bad-label", f"{at}.label", "a label names the items of a `for_each`, and the step has none", "remove it")
+        findings.add("bad-label", f"{at}.label", "the step has a label but no `for_each`, whose items it would name", "remove it")
     elif step.label is not None and not step.label.strip():
         findings.add("bad-label", f"{at}.label", "the label is empty", "write `${{ item… }}`, or remove it")
     undo_tool = _check_rollback(step, at, tools, findings)
@@ -154,10 +154,10 @@ def check_tags(tags: list[str], at: str, findings: Findings) -> None:
         elif not tag.strip():
             findings.add("bad-tag", place, "the tag is empty", "write a word, or remove the entry")
         elif len(tag) > MAX_TAG_CHARACTERS:
-            message = f"the tag has {len(tag)} characters; at most {MAX_TAG_CHARACTERS} are taken"
+            message = f"the tag has {len(tag)} characters; the limit is {MAX_TAG_CHARACTERS}"
             findings.add("bad-tag", place, message, "shorten it")
         elif tag != tag.strip() or visible(tag) != tag or not tag.isprintable():
-            findings.add("bad-tag", place, f"{tag!r} is no tag", "remove line breaks, white space at its ends and invisible characters")
+            findings.add("bad-tag", place, f"{tag!r} cannot be a tag", "remove line breaks, spaces around it and invisible characters")
         elif tag in tags[:index]:
             findings.warn("duplicate-entry", place, f"`{tag}` is written twice", "remove one of them")
 
@@ -166,11 +166,11 @@ def _check_rollback(step: Step, at: str, tools: ToolRegistry, findings: Findings
     """Return the tool that rolls back `step`, and add the problems of its parameters."""
     if step.rollback is None:
         if step.rollback_failed:
-            message = "`rollback_failed` says when the step's `rollback` is made, and the step has none"
+            message = "the step has `rollback_failed` but no `rollback`"
             findings.add("bad-rollback", f"{at}.rollback_failed", message, "write a `rollback`, or remove it")
         return None
     if not step.rollback.tool_name:
-        findings.add("missing-field", f"{at}.rollback.tool_name", "the rollback names no tool", "write `tool_name`")
+        findings.add("missing-field", f"{at}.rollback.tool_name", "the rollback has no tool", "write `tool_name`")
     tool = tools.get(step.rollback.tool_name)
     if tool is not None:
         _check_parameters(tool, step.rollback.parameters, f"{at}.rollback.parameters", findings)
@@ -234,7 +234,7 @@ def _texts(value: JsonValue) -> list[str]:
 def _check_effect(step: Step, tool: Tool[..., Any], at: str, findings: Findings) -> None:
     if step.effect is not None and EFFECTS.index(step.effect) < EFFECTS.index(tool.effect):
         message = f"`{tool.name}` counts as {tool.effect}; here it is declared as {step.effect}"
-        findings.warn("lowered-effect", f"{at}.effect", message, "the digest covers it; an approver must know that it is true")
+        findings.warn("lowered-effect", f"{at}.effect", message, "the digest covers it; make sure that it is true")
     if step.max_retries and (step.effect or tool.effect) == "write":
         message = f"`{tool.name}` writes, and is tried again after a failure"
         findings.warn("retried-write", f"{at}.max_retries", message, "remove it, or declare the effect if a second call does no harm")
@@ -254,7 +254,10 @@ def _compiled(
     undo = None if step.rollback is None else step.rollback.parameters
     done_when = step.done_when
     if done_when is not None and not has_expression(done_when):
-        message, hint = "a condition in words is judged by a model, which is not done yet", "write an expression: `${{ result.… }}`"
+        message, hint = (
+            "conditions in words are not supported yet",
+            "write an expression: `${{ result.… }}`",
+        )
         findings.add("not-yet", f"{at}.done_when", message, hint)
         done_when = None
     label = step.label if has_item else None
@@ -283,7 +286,7 @@ def _label(findings: Findings, text: str, at: str, declared: Declarations) -> Te
     parts = template.texts.get(text, ())
     if len(parts) == 1 and isinstance(parts[0], Expression) and parts[0].kind.partition("(")[0] in ("bool", "list", "map", "null_type"):
         message = f"`label` is of type {parts[0].kind}, and names an item"
-        findings.add("expression-type", at, message, "write an expression that gives a text or a number")
+        findings.add("expression-type", at, message, "write an expression for a text or a number")
     return template
 
 

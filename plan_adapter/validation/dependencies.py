@@ -33,7 +33,7 @@ def _check_own(step: Step, at: str, referring: Mapping[str, frozenset[str]], fin
     for field, names in referring.items():
         if step.id in names:
             own = field in ("done_when", "rollback.parameters")
-            hint = f"in {field}, `result` is this step's own" if own else "use a step that ends before this one starts"
+            hint = f"`result` in {field} is this step's own" if own else "use a step that ends before this one starts"
             findings.add("not-an-ancestor", f"{at}.{field}", f"`{step.id}` uses its own result", hint)
 
 

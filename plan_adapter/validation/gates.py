@@ -44,13 +44,13 @@ def _check_names(policy: ApprovalPolicy, findings: Findings) -> None:
             if not name.strip():
                 findings.add(code, at, "the name is empty", "write a name or a group, or remove the entry")
             elif name != name.strip() or visible(name) != name or not name.isprintable():
-                findings.add(code, at, f"nobody is called {name[:80]!r}", "remove the white space or the invisible characters")
+                findings.add(code, at, f"{name[:80]!r} cannot be a name", "remove the spaces or the invisible characters")
 
 
 def _check_known_by(policy: ApprovalPolicy, findings: Findings) -> None:
     for index, way in enumerate(policy.known_by):
         if better := [other for other in policy.known_by if other in _CLAIMED.get(way, ())]:
-            message = f"`{way}` lets anyone claim a name, so that {' or '.join(dict.fromkeys(better))} proves nothing"
+            message = f"`{way}` lets anyone claim a name, so {' or '.join(dict.fromkeys(better))} proves nothing"
             findings.warn("weak-proof", f"approval.known_by[{index}]", message, f"remove `{way}`")
 
 
@@ -75,25 +75,25 @@ def _check_is_asked(plan: ExecutionPlan, findings: Findings, *, gates: bool) -> 
     if gates or not says_of_approvals or (options.require_approval and not options.auto_approve):
         return
     word = "require_approval: false" if not options.require_approval else "auto_approve: true"
-    message = f"nobody is asked: the options say `{word}`, and no step has a gate of its own"
-    findings.warn("idle-policy", "approval", message, f"remove it, or `{word}`; settings may still ask, and then it counts")
+    message = f"nobody is asked: the plan has `{word}`, and no step has a gate of its own"
+    findings.warn("idle-policy", "approval", message, f"remove it, or `{word}`; it applies only if the settings require an approval")
 
 
 def _check_times(policy: ApprovalPolicy, timeout_ms: int, findings: Findings) -> None:
     remind_ms = policy.remind_after_ms
     if timeout_ms:
         if remind_ms >= timeout_ms:
-            message = f"no gate is open for {duration(remind_ms)}: it ends after {duration(timeout_ms)}"
+            message = f"no gate is open for {duration(remind_ms)}: gates expire after {duration(timeout_ms)}"
             findings.warn("idle-policy", "approval.remind_after_ms", message, "remind earlier than options.approval_timeout_ms")
         return
     hint = "set options.approval_timeout_ms"
     if policy.expires == "skip":
-        findings.warn("idle-policy", "approval.expires", "nothing expires: an answer is waited for without limit", hint)
+        findings.warn("idle-policy", "approval.expires", "nothing expires: gates wait for an answer without limit", hint)
     if remind_ms:
-        message = f"a gate without an answer reminds every {duration(remind_ms)} for ever"
+        message = f"a gate without an answer sends a reminder every {duration(remind_ms)} forever"
         findings.warn("endless-gate", "approval.remind_after_ms", message, hint)
     if policy.release:
-        message = "a run that has given its worker back waits for its answer without limit"
+        message = "a run that released its worker waits for its answer without limit"
         findings.warn("endless-gate", "approval.release", message, hint)
 
 
@@ -103,4 +103,4 @@ def _check_items(call: Call, at: str, findings: Findings) -> None:
     items = Prediction(None).of(call.for_each)
     if isinstance(items, list) and len(items) > MANY_GATES:
         message = f"each of {counted(len(items), 'item')} waits for an approval of its own"
-        findings.warn("many-gates", at, message, "have the whole plan approved instead, or fewer items")
+        findings.warn("many-gates", at, message, "let the whole plan be approved instead, or use fewer items")

@@ -35,7 +35,7 @@ _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 # An input is a parameter of a Prefect flow, and so no Python keyword, and a name in expressions.
-_NAME_IN_WORDS = "letters from a to z, digits and underscores, a letter first"
+_NAME_IN_WORDS = "a letter, then letters from a to z, digits or underscores"
 _TAKEN_NAMES = frozenset({"self", "cls", "return_state", "wait_for", "true", "false", "null"})
 
 
@@ -46,7 +46,7 @@ def check_definitions(inputs: Mapping[str, Input], findings: Findings) -> None:
         if not re.fullmatch(INPUT_NAME, name):
             findings.add("bad-name", at, f"{name[:60]!r} cannot be the name of an input: a name is {_NAME_IN_WORDS}", _other_name(name))
         elif iskeyword(name) or name in _TAKEN_NAMES:
-            findings.add("bad-name", at, f"`{name}` cannot be the name of an input: the expressions or Prefect have it", f"say `{name}_`")
+            findings.add("bad-name", at, f"`{name}` cannot be the name of an input: expressions or Prefect use it", f"use `{name}_`")
         for place, message, hint in _contradictions(definition):
             findings.add("bad-input-definition", join(at, place), message, hint)
 
@@ -55,8 +55,8 @@ def _other_name(name: str) -> str:
     """Return a hint for a name that no input can have."""
     similar = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
     if re.fullmatch(INPUT_NAME, similar):
-        return f"say `{similar}`"
-    return "name it `env`, say; its `description`, which forms show, may be in any language"
+        return f"use `{similar}`"
+    return "use a name such as `env`; its `description`, which forms show, can be in any language"
 
 
 def read_values(inputs: Mapping[str, Input], given: Mapping[str, object], *, from_text: bool) -> tuple[dict[str, JsonValue], list[Problem]]:
@@ -100,16 +100,16 @@ def _contradictions(definition: Input) -> Iterator[tuple[str, str, str]]:
     """Yield (field, message, hint) for each contradiction in a definition."""
     for field, kinds in _ONLY_FOR.items():
         if getattr(definition, field) is not None and definition.type not in kinds:
-            yield field, f"`{field}` says nothing about {_WORDS[definition.type]}", f"remove it, or write type: {kinds[0]}"
+            yield field, f"`{field}` does not apply to {_WORDS[definition.type]}", f"remove it, or write type: {kinds[0]}"
     if definition.pattern is not None and (fault := _pattern_fault(definition.pattern)):
         yield "pattern", fault, "patterns are those of RE2: no look-around and no back references"
         return
     for least, most in (("minimum", "maximum"), ("min_length", "max_length")):
         low, high = getattr(definition, least), getattr(definition, most)
         if low is not None and high is not None and low > high:
-            yield least, f"`{least}` is larger than `{most}`, so that no value fits", "exchange them"
+            yield least, f"`{least}` is larger than `{most}`, so no value fits", "swap them"
     if definition.enum is not None and not definition.enum:
-        yield "enum", "`enum` is empty, so that no value fits", "write the values, or remove it"
+        yield "enum", "`enum` is empty, so no value fits", "write the values, or remove it"
     without_enum = definition.model_copy(update={"enum": None})
     written = [(f"enum[{index}]", member, without_enum) for index, member in enumerate(definition.enum or ())]
     written += [("default", definition.default, definition)] if definition.default is not None else []
@@ -117,7 +117,7 @@ def _contradictions(definition: Input) -> Iterator[tuple[str, str, str]]:
         if isinstance(value, str) and has_expression(value):
             yield place, "an expression is not evaluated here", "write the value"
         for fault in () if find_bad_values(value) else _faults(value, rules):
-            yield place, f"the value {fault}", "make it fit the other rules of this input"
+            yield place, f"the value {fault}", "change it so that it matches the other fields of this input"
 
 
 def _faults(value: JsonValue, definition: Input) -> Iterator[str]:
@@ -144,9 +144,9 @@ def _faults(value: JsonValue, definition: Input) -> Iterator[str]:
 
 def _length_faults(length: int, what: str, definition: Input) -> Iterator[str]:
     if definition.min_length is not None and length < definition.min_length:
-        yield f"has {length} {what}, and needs at least {definition.min_length}"
+        yield f"has {length} {what}, but needs at least {definition.min_length}"
     if definition.max_length is not None and length > definition.max_length:
-        yield f"has {length} {what}, and may have at most {definition.max_length}"
+        yield f"has {length} {what}; the limit is {definition.max_length}"
 
 
 def _is_of_type(value: JsonValue, kind: str) -> bool:

@@ -30,10 +30,10 @@ def _object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     found: dict[str, JsonValue] = {}
     for key, value in pairs:
         if key in found:
-            raise NotJSONError("duplicate-key", f": it writes the key `{key[:60]}` twice")
+            raise NotJSONError("duplicate-key", f": it contains the key `{key[:60]}` twice")
         found[key] = value
     return found
 
 
 def _no_constant(name: str) -> JsonValue:
-    raise NotJSONError("not-a-number", f": {name} is no JSON number")
+    raise NotJSONError("not-a-number", f": {name} is not a JSON number")

@@ -169,7 +169,7 @@ def _compiled(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> 
 
 def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
     if not plan.description.strip():
-        findings.add("no-description", "description", "the plan has no description", "say in a sentence what the plan does")
+        findings.add("no-description", "description", "the plan has no description", "write in one sentence what the plan does")
     if not plan.steps:
         findings.add("no-steps", "steps", "the plan has no steps", "write at least one")
     check_tags(plan.tags, "tags", findings)
@@ -178,12 +178,12 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
         message = f"`stop_on_error` and `continue_on_error` are both {str(options.stop_on_error).lower()}"
         findings.add("contradicting-policies", "options.continue_on_error", message, "write one of them")
     if plan.on_failure == "replan" and not Settings().model:
-        message = "no model is configured here, so that a failure is no reason to draft what is left anew"
-        findings.warn("no-model", "on_failure", message, "set PLAN_ADAPTER_MODEL where the plan is run")
+        message = "no model is configured here, so a failure would not be replanned"
+        findings.warn("no-model", "on_failure", message, "set PLAN_ADAPTER_MODEL where the plan runs")
     if plan.finally_:
-        findings.add("not-yet", "finally", "steps that always run at the end are not executed yet", "put them into `steps`")
+        findings.add("not-yet", "finally", "steps that always run at the end are not supported yet", "put them into `steps`")
     if plan.concurrency is not None:
-        findings.add("not-yet", "concurrency", "runs do not exclude each other yet", "remove it, and start one run at a time")
+        findings.add("not-yet", "concurrency", "mutual exclusion of runs is not supported yet", "remove it, and start one run at a time")
 
 
 def _compiled_outputs(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> dict[str, Template]:

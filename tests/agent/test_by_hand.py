@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from plan_adapter.agent.by_hand import judged_answer, prompt_for_chat
+from plan_adapter.agent.chat import draft_from_chat, prompt_for_chat
 from plan_adapter.drafts import PlanRequest
 from plan_adapter.errors import DraftError, ToolDefinitionError
 from plan_adapter.tools.registry import ToolRegistry
@@ -21,34 +21,34 @@ def test_a_chat_is_asked_what_a_model_is_asked() -> None:
 
 
 async def test_a_good_answer_gives_the_plan_that_a_model_would_have_given() -> None:
-    judged = judged_answer(TASK, TOOLS, json.dumps(GOOD))
+    result = draft_from_chat(TASK, TOOLS, json.dumps(GOOD))
     with scripted(says(GOOD)) as server:
         draft = await drafted(server)
     assert draft.plan is not None
-    assert judged.draft.plan is not None
-    assert judged.draft.plan.to_document() == draft.plan.to_document()
-    assert (judged.draft.constraints, judged.draft.complexity, judged.reply) == (draft.constraints, draft.complexity, None)
-    assert find_problems(judged.draft.plan, TOOLS) == []
+    assert result.draft.plan is not None
+    assert result.draft.plan.to_document() == draft.plan.to_document()
+    assert (result.draft.constraints, result.draft.complexity, result.reply) == (draft.constraints, draft.complexity, None)
+    assert find_problems(result.draft.plan, TOOLS) == []
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_what_is_wrong_is_said_in_the_words_that_a_model_is_told(kind: str) -> None:
+def test_a_chat_gets_the_same_corrections_as_a_model(kind: str) -> None:
     answer, expected = WRONG[kind]
-    judged = judged_answer(TASK, TOOLS, json.dumps(answer))
-    assert judged.draft.plan is None
-    assert judged.reply is not None
-    assert expected in judged.reply
-    assert judged.draft.calls[0].problems
+    result = draft_from_chat(TASK, TOOLS, json.dumps(answer))
+    assert result.draft.plan is None
+    assert result.reply is not None
+    assert expected in result.reply
+    assert result.draft.calls[0].problems
 
 
 def test_an_order_against_a_constraint_is_no_plan() -> None:
     late = {**DEPLOY, "depends_on": []}
-    judged = judged_answer(TASK, TOOLS, json.dumps(done(BACK_UP, late, constraints=GOOD["constraints"])))
-    assert "[broken-constraint]" in (judged.reply or "")
+    result = draft_from_chat(TASK, TOOLS, json.dumps(done(BACK_UP, late, constraints=GOOD["constraints"])))
+    assert "[broken-constraint]" in (result.reply or "")
 
 
 def test_what_cannot_be_planned_is_not_asked() -> None:
     with pytest.raises(DraftError, match="no tools"):
         prompt_for_chat(TASK, ToolRegistry())
     with pytest.raises(ToolDefinitionError, match="no such tool"):
-        judged_answer(PlanRequest("x", available_tools=("bash",)), TOOLS, "{}")
+        draft_from_chat(PlanRequest("x", available_tools=("bash",)), TOOLS, "{}")

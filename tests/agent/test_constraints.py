@@ -53,7 +53,7 @@ def drafted(plan: Plan, monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_what_nobody_checked_is_told_wherever_the_plan_is_shown(kind: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchecked_constraint_is_shown_wherever_the_plan_is_shown(kind: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     answer, standings = ANSWERS[kind]
     said, _ = drafted(plan, monkeypatch, answer, arguments=("--json",))
     assert said.code == 0, said.err
@@ -79,7 +79,7 @@ def test_what_nobody_checked_is_told_wherever_the_plan_is_shown(kind: str, plan:
         assert TO_JUDGE in text
 
 
-def test_an_order_that_the_plan_does_not_keep_goes_back_and_is_mended(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_order_goes_back_to_the_model_and_is_corrected(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     lie = done(*UNORDERED, constraints=[FIRST, OFF_PEAK, AFTERWARDS])
     said, told = drafted(plan, monkeypatch, lie, ANSWERS["is honest"][0])
     assert said.code == 0
@@ -96,7 +96,7 @@ def test_a_revised_plan_is_no_longer_what_was_checked(plan: Plan, monkeypatch: p
     Path("plan.yaml").write_text(Path("plan.yaml").read_text(encoding="utf-8").replace("2.1", "2.2"), encoding="utf-8")
     assert plan("revise", run_id, "plan.yaml", *TOOLS_WORDS).code == 0
     text = plan("approve", run_id, "--show").out
-    assert "**changed since then**: of no constraint was it checked again" in text
+    assert "**changed since then**: no constraint was checked again" in text
     assert "- **not checked**: back up the database first: the plan was changed" in text
     assert "order checked:" not in text
 
@@ -114,7 +114,7 @@ async def gate_text_of(store: PlanStore, text: str, tenant_id: str | None = None
     return asked[0]
 
 
-async def test_the_gate_of_a_plan_tells_of_its_own_draft_only(tmp_path: Path) -> None:
+async def test_a_plan_gate_shows_only_its_own_draft(tmp_path: Path) -> None:
     request = PlanRequest("Deploy [x](http://evil) 2.1\n# now", constraints=CONSTRAINTS)
     with scripted(says(ANSWERS["is honest"][0])) as server:
         model = OpenAIModel("m", base_url=server.url)

@@ -65,7 +65,7 @@ async def test_each_round_is_a_task_run_and_the_draft_is_kept_and_shown(
     assert "completes before" in str(artifacts[0].data)
 
 
-async def test_a_flow_run_that_goes_on_pays_only_for_what_it_has_not(
+async def test_a_resumed_flow_run_pays_only_for_missing_answers(
     prefect_server: Server, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with scripted(says(done(step("deploi", {}))), Reply(status=401, error="expired"), says(GOOD)) as server, use_server(prefect_server):
@@ -88,7 +88,7 @@ async def test_a_question_is_a_form(prefect_server: Server, home: Path, monkeypa
         assert "生产库" in server.requests[-1]["messages"][-1]["content"]
 
 
-async def test_a_question_of_which_no_call_knows_the_answer_is_put_again_when_the_flow_run_goes_on(
+async def test_an_unanswered_question_is_asked_again_when_the_flow_run_resumes(
     prefect_server: Server, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with scripted(QUESTION, Reply(status=401, error="expired"), says(GOOD)) as server, use_server(prefect_server):
@@ -157,7 +157,7 @@ async def test_a_question_that_nobody_answers_in_time_ends_the_draft(
         async with drafted_by(draft_plan) as (flow_run_id, drafting):
             state = await drafting
     assert state.is_failed()
-    assert "nobody answers" in (state.message or "")
+    assert "nobody answered" in (state.message or "")
     async with PlanStore(f"sqlite:///{home / 'plans.db'}") as store:
         kept = await store.drafts.get(str(flow_run_id))
     assert (kept.plan, len(kept.calls)) == (None, 1)

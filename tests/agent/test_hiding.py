@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.agent.by_hand import judged_answer, prompt_for_chat
-from plan_adapter.agent.hiding import environment_redactor
+from plan_adapter.agent.chat import draft_from_chat, prompt_for_chat
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
+from plan_adapter.agent.redaction import environment_redactor
 from plan_adapter.drafts import Draft, PlanRequest
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
@@ -58,7 +58,7 @@ async def drafted(server: ScriptedServer, tools: ToolRegistry, store: PlanStore,
     return draft
 
 
-async def test_no_secret_leaves_the_machine_and_what_was_hidden_is_told(tmp_path: Path) -> None:
+async def test_no_secret_leaves_the_machine_and_redactions_are_reported(tmp_path: Path) -> None:
     async def person(_: str) -> str:
         return f"the key is {CANARIES['model']}, at https://u:{CANARIES['url']}@h/"
 
@@ -77,7 +77,7 @@ async def test_no_secret_leaves_the_machine_and_what_was_hidden_is_told(tmp_path
     assert leaks(repr(draft) + repr(kept)) == []
     assert leaks("".join(path.read_bytes().decode(errors="replace") for path in tmp_path.glob("plans.db*"))) == []
     assert draft.plan is not None
-    assert "so, in `task`, `context`, `constraints[0]`, `tools`: a plan names" in draft.notes[0]
+    assert "in `task`, `context`, `constraints[0]`, `tools`; a plan refers" in draft.notes[0]
 
 
 async def test_places_are_named_as_narrowly_as_they_can_be() -> None:
@@ -86,18 +86,18 @@ async def test_places_are_named_as_narrowly_as_they_can_be() -> None:
         model = OpenAIModel("m", base_url=server.url)
         draft = await Planner(model, TOOLS).drafted(request)
         await model.aclose()
-    assert "in `context.api[0].password`: a plan names a secret" in draft.notes[0]
+    assert "in `context.api[0].password`; a plan refers to a secret" in draft.notes[0]
 
 
 async def test_a_prompt_for_a_chat_holds_no_secret_either() -> None:
-    hide = await environment_redactor()
-    messages = prompt_for_chat(LEAKY, TOOLS, hide=hide)
+    redactor = await environment_redactor()
+    messages = prompt_for_chat(LEAKY, TOOLS, redactor=redactor)
     assert leaks("".join(message.content for message in messages)) == []
-    judged = judged_answer(LEAKY, TOOLS, json.dumps(done(step("deploi", {}))), hide=hide)
-    assert leaks(repr(judged)) == []
+    result = draft_from_chat(LEAKY, TOOLS, json.dumps(done(step("deploi", {}))), redactor=redactor)
+    assert leaks(repr(result)) == []
 
 
-async def test_without_anything_secret_nothing_is_said() -> None:
+async def test_without_secrets_no_redaction_is_reported() -> None:
     with scripted(says(GOOD)) as server:
         model = OpenAIModel("m", base_url=server.url)
         draft = await Planner(model, TOOLS).drafted(PlanRequest("Deploy", context={"author": "ana", "n": 1}))

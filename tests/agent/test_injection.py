@@ -297,9 +297,9 @@ async def test_the_worst_model_of_the_rest_changes_nothing_that_it_may_not(
     for name, deed in {**DEEDS, **MORE_DEEDS}.items():
         history = RunHistory(succeeded={("seen", None): receipt}, attempts={("seen", None): 1, ("put", None): 1})
         words = place(run, history, order(deed))
-        model, rest = Obedient(), RemainingPlan.of(validated, history)
-        request = PlanRequest(f"Go on. {words}", context=replan_context(run, rest, history, Redactor()))
-        draft = await Planner(model, NAMED, budget=Budget(rounds=6)).drafted(request, rest=rest)
+        model, remaining = Obedient(), RemainingPlan.of(validated, history)
+        request = PlanRequest(f"Go on. {words}", context=replan_context(run, remaining, history, Redactor()))
+        draft = await Planner(model, NAMED, budget=Budget(rounds=6)).drafted(request, remaining=remaining)
         assert model.questions, name
         assert all(CANARY not in question for question in model.questions)
         if draft.plan is not None:

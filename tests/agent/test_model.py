@@ -130,7 +130,7 @@ async def test_an_object_is_found_in_a_fence_and_in_prose_on_every_rung(text: st
         '{"n": 3, "note": "a"',
     ],
 )
-async def test_json_that_is_nearly_json_is_mended_on_the_last_rung_only(text: str) -> None:
+async def test_malformed_json_is_repaired_only_on_the_last_rung(text: str) -> None:
     with scripted(Reply(text)) as server:
         model = model_at(server.url)
         answer = await model.ask(QUESTION)
@@ -139,7 +139,7 @@ async def test_json_that_is_nearly_json_is_mended_on_the_last_rung_only(text: st
         await model.aclose()
 
 
-async def test_an_answer_that_was_cut_off_is_not_mended_and_not_asked_for_on_other_rungs() -> None:
+async def test_a_cut_off_answer_is_neither_repaired_nor_asked_for_on_other_rungs() -> None:
     with scripted(Reply('{"n": 3, "note": "aaaa', finish="length")) as server:
         model = model_at(server.url)
         answer = await model.ask(QUESTION)
@@ -148,11 +148,11 @@ async def test_an_answer_that_was_cut_off_is_not_mended_and_not_asked_for_on_oth
         await model.aclose()
 
 
-async def test_a_refusal_is_told_as_one() -> None:
+async def test_a_refusal_is_reported_as_a_refusal() -> None:
     with scripted(Reply(refusal="I cannot help with that.")) as server:
         model = model_at(server.url)
         answer = await model.ask(QUESTION)
-        assert (answer.reading.value, answer.reading.problem) == (None, "the model declines: I cannot help with that.")
+        assert (answer.reading.value, answer.reading.problem) == (None, "the model declined: I cannot help with that.")
         assert len(server.requests) == 1
         await model.aclose()
 
@@ -172,7 +172,7 @@ async def test_a_server_that_ignores_the_form_and_answers_in_a_fence_stays_on_it
 
 
 @pytest.mark.parametrize("field", ["max_completion_tokens", "reasoning_effort"])
-async def test_a_field_that_the_server_does_not_take_is_said_otherwise_once_and_for_all(field: str) -> None:
+async def test_a_refused_request_field_is_replaced_permanently(field: str) -> None:
     question = Question(QUESTION.messages, SCHEMA, "count", max_tokens=100, effort="high")
     with scripted(says({"n": 3}), refuses=[field]) as server:
         model = model_at(server.url)
@@ -212,10 +212,10 @@ async def test_a_probe_learns_what_the_server_refuses_and_what_it_calls_the_mode
         await model.aclose()
 
 
-async def test_a_probe_that_gets_no_object_says_so() -> None:
+async def test_a_model_check_without_an_object_is_an_error() -> None:
     with scripted(Reply("Ready!")) as server:
         model = model_at(server.url)
-        with pytest.raises(ModelError, match="answers, but not with a JSON object: the answer is no JSON"):
+        with pytest.raises(ModelError, match="answers, but not with a JSON object: the answer is not JSON"):
             await model.probe()
         await model.aclose()
 
@@ -236,22 +236,22 @@ async def test_openais_own_key_and_a_password_in_the_url_are_in_no_error(monkeyp
 
 
 ERRORS: dict[str, tuple[Reply, str]] = {
-    "401": (Reply(status=401, error="bad key sk-canary"), "401.*give another key"),
-    "404": (Reply(status=404, error="no such model"), "404.*look at the model's name"),
-    "429": (Reply(status=429, error="too many"), "answers 429: too many; try again in a while"),
+    "401": (Reply(status=401, error="bad key sk-canary"), "401.*set another key"),
+    "404": (Reply(status=404, error="no such model"), "404.*check the model's name"),
+    "429": (Reply(status=429, error="too many"), "answers 429: too many; try again later"),
     "500": (Reply(status=500, error="broken"), "answers 500"),
-    "cut": (Reply(cut=True), r"broke its answer off, 1 times: peer closed connection.*_STREAM=true helps"),
+    "cut": (Reply(cut=True), r"broke off its answer 1 times: peer closed connection.*set PLAN_ADAPTER_MODEL_STREAM=true"),
     "an error in place of an answer": (
         Reply(raw=b'{"error": {"message": "overloaded, sk-canary"}}'),
-        r"broke its answer off.*overloaded, \*\*\*",
+        r"broke off its answer.*overloaded, \*\*\*",
     ),
-    "html": (Reply(raw=b"<html>hello</html>"), "no chat completion.*ends in /v1"),
-    "400 on every rung": (Reply(status=400, error="context too long"), "refuses the request: context too long; with less context"),
+    "html": (Reply(raw=b"<html>hello</html>"), "does not answer with a chat completion.*ends in /v1"),
+    "400 on every rung": (Reply(status=400, error="context too long"), "refuses the request: context too long; give it less context"),
 }
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-async def test_what_keeps_a_server_from_answering_is_said_without_the_key(kind: str) -> None:
+async def test_server_errors_are_reported_without_the_key(kind: str) -> None:
     reply, expected = ERRORS[kind]
     with scripted(reply) as server:
         model = model_at(server.url)
@@ -323,15 +323,15 @@ async def test_a_stream_that_is_cut_is_no_answer_and_asked_for_again(pieces: int
         await model.aclose()
     with scripted(cut) as server:
         model = model_at(server.url, stream=True)
-        with pytest.raises(ModelError, match="broke its answer off, 1 times"):
+        with pytest.raises(ModelError, match="broke off its answer 1 times"):
             await model.ask(QUESTION)
         await model.aclose()
 
 
-async def test_a_refusal_and_an_end_at_the_limit_are_told_of_a_stream_too() -> None:
+async def test_a_refusal_and_the_token_limit_are_also_reported_in_streams() -> None:
     with scripted(Reply(refusal="I cannot help with that."), Reply('{"n": 3, "no', finish="length")) as server:
         model = model_at(server.url, stream=True)
-        assert (await model.ask(QUESTION)).reading.problem == "the model declines: I cannot help with that."
+        assert (await model.ask(QUESTION)).reading.problem == "the model declined: I cannot help with that."
         assert (await model.ask(QUESTION)).cut_off
         await model.aclose()
 
@@ -350,8 +350,8 @@ ODD_STREAMS = {
     ),
     "no data": (b"event: ping\n\n", "the stream ended before the answer did"),
     "nothing": (b"", "the stream ended before the answer did"),
-    "a list": (b"data: []\n\n", "no chat completion"),
-    "half an event": (b'data: {"choices":[', "broke its answer off.*an event is no JSON"),
+    "a list": (b"data: []\n\n", "does not answer with a chat completion"),
+    "half an event": (b'data: {"choices":[', "broke off its answer.*an event is not JSON"),
 }
 
 
@@ -383,7 +383,7 @@ async def test_what_servers_send_in_other_ways_is_read(raw: bytes) -> None:
         await model.aclose()
 
 
-async def test_calls_without_numbers_are_told_apart_by_their_ids() -> None:
+async def test_calls_without_numbers_are_distinguished_by_their_ids() -> None:
     piece = '{"choices":[{"delta":{"tool_calls":[{%s"function":{"arguments":%s}}]}}]}'
     said = [piece % ('"id":"a",', '"{\\"n\\""'), piece % ("", '": 3}"'), "[DONE]"]
     with scripted(Reply(raw="".join(f"data: {event}\n\n" for event in said).encode())) as server:

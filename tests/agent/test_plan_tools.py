@@ -56,7 +56,7 @@ def test_the_definition_is_strict_where_strict_decoding_can_say_everything() -> 
 
 
 @pytest.mark.parametrize("declared", [Input(type="object"), Input(type="array"), Input(type="array", items="object")])
-def test_free_keys_and_lists_of_anything_are_said_as_they_are(declared: Input) -> None:
+def test_free_keys_and_lists_of_any_values_keep_their_schema(declared: Input) -> None:
     function = plan_tool(greeting(more=declared))["function"]
     assert isinstance(function, dict)
     assert function["strict"] is False
@@ -72,7 +72,7 @@ def test_free_keys_and_lists_of_anything_are_said_as_they_are(declared: Input) -
 
 @pytest.mark.parametrize("arguments", ["no json", "[1]", "null", "[" * 100_000])
 def test_arguments_that_are_no_object_are_refused(arguments: str) -> None:
-    with pytest.raises(InvalidPlanError, match="the arguments are no JSON"):
+    with pytest.raises(InvalidPlanError, match=r"the arguments are not (a )?JSON"):
         tool_inputs(greeting(), arguments)
 
 

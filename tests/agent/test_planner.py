@@ -102,7 +102,7 @@ async def test_what_a_model_planned_needs_an_approval_whatever_the_request_says(
         draft = await drafted(server, PlanRequest("Deploy", options=options, metadata={"team": "平台"}))
     assert draft.plan is not None
     assert (draft.plan.options.require_approval, draft.plan.options.auto_approve, draft.plan.options.allow_parallel) == (True, False, True)
-    assert (draft.plan.metadata, draft.notes) == ({"team": "平台"}, ["left out of the answer, because no model may decide it: `options`"])
+    assert (draft.plan.metadata, draft.notes) == ({"team": "平台"}, ["ignored in the answer, because a model may not decide it: `options`"])
 
 
 def call(**fields: Any) -> dict[str, Any]:
@@ -124,9 +124,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no steps": ({"action": "plan_done", "speak": "", "reason": ""}, "steps: [no-steps]"),
     "steps that are no list": (done() | {"steps": {"a": 1}}, "steps: [no-steps]"),
     "a step that is text": (done() | {"steps": ["deploy it"]}, "steps[0]"),
-    "steps beside continue": ({**GOOD, "action": "continue"}, "steps: [bad-value] steps stand beside `continue`"),
-    "no action": ({"speak": "hm"}, "action: [bad-value] there is no action"),
-    "another action": ({**GOOD, "action": "finish"}, 'action: [bad-value] "finish" is no action'),
+    "steps beside continue": ({**GOOD, "action": "continue"}, "steps: [bad-value] steps with `continue`"),
+    "no action": ({"speak": "hm"}, "action: [bad-value] the action is missing"),
+    "another action": ({**GOOD, "action": "finish"}, 'action: [bad-value] "finish" is not an action'),
     "a lowered effect": (done(step("deploy", {"version": "1"}, effect="read")), "steps[0].effect: [lowered-effect]"),
     "a field of people": (done(step("deploy", {"version": "1"}, on_error="continue")), "steps[0].on_error: [unknown-field]"),
     "duplicate ids": (done(BACK_UP, {**DEPLOY, "id": "backup", "depends_on": []}), "[duplicate-id]"),
@@ -187,9 +187,9 @@ async def test_a_dependency_that_a_correction_drops_is_asked_about_and_then_note
     dropped = done(BACK_UP, {**DEPLOY, "depends_on": []}, VERIFY)
     with scripted(says(broken), says(dropped), says(dropped)) as server:
         draft = await drafted(server, PlanRequest("Deploy"))
-        assert "[dropped-dependency] `deploy` no longer waits for `backup`" in corrections(server)
+        assert "[dropped-dependency] `deploy` no longer depends on `backup`" in corrections(server)
     assert draft.plan is not None
-    assert draft.notes == ["the model took back that `deploy` waits for `backup`"]
+    assert draft.notes == ["the model removed the dependency of `deploy` on `backup`"]
 
 
 async def test_a_dependency_that_follows_from_others_is_not_lost() -> None:
@@ -203,7 +203,7 @@ async def test_three_wrong_answers_in_a_row_end_the_draft_and_progress_gives_mor
     with scripted(says(done(step("deploi", {})))) as server:
         draft = await drafted(server)
     assert (draft.plan, len(draft.calls)) == (None, 3)
-    assert draft.failure == "no valid plan came of the task: 3 wrong answers in a row, and no progress"
+    assert draft.failure == "no valid plan for the task: 3 wrong answers in a row without progress"
     assert [problem.code for problem in draft.problems] == ["unknown-tool"]
     three, two, one = ([step(f"no_{number}", {}) for number in range(many)] for many in (3, 2, 1))
     with scripted(*(says(done(*steps)) for steps in (three, three, two, two, one, one)), says(GOOD)) as server:
@@ -214,7 +214,7 @@ async def test_three_wrong_answers_in_a_row_end_the_draft_and_progress_gives_mor
 async def test_the_error_of_a_draft_names_what_was_wrong() -> None:
     with scripted(says(done(step("deploi", {})))) as server:
         model = OpenAIModel("m", base_url=server.url)
-        with pytest.raises(DraftError, match=r"(?s)no progress.*steps\[0\].tool_name.*deploy") as raised:
+        with pytest.raises(DraftError, match=r"(?s)without progress.*steps\[0\].tool_name.*deploy") as raised:
             await Planner(model, TOOLS).adraft(TASK)
         await model.aclose()
     assert len(raised.value.draft.calls) == 3
@@ -260,7 +260,7 @@ async def test_a_secret_in_a_context_that_is_a_text_is_hidden() -> None:
     with scripted(says(GOOD)) as server:
         draft = await drafted(server, PlanRequest("Deploy", context="log in at https://ana:hunter2@db"))
         assert "hunter2" not in json.dumps(server.requests)
-    assert "in `context`: a plan names a secret" in draft.notes[0]
+    assert "in `context`; a plan refers to a secret" in draft.notes[0]
 
 
 @pytest.mark.parametrize("field", ["constraints", "available_tools", "available_secrets"])
@@ -275,10 +275,10 @@ async def test_a_deep_pass_that_fails_falls_back_to_the_first_plan(failure: Repl
         draft = await drafted(server)
     assert draft.plan is not None
     assert (len(draft.plan.steps), draft.failure, draft.problems) == (3, None, [])
-    assert draft.notes[0].startswith("the deep pass came to nothing, and the first plan stands: ")
+    assert draft.notes[0].startswith("the deep pass failed, so the first plan is kept: ")
 
 
-async def test_the_model_asks_and_goes_on_with_the_answer() -> None:
+async def test_the_model_asks_and_continues_with_the_answer() -> None:
     asked: list[str] = []
 
     async def person(question: str) -> str:
@@ -306,10 +306,10 @@ async def test_the_time_that_a_person_takes_is_no_cost_of_the_draft(monkeypatch:
     assert (draft.plan is not None, draft.failure) == (True, None)
 
 
-async def test_a_question_that_nobody_answers_ends_the_draft_and_stands_in_the_failure() -> None:
+async def test_an_unanswered_question_ends_the_draft_and_is_in_the_failure() -> None:
     with scripted(says({"action": "ask_user", "speak": "Which database?", "reason": "two"})) as server:
         draft = await drafted(server)
-    assert (draft.plan, draft.failure) == (None, "no valid plan came of the task: the model asks, and nobody answers: Which database?")
+    assert (draft.plan, draft.failure) == (None, "no valid plan for the task: the model asked, and nobody answered: Which database?")
 
 
 async def test_a_constraint_that_is_about_no_order_is_listed_as_unchecked() -> None:
@@ -318,13 +318,13 @@ async def test_a_constraint_that_is_about_no_order_is_listed_as_unchecked() -> N
     with scripted(says(done(BACK_UP, DEPLOY, VERIFY, constraints=claims))) as server:
         draft = await drafted(server, request)
     assert [(c.number, c.checked) for c in draft.constraints] == [(1, True), (2, False), (3, True)]
-    assert draft.constraints[1].how == "nothing in the plan says how it is kept"
+    assert draft.constraints[1].how == "the plan does not say how it is kept"
 
 
 async def test_max_steps_is_kept() -> None:
     with scripted(says(GOOD), says(done(step("deploy", {"version": "1"})))) as server:
         draft = await drafted(server, PlanRequest("Deploy", max_steps=2))
-        assert "[too-many-steps] the plan has 3 steps, and may have 2" in corrections(server)
+        assert "[too-many-steps] the plan has 3 steps; the limit is 2" in corrections(server)
     assert draft.plan is not None
 
 
@@ -340,7 +340,7 @@ async def test_a_planner_sees_only_the_tools_that_were_named() -> None:
 @pytest.mark.parametrize(
     ("request_", "tools", "expected"),
     [
-        (PlanRequest(" "), TOOLS, "no task"),
+        (PlanRequest(" "), TOOLS, "the task is empty"),
         (PlanRequest("x"), ToolRegistry(), "no tools"),
         (PlanRequest("x", max_steps=0), TOOLS, "max_steps"),
     ],

@@ -126,12 +126,12 @@ def step(tool_name: str, parameters: dict[str, Any], **fields: Any) -> dict[str,
     return {"tool_name": tool_name, "description": "", "parameters": parameters, **fields}
 
 
-def rest(*steps: dict[str, Any], **fields: Any) -> Reply:
+def remaining(*steps: dict[str, Any], **fields: Any) -> Reply:
     return says({"action": "plan_done", "speak": "好的", "reason": "", "description": "另一个", "steps": [*steps], **fields})
 
 
 MENDED = step("deploy", {"version": "2 on ${{ steps.check.result.host }}"}, id="mended", depends_on=["first"])
-GOOD = rest(MENDED, step("look", {"host": "three"}, id="third", depends_on=[0]))
+GOOD = remaining(MENDED, step("look", {"host": "three"}, id="third", depends_on=[0]))
 
 
 @pytest.fixture
@@ -219,8 +219,8 @@ async def test_an_id_on_which_attempts_hang_goes_back_to_the_model_and_made_ones
     plan = a_plan()
     plan.steps[2].id, plan.steps[3].depends_on = "step_1", ["step_1"]
     run = await failed(world, store, plan)
-    again = rest(step("deploy", {"version": "2"}, id="step_1"), step("look", {"host": "a"}, id="check"))
-    with scripted(again, rest(step("deploy", {"version": "2"}))) as server:
+    again = remaining(step("deploy", {"version": "2"}, id="step_1"), step("look", {"host": "a"}, id="check"))
+    with scripted(again, remaining(step("deploy", {"version": "2"}))) as server:
         draft = await drafted(run, "again", server, world, store)
     assert [problem.partition("] ")[0] for problem in draft.calls[0].problems if "taken-id" in problem] == [
         "steps[0].id: [taken-id",
@@ -232,7 +232,7 @@ async def test_an_id_on_which_attempts_hang_goes_back_to_the_model_and_made_ones
 
 async def test_a_step_to_which_an_output_refers_must_be_there_and_may_have_its_old_id(world: World, store: PlanStore) -> None:
     run = await failed(world, store, a_plan(outputs={"二": "${{ steps.second.result }}"}))
-    with scripted(rest(MENDED), rest({**MENDED, "id": "second"})) as server:
+    with scripted(remaining(MENDED), remaining({**MENDED, "id": "second"})) as server:
         draft = await drafted(run, "版本二", server, world, store)
         assert context_of(server.requests[0])["ids_needed"] == ["second"]
     assert any("second" in problem and "unknown-reference" in problem for problem in draft.calls[0].problems)
@@ -246,7 +246,7 @@ async def test_a_step_to_which_an_output_refers_must_be_there_and_may_have_its_o
     assert (await store.verify(run.id)).problem is None
 
 
-async def test_a_step_with_items_that_is_done_in_part_stays_and_goes_on(world: World, store: PlanStore) -> None:
+async def test_a_partly_done_step_with_items_stays_and_continues(world: World, store: PlanStore) -> None:
     plan = load_plan("""
 description: 逐个发布
 options: {require_approval: false, continue_on_error: true}
@@ -255,7 +255,7 @@ steps:
   - {id: after, tool_name: look, parameters: {host: a}, depends_on: [all]}
 """)
     run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
-    with scripted(rest(step("look", {"host": "b"}, id="other"))) as server:
+    with scripted(remaining(step("look", {"host": "b"}, id="other"))) as server:
         draft = await drafted(run, "look elsewhere", server, world, store)
         (stays,) = context_of(server.requests[0])["stays"]
     assert (stays["id"], stays["results"]) == ("all", {"0": "1"})
@@ -274,7 +274,7 @@ async def test_a_run_that_takes_no_new_version_asks_no_model(world: World, store
         "whether `second` was done is unknown.*plan resolve": (await failed(world, store, lost)).id,
         "was rolled back": (await failed(world, store, undoable())).id,
         "has completed": (await failed(world, store, a_plan(steps=a_plan().steps[:2]))).id,
-        "says how it ended": (await failed(world, store, lost, host="web-2")).id,
+        "records the outcome": (await failed(world, store, lost, host="web-2")).id,
     }
     await aresolve_step([*found.values()][3], "second", "abort", by="ana", store=store)
     with scripted(GOOD) as server:
@@ -284,7 +284,7 @@ async def test_a_run_that_takes_no_new_version_asks_no_model(world: World, store
         assert server.requests == []
 
 
-async def test_a_failed_step_may_be_mended_by_hand_or_left_out_and_what_may_be_done_may_not(world: World, store: PlanStore) -> None:
+async def test_a_failed_step_may_be_fixed_by_hand_or_skipped_but_a_possibly_done_one_may_not(world: World, store: PlanStore) -> None:
     run = await failed(world, store)
     repaired = a_plan()
     repaired.step("second").parameters = {"version": "2"}
@@ -303,7 +303,7 @@ async def test_a_failed_step_may_be_mended_by_hand_or_left_out_and_what_may_be_d
             await arevise_run(other.id, version, tools=world.tools, by="bo", store=store)
 
 
-async def test_attempts_of_a_step_that_was_left_out_are_shown_and_verified_and_the_rest_is_undone(world: World, store: PlanStore) -> None:
+async def test_attempts_of_a_dropped_step_are_shown_and_verified_and_the_rest_is_undone(world: World, store: PlanStore) -> None:
     first = undoable()
     first.step("second").on_error = "continue"
     run = await failed(world, store, first)
@@ -324,10 +324,10 @@ async def test_attempts_of_a_step_that_was_left_out_are_shown_and_verified_and_t
 
 
 async def test_an_agent_has_the_rest_of_its_run_planned_and_a_person_approves_it(world: World, store: PlanStore) -> None:
-    with scripted(rest(step("unheard_of", {})), GOOD) as server:
+    with scripted(remaining(step("unheard_of", {})), GOOD) as server:
         model = OpenAIModel("m", base_url=server.url)
         session = PlanSession(model, world.tools, store=store, offline=True)
-        with pytest.raises(RunConflictError, match="nothing was run yet"):
+        with pytest.raises(RunConflictError, match="nothing has run yet"):
             await session.revise("换", by="bo")
         session.use(a_plan())
         await session.execute(inputs={"host": "web-1"})
@@ -385,7 +385,7 @@ async def test_it_is_done_twice_at_most_and_then_the_run_is_undone(
     monkeypatch.setenv("PLAN_ADAPTER_DRAFT_ANSWER_TOKENS", "777")
 
     def worse(request: Request) -> Reply:
-        return rest(step("deploy", {"version": f"bad-{len(context_of(request)['ids_taken'])}"}, id=f"try_{len(world.did)}"))
+        return remaining(step("deploy", {"version": f"bad-{len(context_of(request)['ids_taken'])}"}, id=f"try_{len(world.did)}"))
 
     with scripted(worse) as server:
         configured(server)
@@ -436,12 +436,12 @@ async def test_without_a_draft_the_run_ends_as_it_has_failed_and_says_why(
     monkeypatch.delenv("PLAN_ADAPTER_MODEL", raising=False)
     run = await failed(world, store, by_itself())
     assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
-    assert "could not be drafted anew: no model is configured" in (run.message or "")
+    assert "could not be replanned: no model is configured" in (run.message or "")
     assert world.did[-1] == "undo 1"
     with scripted(says({"action": "ask_user", "speak": "哪个版本？", "reason": ""})) as server:
         configured(server)
         other = await failed(world, store, by_itself())
-    assert "the model asks, and nobody answers: 哪个版本？" in (other.message or "")
+    assert "the model asked, and nobody answered: 哪个版本？" in (other.message or "")
     assert (await store.run(other.id)).message == other.message
 
 
@@ -475,15 +475,13 @@ async def test_only_failed_steps_are_a_reason(world: World, store: PlanStore, co
         assert (run.reason, server.requests) == (RunReason.UNKNOWN, [])
 
 
-async def test_what_a_person_left_out_stays_left_out_and_what_they_left_in_doubt_is_no_ground_to_plan_on(
-    world: World, store: PlanStore, configured: Any
-) -> None:
+async def test_skipped_steps_stay_skipped_and_an_unknown_outcome_stops_replanning(world: World, store: PlanStore, configured: Any) -> None:
     left_out = ResumeOptions(skipped={"first": "nobody needs it"})
     plan = load_plan(PLAN.replace('"1"', "bad-1"))
     plan.on_failure, plan.step("second").parameters = "replan", {"version": "2"}
     third = plan.step("third")
     third.tool_name, third.parameters, third.requires_approval = "deploy", {"version": "bad-3"}, False
-    with scripted(rest(step("look", {"host": "three"}, id="third_again", depends_on=["second"]))) as server:
+    with scripted(remaining(step("look", {"host": "three"}, id="third_again", depends_on=["second"]))) as server:
         run = await failed(world, store, plan)  # no model yet
         configured(server)
         asks = RunRequest(approver=ANA)
@@ -497,7 +495,7 @@ async def test_what_a_person_left_out_stays_left_out_and_what_they_left_in_doubt
         await aresolve_step(other.id, "first", "abort", by="ana", store=store)
         count = len(server.requests)
         doubted = await execute_resume(other.id, tools=world.tools, run_request=asks, store=store, offline=True, asked=left_out)
-        assert "could not be drafted anew: whether `first` was done is unknown" in (doubted.message or "")
+        assert "could not be replanned: whether `first` was done is unknown" in (doubted.message or "")
         assert len(server.requests) == count
 
 
@@ -527,7 +525,7 @@ async def shown(store: PlanStore, work: "asyncio.Future[Any]", *, after: Gate | 
 
 
 @pytest.mark.thorough
-async def test_it_is_asked_about_in_a_form_of_the_same_flow_run_which_goes_on(
+async def test_a_new_version_is_asked_about_in_a_form_of_the_same_flow_run(
     world: World, store: PlanStore, configured: Any, prefect_server: Server
 ) -> None:
     plan = by_itself()
@@ -554,7 +552,7 @@ async def test_it_is_asked_about_in_a_form_of_the_same_flow_run_which_goes_on(
 
 
 @pytest.mark.thorough
-async def test_a_flow_run_whose_process_ended_while_it_waited_goes_on_with_the_drafted_version(
+async def test_a_flow_run_whose_waiting_process_ended_resumes_with_the_drafted_version(
     world: World, store: PlanStore, configured: Any, prefect_server: Server
 ) -> None:
     plan = by_itself()

@@ -70,7 +70,7 @@ async def test_a_rejected_plan_is_recorded_as_rejected(session: PlanSession) -> 
 
 
 async def test_directly_means_that_the_approver_is_asked_at_once(session: PlanSession) -> None:
-    with pytest.raises(NotApprovedError, match="give the session an approver"):
+    with pytest.raises(NotApprovedError, match="pass an approver to the session"):
         await session.execute_directly(TASK)
     asked: list[str] = []
 
@@ -93,7 +93,7 @@ async def test_what_cannot_be_drafted_leaves_the_session_as_it_was(session: Plan
     for act in (session.problems, session.summary, session.format):
         with pytest.raises(RunConflictError, match="no current plan"):
             act()
-    with pytest.raises(RunConflictError, match="nothing was run yet"):
+    with pytest.raises(RunConflictError, match="nothing has run yet"):
         await session.resume()
 
 

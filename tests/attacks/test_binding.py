@@ -410,7 +410,7 @@ async def test_what_was_done_is_undone_in_no_other_folder(world: World, folders:
     assert ran(folders) == ["approved", "approved"]
 
 
-async def test_a_run_of_a_version_that_recorded_no_folder_goes_on_anywhere(
+async def test_a_run_without_a_recorded_folder_resumes_anywhere(
     world: World, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound = bind_inputs(validate(deploy(), BUILT_IN))

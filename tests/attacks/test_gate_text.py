@@ -218,7 +218,7 @@ def test_a_terminal_is_shown_the_write_and_the_digest(attack: str) -> None:
 
 
 @for_each(attack=ATTACKS)
-def test_nothing_behind_a_forged_picture_is_left_out(attack: str) -> None:
+def test_nothing_after_a_forged_picture_is_omitted(attack: str) -> None:
     text = of_a_call_that_begins_with_it(ATTACKS[attack])
     assert without_picture(text) == text
     text = of_the_plan(ATTACKS[attack])

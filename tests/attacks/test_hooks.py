@@ -244,7 +244,7 @@ async def test_an_approver_who_changes_its_request_changes_nothing(name: str, wo
     (gate,) = await world.store.gates(open_only=False)
     assert gate.approval_digest == world.bound().approval_digest
     changes_the_answer = name in ("approval_digest", "step_id", "run_id", "gate_id")
-    if going.exception() is not None:  # its answer is of other content, and opens nothing
+    if going.exception() is not None:  # its answer covers other content, and opens nothing
         assert changes_the_answer
         assert world.struck == []
     else:

@@ -145,7 +145,7 @@ async def test_a_code_in_the_form_of_an_open_server_proves_nobody(private: bool,
     assert world.struck == []
 
 
-def test_a_seed_is_shown_once_and_stands_nowhere_else(tmp_path: Path) -> None:
+def test_a_seed_is_shown_once_and_stored_nowhere_else_in_clear(tmp_path: Path) -> None:
     home = tmp_path / "home"
     enrolled = plan("enroll", "bo", cwd=tmp_path, PLAN_ADAPTER_HOME=str(home))
     assert enrolled.code == 0, enrolled.err

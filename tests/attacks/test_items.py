@@ -204,10 +204,10 @@ async def test_an_unknown_item_is_not_rolled_back_before_somebody_says_that_it_w
             run.message or ""
         )
         word = await aresolve_step(run.id, "restart", "abort", by="ana", known_by="os_user", item=1, store=store)
-        assert "ana says of `restart[web-2]`: abort" in (word.message or "")
+        assert "ana recorded `abort` for `restart[web-2]`" in (word.message or "")
         later = await acancel_run(run.id, rollback=True, tools=nodes.tools, store=store, offline=True)
     assert [node for node, _ in nodes.undone] == ["web-1"]
-    assert "; rolled back: web-1; not started: web-3; begun, and perhaps done: `restart[web-2]`" in (later.message or "")
+    assert "; rolled back: web-1; not started: web-3; started, and possibly done: `restart[web-2]`" in (later.message or "")
     assert not later.step("restart").rolled_back
 
 

@@ -184,7 +184,7 @@ async def test_a_websocket_without_the_password_gets_nothing(locked: Locked, pat
                 pass
 
 
-def test_the_health_of_the_server_is_all_that_it_tells_anybody(locked: Locked) -> None:
+def test_without_the_password_the_server_reveals_only_its_health(locked: Locked) -> None:
     assert locked.ask("GET", "/api/health") == (200, "true")
     assert demands_authentication(locked.server.api_url) is True
     told = json.loads(locked.ask("GET", "/ui-settings")[1])
@@ -225,7 +225,7 @@ def test_the_list_of_processes_does_not_show_the_password(locked: Locked) -> Non
     assert stat.S_IMODE(Path(f"/proc/{locked.server.pid}/environ").stat().st_mode) == 0o400
 
 
-def test_a_person_is_told_where_the_password_is_and_never_what_it_is(locked: Locked) -> None:
+def test_the_place_of_the_password_is_shown_and_never_the_password(locked: Locked) -> None:
     (notice,) = locked.notices
     assert f"its pages ask for a password: `cat {locked.folder.password_file}` prints it" in notice
     (found,) = [one for one in diagnose(Settings(home=locked.home)) if "local Prefect server" in one.what]

@@ -102,7 +102,7 @@ async def test_an_environment_does_not_loosen_the_stores_policy(kept: dict[str, 
 
 
 @pytest.mark.parametrize("allowed", [True, False], ids=["allowed", "not allowed"])
-async def test_an_environment_does_not_bring_back_the_authors_word(allowed: bool, world: World) -> None:
+async def test_the_environment_cannot_allow_plans_without_approval_again(allowed: bool, world: World) -> None:
     await set_policy(world, allow_unapproved=allowed)
     world.settings = Settings(allow_unapproved=True)
     run = await execute_plan(
@@ -139,11 +139,11 @@ async def test_an_environment_names_no_operators(operation: str, world: World) -
 
 
 @on_both_databases
-async def test_an_approval_that_a_stricter_policy_would_refuse_lapses(world: World) -> None:
+async def test_an_approval_that_a_stricter_policy_refuses_becomes_stale(world: World) -> None:
     run, gate = await world.detached(needs(world))
     await world.answer(gate)
     await set_policy(world, approvers=["bo"])
-    with pytest.raises(NotApprovedError, match="no longer counts: ana may not answer here: bo may"):
+    with pytest.raises(NotApprovedError, match="no longer counts: ana may not answer here; only bo may"):
         await world.resume(run.id)
     assert world.struck == []
 
@@ -161,12 +161,12 @@ async def test_an_answer_in_a_form_is_held_against_the_policy_of_that_moment(wor
     going = world.start_with_form(gated, form)
     while not form.told:
         await world.store.changed(0.5)
-    assert form.told == ["ana may not answer here: bo may"]
+    assert form.told == ["ana may not answer here; only bo may"]
     assert (await world.end(going)).reason is RunReason.REJECTED
     assert world.struck == []
 
 
-async def test_a_standing_approval_lapses_with_the_policy(world: World) -> None:
+async def test_a_standing_approval_becomes_stale_when_the_policy_changes(world: World) -> None:
     plan = needs(world)
     validated = world.bound(plan).validated
     standing = StandingApproval(

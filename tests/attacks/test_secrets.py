@@ -67,7 +67,7 @@ INSIDE = ("one", "half", "all but one")
 @pytest.mark.parametrize("from_end", [False, True], ids=["beginning", "end"])
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("kind", SECRETS)
-async def test_no_part_of_a_secret_stands_where_an_output_is_cut(kind: str, inside: str, from_end: bool) -> None:
+async def test_no_part_of_a_secret_remains_where_an_output_is_cut(kind: str, inside: str, from_end: bool) -> None:
     secret = SECRETS[kind]
     text = around(secret, KEPT_CHARACTERS, inside, from_end=from_end, filler="中" if kind == "multibyte" else "a")
     result = await run_command(["cat"], context_for(secret), stdin=text)
@@ -85,7 +85,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["ascii", "multibyte"])
-async def test_no_part_of_an_encoded_secret_stands_where_an_output_is_cut(kind: str, form: str) -> None:
+async def test_no_part_of_an_encoded_secret_remains_where_an_output_is_cut(kind: str, form: str) -> None:
     encoded = FORMS[form](SECRETS[kind])
     for from_end in (False, True):
         text = around(encoded, KEPT_CHARACTERS, "half", filler=" ", from_end=from_end)
@@ -95,7 +95,7 @@ async def test_no_part_of_an_encoded_secret_stands_where_an_output_is_cut(kind: 
 
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("kind", SECRETS)
-async def test_no_part_of_a_secret_stands_where_the_end_of_an_error_output_is_cut(kind: str, inside: str) -> None:
+async def test_no_part_of_a_secret_remains_where_an_error_output_is_cut(kind: str, inside: str) -> None:
     secret = SECRETS[kind]
     text = around(secret, ERROR_CHARACTERS, inside, from_end=True)
     for command in ('printf %s "$TEXT" >&2; exit 3', 'printf %s "$TEXT"; exit 3'):
@@ -107,9 +107,7 @@ async def test_no_part_of_a_secret_stands_where_the_end_of_an_error_output_is_cu
 @pytest.mark.parametrize("boundary", [LINE_CHARACTERS, CHUNK, 2 * CHUNK], ids=["line", "chunk", "second chunk"])
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("kind", SECRETS)
-async def test_no_part_of_a_secret_stands_in_the_lines_of_a_log(
-    kind: str, inside: str, boundary: int, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_no_part_of_a_secret_remains_in_log_lines(kind: str, inside: str, boundary: int, caplog: pytest.LogCaptureFixture) -> None:
     secret = SECRETS[kind]
     await run_command(["cat"], context_for(secret), stdin=around(secret, boundary, inside) + "\nlast line")
     messages = [record.getMessage() for record in caplog.records]
@@ -174,7 +172,7 @@ def answer() -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("kind", ["ascii", "multibyte"])
-async def test_no_part_of_a_secret_stands_where_a_body_is_cut(kind: str, inside: str, answer: dict[str, Any]) -> None:
+async def test_no_part_of_a_secret_remains_where_a_body_is_cut(kind: str, inside: str, answer: dict[str, Any]) -> None:
     secret = SECRETS[kind]
     before = {"one": 1, "half": len(secret.encode()) // 2, "all but one": len(secret.encode()) - 1}[inside]
     answer["body"] = b"a" * (BODY_LIMIT - before) + secret.encode() + b"b" * BODY_LIMIT
@@ -192,7 +190,7 @@ async def test_masks_before_the_cut_pull_no_part_of_a_secret_into_a_body(answer:
 
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("text", [SECRETS["ascii"], "correct horse\n\tbattery staple"], ids=["word", "words"])
-async def test_no_part_of_a_secret_stands_in_the_refusal_of_a_server(text: str, inside: str, answer: dict[str, Any]) -> None:
+async def test_no_part_of_a_secret_remains_in_a_servers_refusal(text: str, inside: str, answer: dict[str, Any]) -> None:
     answer |= {"status": 500, "body": around(text, 300, inside).encode()}
     with pytest.raises(ToolError) as raised:
         await http_get(answer["url"], context_for(text))
@@ -201,7 +199,7 @@ async def test_no_part_of_a_secret_stands_in_the_refusal_of_a_server(text: str, 
 
 
 @pytest.mark.parametrize("length", [35, 39, 41, 57, 200])
-def test_no_part_of_a_secret_stands_in_what_says_that_a_parameter_does_not_fit(length: int) -> None:
+def test_no_part_of_a_secret_remains_in_parameter_errors(length: int) -> None:
     secret = ("Zx9QkLm4Tt7Vw1" * 20)[:length]
 
     @tool(effect="read")
@@ -337,7 +335,7 @@ async def test_no_credential_reaches_a_command_a_worker_or_the_store(
 
 
 @pytest.mark.parametrize("inside", INSIDE)
-async def test_no_part_of_a_secret_is_told_to_a_model_that_plans_anew(inside: str, tmp_path: Path) -> None:
+async def test_no_part_of_a_secret_is_sent_to_a_replanning_model(inside: str, tmp_path: Path) -> None:
     secret = SECRETS["ascii"]  # of nobody's plan, so that the record holds it
     printed = around(secret, SHOWN_CHARACTERS, inside)
     plan = ExecutionPlan(description="Look")
@@ -425,11 +423,11 @@ steps:
   - {id: rotate, tool_name: run_command, parameters: {argv: ["true"]}}
   - {id: use, tool_name: run_command, parameters: {argv: [echo, "${{ secrets.made }}"]}, depends_on: [rotate]}
 """
-LATE_SAYS = "`use` uses it after steps that write, and fails unless one of them makes it"
+LATE_SAYS = "`use` uses it after steps that write, and fails unless one of them creates it"
 
 
 @pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "there"])
-async def test_who_runs_and_who_approves_are_told_that_a_secret_for_later_is_missing(
+async def test_runner_and_approver_see_that_a_secret_for_later_is_missing(
     is_missing: bool, store_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if not is_missing:
@@ -446,5 +444,5 @@ async def test_who_runs_and_who_approves_are_told_that_a_secret_for_later_is_mis
     assert run.step("use").status == ("failed" if is_missing else "completed")
     warnings = [record.getMessage() for record in caplog.records if LATE_SAYS in record.getMessage()]
     assert [message.partition(";")[0] for message in warnings] == (["there is no secret `made`"] if is_missing else [])
-    assert ("Where this was asked, there is no secret `made`" in asked[0].text) == is_missing
+    assert ("The process that asks has no secret `made`" in asked[0].text) == is_missing
     assert (LATE_SAYS in asked[0].text) == is_missing

@@ -205,7 +205,7 @@ async def test_a_body_is_not_sent_again_to_another_origin(
     asked: Origin, other: Origin, context: ToolContext, method: Any, status: int
 ) -> None:
     asked.redirects["/"] = (status, other.url("/taken"))
-    with pytest.raises(ToolError, match=rf"answered {status} .*: a redirect, which is not followed here"):
+    with pytest.raises(ToolError, match=rf"answered {status} .*: a redirect, and this tool does not follow redirects"):
         await http_send(asked.url("/"), context, method=method, body={"card": "s3cret"}, headers=dict(SENT))
     assert len(asked.leaked) == 1
     assert other.seen == []

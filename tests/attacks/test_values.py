@@ -227,7 +227,7 @@ def test_a_parameter_that_says_float_still_gets_a_float() -> None:
     assert (repr(arguments["share"]), repr(arguments["value"])) == ("1.0", "2")
 
 
-def test_expressions_go_on_calculating_with_the_floats_of_a_result() -> None:
+def test_expressions_keep_calculating_with_the_floats_of_a_result() -> None:
     @tool(effect="read")
     def measure() -> dict[str, float]:
         """Measure something."""
@@ -291,7 +291,7 @@ def test_two_keys_of_a_result_that_become_one_fail_the_step(name: str) -> None:
     plan.options.require_approval = False
     plan.add_step("give", "Give it", {}, id="give")
     run = run_plan(plan, tools=ToolRegistry([give]), offline=True)
-    said = f'returned what is no JSON: two keys of one mapping both become the JSON key "{key}"; rename one of them'
+    said = f'the result is not JSON: two keys of one mapping both become the JSON key "{key}"; rename one of them'
     assert (run.step("give").status, run.step("give").result, run.step("give").error) == ("failed", None, said)
 
 
@@ -378,8 +378,8 @@ def test_an_error_in_the_process_of_an_expression_is_the_same_error() -> None:
     for source, said in (
         ("inputs.o.map(r, r.missing)", "missing"),
         ("inputs.o.map(r, r.id / 0)", "divide by zero"),
-        ("inputs.o.map(r, 1.0 / 0.0)", "gives inf, which is no JSON"),
-        ("inputs.o.map(r, {r.id: 1})", "gives a key that is no text, which is no JSON"),
+        ("inputs.o.map(r, 1.0 / 0.0)", "gives inf, which is not JSON"),
+        ("inputs.o.map(r, {r.id: 1})", "gives a key that is not text, which is not JSON"),
         ("inputs.o.map(a, inputs.o.map(b, 1))", "more than 10,000 items"),
     ):
         template, problems = compile_template(f"${{{{ {source} }}}}", declared, at="")

@@ -55,12 +55,12 @@ async def test_the_model_of_a_block_is_asked_where_it_says_with_its_key_which_no
 
 def test_a_block_of_a_local_path_is_saved_with_a_warning_that_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PLAN_ADAPTER_DATABASE_URL", raising=False)
-    assert "set PLAN_ADAPTER_DATABASE_URL=postgresql://… and run `make blocks` again" in (blocks.plan_store.unknown_outcome() or "")
+    assert "set PLAN_ADAPTER_DATABASE_URL=postgresql://… and run `make blocks` again" in (blocks.plan_store.warning() or "")
     monkeypatch.setenv("PLAN_ADAPTER_ALLOW_LOCAL_STORE", "true")
-    assert blocks.plan_store.unknown_outcome() is None
+    assert blocks.plan_store.warning() is None
     monkeypatch.delenv("PLAN_ADAPTER_ALLOW_LOCAL_STORE")
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", "postgresql://plans:hunter2@127.0.0.1/plans")
-    assert blocks.plan_store.unknown_outcome() is None
+    assert blocks.plan_store.warning() is None
 
 
 def test_the_deployments_block_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

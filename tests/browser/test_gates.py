@@ -278,7 +278,7 @@ async def test_on_a_server_without_authentication_the_form_asks_for_no_code_and_
 
 
 @pytest.mark.thorough
-async def test_two_steps_that_wait_are_answered_on_pages_of_their_own_while_another_branch_goes_on(
+async def test_two_waiting_steps_are_answered_on_their_own_pages_while_another_branch_continues(
     start: Start, browsing: Browsing, workplace: Workplace
 ) -> None:
     plan = start(TWO_GATES)

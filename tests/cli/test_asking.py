@@ -35,7 +35,7 @@ def test_a_person_at_the_terminal_sees_what_would_run_and_says_yes(terminals: li
     terminal.wait_for(ASKED)
     assert "**1. greet**" in terminal.shown
     assert "approval digest: `" in terminal.shown
-    assert f"Run this plan, approved by {os_user()}?" in terminal.shown
+    assert f"Approve this plan as {os_user()}?" in terminal.shown
     assert "mermaid" not in terminal.shown
     terminal.type("y\n")
     assert terminal.end() == 0
@@ -62,7 +62,7 @@ def test_what_is_no_answer_is_asked_again(terminals: list[Terminal], word: str) 
     terminal.wait_for(ASKED)
     terminal.type(f"{word}\n")
     terminal.wait_for_next(ASKED)
-    assert ("plan digest" if word == "v" else "yes: exactly this is run, once") in terminal.shown
+    assert ("plan digest" if word == "v" else "yes: run exactly this, once") in terminal.shown
     terminal.type("yes\n")
     assert terminal.end() == 0
 
@@ -88,7 +88,7 @@ def test_what_was_typed_before_the_question_answers_nothing(terminals: list[Term
 
 @pytest.mark.parametrize("verb", ["approve", "reject"])
 @pytest.mark.thorough
-def test_a_question_that_another_process_answers_ends_and_says_so(terminals: list[Terminal], verb: str) -> None:
+def test_a_question_that_another_process_answers_ends_with_a_message(terminals: list[Terminal], verb: str) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
     terminal.wait_for(ASKED)
     (gate,) = listed()
@@ -119,14 +119,14 @@ PARALLEL: dict[str, Any] = {"options": {"require_approval": False, "allow_parall
 
 
 @pytest.mark.thorough
-def test_two_steps_are_asked_about_one_after_the_other_while_others_go_on(terminals: list[Terminal]) -> None:
+def test_two_steps_are_asked_about_in_turn_while_others_continue(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(*TWO, **PARALLEL))
     terminal.wait_for(STEP_ASKED)
     terminal.wait_for("✓ beside")
-    assert "Run step `first` with these parameters" in terminal.shown
-    assert "Run step `second`" not in terminal.shown
+    assert "Approve step `first` with these parameters" in terminal.shown
+    assert "Approve step `second`" not in terminal.shown
     terminal.type("y\n")
-    terminal.wait_for("Run step `second` with these parameters")
+    terminal.wait_for("Approve step `second` with these parameters")
     assert "乙" in terminal.shown
     terminal.wait_for("✓ first")  # a rejection keeps what has not begun from beginning
     terminal.type("n\n")
@@ -140,14 +140,14 @@ def test_two_steps_are_asked_about_one_after_the_other_while_others_go_on(termin
 @pytest.mark.thorough
 def test_a_step_that_is_answered_elsewhere_gives_way_to_the_next_question(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(*TWO, **PARALLEL))
-    terminal.wait_for("Run step `first`")
+    terminal.wait_for("Approve step `first`")
     terminal.wait_for("second: waits for an approval")
     run_id = listed()[0]["run_id"]
     several = piped("approve", run_id)
     assert several.returncode == 2
     assert f"plan approve {run_id} --step first" in several.stderr.decode()
     answered("approve", run_id, "--step", "first")
-    terminal.wait_for("Run step `second`")
+    terminal.wait_for("Approve step `second`")
     assert f"first: approved by {os_user()} (os_user)" in terminal.shown
     terminal.type("y\n")
     assert terminal.end() == 0
@@ -206,12 +206,12 @@ def test_a_plan_that_another_process_revises_is_asked_about_anew(terminals: list
     assert terminal.end() == 0
 
 
-def test_an_answer_that_the_policy_does_not_take_is_told_why_and_asked_again(terminals: list[Terminal]) -> None:
+def test_an_answer_that_the_policy_refuses_is_explained_and_asked_again(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL, approval={"self_approval": False}))
     terminal.wait_for(ASKED)
     assert "you cannot approve it here" in terminal.shown
     terminal.type("y\n")
-    terminal.wait_for("this answer is refused")
+    terminal.wait_for("your answer was refused")
     terminal.wait_for_next(ASKED)
     terminal.type("n\n")
     terminal.wait_for("Why not?")

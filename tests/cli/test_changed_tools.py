@@ -100,11 +100,11 @@ def test_yes_is_not_taken_of_who_started_the_run_where_the_policy_wants_somebody
     assert plan("resume", run_id, *SHOP, "--yes").code == 0
 
 
-def test_changed_code_behind_the_same_definition_is_told_and_refuses_nothing(plan: Plan, ship: Ship) -> None:
+def test_changed_code_behind_the_same_definition_is_reported_and_refuses_nothing(plan: Plan, ship: Ship) -> None:
     run_id = failed(plan)
     assert "## Code" not in plan("show", run_id).out
     ship(MENDED)
-    assert "the code of `ship` is not what it was at attempt 1 of `ship`\n" in plan("preview", "--resume", run_id, *SHOP[:-1]).out
+    assert "the code of `ship` has changed since attempt 1 of `ship`\n" in plan("preview", "--resume", run_id, *SHOP[:-1]).out
     done = plan("resume", run_id, *SHOP, "--json")
     assert (done.code, ends(done)) == (0, {"greet": ("completed", True, 1), "ship": ("completed", False, 2)})
     assert "## Code\n\n- the code of `ship` changed between attempts 1 and 2 of `ship`\n" in plan("show", run_id).out
@@ -125,7 +125,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize(("command", "doing"), COMMANDS.values(), ids=COMMANDS)
-def test_who_may_not_is_told_who_may_with_6_and_nothing_is_done(
+def test_a_refused_operator_exits_with_6_and_learns_who_is_allowed(
     command: tuple[str, ...], doing: str, plan: Plan, ship: Ship, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = failed(plan)
@@ -134,7 +134,7 @@ def test_who_may_not_is_told_who_may_with_6_and_nothing_is_done(
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", '{"deployers": ["ana-of-elsewhere", "小明"]}')
     said = plan(*(run_id if word == "RUN" else word for word in command))
     assert said.code == 6
-    assert f"{os_user()} may not {doing} `试运行`; who may: ana-of-elsewhere, 小明" in said.err
+    assert f"{os_user()} may not {doing} `试运行`; operators: ana-of-elsewhere, 小明" in said.err
     assert plan("show", run_id, "--json").run == before
     assert len(plan("runs", "--json").lines) == 1
     monkeypatch.setenv("PLAN_ADAPTER_OPERATORS", os_user())

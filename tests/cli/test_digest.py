@@ -108,7 +108,7 @@ def test_what_is_no_digest_is_a_wrong_usage(plan: Plan, given: str) -> None:
         assert (said.code, "--digest needs at least 8 characters of an approval digest" in said.err) == (2, True)
 
 
-def test_what_is_said_of_a_lost_call_counts_for_that_attempt(plan: Plan) -> None:
+def test_a_resolution_applies_only_to_its_attempt(plan: Plan) -> None:
     run_id = plan("run", document(step("lost", "get_lost")), "--offline", "--yes", "--json", *TOOLS).run["id"]
     said = plan("resolve", run_id, "lost", "done", "--digest", "0" * 12, "--json")
     assert (said.code, "another attempt of `lost` waits now" in said.lines[0]["message"]) == (6, True)

@@ -146,7 +146,7 @@ def test_show_prints_the_dependencies_that_references_make(plan: Plan, sound: Pa
     ]
 
 
-def test_a_preview_says_in_plain_words_what_each_step_waits_for(plan: Plan, sound: Path) -> None:
+def test_a_preview_says_what_each_step_waits_for(plan: Plan, sound: Path) -> None:
     text = plan("preview", sound, "--input", "who=小明").out
     assert re.findall(r"^(?:## .*|\d+\. \*\*\w+|   - (?:after|waits) .*)", text, re.MULTILINE) == [
         "## Steps",

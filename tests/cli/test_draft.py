@@ -89,7 +89,7 @@ def test_the_plan_goes_to_stdout_and_what_is_to_be_known_of_it_to_stderr(draft: 
     assert rest[:3] == [
         "the model says: 问候两次。",
         "constraint 1 (先第一次): order checked: `first` completes before `second` starts",
-        "constraint 2 (小声): not checked: nothing in the plan says how it is kept",
+        "constraint 2 (小声): not checked: the plan does not say how it is kept",
     ]
     assert rest[3].startswith("2 rounds, 1 correction, 30 tokens, ")
     assert rest[3].endswith(", by 模型-1")
@@ -122,7 +122,7 @@ def test_json_is_one_object_with_plan_calls_and_notes(draft: Drafting) -> None:
     ]
     assert [step["id"] for step in told["plan"]["steps"]] == ["first", "second"]
     assert told["constraints"][0] | {"how": ""} == {"number": 1, "text": "先第一次", "checked": True, "how": ""}
-    assert told["notes"] == ["left out of the answer, because no model may decide it: `options`"]
+    assert told["notes"] == ["ignored in the answer, because a model may not decide it: `options`"]
     assert (told["failure"], told["question"], told["problems"]) == (None, None, [])
 
 
@@ -179,7 +179,7 @@ def test_a_tool_that_is_not_there_is_named_with_the_nearest(draft: Drafting) -> 
         assert (said.code, said.err, server.requests) == (2, "plan: no such tool: `gret`: did you mean `greet`?\n", [])
 
 
-def test_everything_that_is_wrong_is_said_at_once_before_a_model_is_asked(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_mistakes_are_reported_at_once_before_a_model_is_asked(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     said = plan("draft", " ", "--max-steps", "0", "--context", "[1]", "--constraint", "", "-o", "none/plan.yaml")
     assert said.code == 2
     assert len(said.err.splitlines()) == 1
@@ -195,8 +195,8 @@ def test_everything_that_is_wrong_is_said_at_once_before_a_model_is_asked(plan: 
         ((TASK, "--print-prompt", "--answer", "a.txt"), "give --print-prompt or --answer"),
         (("-", "--answer", "-"), "stdin can hold the task or the answer, not both"),
         ((TASK, "--context", "{", "--print-prompt"), "--context starts like JSON but is not (Expecting property name"),
-        ((TASK, "--context", "@none.yaml", "--print-prompt"), "none.yaml: error[unreadable]: there is no such file"),
-        ((TASK, "--context", '{"a": "\\ud800"}', "--print-prompt"), "--context.a: the text holds an unpaired surrogate"),
+        ((TASK, "--context", "@none.yaml", "--print-prompt"), "none.yaml: error[unreadable]: the file does not exist"),
+        ((TASK, "--context", '{"a": "\\ud800"}', "--print-prompt"), "--context.a: the text contains an unpaired surrogate"),
         ((TASK, "--answer", "none.txt"), "the answer cannot be read from none.txt: No such file"),
         ((TASK, "--answer", "latin.txt"), "the answer cannot be read from latin.txt: it is not UTF-8"),
     ],
@@ -209,14 +209,14 @@ def test_wrong_usage_says_what_is_wrong(plan: Plan, arguments: tuple[str, ...], 
     assert expected in said.err
 
 
-def test_without_a_model_it_is_said_what_to_set(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_model_the_error_says_what_to_set(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     said = plan("draft", TASK, *TOOLS)
     assert said.code == 2
     for word in ("PLAN_ADAPTER_MODEL ", "PLAN_ADAPTER_MODEL_KEY", "OPENAI_API_KEY", "PLAN_ADAPTER_MODEL_URL", "--print-prompt"):
         assert word in said.err
     keyless = plan("draft", TASK, "--model", "gpt-x", *TOOLS)
     assert (keyless.code, "there is no key for the model `gpt-x`" in keyless.err) == (2, True)
-    assert "is no URL" in plan("draft", TASK, "--model", "m", "--model-url", "localhost:8080", *TOOLS).err
+    assert "is not a URL" in plan("draft", TASK, "--model", "m", "--model-url", "localhost:8080", *TOOLS).err
 
 
 def test_the_command_line_names_another_model_than_the_environment(draft: Drafting) -> None:
@@ -230,8 +230,8 @@ def test_where_no_plan_comes_of_it_every_problem_is_shown_with_its_place_and_hin
         said = draft(server, TASK)
         as_object = draft(server, TASK, "--json")
     assert (said.code, said.out, as_object.code) == (1, "", 1)
-    assert "plan: no valid plan came of the task: 3 wrong answers in a row, and no progress" in said.err
-    assert "  steps[0].parameters.wo: [bad-parameters] `wo` is no parameter of this tool; did you mean `who`?" in said.err
+    assert "plan: no valid plan for the task: 3 wrong answers in a row without progress" in said.err
+    assert "  steps[0].parameters.wo: [bad-parameters] the tool has no parameter `wo`; did you mean `who`?" in said.err
     assert "  steps[0].parameters.who: [bad-parameters]" in said.err
     (told,) = as_object.lines
     assert (told["plan"], {p["at"] for p in told["problems"]}) == (None, {"steps[0].parameters.wo", "steps[0].parameters.who"})
@@ -243,7 +243,7 @@ def test_a_question_that_nobody_can_answer_is_shown_and_ends_with_2(draft: Draft
         said = draft(server, TASK)
         as_object = draft(server, TASK, "--json")
     assert (said.code, said.out, as_object.code) == (2, "", 2)
-    assert "the model asks, and nobody answers: 问候谁？" in said.err
+    assert "the model asked, and nobody answered: 问候谁？" in said.err
     assert as_object.lines[0]["question"] == "问候谁？"
 
 
@@ -291,7 +291,7 @@ def resume_words(said: str) -> list[str]:
     return shlex.split(said.split("continue with: plan ")[1].splitlines()[0])
 
 
-def test_ctrl_c_says_how_to_go_on_and_nothing_is_paid_for_twice(terminals: list[Terminal], draft: Drafting) -> None:
+def test_ctrl_c_says_how_to_continue_and_nothing_is_paid_for_twice(terminals: list[Terminal], draft: Drafting) -> None:
     asked, never = threading.Event(), threading.Event()
 
     def held(_: Request) -> Reply:
@@ -348,14 +348,14 @@ def test_a_model_that_was_away_is_asked_once_it_is_there(draft: Drafting, plan: 
         ((), "say in words what is to be done"),
     ],
 )
-def test_what_cannot_be_gone_on_with_is_said(draft: Drafting, arguments: tuple[str, ...], expected: str) -> None:
+def test_a_draft_that_cannot_be_continued_is_refused_with_the_reason(draft: Drafting, arguments: tuple[str, ...], expected: str) -> None:
     with scripted(says(GOOD)) as server:
         said = draft(server, *(word for word in arguments if word not in TOOLS))
         assert (said.code, server.requests) == (2, [])
     assert expected in said.err
 
 
-def test_a_draft_whose_tools_are_not_at_hand_says_which_it_needs(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_without_its_tools_says_which_it_needs(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted(Reply(status=401, error="expired")) as server:
         configure(monkeypatch, server.url)
         words = resume_words(plan("draft", TASK, *TOOLS).err)
@@ -514,9 +514,9 @@ def test_what_is_wrong_with_it_is_the_text_to_paste_back(plan: Plan) -> None:
     assert (told["plan"], told["reply"]) == (None, said.out.removesuffix("\n"))
 
 
-def test_an_answer_without_any_object_says_so(plan: Plan) -> None:
+def test_an_answer_without_an_object_is_reported(plan: Plan) -> None:
     said = chat(plan, "我不会。")
-    assert (said.code, "[syntax] the answer is no JSON" in said.out) == (1, True)
+    assert (said.code, "[syntax] the answer is not JSON" in said.out) == (1, True)
 
 
 def test_a_claim_that_the_plan_does_not_keep_is_no_answer(plan: Plan) -> None:
@@ -531,7 +531,7 @@ def test_a_question_of_the_chat_is_for_the_person_there(plan: Plan) -> None:
     assert "the model asks: 问候谁？\nanswer it in the chat" in said.err
 
 
-def test_an_answer_that_only_goes_on_thinking_is_told_to_go_on(plan: Plan) -> None:
+def test_an_answer_that_only_continues_thinking_gets_a_reply_to_continue(plan: Plan) -> None:
     said = chat(plan, json.dumps({"action": "continue", "speak": "hm", "reason": "hard"}))
     assert (said.code, said.out) == (1, "Go on. Plan it now if you can.\n")
 
@@ -548,7 +548,7 @@ def of_model(said: Said) -> dict[str, Any]:
     return next(finding for finding in said.lines if finding["what"].startswith(("language model", "no language model", "<OpenAIModel")))
 
 
-def test_doctor_asks_no_model_unless_it_is_told_to(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_asks_no_model_without_the_option(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     unset = of_model(plan("doctor", "--json"))
     assert (unset["ok"], "PLAN_ADAPTER_MODEL " in unset["hint"]) == (True, True)
     assert of_model(plan("doctor", "--json", "--model"))["ok"] is False

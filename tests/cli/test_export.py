@@ -128,7 +128,7 @@ def test_what_was_altered_in_a_file_is_named(plan: Plan, run_id: str, path: tupl
 @pytest.mark.parametrize(
     ("arguments", "words"), [(("verify",), "verify what?"), (("list", "x"), "takes no run"), (("verify", "no.json"), "no file")]
 )
-def test_wrong_words_are_a_usage_error(plan: Plan, arguments: tuple[str, ...], words: str):
+def test_wrong_arguments_are_a_usage_error(plan: Plan, arguments: tuple[str, ...], words: str):
     said = plan("runs", *arguments)
     assert (said.code, words in said.err) == (2, True)
 
@@ -168,13 +168,13 @@ def _signature(key: Path, row: dict[str, Any], run_id: str) -> str:
 
 def _told_anew(document: dict[str, Any]) -> None:
     """Write the audit anew, as one who may write everything could."""
-    from plan_adapter.store import chain, entries
+    from plan_adapter.store import audit, entries
 
     approval = document["approvals"][0]
-    before = chain.beginning(document["run"])
+    before = audit.beginning(document["run"])
     for entry in document["audit"]:
         if entry["row_id"] == approval["id"]:
             told = entries.of_use(approval) if entry["kind"] == "approval_used" else entries.of_approval(approval)
             entry |= {name: getattr(told, name) for name in ("kind", "by", "known_by", "message", "row_digest")}
-        entry["digest"] = before = chain.entry_digest(entry, before)
+        entry["digest"] = before = audit.entry_digest(entry, before)
     document["head"] = before

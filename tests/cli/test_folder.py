@@ -17,7 +17,7 @@ def elsewhere(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_gate_and_the_run_tell_the_folder(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gate_and_the_run_show_the_folder(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = str((tmp_path / "work").resolve())
     run_id = waiting(plan)
     assert f"- works in `{work}`\n" in plan("approve", run_id, "--show").out
@@ -37,7 +37,7 @@ def test_a_resume_from_another_folder_says_which_folder_and_what_to_type(
     assert plan("approve", run_id).code == 0
     monkeypatch.chdir(elsewhere)
     message = (
-        f"run {run_id} works in {work}, and this is {elsewhere.resolve()}, which nobody approved: "
+        f"run {run_id} works in {work}, but the current folder is {elsewhere.resolve()}, which nobody approved: "
         f"`cd {work} && plan resume {run_id} --offline` resumes it there, "
         f"`plan resume {run_id} --offline --here` asks for an approval of this folder"
     )

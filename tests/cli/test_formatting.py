@@ -30,7 +30,7 @@ def test_a_plan_is_shown_with_its_options_and_every_dependency() -> None:
         "\n"
         "1. **step_1** `http_get`: 检查\n"
         "   - `url`: `http://127.0.0.1/`\n"
-        "   - timeout 5 s per attempt, up to 3 retries after 2 s, each wait 2 times the one before\n"
+        "   - timeout 5 s per attempt, up to 3 retries after 2 s, each wait 2 times the previous one\n"
         "2. **step_2** `bash`: Two lines\n"
         "   - after `step_1`\n"
         "   - `command`:\n"

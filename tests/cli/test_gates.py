@@ -62,7 +62,7 @@ def test_nothing_waits_at_first(plan: Plan) -> None:
     assert (said.code, said.out, said.err) == (0, "", "nothing waits for an answer\n")
 
 
-def test_an_approved_run_goes_on_when_it_is_resumed(plan: Plan) -> None:
+def test_an_approved_run_continues_when_it_is_resumed(plan: Plan) -> None:
     run_id = waiting(plan)
     said = plan("approve", run_id[:-2], "--note", "看过了")
     assert said.code == 0
@@ -102,10 +102,10 @@ def test_a_second_answer_is_refused_with_the_first_one(plan: Plan) -> None:
     assert said.err.splitlines()[0].endswith(f": approve; `plan resume {run_id} --offline` resumes it")
 
 
-def test_who_may_not_answer_is_told_who_may(plan: Plan) -> None:
+def test_a_refused_answerer_learns_who_may_answer(plan: Plan) -> None:
     run_id = waiting(plan, approval={"approvers": ["ana"], "self_approval": False})
     said = plan("approve", run_id, "--json")
-    assert (said.code, said.lines) == (6, [{"error": "NotApprovedError", "message": f"{ME} may not answer here: ana may"}])
+    assert (said.code, said.lines) == (6, [{"error": "NotApprovedError", "message": f"{ME} may not answer here; only ana may"}])
     assert len(plan("gates", "--json").lines) == 1
 
     async def last() -> tuple[str, str | None, str | None]:
@@ -113,10 +113,10 @@ def test_who_may_not_answer_is_told_who_may(plan: Plan) -> None:
             entry = (await store.audit(run_id))[-1]
             return entry.kind, entry.by, entry.message
 
-    assert asyncio.run(last()) == ("refused", ME, f"approve is refused: {ME} may not answer here: ana may")
+    assert asyncio.run(last()) == ("refused", ME, f"approve is refused: {ME} may not answer here; only ana may")
 
 
-def test_why_there_is_nothing_to_answer_names_what_is_open_or_goes_on(plan: Plan) -> None:
+def test_without_a_gate_to_answer_the_error_names_the_next_command(plan: Plan) -> None:
     run_id = waiting(plan)
     said = plan("approve", run_id, "--step", "greet")
     command = f"plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}"
@@ -127,21 +127,19 @@ def test_why_there_is_nothing_to_answer_names_what_is_open_or_goes_on(plan: Plan
     assert f"`plan resume {run_id} --offline` resumes it" in said.err
 
 
-def test_who_came_into_a_group_since_the_gate_was_opened_may_answer_if_who_goes_on_knows_them_too(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_group_member_may_answer_if_the_resuming_process_knows_the_group(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = waiting(plan, approval={"approvers": ["sre", "ana"]})
     assert plan("approve", run_id).code == 6
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": [ME], "others": ["bo"]}))
     said = plan("resume", run_id, "--offline", "--yes", "--json", *TOOLS)
     assert (said.code, said.run["status"]) == (0, "completed"), said.err
     run_id = waiting(plan, approval={"approvers": ["others", "sre", "ana"]})
-    assert "`ana` may answer, as a person: no group is called so" in plan("approve", run_id, "--show").out
+    assert "`ana` may answer as a person:" in plan("approve", run_id, "--show").out
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"], "others": ["bo", ME]}))
     assert plan("approve", run_id).code == 0
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"], "others": ["bo"]}))
     said = plan("resume", run_id, "--offline", "--detach", *TOOLS)
-    assert (said.code, f"{ME} may not answer here: bo, li, ana may" in plan("show", run_id).out) == (6, True)
+    assert (said.code, f"{ME} may not answer here; only bo, li, ana may" in plan("show", run_id).out) == (6, True)
 
 
 def test_the_doctor_names_approvers_that_are_no_group(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +151,7 @@ def test_the_doctor_names_approvers_that_are_no_group(plan: Plan, monkeypatch: p
 
 def test_an_answer_that_cannot_be_proved_leaves_the_run_waiting(plan: Plan) -> None:
     said = plan("approve", waiting(plan), "--code", "123456")
-    assert (said.code, f"{ME} has no one-time codes: `plan enroll {ME}` makes them" in said.err) == (6, True)
+    assert (said.code, f"{ME} has no one-time codes: set them up with `plan enroll {ME}`" in said.err) == (6, True)
 
 
 def test_yes_ends_with_6_where_the_policy_does_not_take_it_and_nothing_is_begun(plan: Plan) -> None:
@@ -188,7 +186,7 @@ def test_what_cannot_be_answered_is_a_usage_error(plan: Plan, arguments: tuple[s
     assert message in said.err
 
 
-def test_who_looks_at_a_run_that_waits_is_told_at_what_since_when_and_what_to_type(plan: Plan) -> None:
+def test_a_waiting_run_shows_its_gate_its_age_and_the_command(plan: Plan) -> None:
     run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 600_000})
     said = plan("show", run_id)
     assert re.search(
@@ -200,7 +198,7 @@ def test_who_looks_at_a_run_that_waits_is_told_at_what_since_when_and_what_to_ty
     assert [gate["step"] for gate in plan("show", run_id, "--json").run["gates"]] == [None]
 
 
-def test_an_answer_with_which_no_process_goes_on_is_told(plan: Plan) -> None:
+def test_an_answer_that_no_process_picks_up_is_reported(plan: Plan) -> None:
     run_id = waiting(plan)
     plan("approve", run_id, "--note", "看过了")
     said = plan("show", run_id)
@@ -210,7 +208,7 @@ def test_an_answer_with_which_no_process_goes_on_is_told(plan: Plan) -> None:
     assert "看过了" in plan("show", run_id, "--json").run["approvals"][0]["note"]
 
 
-def test_a_run_that_somebody_wants_changed_says_so_wherever_it_is_met(plan: Plan) -> None:
+def test_requested_changes_are_shown_wherever_the_run_is_shown(plan: Plan) -> None:
     run_id = waiting(plan)
     plan("reject", run_id, "--changes", "--note", "greet everybody")
     both = f"`plan revise {run_id} FILE` submits a new version; `plan resume {run_id} --offline` asks about this one again"
@@ -273,7 +271,7 @@ def test_a_revision_shows_what_it_changes_and_is_asked_about_anew(plan: Plan) ->
     assert (again.code, "nothing would change" in again.err) == (2, True)
 
 
-def test_a_raised_effect_is_told_first_and_loud(plan: Plan) -> None:
+def test_a_raised_effect_is_shown_first(plan: Plan) -> None:
     run_id = waiting(plan, steps=[{**GREET, "effect": "read"}])
     said = plan("revise", run_id, document({**GREET, "effect": "write"}, **NEEDS_APPROVAL), *TOOLS, "--json")
     assert said.run["changes"] == ["! EFFECT RAISED: step greet read → write"]
@@ -305,7 +303,7 @@ def test_a_gate_that_nobody_waits_at_expires_when_it_is_listed(plan: Plan) -> No
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_whoever_looks_at_a_gate_whose_time_is_over_ends_it(plan: Plan, verb: tuple[str, ...], code: int, told: str) -> None:
+def test_listing_an_expired_gate_closes_it(plan: Plan, verb: tuple[str, ...], code: int, told: str) -> None:
     run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 1})
     said = plan(verb[0], run_id, *verb[1:])
     assert (said.code, told in said.out + said.err) == (code, True)
@@ -322,7 +320,7 @@ async def open_many(count: int) -> None:
             await store.open_gate(replace(gate, id=new_id(), step_id=f"step-{number}"), timeout_ms=60_000)
 
 
-def test_of_two_open_gates_both_commands_are_told(plan: Plan) -> None:
+def test_two_open_gates_show_both_commands(plan: Plan) -> None:
     run_id = waiting(plan)
     asyncio.run(open_many(1))
     assert f"`, `plan approve {run_id} --step step-0 --digest {'d' * 12}`; `plan gates` lists" in plan("show", run_id).err
@@ -396,11 +394,11 @@ def test_a_run_by_a_standing_approval_says_which_one_and_who_gave_it_when(plan: 
     assert "used up" in plan("standing", "list", "--all").out.splitlines()[1]
 
 
-def test_every_reason_why_a_standing_approval_makes_no_sense_is_told(plan: Plan) -> None:
+def test_every_mistake_in_a_standing_approval_is_reported(plan: Plan) -> None:
     path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
     said = plan("standing", "add", path, "--step", "nope", *TOOLS)
     assert said.code == 2
-    for words in ("no end", "names no schedule", "no run would be covered", "no step is called `nope`"):
+    for words in ("no limit", "names no schedule", "so the approval would cover no run", "no step is called `nope`"):
         assert words in said.err
     assert "write a day" in plan("standing", "add", path, "--schedule", "a/b", "--until", "soon", *TOOLS).err
 

@@ -103,7 +103,7 @@ def test_a_run_without_a_terminal_says_how_it_is_answered_and_the_api_alone_prov
         assert (refused.code, f"then `{form['command']}` answers" in refused.err) == (6, True)
         refused = laptop(*form["command"].split()[1:])
         assert refused.code == 6
-        assert f"the run refused this answer: {os_user()} is known by form only" in refused.err
+        assert f"the run refused this answer: {os_user()} is identified only by form" in refused.err
         answered = plan("approve", run.run_id, "--note", "好")
         assert answered.code == 0, answered.err
         assert "the waiting process continues now" in answered.err
@@ -134,7 +134,7 @@ def test_an_end_of_the_input_leaves_the_answer_to_others_and_ctrl_c_cancels_the_
     terminals.append(terminal)
     terminal.wait_for("[?] ")
     terminal.type("\x04")
-    terminal.wait_for("the form and `plan approve` still answer")
+    terminal.wait_for("answer in the form or with `plan approve`")
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.end() == 130
     assert "Traceback" not in terminal.shown
@@ -166,7 +166,7 @@ def test_a_termination_at_a_gate_leaves_the_run_waiting_in_prefect_too(
 
 
 @pytest.mark.thorough
-def test_the_page_of_the_form_of_a_steps_gate_is_told(plan: Plan, laptop: Laptop) -> None:
+def test_the_page_of_a_step_gates_form_is_shown(plan: Plan, laptop: Laptop) -> None:
     with waiting(document({**GREET, "requires_approval": True})) as run:
         command = the_gate(plan, run.run_id)["command"]
         assert command.startswith(f"plan approve {run.run_id} --step greet --digest ")
@@ -193,7 +193,7 @@ def test_a_secret_of_one_time_codes_is_replaced_only_if_that_is_meant(plan: Plan
 
 
 @pytest.mark.thorough
-def test_a_run_that_nobody_waits_for_is_shown_as_waiting_and_goes_on_in_the_same_flow_run(plan: Plan) -> None:
+def test_a_run_left_waiting_is_shown_as_waiting_and_resumes_in_the_same_flow_run(plan: Plan) -> None:
     said = plan("run", document({**GREET, "requires_approval": True}), *TOOLS, "--detach", "--json")
     assert (said.code, said.run["status"]) == (6, "pending_approval"), said.err
     run_id, flow_run_id = said.run["id"], said.run["flow_run_id"]
@@ -264,11 +264,11 @@ def test_a_one_time_code_proves_who_answers_and_counts_once(plan: Plan) -> None:
     assert (answered.returncode, json.loads(answered.stdout)["known_by"]) == (0, "totp")
     assert b"EventsWorker" not in answered.stderr
     again = plan("approve", second, "--code", code)
-    assert (again.code, "was used before" in again.err) == (6, True)
+    assert (again.code, "was already used" in again.err) == (6, True)
 
 
 @pytest.mark.thorough
-def test_from_a_machine_without_the_store_a_signed_word_answers_the_form_that_asks_how_a_call_ended(
+def test_a_signed_resolution_answers_the_form_from_a_machine_without_the_store(
     plan: Plan, laptop: Laptop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, allowed = tmp_path / "ana", tmp_path / "allowed"
@@ -291,17 +291,17 @@ def test_from_a_machine_without_the_store_a_signed_word_answers_the_form_that_as
 
 
 @pytest.mark.thorough
-def test_a_one_time_code_leaves_a_step_out(plan: Plan) -> None:
+def test_a_one_time_code_skips_a_step(plan: Plan) -> None:
     uri = urlsplit(plan("enroll", "zoe", "--force").out.split()[-1])
     path = document(step("wrong", "fail"), GREET, approval={"known_by": ["totp"]})
     run_id = plan("run", path, *TOOLS, "--yes", "--json").run["id"]
-    leave_out = "resume", run_id, *TOOLS, "--skip", "wrong", "--because", "没有必要", "--json"
-    refused = plan(*leave_out)
-    assert (refused.code, "with --code proves it" in refused.err) == (6, True)
+    skip = "resume", run_id, *TOOLS, "--skip", "wrong", "--because", "没有必要", "--json"
+    refused = plan(*skip)
+    assert (refused.code, "with --code" in refused.err) == (6, True)
     code = TOTP(parse_qs(uri.query)["secret"][0]).now()
-    done = plan(*leave_out, "--code", code, "--by", "zoe")
+    done = plan(*skip, "--code", code, "--by", "zoe")
     assert done.code == 0, done.err
-    assert done.run["steps"][0]["reason"] == "left out by zoe: 没有必要"
+    assert done.run["steps"][0]["reason"] == "skipped by zoe: 没有必要"
 
 
 @pytest.mark.thorough

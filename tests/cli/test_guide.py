@@ -32,7 +32,7 @@ def functions_in(file: Path) -> set[str]:
 
 
 @for_each(name=NAMED)
-def test_a_test_that_stands_for_a_promise_exists(name: str) -> None:
+def test_every_test_that_a_promise_names_exists(name: str) -> None:
     path, _, function = name.partition("::")
     assert (ROOT / path).exists()
     assert not function or function in functions_in(ROOT / path)

@@ -91,7 +91,7 @@ def test_a_usage_error_is_an_object_with_json(plan: Plan) -> None:
     assert said.lines == [{"error": "usage", "message": "no problem has the code `cyle`; did you mean `cycle`?"}]
 
 
-def test_the_version_is_told(plan: Plan) -> None:
+def test_the_version_is_printed(plan: Plan) -> None:
     assert plan("--version").out.startswith("plan 0.")
 
 

@@ -33,7 +33,7 @@ def test_a_run_that_was_rolled_back_is_refused_by_the_preview_as_by_resume(plan:
     assert "was rolled back and cannot be resumed" in previewed.err
 
 
-def test_of_a_rollback_that_was_interrupted_the_preview_says_that_only_it_goes_on(processes: Processes, plan: Plan) -> None:
+def test_the_preview_of_an_interrupted_rollback_shows_that_only_it_continues(processes: Processes, plan: Plan) -> None:
     undo = {"tool_name": "run_command", "parameters": {"argv": ["sleep", "60"]}}
     made = step("made", "run_command", parameters={"argv": ["touch", "made"]}, rollback=undo)
     process = processes.begin("run", str(document(made, BROKEN)), "--offline", *TOOLS)
@@ -74,7 +74,7 @@ def test_where_the_tools_of_a_run_are_not_given_the_error_says_how(command: tupl
     said = plan(*command, run_id)
     assert said.code == 2
     assert said.err.rstrip().endswith(
-        "no tool is called `fail`; the run was made with other tools than are at hand now: give them again "
+        "no tool is called `fail`; the run was created with other tools than these: pass the same ones again "
         "(`--tools package.module:name`, PLAN_ADAPTER_TOOLS)"
     )
 
@@ -86,15 +86,15 @@ def test_the_hint_of_a_run_without_prefect_does_not_lead_to_it(status: str, plan
     assert f"`plan resume {plan('runs', '--json').lines[0]['id']} --offline`" in said.err
 
 
-def test_what_a_person_said_of_a_step_is_shown_in_place_of_the_time_of_a_try_that_failed(plan: Plan) -> None:
+def test_a_resolution_is_shown_instead_of_the_duration_of_a_failed_attempt(plan: Plan) -> None:
     run_id = plan("run", document(step("lost", "get_lost")), "--offline", *TOOLS, "--json").run["id"]
     plan("resolve", run_id, "lost", "done", "--note", "我看过了")
     shown = plan("show", run_id).out
     assert "1. **lost** `get_lost`: completed\n   - " in shown
-    assert "says of `lost`: done (我看过了)" in shown
+    assert "recorded `done` for `lost` (我看过了)" in shown
 
 
-def test_reads_of_a_process_that_is_gone_are_in_no_doubt(processes: Processes, plan: Plan) -> None:
+def test_interrupted_reads_have_no_unknown_outcome(processes: Processes, plan: Plan) -> None:
     process = processes.begin("run", slow("read"), "--offline")
     line_with(process.stderr, "slow: started")
     run_id = plan("runs", "--json").lines[0]["id"]
@@ -149,7 +149,7 @@ def test_a_preview_names_what_cannot_be_undone(plan: Plan) -> None:
     path = document(GREET, UNDOABLE, step("lost", "get_lost"))
     assert "- **cannot be undone: `lost`**\n" in plan("preview", path, *TOOLS).out
     assert plan("preview", path, *TOOLS, "--json").run["cannot_be_undone"] == ["lost"]
-    assert "- nothing in it that could not be undone\n" in plan("preview", document(GREET), *TOOLS).out
+    assert "- cannot be undone: nothing\n" in plan("preview", document(GREET), *TOOLS).out
 
 
 def test_who_started_a_run_that_they_may_not_approve_is_no_approver(plan: Plan) -> None:
@@ -159,7 +159,7 @@ def test_who_started_a_run_that_they_may_not_approve_is_no_approver(plan: Plan) 
     assert f"  ana (not {me}, who started it)  " in plan("gates").out
 
 
-def test_a_word_too_many_is_told_in_plain_words(plan: Plan) -> None:
+def test_an_extra_argument_is_reported_clearly(plan: Plan) -> None:
     assert plan("export", "RUN", "x.json").err == "plan: `plan export` does not take `x.json`; write to a file with `--output x.json`\n"
     assert plan("show", "a", "b", "c").err == "plan: `plan show` does not take `b`, `c`; see `plan show --help`\n"
 

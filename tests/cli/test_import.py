@@ -42,9 +42,9 @@ def test_a_plan_is_taken_over_with_its_ids_and_its_claims_are_history(plan: Plan
     assert found.history == {}
     history = found.metadata["history"]
     assert isinstance(history, dict)
-    assert history["of"] == "go.json"
+    assert history["source"] == "go.json"
     assert "neither an approval nor a receipt" in str(history["meaning"])
-    assert history["said"] == {
+    assert history["record"] == {
         "task_id": "task-9",
         "user_approved": True,
         "approved_by": "user@example.com",
@@ -56,8 +56,8 @@ def test_a_plan_is_taken_over_with_its_ids_and_its_claims_are_history(plan: Plan
         "tenant_id": "tenant",
         "steps": {"step-1": {"status": "completed", "started_at": "2025-01-02T03:04:05Z", "duration_ms": 1200, "retry_count": 1}},
     }
-    assert "approved by user@example.com: that is history, and approves nothing here" in said.err
-    assert "what 1 step gave back (step-1) is left out" in said.err
+    assert "approved by user@example.com; this is kept as history and approves nothing here" in said.err
+    assert "the results of 1 step (step-1) are left out" in said.err
 
 
 def test_what_was_approved_elsewhere_waits_for_an_approval_here(plan: Plan) -> None:
@@ -75,7 +75,7 @@ def test_results_are_kept_only_if_asked_for_and_without_known_secrets(plan: Plan
     said = plan("import", write(document), "--results", *TOOLS)
     assert "canary" not in said.out + said.err
     metadata: Any = load_plan(said.out).metadata
-    told = metadata["history"]["said"]["steps"]["step-1"]
+    told = metadata["history"]["record"]["steps"]["step-1"]
     assert (told["result"], told["error"]) == ({"token": "***", "url": "https://ana:***@x/", "rows": 3}, "late")
 
 
@@ -102,7 +102,7 @@ async def _authors() -> dict[str, str]:
         return {name: (await store.versions(name))[0].author for name in await store.names()}
 
 
-def test_every_problem_of_every_plan_is_told_with_its_place_and_nothing_is_written(plan: Plan) -> None:
+def test_every_problem_of_every_plan_is_reported_with_its_place_and_nothing_is_written(plan: Plan) -> None:
     wrong = go(Stepz=1)
     wrong["Steps"][1]["DependsOn"] = "step-1"
     file = write(go(), wrong)
@@ -118,7 +118,7 @@ def test_every_problem_of_every_plan_is_told_with_its_place_and_nothing_is_writt
     assert asyncio.run(_authors()) == {}
 
 
-def test_unknown_fields_are_named_and_left_out_only_if_that_is_said(plan: Plan) -> None:
+def test_unknown_fields_are_named_and_left_out_only_with_the_option(plan: Plan) -> None:
     file = write(go(Priority=3))
     assert plan("import", file, *TOOLS).code == 2
     said = plan("import", file, "--leave-out-unknown", *TOOLS)
@@ -135,7 +135,7 @@ def test_tools_that_are_not_there_are_named_and_may_come_later(plan: Plan) -> No
     assert asyncio.run(_authors()) == {"部署": os_user()}
 
 
-def test_what_keeps_a_plan_from_running_may_be_mended_in_the_document_but_is_not_saved(plan: Plan) -> None:
+def test_a_plan_that_cannot_run_is_converted_but_not_saved(plan: Plan) -> None:
     document = go()
     document["Steps"][0]["DependsOn"] = ["step-2"]
     file = write(document)
@@ -146,12 +146,12 @@ def test_what_keeps_a_plan_from_running_may_be_mended_in_the_document_but_is_not
     assert asyncio.run(_authors()) == {}
 
 
-def test_an_author_who_asks_for_no_approval_and_a_secret_that_is_written_out_are_told(plan: Plan) -> None:
+def test_a_plan_without_approval_and_a_written_secret_are_reported(plan: Plan) -> None:
     document = go(Options={"AutoApprove": True})
     document["Steps"][0]["Parameters"] = {"who": {"password": "canary"}}
     said = plan("import", write(document), *TOOLS)
-    assert "its options say `auto_approve: true`" in said.err
-    assert "step-1.parameters.who.password looks like a secret that is written out" in said.err
+    assert "with `auto_approve: true` the plan runs without an approval" in said.err
+    assert "step-1.parameters.who.password looks like a secret" in said.err
     assert "canary" not in said.err
 
 

@@ -37,7 +37,7 @@ def statuses(run: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("options", "where"), [(NEEDS_APPROVAL, ()), ({}, ("--step", "greet"))], ids=["gate of the plan", "gate of a step"]
 )
-def test_without_a_terminal_a_run_at_a_gate_ends_with_6_and_goes_on_once_it_is_approved(
+def test_without_a_terminal_a_run_at_a_gate_exits_with_6_and_resumes_once_approved(
     plan: Plan, options: dict[str, Any], where: tuple[str, ...]
 ) -> None:
     said = plan("run", document({**GREET, "requires_approval": bool(where)}, **options), "--offline", "--json", *TOOLS)
@@ -129,9 +129,7 @@ def test_a_signal_while_another_step_is_executed_cancels_the_run(plan: Plan, ter
     assert (run["status"], "SIGTERM" in run["message"]) == ("cancelled", True)
 
 
-def test_a_signal_where_a_call_is_asked_about_ends_the_run_as_unknown_and_it_is_resumed_once_that_is_said(
-    plan: Plan, terminals: list[Terminal]
-) -> None:
+def test_a_signal_at_an_outcome_gate_ends_the_run_as_unknown_until_it_is_resolved(plan: Plan, terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(step("lost", "get_lost"), {**AFTER, "depends_on": ["lost"], "parameters": {"who": "x"}}))
     terminal.wait_for(QUESTION)
     os.kill(terminal.process.pid, signal.SIGTERM)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from plan_adapter.gates.approval import os_user
-from plan_adapter.store import chain, entries
+from plan_adapter.store import entries
+from plan_adapter.store.audit import beginning, entry_digest
 from tests.cli.conftest import Plan, Said
 from tests.cli.test_gates import signer
 from tests.cli.test_run import GREET, TOOLS, document, step
@@ -40,40 +41,40 @@ def audit(plan: Plan, run_id: str, *kinds: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("signer")
-def test_a_step_is_left_out_by_a_signed_word_where_a_name_alone_is_not_enough(plan: Plan) -> None:
+def test_a_signed_request_skips_a_step_where_a_name_is_not_enough(plan: Plan) -> None:
     run_id = failed(plan, step("tell", "greet", parameters={"who": "ana"}, depends_on=["check"]))
     refused = plan("resume", run_id, *TOOLS, "--offline", *LEFT_OUT)
-    way = f"`plan resume {run_id} --offline --skip check --because …` with --sign and --by NAME proves it"
-    said = f"plan: a step may not be left out: {os_user()} may not answer here: ana may; {way}\n"
+    way = f"use `plan resume {run_id} --offline --skip check --because …` with --sign and --by NAME"
+    said = f"plan: the step is not skipped: {os_user()} may not answer here; only ana may; {way}\n"
     assert (refused.code, refused.err) == (6, said)
-    (told,) = audit(plan, run_id, "refused", "left_out")
+    (told,) = audit(plan, run_id, "refused", "skip_requested")
     assert (told["step_id"], told["by"], told["known_by"]) == ("check", os_user(), "os_user")
     done = resume(plan, run_id, *LEFT_OUT, *BY_ANA)
     assert done.code == 0, done.err
     assert [(one["id"], one["status"], one["reason"]) for one in done.run["steps"]] == [
         ("greet", "completed", None),
-        ("check", "skipped", "left out by ana: 它没有用"),
+        ("check", "skipped", "skipped by ana: 它没有用"),
         ("tell", "completed", None),
     ]
-    word, signature = audit(plan, run_id, "left_out", "word_signed")
+    word, signature = audit(plan, run_id, "skip_requested", "signed")
     assert (word["step_id"], word["by"], word["known_by"], word["message"]) == ("check", "ana", "ssh_signature", "它没有用")
     assert (signature["by"], signature["message"][:29]) == ("ana", "-----BEGIN SSH SIGNATURE-----")
     assert plan("runs", "verify", run_id).code == 0
 
 
 @pytest.mark.usefixtures("signer")
-def test_who_signs_as_somebody_else_leaves_nothing_out(plan: Plan) -> None:
+def test_a_signature_in_another_name_skips_nothing(plan: Plan) -> None:
     run_id = failed(plan, approval={"known_by": ["ssh_signature"]})
     refused = resume(plan, run_id, *LEFT_OUT, "--sign", "--by", "bo")
-    assert (refused.code, "the signature is by the key of ana, not of bo" in refused.err, "proves it" in refused.err) == (6, True, False)
+    assert (refused.code, "the signature is by the key of ana, not of bo" in refused.err, "; use `plan" in refused.err) == (6, True, False)
     assert resume(plan, run_id).code == 1
-    assert audit(plan, run_id, "left_out") == []
+    assert audit(plan, run_id, "skip_requested") == []
 
 
-def test_where_no_option_proves_who_somebody_is_another_way_is_named(plan: Plan) -> None:
+def test_without_a_usable_proof_the_error_names_an_alternative(plan: Plan) -> None:
     run_id = failed(plan, approval={"known_by": ["form"]})
     refused = plan("resume", run_id, *TOOLS, "--offline", *LEFT_OUT)
-    assert (refused.code, f"no option proves that: `plan revise {run_id} FILE` without the step" in refused.err) == (6, True)
+    assert (refused.code, f"no option proves your identity here; `plan revise {run_id} FILE` without the step" in refused.err) == (6, True)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +90,11 @@ def test_a_proof_of_nothing_is_a_usage_error(plan: Plan, command: tuple[str, ...
     run_id = failed(plan, approval=None)
     refused = plan(*[run_id if word == "RUN" else word for word in command])
     assert (refused.code, said in refused.err) == (2, True), refused.err
-    assert audit(plan, run_id, "left_out", "refused") == []
+    assert audit(plan, run_id, "skip_requested", "refused") == []
 
 
 @pytest.mark.usefixtures("signer")
-def test_what_was_done_is_undone_by_a_signed_word(plan: Plan) -> None:
+def test_a_signed_request_rolls_a_run_back(plan: Plan) -> None:
     options = {"require_approval": False, "stop_on_error": False}
     path = document(PUT, step("check", "fail", depends_on=["put"]), options=options, approval={**SIGNED, "effects": ["write"]})
     run_id = plan("run", path, *TOOLS, "--offline", "--detach", "--json").run["id"]
@@ -101,11 +102,11 @@ def test_what_was_done_is_undone_by_a_signed_word(plan: Plan) -> None:
     assert resume(plan, run_id, "--detach").run["status"] == "partial"
     undo = "cancel", run_id, "--rollback", *TOOLS, "--reason", "放错了"
     refused = plan(*undo)
-    assert (refused.code, audit(plan, run_id, "rollback_asked")) == (6, [])
-    assert f"ana may; `plan cancel {run_id} --rollback --offline` with --sign and --by NAME proves it" in refused.err
+    assert (refused.code, audit(plan, run_id, "rollback_requested")) == (6, [])
+    assert f"ana may; use `plan cancel {run_id} --rollback --offline` with --sign and --by NAME" in refused.err
     done = plan(*undo, *BY_ANA, "--json")
     assert (done.code, done.run["steps"][0]["rolled_back"]) == (0, True), done.err
-    word, signature = audit(plan, run_id, "rollback_asked", "word_signed")
+    word, signature = audit(plan, run_id, "rollback_requested", "signed")
     assert (word["by"], word["known_by"], word["message"]) == ("ana", "ssh_signature", "放错了 (by ana)")
     verified = plan("runs", "verify", run_id, "--json").run
     assert [(one["table"], one["problem"]) for one in verified["signatures"]] == [("approvals", None), ("audit", None)]
@@ -113,13 +114,13 @@ def test_what_was_done_is_undone_by_a_signed_word(plan: Plan) -> None:
 
 
 @pytest.mark.usefixtures("signer")
-def test_what_somebody_did_by_hand_is_known_by_their_signature(plan: Plan) -> None:
+def test_a_step_done_by_hand_is_recorded_with_a_signature(plan: Plan) -> None:
     run_id = failed(plan)
     assert plan("resolve", run_id, "check", "done").code == 6
     assert plan("resolve", run_id, "check", "done", "--result", '{"看": 1}', *BY_ANA).code == 0
     done = resume(plan, run_id)
     assert (done.code, done.run["steps"][1]["result"]) == (0, {"看": 1})
-    (word,) = audit(plan, run_id, "word_signed")
+    (word,) = audit(plan, run_id, "signed")
     (receipt,) = [row for row in json.loads(plan("export", run_id).out)["receipts"] if row["by"] is not None]
     assert (word["step_id"], receipt["by"], receipt["known_by"]) == ("check", "ana", "ssh_signature")
     assert plan("runs", "verify", run_id, "--json").run["signatures"] == [
@@ -138,7 +139,7 @@ def test_what_somebody_did_by_hand_is_known_by_their_signature(plan: Plan) -> No
 # Kept for every later start
 
 
-def test_what_was_left_out_stays_so_when_the_run_is_killed_and_goes_on(plan: Plan, tmp_path: Path) -> None:
+def test_a_skipped_step_stays_skipped_after_a_kill_and_a_resume(plan: Plan, tmp_path: Path) -> None:
     mark = tmp_path / "begun"
     run_id = failed(plan, step("later", "wait_once", parameters={"path": str(mark)}, depends_on=["check"]), approval=None)
     process = Program(PLAN, "resume", run_id, *TOOLS, "--offline", *LEFT_OUT)
@@ -150,9 +151,9 @@ def test_what_was_left_out_stays_so_when_the_run_is_killed_and_goes_on(plan: Pla
     done = resume(plan, run_id)
     assert done.code == 0, done.err
     ends = {one["id"]: (one["status"], one["reason"]) for one in done.run["steps"]}
-    assert ends["check"] == ("skipped", f"left out by {os_user()}: 它没有用")
+    assert ends["check"] == ("skipped", f"skipped by {os_user()}: 它没有用")
     assert ends["later"][0] == "completed"
-    assert [entry["step_id"] for entry in audit(plan, run_id, "left_out", "taken_back")] == ["check"]
+    assert [entry["step_id"] for entry in audit(plan, run_id, "skip_requested", "run_from_requested")] == ["check"]
 
 
 def stays_out(plan: Plan, *steps: dict[str, Any], **options: Any) -> str:
@@ -174,19 +175,22 @@ def test_only_whoever_wants_the_step_again_takes_it_back(plan: Plan) -> None:
     assert choices(plan, run_id, "--only-failed") == {"greet": "carried", "check": "skipped", "other": "run", "tell": "carried"}
     assert resume(plan, run_id, "--only-failed").run["steps"][1]["status"] == "skipped"
     assert resume(plan, run_id, *LEFT_OUT).code == 1  # said before: nothing new is kept
-    assert len(audit(plan, run_id, "left_out")) == 1
+    assert len(audit(plan, run_id, "skip_requested")) == 1
     assert choices(plan, run_id, "--from", "check")["check"] == "run"
     assert resume(plan, run_id, "--from", "check").run["steps"][1]["status"] == "failed"
     assert resume(plan, run_id).run["steps"][1]["status"] == "failed"
-    assert [entry["kind"] for entry in audit(plan, run_id, "left_out", "taken_back")] == ["left_out", "taken_back"]
+    assert [entry["kind"] for entry in audit(plan, run_id, "skip_requested", "run_from_requested")] == [
+        "skip_requested",
+        "run_from_requested",
+    ]
 
 
 @pytest.mark.usefixtures("signer")
 def test_who_takes_it_back_proves_who_they_are_too(plan: Plan) -> None:
     run_id = stays_out(plan)
     refused = plan("resume", run_id, *TOOLS, "--offline", "--from", "check")
-    way = f"`plan resume {run_id} --offline --from check` with --sign and --by NAME proves it"
-    assert (refused.code, "a step that was left out is not wanted again" in refused.err, way in refused.err) == (6, True, True)
+    way = f"use `plan resume {run_id} --offline --from check` with --sign and --by NAME"
+    assert (refused.code, "the skipped step does not run" in refused.err, way in refused.err) == (6, True, True)
     assert resume(plan, run_id, "--from", "check", *BY_ANA).run["steps"][1]["status"] == "failed"
     assert plan("runs", "verify", run_id).code == 0
 
@@ -202,7 +206,7 @@ def test_a_new_version_of_the_step_is_another_step(plan: Plan) -> None:
     assert resume(plan, run_id).run["steps"][1]["status"] == "completed"
 
 
-def test_what_was_left_out_and_done_by_hand_since_is_done(plan: Plan) -> None:
+def test_a_skipped_step_that_was_done_by_hand_is_completed(plan: Plan) -> None:
     run_id = stays_out(plan, approval=None)
     assert plan("resolve", run_id, "check", "done").code == 0
     assert resume(plan, run_id).run["steps"][1]["status"] == "completed"
@@ -214,12 +218,12 @@ def test_what_was_left_out_and_done_by_hand_since_is_done(plan: Plan) -> None:
 def told_anew(found: dict[str, Any]) -> None:
     """Write the audit anew, as one who may write everything could."""
     receipts = {row["attempt_id"]: row for row in found["receipts"]}
-    before = chain.beginning(found["run"])
+    before = beginning(found["run"])
     for number, entry in enumerate(found["audit"], 1):
         entry["number"] = number
         if entry["kind"] in ("attempt_succeeded", "attempt_failed"):
             entry |= {"row_digest": entries.of_receipt(receipts[entry["row_id"]]).row_digest}
-        entry["digest"] = before = chain.entry_digest(entry, before)
+        entry["digest"] = before = entry_digest(entry, before)
     found["head"] = before
 
 
@@ -230,7 +234,7 @@ def said_otherwise(found: dict[str, Any], told: str, **fields: Any) -> None:
 
 
 def without_signature(found: dict[str, Any]) -> None:
-    found["audit"] = [entry for entry in found["audit"] if entry["kind"] != "word_signed"]
+    found["audit"] = [entry for entry in found["audit"] if entry["kind"] != "signed"]
 
 
 def done_otherwise(found: dict[str, Any]) -> None:
@@ -240,18 +244,30 @@ def done_otherwise(found: dict[str, Any]) -> None:
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], None], str, str]] = {
     "nothing": (lambda _: None, "", ""),
-    "the reason": (lambda found: said_otherwise(found, "left_out", message="x"), "audit, step `check`", "is not of this answer"),
-    "which step": (lambda found: said_otherwise(found, "left_out", step_id="greet"), "audit, step `greet`", "is not of this answer"),
-    "what is wanted": (lambda found: said_otherwise(found, "left_out", kind="taken_back"), "audit, step `check`", "is not of this answer"),
-    "by whom": (lambda found: said_otherwise(found, "left_out", by="bo"), "audit, step `check`", "is by the key of ana, not of bo"),
+    "the reason": (
+        lambda found: said_otherwise(found, "skip_requested", message="x"),
+        "audit, step `check`",
+        "does not belong to this answer",
+    ),
+    "which step": (
+        lambda found: said_otherwise(found, "skip_requested", step_id="greet"),
+        "audit, step `greet`",
+        "does not belong to this answer",
+    ),
+    "what is wanted": (
+        lambda found: said_otherwise(found, "skip_requested", kind="run_from_requested"),
+        "audit, step `check`",
+        "does not belong to this answer",
+    ),
+    "by whom": (lambda found: said_otherwise(found, "skip_requested", by="bo"), "audit, step `check`", "is by the key of ana, not of bo"),
     "no signature": (without_signature, "receipts, step `hand`", "it is recorded as signed, and there is no signature"),
-    "a result": (done_otherwise, "receipts, step `hand`", "is not of this answer"),
+    "a result": (done_otherwise, "receipts, step `hand`", "does not belong to this answer"),
 }
 
 
 @pytest.mark.usefixtures("signer")
 @pytest.mark.parametrize(("forge", "where", "what"), FORGED.values(), ids=FORGED)
-def test_a_forged_word_is_found_on_any_machine_that_knows_the_signers(
+def test_a_forged_request_is_found_on_any_machine_that_knows_the_signers(
     plan: Plan, forge: Callable[[dict[str, Any]], None], where: str, what: str
 ) -> None:
     run_id = failed(plan, step("hand", "fail"), options={"require_approval": False, "stop_on_error": False})

@@ -10,22 +10,22 @@ from tests.cli.test_terminal import Terminal, piped, run_at, terminals
 
 __all__ = ["terminals"]
 
-ASKED = f"How did `lost` end, says {os_user()}? done, again, abort, [v]iew, [?] "
+ASKED = f"How did `lost` end? Your answer as {os_user()}: done, again, abort, [v]iew, [?] "
 LOST = step("lost", "get_lost")
 
 
-def test_the_person_at_the_terminal_says_how_it_ended_and_the_run_goes_on(terminals: list[Terminal]) -> None:
+def test_the_person_at_the_terminal_resolves_the_outcome_and_the_run_continues(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(LOST, {**GREET, "depends_on": ["lost"]}))
     terminal.wait_for(ASKED)
     assert "## How did lost end?" in terminal.shown
     assert "approval digest" not in terminal.shown
     terminal.type("y\n")
     terminal.wait_for_next(ASKED)
-    assert "it was not done: it is made again" in terminal.shown
+    assert "it was not done: the call is repeated" in terminal.shown
     terminal.type("done\n")
-    terminal.wait_for("What did it give back?")
+    terminal.wait_for("What did it return?")
     terminal.type("{kaputt\n")
-    terminal.wait_for("that is no JSON")
+    terminal.wait_for("that is not JSON")
     terminal.type('"v3"\n')
     terminal.wait_for("How do you know?")
     terminal.type("看过了\n")

@@ -20,7 +20,7 @@ def written(name: str = "policy.json", **fields: Any) -> str:
     return name
 
 
-def test_without_a_policy_that_is_said(plan: Plan) -> None:
+def test_a_missing_policy_is_reported(plan: Plan) -> None:
     shown = plan("policy")
     assert (shown.code, "the store has no policy" in shown.out, "`plan policy set FILE`" in shown.out) == (0, True, True)
     assert plan("policy", "show", "--json").lines == [{"number": None, "policy": None, "problem": None}]
@@ -43,7 +43,7 @@ def test_a_policy_is_set_and_shown_with_who_set_it_and_its_history(plan: Plan) -
     assert "ok  version 2 of the store's policy applies to every plan" in plan("doctor").out
 
 
-def test_all_problems_of_a_policy_are_told_at_once(plan: Plan) -> None:
+def test_all_problems_of_a_policy_are_reported_at_once(plan: Plan) -> None:
     said = plan("policy", "set", written(approver=["ana"], known_by=["ssh"], operators=[""]))
     assert (said.code, said.out) == (2, "")
     assert "policy.json:1:2: error[unknown-field] at approver: a policy has no field `approver`; did you mean `approvers`?" in said.err
@@ -85,7 +85,7 @@ def test_a_signed_policy_is_verified_by_the_keys_of_the_one_before(plan: Plan, t
     assert signed.out == "version 2 of the store's policy applies from now on, set by ana (ssh_signature)\n"
 
 
-def test_an_altered_policy_is_told_and_stops_what_it_decides(plan: Plan, home: Path) -> None:
+def test_an_altered_policy_is_reported_and_stops_runs_and_answers(plan: Plan, home: Path) -> None:
     import sqlite3
 
     assert plan("policy", "set", written(gate_effects=["write"])).code == 0
@@ -112,7 +112,7 @@ def test_every_verb_follows_the_policy_of_the_store(plan: Plan, monkeypatch: pyt
         assert (said.code, f"{ME} may not" in said.err) == (6, True), (command, said.err)
 
 
-def test_the_preview_tells_which_gates_the_policy_adds(plan: Plan) -> None:
+def test_the_preview_shows_which_gates_the_policy_adds(plan: Plan) -> None:
     path = document({**GREET, "tool_name": "bash", "parameters": {"command": "true"}, "effect": "read"})
     (before,) = plan("preview", path, "--json").lines
     assert plan("policy", "set", written(gate_effects=["write"], allow_unapproved=False)).code == 0

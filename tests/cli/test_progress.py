@@ -33,7 +33,7 @@ class Screen(io.StringIO):
         return True
 
 
-def test_plain_lines_tell_the_whole_story_without_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_lines_show_every_event_without_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay(links)
     for event in story():
         display(event)
@@ -54,7 +54,7 @@ def test_plain_lines_tell_the_whole_story_without_escapes(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(("count", "lines"), [(CARRIED_LINES, CARRIED_LINES), (CARRIED_LINES + 1, 1)])
-def test_many_carried_steps_are_told_of_in_one_line(
+def test_many_carried_steps_are_shown_in_one_line(
     count: int, lines: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     carried = [a_step(f"s{number}", status=StepStatus.COMPLETED, carried=True) for number in range(count)]
@@ -169,7 +169,7 @@ def test_the_end_of_a_run_is_an_exit_code(status: PlanStatus, reason: RunReason 
 
 
 @pytest.mark.parametrize("kind", ["plain", "json"])
-def test_where_the_form_of_a_steps_gate_is_is_told_once_it_is_shown(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_place_of_a_step_gates_form_is_shown_once_it_exists(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     gate = Gate("g", "r", "restart", None, "a" * 64, "plan", "", "", GatePolicy(), NOW)
     run, display = a_run(a_step("restart"), flow_run_id="f-1"), PlainDisplay(links) if kind == "plain" else JsonDisplay(links)
     display(Event("run_started", run))

@@ -83,7 +83,7 @@ def test_a_runbook_is_saved_by_the_person_and_runs_as_before(plan: Plan, complet
     assert other["steps"][0]["result"] == {"text": "你好, 小明"}
 
 
-def test_json_tells_plan_reasons_places_and_version(plan: Plan, completed: str) -> None:
+def test_json_has_plan_reasons_places_and_version(plan: Plan, completed: str) -> None:
     said = plan("promote", completed, "--save", "--without", "who", "--json", *TOOLS)
     (line,) = said.lines
     assert (line["run"], line["inputs"], line["notes"]) == (completed, [], [])

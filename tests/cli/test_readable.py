@@ -11,9 +11,9 @@ from plan_adapter.readable import (
     duration,
     fenced,
     is_secret_name,
-    masked,
     one_line,
     prose,
+    redacted,
     secret_parameters,
     unescaped,
     visible,
@@ -38,7 +38,7 @@ MARKS = "`|\\*_[]()<>!#-+=~&;:/.@w1a \n\t"
         (90_000_000, "1 d 1 h"),
     ],
 )
-def test_a_duration_is_told_in_its_two_largest_units(ms: float, text: str) -> None:
+def test_a_duration_is_shown_in_its_two_largest_units(ms: float, text: str) -> None:
     assert duration(ms) == text
 
 
@@ -87,7 +87,7 @@ def test_prose_is_not_interpreted_as_markdown_or_html() -> None:
     ("value", "text"),
     [("web-1", "web-1"), ("5", '"5"'), (5, "5"), ("true", '"true"'), (True, "true"), ("", '""'), ("两个 词", "两个 词"), ([1], "[1]")],
 )
-def test_text_stands_without_quotes_where_nothing_else_reads_so(value: object, text: str) -> None:
+def test_text_is_shown_without_quotes_if_it_is_unambiguous(value: object, text: str) -> None:
     assert as_text(value) == text
 
 
@@ -160,7 +160,7 @@ def test_secrets_are_masked_at_any_depth_and_nothing_else_is() -> None:
         "note": "uses abcd twice: abcd",
         "empty_token": "",
     }
-    assert masked(value, hidden=["abcd", "x"]) == {
+    assert redacted(value, hidden=["abcd", "x"]) == {
         "max_tokens": 100,
         "use_token": True,
         "password": "${{ secrets.db }}",
@@ -171,7 +171,7 @@ def test_secrets_are_masked_at_any_depth_and_nothing_else_is() -> None:
         "note": "uses *** twice: ***",
         "empty_token": "",
     }
-    assert masked({"password": "${{ not an expression any more }}"}, expressions=False) == {"password": "***"}
+    assert redacted({"password": "${{ not an expression any more }}"}, expressions=False) == {"password": "***"}
 
 
 def test_a_schema_says_what_is_secret_through_references_and_choices() -> None:
@@ -188,7 +188,7 @@ def test_a_schema_says_what_is_secret_through_references_and_choices() -> None:
     }
     value = {"login": {"user": "ana", "word": "w"}, "words": ["a", None], "pin": "1", "by_name": {"k": "v"}, "loop": "l"}
     hidden = {"login": {"user": "ana", "word": "***"}, "words": ["***", None], "pin": "***", "by_name": {"k": "***"}, "loop": "l"}
-    assert masked(value, schema=schema) == hidden
+    assert redacted(value, schema=schema) == hidden
     assert secret_parameters(schema) == {"pin"}
 
 
@@ -199,7 +199,7 @@ def test_the_password_of_a_url_is_masked_and_its_end_found() -> None:
 
 @pytest.mark.parametrize("text", ["://a:" * 40_000 + "@", "`" * 200_000, "` " * 100_000, "www" * 60_000, "${{" * 60_000])
 def test_no_text_takes_long_to_show(text: str) -> None:
-    masked({"password": text, "other": text})
+    redacted({"password": text, "other": text})
     code(text)
     fenced(text)
     words(text)  # what takes the square of the length would not come back before pytest's timeout

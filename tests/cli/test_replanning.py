@@ -27,7 +27,7 @@ def broken(plan: Plan, **fields: Any) -> str:
     return str(said.run["id"])
 
 
-def test_words_have_what_is_left_planned_anew_and_what_is_done_is_carried(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_make_a_model_replan_the_remaining_steps(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = broken(plan)
     monkeypatch.setenv("PLAN_ADAPTER_DRAFT_ANSWER_TOKENS", "777")
     with scripted(says(GOOD)) as server:
@@ -66,7 +66,7 @@ def test_without_a_plan_the_run_stays_as_it_is(plan: Plan, monkeypatch: pytest.M
     assert plan("show", run_id, "--json").run["status"] == "partial"
 
 
-def test_one_token_that_is_no_plan_is_a_plan_mistyped_and_never_words(plan: Plan) -> None:
+def test_a_single_unknown_token_is_a_mistyped_plan_and_never_words(plan: Plan) -> None:
     run_id = broken(plan)
     said = plan("revise", run_id, "new-plan.yaml", *TOOLS)
     assert (said.code, "no such plan: there is no file `new-plan.yaml`; words for a model" in said.err) == (2, True)
@@ -75,7 +75,7 @@ def test_one_token_that_is_no_plan_is_a_plan_mistyped_and_never_words(plan: Plan
 
 
 @pytest.mark.parametrize("text", ["重试", "try the other", "x" * 5000 + " "])
-def test_what_are_words(text: str) -> None:
+def test_what_counts_as_words_for_a_model(text: str) -> None:
     assert is_words(text)
 
 
@@ -99,7 +99,7 @@ def test_a_run_that_replans_by_itself_waits_where_nobody_is_there_to_ask(plan: P
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0
 
 
-def test_a_plan_that_replans_says_so_and_warns_where_no_model_is(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replanning_plan_is_marked_and_warns_without_a_model(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PLAN_ADAPTER_MODEL", raising=False)
     broken(plan, on_failure="replan")
     said = plan("validate", "plan.json", *TOOLS)

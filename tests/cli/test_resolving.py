@@ -31,17 +31,17 @@ def audit(plan: Plan, run_id: str) -> list[dict[str, Any]]:
     return json.loads(plan("export", run_id).out)["audit"]
 
 
-def test_a_signed_word_is_taken_where_a_name_alone_is_not_and_its_signature_is_kept(plan: Plan) -> None:
+def test_a_signed_resolution_is_accepted_and_its_signature_is_kept(plan: Plan) -> None:
     run_id = lost(plan)
     refused = plan("resolve", run_id, "lost", "done")
-    way = f"`plan resolve {run_id} lost done` with --sign and --by NAME proves it"
-    assert (refused.code, f"{os_user()} may not answer here: ana may; {way}" in refused.err) == (6, True)
+    way = f"use `plan resolve {run_id} lost done` with --sign and --by NAME"
+    assert (refused.code, f"{os_user()} may not answer here; only ana may; {way}" in refused.err) == (6, True)
     assert "--by alone proves nothing" in plan("resolve", run_id, "lost", "done", "--by", "ana").err
     said = plan("resolve", run_id, "lost", "done", "--sign", "--by", "ana", "--result", '{"版本": 3}', "--note", "看过了")
     assert (said.code, f"`plan resume {run_id} --offline` resumes the run" in said.err) == (0, True), said.err
     entries = audit(plan, run_id)
     assert [entry["kind"] for entry in entries].count("refused") == 1
-    [word] = [entry for entry in entries if entry["kind"] == "word_signed"]
+    [word] = [entry for entry in entries if entry["kind"] == "signed"]
     assert (word["step_id"], word["by"], word["known_by"]) == ("lost", "ana", "ssh_signature")
     assert word["message"].startswith("-----BEGIN SSH SIGNATURE-----")
     assert plan("runs", "verify", run_id).code == 0
@@ -49,11 +49,11 @@ def test_a_signed_word_is_taken_where_a_name_alone_is_not_and_its_signature_is_k
     assert (resumed.code, resumed.run["steps"][0]["result"]) == (0, {"版本": 3})
 
 
-def test_what_somebody_did_by_hand_is_signed_too(plan: Plan, tmp_path: Path) -> None:
+def test_a_resolution_of_a_step_done_by_hand_is_signed_too(plan: Plan, tmp_path: Path) -> None:
     failing = document(step("fail", "fail"), approval=SIGNED)
     run_id = plan("run", failing, *TOOLS, "--offline", "--json").run["id"]
     refused = plan("resolve", run_id, "fail", "done")
-    assert (refused.code, f"`plan resolve {run_id} fail done` with --sign and --by NAME proves it" in refused.err) == (6, True)
+    assert (refused.code, f"use `plan resolve {run_id} fail done` with --sign and --by NAME" in refused.err) == (6, True)
     stranger = tmp_path / "stranger"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(stranger)], check=True)
     with pytest.MonkeyPatch.context() as patch:

@@ -117,7 +117,7 @@ def test_inputs_that_do_not_fit_end_with_2(go: Go, arguments: tuple[str, ...], m
     assert message in said.err
 
 
-def test_inputs_come_from_a_file_and_from_words_which_go_first(go: Go) -> None:
+def test_inputs_from_options_override_those_from_a_file(go: Go) -> None:
     Path("inputs.yaml").write_text("who: 文件\nn: 2\n", encoding="utf-8")
     greeting = step("greet", "greet", parameters={"who": "${{ inputs.who }} ${{ inputs.n }}"})
     path = document(greeting, inputs={"who": {"type": "string"}, "n": {"type": "integer"}})
@@ -211,7 +211,7 @@ def test_runs_are_listed_newest_first(go: Go, plan: Plan) -> None:
     assert table[1].split()[:5] == [failed, "试运行", "failed", "(step_failed)", "0/1"]
 
 
-def test_show_tells_a_run_by_the_beginning_of_its_id(go: Go, plan: Plan) -> None:
+def test_show_finds_a_run_by_the_beginning_of_its_id(go: Go, plan: Plan) -> None:
     run = go(document(GREET, step("b", "fail", depends_on=["greet"])), "--json").run
     said = plan("show", run["id"][:-2])
     assert said.code == 0
@@ -288,7 +288,7 @@ def test_the_store_is_shown_and_upgraded(plan: Plan, home: Path) -> None:
     assert plan("store", "upgrade").out.splitlines()[0].endswith(f"upgraded to revision {said.run['revision']}")
 
 
-def test_without_a_server_the_ways_out_are_named(plan: Plan) -> None:
+def test_without_a_server_the_error_names_the_options(plan: Plan) -> None:
     said = plan("run", document(GREET), *TOOLS)
     assert said.code == 2
     assert "--offline" in said.err

@@ -16,7 +16,7 @@ steps:
   - {id: later, tool_name: run_command, parameters: {argv: [echo, "${{ secrets.made }}"]}, depends_on: [first]}
 """
 
-LATE = "`later` uses it after steps that write, and fails unless one of them makes it"
+LATE = "`later` uses it after steps that write, and fails unless one of them creates it"
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_preview_and_doctor_say_where_each_comes_from_and_never_a_value(plan: Pl
     for text in (shown.out, asked.out):
         assert f"secret `token`: from the file {folder}/token" in text
         assert "secret `second`: from the environment variable PLAN_ADAPTER_SECRET_SECOND" in text
-        assert "there is no secret `made`; looked at: the file" in text
+        assert "there is no secret `made`; places checked: the file" in text
         assert LATE in text
         assert "has fewer than 4 characters" in text
     assert {sight["name"]: sight["problem"] is None for sight in found["secret_places"]} == {
@@ -77,9 +77,7 @@ def test_a_plan_without_secrets_looks_nothing_up(plan: Plan):
     assert "plain.yaml uses no secrets" in plan("doctor", "plain.yaml").out
 
 
-def test_a_run_that_must_be_approved_is_refused_before_anybody_is_asked_and_again_before_it_goes_on(
-    plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_missing_secrets_refuse_a_run_before_its_gate_and_again_on_resume(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch):
     Path("plan.yaml").write_text(DOCUMENT.replace("require_approval: false", "require_approval: true"), encoding="utf-8")
     refused = plan("run", "plan.yaml", "--offline", "--detach")
     assert (refused.code, "error[missing-secret]" in refused.err, plan("runs", "--json").out) == (2, True, "")
@@ -88,8 +86,8 @@ def test_a_run_that_must_be_approved_is_refused_before_anybody_is_asked_and_agai
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_SECOND", "also-secret")
     run_id = plan("run", "plan.yaml", "--offline", "--detach", "--json").run["id"]
     shown = plan("approve", run_id, "--show").out
-    assert ("Where this was asked, there is no secret `made`" in shown, LATE in shown) == (True, True)
-    assert "without it the run does not begin" not in shown
+    assert ("The process that asks has no secret `made`" in shown, LATE in shown) == (True, True)
+    assert "without it the run does not start" not in shown
     assert plan("approve", run_id).code == 0
     monkeypatch.delenv("PLAN_ADAPTER_SECRET_SECOND")
     refused = plan("resume", run_id, "--offline")
@@ -110,4 +108,4 @@ def test_a_gate_names_the_secrets_that_were_not_found_where_a_new_version_asked_
     run_id = plan("run", "plan.yaml", "--offline", "--detach", "--json").run["id"]
     Path("plan.yaml").write_text(approved % 'echo, "${{ secrets.nope }}"', encoding="utf-8")
     assert plan("revise", run_id, "plan.yaml").code == 0
-    assert "Where this was asked, there is no secret `nope`" in plan("approve", run_id, "--show").out
+    assert "The process that asks has no secret `nope`" in plan("approve", run_id, "--show").out

@@ -9,7 +9,7 @@ from tests.cli.conftest import Plan
 from tests.cli.test_run import TOOLS, document, step
 
 
-def test_each_step_tells_its_resolved_parameters_its_attempts_and_how_long_they_took(plan: Plan) -> None:
+def test_each_step_shows_its_resolved_parameters_attempts_and_durations(plan: Plan) -> None:
     greet = step("greet", "greet", parameters={"who": "${{ inputs.name }}"})
     fails = step("fails", "fail", parameters={"text": "坏了"}, max_retries=2, retry_delay_ms=0)
     path = document(greet, fails, inputs={"name": {"type": "string", "default": "世界"}})
@@ -40,7 +40,7 @@ def test_each_step_tells_its_resolved_parameters_its_attempts_and_how_long_they_
     assert "   - attempt 6 (at most 3 each time the run starts), " in plan("show", run_id).out
 
 
-def test_each_item_of_a_step_tells_its_own(plan: Plan) -> None:
+def test_each_item_of_a_step_shows_its_own_calls(plan: Plan) -> None:
     each = step("each", "greet", parameters={"who": "${{ item }}"}, for_each="${{ inputs.names }}")
     names = [f"n{number}" for number in range(25)]
     path = document(each, inputs={"names": {"type": "array", "default": names}})
@@ -64,7 +64,7 @@ def test_an_item_that_a_person_resolved_names_them(plan: Plan) -> None:
     assert named == [("done", os_user(), "os_user", "看过了"), ("again", os_user(), "os_user", None)]
 
 
-def test_an_item_without_a_label_is_told_by_its_number_from_1(plan: Plan) -> None:
+def test_an_item_without_a_label_is_shown_by_its_number_from_1(plan: Plan) -> None:
     each = step("each", "greet", parameters={"who": "x"}, for_each="${{ [[1], [2]] }}")
     run_id = plan("run", document(each), "--offline", "--yes", "--json", *TOOLS).run["id"]
     shown = plan("show", run_id).out

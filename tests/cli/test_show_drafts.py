@@ -36,12 +36,12 @@ def test_no_drafts(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "no drafts yet\n"
 
 
-def test_nothing_to_show_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_show_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show"]) == 2
     assert "`--draft` for the newest drafts" in capsys.readouterr().err
 
 
-async def test_a_draft_is_listed_and_shown_with_all_that_was_said(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_draft_is_listed_and_shown_with_all_its_messages(url: str, capsys: pytest.CaptureFixture[str]) -> None:
 
     draft_id = await _drafted(url)
     assert await asyncio.to_thread(main, ["show", "--draft"]) == 0

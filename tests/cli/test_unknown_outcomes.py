@@ -93,19 +93,19 @@ def test_a_run_that_was_killed_and_then_cancelled_says_how_long_it_took(processe
     assert plan("show", run_id, "--json").run["total_duration_ms"] > 0
 
 
-def test_of_a_run_that_is_executed_nothing_is_in_doubt(processes: Processes, plan: Plan) -> None:
+def test_a_run_in_progress_has_no_unknown_outcomes(processes: Processes, plan: Plan) -> None:
     process = processes.begin("run", slow(), "--offline")
     line_with(process.stderr, "slow: started")
     said = plan("show", plan("runs", "--json").lines[0]["id"])
     assert (said.err, "took" in said.out) == ("", False)
 
 
-def test_what_a_person_left_in_doubt_is_told_until_it_is_said(plan: Plan) -> None:
+def test_an_aborted_outcome_is_shown_until_it_is_resolved(plan: Plan) -> None:
     run_id = plan("run", slow(timeout=300), "--offline", "--json").run["id"]
     resolve = f"record it with `plan resolve {run_id} slow done|again|abort`, then `plan resume {run_id} --offline`"
     assert resolve in plan("show", run_id).err
     known, undoes = (
-        "whether `slow` was done was never known",
+        "whether `slow` was done is unknown",
         f"`plan cancel {run_id} --rollback` rolls it back, if it declares a rollback\n",
     )
     hint = (
@@ -116,19 +116,20 @@ def test_what_a_person_left_in_doubt_is_told_until_it_is_said(plan: Plan) -> Non
     refused = plan("resume", run_id, "--offline")
     assert (refused.code, f"`plan resolve {run_id} slow done|again`" in refused.err) == (2, True)
     shown = plan("show", run_id)
-    assert (shown.err, "abort; whether it was done was never known" in shown.out) == (hint, True)
+    assert "recorded `abort` for `slow`; whether it was done is unknown" in shown.out
+    assert shown.err == hint
     undone = plan("cancel", run_id, "--rollback", "--offline")
     hint = f"{known}, and it is not rolled back: check it; if it was done, `plan resolve {run_id} slow done` records that, and {undoes}"
     assert (undone.code, hint in undone.err, Path("prepared").exists()) == (1, True, False)
     assert plan("show", run_id).err == hint
-    assert "rolled back: prep; begun, and perhaps done: `slow`" in undone.out
+    assert "rolled back: prep; started, and possibly done: `slow`" in undone.out
     plan("resolve", run_id, "slow", "done")
     undone = plan("cancel", run_id, "--rollback", "--offline")
     assert (undone.code, Path("slow-undone").exists()) == (0, True)
     assert plan("show", run_id).err == ""
 
 
-def test_what_is_in_doubt_is_told_also_where_there_was_nothing_else_to_undo(plan: Plan) -> None:
+def test_an_unknown_outcome_is_shown_even_with_nothing_else_to_undo(plan: Plan) -> None:
     path = Path(slow(timeout=300))
     first, _, rest = path.read_text(encoding="utf-8").partition("  - id: prep")
     only = "  - id: slow" + rest.partition("  - id: slow")[2].replace("    depends_on: [prep]\n", "")
@@ -136,10 +137,10 @@ def test_what_is_in_doubt_is_told_also_where_there_was_nothing_else_to_undo(plan
     run_id = plan("run", str(path), "--offline", "--json").run["id"]
     plan("resolve", run_id, "slow", "abort")
     said = plan("cancel", run_id, "--rollback", "--offline")
-    assert (said.code, "whether `slow` was done was never known" in said.err) == (1, True)
+    assert (said.code, "whether `slow` was done is unknown" in said.err) == (1, True)
 
 
-def test_after_abort_it_may_be_said_that_it_was_not_done_and_the_run_goes_on(plan: Plan) -> None:
+def test_after_abort_the_outcome_can_still_be_recorded_and_the_run_resumes(plan: Plan) -> None:
     run_id = plan("run", slow(timeout=300, seconds=0.4), "--offline", "--json").run["id"]
     plan("resolve", run_id, "slow", "abort")
     said = plan("resolve", run_id, "slow", "again", "--note", "看过了")
@@ -164,7 +165,7 @@ steps:
 """
 
 
-def test_a_rollback_of_which_nobody_knows_whether_it_was_done_waits_for_a_person(plan: Plan) -> None:
+def test_a_rollback_with_an_unknown_outcome_waits_for_a_person(plan: Plan) -> None:
     Path("plan.yaml").write_text(UNDONE.format(python=sys.executable), encoding="utf-8")
     said = plan("run", "plan.yaml", "--offline", "--json")
     assert (said.code, said.run["status"], said.run["reason"]) == (7, "partial", "step_failed"), said.err

@@ -65,14 +65,14 @@ def run_id(owner: Program, plan: Plan) -> str:
     return plan("runs", "--json").lines[0]["id"]
 
 
-def test_without_it_the_refusal_says_so(owner: Program, run_id: str, plan: Plan):
+def test_without_wait_the_refusal_names_the_option(owner: Program, run_id: str, plan: Plan):
     said = plan("resume", run_id, "--offline")
     assert (said.code, f"is executed by process {owner.pid} on this host" in said.err) == (2, True)
     assert f"`plan resume {run_id} --wait` waits for its end" in said.err
 
 
 @pytest.mark.parametrize("end", ["completed", "killed"])
-def test_it_says_who_has_the_run_and_goes_on_once_that_has_ended(end: str, owner: Program, run_id: str, processes: Processes):
+def test_wait_names_the_owner_and_resumes_once_it_has_ended(end: str, owner: Program, run_id: str, processes: Processes):
     waiting = processes.begin("resume", run_id, "--wait", "--offline", "--json")
     said = line_with(waiting.stderr, "waiting for it to end")
     assert f"run {run_id} is owned by process {owner.pid} on this host" in said

@@ -108,7 +108,7 @@ async def test_a_failed_test_keeps_the_pipeline_from_deploying(workshop: Worksho
     assert ends["deploy"] == (StepStatus.SKIPPED, None)
 
 
-async def test_the_pipeline_goes_on_from_the_point_of_failure(workshop: Workshop, store: PlanStore) -> None:
+async def test_the_pipeline_resumes_from_the_point_of_failure(workshop: Workshop, store: PlanStore) -> None:
     workshop.broken = {"npm_test"}
     example = seed_plans.ci_cd()
     run = await perform(example, workshop, store)
@@ -123,7 +123,7 @@ async def test_the_pipeline_goes_on_from_the_point_of_failure(workshop: Workshop
     assert not ran & set(workshop.calls)
 
 
-async def test_continuing_on_error_ends_partial_and_tells_which_steps_failed(workshop: Workshop, store: PlanStore) -> None:
+async def test_continuing_on_error_ends_partial_and_names_the_failed_steps(workshop: Workshop, store: PlanStore) -> None:
     example = seed_plans.continuing_on_error()
     workshop.broken = {example[1][0]}
 

@@ -106,7 +106,7 @@ def emit(what: str, gate: str, **payload: Any) -> None:
     assert emit_event(f"plan.gate.{what}", resource={"prefect.resource.id": f"plan.gate.{gate}"}, payload=known)
 
 
-def test_applying_twice_leaves_two_automations_with_what_was_said_last(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_applying_twice_leaves_two_automations_with_the_last_settings(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--block", block]) == 0
     assert capsys.readouterr().out == "created plan-gate-opened\ncreated plan-gate-unanswered\n"
     first = applied()
@@ -126,14 +126,14 @@ def test_an_automation_that_somebody_switched_off_stays_off(block: str, capsys: 
         client.pause_automation(applied()[1].id)
     capsys.readouterr()
     assert main(["--block", block]) == 0
-    assert capsys.readouterr().out == "updated plan-gate-opened\nupdated plan-gate-unanswered (it is switched off, and stays so)\n"
+    assert capsys.readouterr().out == "updated plan-gate-opened\nupdated plan-gate-unanswered (it is disabled and stays disabled)\n"
     assert [found.enabled for found in applied()] == [True, False]
 
 
 COMMAND = "plan approve 0192f0c4-0000-7000-8000-000000000001 --digest 0123456789ab"
 
 
-def test_a_gate_that_opens_is_told_with_its_link_and_nothing_of_its_text_is_evaluated(block: str, endpoint: Endpoint) -> None:
+def test_an_opened_gate_is_notified_with_its_link_and_its_text_is_not_evaluated(block: str, endpoint: Endpoint) -> None:
     assert main(["--block", block]) == 0
     plan = f"重启 {uuid4().hex}"
     emit(
@@ -170,7 +170,7 @@ def test_a_gate_that_opens_is_told_with_its_link_and_nothing_of_its_text_is_eval
 
 
 @pytest.mark.thorough
-def test_only_a_gate_that_is_still_open_after_the_time_is_told_again(block: str, endpoint: Endpoint) -> None:
+def test_only_a_gate_that_is_still_open_gets_a_reminder(block: str, endpoint: Endpoint) -> None:
     assert main(["--block", block, "--after", LEAST_MINUTES]) == 0
     answered, expired, waiting = (f"{word} {uuid4().hex}" for word in ("answered", "expired", "waiting"))
     gates = {plan: uuid4().hex for plan in (answered, expired, waiting)}
@@ -204,7 +204,7 @@ def test_an_unknown_block_is_refused_with_those_that_there_are(block: str, capsy
     assert applied() == []
 
 
-def test_make_says_which_word_is_missing() -> None:
+def test_make_says_which_argument_is_missing() -> None:
     root = Path(__file__).parent.parent.parent
     done = subprocess.run(["make", "--old-file=.venv/ready", "automations"], cwd=root, capture_output=True, text=True, check=False)
     assert (done.returncode, "make automations BLOCK=type/name" in done.stderr, "usage:" in done.stderr) == (2, True, False)

@@ -48,7 +48,7 @@ async def test_it_deploys_only_after_build_lint_and_test(run_runbook: RunRunbook
     assert all(at is not None and at <= started for step, at in ended.items() if step != "deploy")
 
 
-async def test_a_second_run_goes_on_with_the_same_workspace(run_runbook: RunRunbook, repository: Path, tmp_path: Path) -> None:
+async def test_a_second_run_reuses_the_same_workspace(run_runbook: RunRunbook, repository: Path, tmp_path: Path) -> None:
     inputs = {"repository": str(repository), "workspace": str(tmp_path / "workspace")}
     first = await run_runbook("ci-pipeline", **inputs)
     (repository / "app" / "greeting.py").write_text("def greet(name):\n    return 'Hello, ' + name + '!'\n", encoding="utf-8")

@@ -28,6 +28,6 @@ def test_the_demonstration_answers_its_gate_itself_and_completes(prefect_server:
     assert ended.returncode == 0, ended.stderr
     assert "completed" in ended.stdout
     assert f"{prefect_server.ui_url}" in ended.stderr
-    assert "the demonstration answers itself:\n$ plan approve " in ended.stderr
-    assert f"the plan: approved by {os_user()} (os_user): the demonstration answers itself" in ended.stderr
+    assert "the demo answers by itself:\n$ plan approve " in ended.stderr
+    assert f"the plan: approved by {os_user()} (os_user): the demo answers by itself" in ended.stderr
     assert len(list(tmp_path.glob("plan-demo-*/workspace/released/app-*.pyz"))) == 1

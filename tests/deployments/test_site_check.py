@@ -35,7 +35,7 @@ def site() -> Iterator[str]:
         server.shutdown()
 
 
-async def test_a_site_whose_pages_answer_is_well(run_runbook: RunRunbook, site: str) -> None:
+async def test_a_site_whose_pages_answer_passes(run_runbook: RunRunbook, site: str) -> None:
     run = await run_runbook("site-check", site=site, paths=["/", "/关于"])
 
     assert run.status is PlanStatus.COMPLETED, run.steps

@@ -60,7 +60,7 @@ def words_to_document(plan: Document) -> Document:
     return {"name": plan["id"], "description": plan["task"], "steps": steps}
 
 
-def test_every_plan_in_words_is_sound_and_keeps_its_order() -> None:
+def test_every_plan_of_words_is_valid_and_keeps_its_order() -> None:
     tools = ToolRegistry([Tool(no_op)])
     for plan in lines("worfbench.jsonl"):
         document = words_to_document(plan)

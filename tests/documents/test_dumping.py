@@ -106,7 +106,7 @@ def test_text_is_taken_for_a_path_only_where_it_looks_like_one(tmp_path: Path) -
     file = tmp_path / "plan"
     file.write_text(FULL, encoding="utf-8")
     assert load_plan(str(file)) == load_plan(file) == load_plan(FULL)
-    with pytest.raises(InvalidPlanError, match="there is no such file"):
+    with pytest.raises(InvalidPlanError, match="the file does not exist"):
         load_plan("missing.yaml")
     with pytest.raises(InvalidPlanError, match="not a single value"):
         load_plan("hello")

@@ -174,7 +174,7 @@ def test_what_the_seeds_say_of_an_execution_is_history_by_plan_and_step() -> Non
     }
 
 
-def test_history_of_a_step_without_an_id_stands_under_the_id_that_is_made() -> None:
+def test_history_of_a_step_without_an_id_is_under_the_generated_id() -> None:
     plan = load_plan('{"Description": "d", "Steps": [{"ToolName": "t", "Status": "failed"}]}')
     assert plan.history == {"steps": {"step_1": {"status": "failed"}}}
 

@@ -170,7 +170,7 @@ def test_a_file_of_inputs_is_read_like_a_plan_but_holds_what_it_likes(tmp_path: 
     values, problems = read_mapping(str(file))
     assert (values, [str(problem) for problem in problems]) == (
         None,
-        [f"{file}:1:1: error[wrong-type]: the file must hold a mapping of names to values, not a list"],
+        [f"{file}:1:1: error[wrong-type]: the file must contain a mapping of names to values, not a list"],
     )
     file.write_text("a: 1\na: 2\nb: .nan\n", encoding="utf-8")
     values, problems = read_mapping(file)

@@ -161,7 +161,7 @@ EXPECTED = [
     "8:3 duplicate-key options.require_approval: `requireApproval` and `require_approval` are the same field; remove one of them",
     "10:11 bad-value inputs.count.type: `type` must be one of `string`, `integer`, `number`, `boolean`, `array`, `object`, "
     "not the text 'int'; did you mean `integer`?",
-    "10:22 not-a-number inputs.count.minimum: `inf` is no JSON number; write a finite number, or the text in quotes",
+    "10:22 not-a-number inputs.count.minimum: `inf` is not a JSON number; write a finite number, or the text in quotes",
     "11:3 wrong-type inputs.host: `host` must be a mapping, not null; write a value, or remove the line",
     "15:3 wrong-type steps[0].max_retries: `max_retries` must be an integer, not the text '3 times'",
     "16:3 wrong-type steps[0].timeout_ms: `timeout_ms` must be an integer, not the text '3'; write the number without quotes",
@@ -173,16 +173,16 @@ EXPECTED = [
     "21:3 wrong-type steps[0].depends_on: `depends_on` must be a list, not the text 'b'; write a list: [ … ]",
     "22:3 duplicate-key steps[0].id: `id` is written twice in one mapping; remove one of them",
     "23:3 wrong-type steps[1]: `steps[1]` must be a mapping, not the text 'hello'",
-    "26:5 not-a-number steps[2].parameters.nan: `nan` is no JSON number; write a finite number, or the text in quotes",
-    "27:5 not-a-number steps[2].parameters.infinite: `-inf` is no JSON number; write a finite number, or the text in quotes",
-    "28:5 not-a-number steps[2].parameters.overflow: `inf` is no JSON number; write a finite number, or the text in quotes",
-    "29:5 too-large steps[2].parameters.integer: the integer is beyond ±(2^53 - 1), where programs stop to agree on it; "
+    "26:5 not-a-number steps[2].parameters.nan: `nan` is not a JSON number; write a finite number, or the text in quotes",
+    "27:5 not-a-number steps[2].parameters.infinite: `-inf` is not a JSON number; write a finite number, or the text in quotes",
+    "28:5 not-a-number steps[2].parameters.overflow: `inf` is not a JSON number; write a finite number, or the text in quotes",
+    "29:5 too-large steps[2].parameters.integer: the integer is beyond ±(2^53 - 1), where programs no longer agree on it; "
     "write it as text, in quotes",
     "30:5 reserved-key steps[2].parameters.__prefect_kind: the key `__prefect_kind` starts with `__prefect`, "
     "which Prefect's server interprets; rename it",
-    "31:5 wrong-type steps[2].parameters.404: the key `404` is no text; put it in quotes",
+    "31:5 wrong-type steps[2].parameters.404: the key `404` is not text; put it in quotes",
     "32:5 tag steps[2].parameters.tagged: tags (`!name`) are refused; remove the tag, or put the text in quotes",
-    "33:5 bad-text steps[2].parameters.nul: the text holds a NUL character, which databases and commands refuse; remove it",
+    "33:5 bad-text steps[2].parameters.nul: the text contains a NUL character, which databases and commands refuse; remove it",
     "34:14 wrong-type steps[2].rollback.parameters: `parameters` must be a mapping, not a list",
     "34:3 missing-field steps[2].rollback.tool_name: `tool_name` is missing; write `tool_name`",
     "35:3 wrong-type steps[2].metadata: `metadata` must be a mapping, not a list",

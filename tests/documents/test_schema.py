@@ -147,7 +147,7 @@ def test_every_field_is_described() -> None:
             assert field.get("description") or "$ref" in field, name
 
 
-def test_what_is_not_executed_yet_says_so() -> None:
+def test_fields_that_are_not_executed_yet_say_so() -> None:
     schema: Any = plan_schema()
     fields = {**schema["properties"], **schema["$defs"]["Step"]["properties"]}
     for name in ("goal", "tools", "max_rounds", "finally", "concurrency"):

@@ -1,21 +1,30 @@
-"""What `engine/internals.py` relies on and Prefect does not document. When this fails after an upgrade of Prefect: mend that file."""
+"""What `engine/internals.py` relies on and Prefect does not document. When this fails after an upgrade of Prefect: fix that file."""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from uuid import UUID
 
 import httpx
 import prefect
 import pytest
 from prefect import flow, get_client
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
-from plan_adapter.engine import internals
+from plan_adapter.engine import internals, tasks
 from plan_adapter.engine.internals import BUSY_SECONDS, BUSY_WAITS, advise_retry, missing_prefect_features
-from plan_adapter.engine.plain import PlainTaskRuns
+from plan_adapter.engine.local_server import Server
 from plan_adapter.engine.tasks import PrefectStepRunner
 from tests.engine.calls import WrittenCall, states_of, task_runs
 
 ADVICE = (
-    f"Prefect {prefect.__version__} differs from what engine/internals.py calls. Until that file is mended runs go the slow way of "
-    "engine/plain.py, which is right, too."
+    f"Prefect {prefect.__version__} differs from what engine/internals.py calls. Until that file is changed, steps run through Prefect's "
+    "public calls, which is correct and slower."
 )
 
 
@@ -61,21 +70,29 @@ def test_what_a_later_prefect_takes_away_is_named(monkeypatch: pytest.MonkeyPatc
     def emit(*, task_run: object, validated_state: object, severity: int) -> None: ...
 
     monkeypatch.setattr(internals, "emit_task_run_state_change_event", emit)
-    name = f"{emit.__module__}.{emit.__qualname__}"
+    name = "`emit_task_run_state_change_event`"
     assert missing_prefect_features() == [f"{name} takes no `follows`", f"{name} takes no `initial_state`", f"{name} wants `severity`"]
+    monkeypatch.setattr(internals, "attempt_control", None)
+    assert missing_prefect_features("task runs") == missing_prefect_features()[:3]
+    assert len(missing_prefect_features("cancellation")) == 3
 
 
 async def test_where_a_promise_is_broken_the_plain_way_is_taken_and_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, prefect_server: object
 ) -> None:
-    monkeypatch.setattr(internals, "missing_prefect_features", lambda: ["TaskRun takes no `labels`"])
+    monkeypatch.setattr(tasks, "missing_prefect_features", lambda feature: ["TaskRun takes no `labels`"])
 
     @flow(persist_result=False)
-    async def changed() -> str:
-        return type(PrefectStepRunner()._task_runs).__name__
+    async def changed() -> State:
+        call = WrittenCall("check", timeout_seconds=5)
+        await PrefectStepRunner()(call)
+        return Completed()
 
-    assert await changed() == PlainTaskRuns.__name__
-    assert "steps are driven slowly, because this Prefect differs: TaskRun takes no `labels`" in caplog.text
+    state = await changed(return_state=True)
+    assert state.state_details.flow_run_id is not None
+    run = (await task_runs(state.state_details.flow_run_id, ["check"]))["check"]
+    assert "timeout_seconds" not in run.labels
+    assert "steps run slower, because this version of Prefect differs: TaskRun takes no `labels`" in caplog.text
 
 
 async def test_prefects_client_is_told_to_try_again_soon_where_the_server_is_busy(prefect_server: object) -> None:
@@ -106,3 +123,24 @@ async def test_other_answers_stay_as_they_are(status: int, headers: dict[str, st
     await advise_retry(response)
     assert response.headers.get("Retry-After") == headers.get("Retry-After")
     assert "Prefect-Maintenance" not in response.headers
+
+
+async def test_a_plan_runs_without_each_private_module_of_prefect_in_turn(prefect_server: Server, tmp_path: Path) -> None:
+    modules = sorted(set(re.findall(r'_optional\("([\w.]+)"', Path(internals.__file__).read_text("utf-8"))))
+    assert {"_internal.control_listener", "_internal.attempt_control", "_internal.concurrency.services"} <= set(modules)
+    environment = os.environ | {"PREFECT_API_URL": prefect_server.api_url}
+    command = [sys.executable, "-m", "tests.engine.without_private_module", str(tmp_path), *modules]
+    child = await asyncio.create_subprocess_exec(*command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    printed, trouble = await child.communicate()
+    assert child.returncode == 0, trouble.decode()
+    ends = [json.loads(line) for line in printed.splitlines()]
+    assert [end["without"] for end in ends] == modules
+    for end in ends:
+        assert end["steps"] == {"flaky": "completed", "skipped": "skipped", "last": "completed"}, end
+        assert end["status"] == "completed", end
+        names = {name for run in await _task_runs_of(end["flow_run_id"]) if (name := run.name)}
+        assert names == {"flaky", "skipped", "last"}, end
+
+
+async def _task_runs_of(flow_run_id: str) -> list[TaskRun]:
+    return list((await task_runs(UUID(flow_run_id), ["flaky", "skipped", "last"])).values())

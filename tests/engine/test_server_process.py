@@ -8,7 +8,7 @@ import pytest
 from prefect.server.services import task_run_recorder
 from sqlalchemy.exc import IntegrityError
 
-from plan_adapter.engine.server_process import record_singly_what_fails_together
+from plan_adapter.engine.internals import record_singly_what_fails_together
 
 
 class Said:

@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import State, StateType, TaskRun
 from prefect.states import Completed
 
 from plan_adapter.engine.internals import MAX_EDGES
-from plan_adapter.engine.tasks import DirectTaskRuns, PrefectStepRunner, log_to_prefect
+from plan_adapter.engine.tasks import PrefectStepRunner, log_to_prefect
 from plan_adapter.errors import StoreError
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.plan import StepStatus
@@ -113,17 +113,18 @@ async def test_a_step_without_a_call_is_shown_as_it_ended(perform: Perform) -> N
     assert {name: _state(run) for name, run in runs.items()} == {step.id: state for step, state in table}
 
 
-async def test_a_failed_attempt_is_followed_by_the_next_and_each_is_seen(perform: Perform, way: str) -> None:
+async def test_each_failed_attempt_and_each_wait_for_the_next_one_is_a_state(perform: Perform) -> None:
     ends = [failed(1, "first"), failed(2, "second"), succeeded(3)]
     call = WrittenCall("check", ends=ends, retry_delays=[0.01, 0.0])
     run = (await perform(lambda steps: _call_all(steps, call), ["check"]))["check"]
     assert (run.state_name, run.run_count, call.made) == ("Completed", 3, 3)
-    states = [(state.name, state.message or None) for state in await states_of(run, 5) if state.name != "Pending"]
-    if way == "direct":
-        between = [("AwaitingRetry", "first"), ("Retrying", "first"), ("Retrying", "second")]
-    else:
-        between = [("Retrying", None), ("Retrying", None)]
-    assert states == [("Running", None), *between, ("Completed", None)]
+    states = [state.name for state in await states_of(run, 5) if state.name != "Pending"]
+    assert states == ["Running", "AwaitingRetry", "Retrying", "Retrying", "Completed"]
+    log = [message for _, message in await logs_of(run, 2) if "Retry" in message]
+    assert log == [
+        "Task run failed with exception: ToolError('first') - Retry 1/2 will start 0.01 second(s) from now",
+        "Task run failed with exception: ToolError('second') - Retry 2/2 will start immediately",
+    ]
 
 
 async def test_the_last_failed_attempt_is_the_end(perform: Perform) -> None:
@@ -133,7 +134,7 @@ async def test_the_last_failed_attempt_is_the_end(perform: Perform) -> None:
     assert (run.state_name, run.state.message, call.made) == ("Failed", "second", 2)
 
 
-async def test_the_stop_of_the_run_ends_a_wait_for_a_retry_at_once(perform: Perform) -> None:
+async def test_the_stop_of_the_run_ends_a_wait_for_a_retry_at_once(perform: Perform, way: str) -> None:
     ends: list[AttemptEnd] = []
 
     async def work(steps: PrefectStepRunner) -> None:
@@ -145,7 +146,8 @@ async def test_the_stop_of_the_run_ends_a_wait_for_a_retry_at_once(perform: Perf
 
     run = (await perform(work, ["check"]))["check"]
     assert run.state is not None
-    assert (run.state_type, run.state_name, run.state.message) == (StateType.CANCELLED, "Cancelled", "cancelled by ana")
+    assert run.state_type is (StateType.CRASHED if way == "plain" else StateType.CANCELLED)
+    assert way == "plain" or (run.state_name, run.state.message) == ("Cancelled", "cancelled by ana")
     assert ends == [AttemptEnd("cancelled", 1, error="cancelled by ana")]
 
 
@@ -229,14 +231,6 @@ async def test_more_edges_than_an_event_can_carry_are_left_out() -> None:
     assert state.state_details.flow_run_id is not None
     run = (await task_runs(state.state_details.flow_run_id, ["report"]))["report"]
     assert len(run.task_inputs["wait_for"]) == MAX_EDGES
-
-
-async def test_the_direct_way_is_taken() -> None:
-    @flow
-    async def chosen() -> str:
-        return type(PrefectStepRunner()._task_runs).__name__
-
-    assert await chosen() == DirectTaskRuns.__name__
 
 
 async def test_outside_of_a_flow_there_are_no_prefect_steps() -> None:

@@ -61,7 +61,7 @@ def gated(edges: dict[str, list[str]], *names: str, **options: object):
     return plan
 
 
-async def test_other_branches_go_on_while_a_step_waits_and_it_holds_no_slot():
+async def test_other_branches_continue_while_a_step_waits_without_a_slot():
     world, people = World(), People()
     plan = gated({"gate": [], "a": [], "b": ["a"]}, "gate", max_parallel_steps=1)
     execution = Execution(plan, [world.work], gates=people)
@@ -231,7 +231,7 @@ async def test_an_intent_that_is_refused_calls_nothing_and_fails_the_step_for_go
     assert (world.begun, step.attempts, step.outcome, step.error) == ([], 0, Outcome.FAILED, "the approval was revoked")
 
 
-async def test_the_total_timeout_stands_still_while_nothing_but_gates_is_open():
+async def test_the_total_timeout_pauses_while_only_gates_are_open():
     world, people = World(), People()
     execution = Execution(gated({"a": [], "gate": ["a"], "after": ["gate"]}, "gate", total_timeout_ms=60_000), [world.work], gates=people)
     going = asyncio.create_task(execution.go())
@@ -244,7 +244,7 @@ async def test_the_total_timeout_stands_still_while_nothing_but_gates_is_open():
     assert (await going).status is PlanStatus.COMPLETED
 
 
-async def test_the_total_timeout_goes_on_while_something_is_done_beside_the_gate():
+async def test_the_total_timeout_runs_while_a_step_runs_beside_the_gate():
     world, people = World(held=("long",)), People()
     execution = Execution(gated({"long": [], "gate": []}, "gate", total_timeout_ms=60_000), [world.work], gates=people)
     going = asyncio.create_task(execution.go())

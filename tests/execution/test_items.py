@@ -113,7 +113,7 @@ def nodes_plan(*names: str, rollback_failed: bool = False, **options: Any) -> Ex
     return nodes
 
 
-async def test_what_was_rolled_back_is_said_per_item_by_its_label() -> None:
+async def test_rolled_back_items_are_named_by_their_labels() -> None:
     world = World()
     execution = Execution(nodes_plan("web-1", "broken-2", "web-3"), world.tools)
     run = await execution.go()
@@ -171,7 +171,7 @@ async def test_where_several_steps_are_concerned_each_item_is_named_with_its_ste
     )
 
 
-async def test_an_outcome_that_nobody_knows_is_never_rolled_back_by_itself() -> None:
+async def test_an_unknown_outcome_is_never_rolled_back_automatically() -> None:
     world = World()
     plan = nodes_plan("web-1", "slow", "web-3", rollback_failed=True)
     plan.step("restart").timeout_ms = 100

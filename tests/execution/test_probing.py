@@ -61,7 +61,7 @@ def lost_attempt(**changed: Any) -> RunHistory:
     return RunHistory(attempts={("send", None): 1}, unknown={("send", None): attempt})
 
 
-async def test_what_the_probe_finds_done_is_not_done_again_and_its_word_is_the_receipt() -> None:
+async def test_a_write_that_the_probe_finds_done_is_not_repeated_and_gets_its_receipt() -> None:
     shop = Shop()
     execution = shop.execution()
     run = await execution.go()
@@ -104,11 +104,11 @@ def no_json() -> Done:
         (lambda: None, "the probe `look` cannot tell"),
         (fails, "the shop is closed"),
         (lambda: True, "returned bool instead of Done, NotDone or None"),
-        (no_json, "no JSON"),
+        (no_json, "not JSON"),
     ],
     ids=["none", "raises", "garbage", "no_json"],
 )
-async def test_where_the_probe_cannot_tell_the_outcome_stays_unknown_and_the_log_says_why(says: Callable[[], Any], told: str) -> None:
+async def test_an_inconclusive_probe_leaves_the_outcome_unknown_and_logs_why(says: Callable[[], Any], told: str) -> None:
     shop = Shop(says=says)
     execution = shop.execution(max_retries=3)
     run = await execution.go()
@@ -225,7 +225,7 @@ async def test_what_a_person_says_is_what_becomes_of_the_step(
         assert run.message == ("ana ends it" if said is not None else "whether `send` was done is unknown")
 
 
-async def test_other_branches_go_on_while_a_person_is_asked_and_what_depends_on_the_step_waits() -> None:
+async def test_other_branches_continue_while_an_outcome_gate_is_open() -> None:
     shop = Shop(arrives=True, says=lambda: None)
     looked = list[str]()
     answer: asyncio.Future[RecordedResolution] = asyncio.get_running_loop().create_future()

@@ -57,7 +57,7 @@ def test_whatever_is_asked_what_has_succeeded_is_carried_and_nothing_else_is(
 
 
 @given(records())
-def test_without_a_wish_everything_that_has_not_succeeded_is_run(made: tuple[dict[str, tuple[str, ...]], Record]) -> None:
+def test_without_options_a_resume_runs_everything_that_has_not_succeeded(made: tuple[dict[str, tuple[str, ...]], Record]) -> None:
     plan, record = made
     found = choices(plan, record, ResumeOptions())
     assert {name for name, fate in found.items() if fate.kind == "run"} == set(plan) - set(record.succeeded)
@@ -80,7 +80,7 @@ def test_from_a_step_only_it_and_what_depends_on_it_is_run() -> None:
     assert found["notes"] == StepChoice("left", "the run was resumed from `publish` only")
 
 
-def test_a_step_that_is_left_out_keeps_its_reason_and_lets_the_others_go_on() -> None:
+def test_a_skipped_step_keeps_its_reason_and_its_dependents_run() -> None:
     found = choices(CHAIN, Record({"build"}, {"test"}), ResumeOptions(skipped={"test": "它坏了"}))
     assert found["test"] == StepChoice("skipped", "它坏了")
     assert found["publish"].kind == "run"
@@ -92,16 +92,16 @@ def test_a_step_that_is_left_out_keeps_its_reason_and_lets_the_others_go_on() ->
         (ResumeOptions(from_step="nowhere"), "no step is called `nowhere`"),
         (ResumeOptions(from_step="build"), "`build` has succeeded, and is never run again in this run"),
         (ResumeOptions(from_step="publish"), "`publish` depends on `test`, which has not succeeded"),
-        (ResumeOptions(skipped={"build": "x"}), "`build` has succeeded: it cannot be left out"),
-        (ResumeOptions(skipped={"test": " "}), "why `test` is left out is not said"),
-        (ResumeOptions(from_step="test", skipped={"test": "x"}), "cannot be both left out and begun with"),
+        (ResumeOptions(skipped={"build": "x"}), "`build` has succeeded: it cannot be skipped"),
+        (ResumeOptions(skipped={"test": " "}), "`test` is skipped without a reason"),
+        (ResumeOptions(from_step="test", skipped={"test": "x"}), "cannot be both skipped and the step to run from"),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_words(asked: ResumeOptions, said: str) -> None:
+def test_an_impossible_resume_is_refused_with_the_reason(asked: ResumeOptions, said: str) -> None:
     with pytest.raises(RunConflictError, match=said):
         choices(CHAIN, Record({"build"}, {"test"}), asked)
 
 
-def test_everything_that_cannot_be_done_is_said_at_once() -> None:
+def test_every_impossible_request_is_reported_at_once() -> None:
     with pytest.raises(RunConflictError, match=r"no step is called `x`; no step is called `y`; .*no step has failed"):
         choices(CHAIN, Record({"build"}), ResumeOptions(from_step="x", skipped={"y": ""}, only_failed=True))

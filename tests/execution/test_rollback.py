@@ -137,7 +137,7 @@ async def test_of_a_loop_the_items_that_could_not_be_undone_are_named() -> None:
     assert world.undone == ["三", "二"]
     assert not execution.run.step("all").rolled_back
     assert rollback.report().words == (
-        "rolled back: 三; not rolled back: 一 (left out, because the rollback of `all` failed), 二 (its rollback failed: "
+        "rolled back: 三; not rolled back: 一 (skipped, because the rollback of `all` failed), 二 (its rollback failed: "
         "ValueError: 二 is stuck: 卡住了)"
     )
     assert execution.kinds("rollback all") == ["step_started", "step_failed"]
@@ -182,7 +182,7 @@ class Crowd:
 WIDE = {"base": [], "a": ["base"], "b": ["base"], "c": ["base"], "top": ["a"], "broken": ["top", "b", "c"]}
 
 
-async def test_what_no_step_stands_on_is_undone_at_the_same_time_within_the_limit_of_the_plan() -> None:
+async def test_independent_rollbacks_run_in_parallel_within_the_plans_limit() -> None:
     crowd = Crowd()
     execution = Execution(undoable(WIDE, allow_parallel=True, max_parallel_steps=2), crowd.tools)
     await execution.go()
@@ -204,7 +204,7 @@ async def test_what_no_step_stands_on_is_undone_at_the_same_time_within_the_limi
     assert rollback.report().words == "rolled back: top, c, b, a, base; not rolled back: broken (failed, check by hand)"
 
 
-async def test_after_one_that_failed_no_further_one_begins_and_those_under_way_go_on() -> None:
+async def test_after_a_failed_rollback_running_ones_finish_and_no_other_starts() -> None:
     crowd = Crowd(failing=("c",))
     execution = Execution(undoable(WIDE, allow_parallel=True, max_parallel_steps=2), crowd.tools)
     await execution.go()
@@ -218,8 +218,8 @@ async def test_after_one_that_failed_no_further_one_begins_and_those_under_way_g
     await going
     assert (crowd.begun, crowd.ended) == (["top", "c"], ["c", "top"])
     assert rollback.report().words == (
-        "rolled back: top; not rolled back: c (its rollback failed: ValueError: c is stuck), b (left out, because the rollback of `c` "
-        "failed), a (left out, because the rollback of `c` failed), base (`a` must be rolled back first), broken (failed, check by hand)"
+        "rolled back: top; not rolled back: c (its rollback failed: ValueError: c is stuck), b (skipped, because the rollback of `c` "
+        "failed), a (skipped, because the rollback of `c` failed), base (`a` must be rolled back first), broken (failed, check by hand)"
     )
     assert {name: execution.kinds(f"rollback {name}")[-1] for name in ("top", "a", "b", "c", "base")} == {
         "top": "step_completed", "a": "step_skipped", "b": "step_skipped", "c": "step_failed", "base": "step_skipped",
@@ -261,7 +261,7 @@ async def test_of_any_plan_each_step_is_undone_after_all_that_stand_on_it(seed: 
     assert "not undone" not in rollback.report().words
 
 
-async def test_hooks_can_tell_a_rollback_from_a_step() -> None:
+async def test_hooks_can_distinguish_a_rollback_from_a_step() -> None:
     told: list[tuple[str, str, str | None]] = []
     hooks = Hooks(
         on_step_start=lambda _, step: told.append(("start", step.id, step.undoes)),
@@ -279,7 +279,7 @@ async def test_hooks_can_tell_a_rollback_from_a_step() -> None:
     assert all(step.undoes is None for step in execution.run.steps)
 
 
-async def test_a_failed_rollback_holds_up_what_stands_below_it() -> None:
+async def test_a_failed_rollback_blocks_the_rollbacks_of_its_dependencies() -> None:
     edges = {"base": [], "left": ["base"], "leaf": ["left"], "right": ["base"], "other": [], "broken": ["leaf", "right", "other"]}
     world = World(failing=("left",))
     execution, rollback = await run_and_undo(undoable(edges, without=("leaf",)), world)
@@ -293,7 +293,7 @@ async def test_a_failed_rollback_holds_up_what_stands_below_it() -> None:
     assert execution.kinds("rollback base") == ["step_skipped"]
 
 
-async def test_what_stands_on_an_undone_step_through_one_without_rollback_must_be_undone_before() -> None:
+async def test_indirect_dependents_are_rolled_back_first() -> None:
     world = World(failing=("c",))
     _, rollback = await run_and_undo(undoable({"a": [], "b": ["a"], "c": ["b"], "broken": ["c"]}, without=("b",)), world)
     assert world.undone == ["c"]
@@ -370,12 +370,12 @@ async def test_what_was_carried_is_undone_too_with_the_result_it_had() -> None:
     assert (world.undone, rollback.report().words) == (["a"], "rolled back: a; not rolled back: broken (failed, check by hand)")
 
 
-async def test_a_rollback_goes_on_after_the_stop_of_its_run_and_has_a_stop_of_its_own() -> None:
+async def test_a_rollback_continues_after_its_run_stopped_and_can_be_stopped_itself() -> None:
     world = World(held="b")
     plan = undoable({"a": [], "b": ["a"], "c": ["b"], "broken": ["c"]})
     execution = Execution(plan, world.tools)
     await execution.go()
-    execution.scope.stop.set("timed_out", "the total timeout of 1 s was spent")
+    execution.scope.stop.set("timed_out", "the total timeout of 1 s was exceeded")
     rollback = rollback_of(execution)
     going = asyncio.create_task(rollback.undo())
     while world.undone != ["c", "b"]:
@@ -397,7 +397,7 @@ async def test_only_a_failure_that_ends_the_run_undoes_it_by_itself(policy: str,
     assert (run.reason, rolls_back(run, plan)) == (RunReason.STEP_FAILED, expected)
 
 
-async def test_a_rollback_whose_parameters_cannot_be_computed_says_so_and_calls_nothing() -> None:
+async def test_a_rollback_with_uncomputable_parameters_fails_without_a_call() -> None:
     world = World()
     plan = undoable({"a": [], "broken": ["a"]})
     plan.step("a").rollback = RollbackCall(tool_name="undo", parameters={"name": "${{ result.gone }}"})

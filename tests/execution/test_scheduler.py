@@ -143,7 +143,7 @@ async def test_a_plan_in_which_nothing_completed_has_failed():
     assert run.summary().progress == 100.0
 
 
-async def test_a_false_when_skips_the_step_and_what_depends_on_it_goes_on():
+async def test_a_false_when_skips_the_step_and_its_dependents_run():
     world = World()
     plan = plan_of({"a": [], "maybe": ["a"], "after": ["maybe"]})
     plan.step("maybe").when = "${{ steps.a.result == 'no' }}"

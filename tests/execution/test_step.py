@@ -134,7 +134,7 @@ async def test_a_timeout_cancels_an_async_tool_and_the_next_attempt_may_succeed(
     assert execution.recorder.receipts[0].error == "no answer within 0.03 s"
 
 
-async def test_an_async_tool_that_goes_on_when_it_is_cancelled_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch):
+async def test_an_async_tool_that_ignores_its_cancellation_is_still_ended(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("plan_adapter.execution.calling.GRACE_SECONDS", 0.02)
     ended: list[str] = []
 
@@ -190,7 +190,7 @@ async def test_a_tool_that_kills_its_process_fails_its_step_only():
     assert "the process of tool `die` died" in (run.step("a").error or "")
 
 
-async def test_a_tool_in_a_process_fails_with_its_own_words_and_the_next_call_is_served():
+async def test_a_tool_in_a_process_fails_with_its_own_message_and_the_next_call_is_served():
     plan = plan_of({}, continue_on_error=True)
     for how in ("exit", "local", "unknown"):
         plan.add_step("fail", how, {"how": how}, id=how, isolation="process")
@@ -321,7 +321,7 @@ async def test_a_large_result_goes_to_a_file_that_the_receipt_names(tmp_path: Pa
     assert execution.recorder.receipts[0].result == result
 
 
-async def test_hooks_are_told_what_happens_and_one_that_raises_changes_nothing(caplog: pytest.LogCaptureFixture):
+async def test_hooks_see_every_event_and_one_that_raises_changes_nothing(caplog: pytest.LogCaptureFixture):
     told: list[str] = []
 
     async def on_start(run, step):
@@ -358,8 +358,8 @@ async def test_the_total_timeout_ends_running_steps_and_skips_the_rest():
 
     run = await Execution(plan_of({"a": [], "b": ["a"]}, total_timeout_ms=40), [work]).go()
     assert (run.status, run.reason) == (PlanStatus.FAILED, RunReason.TIMED_OUT)
-    assert run.step("a").error == "the total timeout of 0.04 s was spent"
-    assert run.step("b").reason == "the total timeout of 0.04 s was spent"
+    assert run.step("a").error == "the total timeout of 0.04 s was exceeded"
+    assert run.step("b").reason == "the total timeout of 0.04 s was exceeded"
 
 
 async def test_the_total_timeout_ends_a_wait_for_a_retry():
@@ -475,7 +475,7 @@ def _attempt(attempt_id: str, step_id: str, effect: str) -> Attempt:
 
 
 @pytest.mark.parametrize(("effect", "outcome", "receipts"), [("write", Outcome.UNKNOWN, 0), ("read", Outcome.FAILED, 1)])
-async def test_a_tool_may_say_that_it_cannot_tell_whether_it_was_done(effect: str, outcome: Outcome, receipts: int):
+async def test_a_tool_can_report_an_unknown_outcome(effect: str, outcome: Outcome, receipts: int):
     @tool(effect=effect)
     def work(name: str) -> None:
         """Lose the connection."""
@@ -487,7 +487,7 @@ async def test_a_tool_may_say_that_it_cannot_tell_whether_it_was_done(effect: st
     assert len(execution.recorder.receipts) == receipts
 
 
-async def test_the_lines_of_a_tool_s_logger_are_told_with_their_step():
+async def test_the_lines_of_a_tools_logger_are_shown_with_their_step():
     @tool(effect="read")
     def work(name: str, context: ToolContext) -> None:
         """Log."""

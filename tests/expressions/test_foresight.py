@@ -13,7 +13,7 @@ def foreseen(value: JsonValue, **options: int) -> JsonValue:
     return Prediction(VALUES.inputs, **options).of(template)
 
 
-def test_what_inputs_decide_is_filled_in_and_all_else_stands_as_it_is_written() -> None:
+def test_expressions_of_inputs_are_resolved_and_others_stay_as_written() -> None:
     value = {
         "whole": ["${{ inputs.count }}", "${{ inputs.count + 1 }}", "${{ 1 + 1 }}"],
         "joined": "n: ${{ inputs.count }} of ${{ inputs.names }}",

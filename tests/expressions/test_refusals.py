@@ -23,7 +23,7 @@ from tests.expressions.builders import DECLARED, INPUTS, NOTHING, refuse
         ("${{ inputs }}", "unknown-reference", "no input", "inputs.<name>"),
         ("${{ check.result }}", "unknown-reference", "`check.result`", "write steps.check.result"),
         ("${{ host }}", "unknown-reference", "`host`", "write inputs.host"),
-        ("${{ web }}", "unknown-reference", "column 1", "text stands in quotes"),
+        ("${{ web }}", "unknown-reference", "column 1", "write text in quotes"),
         ("${{ True }}", "unknown-reference", "`True`", "CEL writes `true`"),
         ("${{ steps.check.result.a-b }}", "unknown-reference", "there is no `b`", '["my-key"]'),
         ("${{ steps.check.result() }}", "unknown-reference", "`steps.check.result`", ""),

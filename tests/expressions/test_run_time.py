@@ -37,10 +37,10 @@ def with_result(result: Any) -> Variables:
         ("${{ steps.check.result.share * 2 }}", "_*_(double, int); CEL does no mixed arithmetic: wrap the integer in double()"),
         ("${{ steps.check.result.text + 1 }}", "wrap the other side in string()"),
         ("${{ 1 / 0 }}", "divide by zero"),
-        ("${{ 1.0 / 0.0 }}", "gives inf, which is no JSON"),
-        ("${{ [0.0 / 0.0] }}", "gives nan, which is no JSON"),
-        ("${{ [b'x'] }}", "gives a bytearray, which is no JSON"),
-        ("${{ {1: 2} }}", "gives a key that is no text, which is no JSON"),
+        ("${{ 1.0 / 0.0 }}", "gives inf, which is not JSON"),
+        ("${{ [0.0 / 0.0] }}", "gives nan, which is not JSON"),
+        ("${{ [b'x'] }}", "gives a bytearray, which is not JSON"),
+        ("${{ {1: 2} }}", "gives a key that is not text, which is not JSON"),
         ("${{ int('x') }}", "`int('x')`: cannot convert string to int"),
         ("${{ 9223372036854775807 + inputs.count }}", "integer overflow"),
     ],
@@ -86,7 +86,7 @@ def test_a_result_that_cel_cannot_hold_fails_the_expression(value: Any) -> None:
         template.resolve(with_result(value))
 
 
-def test_an_expression_over_more_items_than_it_may_go_through_says_so() -> None:
+def test_an_expression_over_too_many_items_is_refused() -> None:
     template, _ = compile_template("${{ steps.check.result.map(x, steps.check.result.map(y, 1)) }}", DECLARED, at="")
     with pytest.raises(ExpressionError, match="more than 10,000 items"):
         template.resolve(with_result(list(range(200))))
@@ -116,5 +116,5 @@ def test_a_pattern_is_matched_in_linear_time_and_its_end_is_the_end_of_the_text(
 
 @pytest.mark.parametrize("pattern", ["(", "(?=x)", r"(a)\1", "a{2000}"])
 def test_what_is_no_pattern_says_why(pattern: str) -> None:
-    with pytest.raises(ExpressionError, match="is no regular expression of RE2: "):
+    with pytest.raises(ExpressionError, match="is not an RE2 regular expression: "):
         matches(pattern, "x")

@@ -15,7 +15,7 @@ from plan_adapter.plan import PlanStatus
 from plan_adapter.record import Attempt, Outcome, Receipt
 from plan_adapter.runs import ending, start
 from plan_adapter.runs import step_gates as call_gates
-from plan_adapter.store import chain, leases, outcomes, permission, recorder
+from plan_adapter.store import audit, leases, outcomes, permission, recorder
 from plan_adapter.store.columns import Clock
 from plan_adapter.store.tables import leases as lease_table
 from tests.faults.plans import Scenario
@@ -126,12 +126,12 @@ def _receipts_come_first() -> None:
 
 
 def _entries_are_left_out() -> None:
-    whole = chain.append
+    whole = audit.append
 
     def append(connection: Any, run_id: str, entries: Sequence[Any]) -> None:
         whole(connection, run_id, [entry for entry in entries if entry.kind != "attempt_succeeded"])
 
-    chain.append = append
+    audit.append = append
 
 
 def _nothing_is_scrubbed() -> None:

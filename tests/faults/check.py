@@ -184,7 +184,7 @@ def one_process_at_a_time(evidence: Evidence) -> Iterator[Violation]:
             if began != epoch:
                 yield Violation("fence", f"{_unit(entry)}, attempt {entry['attempt']} of start {began}, has its receipt in start {epoch}")
         if entry["kind"] == "run_ended":
-            if ended and entry["message"] and "says of" not in entry["message"]:
+            if ended and entry["message"] and " recorded `" not in entry["message"]:
                 yield Violation("fence", f"start {epoch} ended more than once: {entry['message']}")
             ended = True
     for line in evidence.lines:

@@ -54,7 +54,7 @@ async def test_of_two_processes_one_executes_a_run(kind: Race, shared_store: str
     pytest.fail(f"none of {MOST_SEEDS} runs came to it")
 
 
-async def test_what_the_draws_left_out_is_aimed_at(tmp_path: Path) -> None:
+async def test_places_that_the_draws_missed_are_targeted(tmp_path: Path) -> None:
     left: Target = ("in-transaction", "run_changed")
     every = Share(0, 0, range(1, sys.maxsize), [None], tmp_path)
     every.done.update(target for target in TARGETS if target != left)

@@ -26,7 +26,7 @@ POOL = "faults"
 GATES = ("gate", "approval_used", "run_created")
 
 
-async def test_a_flow_run_of_a_script_goes_on_after_each_kill(prefect_server: Server, tmp_path: Path) -> None:
+async def test_a_scripts_flow_run_resumes_after_each_kill(prefect_server: Server, tmp_path: Path) -> None:
     faults: list[Target] = [SHOWN, ("after-effect", "write")]
     async with opened(EVERYTHING, tmp_path, None, Each(faults)) as trial:
         trial.server = prefect_server.api_url

@@ -28,7 +28,7 @@ def test_by_default_nothing_further_starts_after_an_error() -> None:
     assert (run.step("web_3").status, run.step("web_3").reason) == ("skipped", "stopped because `web_2` failed")
 
 
-def test_continue_on_error_goes_on_with_what_does_not_depend_on_it() -> None:
+def test_continue_on_error_runs_what_does_not_depend_on_the_failed_step() -> None:
     plan = plan_of_three_hosts()
     plan.options.continue_on_error = True
     run = run_plan(plan, tools=ToolRegistry([probe]), offline=True)

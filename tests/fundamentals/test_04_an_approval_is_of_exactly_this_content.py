@@ -43,7 +43,7 @@ def test_with_one_it_runs_and_says_who_it_was() -> None:
 
 def test_an_approval_of_other_content_is_refused() -> None:
     approval = approve(a_plan("main"), tools=tools, by="ana")
-    with pytest.raises(NotApprovedError, match="of other content"):
+    with pytest.raises(NotApprovedError, match="covers other content"):
         run_plan(a_plan("develop"), tools=tools, approval=approval, offline=True)
     assert pushed == []
 

@@ -64,7 +64,7 @@ async def test_a_function_may_return_an_approval_of_its_own() -> None:
 
 @pytest.mark.parametrize("said", [None, 1, 0, ["approve"], {"decision": "approve"}], ids=repr)
 async def test_what_is_no_answer_opens_nothing(said: Any) -> None:
-    with pytest.raises(NotApprovedError, match="gave no answer"):
+    with pytest.raises(NotApprovedError, match="not an answer"):
         await CallbackApprover(lambda _: said).ask(request())
 
 
@@ -77,7 +77,7 @@ async def test_what_a_function_raises_is_raised() -> None:
 
 
 async def test_a_policy_without_a_rule_that_fits_rejects() -> None:
-    assert told(await PolicyApprover([]).ask(request())) == ("reject", "no rule of the policy fits")
+    assert told(await PolicyApprover([]).ask(request())) == ("reject", "no rule of the policy matches")
 
 
 @pytest.mark.parametrize(

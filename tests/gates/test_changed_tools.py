@@ -103,9 +103,9 @@ async def test_the_gate_opens_again_with_what_changed_and_its_approval_covers_th
     assert '  - parameter added: `force` `{"default": false, "type": "boolean", "required": false}`\n' in gate.text
     assert "parameter added: `token`" in gate.text
     assert "s3cret-default" not in gate.text
-    assert "- as they were: `build`\n" in gate.text
+    assert "- unchanged: `build`\n" in gate.text
     assert "### What changed\n" not in gate.text  # of the plan nothing did
-    assert "the code of `ship` is not what it was at attempt 1 of `ship`" in gate.text
+    assert "the code of `ship` has changed since attempt 1 of `ship`" in gate.text
     (replaced,) = await world.store.revisions(run.id)
     assert (replaced.digest, replaced.approval_digest, replaced.by) == (run.digest, run.approval_digest, "li")
     assert replaced.note == "tools changed: `ship` (parameters, effect, permissions)"
@@ -136,7 +136,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("before", "after", "told"), CHANGES.values(), ids=CHANGES)
-async def test_every_change_of_a_definition_is_told(
+async def test_every_change_of_a_definition_is_shown(
     before: dict[str, Any], after: dict[str, Any], told: str, world: World, shop: Shop
 ) -> None:
     run, gate = await detached(world, shop, shop.tools(**before))
@@ -204,7 +204,7 @@ async def test_with_nobody_to_ask_nothing_is_changed_or_the_run_is_left_at_its_g
     with pytest.raises(NotApprovedError, match=r"tools of run .* have changed since it was approved: `ship` \(effect, permissions\); give"):
         await world.resume(run.id, tools=other)
     old = approve(shop.plan(), tools=shop.tools(), by="ana")
-    with pytest.raises(NotApprovedError, match="is of other content"):
+    with pytest.raises(NotApprovedError, match="covers other content"):
         await world.resume(run.id, tools=other, approval=old)
     assert await world.store.export(run.id) == before
 
@@ -253,7 +253,7 @@ async def test_who_approves_sees_all_that_changed_since_somebody_approved(world:
     assert (await going).status is PlanStatus.COMPLETED
 
 
-async def test_a_plan_that_asks_nobody_goes_on_and_says_with_which_tools(world: World, shop: Shop) -> None:
+async def test_a_plan_without_approval_resumes_and_names_the_changed_tools(world: World, shop: Shop) -> None:
     run = await stopped(world, shop, shop.plan(asks=False))
     done = await world.resume(run.id, tools=shop.tools(effect="write"))
     assert (done.status, [row.note for row in await world.store.revisions(run.id)]) == (

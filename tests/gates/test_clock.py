@@ -47,7 +47,7 @@ async def test_a_gate_is_open_until_its_time_is_over_and_an_answer_carries_the_d
     assert before <= kept.at <= await world.now()
 
 
-async def test_a_gate_expires_when_the_database_says_so(world: World) -> None:
+async def test_a_gate_expires_by_the_databases_clock(world: World) -> None:
     run = await world.start(world.plan(timeout_ms=300))
     assert (run.status, run.reason, world.struck) == (PlanStatus.CANCELLED, RunReason.EXPIRED, [])
     [gate] = await world.store.gates(run_id=run.id, open_only=False)

@@ -87,7 +87,7 @@ GARBAGE: dict[str, Any] = {
 
 @pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE)
 @pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
-async def test_an_approver_that_returns_no_approval_opens_nothing_and_is_told_in_words(said: Any, gated: bool, world: World) -> None:
+async def test_an_approver_that_returns_no_approval_opens_nothing_and_gets_an_error(said: Any, gated: bool, world: World) -> None:
     class Garbage:
         async def ask(self, request: ApprovalRequest) -> Any:
             return request if said is ... else said
@@ -96,15 +96,15 @@ async def test_an_approver_that_returns_no_approval_opens_nothing_and_is_told_in
     if gated:
         run = await ended(going)
         assert run.reason is RunReason.REJECTED
-        assert "no approval" in (run.message or "")
+        assert "instead of an approval" in (run.message or "")
     else:
-        with pytest.raises(NotApprovedError, match="no approval"):
+        with pytest.raises(NotApprovedError, match="instead of an approval"):
             await ended(going)
     assert world.struck == []
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
-async def test_an_approver_that_gives_the_same_approval_twice_is_told_in_words(gated: bool, world: World) -> None:
+async def test_an_approver_that_returns_the_same_approval_twice_gets_an_error(gated: bool, world: World) -> None:
     kept: list[Approval] = []
 
     class Repeats:
@@ -150,7 +150,7 @@ async def test_a_hook_that_hangs_holds_up_no_answer(kind: str, world: World, mon
     assert (await ended(going)).status is PlanStatus.COMPLETED
 
 
-async def test_a_rejection_of_a_call_that_nobody_waited_for_holds_when_the_run_goes_on(world: World) -> None:
+async def test_a_rejection_of_a_call_that_nobody_waited_for_holds_on_resume(world: World) -> None:
     gate = await killed_at_the_gate(world)
     assert gate.end is None
     await world.answer(gate, "reject", by="bo")

@@ -15,7 +15,7 @@ from tests.gates.world import World
 
 GROUPS = {"sre": ["bo", "李雷"], "all": ["ana", "bo", "李雷"]}
 
-EXCLUDED = "the environment variable PLAN_ADAPTER_OPERATORS excludes all that the plan and the store's policy allow"
+EXCLUDED = "the environment variable PLAN_ADAPTER_OPERATORS excludes everything that the plan and the store's policy allow"
 
 WHO: dict[str, tuple[list[str], tuple[str, ...], str, str | None]] = {  # of the plan, of the settings, who, who may
     "nobody_is_named": ([], (), "ana", None),
@@ -46,13 +46,13 @@ def test_the_stricter_of_plan_and_settings_holds(of_plan: list[str], of_settings
         return
     with pytest.raises(NotApprovedError) as refused:
         refuse_operation(plan, policy, by=by, operation="resume")
-    assert str(refused.value) == f"{by} may not resume runs of `发布`; who may: {who}"
+    assert str(refused.value) == f"{by} may not resume runs of `发布`; operators: {who}"
 
 
 def test_a_plan_and_a_stored_policy_that_exclude_each_other_blame_no_environment_variable() -> None:
     plan = ExecutionPlan(description="x", name="发布", approval=ApprovalPolicy(operators=["bo"]))
     for settings in (Settings(), Settings(operators=("bo",))):
-        with pytest.raises(NotApprovedError, match="who may: nobody: the plan and the policy exclude each other"):
+        with pytest.raises(NotApprovedError, match="operators: nobody: the plan and the policy contradict each other"):
             refuse_operation(plan, effective_policy(settings, Policy(operators=["ana"]), number=1), by="ana", operation="resume")
 
 
@@ -62,7 +62,7 @@ def test_a_plan_and_a_stored_policy_that_exclude_each_other_blame_no_environment
         (
             {"approvers": ["bo"]},
             {"approvers": ("ana",)},
-            "ana may not answer here: nobody may: the environment variable PLAN_ADAPTER_APPROVERS",
+            "ana may not answer here; nobody may: the environment variable PLAN_ADAPTER_APPROVERS",
         ),
         (
             {"known_by": ["totp"]},
@@ -75,7 +75,7 @@ def test_a_plan_and_a_stored_policy_that_exclude_each_other_blame_no_environment
 def test_nobody_may_answer_because_of_an_environment_variable_which_is_named(policy: Any, settings: Any, why: str) -> None:
     plan = ExecutionPlan(description="x", approval=ApprovalPolicy(**policy))
     rules = gate_policy_of(plan, effective_policy(Settings(**settings)), requested_by="")
-    assert f"{why} excludes all" in (refusal(rules, by="ana", known_by="os_user", decision="approve") or "")
+    assert f"{why} excludes everything" in (refusal(rules, by="ana", known_by="os_user", decision="approve") or "")
 
 
 def failing(*, policy: ApprovalPolicy) -> tuple[ExecutionPlan, ToolRegistry]:
@@ -127,12 +127,12 @@ ATTEMPTS: dict[str, tuple[Attempt, str]] = {
 
 
 @pytest.mark.parametrize(("attempt", "doing"), ATTEMPTS.values(), ids=ATTEMPTS)
-async def test_whoever_may_not_changes_nothing_and_stands_in_the_audit(attempt: Attempt, doing: str, world: World) -> None:
+async def test_a_refused_operator_changes_nothing_and_is_in_the_audit_log(attempt: Attempt, doing: str, world: World) -> None:
     run, tools = await stopped(world, ApprovalPolicy(operators=["bo", "小明"]))
     before = await world.store.export(run.id)
     with pytest.raises(NotApprovedError) as refused:
         await attempt(world, run, tools)
-    assert str(refused.value) == f"eve may not {doing} `Put it there, then check`; who may: bo, 小明"
+    assert str(refused.value) == f"eve may not {doing} `Put it there, then check`; operators: bo, 小明"
     after = await world.store.export(run.id)
     assert {**after, "audit": None, "head": None} == {**before, "audit": None, "head": None}
     last = (await world.store.audit(run.id))[-1]
@@ -144,14 +144,14 @@ async def test_whoever_may_not_run_a_plan_leaves_no_run(world: World) -> None:
     plan, tools = failing(policy=ApprovalPolicy(operators=["bo"]))
     bound = world.bound(plan, tools=tools)
     for pending in (False, True):
-        with pytest.raises(NotApprovedError, match=r"eve may not run `Put it there, then check`; who may: bo"):
+        with pytest.raises(NotApprovedError, match=r"eve may not run `Put it there, then check`; operators: bo"):
             await execute_plan(
                 bound, run_request=world.run_request(requested_by="eve"), store=world.store, offline=True, record_pending=pending
             )
     assert await world.store.runs() == []
 
 
-async def test_whoever_may_goes_on(world: World) -> None:
+async def test_an_allowed_operator_resumes_the_run(world: World) -> None:
     run, tools = await stopped(world, ApprovalPolicy(operators=["bo"]))
     assert (await world.resume(run.id, tools=tools, requested_by="bo")).status is PlanStatus.PARTIAL
     revised = await arevise_run(run.id, failing(policy=ApprovalPolicy(operators=["li"]))[0], tools=tools, by="bo", store=world.store)
@@ -162,7 +162,7 @@ async def test_whoever_may_goes_on(world: World) -> None:
 
 async def test_who_may_operate_may_not_therefore_answer_and_the_other_way_round(world: World) -> None:
     run, _ = await stopped(world, ApprovalPolicy(operators=["bo"], approvers=["ana"]))
-    with pytest.raises(NotApprovedError, match=r"`check` is not resolved: bo may not answer here: ana may"):
+    with pytest.raises(NotApprovedError, match=r"`check` is not resolved: bo may not answer here; only ana may"):
         await aresolve_step(run.id, "check", "done", by="bo", known_by="os_user", store=world.store)
     last = (await world.store.audit(run.id))[-1]
     assert (last.kind, last.by, last.known_by) == ("refused", "bo", "os_user")

@@ -43,7 +43,7 @@ async def world(store_url: str) -> AsyncIterator[Doubtful]:
     ],
     ids=["done", "again", "abort"],
 )
-async def test_what_is_said_in_the_form_is_a_receipt_and_no_approval(
+async def test_a_resolution_in_the_form_is_a_receipt_and_no_approval(
     answer: Answer, status: PlanStatus, sent: int, end: str, world: Doubtful
 ) -> None:
     form = FormAnswers((answer,))
@@ -57,9 +57,9 @@ async def test_what_is_said_in_the_form_is_a_receipt_and_no_approval(
     assert [row.known_by for row in await world.store.approvals(run.id)] == ["not_required"]
     if end == "done":
         assert run.step("send").result == {"order": "a"}
-        assert run.step("send").reason == "ana says of `send`: done (看过了)"
+        assert run.step("send").reason == "ana recorded `done` for `send` (看过了)"
     if end == "abort":
-        assert (run.reason, run.message) == (RunReason.CANCELLED, "ana says of `send`: abort (lieber nicht)")
+        assert (run.reason, run.message) == (RunReason.CANCELLED, "ana recorded `abort` for `send` (lieber nicht)")
     kinds = [entry.kind for entry in await world.store.audit(run.id)]
     assert kinds.count("gate_opened") == kinds.count("gate_resolved") == 1
     assert (await world.store.verify(run.id)).ok
@@ -73,8 +73,8 @@ async def test_while_it_is_asked_the_run_says_that_it_waits_and_why_and_what_eac
     assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.UNKNOWN)
     for part in (
         "## How did send end?",
-        "Attempt 1 is a write, and nobody knows whether it was done. It called `send` with:",
-        "it began at ",
+        "Attempt 1 of this write was interrupted: nobody knows whether it was done. It called `send` with:",
+        "started at ",
         "start 1, by process ",
         "the line went dead",
         "**done**",
@@ -88,13 +88,13 @@ async def test_while_it_is_asked_the_run_says_that_it_waits_and_why_and_what_eac
     assert not asking.done()
 
 
-async def test_a_wrong_answer_is_not_taken_and_the_reason_is_told(world: Doubtful) -> None:
+async def test_a_wrong_answer_is_refused_with_the_reason(world: Doubtful) -> None:
     policy = ApprovalPolicy(approvers=["ana"])
     form = FormAnswers((replace(DONE, by="bo"), Answer("approve", "ana", channel="form"), DONE))
     run = await world.start_with_form(form, world.plan(policy=policy))
     assert run.status is PlanStatus.COMPLETED
-    assert form.told[0] == "bo may not answer here: ana may"
-    assert "`approve` does not say it" in (form.told[1] or "")
+    assert form.told[0] == "bo may not answer here; only ana may"
+    assert "instead of `approve`" in (form.told[1] or "")
     assert form.told[2:] == [None]
 
 
@@ -110,7 +110,7 @@ async def test_no_approval_answers_it_and_it_answers_no_approval(world: Doubtful
 
 
 @on_both_databases
-async def test_plan_resolve_from_elsewhere_closes_the_form_and_the_run_goes_on(world: Doubtful) -> None:
+async def test_plan_resolve_from_elsewhere_closes_the_form_and_the_run_continues(world: Doubtful) -> None:
     going = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
     with pytest.raises(RunConflictError, match="is executed by process"):
@@ -128,12 +128,12 @@ async def test_abort_from_elsewhere_ends_the_run(world: Doubtful) -> None:
     gate = await world.gate()
     await world.store.resolve(gate.run_id, "send", ResolutionRecord("abort", "ana", "os_user"))
     run = await going
-    assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "ana says of `send`: abort")
+    assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "ana recorded `abort` for `send`")
     assert (await world.store.verify(run.id)).ok
 
 
 @on_both_databases
-async def test_of_contradictory_words_at_once_one_wins(world: Doubtful) -> None:
+async def test_of_contradictory_resolutions_at_once_one_wins(world: Doubtful) -> None:
     going = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
 
@@ -201,7 +201,7 @@ async def test_offline_somebody_at_the_terminal_is_asked_again_until_the_answer_
     person = Person([Answer("done", "bo", channel="os_user"), Answer("done", "ana", channel="os_user", result=[1])])
     run = await world.start(approver=person)
     assert (run.status, run.step("send").result) == (PlanStatus.COMPLETED, [1])
-    assert [request.refused for request in person.asked] == [None, "bo may not answer here: ana may"]
+    assert [request.refused for request in person.asked] == [None, "bo may not answer here; only ana may"]
 
 
 @pytest.mark.parametrize("approver", [None, Silent(), Person([])], ids=["nobody", "who_only_approves", "whose_input_ended"])
@@ -271,7 +271,7 @@ async def test_every_alteration_is_found(statement: str, world: Doubtful) -> Non
     assert not (await world.store.verify(run.id)).ok
 
 
-async def test_a_word_that_was_given_about_one_attempt_is_not_taken_for_another(world: Doubtful) -> None:
+async def test_a_resolution_of_one_attempt_is_not_accepted_for_another(world: Doubtful) -> None:
     run = await world.start()
     digest_of = partial(world.store.resolution_digest, run.id, "send")
     digest = await digest_of("done")
@@ -289,13 +289,13 @@ async def test_a_word_that_was_given_about_one_attempt_is_not_taken_for_another(
     await world.store.resolve(
         run.id, "send", ResolutionRecord("done", "ana", "ssh_signature", digest=await digest_of("done"), signature="now")
     )
-    signed = [entry for entry in await world.store.audit(run.id) if entry.kind == "word_signed"]
+    signed = [entry for entry in await world.store.audit(run.id) if entry.kind == "signed"]
     assert [(entry.step_id, entry.number, entry.by, entry.message) for entry in signed] == [("send", 2, "ana", "now")]
     assert (await world.store.verify(run.id)).ok
     assert (await world.resume(run.id)).status is PlanStatus.COMPLETED
 
 
-async def test_what_somebody_did_by_hand_binds_to_the_step_until_it_is_said(world: Doubtful) -> None:
+async def test_the_digest_of_a_step_done_by_hand_is_valid_until_it_is_resolved(world: Doubtful) -> None:
     run = await world.start()
     digest = await world.store.resolution_digest(run.id, "look", "done")
     assert digest != await world.store.resolution_digest(run.id, "send", "done")

@@ -59,7 +59,7 @@ async def states_of_task_runs(run: PlanRun, name: str) -> list[tuple[str | None,
     return [(task_run.state.name, task_run.state.message) for task_run in found if task_run.state is not None]
 
 
-async def test_the_form_says_what_is_asked_a_wrong_answer_is_asked_again_and_done_lets_the_run_go_on(world: Doubtful) -> None:
+async def test_the_outcome_form_asks_again_after_a_wrong_answer_and_done_continues_the_run(world: Doubtful) -> None:
     going = run_in_prefect(world)
     gate, flow_run_id = await shown(world)
     page = await flow_run(flow_run_id)
@@ -85,9 +85,7 @@ async def test_the_form_says_what_is_asked_a_wrong_answer_is_asked_again_and_don
 
 
 @pytest.mark.parametrize(("decision", "status", "sent"), [("again", PlanStatus.COMPLETED, 2), ("abort", PlanStatus.CANCELLED, 1)])
-async def test_in_the_form_it_may_be_said_that_it_is_to_be_done_again_or_that_the_run_ends(
-    decision: str, status: PlanStatus, sent: int, world: Doubtful
-) -> None:
+async def test_the_outcome_form_accepts_again_and_abort(decision: str, status: PlanStatus, sent: int, world: Doubtful) -> None:
     going = run_in_prefect(world)
     _, flow_run_id = await shown(world)
     await resume(flow_run_id, {"decision": decision, "approver": "ana"})
@@ -98,7 +96,7 @@ async def test_in_the_form_it_may_be_said_that_it_is_to_be_done_again_or_that_th
     assert state.name == ("Completed" if decision == "again" else "Cancelled")
 
 
-async def test_a_word_from_elsewhere_closes_the_form(world: Doubtful) -> None:
+async def test_a_resolution_from_elsewhere_closes_the_form(world: Doubtful) -> None:
     going = run_in_prefect(world)
     gate, flow_run_id = await shown(world)
     await world.store.resolve(gate.run_id, "send", ResolutionRecord("done", "bo", "os_user", result="it was"))
@@ -111,7 +109,7 @@ async def test_a_word_from_elsewhere_closes_the_form(world: Doubtful) -> None:
     while not found or ("Unknown", "the line went dead") in found:
         await asyncio.sleep(0.1)  # the server takes in task runs and their states a little later
         found = await states_of_task_runs(run, "send")
-    assert found == [("Completed", "bo says of `send`: done")]
+    assert found == [("Completed", "bo recorded `done` for `send`")]
 
 
 SCRIPT = f"{SENDING}run_plan(plan, tools=ToolRegistry([send, look]))\n"

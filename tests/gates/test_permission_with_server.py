@@ -63,7 +63,7 @@ async def test_a_flow_run_that_is_tried_again_with_other_tools_asks_about_them_i
     assert (done.status, done.step("look").carried, world.struck) == (PlanStatus.COMPLETED, True, ["a"])
 
 
-async def test_a_flow_run_that_is_tried_again_leaves_out_what_a_person_has_left_out(world: World) -> None:
+async def test_a_retried_flow_run_skips_what_a_person_skipped(world: World) -> None:
     broken, looked = ["again", "first"], list[str]()
 
     @tool(effect="read")
@@ -84,12 +84,12 @@ async def test_a_flow_run_that_is_tried_again_leaves_out_what_a_person_has_left_
     assert state.is_failed() and state.state_details.flow_run_id is not None
     run = await world.store.run_of_flow(str(state.state_details.flow_run_id))
     assert run is not None
-    left_out = ResumeOptions(skipped={"wrong": "没有必要"})
-    resumed = await execute_resume(run.id, tools=tools, run_request=world.run_request(), store=world.store, offline=True, asked=left_out)
+    skipped = ResumeOptions(skipped={"wrong": "没有必要"})
+    resumed = await execute_resume(run.id, tools=tools, run_request=world.run_request(), store=world.store, offline=True, asked=skipped)
     assert (resumed.status, looked) == (PlanStatus.PARTIAL, ["behind"])
     assert (await rerun(flow, await flow_run(state.state_details.flow_run_id), {})).is_completed()
     done = await world.store.run(run.id)
-    assert (done.step("wrong").status, done.step("wrong").reason) == ("skipped", "left out by runner: 没有必要")
+    assert (done.step("wrong").status, done.step("wrong").reason) == ("skipped", "skipped by runner: 没有必要")
     assert (done.status, looked) == (PlanStatus.COMPLETED, ["behind", "last"])
     assert (await world.store.verify(run.id)).ok
 
@@ -123,7 +123,7 @@ async def test_a_run_that_no_person_started_is_its_deployments(
     state = await rerun(flow, await of_deployment(flow, automation=automation), {})
     if requested_by is None:
         assert (state.is_failed(), world.struck, await world.store.runs()) == (True, [], [])
-        assert "Strike 目标/nightly may not run `Strike 目标`; who may: bo" in (state.message or "")
+        assert "Strike 目标/nightly may not run `Strike 目标`; operators: bo" in (state.message or "")
     else:
         assert (state.is_completed(), world.struck) == (True, ["a"])
         assert (await world.store.runs())[0].requested_by == requested_by

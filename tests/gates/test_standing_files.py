@@ -58,7 +58,7 @@ def test_a_file_is_an_approval_that_nothing_proves_yet(tmp_path: Path) -> None:
     assert read(tmp_path, GOOD + "# a comment\n").id != standing.id
 
 
-def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path) -> None:
+def test_every_mistake_is_reported_at_once_with_its_place(tmp_path: Path) -> None:
     text = """\
 runbook_digest: 12ab
 by: [ana]
@@ -86,7 +86,7 @@ note: {}
     ]
 
 
-def test_what_is_missing_is_told_at_once(tmp_path: Path) -> None:
+def test_what_is_missing_is_reported_at_once(tmp_path: Path) -> None:
     found = problems(tmp_path, "name: x\n")
     assert {(code, at) for code, at, _, _ in found} == {
         ("missing-field", name) for name in ("runbook_digest", "by", "at", "schedules", "until")
@@ -125,7 +125,7 @@ def test_a_file_with_one_mistake_is_refused_for_it(tmp_path: Path, text: str | b
     assert [found[0] for found in problems(tmp_path, text)] == [code]
 
 
-def test_a_file_that_is_none_is_said(tmp_path: Path) -> None:
+def test_a_missing_or_unreadable_file_is_reported(tmp_path: Path) -> None:
     assert find_standing_file(tmp_path / "nightly.yaml") is None
     for path in (tmp_path / "none", tmp_path, tmp_path / "a\0b"):
         with pytest.raises(InvalidPlanError, match="unreadable"):

@@ -106,7 +106,7 @@ async def test_the_plans_approvers_and_those_of_the_settings_must_both_allow_it(
                 await going
 
 
-async def test_the_word_of_the_author_counts_for_nothing_where_the_settings_say_so(world: World) -> None:
+async def test_settings_can_require_an_approval_that_the_author_waived(world: World) -> None:
     world.settings = Settings(allow_unapproved=False)
     plan = world.plan()
     plan.options.require_approval, plan.options.auto_approve = False, True
@@ -182,7 +182,7 @@ MEANWHILE: tuple[Change, ...] = (
 
 
 @pytest.mark.parametrize("change", MEANWHILE, ids=lambda change: change.__name__.strip("_"))
-async def test_an_approved_run_does_not_go_on_where_meanwhile_its_approval_or_content_was(change: Change, world: World) -> None:
+async def test_an_approved_run_is_not_resumed_after_its_approval_or_content_was(change: Change, world: World) -> None:
     run, gate = await world.detached()
     await world.answer(gate)
     approval = next(row for row in await world.store.approvals(run.id) if row.run_id == run.id)
@@ -194,7 +194,7 @@ async def test_an_approved_run_does_not_go_on_where_meanwhile_its_approval_or_co
 
 
 @pytest.mark.parametrize("tools", [{"effect": "idempotent_write"}, {"schema": object}], ids=["effect", "schema"])
-async def test_an_approved_run_does_not_go_on_with_tools_of_another_definition(tools: dict[str, object], world: World) -> None:
+async def test_an_approved_run_is_not_resumed_with_tools_of_another_definition(tools: dict[str, object], world: World) -> None:
     run, gate = await world.detached()
     await world.answer(gate)
     with pytest.raises(NotApprovedError, match="have changed"):
@@ -217,7 +217,7 @@ async def test_a_run_that_nobody_waits_for_is_ended_by_whoever_looks_after_its_e
 ) -> None:
     run, gate = await world.detached(world.plan(timeout_ms=60_000))
     await world.sql("UPDATE gates SET expires_at = opened_at WHERE id = :id", id=gate.id)
-    monkeypatch.setattr("plan_adapter.store.owner.Owner.is_alive", False)
+    monkeypatch.setattr("plan_adapter.store.leases.Owner.is_alive", False)
     await end_expired(world.store)
     ended = await world.store.run(run.id)
     assert (ended.status, ended.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)
@@ -286,7 +286,7 @@ async def test_no_further_step_is_called_once_the_standing_approval_is_revoked(w
 # Standing approvals
 
 
-async def test_a_standing_approval_lets_scheduled_runs_through_and_each_says_which_one_it_used(world: World) -> None:
+async def test_a_standing_approval_covers_scheduled_runs_and_each_names_it(world: World) -> None:
     given = await standing(world)
     await world.store.add_standing(given)
     for uses in (1, 2):
@@ -320,7 +320,7 @@ async def test_a_run_is_asked_about_where_the_standing_approval_is(changes: dict
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "not_named"])
-async def test_the_gate_of_a_step_is_answered_by_a_standing_approval_only_where_it_names_the_step(named: bool, world: World) -> None:
+async def test_a_standing_approval_answers_a_step_gate_only_if_it_names_the_step(named: bool, world: World) -> None:
     plan = world.plan(gated=True)
     plan.options.require_approval = True
     bound = world.bound(plan)
@@ -337,7 +337,7 @@ async def test_the_gate_of_a_step_is_answered_by_a_standing_approval_only_where_
 # The approval of a call and the starts of a run
 
 
-async def test_an_approval_of_a_call_that_was_not_used_holds_when_the_run_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unused_approval_of_a_call_holds_on_resume(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(StoreRecorder, "intent", disk_full_at(StoreRecorder.intent, step="strike"))
         with pytest.raises(StoreError):

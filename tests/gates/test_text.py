@@ -67,7 +67,7 @@ def test_the_whole_text_is_as_it_was_looked_at(name: str) -> None:
     assert texts[name]() == (TEXTS / f"{name}.md").read_text(encoding="utf-8")
 
 
-def test_what_is_decided_stands_on_the_first_screen() -> None:
+def test_the_decision_is_on_the_first_screen() -> None:
     assert split_text(restart_text())[0].splitlines() == [
         "## Approve restart-service?",
         "",
@@ -76,9 +76,9 @@ def test_what_is_decided_stands_on_the_first_screen() -> None:
         '- **2. drain** (**write**): `run_command` argv `["lbctl", "drain", "web-1"]`',
         '- **3. config** (write, repeatable): `write_file` path `/etc/nginx/web.conf` content `"server {\\n server_`**…**',
         '- **4. restart** (**write**, asks again): `run_command` argv `["systemctl", "restart", "web"]`',
-        "- **and 2 more steps**, reads only: all below",
+        "- **and 2 more steps**, which only read: all below",
         "",
-        "**Cannot be undone: `drain`, `config`, `restart`.** Rejected without an answer within 30 min.",
+        "**Cannot be undone: `drain`, `config`, `restart`.** Rejected if nobody answers within 30 min.",
     ]
 
 
@@ -112,7 +112,7 @@ def test_the_first_screen_of_a_step_shows_its_command_and_leaves_room_for_the_de
     assert "kubectl rollout restart deployment/web-0" in first
     is_whole = f"deployment/web-{lines - 1}" in first
     assert is_whole is (lines <= 2)
-    assert is_whole or ("cut here, whole below" in first and f"deployment/web-{lines - 1}\n" in rest)
+    assert is_whole or ("cut here, complete below" in first and f"deployment/web-{lines - 1}\n" in rest)
 
 
 def test_a_long_description_does_not_push_the_danger_out_of_sight() -> None:
@@ -230,7 +230,7 @@ def test_a_step_that_nobody_answers_is_skipped_where_the_policy_says_so() -> Non
     skipping = bound(plan, host="web-1", api_token="t")
     step = skipping.validated.plan.step("restart")
     shown = step_gate_text(skipping, step, effect="write", parameters={}, item=2, approval_digest=DIGEST, expires_ms=60_000)
-    assert "Skipped without an answer within 1 min." in shown
+    assert "Skipped if nobody answers within 1 min." in shown
     assert shown.startswith("## Approve restart\\[3\\]?\n")
     assert "- no parameters\n" in shown
 

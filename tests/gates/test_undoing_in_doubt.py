@@ -144,7 +144,7 @@ async def test_a_form_asks_how_a_rollback_ended_and_the_rest_is_undone_then(answ
     assert (await world.store.verify(run.id)).ok
 
 
-async def test_while_it_is_asked_the_run_keeps_its_reason_and_the_question_says_what_was_called(world: Undoing) -> None:
+async def test_an_open_outcome_gate_keeps_the_runs_reason_and_shows_the_call(world: Undoing) -> None:
     going = world.start_with_form(FormAnswers(()), approval=ApprovalPolicy(approvers=["ana"]))
     gate = await world.gate()
     run = await world.store.run(gate.run_id)
@@ -153,7 +153,7 @@ async def test_while_it_is_asked_the_run_keeps_its_reason_and_the_question_says_
         "How did rollback two end?",
         "Undo: Drain two",
         "It called `put_back` with",
-        "nothing further is undone",
+        "nothing else is undone",
         "- `node`: `two`",
     ):
         assert part in gate.text
@@ -197,7 +197,7 @@ async def test_the_tools_probe_says_it_where_it_can(said: Any, calls: list[str],
 
 async def test_after_abort_nothing_further_is_undone_and_it_is_not_called_again_before_somebody_says_more(world: Undoing) -> None:
     run = await world.start_with_form(FormAnswers((Answer("abort", "ana", channel="form"),)))
-    said = "two (ana says of `rollback two`: abort; whether its rollback was done was never known)"
+    said = "two (ana recorded `abort` for `rollback two`; whether its rollback was done is unknown)"
     assert f"not rolled back: {said}, one (`two` must be rolled back first)" in (run.message or "")
     later = await world.undo(run, Person([]))
     command = f"`plan resolve {run.id} two done|again --rollback` and `plan cancel {run.id} --rollback`"
@@ -211,7 +211,7 @@ async def test_after_abort_nothing_further_is_undone_and_it_is_not_called_again_
 
 
 @on_both_databases
-async def test_what_somebody_undid_by_hand_is_not_undone_by_its_tool(world: Undoing) -> None:
+async def test_a_rollback_done_by_hand_is_not_called(world: Undoing) -> None:
     world.lost = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(world, "calls", Stuck())
@@ -229,7 +229,7 @@ class Stuck(list[str]):
         raise RuntimeError("卡住了")
 
 
-async def test_a_rollback_that_was_interrupted_asks_when_it_goes_on(world: Undoing) -> None:
+async def test_an_interrupted_rollback_asks_when_it_resumes(world: Undoing) -> None:
     run = await world.run()
     run.status, run.completed_at = PlanStatus.EXECUTING, None
     await world.store.claim(run, keeps_ends=True)
@@ -248,4 +248,4 @@ async def test_a_rollback_on_request_asks_in_the_form_of_its_flow_run(world: Und
     backend = world.backend(form)
     later = await roll_back(RunSession(bound, await world.store.run(run.id), world.store, world.run_request(), history, backend))
     assert (later.message, world.calls) == (UNDONE, ["two", "one"])
-    assert "`approve` does not say it" in (form.told[0] or "")
+    assert "instead of `approve`" in (form.told[0] or "")

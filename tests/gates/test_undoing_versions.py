@@ -64,7 +64,10 @@ async def test_after_a_version_that_nobody_approved_what_was_done_is_undone_as_i
 async def test_after_refused_tools_what_was_approved_is_undone_with_those_or_where_the_call_is_the_same(world: World, shop: Shop) -> None:
     run = await stopped(world, shop, undoable(shop))
     await world.resume(run.id, tools=shop.tools(effect="write", guard="read"), approver=Says("reject"))
-    with pytest.raises(NotApprovedError, match=r"have changed since it was approved: `guard` \(effect\); only with those"):
+    with pytest.raises(
+        NotApprovedError,
+        match=r"have changed since it was approved: `guard` \(effect\); it can be rolled back only with the approved tools",
+    ):
         await undo(world, run, shop, effect="write", guard="read")
     assert shop.called == ["build 商店"]
     later = await undo(world, run, shop, effect="write", force=True)  # `ship` is no call that is made
@@ -104,9 +107,7 @@ async def test_of_a_run_that_nobody_ever_approved_nothing_is_undone(world: World
     assert shop.called == []
 
 
-async def test_a_process_that_died_before_it_undid_anything_leaves_a_run_that_is_undone_and_does_not_go_on(
-    world: World, shop: Shop
-) -> None:
+async def test_a_process_that_died_before_rolling_back_leaves_a_run_that_only_rolls_back(world: World, shop: Shop) -> None:
     run = await stopped(world, shop, undoable(shop))
     await world.resume(run.id, tools=shop.tools(effect="write"), approver=Says("reject"))
     (version,) = await world.store.revisions(run.id)

@@ -72,7 +72,7 @@ async def test_a_run_that_waits_for_nobody_is_left_once_nothing_but_gates_is_ope
 
 
 @on_both_databases
-async def test_an_answer_that_comes_while_other_branches_go_on_is_taken_at_once(world: World) -> None:
+async def test_an_answer_is_used_at_once_while_other_branches_continue(world: World) -> None:
     reached, goes_on = asyncio.Event(), asyncio.Event()
 
     class Slow(DirectStepRunner):
@@ -115,7 +115,7 @@ async def test_who_answers_for_a_run_that_waits_for_nobody_and_may_not_leaves_th
     plan = branches(world, policy=ApprovalPolicy(approvers=["bo"]))
     run = await left(world, plan, approver=Says(by="ana"))
     assert (run.status, world.struck) == (PlanStatus.PENDING_APPROVAL, [])
-    assert "at the gate of `strike`: ana may not answer here: bo may" in ((await world.store.run(run.id)).message or "")
+    assert "at the gate of `strike`: ana may not answer here; only bo may" in ((await world.store.run(run.id)).message or "")
     await world.answer(await world.gate(step="strike"), by="bo")
     assert (await resumed(world, run.id)).status is PlanStatus.COMPLETED
 
@@ -123,7 +123,7 @@ async def test_who_answers_for_a_run_that_waits_for_nobody_and_may_not_leaves_th
 # Changes
 
 
-async def test_a_wish_for_changes_at_a_steps_gate_keeps_the_run_waiting_there(world: World) -> None:
+async def test_a_request_for_changes_at_a_steps_gate_keeps_the_run_waiting_there(world: World) -> None:
     going = world.start(branches(world))
     gate = await world.gate(step="strike")
     await world.answer(gate, "request_changes", by="bo", note="先看看")
@@ -138,7 +138,7 @@ async def test_a_wish_for_changes_at_a_steps_gate_keeps_the_run_waiting_there(wo
     assert (run.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
 
 
-async def test_a_wish_for_changes_of_a_run_that_was_left_is_asked_about_again_or_revised(world: World) -> None:
+async def test_a_request_for_changes_of_a_run_that_was_left_is_asked_about_again_or_revised(world: World) -> None:
     run = await left(world)
     gate = await world.gate(step="strike")
     await world.answer(gate, "request_changes", by="bo", note="look twice")
@@ -148,7 +148,7 @@ async def test_a_wish_for_changes_of_a_run_that_was_left_is_asked_about_again_or
     assert "bo asks for changes: look twice" in (await world.store.gate(again.id)).text
 
 
-async def test_a_wish_for_changes_that_stands_in_the_form_of_the_plan_opens_a_new_gate(world: World) -> None:
+async def test_a_request_for_changes_in_the_plans_form_opens_a_new_gate(world: World) -> None:
     run, gate = await world.detached()
     await world.store.show_gate(gate.id, flow_run_id="f", keyset="k")
     form, run_request = FormAnswers(()), replace(world.run_request(), waits=False)
@@ -163,7 +163,7 @@ async def test_a_wish_for_changes_that_stands_in_the_form_of_the_plan_opens_a_ne
     assert "bo asks for changes: look twice" in (await world.store.gate(again.id)).text
 
 
-async def test_whoever_looks_on_is_told_of_an_answer_in_the_form_that_is_not_taken(world: World) -> None:
+async def test_a_refused_answer_in_the_form_is_shown_to_watchers(world: World) -> None:
     told = list[Event]()
     answers = FormAnswers((Answer("approve", "eve", channel="form"), Answer("approve", "bo", channel="form")))
     bound = world.bound(world.plan(policy=ApprovalPolicy(approvers=["bo"])))
@@ -175,18 +175,18 @@ async def test_whoever_looks_on_is_told_of_an_answer_in_the_form_that_is_not_tak
     )
     assert done.status is PlanStatus.COMPLETED
     (refused,) = [event for event in told if event.kind == "gate_refused"]
-    assert plain_lines(refused) == ["the plan: the answer by eve is refused: eve may not answer here: bo may"]
+    assert plain_lines(refused) == ["the plan: the answer by eve is refused: eve may not answer here; only bo may"]
 
 
 # Answers that count no more
 
 
-async def test_an_approval_of_a_plan_that_todays_rules_do_not_take_is_told_and_asked_for_again(world: World) -> None:
+async def test_a_stale_approval_is_reported_and_asked_for_again(world: World) -> None:
     run, gate = await world.detached()
     await world.answer(gate)
     world.settings = Settings(approvers=("sre",), groups={"sre": ["bo"]})
     waiting = await resumed(world, run.id)
-    said = "the approval by ana no longer counts: ana may not answer here: bo may"
+    said = "the approval by ana no longer counts: ana may not answer here; only bo may"
     assert (waiting.status, waiting.message) == (PlanStatus.PENDING_APPROVAL, said)
     again = await world.gate()
     assert (again.id != gate.id, said in (await world.store.gate(again.id)).text) == (True, True)
@@ -235,7 +235,7 @@ async def test_a_step_whose_time_is_over_while_no_process_waits_ends_the_run_as_
         await resumed(world, ended.id)
 
 
-async def test_a_step_that_is_skipped_where_nobody_answers_is_so_when_the_run_goes_on(world: World) -> None:
+async def test_a_step_skipped_at_expiry_stays_skipped_on_resume(world: World) -> None:
     run = await over(world, await left(world, branches(world, timeout_ms=60_000, policy=ApprovalPolicy(expires="skip"))))
     assert (run.status, await world.store.gates(run_id=run.id)) == (PlanStatus.PENDING_APPROVAL, [])
     done = await resumed(world, run.id)

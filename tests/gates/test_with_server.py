@@ -62,7 +62,7 @@ async def set_state(flow_run_id: UUID, state: State[Any]) -> None:
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
-async def test_an_answer_in_the_form_lets_the_run_go_on_and_says_that_only_a_name_was_given(gated: bool, world: World) -> None:
+async def test_an_answer_in_the_form_continues_the_run_and_is_recorded_as_a_name_only(gated: bool, world: World) -> None:
     going = run_in_prefect(world, gated=gated)
     gate, flow_run_id = await shown(world, step="strike" if gated else None)
     await resume(flow_run_id, APPROVE)
@@ -130,7 +130,7 @@ async def test_no_such_answer_opens_a_gate(answer: dict[str, Any] | None, world:
 
 
 @pytest.mark.thorough
-async def test_somebody_who_may_not_answer_is_told_so_and_asked_again(world: World) -> None:
+async def test_an_answerer_who_is_not_allowed_is_refused_and_asked_again(world: World) -> None:
     going = run_in_prefect(world, policy=ApprovalPolicy(known_by=["form"], self_approval=False))
     first, flow_run_id = await shown(world)
     starter = (await world.store.run(first.run_id)).requested_by
@@ -262,7 +262,9 @@ run_plan(plan, tools=ToolRegistry([strike]), approver=PrefectApprover())
 @pytest.mark.parametrize(
     "answered", [pytest.param(False, id="unanswered", marks=pytest.mark.thorough), pytest.param(True, id="answered_in_the_form")]
 )
-async def test_after_a_kill_at_the_gate_the_run_goes_on_only_if_somebody_approved_it(answered: bool, world: World, tmp_path: Path) -> None:
+async def test_after_a_kill_at_the_gate_the_run_continues_only_if_somebody_approved_it(
+    answered: bool, world: World, tmp_path: Path
+) -> None:
     struck = tmp_path / "struck"
     environment = {**os.environ, "PLAN_ADAPTER_DATABASE_URL": world.url}
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(struck)], env=environment)

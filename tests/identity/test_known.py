@@ -99,13 +99,13 @@ async def test_a_signature_needs_a_gate(settings: Settings, ana: Key) -> None:
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        (GatePolicy(approvers=("bo",)), "ana may not answer here: bo may"),
+        (GatePolicy(approvers=("bo",)), "ana may not answer here; only bo may"),
         (GatePolicy(known_by=("ssh_signature",)), "needs ssh_signature"),
         (GatePolicy(self_approval=False, requested_by="ana"), "somebody else must"),
     ],
     ids=["approvers", "known_by", "self"],
 )
-async def test_who_may_not_answer_is_told_so_and_keeps_the_code(settings: Settings, rules: GatePolicy, said: str) -> None:
+async def test_a_refused_answerer_keeps_the_code(settings: Settings, rules: GatePolicy, said: str) -> None:
     used = Codes(ana=SECRET)
     with pytest.raises(NotApprovedError, match=said):
         await approval(Answer("approve", "ana", code=CODE), request_at(rules=rules), settings, used)
@@ -158,7 +158,7 @@ def _gate(request: ApprovalRequest) -> Gate:
     )
 
 
-async def test_a_signed_word_on_how_a_call_ended_is_of_this_attempt_this_word_and_this_result(settings: Settings, ana: Key) -> None:
+async def test_a_signed_resolution_binds_to_attempt_resolution_and_result(settings: Settings, ana: Key) -> None:
     request = replace(request_at(digest="d" * 64), kind="outcome", gate_id=None)
     said = Answer("done", "ana", result={"版本": 3})
     signature = ana.signs(text_to_sign(said, request))

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.totp import KEY_FILE, seal, unseal
-from plan_adapter.secrets import values_at_hand
+from plan_adapter.secrets import visible_secrets
 from plan_adapter.settings import Settings
 from tests.processes import Program
 
@@ -66,7 +66,7 @@ def test_processes_that_make_the_key_at_once_make_one(home: Settings) -> None:
 def test_a_key_that_others_may_reach_is_refused(home: Settings, mode: int) -> None:
     sealed = seal("ana", SEED, home)
     (home.home / KEY_FILE).chmod(mode)
-    assert "others may read the key" in refusal(home, sealed)
+    assert "other users can read the key" in refusal(home, sealed)
     with pytest.raises(NotApprovedError, match="chmod 600"):
         seal("bo", SEED, home)
 
@@ -79,19 +79,19 @@ def test_a_key_behind_a_link_or_in_a_pipe_is_refused(home: Settings, tmp_path: P
     assert "cannot be read" in refusal(home, sealed)
     key.unlink()
     os.mkfifo(key, 0o600)
-    assert "no file of your own" in refusal(home, sealed)
+    assert "not a regular file of this account" in refusal(home, sealed)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"too short", SEED.encode(), b"a" * 5000])
-def test_a_file_without_a_key_is_told_without_its_content(home: Settings, content: bytes) -> None:
+def test_a_file_without_a_key_is_reported_without_its_content(home: Settings, content: bytes) -> None:
     sealed = seal("ana", SEED, home)
     (home.home / KEY_FILE).write_bytes(content)
-    assert "holds no key" in refusal(home, sealed)
+    assert "is not a key" in refusal(home, sealed)
 
 
 def test_a_missing_or_other_key_says_what_to_do(home: Settings, tmp_path: Path) -> None:
     sealed = seal("ana", SEED, home)
-    assert "there is no key" in refusal(Settings(home=tmp_path / "other"), sealed)
+    assert "the key for one-time codes is missing" in refusal(Settings(home=tmp_path / "other"), sealed)
     other = Settings(home=home.home, totp_key=SecretStr(Fernet.generate_key().decode()))
     said = refusal(other, sealed)
     assert "another key than PLAN_ADAPTER_TOTP_KEY" in said and "plan enroll ana" in said
@@ -104,7 +104,7 @@ async def test_the_setting_takes_the_place_of_the_file_and_is_hidden(home: Setti
     assert unseal("ana", seal("ana", SEED, settings), settings) == SEED
     assert not home.home.exists()
     assert key not in repr(settings) and key not in json.dumps(settings.model_dump(mode="json"))
-    assert key in await values_at_hand(settings)
+    assert key in await visible_secrets(settings)
     monkeypatch.setenv("PLAN_ADAPTER_TOTP_KEY", "no key")
-    with pytest.raises(NotApprovedError, match="PLAN_ADAPTER_TOTP_KEY holds no key"):
+    with pytest.raises(NotApprovedError, match="PLAN_ADAPTER_TOTP_KEY is not a key"):
         seal("ana", SEED, Settings(home=home.home))

@@ -54,7 +54,7 @@ def test_a_signed_file_says_what_was_written_and_who_signed(ana: Key, settings: 
     verify_standing(read, policy=effective_policy(settings))
 
 
-def test_a_file_without_a_signature_is_nobodys_word(ana: Key, settings: Settings, beside: Path) -> None:
+def test_a_file_without_a_signature_approves_nothing(ana: Key, settings: Settings, beside: Path) -> None:
     write_signed(sign_standing(STANDING, key=ana.path), beside)
     signature_path(beside).unlink()
     with pytest.raises(NotApprovedError, match="is not signed"):
@@ -71,7 +71,7 @@ def test_a_changed_file_is_refused(ana: Key, settings: Settings, beside: Path, c
     content = beside.read_bytes().decode()
     assert change[0] in content
     beside.write_bytes(content.replace(*change).encode())
-    with pytest.raises(NotApprovedError, match="the signature is not of this answer"):
+    with pytest.raises(NotApprovedError, match="the signature does not belong to this answer"):
         signed_standing(beside, policy=effective_policy(settings))
 
 

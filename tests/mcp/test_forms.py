@@ -9,7 +9,7 @@ pytest.importorskip("mcp", reason="the extra `mcp` is not installed: pip install
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
-async def test_a_run_that_waits_is_a_paused_flow_run_with_a_form_and_goes_on_there(desk: Desk) -> None:
+async def test_a_waiting_run_is_a_paused_flow_run_with_a_form_and_continues_there(desk: Desk) -> None:
     async with desk.agent(offline=False) as agent:
         run_id = (await agent.call("run_plan", document=DEPLOY, inputs={"version": "1"}))["run"]
         assert desk.started == [run_id]

@@ -14,7 +14,7 @@ from tests.mcp.desk import DEPLOY, Desk
 pytest.importorskip("mcp", reason="the extra `mcp` is not installed: pip install 'prefect-plan-adapter[mcp]'")
 
 
-async def test_a_run_waits_for_a_person_and_goes_on_once_it_is_approved(desk: Desk) -> None:
+async def test_a_run_waits_for_a_person_and_continues_once_approved(desk: Desk) -> None:
     async with desk.agent() as agent:
         begun = await agent.call("run_plan", document=DEPLOY, inputs={"version": "1.2"})
         run_id = begun["run"]
@@ -72,7 +72,7 @@ async def test_all_problems_of_a_document_come_at_once_with_their_places(desk: D
     [
         ("aprove_run", {}, "there is no tool `aprove_run`"),
         ("show_rum", {"run": "x"}, "did you mean `show_run`"),
-        ("show_run", {"runs": "x", "wait_seconds": "long"}, "`runs` is no parameter of this tool"),
+        ("show_run", {"runs": "x", "wait_seconds": "long"}, "the tool has no parameter `runs`"),
         ("show_run", {"run": "x", "wait_seconds": 1e6}, "`wait_seconds` "),
         ("show_run", {"run": "没有这样"}, "no run has the id `没有这样`"),
         ("run_plan", {}, "give `plan`, the name of a stored one, or `document`"),
@@ -84,7 +84,7 @@ async def test_all_problems_of_a_document_come_at_once_with_their_places(desk: D
         ("list_runs", {"status": "done"}, "`status` "),
     ],
 )
-async def test_what_is_wrong_with_a_call_is_said(desk: Desk, tool: str, arguments: dict[str, object], said: str) -> None:
+async def test_an_invalid_call_is_refused_with_the_reason(desk: Desk, tool: str, arguments: dict[str, object], said: str) -> None:
     async with desk.agent() as agent:
         result = await agent.client.call_tool(tool, arguments)
     if tool == "validate_plan":
@@ -104,7 +104,7 @@ async def test_only_what_was_named_is_there(desk: Desk) -> None:
         assert (await agent.call("validate_plan", document=other))["problems"][0]["code"] == "unknown-tool"
 
 
-async def test_a_runbook_is_a_tool_of_its_own_with_its_inputs_and_its_authors_word(desk: Desk) -> None:
+async def test_a_runbook_is_a_tool_with_its_inputs_and_its_own_approval_option(desk: Desk) -> None:
     await desk.save(DEPLOY, name="runbook")
     (desk.folder / "file.yaml").write_text(DEPLOY.replace("\nname: deploy", "\nname: 部署"), encoding="utf-8")
     async with desk.agent(names=[], plans=["runbook", "./file.yaml", "gone"]) as agent:
@@ -157,7 +157,7 @@ async def test_a_draft_costs_what_the_settings_allow_and_its_model_sees_no_secre
     assert "47-11" not in str(server.requests)
 
 
-async def test_a_call_that_is_taken_back_leaves_the_server_as_it_was(desk: Desk) -> None:
+async def test_a_cancelled_call_leaves_the_server_unchanged(desk: Desk) -> None:
     hold = threading.Event()
     with scripted(Reply("{}", hold=hold)) as server:
         model = OpenAIModel("m", base_url=server.url)
@@ -203,7 +203,7 @@ async def test_a_run_of_somebody_else_is_shown_and_left_alone(desk: Desk) -> Non
     assert (await desk.run(run_id)).message == "算了"
 
 
-async def test_who_is_no_operator_is_told_and_nothing_is_recorded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_who_is_not_an_operator_is_refused_and_nothing_is_recorded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_OPERATORS", "root,mcp/other")
     async with desk.agent() as agent:
         refused = await agent.refused("run_plan", document=DEPLOY, inputs={"version": "1"})

@@ -30,7 +30,7 @@ def test_what_would_be_offered_can_be_listed_without_it(desk: Desk, capsys: pyte
         (["--tool", "http_gte"], "did you mean `http_get`"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_served(
+def test_mistakes_are_reported_before_anything_is_served(
     desk: Desk, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     assert main(["mcp", "--json", *words]) == 2

@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import JsonValue
 
-from plan_adapter.cli.mcp.telling import CUT_NOTE, cut, told
+from plan_adapter.cli.mcp.outputs import CUT_NOTE, cut, model_output
 
 DEEP: dict[str, object] = {}
 for _ in range(40):
@@ -35,5 +35,5 @@ def test_what_is_cut_says_how_much_is_missing_and_ids_stay_whole() -> None:
 
 
 def test_a_secret_by_its_name_or_its_value_is_masked() -> None:
-    shown = told({"inputs": {"password": "abc-def"}, "error": "cannot reach https://ana:geheim@host/x for org-9"}, hidden=["org-9"])
+    shown = model_output({"inputs": {"password": "abc-def"}, "error": "cannot reach https://ana:geheim@host/x for org-9"}, hidden=["org-9"])
     assert json.dumps(shown).count("***") == 3

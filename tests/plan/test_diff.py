@@ -24,7 +24,7 @@ def test_steps_that_came_and_went() -> None:
     assert diff_plans(plan(A, B), plan(B, C)) == PlanDiff(added=("c",), removed=("a",))
 
 
-def test_changes_are_told_down_to_the_value() -> None:
+def test_changes_are_reported_down_to_the_value() -> None:
     old = plan(Step(id="a", tool_name="t", parameters={"x": {"y": 1, "z": [1]}}, max_retries=1), metadata={"owner": "ana"})
     new = plan(Step(id="a", tool_name="t", parameters={"x": {"y": True, "z": [1, 2]}, "n": None}), metadata={"owner": "bo"})
     assert diff_plans(old, new).changed == (
@@ -40,7 +40,7 @@ def test_changes_are_told_down_to_the_value() -> None:
     ("order", "moved"),
     [((A, B, C, D), ()), ((B, C, D, A), ("a",)), ((D, A, B, C), ("d",)), ((B, A, C, D), ("b",)), ((D, C, B, A), ("d", "c", "b"))],
 )
-def test_as_few_steps_as_possible_are_told_to_have_moved(order: tuple[Step, ...], moved: tuple[str, ...]) -> None:
+def test_as_few_steps_as_possible_are_reported_as_moved(order: tuple[Step, ...], moved: tuple[str, ...]) -> None:
     assert diff_plans(plan(A, B, C, D), plan(*order)) == PlanDiff(reordered=moved)
 
 

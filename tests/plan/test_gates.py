@@ -103,15 +103,15 @@ POLICY = ApprovalPolicy(
 )
 FACTS = """\
 - who may run, resume, revise, cancel and roll back: `deployers` or `值班/夜间`
-- who may approve: `sre` or ``a`b <i>小明``, but not who started the run
-- how an approver must be known: ssh_signature or totp
-- steps that wait for an approval of their own: those of effect write
-- an answer is waited for 1 h, with a reminder every 10 min; without one, the plan is rejected, and a step is skipped; while it waits, \
-the run gives its worker back
+- who may approve: `sre` or ``a`b <i>小明``, but not the person who started the run
+- how an approver must prove who they are: ssh_signature or totp
+- steps that wait for an approval of their own: those with the effect write
+- a gate waits 1 h for an answer, with a reminder every 10 min; without one, the plan is rejected, and a step is skipped; while it waits, \
+the run releases its worker
 """
 
 
-def test_the_policy_is_told_before_anything_runs() -> None:
+def test_the_policy_is_shown_before_anything_runs() -> None:
     plan = made(approval=POLICY, options={"approval_timeout_ms": 3_600_000})
     assert FACTS in preview_text(previewed(plan))
     assert FACTS in format_plan(plan)
@@ -131,18 +131,18 @@ def test_the_policy_is_told_before_anything_runs() -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"approval": ApprovalPolicy()}, "an answer is waited for without limit"),
-        ({"options": {"approval_timeout_ms": 60_000}}, "an answer is waited for 1 min; without one, that counts as a rejection"),
+        ({"approval": ApprovalPolicy()}, "a gate waits for an answer without limit"),
+        ({"options": {"approval_timeout_ms": 60_000}}, "a gate waits 1 min for an answer; without one, the plan or step is rejected"),
     ],
     ids=["a policy", "a time"],
 )
-def test_what_the_policy_leaves_open_is_told_too(fields: dict[str, Any], told: str) -> None:
+def test_the_defaults_of_the_policy_are_shown_too(fields: dict[str, Any], told: str) -> None:
     for text in (preview_text(previewed(made(**fields))), format_plan(made(**fields))):
-        assert "- who may approve: anyone\n- how an approver must be known: in any way\n" in text
+        assert "- who may approve: anyone\n- how an approver must prove who they are: in any way\n" in text
         assert f"- {told}\n" in text
 
 
-def test_a_plan_that_asks_nobody_tells_of_no_policy() -> None:
+def test_a_plan_that_asks_nobody_shows_no_policy() -> None:
     plan = made(steps=made().steps[:2], approval=ApprovalPolicy(approvers=["ana"]), options={"require_approval": False})
     for text in (preview_text(previewed(plan, requires_approval=False)), format_plan(plan)):
         assert "who may" not in text

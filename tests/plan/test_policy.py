@@ -45,7 +45,7 @@ def test_a_policy_is_read_from_yaml_and_json_alike(tmp_path: Path) -> None:
     assert read_policy(tmp_path / "policy.json") == read
 
 
-def test_every_problem_of_a_policy_is_told_at_once_with_its_place(tmp_path: Path) -> None:
+def test_every_problem_of_a_policy_is_reported_at_once_with_its_place(tmp_path: Path) -> None:
     text = """\
 approver: [ana]
 operators: [ana, "bo "]
@@ -85,8 +85,8 @@ def test_what_no_policy_can_say_is_refused(tmp_path: Path, text: str, found: tup
     assert found in problems(tmp_path, text)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InvalidPlanError, match="there is no such file"):
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(InvalidPlanError, match="the file does not exist"):
         read_policy(tmp_path / "none.yaml")
 
 
@@ -101,7 +101,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         ((), None, ()),
     ],
 )
-def test_nothing_said_restricts_nothing_and_two_lists_that_share_nobody_take_nobody(first: Any, second: Any, result: Any) -> None:
+def test_missing_lists_restrict_nothing_and_disjoint_lists_accept_nobody(first: Any, second: Any, result: Any) -> None:
     assert both(first, second) == result
 
 

@@ -184,7 +184,7 @@ def test_a_text_in_several_places_is_proposed_and_a_number_only_under_the_same_n
     assert proposed(promote(plan, TOOLS)) == {"value": "深圳", "count": 30}
 
 
-def test_a_short_word_is_replaced_only_where_nothing_else_stands() -> None:
+def test_a_short_word_is_replaced_only_if_it_is_the_whole_value() -> None:
     plan = a_plan({"mode": "go"}, {"mode": "go"}, {"value": "go on, let go"})
     assert promote(plan, TOOLS).plan.steps[2].parameters == {"value": "go on, let go"}
 
@@ -230,11 +230,9 @@ def test_a_secret_is_never_proposed_nor_shown(parameters: dict[str, JsonValue]) 
     assert "web-1" not in str(promotion.notes)
 
 
-def test_a_secret_that_is_written_out_is_told_by_its_place() -> None:
+def test_a_written_secret_is_reported_by_its_place() -> None:
     promotion = promote(a_plan({"value": {"password": "canary", "token": "${{ secrets.token }}"}}), TOOLS)
-    assert promotion.notes == (
-        "s1.parameters.value.password looks like a secret that is written out: keep it elsewhere, and write `${{ secrets.name }}`",
-    )
+    assert promotion.notes == ("s1.parameters.value.password looks like a secret: keep it elsewhere, and write `${{ secrets.name }}`",)
 
 
 def test_the_text_of_a_secret_is_none_of_an_input_elsewhere() -> None:
@@ -269,7 +267,7 @@ def test_no_input_is_put_into_what_only_its_name_calls_code() -> None:
     assert proposed(promote(a_plan({"value": {"command": "/srv/app/go"}}), TOOLS)) == {"path": "/srv/app/go"}
 
 
-def test_where_an_expression_may_not_stand_is_told() -> None:
+def test_places_that_allow_no_expression_are_reported() -> None:
     step = Step(
         id="s", tool_name="script", description="Look at /srv/app", parameters={"command": "ls /srv/app", "env": {"DIR": "/srv/app"}}
     )
@@ -310,7 +308,7 @@ def test_an_input_has_the_tools_type_and_description() -> None:
     }
 
 
-def test_what_is_left_out_by_name_stays_a_literal_and_keeps_its_name() -> None:
+def test_an_input_left_out_by_name_stays_a_literal_and_keeps_its_name() -> None:
     plan = a_plan({"value": "web-1"}, {"value": "web-2"})
     assert proposed(promote(plan, TOOLS, without=["host"])) == {"host_2": "web-2"}
 

@@ -23,8 +23,7 @@ from plan_adapter.engine.connection import Server
 from plan_adapter.plan import StepStatus
 from plan_adapter.record import RunReason
 from plan_adapter.runs.reconcile import reconcile
-from plan_adapter.store.leases import of_run
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner, of_run
 from tests.workers import ROOT, deployed, worker
 
 pytestmark = pytest.mark.thorough
@@ -168,7 +167,7 @@ async def test_what_is_cancelled_in_the_ui_ends_with_the_reason(
 
 
 @pytest.mark.timeout(300)
-async def test_a_process_that_is_told_to_end_for_another_reason_leaves_its_run_to_be_resumed(
+async def test_a_process_that_is_stopped_for_another_reason_leaves_its_run_to_be_resumed(
     prefect_server: Server, store: PlanStore, home: Path, tmp_path: Path
 ) -> None:
     async with under("worker", prefect_server, home) as start, get_client() as client:

@@ -19,7 +19,7 @@ from plan_adapter.runs.reconcile import find_interrupted, reconcile
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import tables
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner
 from plan_adapter.validation import bind_inputs, validate
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -132,7 +132,7 @@ async def test_what_a_killed_process_has_left_as_open_ends_with_its_run(store: P
     assert (step.status, step.outcome, step.error) == (StepStatus.FAILED, Outcome.UNKNOWN, REASON)
 
 
-async def test_the_words_of_a_worker_do_not_stay_over_the_reason(store: PlanStore) -> None:
+async def test_a_workers_message_does_not_replace_the_reason(store: PlanStore) -> None:
     run = await waiting(store)
     await acancel_run(run.id, reason=REASON, store=store)
     await show(run, Cancelled(message=WORKERS_WORDS))
@@ -153,7 +153,7 @@ async def test_a_cancellation_that_was_dealt_with_ends_no_later_version(store: P
     assert (await store.run(run.id)).status is PlanStatus.PENDING_APPROVAL
 
 
-async def test_resuming_what_was_cancelled_ends_it_and_resuming_again_is_a_new_word(store: PlanStore) -> None:
+async def test_resuming_a_cancelled_run_ends_it_and_a_second_resume_runs_it(store: PlanStore) -> None:
     run = await interrupted(store)
     await show(run, Cancelled(message=REASON))
     ended = await aresume_run(run.id, tools=TOOLS, store=store)

@@ -162,7 +162,7 @@ async def test_a_disk_that_is_full_in_the_middle_of_a_run_is_waited_for(caplog: 
             assert await is_whole(run, store)
 
 
-async def test_when_the_patience_is_over_the_run_stops_is_not_called_failed_and_goes_on_when_it_is_resumed(
+async def test_when_its_patience_ends_the_run_stops_without_failing_and_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_STORE_PATIENCE_SECONDS", "0.2")
@@ -182,7 +182,7 @@ async def test_when_the_patience_is_over_the_run_stops_is_not_called_failed_and_
             assert (await store.verify(run.id)).ok
 
 
-async def test_a_step_whose_time_is_over_before_its_intent_could_be_written_is_not_called_and_not_in_doubt(
+async def test_a_step_that_times_out_before_its_intent_is_not_called_and_not_unknown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "plans.db", isolation_level=None, check_same_thread=False)) as other:

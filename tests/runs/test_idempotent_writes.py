@@ -57,7 +57,7 @@ async def test_the_same_call_of_a_new_version_has_the_same_key(store: PlanStore,
     assert [receipt.outcome for receipt in await store.receipts(run.id)] == [Outcome.SUCCEEDED]  # of the others nobody knows it
 
 
-async def test_another_call_waits_until_somebody_has_said_whether_the_first_was_done(store: PlanStore) -> None:
+async def test_another_call_waits_until_the_first_one_is_resolved(store: PlanStore) -> None:
     shop, other = Shop(silent=1), ordering("咖啡")
     run = await unanswered(shop, store)
     with pytest.raises(RunConflictError, match=f"may have been done, .*: order; .*`plan resolve {run.id} order done.again` says"):

@@ -126,7 +126,7 @@ async def test_after_abort_the_write_is_never_called_again_until_somebody_says_m
     async with PlanStore(url) as store:
         run = (await store.runs())[0]
         await aresolve_step(run.id, "act", "abort", by="ana", store=store)
-        with pytest.raises(RunConflictError, match=r"`act` was done was never known, so it is not called .*resolve .* act done\|again"):
+        with pytest.raises(RunConflictError, match=r"`act` is still unknown, so it is not called .*resolve .* act done\|again"):
             await aresume_run(run.id, tools=tools, store=store, offline=True)
         assert looked == []
         await aresolve_step(run.id, "act", "done", by="ana", result="it was", store=store)

@@ -30,7 +30,7 @@ from plan_adapter.runner import acancel_run, aresolve_step, arevise_run
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner
 from plan_adapter.tools.tool import ToolContext
 from plan_adapter.validation import bind_inputs, validate
 

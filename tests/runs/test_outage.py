@@ -87,7 +87,7 @@ async def shown(run: PlanRun, *, wanted: Callable[[dict[str, str | None]], bool]
     return found
 
 
-async def test_a_run_goes_on_without_its_server_and_is_shown_whole_when_that_is_there_again(outage: Outage, store: PlanStore) -> None:
+async def test_a_run_continues_without_its_server_and_is_shown_completely_afterwards(outage: Outage, store: PlanStore) -> None:
     called_away = list[str]()
 
     @tool(effect="read")

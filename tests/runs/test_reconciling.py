@@ -25,7 +25,7 @@ from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from plan_adapter.store import leases, tables
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner
 from plan_adapter.validation import bind_inputs, validate
 from tests.store.builders import an_answer, begun
 from tests.store.conftest import store_at
@@ -66,7 +66,7 @@ def leave_behind(store: PlanStore) -> LeaveBehind:
     return leave
 
 
-async def test_a_run_whose_process_is_gone_is_named_with_what_goes_on_with_it(store: PlanStore, leave_behind: LeaveBehind) -> None:
+async def test_a_run_whose_process_died_is_named_with_the_command_that_resumes_it(store: PlanStore, leave_behind: LeaveBehind) -> None:
     run = await leave_behind()
     [finding] = await reconcile(store, with_prefect=False)
     assert (finding.kind, finding.run_id, finding.name, finding.is_corrected) == ("interrupted", run.id, "夜间检查", False)
@@ -203,7 +203,7 @@ async def test_a_run_that_a_living_process_executes_is_shown_as_running_unless_i
     await show(run, Crashed(message="its heartbeat was missed"))
     [finding] = await reconcile(store, with_prefect=True)
     assert (finding.kind, finding.is_corrected) == ("shown", True)
-    assert finding.message == "Prefect showed Crashed, and it is executed by a process that lives"
+    assert finding.message == "Prefect showed Crashed, but it is executed by a running process"
     assert (await state_of(run)).is_running()
     assert await reconcile(store, with_prefect=True) == []
     goes_on.set()
@@ -211,7 +211,7 @@ async def test_a_run_that_a_living_process_executes_is_shown_as_running_unless_i
     assert (await state_of(run)).is_completed()
 
 
-async def test_prefect_is_told_how_runs_really_stand(prefect_server: Server, store: PlanStore, leave_behind: LeaveBehind) -> None:
+async def test_prefect_gets_the_real_state_of_runs(prefect_server: Server, store: PlanStore, leave_behind: LeaveBehind) -> None:
     ended = await arun_plan(a_plan(), tools=ToolRegistry([look]), store=store)
     await show(ended, Cancelled(message="somebody set it"))
     interrupted = await leave_behind(offline=False)
@@ -246,6 +246,7 @@ async def test_a_process_that_ends_while_the_deployment_watches_is_found_before_
         return findings
 
     monkeypatch.setattr(reconciling, "find_interrupted", found)
+    monkeypatch.setattr(flows, "find_interrupted", found)
     monkeypatch.setattr(flows, "LOOK_SECONDS", 0.4)
     state = await flows.reconcile(watch_seconds=1, return_state=True)
     assert (looks, state.message) == ([0, 2, 1], f"1 corrected, 1 for a person: `plan resume {run.id}`")

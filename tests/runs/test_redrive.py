@@ -45,9 +45,7 @@ def test_only_a_step_and_what_depends_on_it_is_run_and_the_rest_is_left_for_anot
     assert lines(log) == ["build", "check", "tell", "note"]
 
 
-def test_a_step_that_is_left_out_lets_the_others_go_on_and_says_why(
-    run_id: str, tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_skipped_step_says_why_and_the_others_run(run_id: str, tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume", run_id, "--offline", "--only-failed", "--skip", "check", "--because", "它没有用", "--json"]) == 1
     run = json.loads(capsys.readouterr().out.splitlines()[-1])
     ends = {step["id"]: (step["status"], step["reason"]) for step in run["steps"]}
@@ -62,11 +60,11 @@ def test_only_who_may_approve_leaves_a_step_out(
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_APPROVERS", "ana-of-elsewhere")
     assert main(["resume", run_id, "--offline", "--skip", "check", "--because", "快点"]) != 0
-    assert "a step may not be left out" in capsys.readouterr().err
+    assert "the step is not skipped" in capsys.readouterr().err
     assert lines(log) == ["build"]
 
 
-def test_a_step_that_somebody_did_by_hand_is_carried_with_the_result_that_they_say(
+def test_a_step_done_by_hand_is_carried_with_the_given_result(
     run_id: str, tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["resolve", run_id, "check", "done", "--result", '{"checked": "人工"}']) == 0

@@ -58,7 +58,7 @@ async def test_it_is_what_the_store_says(store: PlanStore) -> None:
     assert again.step("last").result == {"value": "一"}
 
 
-async def test_hooks_are_told_of_carried_steps_with_all_that_is_known_of_them(store: PlanStore) -> None:
+async def test_hooks_see_carried_steps_with_their_whole_record(store: PlanStore) -> None:
     run, once = await half_done(store)
     told = dict[str, tuple[object, bool, bool]]()
 

@@ -137,7 +137,7 @@ def undone(run: PlanRun) -> dict[str, bool]:
 
 
 @on_both_databases
-async def test_a_run_that_a_step_fails_undoes_itself_and_does_not_go_on(either: PlanStore, world: World) -> None:
+async def test_a_run_that_a_step_fails_is_rolled_back_and_cannot_be_resumed(either: PlanStore, world: World) -> None:
     run = await arun_plan(pool(), tools=world.tools, store=either, offline=True)
     assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
     assert run.message == "`last` failed: ValueError: nothing answers; rolled back: two, one"
@@ -162,13 +162,13 @@ async def test_a_run_that_a_step_fails_undoes_itself_and_does_not_go_on(either: 
 async def test_a_run_whose_time_is_up_undoes_itself(store: PlanStore, world: World) -> None:
     run = await arun_plan(pool("wait", total_timeout_ms=1000), tools=world.tools, store=store, offline=True)
     assert (run.status, run.reason, world.put_back) == (PlanStatus.PARTIAL, RunReason.TIMED_OUT, ["节点-2", "web-1"])
-    assert run.message == "the total timeout of 1 s was spent; rolled back: two, one"
+    assert run.message == "the total timeout of 1 s was exceeded; rolled back: two, one"
 
 
-async def test_a_run_that_goes_on_after_failures_is_undone_on_request_only(store: PlanStore, world: World) -> None:
+async def test_a_run_that_continues_on_error_is_rolled_back_only_on_request(store: PlanStore, world: World) -> None:
     run = await arun_plan(pool(stop_on_error=False), tools=world.tools, store=store, offline=True)
     assert (run.status, world.put_back, run.message) == (PlanStatus.PARTIAL, [], "`last` failed: ValueError: nothing answers")
-    with pytest.raises(RunConflictError, match="what undoes it needs `tools`"):
+    with pytest.raises(RunConflictError, match="pass `tools` to roll it back"):
         await acancel_run(run.id, rollback=True, store=store)
     later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
     assert (later.status, later.reason, later.completed_at is not None) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, True)
@@ -235,7 +235,7 @@ async def halted(undoing: list[Undo]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_whoever_cancels_a_run_while_it_is_undone_lets_what_is_under_way_end_and_is_told_what_is_left(
+async def test_cancelling_a_rollback_lets_the_running_call_end_and_names_what_is_left(
     either: PlanStore, world: World, undoing: list[Undo]
 ) -> None:
     running = asyncio.create_task(arun_plan(held_pool(world), tools=world.tools, store=either, offline=True))
@@ -299,7 +299,7 @@ async def test_a_run_that_had_nothing_to_undo_says_nothing_of_it(store: PlanStor
     assert (await acancel_run(run.id, rollback=True, store=store)).message == run.message
 
 
-async def test_nothing_is_undone_around_a_step_of_which_nobody_knows_whether_it_was_done(store: PlanStore, world: World) -> None:
+async def test_nothing_is_rolled_back_around_a_step_with_an_unknown_outcome(store: PlanStore, world: World) -> None:
     plan = pool("hang")
     plan.step("last").timeout_ms = 30
     run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
@@ -317,7 +317,7 @@ async def test_nothing_is_undone_around_a_step_of_which_nobody_knows_whether_it_
 
 
 @pytest.mark.parametrize("said_here", [False, True])
-async def test_a_write_that_a_person_left_in_doubt_is_named_and_undone_once_they_say_that_it_was_done(
+async def test_an_aborted_write_is_named_and_rolled_back_once_it_is_recorded_as_done(
     said_here: bool, either: PlanStore, world: World
 ) -> None:
     plan = pool("hang")
@@ -325,11 +325,11 @@ async def test_a_write_that_a_person_left_in_doubt_is_named_and_undone_once_they
     plan.step("last").rollback = Rollback(tool_name="undrain", parameters={"node": "last"})
     run = await arun_plan(plan, tools=world.tools, store=either, offline=True)
     ended = await aresolve_step(run.id, "last", "abort", by="ana", store=either)
-    assert ended.step("last").error == "ana says of `last`: abort; whether it was done was never known"
+    assert ended.step("last").error == "ana recorded `abort` for `last`; whether it was done is unknown"
     if said_here:
         await aresolve_step(run.id, "last", "done", by="ana", note="我看过了", store=either)
     later = await acancel_run(run.id, rollback=True, tools=world.tools, store=either)
-    stands = "rolled back: last, two, one" if said_here else "rolled back: two, one; begun, and perhaps done: `last`"
+    stands = "rolled back: last, two, one" if said_here else "rolled back: two, one; started, and possibly done: `last`"
     assert (later.message or "").endswith(stands)
     assert world.put_back == [*(["last"] if said_here else []), "节点-2", "web-1"]
     assert (await either.verify(run.id)).ok
@@ -350,7 +350,7 @@ async def test_where_calls_wait_at_gates_only_who_may_approve_asks_for_a_rollbac
     if gated == "nothing":
         await acancel_run(run.id, rollback=True, tools=world.tools, store=either, by="bo")
     else:
-        with pytest.raises(NotApprovedError, match="is not rolled back: bo may not answer here: ana may"):
+        with pytest.raises(NotApprovedError, match="is not rolled back: bo may not answer here; only ana may"):
             await acancel_run(run.id, rollback=True, tools=world.tools, store=either, by="bo")
         assert world.put_back == []
         assert (await either.audit(run.id))[-1].by == "bo"
@@ -449,7 +449,7 @@ async def test_of_a_rollback_that_was_killed_only_the_rollback_ends_and_the_run_
         assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
         if word == "abort":
             ended = await aresolve_step(run.id, "two", "abort", by="ana", note="我去看", rollback=True, store=store)
-            said, two = "ana says of `rollback two`: abort (我去看)", "whether its rollback was done was never known"
+            said, two = "ana recorded `abort` for `rollback two` (我去看)", "whether its rollback was done is unknown"
         else:
             ended = await acancel_run(run.id, reason="leave it (by ana)", store=store)
             said, two = "leave it (by ana)", "whether its rollback was done is unknown"
@@ -473,13 +473,13 @@ async def test_abort_about_the_rollback_of_a_run_that_has_ended_changes_nothing_
     assert (ended.status, ended.reason, ended.completed_at) == (run.status, run.reason, run.completed_at)
     assert ended.message == (
         "`last` failed: ValueError: nothing answers; rolled back: nothing; "
-        "not rolled back: two (whether its rollback was done was never known), one (not reached); ana says of `rollback two`: abort"
+        "not rolled back: two (whether its rollback was done is unknown), one (not reached); ana recorded `abort` for `rollback two`"
     )
     assert (await store.verify(run.id)).ok
 
 
 @pytest.mark.parametrize("effect", ["idempotent_write", "write"])
-async def test_a_rollback_that_was_killed_goes_on_and_nothing_is_undone_twice(
+async def test_a_killed_rollback_resumes_and_undoes_nothing_twice(
     effect: Any, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", store_url)
@@ -604,10 +604,10 @@ async def test_how_each_step_is_undone_is_read_before_anything_is_approved(world
     asked = step_gate_text(
         bound, plan.step("one"), effect="write", parameters={"node": "web-1"}, item=None, approval_digest="a" * 64, expires_ms=0
     )
-    assert "It **writes**; if the run fails after it, it is undone as described below." in asked
-    by = "By `undrain` (**write**), without asking again: if the run fails, or if who may approve asks for it:"
+    assert "It **writes**. It is undone if the run fails after it, as described below." in asked
+    by = "By `undrain` (**write**), without another approval, if the run fails or an approver requests it:"
     assert f"### How it is undone\n\n{by}\n\n- `node`: `${{{{ result.node }}}}`\n" in asked
-    assert "- undone if the run fails, or if somebody who may approve it asks for that: `one`, `two`\n" in plan_gate_text(
+    assert "- undone if the run fails, or if an approver requests it: `one`, `two`\n" in plan_gate_text(
         bound, gated=["one"], approval_digest=bound.approval_digest, expires_ms=0
     )
     shown = preview_text(preview_plan(bound.validated, inputs=bound.inputs, approval_digest=None, requires_approval=True))

@@ -217,7 +217,7 @@ async def test_a_store_that_cannot_be_opened_is_a_store_error_and_nothing_is_cal
     assert called == []
 
 
-async def test_settings_may_take_the_author_s_word_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settings_can_require_an_approval_whatever_the_author_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_ALLOW_UNAPPROVED", "false")
     plan = free_plan()
     plan.add_step("echo", "Echo", {"text": "x"})

@@ -82,7 +82,7 @@ async def test_a_server_that_is_killed_in_the_middle_of_a_run_changes_nothing_ab
     assert ("Traceback" in shown, "Error logging" in shown) == (False, False)
 
 
-async def test_a_flow_run_that_somebody_deleted_is_told_as_that(
+async def test_a_deleted_flow_run_is_reported_as_deleted(
     prefect_server: Server, store: PlanStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     @tool(effect="read")
@@ -139,7 +139,7 @@ async def test_states_that_were_queued_while_no_server_was_there_are_sent_when_t
 
 
 @pytest.mark.thorough
-async def test_a_server_that_is_killed_and_started_again_is_told_the_whole_run(server: Server, home: Path, store: PlanStore) -> None:
+async def test_a_restarted_server_gets_the_whole_run(server: Server, home: Path, store: PlanStore) -> None:
     @tool(effect="read")
     def lose() -> str:
         """Lose the server."""

@@ -149,7 +149,9 @@ async def test_a_missing_secret_that_a_step_may_have_made_fails_its_step_before_
     run, attempts = await run_one(after_a_write(one_step("guarded", max_retries=3)), tmp_path)
     assert attempts == 1
     assert run.step("one").error is not None
-    assert run.step("one").error.startswith("there is no secret `canary`; looked at: the environment variable PLAN_ADAPTER_SECRET_CANARY; ")
+    assert run.step("one").error.startswith(
+        "there is no secret `canary`; places checked: the environment variable PLAN_ADAPTER_SECRET_CANARY; "
+    )
     assert "no Prefect server is known" in run.step("one").error
 
 
@@ -190,7 +192,7 @@ async def test_what_is_printed_elsewhere_than_into_a_log_holds_no_secret(
     assert found_in(out + err, CANARY) == []
 
 
-async def test_a_run_that_goes_on_looks_its_secrets_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_resumed_run_looks_its_secrets_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = after_a_write(one_step("leak"))
     plan.add_step("guarded", "Then this", {"token": "${{ secrets.later }}"}, id="two", depends_on=["one"])
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", CANARY)

@@ -1,12 +1,13 @@
 """A tool in a thread that cannot be ended goes on after its run, and still gives no secret away."""
 
+import asyncio
 import logging
 import threading
 from pathlib import Path
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, arun_plan, tool
+from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, ToolRegistry, acancel_run, arun_plan, tool
 from plan_adapter.execution import calling
 from tests.secrets.encodings import found_in
 
@@ -18,22 +19,26 @@ async def test_what_a_thread_prints_and_logs_after_its_run_holds_no_secret(
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", CANARY)
     monkeypatch.setattr(calling, "GRACE_SECONDS", 0.01)
-    may_go_on, done = threading.Event(), threading.Event()
+    begun, may_go_on, done = threading.Event(), threading.Event(), threading.Event()
 
     @tool(effect="read")
     def linger(token: str) -> None:
-        """Wait, and then tell."""
+        """Wait, and then print."""
+        begun.set()
         may_go_on.wait(30)
         print(f"printed {token}")
         logging.getLogger("elsewhere").warning("logged %s", token)
         done.set()
 
     plan = ExecutionPlan(description="Linger")
-    plan.options.require_approval, plan.options.total_timeout_ms = False, 50
+    plan.options.require_approval = False
     plan.add_step("linger", "Linger", {"token": "${{ secrets.canary }}"}, id="one")
     async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
-        run = await arun_plan(plan, tools=ToolRegistry([linger]), store=store, offline=True)
-    assert run.reason == "timed_out"
+        running = asyncio.ensure_future(arun_plan(plan, tools=ToolRegistry([linger]), store=store, offline=True))
+        assert await asyncio.to_thread(begun.wait, 30)
+        await acancel_run((await store.runs())[0].id, reason="enough", store=store)
+        run = await running
+    assert run.status is PlanStatus.CANCELLED
     may_go_on.set()
     assert done.wait(30)
 

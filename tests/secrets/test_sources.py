@@ -76,7 +76,7 @@ async def test_a_missing_secret_names_every_place_that_was_looked_at(tmp_path: P
     with pytest.raises(ExpressionError) as raised:
         await chain.value("db-pass.word")
     assert str(raised.value) == (
-        f"there is no secret `db-pass.word`; looked at: the file {tmp_path}/db-pass.word; the environment variable "
+        f"there is no secret `db-pass.word`; places checked: the file {tmp_path}/db-pass.word; the environment variable "
         "PLAN_ADAPTER_SECRET_DB_PASS_WORD; the block db-pass.word; the entry points plan_adapter.secrets (answer_sync)"
     )
 

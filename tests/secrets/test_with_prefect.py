@@ -118,7 +118,7 @@ async def everything_of(flow_run_id: str) -> dict[str, str]:
     return {name: json.dumps([part.model_dump(mode="json") for part in found], ensure_ascii=False) for name, found in parts.items()}
 
 
-async def test_prefect_is_told_no_secret(prefect_server: Server, tmp_path: Path) -> None:
+async def test_prefect_gets_no_secret(prefect_server: Server, tmp_path: Path) -> None:
     await kept_blocks()
     plan = ExecutionPlan(description="Tell Prefect")
     plan.options.require_approval = False

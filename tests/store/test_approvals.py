@@ -39,7 +39,7 @@ async def test_an_approval_is_found_until_a_run_uses_it(store: PlanStore):
         await store.use_approval(approval, run_id="r-2")
 
 
-async def test_the_run_that_used_an_approval_may_go_on_with_it(store: PlanStore):
+async def test_the_run_that_used_an_approval_can_resume_with_it(store: PlanStore):
     approval = an_approval()
     used = await store.use_approval(approval, run_id="r-1")
     assert await store.use_approval(approval, run_id="r-1") == used

@@ -72,5 +72,5 @@ async def test_what_was_right_does_not_count_and_what_was_used_before_does(store
     for counter in range(40, 50):
         assert await tried(stores[counter % 3], right(counter), counter=counter) == "taken"
     for _ in range(5):
-        assert "used before" in await tried(stores[0], right(40))
+        assert "already used" in await tried(stores[0], right(40))
     assert "too many" in await tried(stores[0], right(50), counter=50)

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from plan_adapter.plan import PlanStatus
-from plan_adapter.store import exported
-from plan_adapter.store.export import write_document
-from plan_adapter.store.exported import read_exported
+from plan_adapter.store import export
+from plan_adapter.store.export import read_exported, write_document
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.verification import Verification, verify
 from tests.store.builders import a_receipt, an_attempt, begun
@@ -76,11 +75,11 @@ async def test_a_file_is_read_in_pieces_of_any_size(
     text = await written(sqlite, await with_receipts(sqlite, 2), in_lines=in_lines)
     path = tmp_path / "run.json"
     path.write_text(text, encoding="utf-8")
-    monkeypatch.setattr(exported, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(export, "CHUNK_BYTES", chunk)
     document = read_exported(path)
     assert document is not None
     for _ in range(2):  # lists can be read again
-        assert {name: list(part) if isinstance(part, exported.FileRows) else part for name, part in document.items()} == json.loads(text)
+        assert {name: list(part) if isinstance(part, export.FileRows) else part for name, part in document.items()} == json.loads(text)
     assert verify(document).ok
 
 
@@ -96,7 +95,7 @@ async def test_a_file_is_read_in_pieces_of_any_size(
 def test_what_is_no_json_is_refused(text: str | bytes, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    monkeypatch.setattr(exported, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(export, "CHUNK_BYTES", chunk)
     if str(text).strip() in ("", "[1"):
         assert read_exported(path) is None
     else:
@@ -127,7 +126,7 @@ def _peak_once(work: Callable[[], Verification]) -> int:
 
 
 async def test_verifying_takes_no_more_memory_for_more_receipts(sqlite: PlanStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exported, "CHUNK_BYTES", 16 * 1024)
+    monkeypatch.setattr(export, "CHUNK_BYTES", 16 * 1024)
     in_store, in_file, at_once = list[int](), list[int](), list[int]()
     path = tmp_path / "run.json"
     for count in (50, 400):

@@ -243,7 +243,7 @@ async def test_a_server_that_does_not_answer_in_time_is_named():
 
 
 @pytest.mark.parametrize("timeout", ["", "?timeout=3600"])
-async def test_who_only_reads_is_told_of_a_silent_server_before_who_writes_gives_up(timeout: str, monkeypatch: pytest.MonkeyPatch):
+async def test_a_reader_reports_a_silent_server_before_a_writer_gives_up(timeout: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(postgresql, "CONNECT_TO_READ_SECONDS", 0.1)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -268,7 +268,7 @@ async def test_a_database_that_does_not_exist_is_named(postgres_server: Postgres
     assert "has no database of this name" in await refused(postgres_server.url("nowhere"))
 
 
-async def test_a_user_without_rights_is_told_so(postgres_server: PostgresServer, postgres_database: str):
+async def test_a_database_user_without_rights_gets_a_clear_error(postgres_server: PostgresServer, postgres_database: str):
     name = postgres_database.rpartition("/")[2]
     async with PlanStore(postgres_database) as store:
         await store.upgrade()

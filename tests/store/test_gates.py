@@ -12,7 +12,7 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import GatePolicy, PlanRun
 from plan_adapter.store import tables
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 from tests.processes import Program
 from tests.store.builders import DIGEST_OF_CALL, a_gate, a_plan, a_run, an_answer, begun, created, validated
@@ -140,7 +140,7 @@ async def test_the_first_answer_closes_the_gate_and_is_kept_as_its_own(store: Pl
     assert await store.gates(run_id=run.id, open_only=False) == [closed]
 
 
-async def test_a_later_answer_is_told_who_answered_how(store: PlanStore):
+async def test_a_later_answer_is_refused_with_the_earlier_one(store: PlanStore):
     gate = await store.open_gate(a_gate(await begun(store), "drain"), timeout_ms=0)
     await store.answer_gate(gate.id, an_answer(gate, decision="reject", by="ana\u202e"))
     with pytest.raises(RunConflictError, match=r"the gate of step `drain` is closed: ana\\u202e answered at 20.*: reject"):
@@ -328,7 +328,7 @@ async def test_cancelling_a_run_closes_its_gates_where_it_is_cancelled_at_once(s
     assert [(await store.gate(gate.id)).end for gate in gates] == ["cancelled", None]
 
 
-async def test_the_record_tells_who_answered_what_at_which_gate(store: PlanStore):
+async def test_the_record_shows_who_answered_what_at_which_gate(store: PlanStore):
     run = await begun(store)
     done = await store.open_gate(a_gate(run, "drain", item=1, description="步骤 drain"), timeout_ms=0)
     await store.answer_gate(done.id, an_answer(done, known_by="totp", note="好的"))
@@ -393,6 +393,6 @@ async def _let_hold(store: PlanStore, gate_id: str, owner: Owner) -> None:
 
 
 def _start_of(pid: int) -> str:
-    from plan_adapter.store import owner
+    from plan_adapter.store import leases
 
-    return owner._start_of(pid) or ""
+    return leases._start_of(pid) or ""

@@ -8,33 +8,33 @@ from sqlalchemy import Connection, event
 
 from plan_adapter.errors import RunConflictError
 from plan_adapter.record import PlanRun
-from plan_adapter.store.operator_requests import OperatorRequest, left_out_of
+from plan_adapter.store.operator_requests import OperatorRequest, skipped_steps_of
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import begun, created
 
 WHY = "它没有用\x00"
 
 
-async def request(store: PlanStore, run: PlanRun, *steps: str, kind: str = "leave_out") -> OperatorRequest:
+async def request(store: PlanStore, run: PlanRun, *steps: str, kind: str = "skip") -> OperatorRequest:
     digest = await store.operator_request_digest_of(run.id, kind, steps)  # type: ignore[arg-type]
     return OperatorRequest(kind, steps, WHY, "安娜", "os_user", digest)  # type: ignore[arg-type]
 
 
-async def test_the_newest_word_about_a_step_holds_and_each_counts_once(store: PlanStore):
+async def test_the_newest_request_about_a_step_holds_and_each_counts_once(store: PlanStore):
     run = await created(store)
-    assert await store.left_out(run.id) == {}
+    assert await store.skipped_steps(run.id) == {}
     first = await request(store, run, "check", "drain")
     await store.record_operator_request(run.id, first)
-    left_out = "left out by 安娜: 它没有用\\x00"  # no database keeps a NUL in text
-    assert await store.left_out(run.id) == {"check": left_out, "drain": left_out}
-    await store.record_operator_request(run.id, await request(store, run, "check", kind="take_back"))
-    assert await store.left_out(run.id) == {"drain": left_out}
-    with pytest.raises(RunConflictError, match="somebody else has asked for something of run"):
+    skipped_steps = "skipped by 安娜: 它没有用\\x00"  # no database keeps a NUL in text
+    assert await store.skipped_steps(run.id) == {"check": skipped_steps, "drain": skipped_steps}
+    await store.record_operator_request(run.id, await request(store, run, "check", kind="run_from"))
+    assert await store.skipped_steps(run.id) == {"drain": skipped_steps}
+    with pytest.raises(RunConflictError, match="another request about run"):
         await store.record_operator_request(run.id, first)
     with pytest.raises(RunConflictError, match=r"no step of run .* is called `nowhere`; no step of run .* is called `无处`"):
-        await store.operator_request_digest_of(run.id, "leave_out", ["check", "nowhere", "无处"])
-    assert await store.operator_request_digest_of(run.id, "leave_out", ["check"]) != await store.operator_request_digest_of(
-        run.id, "leave_out", ["drain"]
+        await store.operator_request_digest_of(run.id, "skip", ["check", "nowhere", "无处"])
+    assert await store.operator_request_digest_of(run.id, "skip", ["check"]) != await store.operator_request_digest_of(
+        run.id, "skip", ["drain"]
     )
     assert (await store.verify(run.id)).ok
 
@@ -48,13 +48,13 @@ async def test_whoever_has_read_the_run_before_cannot_claim_it_any_more(store: P
     await store.claim(replace(run, updated_at=changed))
 
 
-async def test_of_a_run_that_is_executed_a_rollback_is_asked_for_and_no_step_left_out(store: PlanStore):
+async def test_a_run_in_progress_accepts_a_rollback_request_but_no_skip(store: PlanStore):
     run = await begun(store)
     with pytest.raises(RunConflictError, match="is executed by"):
         await store.record_operator_request(run.id, await request(store, run, "check"))
-    await store.record_operator_request(run.id, await request(store, run, kind="undo"))
+    await store.record_operator_request(run.id, await request(store, run, kind="rollback"))
     asked = (await store.audit(run.id))[-1]
-    assert (asked.kind, asked.step_id, asked.by, asked.known_by) == ("rollback_asked", None, "安娜", "os_user")
+    assert (asked.kind, asked.step_id, asked.by, asked.known_by) == ("rollback_requested", None, "安娜", "os_user")
     assert (await store.verify(run.id)).ok
 
 
@@ -65,7 +65,7 @@ async def test_words_about_steps_are_found_without_reading_the_audit(tmp_path: P
         def ways(connection: Connection) -> list[str]:
             asked = list[str]()
             event.listen(connection, "before_cursor_execute", lambda *given: asked.append(given[2]))
-            assert left_out_of(connection, "r-1") == {}
+            assert skipped_steps_of(connection, "r-1") == {}
             plans = [connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", ("r-1",)).all() for statement in list(asked)]
             return [str(row[-1]) for plan in plans for row in plan]
 

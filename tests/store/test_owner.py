@@ -5,7 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner
 
 
 def test_this_process_lives():
@@ -20,7 +20,7 @@ def test_another_process_of_the_same_id_is_another_process():
 
 
 def test_a_process_that_has_ended_is_dead_even_before_it_was_waited_for():
-    tell = "from plan_adapter.store.owner import Owner; print(Owner.this(), flush=True)"
+    tell = "from plan_adapter.store.leases import Owner; print(Owner.this(), flush=True)"
     with subprocess.Popen([sys.executable, "-c", tell], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         owner = Owner.parse(process.stdout.read())  # until its end

@@ -16,8 +16,8 @@ import pytest
 from plan_adapter.errors import LeaseLostError, StoreError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun
-from plan_adapter.store import chain, patience
-from plan_adapter.store.owner import Owner
+from plan_adapter.store import audit, patience
+from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 from tests.postgres import PostgresServer
 from tests.proxy import Cut, Proxy, a_proxy
@@ -95,7 +95,7 @@ async def test_a_file_that_is_locked_for_longer_than_its_timeout_is_waited_for(
     assert is_back.startswith(f"the store {tmp_path / 'plans.db'} is available again after")
 
 
-async def test_of_a_long_wait_is_told_again_and_again(
+async def test_a_long_wait_is_reported_repeatedly(
     file: PlanStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(patience, "WARN_SECONDS", 0.05)
@@ -128,7 +128,7 @@ async def test_when_the_patience_is_over_nothing_is_written_and_nothing_is_waite
     assert (await store.run(run.id)).status is PlanStatus.EXECUTING
 
 
-async def test_who_is_not_a_run_under_way_is_told_at_once(file: PlanStore, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_outside_a_run_the_error_is_reported_at_once(file: PlanStore, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     run = await begun(file.patient(PATIENCE))
     with locked(tmp_path), pytest.raises(StoreError, match="is locked by another process") as raised:
         await file.cancel(run.id, "enough")
@@ -294,7 +294,7 @@ async def test_a_commit_whose_answer_is_lost_is_done_once(
 async def test_a_commit_that_the_server_is_still_at_is_waited_for(postgres_server: PostgresServer, migrated_url: str):
     async with PlanStore(migrated_url) as store:
         run = await begun(store)
-        link = chain.Link(run.id, len(await store.audit(run.id)) + 1, "d" * 64)
+        link = audit.Link(run.id, len(await store.audit(run.id)) + 1, "d" * 64)
         driver: Any = asyncpg  # it has no types
         other = await driver.connect(migrated_url)
         appended = "INSERT INTO audit (run_id, number, tenant_id, at, kind, item, digest) VALUES ($1, $2, '', now(), 'run_changed', -1, $3)"
@@ -302,7 +302,7 @@ async def test_a_commit_that_the_server_is_still_at_is_waited_for(postgres_serve
             await other.execute("BEGIN")
             await other.execute(f"SELECT pg_advisory_xact_lock(hashtextextended('plan_adapter.audit {run.id}', 0))")
             await other.execute(appended, *link)
-            looking = asyncio.ensure_future(store._database.write(partial(chain.holds, link=link)))  # pyright: ignore[reportPrivateUsage]
+            looking = asyncio.ensure_future(store._database.write(partial(audit.holds, link=link)))  # pyright: ignore[reportPrivateUsage]
             async with asyncio.timeout(30):
                 while not await other.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
                     assert not looking.done()

@@ -107,7 +107,7 @@ async def test_the_database_refuses_to_change_what_was_set(store: PlanStore, tab
     ],
     ids=["document", "who", "digest", "deleted", "renumbered"],
 )
-async def test_a_policy_that_was_altered_is_told_and_decides_nothing(store: PlanStore, statement: str, said: str):
+async def test_an_altered_policy_is_reported_and_decides_nothing(store: PlanStore, statement: str, said: str):
     await store.set_policy(new())
     await store.set_policy(new(Policy(operators=["ana"], gate_effects=["write"]), 2))
     await altered(store, statement)

@@ -9,8 +9,8 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import RunReason
 from plan_adapter.store import tables
+from plan_adapter.store.leases import Owner
 from plan_adapter.store.outcomes import ResolutionRecord
-from plan_adapter.store.owner import Owner
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import DIGEST, a_gate, a_plan, a_receipt, an_answer, an_approval, an_attempt, begun, created, ended, validated
 
@@ -58,7 +58,7 @@ async def test_what_approved_the_old_version_does_not_approve_the_new_one(store:
     await recorder.intent(an_attempt(run, at=recorder.now()))
 
 
-async def test_a_run_that_stopped_goes_on_with_a_new_version_and_carries_what_was_done(store: PlanStore):
+async def test_a_stopped_run_resumes_with_a_new_version_and_carries_completed_steps(store: PlanStore):
     run = await begun(store)
     recorder = await store.recorder(run)
     attempt = an_attempt(run, "check", at=recorder.now())
@@ -97,7 +97,7 @@ async def test_steps_that_have_or_may_have_done_something_must_stay_as_they_are(
 
 
 @pytest.mark.parametrize("item", [None, 1], ids=["step", "item"])
-async def test_a_step_that_has_only_failed_may_change_or_go_but_not_one_that_is_in_doubt(store: PlanStore, item: int | None):
+async def test_a_failed_step_may_change_or_go_but_not_one_with_an_unknown_outcome(store: PlanStore, item: int | None):
     run = await begun(store, a_plan(lists=("check",) if item is not None else ()))
     recorder = await store.recorder(run)
     failed = an_attempt(run, "check", at=recorder.now(), effect="write", item=item)

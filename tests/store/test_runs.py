@@ -12,7 +12,7 @@ from plan_adapter.errors import LeaseLostError, RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import Outcome, PlanRun, RunContext, RunReason
 from plan_adapter.store import tables
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import a_gate, a_plan, a_receipt, a_run, an_attempt, begun, ended, validated
 
@@ -185,7 +185,7 @@ async def test_every_row_says_whose_it_is(store: PlanStore):
         assert all({name: row[name] for name in WHOSE} == WHOSE for row in rows), table.name
 
 
-async def test_the_record_tells_what_happened_in_order(store: PlanStore):
+async def test_the_record_shows_what_happened_in_order(store: PlanStore):
     run = await begun(store)
     recorder = await store.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
@@ -301,7 +301,7 @@ async def test_a_process_whose_run_was_taken_over_writes_nothing_more(store: Pla
         await other.renew(run.id)
 
 
-async def test_a_lease_that_is_renewed_goes_on(store: PlanStore):
+async def test_a_renewed_lease_stays_valid(store: PlanStore):
     run = await begun(store)
     await _let_lease_end(store, run, seconds_ago=16)
     await store.renew(run.id)
@@ -314,7 +314,7 @@ async def test_a_run_that_was_let_go_is_shown_as_interrupted(store: PlanStore):
     assert (await store.run(run.id)).reason is RunReason.INTERRUPTED
 
 
-async def test_when_a_run_goes_on_what_had_not_completed_is_pending_again(store: PlanStore):
+async def test_when_a_run_resumes_incomplete_steps_are_pending_again(store: PlanStore):
     run = await begun(store)
     recorder = await store.recorder(run)
     for name in ("check", "drain"):

@@ -7,7 +7,7 @@ import pytest
 from plan_adapter.errors import LeaseLostError
 from plan_adapter.plan import PlanStatus
 from plan_adapter.store import leases
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import a_gate, created
 
@@ -40,6 +40,6 @@ async def test_who_takes_a_run_over_waits_at_the_gates_of_its_steps_and_the_stal
 
 
 def _start_of(pid: int) -> str:
-    from plan_adapter.store.owner import _start_of as found
+    from plan_adapter.store.leases import _start_of as found
 
     return found(pid) or ""

@@ -75,7 +75,7 @@ async def test_a_flow_run_that_fails_fails_the_step_and_the_next_attempt_starts_
 
 
 @pytest.mark.thorough
-async def test_a_step_that_is_repeated_goes_on_with_its_flow_run(client: PrefectClient, another_step: Callable[[str], ToolContext]) -> None:
+async def test_a_repeated_step_continues_with_its_flow_run(client: PrefectClient, another_step: Callable[[str], ToolContext]) -> None:
     context = another_step("repeated")
     both = started(context), started(context)
     flow_run = await first_run(client, "repeated")
@@ -103,7 +103,7 @@ async def test_what_the_server_would_evaluate_is_refused(client: PrefectClient, 
 
 
 async def test_a_deployment_that_does_not_exist_is_one_clear_error(client: PrefectClient, context: ToolContext) -> None:
-    with pytest.raises(ToolError, match="there is no deployment `tools-flow/weekly` on the Prefect server"):
+    with pytest.raises(ToolError, match="the Prefect server has no deployment `tools-flow/weekly`"):
         await run_deployment("tools-flow/weekly", context)
 
 

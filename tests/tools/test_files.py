@@ -44,9 +44,9 @@ def test_nothing_leads_out_of_the_root(root: Path, tmp_path: Path, path: str) ->
     (root / "link.txt").symlink_to(tmp_path / "outside.txt")
     (root / "folder").symlink_to(tmp_path)
     (root / "loop").symlink_to(root / "loop")
-    with pytest.raises(ToolError, match=r"does not lead to a file below|is no path here"):
+    with pytest.raises(ToolError, match=r"does not lead to a file in|is not a valid path here"):
         read_file(path)
-    with pytest.raises(ToolError, match=r"does not lead to a file below|is no path here"):
+    with pytest.raises(ToolError, match=r"does not lead to a file in|is not a valid path here"):
         write_file(path, "x")
     assert (tmp_path / "outside.txt").read_text() == "secret"
 
@@ -97,10 +97,10 @@ def test_a_file_that_cannot_be_read_is_one_clear_error(root: Path) -> None:
     with (root / "big").open("wb") as file:
         file.truncate(READ_LIMIT + 1)
     for path, message in {
-        "binary": "binary is no UTF-8 text: byte 2 is 0xff",
+        "binary": "binary is not UTF-8 text: byte 2 is 0xff",
         "folder": "is a folder",
-        "pipe": "is no regular file",
-        "big": f"has {READ_LIMIT + 1} bytes, and at most {READ_LIMIT} are read",
+        "pipe": "is not a regular file",
+        "big": f"has {READ_LIMIT + 1} bytes; the limit is {READ_LIMIT}",
         "missing": "missing cannot be read: No such file or directory",
         "binary/x": "cannot be read: Not a directory",
     }.items():

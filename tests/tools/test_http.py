@@ -165,7 +165,7 @@ async def test_a_refusal_after_a_redirect_to_another_origin_says_that_no_header_
 
 async def test_http_send_follows_no_redirect(world: World, context: ToolContext) -> None:
     world.answers["/old"] = Answer(308, headers={"location": "/new"})
-    with pytest.raises(ToolError, match=r"answered 308 .*: a redirect, which is not followed here"):
+    with pytest.raises(ToolError, match=r"answered 308 .*: a redirect, and this tool does not follow redirects"):
         await http_send(f"{world.url}/old", context, body={})
     assert (await http_send(f"{world.url}/old", context, expect_status=308))["status"] == 308
     assert [seen["path"] for seen in world.seen] == ["/old", "/old"]
@@ -199,10 +199,10 @@ async def test_a_user_in_the_url_is_sent_as_a_header_and_shown_nowhere(
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("ftp://host/x", "must begin with http:// or https://"),
-        ("host/x", "must begin with http:// or https://"),
+        ("ftp://host/x", "must start with http:// or https://"),
+        ("host/x", "must start with http:// or https://"),
         ("http://", "name a host"),
-        ("http://host:port/", "this is no URL: Invalid port"),
+        ("http://host:port/", "this is not a URL: Invalid port"),
         ("http://127.0.0.1:1/x?token=secret", "GET http://127.0.0.1:1/x: "),
     ],
 )
@@ -214,7 +214,7 @@ async def test_an_address_that_leads_nowhere_is_one_clear_error(context: ToolCon
 
 
 async def test_a_header_that_cannot_be_sent_is_one_clear_error(world: World, context: ToolContext) -> None:
-    with pytest.raises(ToolError, match="`x`, `密` cannot be sent as a header: its name has letters"):
+    with pytest.raises(ToolError, match="`x`, `密` cannot be sent as a header: a name has letters"):
         await http_get(f"{world.url}/", context, headers={"x": "a\r\nb: c", "good": "yes", "密": "钥"})
 
 

@@ -71,8 +71,8 @@ def test_a_probe_takes_parameters_of_its_tool_and_is_no_part_of_its_definition(p
     ("probe", "why"),
     [
         (other_name, "the tool has no parameter `id`"),
-        (other_type, '`order` is {"type": "string"}, and {"type": "integer"} in the tool'),
-        (other_default, r"`to` is .*there.*, and .*here.* in the tool"),
+        (other_type, '`order` is {"type": "string"}, but {"type": "integer"} in the tool'),
+        (other_default, r"`to` is .*there.*, but .*here.* in the tool"),
         (needs_more, "`note`"),
         (may_lack_it, "`order`"),
         (anything, "takes any number of arguments"),
@@ -89,7 +89,7 @@ def test_a_probe_whose_parameters_are_not_those_of_its_tool_is_refused_when_the_
         as_tool(tool(effect="write")(send), probe=probe)
 
 
-def test_all_that_does_not_fit_is_said_at_once() -> None:
+def test_every_mismatch_is_reported_at_once() -> None:
     def wrong(id: int, order: str) -> None:
         """Look."""
 

@@ -77,11 +77,11 @@ def test_every_built_in_tool_describes_itself_and_all_its_parameters() -> None:
 @pytest.mark.parametrize(
     ("import_string", "message"),
     [
-        ("tests.tools.offered", "is no import string: write `package.module:name`"),
-        (":shout", "is no import string"),
-        ("tests.tools.offered:", "is no import string"),
+        ("tests.tools.offered", "is not an import string: write `package.module:name`"),
+        (":shout", "is not an import string"),
+        ("tests.tools.offered:", "is not an import string"),
         ("tests.tools.ofered:shout", "there is no module `tests.tools.ofered`; did you mean `tests.tools.offered`?"),
-        ("nowhere_at_all.x:y", "there is no module `nowhere_at_all`; modules are looked for in what is installed"),
+        ("nowhere_at_all.x:y", "there is no module `nowhere_at_all`; it is neither installed nor in the current folder"),
         ("tests.tools.offered:shot", "`tests.tools.offered` has no `shot`; did you mean `shout`?"),
         ("tests.tools.offered:registri", "`tests.tools.offered` has no `registri`; did you mean `registry`?"),
         ("tests.tools.offered:severall", "did you mean `several`?"),
@@ -119,7 +119,9 @@ def test_the_current_folder_is_searched_after_the_installed_modules(tmp_path: Pa
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
     import_tool("tools_at_the_end:greet")
     assert sys.path[-1] == str(tmp_path)
-    with pytest.raises(ToolDefinitionError, match=r"this is the installed module .*, which comes before \./calendar\.py: rename that file"):
+    with pytest.raises(
+        ToolDefinitionError, match=r"this is the installed module .*, which takes precedence over \./calendar\.py: rename that file"
+    ):
         import_tool("calendar:greet")
 
 
@@ -164,7 +166,7 @@ def test_a_task_with_retries_and_persisted_results_is_refused_with_all_that_a_st
     with pytest.raises(ToolDefinitionError) as refused:
         ToolRegistry([task(retries=3, cache_policy=INPUTS)(act)])
     assert "has retries=3" in str(refused.value) and "write `max_retries: 3` on its steps" in str(refused.value)
-    assert str(refused.value).endswith("Give `with_options(retries=0, persist_result=False)` of it")
+    assert str(refused.value).endswith("Pass it with `with_options(retries=0, persist_result=False)`")
     assert len(ToolRegistry([task(retries=3, cache_policy=INPUTS)(act).with_options(retries=0, persist_result=False)])) == 1
 
 

@@ -108,15 +108,15 @@ async def test_execute_makes_a_database_file_that_is_missing(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("statement", "parameters", "message"),
     [
-        ("DELETE FROM users", {}, "a statement that begins with DELETE is no query: sql_query runs SELECT, WITH, .*; use sql_execute"),
-        ("/* SELECT */ create TABLE x (a INTEGER)", {}, "a statement that begins with CREATE is no query"),
-        ("-- nothing", {}, "this is no query"),
+        ("DELETE FROM users", {}, "a statement that starts with DELETE is not a query: sql_query runs SELECT, WITH, .*; use sql_execute"),
+        ("/* SELECT */ create TABLE x (a INTEGER)", {}, "a statement that starts with CREATE is not a query"),
+        ("-- nothing", {}, "this is not a query"),
         ("WITH x AS (SELECT 1) DELETE FROM users", {}, "attempt to write a readonly database"),
         ("SELECT * FROM pragma_user_version", {}, "sqlite: refused: sql_query only reads"),
-        ("PRAGMA query_only = OFF", {}, "a statement that begins with PRAGMA is no query"),
+        ("PRAGMA query_only = OFF", {}, "a statement that starts with PRAGMA is not a query"),
         ("EXPLAIN PRAGMA query_only", {}, "this EXPLAIN is refused: sql_query explains SELECT"),
         ("SELECT 1; DELETE FROM users", {}, "one statement at a time"),
-        ("SELEC 1", {}, "a statement that begins with SELEC is no query"),
+        ("SELEC 1", {}, "a statement that starts with SELEC is not a query"),
         ("SELECT FROM WHERE", {}, 'near "FROM": syntax error'),
         ("SELECT * FROM users WHERE id = :id", {}, "A value is required for bind parameter 'id'"),
         ("SELECT 1 AS a", {"b": [1]}, "This text.. construct doesn't define a bound parameter named 'b'"),
@@ -134,18 +134,18 @@ async def test_a_query_that_cannot_be_answered_says_why_and_changes_nothing(
 
 
 async def test_a_blob_that_is_no_text_is_one_clear_error(url: str) -> None:
-    with pytest.raises(ToolError, match="returned what is no JSON"):
+    with pytest.raises(ToolError, match="the result is not JSON"):
         await sql_query(url, "SELECT x'ff' AS a")
 
 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("sqlite:////no/such/folder/x.db", "there is no database file /no/such/folder/x.db"),
-        ("not a url s3cret", "no database URL: write sqlite:///file.db or postgresql://"),
+        ("sqlite:////no/such/folder/x.db", "the database file /no/such/folder/x.db does not exist"),
+        ("not a url s3cret", "not a database URL: write sqlite:///file.db or postgresql://"),
         ("nosuchdb://ana:s3cret@host/x", "nosuchdb"),
-        ("mysql://ana:s3cret@host/x", "sql_query reads SQLite and PostgreSQL, and cannot hold mysql to reading"),
-        ("sqlite:///file:x.db?mode=rwc&uri=true", "opens a database for reading only: write `mode=ro` in the url, or leave `mode` out"),
+        ("mysql://ana:s3cret@host/x", "sql_query reads SQLite and PostgreSQL, and cannot make mysql read-only"),
+        ("sqlite:///file:x.db?mode=rwc&uri=true", "opens a database only for reading: set `mode=ro` in the url, or leave `mode` out"),
         ("postgresql://ana:s3cret@127.0.0.1:1/s3cret", "postgresql: "),
         ("postgres://ana:s3cret@127.0.0.1:1/x", "postgresql: "),
         ("postgresql://ana:s3cret@[/x", "no database URL|postgresql: "),
@@ -210,7 +210,7 @@ async def test_what_reads_is_a_query_on_postgresql(
 
 
 async def test_a_query_cannot_write_to_postgresql(postgres_database: str) -> None:
-    with pytest.raises(ToolError, match="a statement that begins with CREATE is no query"):
+    with pytest.raises(ToolError, match="a statement that starts with CREATE is not a query"):
         await sql_query(postgres_database, "CREATE TABLE t (id int)")
 
 

@@ -102,7 +102,7 @@ def test_the_definition_holds_no_documentation_even_where_a_parameter_is_called_
     assert parameters["properties"] == {"title": {"type": "string"}, "address": {"$ref": "#/$defs/Address"}}
 
 
-def test_a_default_that_is_no_json_is_left_out_of_the_schema(recwarn: pytest.WarningsRecorder) -> None:
+def test_a_default_that_is_not_json_is_omitted_from_the_schema(recwarn: pytest.WarningsRecorder) -> None:
     missing: Any = object()
 
     @tool
@@ -163,18 +163,18 @@ def test_the_context_is_found_by_annotation_and_is_no_parameter(context: ToolCon
     assert second.bind({"a": 1}, context) == {"a": 1, "ctx": context}
     assert third.bind({}, context) == {"ctx": context}
     assert offered.shout.bind({"text": "hi"}, context) == {"text": "hi", "context": context}
-    assert second.check({"a": 1, "ctx": {}}, lambda _: False)[0][:2] == ("ctx", "`ctx` is no parameter of this tool")
+    assert second.check({"a": 1, "ctx": {}}, lambda _: False)[0][:2] == ("ctx", "the tool has no parameter `ctx`")
 
 
 def test_bind_names_all_that_does_not_fit(context: ToolContext) -> None:
-    message = "the parameters do not fit `shout`: `text` is missing; `times` should be an integer, but is the text"
+    message = "the parameters do not match `shout`: `text` is missing; `times` should be an integer, but is the text"
     with pytest.raises(ToolError, match=message):
         offered.shout.bind({"times": "often"}, context)
 
 
 @pytest.mark.parametrize("value", [math.nan, "\ud800"])
 def test_bind_refuses_what_is_no_json(context: ToolContext, value: Any) -> None:
-    with pytest.raises(ToolError, match="the parameters of `shout` are no JSON"):
+    with pytest.raises(ToolError, match="the parameters of `shout` are not JSON"):
         offered.shout.bind({"text": value}, context)
 
 
@@ -220,16 +220,16 @@ class Thing:
     [
         (variadic, "`variadic` cannot be a tool: parameter `args` takes any number of arguments"),
         (keywords, "parameter `kwargs` takes any number of arguments"),
-        (positional, "parameter `a` is positional only"),
+        (positional, "parameter `a` is positional-only"),
         (unannotated, "parameter `a` has no annotation; annotate it"),
         (unknown, "parameter `a` has an annotation that cannot be evaluated: name 'Missing' is not defined"),
         (callback, "`callback` cannot be a tool: parameter `then` has no JSON Schema"),
         (arbitrary, "parameter `b` has no JSON Schema"),
-        (generator, "it is a generator, and a tool returns one result"),
+        (generator, "it is a generator, but a tool returns one result"),
         (stream, "it is a generator"),
         (Thing, "it is a class"),
-        (Thing.method, "parameter `self` says that it is a method; give that of an object"),
-        (partial(callback, 1), "is no function; wrap it in one with `def`"),
+        (Thing.method, "parameter `self` belongs to a method; pass the method of an object"),
+        (partial(callback, 1), "is not a function; wrap it in one with `def`"),
         (lambda: 1, "has no name of its own"),
         (3, "cannot be a tool: give a typed function"),
         (None, "cannot be a tool: give a typed function"),
@@ -290,14 +290,14 @@ def test_results_become_json(value: object, expected: object) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, {"a": [math.inf]}, object(), b"\xff", "\ud800", print, ValueError("x")])
 def test_a_result_that_is_no_json_is_refused(value: object) -> None:
-    with pytest.raises(ToolError, match="returned what is no JSON: "):
+    with pytest.raises(ToolError, match="the result is not JSON: "):
         as_json(value)
 
 
 def test_a_result_that_contains_itself_is_refused() -> None:
     circular: list[object] = []
     circular.append(circular)
-    with pytest.raises(ToolError, match="no JSON"):
+    with pytest.raises(ToolError, match="not JSON"):
         as_json(circular)
 
 

@@ -72,8 +72,8 @@ def test_types_are_strict(kind: Any, good: list[Any], bad: list[Any]) -> None:
         (Input(type="integer", enum=[1]), 2, "is none of `1`"),
         (Input(pattern="^web-[0-9]+$"), "web-1\n", "does not match the pattern"),
         (Input(pattern="^(a+)+$"), "a" * 100 + "!", "does not match the pattern"),
-        (Input(min_length=2), "中", "has 1 characters, and needs at least 2"),
-        (Input(max_length=2), "abc", "has 3 characters, and may have at most 2"),
+        (Input(min_length=2), "中", "has 1 characters, but needs at least 2"),
+        (Input(max_length=2), "abc", "has 3 characters; the limit is 2"),
         (Input(type="array", max_length=1), [1, 2], "has 2 members"),
         (Input(type="integer", minimum=3), 2, "is smaller than 3"),
         (Input(type="number", maximum=3.5), 4, "is larger than 3.5"),
@@ -211,15 +211,15 @@ def test_the_name_of_an_input_is_an_identifier(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("环境", "name it `env`, say; its `description`, which forms show, may be in any language"),
-        ("my-input", "say `my_input`"),
-        ("地区-eu", "say `eu`"),
+        ("环境", "use a name such as `env`; its `description`, which forms show, can be in any language"),
+        ("my-input", "use `my_input`"),
+        ("地区-eu", "use `eu`"),
     ],
 )
 @pytest.mark.parametrize("used", ["${{ inputs.NAME }}", "to ${{ inputs.NAME + 'x' }}", "nowhere"])
 def test_a_name_that_no_input_can_have_is_one_problem_where_it_is_defined(name: str, hint: str, used: str) -> None:
     [problem] = find_problems(plan(step("a", parameters={"value": used.replace("NAME", name)}), inputs={name: Input()}), TOOLS)
-    allowed = "a name is letters from a to z, digits and underscores, a letter first"
+    allowed = "a name is a letter, then letters from a to z, digits or underscores"
     assert (problem.code, problem.at, problem.hint) == ("bad-name", f"inputs.{name}", hint)
     assert problem.message == f"'{name}' cannot be the name of an input: {allowed}"
 

@@ -30,7 +30,7 @@ def test_a_step_field_that_is_not_executed_yet_is_refused_never_ignored(field: s
     assert found(plan(step("a", **{field: value}))) == [("not-yet", f"steps[0].{field}")]
 
 
-def test_what_is_wrong_with_rollbacks_is_told_at_once_each_at_its_place() -> None:
+def test_every_mistake_in_rollbacks_is_reported_at_its_place() -> None:
     steps = [
         step("a", rollback=Rollback(tool_name="puhs")),
         step("b", rollback=Rollback(tool_name="fetch_page", parameters={"attempts": "often"})),
@@ -203,7 +203,7 @@ def test_with_for_each_parameters_and_done_when_know_the_item() -> None:
     ],
     ids=["NaN", "infinity", "2^53", "-2^53", "surrogate", "NUL", "reserved", "reserved inside"],
 )
-def test_what_has_no_canonical_form_is_refused_where_it_stands(value: Any, code: str, at: str) -> None:
+def test_a_value_without_a_canonical_form_is_refused_with_its_place(value: Any, code: str, at: str) -> None:
     assert (code, f"steps[0].parameters.value{at}") in found(plan(step("a", parameters={"value": value})))
 
 
@@ -328,7 +328,7 @@ def test_a_wrong_field_of_an_input_hides_no_name_that_is_missing() -> None:
     ]
 
 
-def test_a_wrong_input_leaves_references_to_it_in_doubt() -> None:
+def test_references_to_a_wrong_input_are_not_judged() -> None:
     wrong = read(DOCUMENT + "inputs: {host: 5}\n")
     codes = [problem.code for problem in find_problems(wrong, TOOLS)]
     assert codes == ["bad-parameters", "unknown-step", "expression-needed", "wrong-type"]

@@ -15,11 +15,11 @@ from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.sources import drafting_tools_of, model_of, tools_of
 from plan_adapter.problems import did_you_mean
+from plan_adapter.record import RunContext
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from plan_adapter.cli.mcp.offers import Offers
-    from plan_adapter.record import RunContext
 
 NOT_INSTALLED = "the MCP SDK is not installed: `pip install 'prefect-plan-adapter[mcp]'`"
 
@@ -58,8 +58,6 @@ def mcp(
         offline: Execute runs without Prefect.
         json: Serve nothing: print the tools that would be offered, one JSON object per line.
     """
-    from plan_adapter.record import RunContext
-
     if not name.replace("-", "").replace("_", "").isalnum():
         raise UsageError(f"--name {name}: use letters, digits, - and _")
     context = RunContext(agent_id=agent_id, org_id=org_id, tenant_id=tenant_id, task_id=task_id)
@@ -82,13 +80,14 @@ class _Wanted:
     imports: Sequence[str]
     secrets: Sequence[str]
     name: str
-    context: "RunContext"
+    context: RunContext
     offline: bool
 
 
 @asynccontextmanager
 async def _offered(wanted: _Wanted) -> "AsyncGenerator[Offers]":
     """Yield the offers. Raises UsageError for an unknown operation, and errors of tools and model."""
+    # These import SQLAlchemy.
     from plan_adapter.cli.mcp.offers import EFFECTS, Offers, Runbook
     from plan_adapter.cli.mcp.operations import Agent, Operations
     from plan_adapter.cli.mcp.workers import Workers
@@ -118,7 +117,7 @@ async def _list(wanted: _Wanted) -> None:
 
 
 async def _serve(wanted: _Wanted) -> None:
-    from plan_adapter.cli.mcp.server import serve
+    from plan_adapter.cli.mcp.server import serve  # imports the MCP SDK, which is an extra
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the SDK's stdin reader would keep the process alive; no run depends on it
     logging.basicConfig(level=logging.WARNING)  # to stderr: stdout carries the protocol

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from plan_adapter.agent.plan_tools import function_name, tool_inputs
 from plan_adapter.cli.codes import UsageError
-from plan_adapter.cli.mcp.operations import LONGEST_WAIT, Operations, Told
+from plan_adapter.cli.mcp.operations import LONGEST_WAIT, Operations, Output
 from plan_adapter.cli.sources import STORED, is_stored, plan_of
 from plan_adapter.plan import Effect, ExecutionPlan
 from plan_adapter.problems import did_you_mean
@@ -51,7 +51,7 @@ class Offer:
     schema: dict[str, JsonValue]
     effect: Effect
     destroys: bool
-    call: Callable[[Mapping[str, JsonValue]], Awaitable[Told]]
+    call: Callable[[Mapping[str, JsonValue]], Awaitable[Output]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class Offers:
             offers.append(offer)
         return offers
 
-    async def call(self, name: str, arguments: Mapping[str, JsonValue]) -> Told:
-        """Return what the tool called `name` answers; raises UsageError where there is none."""
+    async def call(self, name: str, arguments: Mapping[str, JsonValue]) -> Output:
+        """Call the tool `name` and return its answer. Raises UsageError if there is no such tool."""
         offers = [_operation(self.operations, name)] if name in self.names else await self.all()
         for offer in offers:
             if offer.name == name:
@@ -111,7 +111,7 @@ def _operation(operations: Operations, name: str) -> Offer:
     return Offer(name, title, tool.description, tool.parameters_schema, tool.effect, name in DESTROYS, partial(_call, tool))
 
 
-async def _call(tool: Tool[..., Any], arguments: Mapping[str, JsonValue]) -> Told:
+async def _call(tool: Tool[..., Any], arguments: Mapping[str, JsonValue]) -> Output:
     context = ToolContext("", tool.name, 1, "", None, None, None, log, None)  # which no operation asks for
     return await tool(**tool.bind(arguments, context))
 
@@ -123,7 +123,7 @@ def _runbook(operations: Operations, runbook: Runbook, plan: ExecutionPlan, take
     return Offer(function_name(plan.name, taken), plan.name, description, inputs_schema(plan.inputs), "write", True, call)
 
 
-async def _start(operations: Operations, runbook: Runbook, arguments: Mapping[str, JsonValue]) -> Told:
+async def _start(operations: Operations, runbook: Runbook, arguments: Mapping[str, JsonValue]) -> Output:
     validated = await runbook.checked(operations)
     bound = bind_inputs(validated, tool_inputs(validated.plan, arguments))
     return await operations.start(bound, wait_seconds=min(RUNBOOK_WAIT, LONGEST_WAIT))

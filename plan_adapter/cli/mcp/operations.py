@@ -16,10 +16,10 @@ from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import approval_state_of
-from plan_adapter.cli.aside import aside
 from plan_adapter.cli.codes import UsageError
+from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.drafting import call_line
-from plan_adapter.cli.mcp.telling import gate_output, run_line, run_output
+from plan_adapter.cli.mcp.outputs import gate_output, run_line, run_output
 from plan_adapter.cli.mcp.workers import Workers
 from plan_adapter.cli.servers import known_server
 from plan_adapter.cli.sources import STORED, plan_of
@@ -51,7 +51,7 @@ MOST_LISTED = 1000
 
 Wait = Annotated[float, Field(ge=0, le=LONGEST_WAIT)]
 Inputs = dict[str, JsonValue]
-Told = dict[str, Any]
+Output = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,13 @@ class Operations:
     model: OpenAIModel | None = None
     secrets: Sequence[str] = ()  # names that a plan of the agent may use
 
-    async def list_tools(self) -> Told:
+    async def list_tools(self) -> Output:
         """List the tools that steps of a plan may call, each with its effect and the schema of its parameters."""
         return {"tools": self.tools.definitions()}
 
     async def draft_plan(
         self, task: str, context: str | Inputs | None = None, constraints: list[str] | None = None, max_steps: int | None = None
-    ) -> Told:
+    ) -> Output:
         """Have a language model draft a plan for a task in words. It is stored, runs nothing, and needs a person's approval to run.
 
         Args:
@@ -102,7 +102,7 @@ class Operations:
             self.tools,
             budget=Budget.of(self.settings),
             keep=self.store.drafts,
-            hide=await model_redactor(self.settings, self.secrets),
+            redactor=await model_redactor(self.settings, self.secrets),
             on_call=lambda call: output.note(call_line(call)),
         )
         draft = await planner.drafted(request, draft_id=new_id())
@@ -122,7 +122,7 @@ class Operations:
             "next": "preview_plan shows what it would do; run_plan with this `plan` asks a person for approval, then runs it",
         }
 
-    async def validate_plan(self, document: str) -> Told:
+    async def validate_plan(self, document: str) -> Output:
         """Find every problem in a plan document before it runs: where it is, what is wrong, and how to fix it.
 
         Args:
@@ -136,7 +136,7 @@ class Operations:
             "problems": [_problem_output(problem) for problem in problems],
         }
 
-    async def preview_plan(self, plan: str | None = None, document: str | None = None, inputs: Inputs | None = None) -> Told:
+    async def preview_plan(self, plan: str | None = None, document: str | None = None, inputs: Inputs | None = None) -> Output:
         """Show what a run of a plan would do: order, parameters, effects, gates, longest duration. Runs nothing.
 
         Args:
@@ -162,7 +162,7 @@ class Operations:
 
     async def run_plan(
         self, plan: str | None = None, document: str | None = None, inputs: Inputs | None = None, wait_seconds: Wait = 10
-    ) -> Told:
+    ) -> Output:
         """Start a run of a plan. It waits until a person has approved exactly this plan with these inputs; `next` says how.
 
         Args:
@@ -174,7 +174,7 @@ class Operations:
         validated = self.checked(await self._plan(plan, document), is_document=document is not None)
         return await self.start(bind_inputs(validated, inputs), wait_seconds=wait_seconds)
 
-    async def show_run(self, run: str, wait_seconds: Wait = 0) -> Told:
+    async def show_run(self, run: str, wait_seconds: Wait = 0) -> Output:
         """Show a run: its steps with results and errors, what it waits for, and what to do next.
 
         Args:
@@ -183,7 +183,7 @@ class Operations:
         """
         return await self._settled((await self._seen(run)).id, wait_seconds)
 
-    async def list_runs(self, status: PlanStatus | None = None, limit: Annotated[int, Field(ge=1, le=100)] = 20) -> Told:
+    async def list_runs(self, status: PlanStatus | None = None, limit: Annotated[int, Field(ge=1, le=100)] = 20) -> Output:
         """List runs, newest first.
 
         Args:
@@ -193,7 +193,7 @@ class Operations:
         found = await self.store.runs(limit, status=status, context=self.agent.context)
         return {"runs": [run_line(run) for run in found]}
 
-    async def list_gates(self) -> Told:
+    async def list_gates(self) -> Output:
         """List the gates that wait for a person's answer: the run, who may answer, and with which command. You cannot answer."""
         await end_expired(self.store)
         gates = await self.store.gates()
@@ -202,7 +202,7 @@ class Operations:
             gates = [gate for gate in gates if gate.run_id in seen]
         return {"gates": [gate_output(gate) for gate in reversed(gates)]}
 
-    async def cancel_run(self, run: str, reason: str = "cancelled by the agent") -> Told:
+    async def cancel_run(self, run: str, reason: str = "cancelled by the agent") -> Output:
         """Cancel a run that you started: no further step starts, and completed steps stay done.
 
         Args:
@@ -213,7 +213,7 @@ class Operations:
         await acancel_run(mine.id, reason=reason, store=self.store, by=self.agent.by)
         return await self._settled(mine.id, 0)
 
-    async def resume_run(self, run: str, wait_seconds: Wait = 10) -> Told:
+    async def resume_run(self, run: str, wait_seconds: Wait = 10) -> Output:
         """Resume a run that you started, after a person has approved it or after it stopped. Approves nothing itself.
 
         Args:
@@ -236,7 +236,7 @@ class Operations:
         plan.options.require_approval, plan.options.auto_approve = True, False
         return validate(plan, self.tools)
 
-    async def start(self, bound: BoundPlan, *, wait_seconds: float) -> Told:
+    async def start(self, bound: BoundPlan, *, wait_seconds: float) -> Output:
         """Return the status of a new run of `bound` after some seconds; it starts unless somebody must approve it first."""
         refuse_operation(bound.validated.plan, await self.store.effective_policy(self.settings), by=self.agent.by, operation="run")
         waiting = await self.store.runs(MOST_LISTED, status=PlanStatus.PENDING_APPROVAL, context=self.agent.context)
@@ -244,7 +244,7 @@ class Operations:
             raise RunConflictError(f"{MOST_WAITING} of your runs wait for people: list_gates lists them, cancel_run withdraws one")
         # A call that is taken back in the middle must not leave a run that nobody was asked about.
         run = await asyncio.shield(asyncio.ensure_future(self._begin(bound)))
-        if not self.workers.offline and await self._waits(run) and await aside(lambda: known_server(self.settings)) is not None:
+        if not self.workers.offline and await self._waits(run) and await in_daemon_thread(lambda: known_server(self.settings)) is not None:
             self.workers.start(run.id)  # which puts the form up on the page of a flow run, and leaves it
         return await self._settled(run.id, wait_seconds)
 
@@ -262,7 +262,7 @@ class Operations:
         """Return whether `run` only waits at gates, whatever its process still does."""
         return run.status is PlanStatus.PENDING_APPROVAL and bool(await self.store.gates(run_id=run.id))
 
-    async def _settled(self, run_id: str, seconds: float) -> Told:
+    async def _settled(self, run_id: str, seconds: float) -> Output:
         """Return the status of a run once no process runs it, at the latest after some seconds."""
         deadline = time.monotonic() + seconds
         while True:
@@ -291,7 +291,7 @@ class Operations:
         return await plan_of(f"{STORED}{plan}", self.store)
 
     def _problems(self, plan: ExecutionPlan, *, is_document: bool) -> list[Problem]:
-        """Return what `lint` finds, and what an agent may not write.
+        """Return the problems that `lint` finds, and a problem for everything that an agent may not write.
 
         That is an effect lower than the tool's, secrets that were not named to it, and who approves or operates its plans.
         """
@@ -331,5 +331,5 @@ def _read(document: str) -> tuple[ExecutionPlan | None, list[Problem]]:
     return read_document(document)
 
 
-def _problem_output(problem: Problem) -> Told:
+def _problem_output(problem: Problem) -> Output:
     return {name: value for name, value in asdict(problem).items() if value not in (None, "")}

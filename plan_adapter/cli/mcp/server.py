@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.mcp.offers import Offer, Offers
-from plan_adapter.cli.mcp.operations import Told
-from plan_adapter.cli.mcp.telling import told
+from plan_adapter.cli.mcp.operations import Output
+from plan_adapter.cli.mcp.outputs import model_output
 from plan_adapter.errors import InvalidPlanError, PlanAdapterError
 
 INSTRUCTIONS = (
@@ -71,13 +71,13 @@ def _tool(offer: Offer) -> MCPTool:
     return MCPTool(name=offer.name, title=offer.title, description=offer.description, input_schema=offer.schema, annotations=hints)
 
 
-def _result(answer: Told, hidden: Collection[str], *, is_error: bool = False) -> CallToolResult:
-    shown = told(answer, hidden=hidden)
+def _result(answer: Output, hidden: Collection[str], *, is_error: bool = False) -> CallToolResult:
+    shown = model_output(answer, hidden=hidden)
     text = json.dumps(shown, ensure_ascii=False)
     return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=shown, is_error=is_error)
 
 
-def _error(error: Exception) -> Told:
+def _error(error: Exception) -> Output:
     """Return an error for the agent; an unexpected one only by its type."""
     if isinstance(error, InvalidPlanError):
         problems = [{name: value for name, value in asdict(problem).items() if value} for problem in error.problems]

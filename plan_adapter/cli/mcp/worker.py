@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from plan_adapter.cli import output
-from plan_adapter.cli.aside import aside
+from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
 from plan_adapter.cli.mcp.workers import log_of
 from plan_adapter.cli.sources import open_store, tools_of
@@ -20,13 +20,13 @@ from plan_adapter.settings import Settings
 
 async def resume_run(run_id: str, by: str, tools: Sequence[str], *, offline: bool) -> None:
     """Return once the run has ended, or only gates are left to wait for."""
-    from plan_adapter.runs.resume import execute_resume
+    from plan_adapter.runs.resume import execute_resume  # imports SQLAlchemy
 
     settings = Settings()
     pending = begin_server(settings, offline=offline)
     registry = tools_of(tools)
     async with open_store(settings) as store:
-        server = await aside(pending.wait) if pending is not None else None
+        server = await in_daemon_thread(pending.wait) if pending is not None else None
         foreground = ForegroundRun(server, RunOptions(yes=False, detach=True, json=False), store=store, tools=registry)
         run_request = replace(foreground.request(settings), requested_by=by)
         await foreground.complete(
@@ -36,10 +36,10 @@ async def resume_run(run_id: str, by: str, tools: Sequence[str], *, offline: boo
 
 def main() -> int:
     """Return 0 if the run's record has its status, 1 if only the last line of stderr does."""
-    run_id, by, way, *tools = sys.argv[1:]
+    run_id, by, mode, *tools = sys.argv[1:]
     output.prepare_streams()
     try:
-        asyncio.run(resume_run(run_id, by, tools, offline=way == "offline"))
+        asyncio.run(resume_run(run_id, by, tools, offline=mode == "offline"))
     except PlanAdapterError as error:
         output.note(str(error))
         return 1

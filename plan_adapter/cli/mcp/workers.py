@@ -55,10 +55,10 @@ class Workers:
         if process is None or process.poll() in (None, 0):
             return None
         try:
-            said = log_of(run_id, self.home).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            lines = log_of(run_id, self.home).read_text(encoding="utf-8", errors="replace").strip().splitlines()
         except OSError:
-            said = []
-        return one_line(said[-1]) if said else f"its process ended with the exit code {process.returncode}, and said nothing"
+            lines = []
+        return one_line(lines[-1]) if lines else f"its process ended with the exit code {process.returncode}, and said nothing"
 
 
 def log_of(run_id: str, home: Path) -> Path:

@@ -148,7 +148,7 @@ def _audit() -> None:
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_audit_runs"),
         sqlite_with_rowid=False,
     )
-    where = sa.text("kind IN ('left_out', 'taken_back')")
+    where = sa.text("kind IN ('skip_requested', 'run_from_requested')")
     op.create_index("ix_audit_operator_requests", "audit", ["run_id", "kind"], sqlite_where=where, postgresql_where=where)
 
 

@@ -1,11 +1,9 @@
 """The audit as a chain: what is appended when, and that every change behind its back is found and named."""
 
 import asyncio
-import sqlite3
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -13,7 +11,7 @@ import pytest
 import rfc8785
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, create_engine, text
 
 from plan_adapter.errors import RunConflictError, StoreError
 from plan_adapter.plan import PlanStatus, StepStatus
@@ -68,7 +66,7 @@ def _alter(connection: Connection, statements: Sequence[str]) -> None:
         connection.execute(text(statement))
 
 
-async def test_every_write_of_a_run_is_told_and_the_chain_is_whole(store: PlanStore):
+async def test_every_write_of_a_run_is_in_the_audit_log_and_the_chain_is_intact(store: PlanStore):
     run = await a_story(store)
     assert [entry.kind for entry in await store.audit(run.id)] == [
         "run_created", "gate_opened", "gate_answered", "revised", "new_version", "approved", "approval_used", "run_started",
@@ -94,7 +92,7 @@ async def test_the_record_verifies_at_every_moment(store: PlanStore):
     await recorder.intent(an_attempt(run, at=recorder.now(), effect="write"))
     assert (await store.verify(run.id)).ok
     await store.release(run.id)
-    await store.resolve(run.id, "check", ResolutionRecord("again", "安娜", "os_user", "没有"))
+    await store.resolve(run.id, "check", ResolutionRecord("again", "安娜", "os_user", "没有\x00"))
     assert (await store.verify(run.id)).ok
     await store.cancel(run.id, "不需要了")
     found = await store.verify(run.id)
@@ -102,7 +100,7 @@ async def test_the_record_verifies_at_every_moment(store: PlanStore):
     assert [entry.kind for entry in await store.audit(run.id)][-3:] == ["run_changed", "cancel_requested", "run_ended"]
 
 
-async def test_a_run_that_goes_on_after_its_end_verifies(store: PlanStore):
+async def test_a_run_that_is_resumed_after_its_end_verifies(store: PlanStore):
     run = await a_story(store)
     run = await store.run(run.id)
     run.status, run.completed_at = PlanStatus.EXECUTING, None
@@ -298,8 +296,9 @@ async def test_any_changed_byte_of_a_row_is_found(tmp_path: Path):
         ("leases", "until"),
         ("leases", "owner"),
     }
-    with sqlite3.connect(tmp_path / "plans.db", isolation_level=None) as database:
-        database.execute("DROP TRIGGER audit_refuses_update")
+    with create_engine(url, isolation_level="AUTOCOMMIT").connect() as database:
+        database.exec_driver_sql("DROP TRIGGER audit_refuses_update")
+        database.exec_driver_sql("PRAGMA foreign_keys = OFF")
         tables = ("attempts", "receipts", "approvals", "gates", "step_runs", "revisions", "audit")
         places = [(name, index, column) for name in tables for index, row in enumerate(whole[name]) for column in row]  # pyright: ignore
         places += [("runs", 0, column) for column in whole["run"] if column != "id"]  # pyright: ignore
@@ -313,20 +312,19 @@ async def test_any_changed_byte_of_a_row_is_found(tmp_path: Path):
             table, _, column = place
             old = _row(whole, place)
             where = " AND ".join(f'"{name}" IS ?' for name in _KEYS[table])
-            key = [old[name] for name in _KEYS[table]]
-            (stored,) = database.execute(f'SELECT CAST("{column}" AS BLOB) FROM {table} WHERE {where}', key).fetchone()
+            key = tuple(old[name] for name in _KEYS[table])
+            stored = database.exec_driver_sql(f'SELECT CAST("{column}" AS BLOB) FROM {table} WHERE {where}', key).scalar_one()
             if not stored:
                 return
             changed = bytearray(stored)
             changed[at % len(changed)] ^= flip
-            database.execute("PRAGMA foreign_keys = OFF")
-            database.execute("BEGIN")
+            database.exec_driver_sql("BEGIN")
             try:
-                database.execute(f'UPDATE {table} SET "{column}" = CAST(? AS TEXT) WHERE {where}', [bytes(changed), *key])
-                found = verify(_read(database, run.id))
+                database.exec_driver_sql(f'UPDATE {table} SET "{column}" = CAST(? AS TEXT) WHERE {where}', (bytes(changed), *key))
+                found = verify(document_of(database, run.id))
                 assert not found.ok, (place, stored, bytes(changed))
             finally:
-                database.execute("ROLLBACK")
+                database.exec_driver_sql("ROLLBACK")
 
         is_found()
 
@@ -339,12 +337,6 @@ _KEYS = {
 
 def _row(document: dict[str, Any], place: tuple[str, int, str]) -> dict[str, Any]:
     return document["run"] if place[0] == "runs" else document[place[0]][place[1]]
-
-
-def _read(database: sqlite3.Connection, run_id: str) -> dict[str, Any]:
-    """Return the document of a run through a connection that is in a transaction."""
-    as_theirs: Any = SimpleNamespace(dialect=SimpleNamespace(name="sqlite"), connection=SimpleNamespace(driver_connection=database))
-    return document_of(as_theirs, run_id)
 
 
 async def test_a_document_that_is_no_run_is_refused():
@@ -384,7 +376,7 @@ async def test_processes_that_write_at_once_make_one_chain(store: PlanStore, sto
     assert (found.ok, found.entries) == (True, 4 + 24 + 18 + 1), str(found.problem)
 
 
-async def test_a_run_whose_entries_were_deleted_is_altered_once_it_goes_on(store: PlanStore):
+async def test_a_run_whose_entries_were_deleted_counts_as_altered_once_it_resumes(store: PlanStore):
     run = await created(store)
     await _do(store, "DELETE FROM audit")
     run.status = PlanStatus.EXECUTING

@@ -10,8 +10,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def aside(work: Callable[[], T]) -> T:
-    """Return what `work` returns, or raise what it raises. Unlike `to_thread`, it does not delay exit after Ctrl-C."""
+async def in_daemon_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a daemon thread and return its value or raise its error. Unlike `to_thread`, it does not delay exit after Ctrl-C."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 
@@ -23,15 +23,15 @@ async def aside(work: Callable[[], T]) -> T:
         try:
             value = work()
         except BaseException as error:  # whatever it is, it is the caller's
-            _tell(loop, settle, partial(answer.set_exception, error))
+            _call_in_loop(loop, settle, partial(answer.set_exception, error))
         else:
-            _tell(loop, settle, partial(answer.set_result, value))
+            _call_in_loop(loop, settle, partial(answer.set_result, value))
 
     context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(body,), name="aside", daemon=True).start()
+    threading.Thread(target=context.run, args=(body,), name="plan-daemon-thread", daemon=True).start()
     return await answer
 
 
-def _tell(loop: asyncio.AbstractEventLoop, settle: Callable[[Callable[[], None]], None], deliver: Callable[[], None]) -> None:
+def _call_in_loop(loop: asyncio.AbstractEventLoop, settle: Callable[[Callable[[], None]], None], deliver: Callable[[], None]) -> None:
     if not loop.is_closed():  # nobody waits any more
         loop.call_soon_threadsafe(settle, deliver)

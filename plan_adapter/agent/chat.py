@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from plan_adapter.agent import prompts
 from plan_adapter.agent.answers import read_answer
-from plan_adapter.agent.hiding import redact_request, redaction_note
-from plan_adapter.agent.judging import Judge, tools_at_hand, unplannable
+from plan_adapter.agent.judging import Judge, allowed_tools, unplannable
 from plan_adapter.agent.model import Message
+from plan_adapter.agent.redaction import redact_request, redaction_note
 from plan_adapter.agent.requests import form_in_words
 from plan_adapter.agent.schema import draft_outline
 from plan_adapter.drafts import Draft, ModelCall, PlanRequest, Usage
@@ -20,38 +20,38 @@ CHAT = "a chat"
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A draft made from one answer. Without a plan, it holds the `reply` to send to the model, or the model's `question`."""
+class ChatDraft:
+    """A draft from one answer of a chat. Without a plan, it has the `reply` to send to the model, or the model's `question`."""
 
     draft: Draft
     reply: str | None = None
     question: str | None = None
 
 
-def prompt_for_chat(request: PlanRequest, tools: ToolRegistry, *, hide: Redactor | None = None) -> tuple[Message, ...]:
-    """Return the opening messages of a draft, with the answer's form described in words. Everything `hide` knows is redacted.
+def prompt_for_chat(request: PlanRequest, tools: ToolRegistry, *, redactor: Redactor | None = None) -> tuple[Message, ...]:
+    """Return the opening messages of a draft, with the answer's form described in words. Everything `redactor` knows is redacted.
 
     Raises DraftError if the request cannot lead to a plan, and ToolDefinitionError for unknown tools.
     """
-    tools = tools_at_hand(request, tools)
+    tools = allowed_tools(request, tools)
     if why := unplannable(request, tools):
         raise DraftError(why, Draft(request, CHAT))
-    hide = hide or Redactor()
-    system, user = prompts.opening(redact_request(request, hide)[0], tools)
+    redactor = redactor or Redactor()
+    system, user = prompts.opening(redact_request(request, redactor)[0], tools)
     form = form_in_words(draft_outline(max_steps=request.max_steps))
-    return system, Message("user", f"{hide.text(user.content)}\n\n{form}")
+    return system, Message("user", f"{redactor.text(user.content)}\n\n{form}")
 
 
-def judged_answer(request: PlanRequest, tools: ToolRegistry, text: str, *, hide: Redactor | None = None) -> Judged:
-    """Return the result of one answer to `prompt_for_chat`.
+def draft_from_chat(request: PlanRequest, tools: ToolRegistry, text: str, *, redactor: Redactor | None = None) -> ChatDraft:
+    """Return the draft that one answer to `prompt_for_chat` leads to.
 
     The answer may be fenced, inside prose or almost JSON. Raises the same errors as `prompt_for_chat`.
     """
-    messages, tools = prompt_for_chat(request, tools, hide=hide), tools_at_hand(request, tools)
-    request, hidden = redact_request(request, hide or Redactor())
+    messages, tools = prompt_for_chat(request, tools, redactor=redactor), allowed_tools(request, tools)
+    request, hidden = redact_request(request, redactor or Redactor())
     draft = Draft(request, CHAT, notes=[redaction_note(hidden)] if hidden else [])
     judge, reading = Judge(draft, tools), read_answer(text, repair=True)
-    decision, draft.problems = judge.judged(reading)
+    decision, draft.problems = judge.check(reading)
     call = ModelCall(
         number=1,
         model=CHAT,
@@ -67,14 +67,14 @@ def judged_answer(request: PlanRequest, tools: ToolRegistry, text: str, *, hide:
     draft.calls.append(call)
     if decision is None or draft.problems:
         draft.failure = "the answer cannot be used"
-        return Judged(draft, reply=prompts.correction(draft.problems).content)
+        return ChatDraft(draft, reply=prompts.correction(draft.problems).content)
     if decision.action == "ask_user":
         draft.failure = f"the model asks: {decision.speak}"
-        return Judged(draft, question=decision.speak)
+        return ChatDraft(draft, question=decision.speak)
     if decision.action == "continue":
-        draft.failure = "the answer is no plan yet"
-        return Judged(draft, reply=prompts.continue_message().content)
+        draft.failure = "the answer is not a plan yet"
+        return ChatDraft(draft, reply=prompts.continue_message().content)
     judge.accept(decision)
     if reading.repaired:
         draft.notes.append("the answer was not valid JSON and was repaired: compare it with the plan")
-    return Judged(draft)
+    return ChatDraft(draft)

@@ -8,27 +8,27 @@ from pydantic import JsonValue
 
 from plan_adapter.drafts import PlanRequest
 from plan_adapter.execution.secrets import Redactor
-from plan_adapter.readable import MASK, masked, without_passwords
-from plan_adapter.secrets import values_at_hand
+from plan_adapter.readable import MASK, redacted, without_passwords
+from plan_adapter.secrets import visible_secrets
 from plan_adapter.settings import Settings
 
 
 async def environment_redactor() -> Redactor:
     """Return a redactor for the secrets that this process can read without knowing their names."""
     redactor = Redactor()
-    for value in await values_at_hand(Settings()):
+    for value in await visible_secrets(Settings()):
         redactor.add(value)
     return redactor
 
 
-def redact_request(request: PlanRequest, hide: Redactor) -> tuple[PlanRequest, list[str]]:
+def redact_request(request: PlanRequest, redactor: Redactor) -> tuple[PlanRequest, list[str]]:
     """Return `request` as a model may see it, and the paths where a value was replaced by `***`."""
     before: dict[str, JsonValue] = {
         "task": request.task,
         "context": request.context if isinstance(request.context, str) else dict(request.context),
         "constraints": [*request.constraints],
     }
-    after = cast("dict[str, JsonValue]", hide.value(masked(before)))
+    after = cast("dict[str, JsonValue]", redactor.value(redacted(before)))
     shown = replace(
         request,
         task=cast("str", after["task"]),
@@ -38,16 +38,16 @@ def redact_request(request: PlanRequest, hide: Redactor) -> tuple[PlanRequest, l
     return shown, _differences(before, after, "")
 
 
-def shown_text(text: str, hide: Redactor) -> str:
+def text_for_model(text: str, redactor: Redactor) -> str:
     """Return a person's text as a model may see it."""
-    return hide.text(without_passwords(text))
+    return redactor.text(without_passwords(text))
 
 
 def redaction_note(places: list[str]) -> str:
     """Return a note that says which values the model was not shown, and how a plan can refer to a secret."""
     return (
-        f"the model was shown `{MASK}` in place of what is secret, or is called so, in {', '.join(f'`{place}`' for place in places)}: "
-        "a plan names a secret that it may use, ${{ secrets.NAME }}"
+        f"the model saw `{MASK}` in place of secret values in {', '.join(f'`{place}`' for place in places)}; "
+        "a plan refers to a secret by its name, as ${{ secrets.NAME }}"
     )
 
 

@@ -14,7 +14,7 @@ from plan_adapter.cli.records import gate_place
 from plan_adapter.commands import answer_command
 from plan_adapter.credentials import credential_values
 from plan_adapter.plan import PlanStatus
-from plan_adapter.readable import masked
+from plan_adapter.readable import redacted
 from plan_adapter.record import Gate, PlanRun, RunReason, StepRun
 from plan_adapter.secrets import ENVIRONMENT_PREFIX
 
@@ -27,10 +27,10 @@ CUTS = ((20_000, 200), (4_000, 100), (1_000, 40), (250, 15), (80, 5))
 CUT_NOTE = "Long values were cut; each place says by how much. `plan show RUN --json` shows a person all of it."
 
 
-def told(answer: dict[str, Any], *, hidden: Collection[str] = ()) -> dict[str, JsonValue]:
+def model_output(answer: dict[str, Any], *, hidden: Collection[str] = ()) -> dict[str, JsonValue]:
     """Return `answer` for a model: secrets redacted, and cut to what it can read."""
     plain = cast("JsonValue", json.loads(json.dumps(answer, default=_written)))
-    shown = masked(plain, hidden=[*hidden, *_known_secrets()])
+    shown = redacted(plain, hidden=[*hidden, *_known_secrets()])
     return cut(cast("dict[str, JsonValue]", shown))
 
 

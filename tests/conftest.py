@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import functools
 import gc
 import importlib.metadata
 import os
@@ -12,10 +11,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Dialect, Engine, create_mock_engine, event
+from sqlalchemy import Connection, Dialect, Engine, event
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -23,10 +21,10 @@ from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.local_server import ensure_server, stop_server
 from plan_adapter.private_files import make_folder
 from plan_adapter.settings import Settings
-from plan_adapter.store.tables import metadata
 from tests.postgres import migrated, postgres_database, postgres_server
+from tests.store.conftest import migrated_file
 
-__all__ = ["migrated", "postgres_database", "postgres_server"]
+__all__ = ["migrated", "migrated_file", "postgres_database", "postgres_server"]
 
 FOREIGN = ("PREFECT_", "PLAN_ADAPTER_", "SSH_CONNECTION")
 
@@ -46,7 +44,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PREFECT_HOME"] = f"{home}/prefect"
     os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"
     os.environ["DO_NOT_TRACK"] = "1"
-    importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)  # reads a file of every installed package
 
 
 def pytest_collection_finish() -> None:
@@ -78,26 +75,6 @@ def _compile_each_statement_once(connection: Connection) -> None:
     """Share compiled statements among the engines of this process, because nearly every test opens its own store."""
     connection.dialect = _dialects.setdefault(connection.dialect.name, connection.dialect)
     connection.execution_options(compiled_cache=_statements)
-
-
-_create_all = metadata.create_all
-_schema: list[str] = []
-
-
-def _create_from_known_sql(connection: Connection, **options: Any) -> None:
-    """Make the tables of a SQLite file by the same SQL, written once per process: nearly every test makes a store of its own."""
-    if connection.dialect.name != "sqlite":
-        _create_all(connection, **options)
-        return
-    if not _schema:
-        writer = create_mock_engine("sqlite://", lambda statement, *_: _schema.append(str(statement.compile(dialect=writer.dialect))))
-        _create_all(writer, checkfirst=False)
-    cursor = connection.connection.cursor()
-    for statement in _schema:
-        cursor.execute(statement)
-
-
-metadata.create_all = _create_from_known_sql
 
 
 PrepareServer = Callable[[Path], None]

@@ -1,5 +1,7 @@
 """Stores for tests: every test that asks for `store_url` or `store` runs on SQLite and on PostgreSQL."""
 
+import asyncio
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -23,10 +25,24 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     yield from store_at(request, tmp_path)
 
 
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty SQLite file with the newest schema, to be copied: that takes a tenth of the time of creating one."""
+    path = tmp_path_factory.mktemp("migrated") / "plans.db"
+
+    async def migrate() -> None:
+        async with PlanStore(f"sqlite:///{path}") as store:
+            await store.upgrade()
+
+    asyncio.run(migrate())
+    return path
+
+
 def store_at(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """Yield the URL of an empty store on the kind of database that the fixture's parameter names."""
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'plans.db'}"
+        file: Path = request.getfixturevalue("migrated_file")
+        yield f"sqlite:///{shutil.copy(file, tmp_path / 'plans.db')}"
         return
     server: PostgresServer = request.getfixturevalue("postgres_server")
     name: str = request.getfixturevalue("migrated")

@@ -324,7 +324,7 @@ def test_a_link_in_the_place_of_a_result_is_not_written_through(tmp_path: Path, 
 
 # Statements that do more than read
 
-TO_PROGRAM = "COPY (SELECT 1) TO PROGRAM 'touch @MARK@'"
+TO_PROGRAM = "COPY (SELECT 1) TO PROGRAM 'cat >@MARK@'"  # a program that reads what it is given: else the copy may fail
 
 WRITES_ON_POSTGRESQL = {
     "copy to a program": TO_PROGRAM,

@@ -21,7 +21,7 @@ test: $(STAMP)  ## check, and run the tests at the same time
 tests:
 	@$(PYTHON) -m pytest --numprocesses 4 --no-loadscope-reorder
 
-thorough: $(STAMP)  ## run the slow tests of corner cases: servers that hang, workers that are released, signals at gates
+thorough: $(STAMP)  ## run the tests of corner cases: gates on PostgreSQL, servers that hang, workers that are released, signals at gates
 	@$(PYTHON) -m pytest -m thorough --numprocesses 4 --no-loadscope-reorder
 
 check: $(STAMP)  ## check lint rules, formatting and types

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import importlib.metadata
 import os
 import shutil
@@ -20,6 +21,10 @@ from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.local_server import ensure_server, stop_server
 from plan_adapter.private_files import make_folder
 from plan_adapter.settings import Settings
+from tests.postgres import migrated, postgres_database, postgres_server
+from tests.store.conftest import migrated_file
+
+__all__ = ["migrated", "migrated_file", "postgres_database", "postgres_server"]
 
 FOREIGN = ("PREFECT_", "PLAN_ADAPTER_", "SSH_CONNECTION")
 
@@ -39,6 +44,20 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PREFECT_HOME"] = f"{home}/prefect"
     os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"
     os.environ["DO_NOT_TRACK"] = "1"
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported and collected out of garbage collections: it stays until the end."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _keep_sys_path() -> Iterator[None]:
+    """Take from `sys.path` what the test has added: the command line adds its working folder."""
+    before = sys.path.copy()
+    yield
+    sys.path[:] = before
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -1,6 +1,6 @@
 """The README's tour, run as it is written: files as they stand, commands in their order, and what they must print."""
 
-import json
+import asyncio
 import os
 import re
 import shlex
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from plan_adapter import PlanStore
 from tests.conftest import PrepareServer
 
 README = Path(__file__).parent.parent / "README.md"
@@ -28,10 +29,14 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
     return found
 
 
-def newest_run(environment: dict[str, str]) -> str:
+def newest_run(home: Path) -> str:
     """Return the id that somebody copies by hand where `RUN` stands."""
-    listed = subprocess.run(["plan", "runs", "--limit", "1", "--json"], env=environment, capture_output=True, text=True, check=True)
-    return json.loads(listed.stdout)["id"]
+
+    async def read() -> str:
+        async with PlanStore(f"sqlite:///{home / 'plans.db'}") as store:
+            return (await store.runs(limit=1))[0].id
+
+    return asyncio.run(read())
 
 
 def test_the_tour_works_as_it_is_written(tmp_path: Path, prepare_server: PrepareServer) -> None:
@@ -48,7 +53,7 @@ def test_the_tour_works_as_it_is_written(tmp_path: Path, prepare_server: Prepare
             (tmp_path / block["file"]).write_text(block["text"], encoding="utf-8")
             continue
         for written, expected in commands(block["text"]):
-            command = re.sub(r"\bRUN\b", lambda _: newest_run(environment), written)
+            command = re.sub(r"\bRUN\b", lambda _: newest_run(tmp_path / "home"), written)
             done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
             printed = done.stdout + done.stderr
             assert done.returncode == 0, f"{command}\n{printed}"

@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.processes import run_plan
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,7 @@ class Ended:
 
 def plan(*arguments: str | Path, cwd: Path, text: str = "", **environment: str) -> Ended:
     """Run `plan` with `arguments` and these variables besides the environment's, without a terminal, and return how it ended."""
-    ended = subprocess.run(
-        [Path(sys.executable).with_name("plan"), *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "PLAN_ADAPTER_LOCAL_SERVER": "never", **environment},
-        input=text.encode(),
-        capture_output=True,
-        check=False,
-    )
+    ended = run_plan(*arguments, cwd=cwd, env={**os.environ, "PLAN_ADAPTER_LOCAL_SERVER": "never", **environment}, text=text)
     return Ended(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
 
 

@@ -1,5 +1,5 @@
-"""Attacks run in the world of the gates' tests: on SQLite and on PostgreSQL."""
+"""Attacks run in the world of the gates' tests."""
 
-from tests.gates.conftest import home, migrated, postgres_database, postgres_server, store_url, world
+from tests.gates.conftest import home, store_url, world
 
-__all__ = ["home", "migrated", "postgres_database", "postgres_server", "store_url", "world"]
+__all__ = ["home", "store_url", "world"]

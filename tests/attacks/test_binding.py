@@ -22,6 +22,7 @@ from plan_adapter.runs.start import create_run, execute_plan
 from plan_adapter.settings import Settings
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.world import Says, World
+from tests.store.conftest import on_both_databases
 
 WORDS = {"approve": AnswerOptions("approve"), "reject": AnswerOptions("reject"), "changes": AnswerOptions("request_changes", note="other")}
 
@@ -141,6 +142,7 @@ async def test_an_approval_without_a_digest_is_not_taken_for_content_that_change
     assert await answer(world, Place(run.id, digest=gate.approval_digest[:12])) == 0
 
 
+@on_both_databases
 async def test_an_answer_that_a_revision_overtakes_is_not_taken_for_the_new_version(world: World) -> None:
     run, old = await world.detached()
     _, read = await find_gate(Place(run.id), world.store)
@@ -153,7 +155,8 @@ async def test_an_answer_that_a_revision_overtakes_is_not_taken_for_the_new_vers
     assert await world.store.approvals(run.id) == []
 
 
-@pytest.mark.parametrize("round_", range(4))
+@pytest.mark.parametrize("round_", range(2))
+@on_both_databases
 async def test_of_an_answer_and_a_revision_at_once_the_answer_counts_for_what_was_read_or_not_at_all(world: World, round_: int) -> None:
     run, gate = await world.detached()
     racing = answer(world, Place(run.id, digest=gate.approval_digest)), revised(world, run, f"round {round_}")

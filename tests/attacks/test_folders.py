@@ -3,13 +3,12 @@
 import os
 import pwd
 import stat
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from plan_adapter import PlanStore
 from plan_adapter.cli.app import main
 from plan_adapter.engine.diagnosis import diagnose
 from plan_adapter.engine.local_server import ensure_server, server_status, stop_server
@@ -65,12 +64,6 @@ def loose(folder: Path) -> dict[str, str]:
     return {str(path): f"{seen:04o}" for path, seen, right in found if seen & 0o077 or seen & right != right}
 
 
-def plan(*words: str) -> "subprocess.CompletedProcess[str]":
-    """Run `plan` in a process of its own."""
-    command = [sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main())", *words]
-    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-
-
 # Modes, whatever the umask is.
 
 
@@ -110,21 +103,12 @@ def test_the_folders_above_a_new_home_are_for_this_account_alone(home: Path, uma
     assert modes(home) == {"home": 0o700, "home/a": 0o700, "home/a/b": 0o700}
 
 
-def test_the_files_that_sqlite_puts_beside_a_store_have_its_mode(home: Path, umask: int) -> None:
-    code = (
-        "import asyncio, os, stat\n"
-        "from plan_adapter import PlanStore\n"
-        "async def main():\n"
-        "    async with PlanStore() as store:\n"
-        "        await store.runs()\n"
-        f"        for name in os.listdir({str(home)!r}):\n"
-        f"            print(name, oct(stat.S_IMODE(os.stat({str(home)!r} + '/' + name).st_mode)))\n"
-        "asyncio.run(main())\n"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    found = dict(zip(said[::2], said[1::2], strict=True))
+async def test_the_files_that_sqlite_puts_beside_a_store_have_its_mode(home: Path, umask: int) -> None:
+    async with PlanStore() as store:
+        await store.runs()
+        found = {path.name: mode(path) for path in home.iterdir()}
     assert {"plans.db", "plans.db-wal", "plans.db-shm"} <= set(found)
-    assert set(found.values()) == {"0o600"}
+    assert set(found.values()) == {0o600}
 
 
 @pytest.mark.parametrize("before", [0o755, 0o750, 0o711, 0o555 | 0o700], ids=oct)
@@ -133,7 +117,7 @@ def test_a_home_of_ours_that_others_could_only_read_is_closed_to_them(home: Path
     (home / "plans.db").touch()
     home.chmod(before)
     (home / "plans.db").chmod(0o644)
-    assert plan("runs").returncode == 0
+    assert main(["runs"]) == 0
     assert (mode(home), mode(home / "plans.db")) == (0o700, 0o600)
 
 

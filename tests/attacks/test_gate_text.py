@@ -21,6 +21,7 @@ from plan_adapter.plan import ExecutionPlan, Input, Step
 from plan_adapter.preview import preview_plan, preview_text
 from plan_adapter.record import ApprovalRequest
 from plan_adapter.validation import BoundPlan, find_problems
+from tests.cases import for_each
 from tests.gates.plans import TOOLS, bound
 from tests.gates.world import World
 
@@ -177,7 +178,7 @@ def test_no_text_of_a_plan_forges_or_hides_what_a_gate_shows(attack: str, gate: 
     assert SHOWN in text or '"/srv/data"' in text
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@for_each(attack=ATTACKS)
 def test_whatever_a_plan_says_its_write_is_on_the_first_screen(attack: str) -> None:
     for text in (of_the_plan(ATTACKS[attack]), of_the_step(ATTACKS[attack])):
         first, _ = split_text(text)
@@ -185,7 +186,7 @@ def test_whatever_a_plan_says_its_write_is_on_the_first_screen(attack: str) -> N
         assert "annot be undone" in first
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@for_each(attack=ATTACKS)
 def test_whatever_a_plan_says_of_itself_the_decision_stays_in_sight(attack: str) -> None:
     """A notice is ours and may take more: it is left out here."""
     bound_plan = hostile(ATTACKS[attack])
@@ -193,7 +194,7 @@ def test_whatever_a_plan_says_of_itself_the_decision_stays_in_sight(attack: str)
     assert height_of(first.splitlines()) <= HEIGHT
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@for_each(attack=ATTACKS)
 def test_the_form_folds_its_details_once_and_shows_all_of_them(attack: str) -> None:
     text = of_the_plan(ATTACKS[attack])
     form = description_of(request_of(text))
@@ -207,7 +208,7 @@ def test_the_form_folds_its_details_once_and_shows_all_of_them(attack: str) -> N
     assert form.rstrip().endswith("</details>")
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@for_each(attack=ATTACKS)
 def test_a_terminal_is_shown_the_write_and_the_digest(attack: str) -> None:
     for text in (of_the_plan(ATTACKS[attack]), of_a_call_that_begins_with_it(ATTACKS[attack])):
         shown = gate_summary(request_of(text))
@@ -216,7 +217,7 @@ def test_a_terminal_is_shown_the_write_and_the_digest(attack: str) -> None:
         assert shown.splitlines().count(f"approval digest: `{DIGEST}`") == 1
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@for_each(attack=ATTACKS)
 def test_nothing_after_a_forged_picture_is_omitted(attack: str) -> None:
     text = of_a_call_that_begins_with_it(ATTACKS[attack])
     assert without_picture(text) == text
@@ -226,7 +227,7 @@ def test_nothing_after_a_forged_picture_is_omitted(attack: str) -> None:
     assert without_picture(text) == f"{before}\n### Digests\n{digests}"
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@for_each(attack=ATTACKS)
 def test_a_preview_is_not_forged_either(attack: str) -> None:
     plan = hostile(ATTACKS[attack])
     shown = preview_text(preview_plan(plan.validated, inputs=plan.inputs, approval_digest=DIGEST, requires_approval=True))
@@ -249,7 +250,7 @@ def test_a_step_has_no_id_that_could_be_taken_for_another(step_id: str) -> None:
         bound(ExecutionPlan(description="d", steps=[Step(id=step_id, tool_name="run_command", parameters={"argv": ["x"]})]))
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@for_each(attack=ATTACKS)
 def test_the_log_line_of_a_gate_is_one_line_of_ours(attack: str) -> None:
     request = ApprovalRequest(
         approval_digest=DIGEST, name=ATTACKS[attack], description=ATTACKS[attack], text="", run_id="r1", step_id="wipe"

@@ -15,6 +15,7 @@ from plan_adapter.readable import call_name, item_option, means_item
 from plan_adapter.runner import acancel_run, aresolve_step, arun_plan
 from tests.execution.support import Execution
 from tests.gates.world import World
+from tests.store.conftest import on_both_databases
 
 HOSTILE = {
     "a line break": "web-1\nweb-2",
@@ -233,6 +234,7 @@ async def test_an_item_is_meant_by_its_label_or_its_number_from_1_and_never_by_a
 
 
 @pytest.mark.parametrize("table", ["attempts", "gates"])
+@on_both_databases
 async def test_a_label_that_somebody_alters_in_the_database_is_found(table: str, world: World) -> None:
     plan = world.plan(gated=True)
     plan.step("strike").for_each = "${{ ['web-1', 'web-2'] }}"

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from plan_adapter.cli.app import main
 from plan_adapter.engine import server_state as server_password
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.diagnosis import diagnose
@@ -294,20 +295,30 @@ def plan(locked: Locked, *words: str, **environment: str) -> "subprocess.Complet
     return subprocess.run([*PLAN, *words], env=given, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
 
 
-def test_a_run_with_a_gate_is_answered_in_its_form_and_shown_to_its_end(locked: Locked, waiting: Waiting, tmp_path: Path) -> None:
+def test_a_run_with_a_gate_is_answered_in_its_form_and_shown_to_its_end(
+    locked: Locked, waiting: Waiting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in locked.environment().items():
+        monkeypatch.setenv(name, value)
+
+    def said(*words: str) -> str:
+        """Return what `plan` writes in this process, which finds the same environment."""
+        capsys.readouterr()
+        code, written = main([*words]), capsys.readouterr()
+        assert code == 0, written.err
+        return written.out
+
     forms = list[dict[str, Any]]()
     deadline = time.monotonic() + BOUND_SECONDS
     while not forms and time.monotonic() < deadline:
-        listed = plan(locked, "gates", "--api", "--json")
-        assert listed.returncode == 0, listed.stderr
-        forms = [form for line in listed.stdout.splitlines() if (form := json.loads(line))["run_id"] == waiting.run_id]
+        listed = said("gates", "--api", "--json")
+        forms = [form for line in listed.splitlines() if (form := json.loads(line))["run_id"] == waiting.run_id]
     flow_run = f"/api/flow_runs/{forms[0]['flow_run_id']}"
     answer = {"run_input": {"decision": "approve"}}
     assert locked.ask("POST", f"{flow_run}/resume", answer)[0] == 401
     assert locked.ask("POST", f"{flow_run}/set_state", {"state": {"type": "RUNNING"}, "force": True})[0] == 401
     assert not (tmp_path / "said.txt").exists()
-    given = plan(locked, *forms[0]["command"].split()[1:])
-    assert given.returncode == 0, given.stderr
+    said(*forms[0]["command"].split()[1:])
     assert waiting.end() == 0
     assert (tmp_path / "said.txt").read_text() == "said\n"
     assert locked.password not in (tmp_path / "env.txt").read_text()
@@ -320,8 +331,7 @@ def test_a_run_with_a_gate_is_answered_in_its_form_and_shown_to_its_end(locked: 
         if [(run["name"], run["state_type"]) for run in named] == [("say", "COMPLETED")]:
             break
         assert time.monotonic() < deadline, named
-    logs = plan(locked, "logs", waiting.run_id)
-    assert logs.returncode == 0, logs.stderr
+    said("logs", waiting.run_id)
 
 
 @pytest.mark.thorough

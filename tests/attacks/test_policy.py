@@ -21,6 +21,7 @@ from plan_adapter.settings import Settings
 from plan_adapter.store.policies import NewPolicy
 from tests.gates.world import FormAnswers, World
 from tests.identity.conftest import make_key
+from tests.store.conftest import on_both_databases
 
 
 def striking(effect: Effect | None, *, policy: ApprovalPolicy | None = None) -> ExecutionPlan:
@@ -137,6 +138,7 @@ async def test_an_environment_names_no_operators(operation: str, world: World) -
     assert (await world.store.run(run.id)).status is PlanStatus.PENDING_APPROVAL
 
 
+@on_both_databases
 async def test_an_approval_that_a_stricter_policy_refuses_becomes_stale(world: World) -> None:
     run, gate = await world.detached(needs(world))
     await world.answer(gate)
@@ -205,6 +207,7 @@ async def test_a_signature_counts_by_the_policys_keys_alone(world: World, tmp_pa
     assert world.struck == []
 
 
+@on_both_databases
 async def test_an_altered_policy_starts_nothing(world: World) -> None:
     await set_policy(world, gate_effects=["write"])
     triggers = ["policy_history_refuses_update"] if world.url.startswith("sqlite") else []

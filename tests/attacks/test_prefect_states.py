@@ -4,7 +4,7 @@ The tool is a Prefect task, whose steps run in Prefect's own engine, or a functi
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
@@ -80,6 +80,12 @@ async def delete_task_runs(client: PrefectClient, flow_run_id: UUID) -> None:
         await client.delete_task_run(found.id)
 
 
+def by_turns(attacks: Sequence[Callable[..., Any]]) -> list[Any]:
+    """Return each attack with one kind of tool after the other; `make thorough` tries it with the other kind, too."""
+    pairs = [(KINDS[(place + turn) % 2], attack, turn) for turn in range(2) for place, attack in enumerate(attacks)]
+    return [pytest.param(kind, attack, marks=pytest.mark.thorough if turn else ()) for kind, attack, turn in pairs]
+
+
 # At the gate of the step
 
 Attack = Callable[[PrefectClient, UUID, UUID], Awaitable[object]]
@@ -129,7 +135,7 @@ AT_THE_GATE: tuple[Attack, ...] = (
 
 @pytest.mark.parametrize(
     ("kind", "attack"),
-    [("task", attack) for attack in AT_THE_GATE] + [("function", attack) for attack in AT_THE_GATE[:3]],
+    by_turns(AT_THE_GATE),
     ids=lambda given: given if isinstance(given, str) else given.__name__,
 )
 async def test_a_gated_step_is_not_called_after(kind: str, attack: Attack, world: World) -> None:
@@ -196,7 +202,7 @@ AFTER_THE_RUN: tuple[Callable[[PrefectClient, UUID], Awaitable[object]], ...] = 
 
 @pytest.mark.parametrize(
     ("kind", "attack"),
-    [("task", attack) for attack in AFTER_THE_RUN] + [("function", attack) for attack in AFTER_THE_RUN[-2:]],
+    by_turns(AFTER_THE_RUN),
     ids=lambda given: given if isinstance(given, str) else given.__name__,
 )
 async def test_a_step_that_was_done_is_not_done_again_where_its_flow_run(

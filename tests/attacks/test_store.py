@@ -17,8 +17,7 @@ from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, arun_p
 from plan_adapter.engine.connection import Server
 from plan_adapter.errors import StoreError
 from plan_adapter.gates.approvers import CallbackApprover
-
-PLAN = Path(sys.executable).with_name("plan")
+from tests.attacks.commands import plan
 
 
 def beside(path: Path, end: str) -> Path:
@@ -235,13 +234,12 @@ BRIEF = ("deleted", "moved", "replaced by a copy")
 def test_plan_run_ends_with_an_error_when_a_step_loses_its_store(home: Path, tmp_path: Path, how: str) -> None:
     text = DOCUMENT.format(command=_quoted(COMMANDS[how]), home=_quoted(str(home)))
     (tmp_path / "plan.yaml").write_text(text, encoding="utf-8")
-    command = [PLAN, "run", "plan.yaml", "--offline"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.returncode == 1, ran.stdout + ran.stderr
-    assert "while it was in use, so nothing more is recorded, and no further step is called" in ran.stderr
-    assert "resumes it" not in ran.stderr
-    assert "Traceback" not in ran.stderr
-    assert "completed" not in ran.stdout
+    ran = plan("run", "plan.yaml", "--offline", cwd=tmp_path)
+    assert ran.code == 1, ran.out + ran.err
+    assert "while it was in use, so nothing more is recorded, and no further step is called" in ran.err
+    assert "resumes it" not in ran.err
+    assert "Traceback" not in ran.err
+    assert "completed" not in ran.out
     assert not (tmp_path / "called").exists()
 
 

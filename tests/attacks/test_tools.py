@@ -60,7 +60,7 @@ def command(folder: Path, *arguments: str, **variables: str) -> subprocess.Compl
     return subprocess.run([PLAN, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("way", ["option", "setting"])
+@pytest.mark.parametrize("way", ["option", pytest.param("setting", marks=pytest.mark.thorough)])
 def test_a_file_of_the_current_folder_never_replaces_a_library(tmp_path: Path, way: str) -> None:
     for name in SHADOWED:
         mark = f"from pathlib import Path\nPath({str(tmp_path / 'hijacked')!r}).open('a').write({name!r} + ' ')\n"
@@ -255,9 +255,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("path", "exchanged"),
     [
         ("in/a.txt", "in"),
-        ("in/deep/a.txt", "in"),
-        ("in/deep/a.txt", "in/deep"),
-        ("in/deep/../a.txt", "in"),
+        pytest.param("in/deep/a.txt", "in", marks=pytest.mark.thorough),
+        pytest.param("in/deep/a.txt", "in/deep", marks=pytest.mark.thorough),
+        pytest.param("in/deep/../a.txt", "in", marks=pytest.mark.thorough),
         ("./in/deep/../deep/a.txt", "in/deep"),
         ("in/a.txt", "in/a.txt"),
     ],
@@ -277,7 +277,13 @@ def test_a_read_never_leaves_the_root_while_a_link_is_exchanged_for_a_part_of_it
 
 
 @pytest.mark.parametrize(
-    ("path", "exchanged"), [("in/new.txt", "in"), ("in/deep/new.txt", "in"), ("in/deep/new.txt", "in/deep"), ("in/made/by/new.txt", "in")]
+    ("path", "exchanged"),
+    [
+        ("in/deep/new.txt", "in"),
+        ("in/deep/new.txt", "in/deep"),
+        pytest.param("in/new.txt", "in", marks=pytest.mark.thorough),
+        pytest.param("in/made/by/new.txt", "in", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_write_never_leaves_the_root_while_a_link_is_exchanged_for_a_folder(
     root: Path, tmp_path: Path, path: str, exchanged: str
@@ -318,7 +324,7 @@ def test_a_link_in_the_place_of_a_result_is_not_written_through(tmp_path: Path, 
 
 # Statements that do more than read
 
-TO_PROGRAM = "COPY (SELECT 1) TO PROGRAM 'cat > @MARK@'"
+TO_PROGRAM = "COPY (SELECT 1) TO PROGRAM 'cat >@MARK@'"  # a program that does not read its input may fail the copy
 
 WRITES_ON_POSTGRESQL = {
     "copy to a program": TO_PROGRAM,

@@ -178,9 +178,14 @@ ONE_FORM: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ONE_FORM)
-@pytest.mark.parametrize("way", ["constant", "input", "default", "result"])
-def test_what_is_digested_shown_and_called_is_one_value(name: str, way: str) -> None:
+BRIEFLY = {"constant": ONE_FORM, "result": ONE_FORM, "input": ("a float", "nested"), "default": ("a float", "nested")}
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [pytest.param(way, name, marks=() if name in brief else pytest.mark.thorough) for way, brief in BRIEFLY.items() for name in ONE_FORM],
+)
+def test_what_is_digested_shown_and_called_is_one_value(way: str, name: str) -> None:
     value, written = ONE_FORM[name]
     got: list[Any] = []
 
@@ -338,7 +343,10 @@ print(json.dumps([said, here, resource.getrusage(resource.RUSAGE_CHILDREN).ru_ma
 """
 
 
-@pytest.mark.parametrize("name", MEMORY)
+BRIEF = ("a loop in a loop", "all for each", "replace nothing", "plus")
+
+
+@pytest.mark.parametrize("name", [name if name in BRIEF else pytest.param(name, marks=pytest.mark.thorough) for name in MEMORY])
 def test_no_expression_takes_more_memory_than_its_limit(name: str) -> None:
     asked = json.dumps([MEMORY[name], BIG])
     process = subprocess.run([sys.executable, "-c", MEASURE], input=asked, capture_output=True, text=True, check=True)

@@ -19,9 +19,7 @@ from plan_adapter.gates.plan_text import plan_gate_text
 from plan_adapter.plan import new_id
 from plan_adapter.record import ApprovalRequest, Gate, GatePolicy
 from tests.gates.plans import big_plan, bound
-from tests.postgres import PostgresServer, postgres_server
-
-__all__ = ["postgres_server"]
+from tests.postgres import PostgresServer
 
 pytestmark = pytest.mark.benchmark
 

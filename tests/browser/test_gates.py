@@ -167,10 +167,8 @@ async def test_a_plan_is_read_in_its_form_and_approved_and_runs(start: Start, br
     assert answer.approval_digest == gate["digest"]
 
 
-@pytest.mark.parametrize(
-    ("language", "document"),
-    [pytest.param("en", DRAINED, id="en"), pytest.param("zh", DRAINED_IN_CHINESE, id="zh", marks=pytest.mark.thorough)],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("language", "document"), [("en", DRAINED), ("zh", DRAINED_IN_CHINESE)], ids=["en", "zh"])
 async def test_at_1440x900_both_uis_show_the_decision_and_every_command_without_scrolling(
     start: Start, browsing: Browsing, language: str, document: str
 ) -> None:
@@ -203,6 +201,7 @@ async def test_at_1440x900_both_uis_show_the_decision_and_every_command_without_
     assert (code, run["status"]) == (0, "completed")
 
 
+@pytest.mark.thorough
 async def test_a_rejected_plan_runs_nothing_and_what_it_says_of_itself_is_only_text(
     start: Start, browsing: Browsing, workplace: Workplace
 ) -> None:

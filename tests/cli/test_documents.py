@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter.problems import CATALOGUE
+from tests.cases import for_each
 from tests.cli.conftest import Plan
 
 SOUND = """\
@@ -215,7 +216,7 @@ def test_the_schema_is_printed_and_written(plan: Plan) -> None:
     assert plan("schema", "nowhere/schema.json").code == 2
 
 
-@pytest.mark.parametrize("code", list(CATALOGUE))
+@for_each(code=CATALOGUE)
 def test_every_code_is_explained(plan: Plan, code: str) -> None:
     assert plan("explain", code).out == f"{code}: {CATALOGUE[code]}\n"
 

@@ -19,7 +19,7 @@ from tests.agent.conftest import no_memory_of_servers
 from tests.agent.server import Reply, Request, ScriptedServer, says, scripted
 from tests.cli.conftest import Plan, Said
 from tests.cli.test_run import TOOLS
-from tests.cli.test_terminal import BOUND_SECONDS, Terminal, environment, piped, terminals
+from tests.cli.test_terminal import BOUND_SECONDS, Terminal, terminals, without_utf_8
 
 __all__ = ["no_memory_of_servers", "terminals"]
 
@@ -413,7 +413,7 @@ def test_half_a_character_from_a_model_breaks_no_output(draft: Drafting) -> None
 def test_an_output_without_utf_8_gets_a_plan_that_can_be_read_all_the_same() -> None:
     answer = Path("答.txt")
     answer.write_text(json.dumps(GOOD), encoding="utf-8")
-    done = piped("draft", TASK, "--answer", answer, *TOOLS, env=environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0"))
+    done = without_utf_8("draft", TASK, "--answer", answer, *TOOLS)
     assert done.returncode == 0
     assert load_plan(done.stdout.decode("ascii")).description == "两次问候"
 

@@ -19,7 +19,7 @@ from plan_adapter.engine.connection import Server
 from plan_adapter.gates.approval import os_user
 from tests.cli.conftest import Plan, Said
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
-from tests.cli.test_terminal import BOUND_SECONDS, PLAN, Terminal, environment, piped, terminals
+from tests.cli.test_terminal import BOUND_SECONDS, REAL_PLAN, Terminal, environment, piped, terminals
 
 __all__ = ["terminals"]
 
@@ -63,7 +63,7 @@ class Waiting:
 @contextmanager
 def waiting(path: Path, told: str = "plan approve ") -> Generator[Waiting]:
     """`plan run` of a document, without a terminal; killed if the test fails."""
-    command, pipe = [*PLAN, "run", str(path), *TOOLS], subprocess.PIPE
+    command, pipe = [*REAL_PLAN, "run", str(path), *TOOLS], subprocess.PIPE
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment()) as process:
         try:
             yield Waiting(process, told)

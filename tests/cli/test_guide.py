@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import for_each
 from tests.cli.conftest import Plan
 
 ROOT = Path(__file__).parent.parent.parent
@@ -30,7 +31,7 @@ def functions_in(file: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("name", NAMED)
+@for_each(name=NAMED)
 def test_every_test_that_a_promise_names_exists(name: str) -> None:
     path, _, function = name.partition("::")
     assert (ROOT / path).exists()

@@ -9,9 +9,9 @@ import pytest
 from plan_adapter.gates.approval import os_user
 from tests.cli.conftest import Plan
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
-from tests.cli.test_terminal import PLAN
 from tests.cli.test_unknown_outcomes import slow
 from tests.cli.test_waiting import Processes, line_with, processes
+from tests.processes import PLAN, Program
 
 __all__ = ["processes"]
 
@@ -168,8 +168,9 @@ def test_an_extra_argument_is_reported_clearly(plan: Plan) -> None:
 @pytest.mark.parametrize("arguments", [("schema",), ("tools",), ("explain", "cycle", "--json")], ids=" ".join)
 def test_output_that_cannot_be_written_is_one_plain_line(arguments: tuple[str, ...], home: Path) -> None:
     with Path("/dev/full").open("w") as full:
-        said = subprocess.run([*PLAN, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (said.returncode, said.stderr) == (2, "plan: the output cannot be written: No space left on device\n")
+        command = Program(PLAN, *arguments, stdout=full.fileno(), stderr=subprocess.PIPE)
+    _, said = command.communicate()
+    assert (command.returncode, said) == (2, "plan: the output cannot be written: No space left on device\n")
 
 
 def test_the_command_for_an_unknown_outcome_of_an_item_names_the_item(plan: Plan) -> None:

@@ -1,10 +1,6 @@
 """The words of a person that are no answer at a gate: proved as the policy wants, kept for every later start, and verified."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +14,10 @@ from plan_adapter.store.audit import beginning, entry_digest
 from tests.cli.conftest import Plan, Said
 from tests.cli.test_gates import signer
 from tests.cli.test_run import GREET, TOOLS, document, step
+from tests.processes import PLAN, Program
 
 __all__ = ["signer"]
 
-COMMAND = [sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main(sys.argv[1:]))"]
 SIGNED: dict[str, Any] = {"approvers": ["ana"], "known_by": ["ssh_signature"]}
 BY_ANA = ("--sign", "--by", "ana")
 FAIL = step("check", "fail", depends_on=["greet"])
@@ -146,11 +142,12 @@ def test_a_step_done_by_hand_is_recorded_with_a_signature(plan: Plan) -> None:
 def test_a_skipped_step_stays_skipped_after_a_kill_and_a_resume(plan: Plan, tmp_path: Path) -> None:
     mark = tmp_path / "begun"
     run_id = failed(plan, step("later", "wait_once", parameters={"path": str(mark)}, depends_on=["check"]), approval=None)
-    with subprocess.Popen([*COMMAND, "resume", run_id, *TOOLS, "--offline", *LEFT_OUT], stderr=subprocess.DEVNULL) as process:
-        while not mark.exists():
-            assert process.poll() is None, "it ended before the step was called"
-            time.sleep(0.02)
-        os.kill(process.pid, signal.SIGKILL)
+    process = Program(PLAN, "resume", run_id, *TOOLS, "--offline", *LEFT_OUT)
+    while not mark.exists():
+        assert process.poll() is None, "it ended before the step was called"
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
     done = resume(plan, run_id)
     assert done.code == 0, done.err
     ends = {one["id"]: (one["status"], one["reason"]) for one in done.run["steps"]}

@@ -1,6 +1,5 @@
 """The real command in a process of its own: at a pseudo-terminal, in a pipe, on a terminal without UTF-8."""
 
-import fcntl
 import json
 import os
 import pty
@@ -9,20 +8,19 @@ import select
 import signal
 import subprocess
 import sys
-import termios
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.test_run import GREET, TOOLS, document, step
+from tests.processes import PLAN, Ended, Program, run_plan
 
 ROOT = Path(__file__).parent.parent.parent
 BOUND_SECONDS = 60.0
-PLAN = (sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main())")
+REAL_PLAN = (sys.executable, "-c", PLAN)
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -36,9 +34,8 @@ class Terminal:
     def __init__(self, *arguments: str | Path, controls: bool = False, **extra: str) -> None:
         """`controls`: the command is told by SIGHUP when the terminal is closed."""
         self._main, side = pty.openpty()
-        take = partial(fcntl.ioctl, side, termios.TIOCSCTTY, 0) if controls else None
-        command, env = [*PLAN, *map(str, arguments)], environment(COLUMNS="100", **extra)
-        self.process = subprocess.Popen(command, stdin=side, stdout=side, stderr=side, env=env, start_new_session=True, preexec_fn=take)
+        env = environment(COLUMNS="100", **extra)
+        self.process = Program(PLAN, *arguments, stdin=side, stdout=side, stderr=side, env=env, controls=controls)
         os.close(side)
         self.raw = ""
 
@@ -98,11 +95,15 @@ def terminals() -> Iterator[list[Terminal]]:
         terminal.close()
 
 
-def piped(*arguments: str | Path, env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[bytes]":
+def piped(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Ended:
     """The end of a command without a terminal."""
-    return subprocess.run(
-        [*PLAN, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, env=env or environment(), timeout=BOUND_SECONDS
-    )
+    return run_plan(*arguments, env=env or environment(), timeout=BOUND_SECONDS)
+
+
+def without_utf_8(*arguments: str | Path) -> "subprocess.CompletedProcess[bytes]":
+    """The end of a command whose Python was told to write ASCII."""
+    env = environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    return subprocess.run([*REAL_PLAN, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=BOUND_SECONDS)
 
 
 def run_at(terminals: list[Terminal], path: Path, *arguments: str, **extra: str) -> Terminal:
@@ -140,13 +141,13 @@ def test_no_color_is_honoured(terminals: list[Terminal], monkeypatch: pytest.Mon
 
 
 def test_a_terminal_without_utf_8_gets_escapes_instead_of_a_crash() -> None:
-    done = piped("run", document(GREET), "--offline", *TOOLS, env=environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0"))
+    done = without_utf_8("run", document(GREET), "--offline", *TOOLS)
     assert done.returncode == 0
     assert rb"\u8bd5\u8fd0\u884c: completed in" in done.stdout
 
 
 def test_json_of_a_terminal_without_utf_8_is_still_json() -> None:
-    done = piped("run", document(GREET), "--offline", "--json", *TOOLS, env=environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0"))
+    done = without_utf_8("run", document(GREET), "--offline", "--json", *TOOLS)
     assert json.loads(done.stdout.splitlines()[-1])["steps"][0]["result"] == {"text": "你好, 世界"}
 
 
@@ -154,7 +155,7 @@ def test_json_of_a_terminal_without_utf_8_is_still_json() -> None:
 def test_a_reader_that_leaves_early_is_no_error(verb: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run([*PLAN, *verb], stdout=writing, stderr=subprocess.PIPE, env=environment(), timeout=BOUND_SECONDS)
+    done = subprocess.run([*REAL_PLAN, *verb], stdout=writing, stderr=subprocess.PIPE, env=environment(), timeout=BOUND_SECONDS)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -166,17 +167,17 @@ def test_nothing_of_a_pipe_holds_an_escape() -> None:
 
 
 @contextmanager
-def begun(path: Path) -> Generator[tuple["subprocess.Popen[bytes]", Iterator[dict[str, Any]]]]:
+def begun(path: Path) -> Generator[tuple[Program, Iterator[dict[str, Any]]]]:
     """`plan run` of a document, one of whose steps has started, and its further events; killed if the test fails."""
-    command = [*PLAN, "run", str(path), "--offline", "--json", *TOOLS]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment()) as process:
+    process = Program(PLAN, "run", path, "--offline", "--json", *TOOLS, stdout=subprocess.PIPE, env=environment())
+    try:
         assert process.stdout is not None
         events = map(json.loads, process.stdout)
         assert any(event.get("event") == "step_started" for event in events)
-        try:
-            yield process, events
-        finally:
-            process.kill()
+        yield process, events
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.thorough

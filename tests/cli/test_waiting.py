@@ -1,10 +1,8 @@
 """`plan resume RUN --wait`: until the process that has the run has ended, or let go of it."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -12,6 +10,7 @@ from typing import IO
 import pytest
 
 from tests.cli.conftest import Plan
+from tests.processes import PLAN, Program
 
 DOCUMENT = """
 description: Wait for somebody
@@ -22,17 +21,16 @@ steps:
     effect: read
     parameters: {argv: [sh, -c, "touch begun; while [ ! -e go ]; do sleep 0.02; done"]}
 """
-COMMAND = [sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main(sys.argv[1:]))"]
 
 
 class Processes:
     """`plan …` in processes of their own, which end with the test."""
 
     def __init__(self) -> None:
-        self.all: list[subprocess.Popen[str]] = []
+        self.all: list[Program] = []
 
-    def begin(self, *arguments: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    def begin(self, *arguments: str) -> Program:
+        process = Program(PLAN, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.all.append(process)
         return process
 
@@ -54,7 +52,7 @@ def line_with(stream: IO[str] | None, words: str) -> str:
 
 
 @pytest.fixture
-def owner(processes: Processes) -> subprocess.Popen[str]:
+def owner(processes: Processes) -> Program:
     """A process in the middle of a run."""
     Path("plan.yaml").write_text(DOCUMENT, encoding="utf-8")
     process = processes.begin("run", "plan.yaml", "--offline")
@@ -63,18 +61,18 @@ def owner(processes: Processes) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def run_id(owner: subprocess.Popen[str], plan: Plan) -> str:
+def run_id(owner: Program, plan: Plan) -> str:
     return plan("runs", "--json").lines[0]["id"]
 
 
-def test_without_wait_the_refusal_names_the_option(owner: subprocess.Popen[str], run_id: str, plan: Plan):
+def test_without_wait_the_refusal_names_the_option(owner: Program, run_id: str, plan: Plan):
     said = plan("resume", run_id, "--offline")
     assert (said.code, f"is executed by process {owner.pid} on this host" in said.err) == (2, True)
     assert f"`plan resume {run_id} --wait` waits for its end" in said.err
 
 
 @pytest.mark.parametrize("end", ["completed", "killed"])
-def test_wait_names_the_owner_and_resumes_once_it_has_ended(end: str, owner: subprocess.Popen[str], run_id: str, processes: Processes):
+def test_wait_names_the_owner_and_resumes_once_it_has_ended(end: str, owner: Program, run_id: str, processes: Processes):
     waiting = processes.begin("resume", run_id, "--wait", "--offline", "--json")
     said = line_with(waiting.stderr, "waiting for it to end")
     assert f"run {run_id} is owned by process {owner.pid} on this host" in said
@@ -88,7 +86,7 @@ def test_wait_names_the_owner_and_resumes_once_it_has_ended(end: str, owner: sub
     assert (run["id"], run["status"], run["steps"][0]["attempts"]) == (run_id, "completed", 1 if end == "completed" else 2)
 
 
-def test_ctrl_c_ends_the_wait_and_not_the_run(owner: subprocess.Popen[str], run_id: str, processes: Processes, plan: Plan):
+def test_ctrl_c_ends_the_wait_and_not_the_run(owner: Program, run_id: str, processes: Processes, plan: Plan):
     waiting = processes.begin("resume", run_id, "--wait", "--offline")
     line_with(waiting.stderr, "Ctrl-C stops waiting")
     waiting.send_signal(signal.SIGINT)

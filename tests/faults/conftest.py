@@ -4,13 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.postgres import PostgresServer, postgres_server
-from tests.store.conftest import migrated
-
-__all__ = ["migrated", "postgres_server"]
+from tests.postgres import PostgresServer
+from tests.store.conftest import ON_SQLITE_OR_THOROUGH
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=ON_SQLITE_OR_THOROUGH)
 def shared_store(request: pytest.FixtureRequest) -> Iterator[str | None]:
     """The URL of a store that many runs share; None where each has a file of its own."""
     if request.param == "sqlite":

@@ -1,7 +1,6 @@
 """The processes of a run, from outside: each is started, waited for with patience, and asked what it waits for where it does not end."""
 
 import asyncio
-import multiprocessing
 import os
 import signal
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from tests.faults import child
 from tests.faults.child import STACKS, STOPPED, Order, Told
+from tests.processes import FORKS
 
 PATIENCE_SECONDS = 60.0
 STACKS_SECONDS = 10.0
@@ -66,10 +66,8 @@ class Child:
 
 def start(order: Order) -> Child:
     """Start a process that does `order`: a forked one, that has imported all."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([child.__name__])
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=child.obey, args=(order, theirs), daemon=True)
+    ours, theirs = FORKS.Pipe(duplex=False)
+    process = FORKS.Process(target=child.obey, args=(order, theirs), daemon=True)
     process.start()
     theirs.close()
     return Child(process, ours, order.place.log)

@@ -1,4 +1,7 @@
-"""Every place at which a process of a run can end, once on each database; and two processes with one run. `make faults` does many more."""
+"""Places at which a process of a run can end; and two processes with one run. `make faults` does many more.
+
+A third of the places are tried in `make test`, all of them on both databases in `make thorough`.
+"""
 
 import sys
 from pathlib import Path
@@ -15,10 +18,35 @@ from tests.faults.races import RACES, Race, race
 from tests.faults.shares import Share
 from tests.faults.world import lines_of
 
+ONE_OF_EACH_KIND: tuple[Target, ...] = (
+    ("gate-opened", None),
+    ("gate-answered", None),
+    ("in-transaction", "approval_used"),
+    ("claimed", None),
+    ("before-intent", "write"),
+    ("after-intent", "idempotent_write"),
+    ("mid-effect", "write"),
+    ("after-effect", "write"),
+    ("after-receipt", None),
+    ("mid-effect", "rollback write"),
+    ("before-end", None),
+    ("in-transaction", "run_ended"),
+    ("after-end", None),
+)
+"""Fewer than TARGETS, in the same order: each kind of crash point, and of what is written where it matters most."""
+
 MOST_SEEDS = 10
 """A race does not come about where the run ends before it; of so many one does."""
 
 
+async def test_a_run_that_is_killed_at_one_place_of_each_kind_keeps_its_promises(tmp_path: Path) -> None:
+    ended = await trial(EVERYTHING, tmp_path, choose=Each(ONE_OF_EACH_KIND))
+    assert ended.found == [], "\n".join(ended.told)
+    assert ended.kills == dict.fromkeys(ONE_OF_EACH_KIND, 1)
+    assert {point for point, _ in ONE_OF_EACH_KIND} == {point for point, _ in TARGETS}
+
+
+@pytest.mark.thorough
 async def test_a_run_that_is_killed_at_every_place_keeps_its_promises(shared_store: str | None, tmp_path: Path) -> None:
     ended = await trial(EVERYTHING, tmp_path, shared_store, choose=Each())
     assert ended.found == [], "\n".join(ended.told)

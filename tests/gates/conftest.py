@@ -1,4 +1,4 @@
-"""Gates are tested on SQLite and on PostgreSQL."""
+"""Gates are tested on SQLite; `make thorough` tests them on PostgreSQL, too."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -7,12 +7,10 @@ import pytest
 
 from plan_adapter import PlanStore
 from tests.gates.world import World
-from tests.store.conftest import migrated, postgres_database, postgres_server, store_at
-
-__all__ = ["migrated", "postgres_database", "postgres_server"]
+from tests.store.conftest import ON_SQLITE_OR_THOROUGH, store_at
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=ON_SQLITE_OR_THOROUGH)
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty store with the newest schema."""
     yield from store_at(request, tmp_path)

@@ -1,4 +1,4 @@
-"""Nothing opens a gate but a valid approval of exactly what waits there. Each case is tried on SQLite and on PostgreSQL.
+"""Nothing opens a gate but a valid approval of exactly what waits there. `make thorough` tries each case on PostgreSQL, too.
 
 A case does something to a run that waits at its gate. Afterwards every gate that is still open is rejected: a run that was let
 through has called the tool `strike` by then, or does so instead of ending as rejected.
@@ -16,6 +16,7 @@ from plan_adapter.canonical import call_digest, runbook_digest
 from plan_adapter.plan import ApprovalPolicy, new_id
 from plan_adapter.record import Answer, Gate, RunReason, StandingApproval
 from tests.gates.world import FormAnswers, World, another
+from tests.store.conftest import on_both_databases
 
 Attack = Callable[[World, Gate], Awaitable[None]]
 
@@ -196,6 +197,7 @@ async def test_a_run_whose_process_died_at_the_gate_is_not_resumed_by(attack: At
     assert await world.store.attempts(run.id) == []
 
 
+@on_both_databases
 async def test_the_same_runs_are_let_through_by_an_approval(world: World) -> None:
     going = world.start()
     await world.answer(await world.gate())
@@ -269,6 +271,7 @@ async def test_a_step_that_waits_at_its_own_gate_is_not_let_through_by(attack: A
     assert run.step("strike").status is StepStatus.SKIPPED
 
 
+@on_both_databases
 async def test_the_same_step_is_let_through_by_an_approval_of_its_call(world: World) -> None:
     going = world.start(world.plan(gated=True))
     await world.answer(await world.gate(step="strike"))

@@ -259,3 +259,22 @@ SCENARIOS = dict.fromkeys(
 async def test_no_gate_opens_where(scenario: Scenario, world: World) -> None:
     await scenario(world)
     assert world.struck == []
+
+
+CHECKED_IN_A_TRANSACTION = (
+    the_approval_is_deleted_while_steps_run,
+    the_content_is_changed_while_steps_run,
+    the_standing_approval_is_revoked_while_steps_run,
+    an_approval_is_used_twice,
+    the_approval_of_a_step_was_used_in_an_earlier_start,
+    an_answer_comes_after_the_expiry,
+    a_standing_approval_is_used_up,
+    an_approval_is_of_another_tenant,
+)
+
+
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("scenario", CHECKED_IN_A_TRANSACTION, ids=lambda scenario: scenario.__name__)
+async def test_postgresql_opens_no_gate_where(scenario: Scenario, world: World) -> None:
+    await scenario(world)
+    assert world.struck == []

@@ -22,6 +22,7 @@ from plan_adapter.record import Gate, RunReason
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.start import execute_plan
 from tests.gates.world import Says, Silent, World
+from tests.store.conftest import on_both_databases
 
 
 class Shop:
@@ -92,6 +93,7 @@ def resuming(world: World, run: PlanRun, tools: ToolRegistry, approver: Any = No
     return going
 
 
+@on_both_databases
 async def test_the_gate_opens_again_with_what_changed_and_its_approval_covers_the_rest(world: World, shop: Shop) -> None:
     run = await stopped(world, shop)
     going = resuming(world, run, shop.tools(effect="write", force=True, permissions=("net",)), requested_by="li")

@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
@@ -21,6 +19,8 @@ from plan_adapter.settings import Settings
 from plan_adapter.store.outcomes import ResolutionRecord
 from tests.gates.unknown_outcome import SENDING, Doubtful, Person
 from tests.gates.world import FormAnswers, Silent
+from tests.processes import Program
+from tests.store.conftest import on_both_databases
 
 DONE = Answer("done", "ana", note="看过了", channel="form", result={"order": "a"})
 
@@ -109,6 +109,7 @@ async def test_no_approval_answers_it_and_it_answers_no_approval(world: Doubtful
     assert (await world.store.gates.get(gate.id)).end is None
 
 
+@on_both_databases
 async def test_plan_resolve_from_elsewhere_closes_the_form_and_the_run_continues(world: Doubtful) -> None:
     going = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
@@ -131,6 +132,7 @@ async def test_abort_from_elsewhere_ends_the_run(world: Doubtful) -> None:
     assert (await world.store.verify(run.id)).ok
 
 
+@on_both_databases
 async def test_of_contradictory_resolutions_at_once_one_wins(world: Doubtful) -> None:
     going = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
@@ -235,7 +237,7 @@ run_plan(plan, tools=ToolRegistry([send, look]), approver=Waits(), offline=True)
 
 async def test_a_gate_that_a_killed_process_left_is_asked_again_and_may_be_answered_while_nobody_waits(world: Doubtful) -> None:
     world.lost = 0
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT], env={**os.environ, "PLAN_ADAPTER_DATABASE_URL": world.url})
+    process = Program(SCRIPT, env={**os.environ, "PLAN_ADAPTER_DATABASE_URL": world.url})
     try:
         gate = await world.gate()
     finally:
@@ -264,6 +266,7 @@ async def test_a_gate_that_a_killed_process_left_is_asked_again_and_may_be_answe
         "DELETE FROM gates",
     ],
 )
+@on_both_databases
 async def test_every_alteration_is_found(statement: str, world: Doubtful) -> None:
     run = await world.start_with_form(FormAnswers((DONE,)))
     await world.store._database.write(lambda connection: connection.execute(text(statement)))

@@ -14,6 +14,7 @@ from plan_adapter.plan import new_id
 from plan_adapter.record import StandingApproval
 from plan_adapter.settings import Settings
 from tests.identity.conftest import Key, allowed, ana, bo, settings
+from tests.store.conftest import on_both_databases
 
 __all__ = ["allowed", "ana", "bo", "settings"]
 
@@ -37,6 +38,7 @@ def standing() -> StandingApproval:
     )
 
 
+@on_both_databases
 async def test_a_signature_holds_for_the_row_that_the_store_gives_back(store_url: str, ana: Key, settings: Settings) -> None:
     async with PlanStore(store_url) as store:
         await store.standing.add(sign_standing(standing(), key=ana.path))

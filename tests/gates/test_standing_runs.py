@@ -16,6 +16,7 @@ from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE
 from tests.gates.world import Says, World
 from tests.identity.conftest import Key, allowed, ana, bo, settings
+from tests.store.conftest import on_both_databases
 
 __all__ = ["allowed", "ana", "bo", "settings"]
 
@@ -66,6 +67,7 @@ async def test_a_file_that_is_changed_or_gone_covers_no_further_run(
     assert world.struck == ["a"]
 
 
+@on_both_databases
 async def test_runs_that_begin_at_once_with_a_new_file_share_its_uses(world: World, ana: Key, settings: Settings) -> None:
     world.settings = settings
     path = await signed_plan(world, ana)

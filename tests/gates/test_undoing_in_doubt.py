@@ -21,6 +21,7 @@ from plan_adapter.tools.probing import Done, NotDone
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.unknown_outcome import Person
 from tests.gates.world import FormAnswers
+from tests.store.conftest import on_both_databases
 
 
 @dataclass
@@ -209,6 +210,7 @@ async def test_after_abort_nothing_further_is_undone_and_it_is_not_called_again_
     assert (await world.store.verify(run.id)).ok
 
 
+@on_both_databases
 async def test_a_rollback_done_by_hand_is_not_called(world: Undoing) -> None:
     world.lost = 0
     with pytest.MonkeyPatch.context() as patch:

@@ -21,6 +21,7 @@ from plan_adapter.runs.session import Backend, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.settings import Settings
 from tests.gates.world import FormAnswers, Says, World
+from tests.store.conftest import on_both_databases
 
 BOUND_SECONDS = 30.0
 
@@ -70,6 +71,7 @@ async def test_a_run_that_waits_for_nobody_is_left_once_nothing_but_gates_is_ope
     assert (done.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
 
 
+@on_both_databases
 async def test_an_answer_is_used_at_once_while_other_branches_continue(world: World) -> None:
     reached, goes_on = asyncio.Event(), asyncio.Event()
 

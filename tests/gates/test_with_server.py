@@ -113,13 +113,12 @@ async def test_no_state_that_anybody_sets_opens_a_gate(state: State[Any], gated:
 @pytest.mark.parametrize(
     "answer",
     [
-        None,
-        {},
-        {"decision": "approve"},
-        {"approver": "ana"},
-        {"decision": {"__prefect_kind": "jinja", "template": "{{ 'approve' ~ 1 }}"}, "approver": "ana"},
+        pytest.param(None, id="nothing"),
+        pytest.param({}, id="empty", marks=pytest.mark.thorough),
+        pytest.param({"decision": "approve"}, id="no_name"),
+        pytest.param({"approver": "ana"}, id="no_decision", marks=pytest.mark.thorough),
+        pytest.param({"decision": {"__prefect_kind": "jinja", "template": "{{ 'approve' ~ 1 }}"}, "approver": "ana"}, id="a_template"),
     ],
-    ids=["nothing", "empty", "no_name", "no_decision", "a_template"],
 )
 async def test_no_such_answer_opens_a_gate(answer: dict[str, Any] | None, world: World) -> None:
     going = run_in_prefect(world)
@@ -260,7 +259,9 @@ run_plan(plan, tools=ToolRegistry([strike]), approver=PrefectApprover())
 """
 
 
-@pytest.mark.parametrize("answered", [False, True], ids=["unanswered", "answered_in_the_form"])
+@pytest.mark.parametrize(
+    "answered", [pytest.param(False, id="unanswered", marks=pytest.mark.thorough), pytest.param(True, id="answered_in_the_form")]
+)
 async def test_after_a_kill_at_the_gate_the_run_continues_only_if_somebody_approved_it(
     answered: bool, world: World, tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ class World:
     struck: list[str] = field(default_factory=list)
     settings: Settings = field(default_factory=Settings)
     going: list["asyncio.Task[PlanRun]"] = field(default_factory=list)
+    made: dict[tuple[str, type], tuple[Any, ...]] = field(default_factory=dict)  # the tools, by what was asked for
 
     def tools(self, *, effect: str = "write", schema: type = str) -> ToolRegistry:
         """Return the tools; another effect or type of the parameter makes another definition."""
@@ -96,7 +97,9 @@ class World:
             return target
 
         strike.__annotations__["target"] = schema
-        return ToolRegistry([tool(effect=effect)(strike), tool(effect="read")(look)])  # type: ignore[call-overload]
+        if (effect, schema) not in self.made:
+            self.made[effect, schema] = (tool(effect=effect)(strike), tool(effect="read")(look))  # type: ignore[call-overload]
+        return ToolRegistry(self.made[effect, schema])
 
     def plan(self, *, gated: bool = False, policy: ApprovalPolicy | None = None, timeout_ms: int = 0) -> ExecutionPlan:
         """Return a plan that looks and strikes; `gated` gives the strike a gate of its own, and the plan none."""

@@ -5,7 +5,6 @@ import json
 import os
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.totp import KEY_FILE, seal, unseal
 from plan_adapter.secrets import visible_secrets
 from plan_adapter.settings import Settings
+from tests.processes import Program
 
 SEED = "JBSWY3DPEHPK3PXPJBSWY3DPEHPK3PXP"
 
@@ -57,8 +57,7 @@ def test_processes_that_make_the_key_at_once_make_one(home: Settings) -> None:
         "import sys; from pathlib import Path; from plan_adapter.gates.totp import seal; from plan_adapter.settings import Settings\n"
         f"print(seal('ana', {SEED!r}, Settings(home=Path(sys.argv[1]))))"
     )
-    command = [sys.executable, "-c", code, str(home.home)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    processes = [Program(code, home.home, stdout=subprocess.PIPE) for _ in range(4)]
     sealed = [process.communicate()[0].strip() for process in processes]
     assert [unseal("ana", one, home) for one in sealed] == [SEED] * 4
 

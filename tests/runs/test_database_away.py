@@ -6,7 +6,7 @@ import random
 import sqlite3
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -18,15 +18,20 @@ from plan_adapter.engine.connection import Server
 from plan_adapter.plan import StepStatus
 from plan_adapter.record import Outcome, RunReason
 from plan_adapter.store import patience
-from tests.postgres import PASSWORD, PostgresServer, postgres_database, postgres_server
-
-__all__ = ["postgres_database", "postgres_server"]
+from tests.postgres import PASSWORD, PostgresServer, running_server
 
 
 @pytest.fixture(autouse=True)
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what is waited for be tried again soon."""
     monkeypatch.setattr(patience, "LONGEST_WAIT_SECONDS", 0.1)
+
+
+@pytest.fixture(scope="module")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A server of these tests' own, which they may stop."""
+    with running_server() as server:
+        yield server
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 
 from plan_adapter import PlanRun, PlanStatus, PlanStore, RunConflictError, ToolRegistry, aresolve_step, aresume_run, tool
 from plan_adapter.record import Outcome, RunReason
+from tests.processes import Program
 
 SCRIPT = """\
 import os, sys, time
@@ -67,8 +66,8 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"sqlite:///{tmp_path / 'plans.db'}"
 
 
-def start_and_wait_until_it_acts(world: Path, effect: str) -> "subprocess.Popen[bytes]":
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(world), effect], env={**os.environ})
+def start_and_wait_until_it_acts(world: Path, effect: str) -> Program:
+    process = Program(SCRIPT, world, effect)
     while not (world / "begun").exists():
         assert process.poll() is None, "the run ended before it acted"
         time.sleep(0.01)

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from plan_adapter import PlanStatus, PlanStore, RunConflictError, ToolRegistry, aresume_run, tool
 from plan_adapter.store import leases
+from tests.processes import Program
 
 SCRIPT = """\
 import os, sys, time
@@ -70,32 +70,31 @@ async def test_a_holder_that_was_stalled_for_two_leases_writes_nothing_after_ano
         return "acted"
 
     tools = ToolRegistry([wait, act])
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    with subprocess.Popen(command, env={**os.environ}, stderr=subprocess.PIPE, text=True) as stalled:
-        try:
-            while not (tmp_path / "begun").exists():
-                assert stalled.poll() is None
-                time.sleep(0.01)
-            async with PlanStore(url) as store:
-                [held] = await store.runs()
-                with pytest.raises(RunConflictError, match=f"executed by process {stalled.pid} on this host"):
-                    await aresume_run(held.id, tools=tools, store=store, offline=True)
-                os.kill(stalled.pid, signal.SIGSTOP)
-                monkeypatch.setattr(leases, "GRACE_SECONDS", 1.0)
-                while await store.ledger.owner(held.id) is not None:
-                    time.sleep(0.05)
+    stalled = Program(SCRIPT, tmp_path, stderr=subprocess.PIPE)
+    try:
+        while not (tmp_path / "begun").exists():
+            assert stalled.poll() is None
+            time.sleep(0.01)
+        async with PlanStore(url) as store:
+            [held] = await store.runs()
+            with pytest.raises(RunConflictError, match=f"executed by process {stalled.pid} on this host"):
+                await aresume_run(held.id, tools=tools, store=store, offline=True)
+            os.kill(stalled.pid, signal.SIGSTOP)
+            monkeypatch.setattr(leases, "GRACE_SECONDS", 1.0)
+            while await store.ledger.owner(held.id) is not None:
+                time.sleep(0.05)
 
-                run = await aresume_run(held.id, tools=tools, store=store, offline=True)
-                assert run.status is PlanStatus.COMPLETED
-                before = await store.receipts(run.id)
-                (tmp_path / "go on").write_text("")
-                os.kill(stalled.pid, signal.SIGCONT)
-                _, told = stalled.communicate(timeout=60)
-                assert "was taken over by another process" in told
-                assert stalled.returncode != 0
-                assert await store.receipts(run.id) == before
-                assert (await store.run(run.id)).status is PlanStatus.COMPLETED
-        finally:
-            stalled.kill()
+            run = await aresume_run(held.id, tools=tools, store=store, offline=True)
+            assert run.status is PlanStatus.COMPLETED
+            before = await store.receipts(run.id)
+            (tmp_path / "go on").write_text("")
+            os.kill(stalled.pid, signal.SIGCONT)
+            _, told = stalled.communicate()
+            assert "was taken over by another process" in told
+            assert stalled.returncode != 0
+            assert await store.receipts(run.id) == before
+            assert (await store.run(run.id)).status is PlanStatus.COMPLETED
+    finally:
+        stalled.kill()
     assert (tmp_path / "world").read_text() == "acted by the second one\n"
     assert [receipt.result for receipt in before] == ["the second one", "acted"]

@@ -28,9 +28,7 @@ from plan_adapter.store import leases, tables
 from plan_adapter.store.leases import Owner
 from plan_adapter.validation import bind_inputs, validate
 from tests.store.builders import an_answer, begun
-from tests.store.conftest import migrated, postgres_server, store_at
-
-__all__ = ["migrated", "postgres_server"]
+from tests.store.conftest import store_at
 
 LeaveBehind = Callable[..., Awaitable[PlanRun]]
 

@@ -4,8 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -47,9 +45,8 @@ from plan_adapter.runs.resume import resume_action
 from plan_adapter.runs.rollback import roll_back
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import task_runs
-from tests.store.conftest import migrated, postgres_server, store_at
-
-__all__ = ["migrated", "postgres_server"]
+from tests.processes import Program
+from tests.store.conftest import ON_SQLITE_OR_THOROUGH, on_both_databases, store_at
 
 
 class World:
@@ -109,7 +106,7 @@ def world() -> World:
     return World()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=ON_SQLITE_OR_THOROUGH)
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty store with the newest schema."""
     yield from store_at(request, tmp_path)
@@ -139,6 +136,7 @@ def undone(run: PlanRun) -> dict[str, bool]:
     return {step.id: step.rolled_back for step in run.steps}
 
 
+@on_both_databases
 async def test_a_run_that_a_step_fails_is_rolled_back_and_cannot_be_resumed(either: PlanStore, world: World) -> None:
     run = await arun_plan(pool(), tools=world.tools, store=either, offline=True)
     assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
@@ -431,7 +429,7 @@ run_plan(plan, tools=ToolRegistry([drain, undrain, verify]), offline=True)
 
 
 def kill_in_the_middle(folder: Path, effect: str) -> None:
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder), effect], env={**os.environ})
+    process = Program(SCRIPT, folder, effect)
     while not (folder / "begun").exists():
         assert process.poll() is None, "the run ended before it was undone"
         time.sleep(0.01)
@@ -440,6 +438,7 @@ def kill_in_the_middle(folder: Path, effect: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["abort", "cancel"])
+@on_both_databases
 async def test_of_a_rollback_that_was_killed_only_the_rollback_ends_and_the_run_keeps_its_reason(
     word: str, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.conftest import migrated, postgres_database, postgres_server, store, store_url
+from tests.store.conftest import store, store_url
 
-__all__ = ["migrated", "postgres_database", "postgres_server", "store", "store_url"]
+__all__ = ["store", "store_url"]
 
 
 @pytest.fixture(autouse=True)

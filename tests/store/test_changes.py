@@ -1,7 +1,7 @@
 """Waiting for a change of the store: any process's change is seen, soon, at next to no cost, and none is missed."""
 
 import asyncio
-import sys
+import subprocess
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -10,6 +10,7 @@ from pathlib import Path
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.tables import REVISION
 from tests.postgres import PostgresServer
+from tests.processes import Program
 from tests.store.builders import a_gate, a_standing_approval, an_answer, an_approval, begun, created, validated
 from tests.store.builders import a_plan as plan_of
 
@@ -207,16 +208,15 @@ asyncio.run(main())
 
 async def test_every_commit_of_another_process_is_seen(store: PlanStore, store_url: str):
     runs = [await created(store) for _ in range(15)]
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITING, store_url, stdin=pipe, stdout=pipe)
+    process = Program(WRITING, store_url, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
-    await process.stdout.readline()
+    process.stdout.readline()
     await settled(store)
     for run in runs:
-        process.stdin.write(f"{run.id}\n".encode())
+        process.stdin.write(f"{run.id}\n")
+        process.stdin.flush()
         while await store.ledger.cancel_request(run.id) is None:
             async with asyncio.timeout(BOUND / 2):
                 await store.changed(BOUND)
-    process.stdin.close()
-    await process.wait()
+    process.communicate()

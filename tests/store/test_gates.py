@@ -3,7 +3,6 @@
 import asyncio
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from datetime import timedelta
 
@@ -15,6 +14,7 @@ from plan_adapter.record import GatePolicy, PlanRun
 from plan_adapter.store import tables
 from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
+from tests.processes import Program
 from tests.store.builders import DIGEST_OF_CALL, a_gate, a_plan, a_run, an_answer, begun, created, validated
 
 
@@ -290,15 +290,14 @@ asyncio.run(main())
 
 async def test_of_contradictory_answers_from_four_processes_one_wins(store: PlanStore, store_url: str):
     gate = await store.gates.open(a_gate(await created(store)), timeout_ms=60_000)
-    command = [sys.executable, "-c", ANSWERING, store_url, gate.id]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen([*command, f"person {number}"], **pipes) for number in range(4)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    processes = [Program(ANSWERING, store_url, gate.id, f"person {number}", **pipes) for number in range(4)]
     for process in processes:
         assert process.stdout.readline() == "ready\n"
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
-    won = [int(process.communicate(timeout=60)[0]) for process in processes]
+    won = [int(process.communicate()[0]) for process in processes]
     assert sorted(won) == [0, 0, 0, 1]
     kept = await store.gates.answer_to(gate.id)
     assert kept is not None

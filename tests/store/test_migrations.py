@@ -22,6 +22,7 @@ from plan_adapter.store import schema
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.tables import REVISION, REVISION_TABLE, metadata
 from tests.postgres import PostgresServer
+from tests.processes import Program
 from tests.store.builders import a_plan, begun
 
 
@@ -133,12 +134,7 @@ asyncio.run(main())
 
 
 def _use_at_once(url: str, how: str, processes: int) -> list[int]:
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", FIRST_USE, url, how, f"plan {number}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for number in range(processes)
-    ]
+    started = [Program(FIRST_USE, url, how, f"plan {number}", stdin=subprocess.PIPE, stdout=subprocess.PIPE) for number in range(processes)]
     for process in started:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -146,7 +142,7 @@ def _use_at_once(url: str, how: str, processes: int) -> list[int]:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    return [int(process.communicate(timeout=120)[0]) for process in started]
+    return [int(process.communicate()[0]) for process in started]
 
 
 @pytest.mark.thorough

@@ -263,8 +263,17 @@ WRITES: dict[str, Callable[[PlanStore, PlanRun], Awaitable[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("cut", ["before", "after", "at once"])
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+BRIEF = ("an intent", "a gate is answered")
+
+
+@pytest.mark.parametrize(
+    ("write", "cut"),
+    [
+        pytest.param(write, cut, id=f"{name}-{cut}", marks=() if cut == "after" or name in BRIEF else pytest.mark.thorough)
+        for name, write in WRITES.items()
+        for cut in ("before", "after", "at once")
+    ],
+)
 async def test_a_commit_whose_answer_is_lost_is_done_once(
     postgres_server: PostgresServer, migrated_url: str, write: Callable[[PlanStore, PlanRun], Awaitable[Any]], cut: Cut
 ):

@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,6 +13,7 @@ from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import Approval, Outcome, PlanRun, RunReason
 from plan_adapter.store import permission, tables
 from plan_adapter.store.store import PlanStore
+from tests.processes import Program
 from tests.store.builders import DIGEST_OF_CALL, a_plan, a_receipt, a_standing_approval, an_approval, an_attempt, begun, created, ended
 
 
@@ -179,7 +179,7 @@ asyncio.run(main())
 
 
 async def test_an_intent_that_was_returned_survives_the_death_of_its_process(store_url: str):
-    process = subprocess.Popen([sys.executable, "-c", KILLED, store_url], stdout=subprocess.PIPE, text=True)
+    process = Program(KILLED, store_url, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         run_id = process.stdout.readline().strip()

@@ -24,6 +24,7 @@ from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store.verification import verify
 from plan_adapter.validation import bind_inputs, validate
+from tests.cases import for_each
 from tests.text.conftest import Passed
 from tests.text.payloads import HIDING, PAYLOADS, PRODUCT, nothing_was_interpreted
 
@@ -69,26 +70,25 @@ SHOWN: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("payload", WITHOUT_NUL)
-@pytest.mark.parametrize("place", SHOWN)
+@for_each(payload=WITHOUT_NUL, place=SHOWN)
 def test_what_people_see_holds_no_character_that_hides(place: str, payload: str) -> None:
     assert not HIDING & set(SHOWN[place](PAYLOADS[payload])), "neither a terminal nor a reader is deceived"
 
 
-@pytest.mark.parametrize("payload", WITHOUT_NUL)
+@for_each(payload=WITHOUT_NUL)
 def test_markdown_of_a_plan_has_nothing_active_in_it(payload: str) -> None:
     page = MARKDOWN.render(format_plan(plan_about(PAYLOADS[payload])))
     assert not ACTIVE.search(page), page
 
 
-@pytest.mark.parametrize("payload", WITHOUT_NUL)
+@for_each(payload=WITHOUT_NUL)
 def test_a_text_stays_in_its_node_of_a_picture(payload: str) -> None:
     lines = mermaid(PAYLOADS[payload]).splitlines()
     assert [line.strip().split("[")[0].split(" ")[0] for line in lines] == ["flowchart", "s1", "classDef", "classDef", "classDef"]
     assert lines[1].count('"') == 2
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
+@for_each(payload=PAYLOADS)
 def test_a_plan_document_reads_back_as_the_same_data_or_is_refused(payload: str) -> None:
     plan = plan_about(PAYLOADS[payload])
     if payload == "NUL":
@@ -100,7 +100,7 @@ def test_a_plan_document_reads_back_as_the_same_data_or_is_refused(payload: str)
     assert (again.metadata, again.steps[0].description) == (plan.metadata, PAYLOADS[payload])
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
+@for_each(payload=PAYLOADS)
 def test_a_text_that_is_given_as_a_plan_is_no_plan(payload: str, home: Path) -> None:
     (home / "plan.yaml").write_text(PAYLOADS[payload], encoding="utf-8")
     with pytest.raises(InvalidPlanError):
@@ -108,8 +108,7 @@ def test_a_text_that_is_given_as_a_plan_is_no_plan(payload: str, home: Path) -> 
     assert nothing_was_interpreted(home)
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
-@pytest.mark.parametrize("field", ["decision", "approver", "note", "code", "signature"])
+@for_each(payload=PAYLOADS, field=["decision", "approver", "note", "code", "signature"])
 def test_an_answer_of_a_form_is_its_text_and_never_a_decision(field: str, payload: str) -> None:
     text = PAYLOADS[payload]
     raw: dict[str, object] = {"decision": "reject", "approver": "ana", "note": "", field: text}
@@ -124,13 +123,13 @@ def test_an_answer_of_a_form_is_its_text_and_never_a_decision(field: str, payloa
     assert said == text or said == text.strip()
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
+@for_each(payload=PAYLOADS)
 def test_a_form_whose_answer_is_an_object_of_prefect_is_refused(payload: str) -> None:
     with pytest.raises(NotAnAnswerError):
         answer_of({"decision": {"__prefect_kind": "jinja", "template": PAYLOADS[payload]}, "approver": "ana"})
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
+@for_each(payload=PAYLOADS)
 def test_a_key_of_an_artifact_is_made_of_letters_digits_and_dashes(payload: str) -> None:
     assert re.fullmatch(r"[a-z0-9][a-z0-9-]*", key_of(f"plan-{PAYLOADS[payload]}"))
 
@@ -156,7 +155,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[PlanRun, A
     return asyncio.run(work())
 
 
-@pytest.mark.parametrize("payload", WITHOUT_NUL)
+@for_each(payload=WITHOUT_NUL)
 def test_the_store_gives_back_what_it_was_given(kept: dict[str, tuple[PlanRun, Approval, dict[str, object]]], payload: str) -> None:
     text, (run, approval, _) = PAYLOADS[payload], kept[payload]
     assert run.status is PlanStatus.COMPLETED
@@ -165,7 +164,7 @@ def test_the_store_gives_back_what_it_was_given(kept: dict[str, tuple[PlanRun, A
     assert (approval.note, approval.by, run.requested_by) == (text, text, text)
 
 
-@pytest.mark.parametrize("payload", WITHOUT_NUL)
+@for_each(payload=WITHOUT_NUL)
 def test_an_exported_record_is_verified_as_it_is_read_from_its_file(
     kept: dict[str, tuple[PlanRun, Approval, dict[str, object]]], payload: str
 ) -> None:

@@ -4,9 +4,8 @@ import json
 import sqlite3
 from urllib.parse import unquote
 
-import pytest
-
 from plan_adapter.record import Outcome
+from tests.cases import for_each
 from tests.text.conftest import Passed
 from tests.text.payloads import PAYLOADS, PRODUCT, nothing_was_interpreted
 
@@ -16,7 +15,7 @@ NOT_IN_OUTPUT = {"stdin": "before\ufffdafter"}  # a result is text without NUL
 FILE_NAMES_REFUSED = {"parent folder", "NUL", "empty"}
 HEADERS_REFUSED = {"YAML", "ANSI", "OSC", "bidi", "NUL", "carriage return", "new header", "Markdown", "Mermaid", "blanks", "Chinese"}
 
-every_payload = pytest.mark.parametrize("payload", PAYLOADS)
+every_payload = for_each(payload=PAYLOADS)
 
 
 def test_no_text_was_interpreted_anywhere(passed: Passed) -> None:
@@ -26,8 +25,7 @@ def test_no_text_was_interpreted_anywhere(passed: Passed) -> None:
     assert not [unit for unit, receipt in passed.receipts.items() if PRODUCT in f"{receipt.result}{receipt.error}"]
 
 
-@every_payload
-@pytest.mark.parametrize("place", ["result", "input"])
+@for_each(payload=PAYLOADS, place=["result", "input"])
 def test_a_reference_gives_the_text_and_is_not_looked_at_again(passed: Passed, place: str, payload: str) -> None:
     text = PAYLOADS[payload]
     text = text if place == "result" else text.replace("\0", "")
@@ -35,8 +33,7 @@ def test_a_reference_gives_the_text_and_is_not_looked_at_again(passed: Passed, p
     assert passed.result(place, payload) == {"whole": text, "inside": inside, "nested": nested}
 
 
-@every_payload
-@pytest.mark.parametrize("place", ["argv", "env", "stdin", "bash"])
+@for_each(payload=PAYLOADS, place=["argv", "env", "stdin", "bash"])
 def test_a_command_is_handed_the_text_as_it_is(passed: Passed, place: str, payload: str) -> None:
     if payload == "NUL" and place in NO_NUL:
         assert _refusal(passed, place, payload) == f"`{'printf' if place == 'argv' else 'sh'}` cannot be started: embedded null byte"

@@ -5,9 +5,6 @@ from dataclasses import replace
 import pytest
 
 from plan_adapter.tools.tool import ToolContext
-from tests.postgres import postgres_database, postgres_server
-
-__all__ = ["another_step", "context", "postgres_database", "postgres_server"]
 
 logger = logging.getLogger("tests.tools.step")
 

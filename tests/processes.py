@@ -1,0 +1,140 @@
+"""Programs in processes of their own, each forked from one that has imported most of the package.
+
+Such a process is a real one: its signals, its terminal, its files and its exit code are its own. Only the second that Python takes to
+import the package is spent once, and not by each. What depends on how Python itself is started (its encoding, what it has imported) needs
+`subprocess`.
+"""
+
+import fcntl
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import IO
+
+PLAN = "import sys; from plan_adapter.cli.app import main; sys.exit(main())"
+
+VERBS = ("approve", "asking", "cancel", "foreground", "live", "reject", "resolve", "resume", "run")
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    [*(f"plan_adapter.cli.{verb}" for verb in VERBS), "plan_adapter.store.sqlite", "cyclopts", "rich.console", "tests.faults.child"]
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+class Program:
+    """A program that runs, with what tests use of `subprocess.Popen`."""
+
+    def __init__(
+        self,
+        source: str,
+        *arguments: str | Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: int | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        controls: bool = False,
+    ) -> None:
+        """Run Python code with these arguments and files (None: /dev/null). `controls`: stdin is the terminal whose end SIGHUP tells it."""
+        words, environment = [str(argument) for argument in arguments], dict(os.environ if env is None else env)
+        self.stdin, given = _opened(stdin, writes=True)
+        self.stdout, out = _opened(stdout)
+        self.stderr, err = _opened(stderr)
+        self._process = FORKS.Process(target=_execute, args=(source, words, environment, cwd or Path.cwd(), controls, given, out, err))
+        self._process.start()
+        for file in (given, out, err):
+            file.close()
+        self.pid = self._process.pid or 0
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("a program", timeout or 0)
+        return self._process.exitcode
+
+    def communicate(self) -> tuple[str, str]:
+        """Return the rest of what it writes, once it has ended."""
+        if self.stdin is not None:
+            self.stdin.close()
+        out, err = (pipe.read() if pipe is not None else "" for pipe in (self.stdout, self.stderr))
+        self.wait()
+        return out, err
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def run_plan(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, text: str = "", timeout: float | None = None
+) -> Ended:
+    """Return how `plan` ends with these arguments, without a terminal and with `text` as its input."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(text.encode())
+        given.seek(0)
+        program = Program(PLAN, *arguments, env=env, cwd=cwd, stdin=given.fileno(), stdout=out.fileno(), stderr=err.fileno())
+        try:
+            code = program.wait(timeout)
+        finally:
+            program.kill()
+        out.seek(0)
+        err.seek(0)
+        return Ended(code, out.read(), err.read())
+
+
+def _opened(file: int | None, *, writes: bool = False) -> tuple[IO[str] | None, Connection]:
+    """Return a file for the program, and where that is a pipe the end of it that this process writes or reads."""
+    if file == subprocess.PIPE:
+        ends = os.pipe()
+        ours, theirs = ends[::-1] if writes else ends
+        return os.fdopen(ours, "w" if writes else "r", encoding="utf-8"), Connection(theirs)
+    return None, Connection(os.open(os.devnull, os.O_RDWR) if file is None else os.dup(file))
+
+
+def _execute(source: str, words: list[str], environment: dict[str, str], folder: Path, controls: bool, *files: Connection) -> None:
+    """Become the program, in the process that was forked for it."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background has it ignored
+    for number, file in enumerate(files):
+        os.dup2(file.fileno(), number)
+        file.close()
+    if controls:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["plan", *words]
+    sys.stdin, sys.stdout = os.fdopen(0, encoding="utf-8"), os.fdopen(1, "w", encoding="utf-8")
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    sys.modules["__main__"] = main = ModuleType("__main__")
+    exec(source, vars(main))

@@ -63,9 +63,10 @@ class PatientDatabase:
         self._seconds = seconds
         self._is_spent = False
         self._waiting = 0
+        self._has_recovered = False  # whether a call has succeeded since the current wait started
         self._began = 0.0  # monotonic time when the current wait started
         self._warned = -WARN_SECONDS  # monotonic time of the last warning
-        self._is_in_audit_log = False
+        self._has_warned = False
 
     @property
     def label(self) -> str:
@@ -103,7 +104,8 @@ class PatientDatabase:
     async def _wait(self, attempt: Callable[[], Awaitable[T]], error: PassingError) -> T:
         """Retry a call that failed with `error`."""
         pause, deadline = FIRST_WAIT_SECONDS, time.monotonic() + self._seconds
-        self._began = self._began if self._waiting else time.monotonic()
+        if not self._waiting:
+            self._began, self._has_recovered = time.monotonic(), False
         self._waiting += 1
         try:
             while not self._is_spent and (left := deadline - time.monotonic()) > 0:
@@ -115,10 +117,12 @@ class PatientDatabase:
                 except PassingError as again:
                     error = again
                 else:
-                    self._tell_end()
+                    self._has_recovered = True
                     return result
-        finally:
+        finally:  # also if the call is cancelled, because the run has ended by then
             self._waiting -= 1
+            if self._has_recovered and not self._waiting:  # on a disk that is nearly full, some writes succeed while others wait
+                self._tell_end()
         self._is_spent = True
         waited = f", and {self._seconds:g} s were waited for it (PLAN_ADAPTER_STORE_PATIENCE_SECONDS)" if self._seconds else ""
         raise StoreError(
@@ -128,11 +132,11 @@ class PatientDatabase:
     def _warn(self, error: PassingError) -> None:
         now = time.monotonic()
         if now - self._warned >= WARN_SECONDS:
-            self._warned, self._is_in_audit_log = now, True
+            self._warned, self._has_warned = now, True
             since = datetime.now().astimezone() - timedelta(seconds=now - self._began)
             log.warning("the run waits since %s, %g s at most: %s", since.isoformat(sep=" ", timespec="seconds"), self._seconds, error)
 
     def _tell_end(self) -> None:
-        if self._is_in_audit_log and self._waiting == 1:  # on a disk that is nearly full, some writes succeed while others wait
-            self._is_in_audit_log = False
+        if self._has_warned:
+            self._has_warned = False
             log.warning("%s is available again after %.1f s; the run continues", self.label, time.monotonic() - self._began)

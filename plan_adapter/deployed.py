@@ -35,7 +35,7 @@ def __getattr__(name: str) -> Flow[..., Any]:
 
 async def _flow(digest: str) -> Flow[..., Any]:
     """Return the flow of the plan. If this worker cannot run it, the flow fails with the reason."""
-    plan, flow_run_id = None, os.environ.get("PREFECT__FLOW_RUN_ID")
+    flow_run_id = os.environ.get("PREFECT__FLOW_RUN_ID")
     try:
         async with PlanStore(Settings().store_url) as store:
             run = None if flow_run_id is None else await store.ledger.run_of_flow(flow_run_id)

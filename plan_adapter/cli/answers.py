@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import after_changes
-from plan_adapter.cli.asking import is_at_terminal
+from plan_adapter.cli.asking import agrees, is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.records import gate_json, gate_place
@@ -19,7 +19,7 @@ from plan_adapter.gates.approval import answer_to, os_user, text_to_sign, with_c
 from plan_adapter.gates.gate import request_of
 from plan_adapter.gates.identity import ProofContext, approval_from, proved
 from plan_adapter.gates.signatures import default_key, sign
-from plan_adapter.gates.terminal import Conversation, gate_summary
+from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.gates.text import without_picture
 from plan_adapter.plan import CallKind, PlanStatus
 from plan_adapter.readable import code, listed, means_item, one_line
@@ -193,7 +193,7 @@ def refuse_unnamed(run_id: str, command: str, *, is_asked: bool) -> None:
 
 async def confirm(what: str, words: AnswerOptions) -> None:
     """Return if the user confirms at the terminal. Raises UsageError if they do not."""
-    if (await Conversation().ask(f"{_ASKS[words.decision]} {what}? [y]es, [n]o ", forget=True) or "").casefold() not in ("y", "yes"):
+    if not await agrees(f"{_ASKS[words.decision]} {what}?"):
         raise UsageError("nothing was answered")
 
 

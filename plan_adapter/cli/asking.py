@@ -33,6 +33,11 @@ def is_at_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]  # closed: None
 
 
+async def agrees(question: str) -> bool:
+    """Return whether the user at the terminal answers `question` with yes. The end of the input is a no."""
+    return (await Conversation().ask(f"{question} [y]es, [n]o ", forget=True) or "").casefold() in ("y", "yes")
+
+
 def asks_in_form(*, yes: bool, detach: bool, has_server: bool) -> bool:
     """Return whether gates also open a form in the Prefect UI."""
     return has_server and not yes and not detach

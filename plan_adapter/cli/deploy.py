@@ -2,15 +2,16 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from plan_adapter.cli import output
-from plan_adapter.cli.asking import is_at_terminal
+from plan_adapter.cli.asking import agrees, is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import begin_server
@@ -19,14 +20,16 @@ from plan_adapter.documents import read_file, read_mapping
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.approval import os_user, requires_approval
-from plan_adapter.gates.terminal import Conversation
 from plan_adapter.problems import Problem
 from plan_adapter.readable import counted
 from plan_adapter.settings import Settings
+from plan_adapter.store.store import is_local
 from plan_adapter.validation import validate
 
 if TYPE_CHECKING:
-    from plan_adapter.engine.deployments import Deployed, Deployer, RunbookDeployment, Schedule
+    from prefect.client.schemas.schedules import SCHEDULE_TYPES
+
+    from plan_adapter.engine.deployments import Deployer, DeploymentOptions, PlannedDeployment, RunbookDeployment
     from plan_adapter.gates.policy import EffectivePolicy
     from plan_adapter.plan import ExecutionPlan
     from plan_adapter.store.store import PlanStore
@@ -38,20 +41,6 @@ _Kind: TypeAlias = Literal["cron", "interval", "rrule"]
 ENDINGS = (".yaml", ".yml", ".json")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _INTERVAL = re.compile(r"(\d+)\s*([smhd]?)")
-
-
-@dataclass(frozen=True, slots=True)
-class DeployOptions:
-    """The options of `plan deploy` that every deployment of one command gets. None keeps what a deployment has."""
-
-    inputs: dict[str, str]
-    schedule: "Schedule | None" = None
-    pool: str | None = None
-    queue: str | None = None
-    concurrency_limit: int | None = None
-    paused: bool | None = None
-    job_variables: dict[str, Any] | None = None
-    pull_steps: list[dict[str, Any]] | None = None
 
 
 def deploy(
@@ -102,55 +91,65 @@ def deploy(
         yes: Create a missing work pool without asking.
         json: Print one JSON object per deployment.
     """
-    schedule = _schedule(cron, interval, rrule, time_zone)
-    if schedule is not None and Path(source).is_dir():
-        raise UsageError("a folder has no schedule of its own: deploy the runbook that needs one by its file")
-    wanted = DeployOptions(
-        inputs=input_texts(input or [], inputs),
-        schedule=schedule,
+    from plan_adapter.engine.deployments import DeploymentOptions  # imports Prefect
+
+    folder = Path(source) if Path(source).is_dir() else None
+    options = DeploymentOptions(
+        schedule=_schedule(cron, interval, rrule, time_zone),
         pool=pool,
         queue=work_queue,
-        concurrency_limit=concurrency_limit,
-        paused=paused or None,
         job_variables=_job_variables(job_variable or [], image, tools or []),
         pull_steps=None if pull is None else _pull_steps(pull),
+        concurrency_limit=concurrency_limit,
+        paused=paused or None,
     )
-    plans = _plans_in(Path(source)) if Path(source).is_dir() else None
-    return asyncio.run(_deploy(source, plans, wanted, tools or [], is_dry=dry_run, yes=yes, as_json=json))
+    if folder is not None and options.schedule is not None:
+        raise UsageError("a folder has no schedule of its own: deploy the runbook that needs one by its file")
+    given = input_texts(input or [], inputs)
+    plans = source if folder is None else _plans_in(folder)
+    return asyncio.run(_deploy(plans, tools_of(tools or []), given, options, is_dry=dry_run, yes=yes, as_json=json))
 
 
 async def _deploy(
-    source: str, plans: "list[ExecutionPlan] | None", wanted: DeployOptions, tools: list[str], *, is_dry: bool, yes: bool, as_json: bool
+    source: "str | list[ExecutionPlan]",
+    tools: "ToolRegistry",
+    inputs: Mapping[str, str],
+    options: "DeploymentOptions",
+    *,
+    is_dry: bool,
+    yes: bool,
+    as_json: bool,
 ) -> int:
     settings = Settings()
     pending = begin_server(settings, offline=False)
     assert pending is not None
     async with open_store(settings) as store:
-        if plans is None:
-            plans = [await named_plan(source, store)]
+        plans = [await named_plan(source, store)] if isinstance(source, str) else source
         policy = await store.policy.effective(settings)
-        found = _checked(plans, policy, wanted, tools_of(tools))
+        runbooks = _checked(plans, tools, policy, inputs, options)
         server = await in_daemon_thread(pending.wait)
-        if server.is_local and settings.store_url.startswith("sqlite"):
-            found = [(validated, _with_store_of_this_machine(one, settings)) for validated, one in found]
+        if server.is_local and is_local(settings.store_url):
+            runbooks = [(validated, _with_store_of_this_machine(one, settings.store_url)) for validated, one in runbooks]
         with use_server(server):
-            done = await _apply(found, store, is_dry=is_dry, yes=yes, as_json=as_json)
+            done = await _apply(runbooks, store, is_dry=is_dry, yes=yes, as_json=as_json)
     _print(done, server, is_dry=is_dry, as_json=as_json)
     if not as_json:
-        _print_notes(done, [validated for validated, _ in found], policy, server, settings, is_dry=is_dry)
+        _print_counts(done)
+        if not is_dry:
+            _print_what_is_next(done, [validated for validated, _ in runbooks], policy, server, settings.store_url)
     return ExitCode.DONE
 
 
-def _with_store_of_this_machine(one: "RunbookDeployment", settings: Settings) -> "RunbookDeployment":
+def _with_store_of_this_machine(one: "RunbookDeployment", store_url: str) -> "RunbookDeployment":
     """Return the deployment for workers that share this machine's local server, and so its store."""
-    variables = dict(one.job_variables or {})
-    env = {"PLAN_ADAPTER_DATABASE_URL": settings.store_url, "PLAN_ADAPTER_ALLOW_LOCAL_STORE": "true", **variables.get("env", {})}
-    return replace(one, job_variables={**variables, "env": env})
+    variables = dict(one.options.job_variables or {})
+    env = {"PLAN_ADAPTER_DATABASE_URL": store_url, "PLAN_ADAPTER_ALLOW_LOCAL_STORE": "true", **variables.get("env", {})}
+    return replace(one, options=replace(one.options, job_variables={**variables, "env": env}))
 
 
-def _schedule(cron: str | None, interval: str | None, rrule: str | None, time_zone: str | None) -> "Schedule | None":
+def _schedule(cron: str | None, interval: str | None, rrule: str | None, time_zone: str | None) -> "SCHEDULE_TYPES | None":
     """Return the schedule of the options. Raises UsageError, DeploymentError."""
-    from plan_adapter.engine.deployments import Schedule, check_schedule  # imports Prefect
+    from plan_adapter.engine.deployments import schedule_of  # imports Prefect
 
     options: dict[_Kind, str | None] = {"cron": cron, "interval": interval, "rrule": rrule}
     given: list[tuple[_Kind, str]] = [(kind, text) for kind, text in options.items() if text is not None]
@@ -163,9 +162,7 @@ def _schedule(cron: str | None, interval: str | None, rrule: str | None, time_zo
     if time_zone is not None:
         _check_time_zone(time_zone)
     kind, text = given[0]
-    schedule = Schedule(kind, _interval(text) if kind == "interval" else text, time_zone)
-    check_schedule(schedule)
-    return schedule
+    return schedule_of(kind, _interval(text) if kind == "interval" else text, time_zone)
 
 
 def _check_time_zone(name: str) -> None:
@@ -227,69 +224,64 @@ def _plans_in(folder: Path) -> "list[ExecutionPlan]":
 
 
 def _checked(
-    plans: "Sequence[ExecutionPlan]", policy: "EffectivePolicy", wanted: DeployOptions, tools: "ToolRegistry"
+    plans: "Sequence[ExecutionPlan]",
+    tools: "ToolRegistry",
+    policy: "EffectivePolicy",
+    inputs: Mapping[str, str],
+    options: "DeploymentOptions",
 ) -> "list[tuple[ValidatedPlan, RunbookDeployment]]":
     """Return each plan with its deployment. Raises InvalidPlanError with the problems of all plans."""
     from plan_adapter.runbooks.deploy import runbook_deployment  # imports Prefect
 
-    found, problems = list[tuple["ValidatedPlan", "RunbookDeployment"]](), list[Problem]()
+    runbooks, problems = list[tuple["ValidatedPlan", "RunbookDeployment"]](), list[Problem]()
     for plan in plans:
         try:
             validated = validate(plan, tools)
-            one = runbook_deployment(validated, policy, inputs=wanted.inputs, is_scheduled=wanted.schedule is not None)
+            runbooks.append((validated, runbook_deployment(validated, policy, inputs=inputs, options=options)))
         except InvalidPlanError as error:
             problems += error.problems
-            continue
-        one = replace(
-            one,
-            schedule=wanted.schedule,
-            pool=wanted.pool,
-            queue=wanted.queue,
-            concurrency_limit=wanted.concurrency_limit,
-            paused=wanted.paused,
-            job_variables=wanted.job_variables,
-            pull_steps=wanted.pull_steps,
-        )
-        found.append((validated, one))
     if problems:
         raise InvalidPlanError(problems)
-    return found
+    return runbooks
 
 
 async def _apply(
-    found: "Sequence[tuple[ValidatedPlan, RunbookDeployment]]", store: "PlanStore", *, is_dry: bool, yes: bool, as_json: bool
-) -> "list[Deployed]":
+    runbooks: "Sequence[tuple[ValidatedPlan, RunbookDeployment]]", store: "PlanStore", *, is_dry: bool, yes: bool, as_json: bool
+) -> "list[PlannedDeployment]":
     """Create the work pools, save the plans and deploy what differs. A dry run only compares."""
     from plan_adapter.engine.deployments import deployer  # imports Prefect
 
     async with deployer() as on_server:
-        planned = [await on_server.deploy(one, dry_run=True) for _, one in found]
+        planned = [await on_server.compare(one) for _, one in runbooks]
         if is_dry:
             return planned
-        await _provide_pools([one.pool for one in planned if one.pool is not None], on_server, yes=yes, as_json=as_json)
-        for validated, _ in found:
+        await _provide_pools(planned, on_server, yes=yes, as_json=as_json)
+        for validated, _ in runbooks:
             await store.save(validated.plan, author=os_user())
-        pairs = zip(planned, (one for _, one in found), strict=True)
-        return [plan if plan.action == "unchanged" else await on_server.deploy(one) for plan, one in pairs]
+        return [await on_server.apply(one) for one in planned]
 
 
-async def _provide_pools(names: Sequence[str], on_server: "Deployer", *, yes: bool, as_json: bool) -> None:
+async def _provide_pools(planned: "Sequence[PlannedDeployment]", on_server: "Deployer", *, yes: bool, as_json: bool) -> None:
     """Create the work pools that are missing, after asking. Raises UsageError if nobody can be asked, or says no."""
-    for name in await on_server.missing_pools(names):
+    for name in _pools(planned):
+        if await on_server.has_pool(name):
+            continue
         if not yes:
             how = f"`--yes` creates it as a process pool, and so does `prefect work-pool create {name} --type process`"
             if as_json or not is_at_terminal():
                 raise UsageError(f"the work pool `{name}` does not exist: {how}")
-            answer = await Conversation().ask(
-                f"The work pool `{name}` does not exist. Create it as a process pool? [y]es, [n]o ", forget=True
-            )
-            if (answer or "").casefold() not in ("y", "yes"):
+            if not await agrees(f"The work pool `{name}` does not exist. Create it as a process pool?"):
                 raise UsageError(f"nothing was deployed, because the work pool `{name}` does not exist: {how}")
         await on_server.create_pool(name)
         output.note(f"created the process work pool `{name}`")
 
 
-def _print(done: "Sequence[Deployed]", server: Server, *, is_dry: bool, as_json: bool) -> None:
+def _pools(deployments: "Sequence[PlannedDeployment]") -> list[str]:
+    """Return the work pools of the deployments, each once. A deployment that Prefect serves without a worker has none."""
+    return list(dict.fromkeys(one.pool for one in deployments if one.pool is not None))
+
+
+def _print(done: "Sequence[PlannedDeployment]", server: Server, *, is_dry: bool, as_json: bool) -> None:
     for one in done:
         form = None if one.deployment_id is None else server.form_url(one.deployment_id)
         if as_json:
@@ -303,27 +295,22 @@ def _print(done: "Sequence[Deployed]", server: Server, *, is_dry: bool, as_json:
             output.line(f"form: {form}")
 
 
-def _print_notes(
-    done: "Sequence[Deployed]",
-    plans: "Sequence[ValidatedPlan]",
-    policy: "EffectivePolicy",
-    server: Server,
-    settings: Settings,
-    *,
-    is_dry: bool,
-) -> None:
+def _print_counts(done: "Sequence[PlannedDeployment]") -> None:
     if len(done) > 1:
-        counts = {action: sum(one.action == action for one in done) for action in ("created", "updated", "unchanged")}
-        output.note(f"{counted(len(done), 'runbook')}: " + ", ".join(f"{count} {action}" for action, count in counts.items() if count))
-    if is_dry:
-        return
-    waiting = [validated.plan.name for validated in plans if requires_approval(validated.plan, policy)]
-    if waiting:
+        counts = Counter(one.action for one in done)
+        parts = [f"{counts[action]} {action}" for action in ("created", "updated", "unchanged") if counts[action]]
+        output.note(f"{counted(len(done), 'runbook')}: {', '.join(parts)}")
+
+
+def _print_what_is_next(
+    done: "Sequence[PlannedDeployment]", plans: "Sequence[ValidatedPlan]", policy: "EffectivePolicy", server: Server, store_url: str
+) -> None:
+    if any(requires_approval(validated.plan, policy) for validated in plans):
         output.note("each run waits for an approval; `plan standing add` approves scheduled runs in advance")
-    if not server.is_local and settings.store_url.startswith("sqlite"):
-        output.note(f"the store is a file of this machine ({settings.store_url}): workers elsewhere need PLAN_ADAPTER_DATABASE_URL")
+    if not server.is_local and is_local(store_url):
+        output.note(f"the store is a file of this machine ({store_url}): workers elsewhere need PLAN_ADAPTER_DATABASE_URL")
     address = f"PREFECT_API_URL={server.api_url} " if server.is_local else ""
     if server.password_file is not None:
         address = f'{address}PREFECT_API_AUTH_STRING="$(cat {server.password_file})" '
-    for pool in dict.fromkeys(one.pool for one in done if one.pool is not None):
+    for pool in _pools(done):
         output.note(f"`{address}prefect worker start --pool {pool}` starts a worker")

@@ -1,11 +1,10 @@
 """`plan enroll`."""
 
 from plan_adapter.cli import output
-from plan_adapter.cli.asking import is_at_terminal
+from plan_adapter.cli.asking import agrees, is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.sources import open_store
 from plan_adapter.gates.approval import os_user
-from plan_adapter.gates.terminal import Conversation
 from plan_adapter.gates.totp import new_seed, seal
 from plan_adapter.settings import Settings
 
@@ -47,5 +46,5 @@ async def _confirm_replacing(person: str) -> None:
     has_one = f"{person} already has one-time codes; new ones disable those on their phone"
     if not is_at_terminal():
         raise UsageError(f"{has_one}: `--force` replaces them")
-    if (await Conversation().ask(f"{has_one}. Replace them? [y]es, [n]o ", forget=True) or "").casefold() not in ("y", "yes"):
+    if not await agrees(f"{has_one}. Replace them?"):
         raise UsageError(f"nothing changed: {person} keeps the one-time codes they have")

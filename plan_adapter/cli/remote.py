@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +20,9 @@ from plan_adapter.cli.answers import (
 from plan_adapter.cli.approval_state import age, time_left
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.daemon_thread import in_daemon_thread
-from plan_adapter.cli.servers import answering_server
+from plan_adapter.cli.servers import running_server
 from plan_adapter.commands import SHOWN_DIGITS, answer_command
-from plan_adapter.engine.connection import Server, use_server
+from plan_adapter.engine.connection import Server
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.readable import call_name, means_item
@@ -42,7 +39,7 @@ POLL_SECONDS = 0.25
 
 async def list_remotely(settings: "Settings", *, limit: int, as_json: bool) -> int:
     """Print the forms that wait for an answer, newest first."""
-    async with _server(settings) as server:
+    async with running_server(settings) as server:
         from plan_adapter.engine.gate_forms import open_forms  # imports Prefect
 
         found = (await open_forms())[::-1][:limit]
@@ -61,7 +58,7 @@ async def list_remotely(settings: "Settings", *, limit: int, as_json: bool) -> i
 
 async def answer_remotely(place: Place, words: AnswerOptions, settings: "Settings", *, show: bool, as_json: bool) -> int:
     """Answer in the form of a gate. Raises UsageError if no form matches, NotApprovedError if the run refuses the answer at once."""
-    async with _server(settings) as server:
+    async with running_server(settings) as server:
         from plan_adapter.engine.gate_forms import answer_form, open_forms, text_of  # imports Prefect
 
         form = _the_one(await open_forms(), place, None if show else words)
@@ -98,16 +95,6 @@ async def answer_remotely(place: Place, words: AnswerOptions, settings: "Setting
         left = f"no process is waiting: `plan resume {form.run_id}`, on a machine with the store, verifies the answer and continues"
         output.note(left if form.is_left else "the run has received the answer and is verifying it")
     return ExitCode.DONE
-
-
-@asynccontextmanager
-async def _server(settings: "Settings") -> "AsyncGenerator[Server]":
-
-    server = await in_daemon_thread(lambda: answering_server(settings))
-    if server is None:
-        raise UsageError("there is no Prefect server: Prefect's settings name no API URL, and no local server is running")
-    with use_server(server):
-        yield server
 
 
 def _the_one(forms: "list[OpenForm]", place: Place, words: AnswerOptions | None) -> "OpenForm":

@@ -1,9 +1,12 @@
 """A Prefect server that is already running, for commands that start none."""
 
 import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
+from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.engine.connection import Server, configured_api_url, use_server, without_credentials
 from plan_adapter.errors import NoServerError
@@ -21,6 +24,16 @@ def answering_server(settings: "Settings") -> Server | None:
         return configured_server(settings)
     status = server_status(settings)
     return status.server() if status.state == "healthy" else None
+
+
+@asynccontextmanager
+async def running_server(settings: "Settings") -> AsyncGenerator[Server]:
+    """Use a server that is already running, for as long as the context lasts. Raises UsageError if there is none."""
+    server = await in_daemon_thread(lambda: answering_server(settings))
+    if server is None:
+        raise UsageError("there is no Prefect server: Prefect's settings name no API URL, and no local server is running")
+    with use_server(server):
+        yield server
 
 
 def known_server(settings: "Settings") -> Server | None:

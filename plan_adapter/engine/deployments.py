@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias, cast
 from uuid import UUID
@@ -30,37 +30,31 @@ Action: TypeAlias = Literal["created", "updated", "unchanged"]
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """When a deployment starts runs: a cron expression, an interval, or an iCalendar rule, in a time zone (None: UTC)."""
+class DeploymentOptions:
+    """Where and when the runs of a deployment start. None keeps what the deployment has, or else takes Prefect's default."""
 
-    kind: Literal["cron", "interval", "rrule"]
-    value: str | timedelta
-    time_zone: str | None = None
-
-    def __str__(self) -> str:
-        every = f"every {self.value}" if self.kind == "interval" else f"{self.kind} {self.value}"
-        return f"{every} ({self.time_zone})" if self.time_zone else every
-
-
-@dataclass(frozen=True, slots=True)
-class RunbookDeployment:
-    """A runbook as a Prefect deployment. None keeps what the deployment has, or else takes Prefect's default."""
-
-    name: str  # of the flow and of the deployment
-    digest: str  # of the plan
-    entrypoint: str
-    description: str
-    form: Mapping[str, JsonValue]  # JSON Schema of the inputs
-    tags: tuple[str, ...]
-    tool_packages: Mapping[str, str]  # tool -> the package that defines it, with its version
-    inputs: Mapping[str, JsonValue] | None = None  # what a run gets unless it says otherwise
-    schedule: Schedule | None = None
+    schedule: SCHEDULE_TYPES | None = None
     pool: str | None = None
     queue: str | None = None
     job_variables: Mapping[str, Any] | None = None
     pull_steps: Sequence[Mapping[str, Any]] | None = None
     concurrency_limit: int | None = None
     paused: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunbookDeployment:
+    """A runbook as a Prefect deployment. `name` is that of the flow and of the deployment."""
+
+    name: str
+    digest: str  # of the plan
+    entrypoint: str
+    description: str
+    form: Mapping[str, JsonValue]  # JSON Schema of the inputs
+    tags: tuple[str, ...]
+    tool_packages: Mapping[str, str]  # tool -> the package that defines it, with its version
+    inputs: Mapping[str, JsonValue] | None  # what a run gets unless it says otherwise; None: as in the deployment
+    options: DeploymentOptions
 
     @property
     def full_name(self) -> str:
@@ -74,14 +68,19 @@ class RunbookDeployment:
 
 
 @dataclass(frozen=True, slots=True)
-class Deployed:
-    """What happened to one deployment, or would happen. `changes` names the parts that differ."""
+class PlannedDeployment:
+    """A deployment compared with the one in Prefect. `changes` names the parts that differ."""
 
     name: str
     action: Action
     changes: tuple[str, ...]
-    deployment_id: str | None  # None if it would be created
-    pool: str | None
+    create: DeploymentCreate
+    deployment_id: str | None  # None while it does not exist
+
+    @property
+    def pool(self) -> str | None:
+        """The work pool of its runs; None if it needs no worker."""
+        return self.create.work_pool_name
 
 
 @asynccontextmanager
@@ -97,22 +96,25 @@ class Deployer:
 
     client: PrefectClient
 
-    async def deploy(self, wanted: RunbookDeployment, *, dry_run: bool = False) -> Deployed:
-        """Create the deployment, or update what differs. Raises DeploymentError."""
+    async def compare(self, wanted: RunbookDeployment) -> PlannedDeployment:
+        """Return what differs from the deployment that exists. Raises DeploymentError if somebody else made that one."""
         existing = await self._existing(wanted.full_name)
         if existing is not None and PLAN_LABEL not in existing.labels:
             raise DeploymentError(
                 f"Prefect already has a deployment `{wanted.full_name}`, which `plan deploy` did not make: rename the plan"
             )
-        pool = wanted.pool or (existing.work_pool_name if existing is not None else default_pool())
-        create = _create(wanted, existing, pool)
-        changes = () if existing is None else tuple(_differences(create, existing))
-        action: Action = "created" if existing is None else "updated" if changes else "unchanged"
-        deployment_id = None if existing is None else str(existing.id)
-        if action != "unchanged" and not dry_run:
-            create.flow_id = await self.client.create_flow_from_name(wanted.name)
-            deployment_id = await self._post(create, wanted.full_name)
-        return Deployed(wanted.full_name, action, changes, deployment_id, pool)
+        create = _create(wanted, existing)
+        if existing is None:
+            return PlannedDeployment(wanted.full_name, "created", (), create, None)
+        changes = tuple(_differences(create, existing))
+        return PlannedDeployment(wanted.full_name, "updated" if changes else "unchanged", changes, create, str(existing.id))
+
+    async def apply(self, planned: PlannedDeployment) -> PlannedDeployment:
+        """Create or update the deployment, unless it is unchanged, and return it with its id. Raises DeploymentError."""
+        if planned.action == "unchanged":
+            return planned
+        create = planned.create.model_copy(update={"flow_id": await self.client.create_flow_from_name(planned.create.name)})
+        return replace(planned, deployment_id=await self._post(create, planned.name))
 
     async def _existing(self, full_name: str) -> DeploymentResponse | None:
         try:
@@ -128,10 +130,13 @@ class Deployer:
             raise DeploymentError(f"Prefect refuses the deployment `{full_name}`: {_reason(error)}") from error
         return str(response.json()["id"])
 
-    async def missing_pools(self, names: Sequence[str]) -> list[str]:
-        """Return those of these work pools that the server does not have."""
-        found = {pool.name for pool in await self.client.read_work_pools(limit=200)}
-        return [name for name in dict.fromkeys(names) if name not in found]
+    async def has_pool(self, name: str) -> bool:
+        """Return whether the server has this work pool."""
+        try:
+            await self.client.read_work_pool(name)
+        except ObjectNotFound:
+            return False
+        return True
 
     async def create_pool(self, name: str) -> None:
         """Create a process work pool: its workers run each flow run in a process on their own machine."""
@@ -163,7 +168,7 @@ class FlowRunSource:
 
 
 async def source_of_flow_run(flow_run_id: str) -> FlowRunSource:
-    """Return what a flow run was started with."""
+    """Return the parameter names of a flow run, and the tool packages of its deployment."""
     async with get_client() as client:
         flow_run = await client.read_flow_run(UUID(flow_run_id))
         labels = {} if flow_run.deployment_id is None else (await client.read_deployment(flow_run.deployment_id)).labels
@@ -171,30 +176,26 @@ async def source_of_flow_run(flow_run_id: str) -> FlowRunSource:
     return FlowRunSource(tuple(flow_run.parameters), packages)
 
 
-def check_schedule(schedule: Schedule) -> None:
-    """Raise DeploymentError if Prefect would refuse the schedule."""
-    _schedule(schedule)
-
-
-def _schedule(schedule: Schedule) -> SCHEDULE_TYPES:
+def schedule_of(kind: Literal["cron", "interval", "rrule"], value: str | timedelta, time_zone: str | None) -> SCHEDULE_TYPES:
+    """Return a schedule: a cron expression, an interval, or an iCalendar rule, in a time zone (None: UTC). Raises DeploymentError."""
     try:
-        match schedule.kind:
+        match kind:
             case "cron":
-                return CronSchedule(cron=str(schedule.value), timezone=schedule.time_zone)
+                return CronSchedule.model_validate({"cron": value, "timezone": time_zone})
             case "interval":
-                assert isinstance(schedule.value, timedelta)
-                return IntervalSchedule(interval=schedule.value, timezone=schedule.time_zone)
+                return IntervalSchedule.model_validate({"interval": value, "timezone": time_zone})
             case "rrule":
-                return RRuleSchedule(rrule=str(schedule.value), timezone=schedule.time_zone or "UTC")
+                return RRuleSchedule.model_validate({"rrule": value, "timezone": time_zone or "UTC"})
     except ValueError as error:
-        raise DeploymentError(f"the schedule `{schedule}` is not valid: {_first_message(error)}") from None
+        raise DeploymentError(f"the schedule `{kind} {value}` is not valid: {_first_message(error)}") from None
 
 
-def _create(wanted: RunbookDeployment, existing: DeploymentResponse | None, pool: str | None) -> DeploymentCreate:
+def _create(wanted: RunbookDeployment, existing: DeploymentResponse | None) -> DeploymentCreate:
     """Return the whole deployment as it should be; the server replaces its schedules with those given here."""
+    options = wanted.options
     fields: dict[str, Any] = {
         "name": wanted.name,
-        "flow_id": "00000000-0000-0000-0000-000000000000",  # known once the flow exists
+        "flow_id": UUID(int=0),  # known once the flow exists
         "version": wanted.digest[:12],
         "entrypoint": wanted.entrypoint,
         "description": wanted.description,
@@ -202,27 +203,36 @@ def _create(wanted: RunbookDeployment, existing: DeploymentResponse | None, pool
         "labels": wanted.labels,
         "parameter_openapi_schema": dict(wanted.form),
         "enforce_parameter_schema": True,
-        "work_pool_name": pool,
-        "parameters": dict(_kept(wanted.inputs, existing and existing.parameters, {})),
-        "job_variables": _merged({} if existing is None else existing.job_variables, wanted.job_variables or {}),
-        "pull_steps": _kept(wanted.pull_steps, existing and existing.pull_steps, None),
+        "parameters": dict(wanted.inputs or {}),
+        "work_pool_name": default_pool(),
+        "job_variables": dict(options.job_variables or {}),
     }
-    if wanted.queue is not None or (existing is not None and existing.work_queue_name):
-        fields["work_queue_name"] = wanted.queue or (existing and existing.work_queue_name)
-    limit = wanted.concurrency_limit if wanted.concurrency_limit is not None else _limit(existing)
-    if limit is not None:
-        fields["concurrency_limit"] = limit
-    if wanted.paused is not None:
-        fields["paused"] = wanted.paused
-    if wanted.schedule is not None:
-        fields["schedules"] = [DeploymentScheduleCreate(schedule=_schedule(wanted.schedule), active=True)]
-    elif existing is not None:
-        fields["schedules"] = [_again(one) for one in existing.schedules]
-    return DeploymentCreate(**fields)
+    if existing is not None:
+        fields |= _kept(existing, keeps_inputs=wanted.inputs is None, job_variables=options.job_variables or {})
+    given: dict[str, Any] = {
+        "work_pool_name": options.pool,
+        "work_queue_name": options.queue,
+        "pull_steps": options.pull_steps,
+        "concurrency_limit": options.concurrency_limit,
+        "paused": options.paused,
+        "schedules": None if options.schedule is None else [DeploymentScheduleCreate(schedule=options.schedule, active=True)],
+    }
+    return DeploymentCreate(**fields | {name: value for name, value in given.items() if value is not None})
 
 
-def _kept(given: Any, existing: Any, default: Any) -> Any:
-    return given if given is not None else existing if existing is not None else default
+def _kept(existing: DeploymentResponse, *, keeps_inputs: bool, job_variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a deployment keeps unless an option says otherwise."""
+    kept: dict[str, Any] = {
+        "work_pool_name": existing.work_pool_name,
+        "work_queue_name": existing.work_queue_name,
+        "pull_steps": existing.pull_steps,
+        "concurrency_limit": _limit(existing),
+        "schedules": [_again(one) for one in existing.schedules],
+        "job_variables": _merged(existing.job_variables, job_variables),
+    }
+    if keeps_inputs:
+        kept["parameters"] = existing.parameters
+    return {name: value for name, value in kept.items() if value is not None or name == "work_pool_name"}
 
 
 def _merged(existing: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,9 +247,8 @@ def _again(schedule: DeploymentSchedule) -> DeploymentScheduleCreate:
     )
 
 
-def _limit(existing: DeploymentResponse | None) -> int | None:
-    limit = None if existing is None else existing.global_concurrency_limit
-    return None if limit is None else limit.limit
+def _limit(existing: DeploymentResponse) -> int | None:
+    return None if existing.global_concurrency_limit is None else existing.global_concurrency_limit.limit
 
 
 def _differences(create: DeploymentCreate, existing: DeploymentResponse) -> list[str]:
@@ -267,7 +276,7 @@ def _tool_labels(labels: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _comparable(one: DeploymentScheduleCreate | DeploymentSchedule) -> tuple[object, ...]:
-    """Return what makes a schedule that schedule. The date from which an interval counts is not part of it."""
+    """Return the parts of a schedule that count in a comparison: all but the date from which an interval is counted."""
     described = one.schedule.model_dump(mode="json", exclude={"anchor_date"}, exclude_none=True)
     return type(one.schedule).__name__, {"timezone": "UTC", **described}, one.active, one.parameters
 

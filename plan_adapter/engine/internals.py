@@ -371,7 +371,7 @@ def record_singly_what_fails_together() -> None:
 
 
 def missing_prefect_features(feature: Feature | None = None) -> list[str]:
-    """Return what `feature`, by default every feature, relies on and the installed Prefect lacks. Empty if nothing is missing."""
+    """Return the names that the installed Prefect lacks and `feature` needs; without `feature`, those that any feature needs."""
     listener, engine = control_listener, flow_engine
     task_run_fields = {"id", "name", "flow_run_id", "flow_run_run_count", "task_key", "dynamic_key", "task_inputs", "labels", "tags"}
     features: dict[Feature, list[str]] = {

@@ -292,6 +292,7 @@ def _await(folder: ServerFolder, port: int, deadline: float, *, started: bool) -
         log_path=folder.log,
         pid=state.pid if state is not None else None,
         password=_password(folder, state) if state is not None else None,
+        password_file=folder.password_file if state is not None and state.has_password else None,
     )
 
 

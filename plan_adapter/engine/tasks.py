@@ -267,7 +267,7 @@ def _another_follows(_task: Task[..., object], _run: TaskRun, state: State) -> b
 
 @cache
 def _prototype() -> Task[..., Any]:
-    """Return the task of which each call's task is a copy. Creating a task takes far longer."""
+    """Return the task that is copied for each call. Creating a task takes far longer than copying one."""
     return Task(_unused, cache_policy=NO_CACHE, persist_result=False)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from importlib.metadata import packages_distributions, version
 
-from plan_adapter.engine.deployments import RunbookDeployment
+from plan_adapter.engine.deployments import DeploymentOptions, RunbookDeployment
 from plan_adapter.engine.flow import safe_name
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.approval import gate_policy_of, requires_approval
@@ -21,16 +21,16 @@ MOST_STEPS = 50
 
 
 def runbook_deployment(
-    validated: ValidatedPlan, policy: EffectivePolicy, *, inputs: Mapping[str, str], is_scheduled: bool = False
+    validated: ValidatedPlan, policy: EffectivePolicy, *, inputs: Mapping[str, str], options: DeploymentOptions
 ) -> RunbookDeployment:
-    """Return `validated`, which has to be in the store before anything runs, as a deployment of which only the plan is known.
+    """Return `validated` as a deployment. Save the plan in the store before you deploy it: runs load it from there.
 
     `inputs` are texts: the values of every run that gives no others. Raises InvalidPlanError for values that do not fit, and for a schedule
     that leaves a required input without a value.
     """
     plan = validated.plan
     values, problems = read_values(plan.inputs, inputs, from_text=True)
-    problems = [_unscheduled(problem) for problem in problems if is_scheduled or problem.code != "missing-input"]
+    problems = [_unscheduled(problem) for problem in problems if options.schedule is not None or problem.code != "missing-input"]
     if problems:
         raise InvalidPlanError(problems)
     return RunbookDeployment(
@@ -42,6 +42,7 @@ def runbook_deployment(
         tags=tuple(plan.tags),
         tool_packages=_tool_packages(validated),
         inputs={name: values[name] for name in inputs} if inputs else None,
+        options=options,
     )
 
 

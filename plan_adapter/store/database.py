@@ -127,21 +127,22 @@ S = TypeVar("S", bound=StorePart)
 
 def reads(work: Callable[Concatenate[S, Connection, P], T]) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
     """Turn a method that reads from a connection into one that callers await without a connection. Its reads see one snapshot."""
-
-    @wraps(work)
-    async def transaction(part: S, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await part._database.read(lambda connection: work(part, connection, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
-
-    vars(transaction)["__signature__"] = _without_connection(work)
-    return transaction
+    return _transaction(work, writes=False)
 
 
 def writes(work: Callable[Concatenate[S, Connection, P], T]) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
     """Turn a method that writes to a connection into one that callers await without a connection. If it raises, nothing is written."""
+    return _transaction(work, writes=True)
 
+
+def _transaction(
+    work: Callable[Concatenate[S, Connection, P], T], *, writes: bool
+) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
     @wraps(work)
     async def transaction(part: S, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await part._database.write(lambda connection: work(part, connection, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
+        database = part._database  # pyright: ignore[reportPrivateUsage]
+        run = database.write if writes else database.read
+        return await run(lambda connection: work(part, connection, *args, **kwargs))
 
     vars(transaction)["__signature__"] = _without_connection(work)
     return transaction

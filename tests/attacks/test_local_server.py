@@ -231,6 +231,7 @@ def test_the_place_of_the_password_is_shown_and_never_the_password(locked: Locke
     (found,) = [one for one in diagnose(Settings(home=locked.home)) if "local Prefect server" in one.what]
     assert f"`cat {locked.folder.password_file}` prints it" in found.hint
     status = server_status(Settings(home=locked.home))
+    assert locked.server.password_file == status.password_file == locked.folder.password_file
     for text in (notice, found.what, found.hint, repr(status), repr(status.server()), repr(locked.server)):
         assert locked.password.removeprefix("plan:") not in text
 
@@ -302,7 +303,7 @@ def test_a_run_with_a_gate_is_answered_in_its_form_and_shown_to_its_end(
         monkeypatch.setenv(name, value)
 
     def said(*words: str) -> str:
-        """Return what `plan` writes in this process, which finds the same environment."""
+        """Return the output of `plan`, run in this process with the same environment."""
         capsys.readouterr()
         code, written = main([*words]), capsys.readouterr()
         assert code == 0, written.err

@@ -97,17 +97,22 @@ class Dependencies:
 
 def dependencies_of(plan: ExecutionPlan) -> dict[str, Dependencies]:
     """Return each step's dependencies, as far as the plan is valid. Implied ones are in plan order."""
-    declarations = Declarations(steps={step.id: step for step in plan.steps}, inputs=plan.inputs, item=True, result=True)
-    return {step.id: _dependencies(step, declarations) for step in plan.steps}
+    declarations = Declarations({step.id: step for step in plan.all_steps}, plan.inputs, item=True, result=True, run=True)
+    sides = ([step.id for step in plan.steps], [step.id for step in plan.finally_])  # `finally` steps wait only for each other
+    return {
+        step.id: _dependencies(step, declarations, side)
+        for side, steps in zip(sides, (plan.steps, plan.finally_), strict=True)
+        for step in steps
+    }
 
 
-def _dependencies(step: Step, declarations: Declarations) -> Dependencies:
+def _dependencies(step: Step, declarations: Declarations, possible: Sequence[str]) -> Dependencies:
     texts = [*step.parameters.values(), step.input, step.when, step.for_each, step.label, step.done_when]
     if step.rollback is not None:
         texts += step.rollback.parameters.values()
     template, _ = compile_template([text for text in texts if text is not None], declarations, at="")
     used = template.steps - {step.id, *step.depends_on}
-    implied = tuple(other for other in declarations.steps if other in used) if used else ()
+    implied = tuple(other for other in possible if other in used) if used else ()
     return Dependencies(tuple(dict.fromkeys(step.depends_on)), implied)
 
 
@@ -116,12 +121,12 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
     lines += [_input_line(name, spec) for name, spec in plan.inputs.items()]
     lines += [f"- tags: {', '.join(map(code, plan.tags))}"] if plan.tags else []
     lines += [f"- {fact}" for fact in _options(plan.options)]
-    asks = _is_asked_for(plan.options) or any(_gate(plan, step) for step in plan.steps) or bool(plan.approval and plan.approval.effects)
+    asks = _is_asked_for(plan.options) or any(_gate(plan, step) for step in plan.all_steps) or bool(plan.approval and plan.approval.effects)
     lines += [f"- {fact}" for fact in policy_facts(plan, asks=asks)]
     lines += [f"- output {code(name)}: {code(as_text(value))}" for name, value in plan.outputs.items()]
     lines += ["", "## Steps", ""]
     dependencies = dependencies_of(plan)
-    for number, step in enumerate(plan.steps, start=1):
+    for number, step in enumerate(plan.all_steps, start=1):
         after = dependencies[step.id]
         timeout = plan.timeout_ms_of(step)
         lines += step_listing(
@@ -134,6 +139,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
             patience=step_patience(step, timeout) if timeout or step.max_retries else "",
             gate=_gate(plan, step),
             rollback=None if step.rollback is None else (None, step.rollback.parameters),
+            is_final=number > len(plan.steps),
         )
     return lines
 

@@ -22,15 +22,17 @@ def step_listing(
     items: int | None = None,
     gate: bool = False,
     rollback: tuple[Effect | None, Mapping[str, JsonValue]] | None = None,
+    is_final: bool = False,
 ) -> list[str]:
     """Return the lines of one step.
 
     `implied` are the dependencies that only a reference makes. `patience` describes timeout and retries. `gate` means that the step has its
-    own gate. `rollback` is the effect, if known, and the parameters of its rollback.
+    own gate. `rollback` is the effect, if known, and the parameters of its rollback. `is_final` marks a `finally` step.
     """
     what = code(step.tool_name) if step.tool_name is not None else f"goal: {prose(step.goal or '')}"
     head = f"{number}. **{prose(step.id)}** {what}" + (f" ({effect})" if effect else "")
     lines = [head + (f": {prose(step.description)}" if step.description else "")]
+    lines += ["   - always runs, after all other steps have ended"] if is_final else []
     if depends_on:
         lines.append("   - after " + ", ".join(code(d) + (" (by reference)" if d in implied else "") for d in depends_on))
     lines += [f"   - {name}: {code(text)}" for name, text in _conditions(step)]

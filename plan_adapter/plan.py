@@ -44,6 +44,11 @@ LABEL_DESCRIPTION = (
     "if it is a short text or a number, else its `name` or `id`, else its number from 1. The second item with the same label gets ` (2)`."
 )
 
+FINALLY_DESCRIPTION = (
+    "Steps that always run at the end, in the order of their dependencies: after the run completed, failed, was cancelled or timed out. "
+    "They may use `run.status` and `run.failed_steps`."
+)
+
 WHOLE_EXPRESSION = r"^\s*\$\{\{[\s\S]*\}\}\s*$"
 
 
@@ -213,6 +218,9 @@ class ExecutionOptions(_Model):
     )
     step_timeout_ms: int = Field(default=0, ge=0, description="The timeout of one attempt of a step. 0 means no limit.")
     total_timeout_ms: int = Field(default=0, ge=0, description="The timeout of the whole run. 0 means no limit.")
+    finally_timeout_ms: int = Field(
+        default=600_000, ge=0, description="The timeout of the `finally` steps, which the other timeouts do not stop. 0 means no limit."
+    )
 
     def model_post_init(self, _context: Any, /) -> None:
         """Set the error policy that was not written to the opposite of the one that was."""
@@ -321,7 +329,7 @@ class ExecutionPlan(_Model):
     inputs: dict[str, Input] = Field(default_factory=dict, description="The inputs of a run, by name.")
     options: ExecutionOptions = Field(default_factory=ExecutionOptions)
     steps: list[Step] = Field(default_factory=list, description="The steps. Each runs once its dependencies have completed.")
-    finally_: list[Step] = Field(default_factory=list, alias="finally", description="Steps that always run at the end. Not executed yet.")
+    finally_: list[Step] = Field(default_factory=list, alias="finally", description=FINALLY_DESCRIPTION)
     concurrency: Concurrency | None = Field(default=None, description="Which runs exclude each other. Not executed yet.")
     approval: ApprovalPolicy | None = Field(default=None, description="Who may approve and operate, and how they prove it.")
     on_failure: Literal["replan"] | None = Field(default=None, description=ON_FAILURE_DESCRIPTION)
@@ -395,10 +403,10 @@ class ExecutionPlan(_Model):
     def number_steps(self) -> None:
         """Renumber the steps, and fill in missing ids and the name. Called by validation after edits."""
         self.name = self.name or self.default_name
-        taken = {step.id for step in (*self.steps, *self.finally_) if step.id}
-        for prefix, steps in (("step", self.steps), ("finally", self.finally_)):
+        taken = {step.id for step in self.all_steps if step.id}
+        for prefix, steps, first in (("step", self.steps, 0), ("finally", self.finally_, len(self.steps))):
             for index, step in enumerate(steps):
-                step.put_at(index)
+                step.put_at(first + index)
                 if not step.id:
                     step.id = _free_id(f"{prefix}_{index + 1}", taken)
                     taken.add(step.id)
@@ -425,8 +433,18 @@ class ExecutionPlan(_Model):
         """Return the ids in use. Collect them again if steps were added or removed other than by `add_step`."""
         count = len(self.steps) + len(self.finally_)
         if count != self._counted:
-            self._ids, self._counted = {step.id for step in (*self.steps, *self.finally_)}, count
+            self._ids, self._counted = {step.id for step in self.all_steps}, count
         return self._ids
+
+    @property
+    def all_steps(self) -> list[Step]:
+        """The steps, and the `finally` steps after them."""
+        return [*self.steps, *self.finally_]
+
+    def place_of(self, step: Step) -> str:
+        """Return the path of a step in the document: `steps[0]`, `finally[0]`."""
+        last = step.index - len(self.steps)
+        return f"steps[{step.index}]" if last < 0 else f"finally[{last}]"
 
     def get_step(self, index: int) -> Step | None:
         """Return the step at `index`, from 0, or None if there is none. A negative index returns None."""
@@ -434,10 +452,10 @@ class ExecutionPlan(_Model):
 
     def step(self, step_id: str) -> Step:
         """Return the step with the id `step_id`. Raise KeyError, which lists the existing steps, if there is none."""
-        for step in self.steps:
+        for step in self.all_steps:
             if step.id == step_id:
                 return step
-        known = ", ".join(step.id for step in self.steps[:20])
+        known = ", ".join(step.id for step in self.all_steps[:20])
         raise KeyError(f"no step is called {step_id!r}; steps: {known}")
 
 

@@ -37,6 +37,7 @@ class StepPreview:
     worst_case_ms: float | None  # if every attempt takes its full timeout; None means no limit
     gate: bool = False  # whether it has its own gate; with `for_each`, whether each item has one
     rollback: RollbackPreview | None = None
+    is_final: bool = False  # whether it is a `finally` step, which always runs, after all others
 
     def as_json(self) -> dict[str, Any]:
         """Return the step for `plan preview --json`: its non-default fields, and what follows from them."""
@@ -54,6 +55,7 @@ class StepPreview:
             "timeout_ms": self.timeout_ms,
             "items": self.items,
             "worst_case_ms": self.worst_case_ms,
+            "finally": self.is_final,
             **({"rollback": asdict(self.rollback)} if self.rollback is not None else {}),
         }
 
@@ -137,7 +139,8 @@ def preview_plan(
     plan = validated.plan
     written = validated.steps
     prediction = Prediction(inputs)
-    steps = {step_id: _preview_step(written[step_id], validated, prediction, gate_effects) for step_id in validated.order}
+    order = (*validated.order, *validated.finally_order)
+    steps = {step_id: _preview_step(written[step_id], validated, prediction, gate_effects) for step_id in order}
     return Preview(
         plan=plan,
         digest=validated.digest,
@@ -146,7 +149,7 @@ def preview_plan(
         inputs=dict(inputs or {}),
         missing=missing,
         steps=tuple(steps.values()),
-        waves=tuple(tuple(wave) for wave in graph.waves(validated.dependencies, validated.order)),
+        waves=tuple(tuple(wave) for wave in graph.waves(validated.edges, order)),
         worst_case_ms=_longest_run(steps, validated, plan.options),
         gate_effects=tuple(gate_effects),
         secrets=tuple(sorted(validated.secrets)),
@@ -170,6 +173,7 @@ def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, 
         worst_case_ms=None if once is None or items is None else once * items,
         gate=validated.has_gate(step, gate_effects=gate_effects),
         rollback=preview_rollback(step.id, validated, prediction),
+        is_final=step.id in validated.finally_order,
     )
 
 
@@ -201,16 +205,22 @@ def _delays(step: Step) -> float:
 
 
 def _longest_run(steps: Mapping[str, StepPreview], validated: ValidatedPlan, options: ExecutionOptions) -> float | None:
+    longest = _longest_part(steps, validated, validated.order, options.total_timeout_ms)
+    last = _longest_part(steps, validated, validated.finally_order, options.finally_timeout_ms)
+    return None if longest is None or last is None else longest + last
+
+
+def _longest_part(steps: Mapping[str, StepPreview], validated: ValidatedPlan, order: tuple[str, ...], timeout_ms: int) -> float | None:
     # A step starts once it is ready and a slot is free. So while a slot is idle, the longest path makes progress (Graham's bound for list
     # scheduling). Nothing takes longer than all steps in sequence.
-    limit = float(options.total_timeout_ms) if options.total_timeout_ms else None
-    calls = {step_id: preview.worst_case_ms for step_id, preview in steps.items()}
+    limit = float(timeout_ms) if timeout_ms else None
+    calls = {step_id: steps[step_id].worst_case_ms for step_id in order}
     known = {step_id: longest for step_id, longest in calls.items() if longest is not None}
     if len(known) < len(calls):
         return limit
-    paths = graph.path_lengths(validated.dependencies, validated.order, known)
+    paths = graph.path_lengths(validated.dependencies, order, known)
     in_a_row = sum(known.values())
-    slots, path = options.parallel_limit, max(paths.values(), default=0.0)
+    slots, path = validated.plan.options.parallel_limit, max(paths.values(), default=0.0)
     longest = min(in_a_row, in_a_row / slots + path * (1 - 1 / slots))
     return longest if limit is None else min(limit, longest)
 
@@ -256,7 +266,8 @@ def _total(options: ExecutionOptions) -> str:
 def _endless(preview: Preview) -> str:
     if preview.worst_case_ms is not None:
         return ""
-    endless = [code(step.step.id) for step in preview.steps if step.worst_case_ms is None]
+    is_bounded = bool(preview.plan.options.finally_timeout_ms)
+    endless = [code(step.step.id) for step in preview.steps if step.worst_case_ms is None and not (step.is_final and is_bounded)]
     return f" (no timeout: {', '.join(endless[:5])}{', …' if len(endless) > 5 else ''})"
 
 
@@ -273,5 +284,6 @@ def _step_lines(preview: StepPreview, number: int) -> list[str]:
         patience=step_patience(preview.step, preview.timeout_ms) + longest,
         gate=preview.gate,
         rollback=None if preview.rollback is None else (preview.rollback.effect, preview.rollback.parameters),
+        is_final=preview.is_final,
     )
-    return [head, *([] if preview.depends_on else ["   - waits for no other step"]), *lines]
+    return [head, *([] if preview.depends_on or preview.is_final else ["   - waits for no other step"]), *lines]

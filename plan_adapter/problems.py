@@ -116,7 +116,14 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         ),
         "bad-input-definition": "The definition of an input contradicts itself, such as a default that its own pattern refuses.",
         "bad-label": "A label names the items of a step's `for_each`. Write it with `${{ item… }}`, or remove it.",
-        "bad-rollback": "A step with `rollback_failed` has no `rollback`. Add one, or remove `rollback_failed`.",
+        "bad-rollback": (
+            "A step with `rollback_failed` has no `rollback`: add one, or remove `rollback_failed`. Or a `finally` step has a `rollback`, "
+            "which could never run: remove it."
+        ),
+        "bad-finally": (
+            "`finally` steps run after all other steps, however those ended. They wait only for each other, no other step waits for them, "
+            "and a failed one stops nothing but the steps that depend on it."
+        ),
         "bad-tag": (
             "A tag is one line of fixed text with at most 64 characters, without spaces around it, invisible characters or `${{ }}`."
         ),

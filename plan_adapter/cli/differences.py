@@ -42,7 +42,7 @@ def _value(value: JsonValue, *, is_secret: bool) -> str:
 
 
 def _tool(plan: ExecutionPlan, name: str) -> str:
-    step = next((step for step in plan.steps if step.id == name), None)
+    step = next((step for step in plan.all_steps if step.id == name.removeprefix("finally.")), None)
     if step is None:
         return ""
     description = f": {one_line(step.description)}" if step.description else ""

@@ -19,7 +19,8 @@ from plan_adapter.readable import code, counted, unescaped
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.plan import ExecutionPlan
+    from plan_adapter.formatting import Dependencies
+    from plan_adapter.plan import ExecutionPlan, Step
     from plan_adapter.record import Attempt, PlanRun, Receipt
 
 SHOWN_CHARACTERS = 500
@@ -147,8 +148,12 @@ def _looks_like_a_file(source: str) -> bool:
 
 
 def _plan_json(plan: "ExecutionPlan", digest: str) -> dict[str, Any]:
-    steps: list[dict[str, Any]] = []
-    for step, after in zip(plan.steps, dependencies_of(plan).values(), strict=True):
-        written = step.model_dump(mode="json", exclude_defaults=True)
-        steps.append({**written, "depends_on": list(after.all), "implied_by_reference": list(after.implied)})
-    return {"digest": digest, **plan.to_document(), "name": plan.name, "steps": steps}
+    after = dependencies_of(plan)
+    lists = {"steps": plan.steps, **({"finally": plan.finally_} if plan.finally_ else {})}
+    shown = {name: [_step_json(step, after[step.id]) for step in steps] for name, steps in lists.items()}
+    return {"digest": digest, **plan.to_document(), "name": plan.name, **shown}
+
+
+def _step_json(step: "Step", after: "Dependencies") -> dict[str, Any]:
+    written = step.model_dump(mode="json", exclude_defaults=True)
+    return {**written, "depends_on": list(after.all), "implied_by_reference": list(after.implied)}

@@ -128,8 +128,11 @@ class CallArguments:
         run = self._scope.run
         # The seed covers this call alone: the receiver recognizes a repeat even after a new version changed the rest of the plan.
         called = self._called
-        seed = json.dumps([run.id, called.kind, called.step_id, self._item, called.tool.name, parameters], sort_keys=True)
         history, unit = self._scope.history.calls(called.kind), (called.step_id, self._item)
+        parts = [run.id, called.kind, called.step_id, self._item, called.tool.name, parameters]
+        if unit in history.outdated:  # a new call, not a repeat of the one that succeeded
+            parts.append(history.outdated[unit])
+        seed = json.dumps(parts, sort_keys=True)
         begun = history.repeatable.get(unit) or history.interrupted_reads.get(unit)
         limits = [time.monotonic() + timeout_seconds] if timeout_seconds else []
         if self._scope.clock is not None and self._scope.clock.deadline is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Literal, TypeAlias
 
 from plan_adapter import graph
@@ -133,6 +134,8 @@ class CallHistory:
     repeatable: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # idempotent writes that may have been done
     interrupted_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which run again
     aborted: set[Unit] = field(default_factory=set[Unit])  # writes that may have been done, where a person ended the run without saying
+    last: dict[str, datetime] = field(default_factory=dict[str, datetime])  # by step: when an attempt last started or ended
+    outdated: dict[Unit, int] = field(default_factory=dict[Unit, int])  # `finally` steps to run again: the attempt that had succeeded
 
     def take(self, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> None:
         """Add `attempts` and `receipts`. A write without a receipt is unknown; a read without one may be repeated.
@@ -142,6 +145,7 @@ class CallHistory:
         resolved, ended = dict[Unit, int](), set[tuple[Unit, int]]()
         for receipt in receipts:
             unit, number = (receipt.step_id, receipt.item), receipt.number
+            self._note(receipt.step_id, receipt.ended_at)
             self.attempts[unit] = max(self.attempts.get(unit, 0), number)
             ended.add((unit, number))
             if receipt.outcome is Outcome.SUCCEEDED:
@@ -153,6 +157,7 @@ class CallHistory:
                 resolved[unit] = max(resolved.get(unit, 0), number if receipt.by is not None else 0)
         for attempt in attempts:
             unit = (attempt.step_id, attempt.item)
+            self._note(attempt.step_id, attempt.started_at)
             self.attempts[unit] = max(self.attempts.get(unit, 0), attempt.number)
             if (unit, attempt.number) in ended or unit in self.succeeded:
                 continue
@@ -161,6 +166,9 @@ class CallHistory:
             elif attempt.number > resolved.get(unit, 0):
                 self.repeatable[unit] = attempt
         self.aborted.difference_update(self.succeeded)
+
+    def _note(self, step_id: str, at: datetime) -> None:
+        self.last[step_id] = max(self.last.get(step_id, at), at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +204,18 @@ class RunHistory(CallHistory):
         return replace(
             self, choices={step_id: StepChoice("skipped", why) for step_id, why in steps.items() if (step_id, None) not in self.succeeded}
         )
+
+    def at_end(self, finals: Collection[str]) -> "RunHistory":
+        """Return this history for the `finally` steps, whose ids are `finals`. One that succeeded before anything else ran runs again."""
+        others = [at for step_id, at in self.last.items() if step_id not in finals]
+        since = max([*others, *self.rollbacks.last.values()], default=None)
+        outdated = {
+            unit: receipt.number
+            for unit, receipt in self.succeeded.items()
+            if unit[0] in finals and since is not None and receipt.ended_at <= since
+        }
+        succeeded = {unit: receipt for unit, receipt in self.succeeded.items() if unit not in outdated}
+        return replace(self, succeeded=succeeded, outdated=outdated)
 
     @property
     def has_rollbacks(self) -> bool:

@@ -30,10 +30,10 @@ def item_labels(scope: RunScope, step: Step, values: Sequence[JsonValue]) -> lis
 
 def recorded_items(plan: ExecutionPlan, run: PlanRun, step_id: str) -> list[str | None]:
     """Return the labels of all items of a step of `run`, including items that never started. Empty if the record cannot determine them."""
-    step = next((step for step in plan.steps if step.id == step_id), None)
+    step = next((step for step in plan.all_steps if step.id == step_id), None)
     if step is None or step.for_each is None:
         return []
-    declarations = Declarations(steps={one.id: one for one in plan.steps}, inputs=plan.inputs, item=True)
+    declarations = Declarations(steps={one.id: one for one in plan.all_steps}, inputs=plan.inputs, item=True)
     for_each, _ = compile_template(step.for_each, declarations, at="for_each", expect="list")
     label = None if step.label is None else compile_template(step.label, declarations, at="label")[0]
     kept = [one for one in run.steps if one.status in (StepStatus.COMPLETED, StepStatus.SKIPPED)]  # other steps may still end differently

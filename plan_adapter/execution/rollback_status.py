@@ -85,7 +85,7 @@ def aborted_steps(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
     """Return the steps and items that a person aborted without saying whether they were done, in plan order."""
     if not history.aborted:
         return []
-    places = {step.id: place for place, step in enumerate(plan.steps)}
+    places = {step.id: place for place, step in enumerate(plan.all_steps)}
     return sorted((unit for unit in history.aborted if unit[0] in places), key=lambda unit: (places[unit[0]], unit[1] or 0))
 
 

@@ -19,16 +19,18 @@ from plan_adapter.plan import Step, StepStatus
 from plan_adapter.record import Attempt, Outcome, StepRun
 
 
-async def execute(scope: RunScope, run_step: StepRunner) -> None:
-    """Execute the approved plan of `scope` and write the ends of its steps into its run. Returns when everything is durable.
+async def execute(scope: RunScope, run_step: StepRunner, *, finals: bool = False) -> None:
+    """Execute the steps of the approved plan of `scope`, or its `finally` steps with `finals`. Returns when everything is durable.
+
+    Their ends are written into the run of `scope`.
 
     If the run does not wait for people, steps with open gates and their dependents stay pending, and `scope.is_left` is set. Raises
     StoreError if the record cannot be kept; nothing further is started then. A cancellation stops the run like any other, and is raised
     again after the running steps have ended.
     """
-    scope.clock = clock = _start_clock(scope)
+    scope.clock = clock = _start_clock(scope, finals=finals)
     try:
-        scheduler = Scheduler(scope, run_step, clock)
+        scheduler = Scheduler(scope, run_step, clock, finals=finals)
         await scheduler.carry()
         scheduler.begin()
         with scope.leave.by(scheduler.leave):
@@ -38,19 +40,21 @@ async def execute(scope: RunScope, run_step: StepRunner) -> None:
     await scope.recorder.flush()
 
 
-def _start_clock(scope: RunScope) -> RunClock:
-    """Start the clock of the total timeout, which stops the run. Tools also receive its deadline."""
-    milliseconds = scope.approved.bound.validated.plan.options.total_timeout_ms
+def _start_clock(scope: RunScope, *, finals: bool) -> RunClock:
+    """Start the clock of the total timeout, or of the `finally` steps, which stops them. Tools also receive its deadline."""
+    options = scope.approved.bound.validated.plan.options
+    milliseconds = options.finally_timeout_ms if finals else options.total_timeout_ms
     if not milliseconds:
         return RunClock(None, lambda: None)
     seconds = milliseconds / 1000
-    return RunClock(seconds, partial(scope.stop.set, "timed_out", f"the total timeout of {seconds:g} s was exceeded"))
+    which = "timeout of the `finally` steps" if finals else "total timeout"
+    return RunClock(seconds, partial(scope.stop.set, "timed_out", f"the {which} of {seconds:g} s was exceeded"))
 
 
 class Scheduler:
-    """The steps of one run, started as they become ready. Belongs to one event loop."""
+    """The steps of one run, or its `finally` steps, started as they become ready. Belongs to one event loop."""
 
-    def __init__(self, scope: RunScope, run_step: StepRunner, clock: RunClock) -> None:
+    def __init__(self, scope: RunScope, run_step: StepRunner, clock: RunClock, *, finals: bool) -> None:
         """Prepare the run of `scope`. `clock` is paused while only gates are open."""
         self._scope = scope
         self._clock = clock
@@ -60,11 +64,13 @@ class Scheduler:
         self._call_step = run_step
         self._validated = scope.approved.bound.validated
         self._steps = self._validated.steps
+        self._finals = finals
+        self._order = self._validated.finally_order if finals else self._validated.order
         self._runs = {step.id: step for step in scope.run.steps}
         self._after = dict[str, list[str]]()  # by step that is not carried: the steps that wait for it
         self._missing = dict[str, int]()  # by such step: how many steps it waits for
         self._urgency = dict[str, float]()  # by such step: the greater one is called first
-        self._open = len(self._steps)
+        self._open = len(self._order)
         self._halted = ""
         self._without_call = set[str]()  # skipped by a person or by their own `when`; their dependents still run
         self.tasks = TaskSet(scope, "the run", is_over=lambda: not self._open or scope.is_left, after_each=self._leave_if_idle)
@@ -72,13 +78,11 @@ class Scheduler:
     async def carry(self) -> None:
         """End the steps that succeeded in an earlier start and depend only on such steps. Returns when they are shown and reported."""
         reduced, carried = self._validated.reduced, dict[str, StepRun]()
-        for step_id in self._validated.order:
+        for step_id in self._order:
             if all(after in carried for after in reduced[step_id]) and self._carry(self._steps[step_id]):
                 carried[step_id] = self._runs[step_id]
         left = {
-            step_id: tuple(after for after in reduced[step_id] if after not in carried)
-            for step_id in self._validated.order
-            if step_id not in carried
+            step_id: tuple(after for after in reduced[step_id] if after not in carried) for step_id in self._order if step_id not in carried
         }
         self._open = len(left)
         self._after, self._missing = graph.successors(left), {step_id: len(afters) for step_id, afters in left.items()}
@@ -422,4 +426,4 @@ class Scheduler:
         return end.outcome in ("cancelled", "timed_out") and effect == "write" and end.was_interrupted
 
     def _stops_on_error(self, step: Step) -> bool:
-        return (step.on_error or self._validated.plan.options.on_error) == "stop"
+        return not self._finals and (step.on_error or self._validated.plan.options.on_error) == "stop"

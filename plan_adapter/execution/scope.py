@@ -42,10 +42,11 @@ class RunScope:
     leave: LeaveSignal = field(default_factory=LeaveSignal)
     clock: RunClock | None = None  # of the total timeout, once execution has started
     secrets: RunSecrets = field(default_factory=RunSecrets)
+    end: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # what `finally` steps call `run`
 
     def variables(self, *, item: JsonValue = None, result: JsonValue = None, secrets: Mapping[str, str] | None = None) -> Variables:
         """Return what an expression can use now. Pass `secrets` only for what goes to a tool."""
-        return Variables(steps=self.values, inputs=self.approved.bound.inputs, item=item, result=result, secrets=secrets or {})
+        return Variables(self.values, self.approved.bound.inputs, item, result, secrets or {}, self.end)
 
     def keep_value(self, step: StepRun) -> None:
         """Let expressions use how `step` ended."""

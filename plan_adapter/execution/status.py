@@ -1,6 +1,7 @@
 """Derives a run's status from how its steps ended and from what stopped it."""
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.ports import GateRefusal
@@ -31,34 +32,57 @@ def ended_status(reason: RunReason | None, *, completed: bool) -> PlanStatus:
     return PlanStatus.PARTIAL if completed else PlanStatus.FAILED
 
 
-def conclude(run: PlanRun, stop: Stop, refusal: GateRefusal | None = None, *, left: Collection[str] = ()) -> None:
-    """Set the final status, reason and message of `run`, all of whose steps have ended.
+class Ending(NamedTuple):
+    """How a run ends."""
+
+    status: PlanStatus
+    reason: RunReason | None
+    message: str | None
+
+
+def with_finals(ending: Ending, finals: Sequence[StepRun]) -> Ending:
+    """Return how a run ends that would end as `ending` without its `finally` steps, which ended as `finals`."""
+    unknown = [step for step in finals if step.outcome is Outcome.UNKNOWN]
+    failed = [step for step in finals if step.status is StepStatus.FAILED]
+    if not unknown and not failed:
+        return ending
+    cause = _unknown(unknown) if unknown else _failure(failed)
+    message = f"{ending.message}; {cause}" if ending.message else cause
+    reason = ending.reason
+    if reason in (None, RunReason.STEP_FAILED):
+        reason = RunReason.UNKNOWN if unknown else RunReason.STEP_FAILED
+    return Ending(PlanStatus.PARTIAL if ending.status is PlanStatus.COMPLETED else ending.status, reason, message)
+
+
+def ending_of(steps: Sequence[StepRun], stop: Stop, refusal: GateRefusal | None = None, *, left: Collection[str] = ()) -> Ending:
+    """Return how a run ends with `steps`, its steps without the `finally` steps. All have ended.
 
     `refusal` comes from a step gate; a failed step takes precedence over it. `left` are the steps that nobody requested this time.
     """
-    completed = any(step.status is StepStatus.COMPLETED for step in run.steps)
-    ended = [step for step in run.steps if step.status is StepStatus.FAILED]
+    completed = any(step.status is StepStatus.COMPLETED for step in steps)
+    ended = [step for step in steps if step.status is StepStatus.FAILED]
     failed = [step for step in ended if refusal is None or step.reason != NOT_APPROVED]
-    unknown = [step for step in run.steps if step.outcome is Outcome.UNKNOWN]
+    unknown = [step for step in steps if step.outcome is Outcome.UNKNOWN]
     broken = PlanStatus.PARTIAL if completed else PlanStatus.FAILED
-    unknown_outcome = f"whether {', '.join(f'`{step.id}`' for step in unknown)} was done is unknown"
-    stopped = f"{stop.message}; {unknown_outcome}" if unknown else stop.message
-    was_cut_short = stop.is_set and (ended or any(step.status is StepStatus.SKIPPED and step.reason == stop.message for step in run.steps))
+    stopped = f"{stop.message}; {_unknown(unknown)}" if unknown else stop.message
+    was_cut_short = stop.is_set and (ended or any(step.status is StepStatus.SKIPPED and step.reason == stop.message for step in steps))
     if was_cut_short and stop.kind == "cancelled":
-        run.transition(PlanStatus.CANCELLED, reason=RunReason.CANCELLED, message=stopped)
-    elif was_cut_short:
-        run.transition(broken, reason=RunReason.TIMED_OUT, message=stopped)
-    elif unknown:
-        run.transition(broken, reason=RunReason.UNKNOWN, message=unknown_outcome)
-    elif failed:
-        run.transition(broken, reason=RunReason.STEP_FAILED, message=_failure(failed))
-    elif refusal is not None:
-        run.transition(PlanStatus.CANCELLED, reason=refusal.reason, message=refusal.message)
-    elif missing := [step.id for step in run.steps if step.id in left and step.status is StepStatus.SKIPPED]:
-        names = _named(missing)
-        run.transition(broken, message=f"{names} were not requested this time; resuming the run runs the rest")
-    else:
-        run.transition(PlanStatus.COMPLETED)
+        return Ending(PlanStatus.CANCELLED, RunReason.CANCELLED, stopped)
+    if was_cut_short:
+        return Ending(broken, RunReason.TIMED_OUT, stopped)
+    if unknown:
+        return Ending(broken, RunReason.UNKNOWN, _unknown(unknown))
+    if failed:
+        return Ending(broken, RunReason.STEP_FAILED, _failure(failed))
+    if refusal is not None:
+        return Ending(PlanStatus.CANCELLED, refusal.reason, refusal.message)
+    if missing := [step.id for step in steps if step.id in left and step.status is StepStatus.SKIPPED]:
+        return Ending(broken, None, f"{_named(missing)} were not requested this time; resuming the run runs the rest")
+    return Ending(PlanStatus.COMPLETED, None, None)
+
+
+def _unknown(steps: Sequence[StepRun]) -> str:
+    return f"whether {', '.join(f'`{step.id}`' for step in steps)} was done is unknown"
 
 
 def _failure(failed: Sequence[StepRun]) -> str:

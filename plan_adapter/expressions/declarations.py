@@ -12,6 +12,7 @@ Expected: TypeAlias = Literal["bool", "list"]
 
 ONLY_THERE: Mapping[str, str] = {
     "item": "`item` exists in the parameters, the label and the done_when of a step with for_each",
+    "run": "`run.status` and `run.failed_steps` exist in `finally` steps",
     "result": "`result` alone exists in done_when; elsewhere write steps.<id>.result",
     "error": "write steps.<id>.error",
     "status": "write steps.<id>.status",
@@ -31,6 +32,7 @@ _NAME = r"[A-Za-z_](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?|[a-z0-9-]{1,64}/[a-z0-
 """A secret's name, or a Prefect block's type and name."""
 
 _MEMBERS = {"result": "dyn", "status": "string", "error": "dyn"}
+_RUN_MEMBERS = {"status": "string", "failed_steps": "list(string)"}
 _KINDS = {"string": "string", "integer": "int", "number": "double", "boolean": "bool", "array": "list", "object": "map"}
 _NO_JSON = ("bytes", "duration", "timestamp", "type")
 
@@ -51,7 +53,7 @@ class Typed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Declarations:
-    """What an expression may use. `item`, `result` and `secrets` say whether these exist at its place.
+    """What an expression may use. `item`, `result`, `secrets` and `run` say whether these exist at its place.
 
     Pass `steps` as a frozenset if possible: it is searched for every reference.
     """
@@ -61,6 +63,7 @@ class Declarations:
     item: bool = False
     result: bool = False
     secrets: bool = False
+    run: bool = False
 
 
 class RefusedError(Exception):
@@ -81,6 +84,8 @@ def kind_of(path: Path, declared: Declarations) -> str:
             kind, rest = _kind_of_input(path, declared.inputs), path[2:]
         case "secrets":
             kind, rest = _kind_of_secret(path, declared), path[2:]
+        case "run" if declared.run:
+            kind, rest = _kind_of_run(path), path[2:]
         case "item" if declared.item:
             return "dyn"
         case "result" if declared.result:
@@ -122,6 +127,13 @@ def _kind_of_input(path: Path, inputs: Mapping[str, Typed]) -> str:
     definition = inputs[path[1]]
     kind = _KINDS[definition.type]
     return f"list({_KINDS[definition.items] if definition.items else 'dyn'})" if kind == "list" else kind
+
+
+def _kind_of_run(path: Path) -> str:
+    if len(path) < 2 or path[1] not in _RUN_MEMBERS:
+        message = "`run` alone is not a value" if len(path) < 2 else f"a run has no `{path[1]}` here"
+        raise RefusedError("unknown-reference", message, "write run.status or run.failed_steps")
+    return _RUN_MEMBERS[str(path[1])]
 
 
 def _kind_of_secret(path: Path, declared: Declarations) -> str:

@@ -33,18 +33,22 @@ from plan_adapter.expressions.references import (
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """The values of a run: each finished step's result, status and error, the inputs, the secrets, and the current item and result."""
+    """The values of a run: each finished step's result, status and error, the inputs, the secrets, and the current item and result.
+
+    `run` holds the status and the failed steps of the run, for `finally` steps.
+    """
 
     steps: Mapping[str, Mapping[str, JsonValue]]
     inputs: Mapping[str, JsonValue]
     item: JsonValue = None
     result: JsonValue = None
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    run: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
     def follow(self, path: Path) -> Any:
         """Return the value at `path`. Raises NothingThereError."""
-        roots = {"steps": self.steps, "inputs": self.inputs, "secrets": self.secrets, "item": self.item, "result": self.result}
-        return follow(path, roots)
+        roots = {"steps": self.steps, "inputs": self.inputs, "secrets": self.secrets, "run": self.run}
+        return follow(path, {**roots, "item": self.item, "result": self.result})
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,8 @@ def compile_expression(source: str, declarations: Declarations) -> Expression:
         return Expression(source, kind_of(path, declarations), None, (Variable("", "dyn", path),))
     variables, code, position = list[Variable](), "", 0
     for reference in references(source):
+        if reference.path[0] == "run" and not declarations.run:
+            continue  # perhaps a variable of a macro
         if len(reference.path) == 2 and (word := hyphenated(source, reference.start)):
             root = reference.path[0]
             raise RefusedError("hyphenated-id", f"`{root}.{word[:80]}` is read as a subtraction", f'write {root}["{word[:80]}"]')

@@ -19,9 +19,9 @@ _STRING = (
 )
 _MEMBER = rf"(?:\s*(?:\.\s*{_NAME}|\[\s*(?:{_PLAIN}|\d{{1,15}})\s*\]))"
 
-_WHOLE = re.compile(rf"\s*(steps|inputs|secrets|item|result)\b({_MEMBER}*)\s*")
-_USE = re.compile(rf"(?:(steps)\b({_MEMBER}{{0,2}})|(inputs|secrets)\b({_MEMBER}?))")
-_LONGEST = re.compile(rf"(steps|inputs|item|result)\b((?:{_MEMBER}(?!\s*\())*)")
+_WHOLE = re.compile(rf"\s*(steps|inputs|secrets|run|item|result)\b({_MEMBER}*)\s*")
+_USE = re.compile(rf"(?:(steps)\b({_MEMBER}{{0,2}})|(inputs|secrets|run)\b({_MEMBER}?))")
+_LONGEST = re.compile(rf"(steps|inputs|run|item|result)\b((?:{_MEMBER}(?!\s*\())*)")
 _KEY = re.compile(rf"({_NAME})|({_PLAIN})|(\d+)")
 _BRACKETS = re.compile(rf"{_STRING}|[{{}}]")
 _TOKEN = re.compile(rf"{_STRING}|//[^\n]*|(?P<name>{_NAME})|[^\s\w]|\d[\w.]*")
@@ -50,9 +50,9 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A use of `steps`, `inputs` or `secrets` in an expression. `path` covers the part that becomes a variable.
+    """A use of `steps`, `inputs`, `secrets` or `run` in an expression. `path` covers the part that becomes a variable.
 
-    That is `("steps", id, member)`, `("inputs", name)` or `("secrets", name)`. In a shorter path, something is missing.
+    That is `("steps", id, member)`, `("inputs", name)`, `("secrets", name)` or `("run", member)`. In a shorter path, something is missing.
     """
 
     path: Path
@@ -90,7 +90,7 @@ def whole_path(code: str) -> Path | None:
 
 
 def references(code: str) -> Iterator[Reference]:
-    """Yield each use of `steps`, `inputs` or `secrets` outside strings and comments, from left to right."""
+    """Yield each use of `steps`, `inputs`, `secrets` or `run` outside strings and comments, from left to right."""
     for match in _uses(code, _USE):
         yield Reference(_path(match[1] or match[3], match[2] or match[4] or ""), match.start(), match.end())
 

@@ -34,11 +34,12 @@ from plan_adapter.gates.text import (
 )
 from plan_adapter.listing import REPLAN_FACT, operators_fact
 from plan_adapter.pictures import mermaid
-from plan_adapter.plan import EFFECTS, Effect, ExecutionPlan
+from plan_adapter.plan import EFFECTS, Effect, ExecutionPlan, Step
 from plan_adapter.preview import Preview, StepPreview, preview_plan
 from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, redacted, secret_parameters, words
 from plan_adapter.validation import BoundPlan
 
+FINALLY = "finally."
 CHANGES_SHOWN = 200
 CHARACTERS_SHOWN = 200
 """How much of an old or new value is shown."""
@@ -48,19 +49,19 @@ def changes_section(
     earlier: ExecutionPlan, preview: Preview, *, kept: Collection[str], schemas: Mapping[str, dict[str, JsonValue]]
 ) -> list[str]:
     """Return the section on how the plan of `preview` differs from `earlier`. `kept` are the steps whose approvals stay valid."""
-    before, now = {step.id: step for step in earlier.steps}, {step.step.id: step for step in preview.steps}
+    before, now = _steps_by_name(earlier, preview)
     diff = diff_plans(earlier, preview.plan)
     lines = ["### What changed", ""]
     lines += [f"- **added** {code(name)}: {_called(now[name])}" for name in diff.added]
     lines += [f"- **removed** {code(name)}: {code(before[name].tool_name or '')}" for name in diff.removed if name in before]
     secret = {name: secret_parameters(schema) for name, schema in schemas.items()}
     for change in diff.changed[:CHANGES_SHOWN]:
-        owner = now.get(_step_of(change))
+        owner = now.get(_step_of(change, now))
         lines.append(_change_line(change, secret.get(owner.step.tool_name or "", ()) if owner is not None else ()))
     more = len(diff.changed) - CHANGES_SHOWN
     lines += [f"- … {more} more changes"] if more > 0 else []
     lines += [f"- **moved**: {named(diff.reordered, NAMED)}"] if diff.reordered else []
-    touched = {*diff.added, *diff.reordered, *map(_step_of, diff.changed)}
+    touched = {*diff.added, *diff.reordered, *(_step_of(change, now) for change in diff.changed)}
     same = [name for name in now if name not in touched]
     lines += ["- nothing"] if not diff else []
     lines += [f"- unchanged: {named(same, NAMED)}"] if same else []
@@ -70,7 +71,7 @@ def changes_section(
 
 def raised_notices(earlier: ExecutionPlan, preview: Preview) -> list[str]:
     """Return a notice for each step that may do more than in `earlier`, for the top of the first screen."""
-    before, now = {step.id: step for step in earlier.steps}, {step.step.id: step for step in preview.steps}
+    before, now = _steps_by_name(earlier, preview)
     notices = list[str]()
     for name in diff_plans(earlier, preview.plan).raised:
         was = before[name].effect
@@ -80,8 +81,16 @@ def raised_notices(earlier: ExecutionPlan, preview: Preview) -> list[str]:
     return notices
 
 
-def _step_of(change: Change) -> str:
-    return change.at.split(".")[0]
+def _steps_by_name(earlier: ExecutionPlan, preview: Preview) -> tuple[dict[str, Step], dict[str, StepPreview]]:
+    """Return the steps before and now by their names in a `PlanDiff`: the id, with `finally.` before that of a `finally` step."""
+    before = {step.id: step for step in earlier.steps} | {f"{FINALLY}{step.id}": step for step in earlier.finally_}
+    return before, {(FINALLY if step.is_final else "") + step.step.id: step for step in preview.steps}
+
+
+def _step_of(change: Change, now: Collection[str]) -> str:
+    """Return the name of the changed step, or of the changed field of the plan."""
+    final = ".".join(change.at.split(".")[:2])
+    return final if final.startswith(FINALLY) and final in now else change.at.split(".")[0]
 
 
 def _called(step: StepPreview) -> str:
@@ -90,7 +99,8 @@ def _called(step: StepPreview) -> str:
 
 def _change_line(change: Change, secret: Collection[str]) -> str:
     # A value is secret if any name in its path is, or if the parameter's schema says so.
-    is_secret = any(is_secret_name(name) or (index == 2 and name in secret) for index, name in enumerate(change.at.split(".")))
+    names = change.at.removeprefix(FINALLY).split(".")
+    is_secret = any(is_secret_name(name) or (index == 2 and name in secret) for index, name in enumerate(names))
     old, new = (_short(redacted({"secret" if is_secret else "value": value})) for value in (change.old, change.new))
     return f"- {code(change.at)}: {old} → {new}"
 
@@ -147,7 +157,8 @@ def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool
         parts.append(f"**undone by** {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}){failed}")
         arguments = [(f"undone with {code(name)}", value) for name, value in values.parameters(undo.tool_name, undo.parameters)]
         _add_parts(step.id, arguments, parts, blocks)
-    effect = EFFECTS_SHOWN[preview.effect] + (" · **asks again**" if gate else "")
+    effect = EFFECTS_SHOWN[preview.effect] + (" · **always runs, at the end**" if preview.is_final else "")
+    effect += " · **asks again**" if gate else ""
     return _StepLines(f"- {_what(preview, number)} · {effect} · {' · '.join(parts)} · {_at_most(preview)}", blocks)
 
 
@@ -270,7 +281,7 @@ def _inputs(inputs: Mapping[str, JsonValue], values: Values) -> list[str]:
 
 def _order(bound: BoundPlan, preview: Preview, gates: frozenset[str]) -> list[str]:
     effects: dict[str, Effect] = {step.step.id: step.effect for step in preview.steps}
-    picture = mermaid([step.step for step in preview.steps], bound.validated.reduced, effects=effects, gated=gates)
+    picture = mermaid([step.step for step in preview.steps], bound.validated.edges, effects=effects, gated=gates)
     return [ORDER, "", *fenced(picture, "mermaid").split("\n"), "", _LEGEND, ""]
 
 

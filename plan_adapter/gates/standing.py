@@ -190,7 +190,7 @@ def find_plan_mismatches(standing: StandingApproval, validated: ValidatedPlan) -
         if definition.is_required and name not in standing.inputs:
             message = f"`{name}` has no default and no pattern, so the approval would cover no run"
             problems.append(Problem("missing-input", at=join("inputs", name), message=message, hint="add a pattern or a value for it"))
-    known = [step.id for step in validated.plan.steps]
+    known = [step.id for step in validated.plan.all_steps]
     for index, step_id in enumerate(standing.steps):
         if step_id not in known:
             message = f"no step is called `{one_line(step_id)[:60]}`"

@@ -270,7 +270,7 @@ def _step_row(number: int, preview: StepPreview, gates: frozenset[str], values: 
     step, items = preview.step, ""
     if step.for_each is not None:
         items = f" × {counted(preview.items, 'item')}" if preview.items is not None else " × each item"
-    asks = ", asks again" if step.id in gates else ""
+    asks = (", always at the end" if preview.is_final else "") + (", asks again" if step.id in gates else "")
     row = f"- **{number}. {words(step.id)}**{items} ({EFFECTS_SHOWN[preview.effect]}{asks}): {code(step.tool_name or '')}"
     parameters = values.parameters(step.tool_name or "", preview.parameters)
     for index, (name, value) in enumerate(parameters):

@@ -145,7 +145,7 @@ def _short(name: str, schema: JsonValue) -> str:
 
 
 def _called_by(tool: str, plan: ExecutionPlan, done: Collection[str]) -> str:
-    called = [step.id for step in plan.steps if step.tool_name == tool]
+    called = [step.id for step in plan.all_steps if step.tool_name == tool]
     steps = {
         "called by": [step_id for step_id in called if step_id not in done],
         "already called by": [step_id for step_id in called if step_id in done],

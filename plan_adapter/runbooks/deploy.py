@@ -58,17 +58,17 @@ def _description(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
     plan = validated.plan
     steps = [
         f"{number}. {code(step.id)} ({one_line(step.tool_name or '')}, {validated.tools[step.id].effect}): {prose(step.description)}"
-        for number, step in enumerate(plan.steps[:MOST_STEPS], start=1)
+        for number, step in enumerate(plan.all_steps[:MOST_STEPS], start=1)
     ]
-    if len(plan.steps) > MOST_STEPS:
-        steps.append(f"\n… and {len(plan.steps) - MOST_STEPS} more steps")
+    if len(plan.all_steps) > MOST_STEPS:
+        steps.append(f"\n… and {len(plan.all_steps) - MOST_STEPS} more steps")
     return "\n".join([prose(plan.description), "", "**Steps**", "", *steps, "", f"**Approval**: {_approval(validated, policy)}"])
 
 
 def _approval(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
     rules = gate_policy_of(validated.plan, policy, requested_by="")
     who = "anyone" if rules.approvers is None else listed([one_line(name) for name in rules.approvers], 20) or "nobody"
-    gated = [code(step.id) for step in validated.plan.steps if validated.has_gate(step, gate_effects=policy.gate_effects)]
+    gated = [code(step.id) for step in validated.plan.all_steps if validated.has_gate(step, gate_effects=policy.gate_effects)]
     asks = f"asks again before {listed(gated, 20)}" if gated else ""
     if requires_approval(validated.plan, policy):
         return f"each run waits for {who}" + (f" and {asks}" if asks else "")

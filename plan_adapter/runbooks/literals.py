@@ -175,7 +175,9 @@ class _Call:
 
 
 def _calls(plan: ExecutionPlan, tools: ToolRegistry) -> Iterator[_Call]:
-    for index, step in enumerate(plan.steps):
+    places = [(("steps", index), step) for index, step in enumerate(plan.steps)]
+    places += [(("finally", index), step) for index, step in enumerate(plan.finally_)]
+    for place, step in places:
         given: list[tuple[tuple[str, ...], str | None, dict[str, JsonValue]]] = [(("parameters",), step.tool_name, step.parameters)]
         if step.rollback is not None:
             given.append((("rollback", "parameters"), step.rollback.tool_name, step.rollback.parameters))
@@ -183,7 +185,7 @@ def _calls(plan: ExecutionPlan, tools: ToolRegistry) -> Iterator[_Call]:
             tool = tools.get(tool_name or "")
             schema: Schema = {} if tool is None else tool.parameters_schema
             code = frozenset[str]() if tool is None else tool.literal_parameters
-            yield _Call(("steps", index, *field), ".".join((step.id, *field)), parameters, schema, code)
+            yield _Call((*place, *field), ".".join((step.id, *field)), parameters, schema, code)
 
 
 def _hidden(value: JsonValue, shown: JsonValue) -> Iterator[str]:

@@ -169,9 +169,9 @@ class _Candidates:
 
     def add_varied(self, others: Iterable[tuple[str, list[Literal], ExecutionPlan]], plan: ExecutionPlan) -> None:
         """Add the values that differ in another version of the plan, at the same place of the same call."""
-        tool_of = {step.id: step.tool_name for step in plan.steps}
+        tool_of = {step.id: step.tool_name for step in plan.all_steps}
         for label, literals, other in others:
-            same = {step.id for step in other.steps if tool_of.get(step.id) == step.tool_name}
+            same = {step.id for step in other.all_steps if tool_of.get(step.id) == step.tool_name}
             theirs = {literal.at: literal for literal in literals if literal.at.partition(".")[0] in same}
             for literal in self._literals:
                 match = theirs.get(literal.at)

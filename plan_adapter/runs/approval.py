@@ -158,7 +158,7 @@ async def _ends_run(gate: Gate, run: PlanRun, store: PlanStore) -> bool:
     if gate.step_id is None:
         return True
     plan = await store.get(run.digest)
-    on_error = next((step.on_error for step in plan.steps if step.id == gate.step_id), None) or plan.options.on_error
+    on_error = next((step.on_error for step in plan.all_steps if step.id == gate.step_id), None) or plan.options.on_error
     return gate.rules.expires == "reject" and on_error == "stop"
 
 
@@ -342,7 +342,7 @@ async def _keep_waiting(run: PlanRun, store: PlanStore, *, message: str | None) 
 
 def gated_steps(bound: BoundPlan, policy: EffectivePolicy) -> Collection[str]:
     """Return the ids of the steps that have a step gate."""
-    return [step.id for step in bound.validated.plan.steps if needs_gate(step, bound.validated, policy)]
+    return [step.id for step in bound.validated.plan.all_steps if needs_gate(step, bound.validated, policy)]
 
 
 async def _used(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKeeper) -> ApprovedPlan:

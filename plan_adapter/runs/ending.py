@@ -15,9 +15,9 @@ from plan_adapter.execution.printing import redacted_prints
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.secrets import redacted_logs
-from plan_adapter.execution.status import conclude
+from plan_adapter.execution.status import Ending, ending_of, with_finals
 from plan_adapter.plan import PlanStatus
-from plan_adapter.record import PlanRun, RunReason
+from plan_adapter.record import PlanRun, RunReason, StepRun
 from plan_adapter.store.store import PlanStore
 
 log = logging.getLogger(__name__)
@@ -88,12 +88,24 @@ async def answer_soon(in_prefect: Callable[[], Awaitable[str | None]]) -> str | 
 
 async def conclude_run(scope: RunScope, store: PlanStore, rollback: Rollback | None, undrafted: str | None) -> None:
     """Record and report the end of a run whose steps have all ended. `undrafted` says why replanning failed, if it did."""
-    conclude(scope.run, scope.stop, scope.refusal, left=scope.history.left)
+    status, reason, message = with_finals(ending_without_finals(scope), finals_of(scope))
+    scope.run.transition(status, reason=reason, message=message)
     scope.run.outputs, problem = _outputs(scope)
     scope.run.message = scope.run.message or problem
     if undrafted is not None:
         scope.run.message = f"{scope.run.message}; the remaining steps could not be replanned: {undrafted}"
     await end_run(scope, store, rollback)
+
+
+def ending_without_finals(scope: RunScope) -> Ending:
+    """Return how the run ends if no `finally` step fails. All other steps have ended."""
+    finals = scope.approved.bound.validated.finally_order
+    return ending_of([step for step in scope.run.steps if step.id not in finals], scope.stop, scope.refusal, left=scope.history.left)
+
+
+def finals_of(scope: RunScope) -> list[StepRun]:
+    """Return the run's `finally` steps."""
+    return [step for step in scope.run.steps if step.id in scope.approved.bound.validated.finally_order]
 
 
 async def end_run(scope: RunScope, store: PlanStore, rollback: Rollback | None) -> None:

@@ -36,7 +36,8 @@ def choices_of(run: PlanRun, validated: ValidatedPlan, history: RunHistory, aske
         skipped=by_status[StepStatus.SKIPPED],
     )
     before = {step_id: why for step_id, why in history.skipped.items() if step_id not in succeeded}
-    return choices(validated.dependencies, record, replace(asked, skipped=asked.all_skipped(before)))
+    found = choices(validated.dependencies, record, replace(asked, skipped=asked.all_skipped(before)))
+    return found | {step_id: StepChoice("run") for step_id in validated.finally_order if found[step_id].kind == "left"}
 
 
 async def with_operator_requests(

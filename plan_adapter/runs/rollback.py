@@ -6,19 +6,19 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.rollback import Rollback, units_to_roll_back
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.status import ended_status
+from plan_adapter.execution.status import Ending, ended_status, with_finals
 from plan_adapter.gates.approval import approved_plan
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, PlanStatus, StepStatus
 from plan_adapter.record import Approval, Outcome, PlanRun, RunReason
 from plan_adapter.runs.approval import is_of_run
-from plan_adapter.runs.ending import end_run
+from plan_adapter.runs.ending import end_run, finals_of
 from plan_adapter.runs.folders import refuse_rollback_elsewhere
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.operator_requests import record_operator_request
 from plan_adapter.runs.permissions import require_operator
 from plan_adapter.runs.session import RunRequest, RunSession, server_of
-from plan_adapter.runs.start import enable_outcome_gates, execute_session, scope_of, undo
+from plan_adapter.runs.start import enable_outcome_gates, execute_finals, execute_session, scope_of, undo
 from plan_adapter.runs.tool_drift import as_recorded, changes_of_tools, named_changes
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
@@ -44,11 +44,13 @@ async def roll_back(session: RunSession) -> PlanRun:
     enable_outcome_gates(scope, keeper)
     rollback = Rollback(scope, session.history, session.backend.run_step)
     scope.notify("run_started")
+    ended = ended_status(reason, completed=any(step.status is StepStatus.COMPLETED for step in run.steps))
     try:
         await undo(rollback, store, session.backend.cancellation)
+        await execute_finals(scope, keeper, ended)
     finally:
-        ended = ended_status(reason, completed=any(step.status is StepStatus.COMPLETED for step in run.steps))
-        run.transition(ended, reason=run.reason, message=run.message)
+        status, why, message = with_finals(Ending(ended, run.reason, run.message), finals_of(scope))
+        run.transition(status, reason=why, message=message)
         await end_run(scope, store, rollback)
         await keeper.leave()
     return run
@@ -92,7 +94,7 @@ def rollback_needs_approver(plan: ExecutionPlan, policy: EffectivePolicy) -> boo
     and a person who requests any other rollback approves it with that request.
     """
     own = plan.approval or ApprovalPolicy()
-    return bool(own.effects or policy.gate_effects) or any(step.requires_approval for step in plan.steps)
+    return bool(own.effects or policy.gate_effects) or any(step.requires_approval for step in plan.all_steps)
 
 
 def refuse_unknown_outcome(run: PlanRun, history: RunHistory) -> None:
@@ -115,7 +117,10 @@ async def _used_approval(run: PlanRun, store: PlanStore) -> Approval:
 
 def _end_steps(scope: RunScope) -> None:
     """Make the results of the steps available to expressions, and end the steps that a dead process left unfinished."""
+    finals = finals_of(scope)
     for step in scope.run.steps:
+        if step in finals:  # they run after the rollback
+            continue
         if step.completed_at is None:
             receipt = scope.history.succeeded.get((step.id, None))
             if receipt is not None:

@@ -104,10 +104,11 @@ def _uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, _Us
     """Return where the plan uses each secret, by name. Steps in `done` are ignored."""
     steps = validated.steps
     after_writes, uses = set[str](), dict[str, _Use]()
-    for step_id in validated.order:
+    for step_id in (*validated.order, *validated.finally_order):
         if step_id in done:  # whatever it creates exists already
             continue
-        before = [after for after in validated.reduced[step_id] if after not in done]
+        first = validated.order if step_id in validated.finally_order else validated.reduced[step_id]
+        before = [after for after in first if after not in done]
         if any(after in after_writes or (steps[after].effect or validated.tools[after].effect) != "read" for after in before):
             after_writes.add(step_id)
         templates = {"parameters": validated.parameters[step_id]}
@@ -116,7 +117,7 @@ def _uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, _Us
         for place, template in templates.items():
             for name in template.secrets:
                 use = uses.setdefault(name, _Use())
-                use.places.append(f"steps[{steps[step_id].index}].{place}")
+                use.places.append(f"{validated.plan.place_of(steps[step_id])}.{place}")
                 use.steps += [] if step_id in use.steps else [step_id]
                 use.is_early = use.is_early or step_id not in after_writes
     return uses

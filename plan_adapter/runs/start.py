@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+from pydantic import JsonValue
+
 from plan_adapter.crash_points import reached
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import PlanAdapterError, StoreError
@@ -16,12 +18,12 @@ from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.status import conclude, rolls_back
+from plan_adapter.execution.status import rolls_back
 from plan_adapter.gates.approval import ApprovedPlan, refuse_operation
-from plan_adapter.plan import PlanStatus, new_id
+from plan_adapter.plan import PlanStatus, StepStatus, new_id
 from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun
 from plan_adapter.runs.approval import approve_run, is_answered, load_new_version, not_approved, open_detached, refuse_approver
-from plan_adapter.runs.ending import answer_soon, conclude_run, leave_waiting, release_run, watched
+from plan_adapter.runs.ending import answer_soon, conclude_run, ending_without_finals, leave_waiting, release_run, watched
 from plan_adapter.runs.folders import current_folder, in_folder
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.replan import AUTOMATIC_REPLAN, draft_automatically, note_of, wants_replanning
@@ -123,24 +125,66 @@ async def _execute_approved(approved: ApprovedPlan, keeper: GateKeeper) -> Bound
     scope.notify("run_started")
     rollback = undrafted = None
     try:
-        async with watched(scope, store, partial(store.ledger.cancel_request, run.id), backend.cancellation):
-            await execute(scope, backend.run_step)
+        try:
+            async with watched(scope, store, partial(store.ledger.cancel_request, run.id), backend.cancellation):
+                await execute(scope, backend.run_step)
+            if scope.is_left:
+                await leave_waiting(run, store)
+                return None
+            version, undrafted = await _replanned(scope, keeper)
+            if version is not None:
+                return version
+            rollback = await _rollback_of(scope, session)
+            if rollback is not None:
+                # A run cancelled in Prefect still shows as cancelled. That stopped the steps, but must not stop their rollback.
+                was_in_prefect = scope.stop.kind == "cancelled" and scope.stop.message != await store.ledger.cancel_request(run.id)
+                await undo(rollback, store, None if was_in_prefect else backend.cancellation)
+        except asyncio.CancelledError:
+            await execute_finals(scope, keeper, ending_without_finals(scope).status)
+            raise
+        await execute_finals(scope, keeper, ending_without_finals(scope).status)
         if scope.is_left:
             await leave_waiting(run, store)
             return None
-        version, undrafted = await _replanned(scope, keeper)
-        if version is not None:
-            return version
-        rollback = await _rollback_of(scope, session)
-        if rollback is not None:
-            # A run cancelled in Prefect still shows as cancelled. That stopped the steps, but must not stop their rollback.
-            was_in_prefect = scope.stop.kind == "cancelled" and scope.stop.message != await store.ledger.cancel_request(run.id)
-            await undo(rollback, store, None if was_in_prefect else backend.cancellation)
     finally:
         if all(step.status.has_ended for step in run.steps) and not (backend.is_cut_short() and scope.stop.is_set):
             await conclude_run(scope, store, rollback, undrafted)
         elif run.status is PlanStatus.EXECUTING:
             await release_run(run, store)
+    return None
+
+
+async def execute_finals(scope: RunScope, keeper: GateKeeper, status: PlanStatus) -> None:
+    """Execute the plan's `finally` steps once all others have ended, with `status` as `run.status`. Sets `scope.is_left` if they wait.
+
+    Cancelling the run does not stop them; their own timeout does. If the process has to end now, they run when the run is resumed.
+    """
+    session, run, validated = keeper.session, scope.run, scope.approved.bound.validated
+    main = [step for step in run.steps if step.id not in validated.finally_order]
+    if not validated.finally_order or not all(step.status.has_ended for step in main):
+        return
+    if session.backend.is_cut_short() and scope.stop.is_set:
+        return
+    failed = [step.id for step in main if step.status is StepStatus.FAILED]
+    run.transition(PlanStatus.EXECUTING, reason=run.reason, message=run.message)
+    history = (await keeper.store.ledger.history(run.id)).at_end(validated.finally_order)
+    run.steps = [*main, *(step for step in _pending_steps(validated, history) if step.id in validated.finally_order)]
+    last = replace(
+        scope,
+        stop=Stop(),
+        history=replace(history, choices=scope.history.choices),
+        refusal=None,
+        end={"status": status.value, "failed_steps": list[JsonValue](failed)},
+    )
+    policy = await keeper.store.policy.effective(keeper.run_request.settings)
+    last.gates = CallGates(scope.approved, keeper, last.stop, policy, history.asked)
+    enable_outcome_gates(last, keeper)
+    async with watched(last, keeper.store, _never, None):
+        await execute(last, session.backend.run_step, finals=True)
+    scope.is_left, scope.refusal = last.is_left, scope.refusal or last.refusal
+
+
+async def _never() -> str | None:
     return None
 
 
@@ -151,9 +195,10 @@ async def _replanned(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | N
     ends the drafting.
     """
     run, store, validated = scope.run, keeper.store, scope.approved.bound.validated
-    conclude(run, scope.stop, scope.refusal, left=scope.history.left)
-    if run.reason is not RunReason.STEP_FAILED or not await wants_replanning(run, validated.plan, store):
+    ending = ending_without_finals(scope)
+    if ending.reason is not RunReason.STEP_FAILED or not await wants_replanning(run, validated.plan, store):
         return None, None
+    run.transition(ending.status, reason=ending.reason, message=ending.message)
     run.message = scope.secrets.redactor.text(run.message or "")  # it goes to a model and into the note of the version
     scope.notify("replanning", message=run.message)
     ended = await store.now()
@@ -216,7 +261,10 @@ async def _rollback_of(scope: RunScope, session: RunSession) -> Rollback | None:
     run, store, plan = session.run, session.store, scope.approved.bound.validated.plan
     if not scope.approved.bound.validated.rollbacks:
         return None
-    conclude(run, scope.stop, scope.refusal, left=scope.history.left)
+    ending = ending_without_finals(scope)
+    if ending.status is PlanStatus.COMPLETED:
+        return None
+    run.transition(ending.status, reason=ending.reason, message=ending.message)
     asked = await store.ledger.asks_rollback(run.id) if run.reason is RunReason.CANCELLED else None
     if asked is None and not rolls_back(run, plan):
         return None
@@ -288,7 +336,7 @@ def _pending_steps(validated: ValidatedPlan, history: RunHistory) -> list[StepRu
             retry_delay_ms=step.retry_delay_ms,
             metadata=dict(step.metadata),
         )
-        for index, step in enumerate(validated.plan.steps)
+        for index, step in enumerate(validated.plan.all_steps)
     ]
 
 

@@ -214,7 +214,7 @@ def _of_call(unknown: Sequence[Attempt], call: CallPlace) -> list[Attempt]:
 
 def _by_hand(connection: Connection, run: Row, call: CallPlace, *, at: datetime) -> Attempt:
     """Return the attempt that a person made by hand in place of the tool of a step or its rollback."""
-    step = next((step for step in plans.of_run(connection, run).steps if step.id == call.step_id), None)
+    step = next((step for step in plans.of_run(connection, run).all_steps if step.id == call.step_id), None)
     if step is None:
         raise RunConflictError(f"no step of run {run['id']} is called `{call.step_id}`")
     tool_name = step.tool_name or ""

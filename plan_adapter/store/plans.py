@@ -59,7 +59,7 @@ def put_plan(connection: Connection, row: dict[str, Any]) -> None:
 def implied_row(validated: "ValidatedPlan", context: HasContext) -> dict[str, Any]:
     """Return the row of the dependencies that follow from references between steps. Runs of the same plan share it."""
     implied = dict[str, JsonValue]()
-    for step in validated.plan.steps:
+    for step in validated.plan.all_steps:
         written = {*step.depends_on}
         if others := [after for after in validated.dependencies[step.id] if after not in written]:
             implied[step.id] = [*sorted(written), *others]  # in the canonical document's order

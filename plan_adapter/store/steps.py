@@ -69,10 +69,14 @@ def _planned_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, lis
                 raise StoreError(f"of the steps of run {row['id']} not all is there: `plan runs verify {row['id']}` tells more")
             after = load_json(others)["steps"]
             read[key] = [
-                {**step, "depends_on": after.get(step["id"]) or step.get("depends_on", ())} for step in load_json(document)["steps"]
+                {**step, "depends_on": after.get(step["id"]) or step.get("depends_on", ())} for step in _all_steps(load_json(document))
             ]
         found[row["id"]] = read[key]
     return found
+
+
+def _all_steps(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*document["steps"], *document.get("finally", ())]
 
 
 def _texts(connection: Connection, table: Table, column: Column[Any], keys: set[tuple[str, str]]) -> dict[tuple[str, str], str]:

@@ -45,6 +45,8 @@ class Call:
     """A step, compiled. `tool` is None if no tool has that name."""
 
     step: Step
+    at: str  # its path in the document
+    is_final: bool  # whether it is a `finally` step
     tool: Tool[..., Any] | None
     parameters: Template
     when: Template | None
@@ -70,15 +72,36 @@ class Call:
 
 def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> list[Call]:
     """Return the compiled steps, and add every problem of a single step to `findings`."""
-    _check_ids(plan, findings)
-    _check_tools_exist(plan, tools, findings)
+    places = {**{f"steps[{index}]": step for index, step in enumerate(plan.steps)}, **_finally_places(plan)}
+    _check_ids(places, findings)
+    _check_tools_exist(places, tools, findings)
     declared = _declarations((step.id for step in plan.steps), plan.inputs)
-    return [_check_call(step, f"steps[{index}]", declared, tools, findings) for index, step in enumerate(plan.steps)]
+    calls = [_check_call(step, f"steps[{index}]", declared, tools, findings) for index, step in enumerate(plan.steps)]
+    if not plan.finally_:
+        return calls
+    declared = _declarations((step.id for step in plan.all_steps), plan.inputs, run=True)
+    for at, step in _finally_places(plan).items():
+        _check_finally(step, at, findings)
+        calls.append(replace(_check_call(step, at, declared, tools, findings), is_final=True))
+    return calls
 
 
-def _declarations(steps: Iterable[str], inputs: Mapping[str, Input]) -> Declared:
+def _finally_places(plan: ExecutionPlan) -> dict[str, Step]:
+    return {f"finally[{index}]": step for index, step in enumerate(plan.finally_)}
+
+
+def _check_finally(step: Step, at: str, findings: Findings) -> None:
+    if step.rollback is not None:
+        message = "a `finally` step has no rollback, because nothing runs after it"
+        findings.add("bad-rollback", f"{at}.rollback", message, "remove it")
+    if step.on_error == "stop":
+        message = "a failed `finally` step skips only the steps that depend on it"
+        findings.add("bad-finally", f"{at}.on_error", message, "remove it, and let other `finally` steps depend on this one")
+
+
+def _declarations(steps: Iterable[str], inputs: Mapping[str, Input], *, run: bool = False) -> Declared:
     """Return what expressions may use, keyed by whether `item`, `result` and `secrets` exist at their place."""
-    plain = Declarations(frozenset(steps), inputs)
+    plain = Declarations(frozenset(steps), inputs, run=run)
     either = (False, True)
     return {
         (item, result, secrets): replace(plain, item=item, result=result, secrets=secrets)
@@ -86,31 +109,31 @@ def _declarations(steps: Iterable[str], inputs: Mapping[str, Input]) -> Declared
     }
 
 
-def _check_ids(plan: ExecutionPlan, findings: Findings) -> None:
-    first: dict[str, int] = {}
-    for index, step in enumerate(plan.steps):
-        at = f"steps[{index}].id"
+def _check_ids(places: Mapping[str, Step], findings: Findings) -> None:
+    first: dict[str, str] = {}
+    for place, step in places.items():
+        at = f"{place}.id"
         if not re.fullmatch(STEP_ID, step.id):
             findings.add("bad-id", at, f"{step.id[:80]!r} cannot be an id", "a letter or _, then at most 63 letters, digits, _ or -")
         elif step.id in RESERVED_IDS:
             findings.add("reserved-id", at, f"`{step.id}` is a word of the expression language", f"call it `{step.id}_step`")
         if step.id in first:
-            findings.add("duplicate-id", at, f"steps[{first[step.id]}] also has the id `{step.id}`", "give one of them another id")
-        first.setdefault(step.id, index)
+            findings.add("duplicate-id", at, f"{first[step.id]} also has the id `{step.id}`", "give one of them another id")
+        first.setdefault(step.id, place)
 
 
-def _check_tools_exist(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> None:
+def _check_tools_exist(places: Mapping[str, Step], tools: ToolRegistry, findings: Findings) -> None:
     users: dict[str, list[str]] = {}
-    for index, step in enumerate(plan.steps):
-        called = {f"steps[{index}].tool_name": step.tool_name}
+    for at, step in places.items():
+        called = {f"{at}.tool_name": step.tool_name}
         if step.rollback is not None:
-            called[f"steps[{index}].rollback.tool_name"] = step.rollback.tool_name
-        for at, name in called.items():
+            called[f"{at}.rollback.tool_name"] = step.rollback.tool_name
+        for field, name in called.items():
             if name and name not in tools:
-                users.setdefault(name, []).append(at)
-    for name, places in users.items():
-        also = f" ({len(places)} steps call it)" if len(places) > 1 else ""
-        findings.add("unknown-tool", places[0], f"no tool is called `{name[:80]}`{also}", _tool_hint(name, tools))
+                users.setdefault(name, []).append(field)
+    for name, fields in users.items():
+        also = f" ({len(fields)} steps call it)" if len(fields) > 1 else ""
+        findings.add("unknown-tool", fields[0], f"no tool is called `{name[:80]}`{also}", _tool_hint(name, tools))
 
 
 @cache
@@ -263,7 +286,9 @@ def _compiled(
     label = step.label if has_item else None
     return Call(
         step,
-        tools[0],
+        at=at,
+        is_final=False,
+        tool=tools[0],
         parameters=compiled(parameters, place, declared[has_item, False, _may_have_secrets(tools[0])]),
         when=None if step.when is None else compiled(step.when, f"{at}.when", declared[False, False, False], "bool"),
         for_each=None if step.for_each is None else compiled(step.for_each, f"{at}.for_each", declared[False, False, False], "list"),

@@ -10,20 +10,33 @@ from plan_adapter.validation.findings import Findings
 
 
 def check_dependencies(calls: list[Call], findings: Findings) -> dict[str, tuple[str, ...]]:
-    """Return the steps that each step waits for, implied ones last, and add the problems of the dependencies."""
+    """Return the steps that each step waits for, implied ones last, and add the problems of the dependencies.
+
+    A `finally` step starts after all other steps, so it depends only on other `finally` steps.
+    """
+    first, last = [call for call in calls if not call.is_final], [call for call in calls if call.is_final]
+    dependencies = _dependencies(first, {call.step.id: _FINALLY for call in last}, findings)
+    return {**_dependencies(last, {call.step.id: _STEP for call in first}, findings), **dependencies}
+
+
+_STEP = "is not a `finally` step: those run after all other steps anyway", "remove it"
+_FINALLY = "is a `finally` step, which runs after all other steps", "remove it, or move this step to `finally`"
+
+
+def _dependencies(calls: list[Call], others: Mapping[str, tuple[str, str]], findings: Findings) -> dict[str, tuple[str, ...]]:
+    """Return the dependencies among `calls`. `others` are steps that they cannot wait for, with message and hint."""
     position = {call.step.id: index for index, call in reversed(list(enumerate(calls)))}
     dependencies: dict[str, tuple[str, ...]] = {}
-    for index, call in enumerate(calls):
-        dependencies.setdefault(call.step.id, dependencies_of(call, f"steps[{index}]", position, findings))
+    for call in calls:
+        dependencies.setdefault(call.step.id, _dependencies_of(call, position, others, findings))
     _check_cycles(dependencies, position, calls, findings)
     return dependencies
 
 
-def dependencies_of(call: Call, at: str, position: Mapping[str, int], findings: Findings) -> tuple[str, ...]:
-    """Return the steps that one step waits for, as `check_dependencies` does. `position` maps each step of the plan to its index."""
-    found = _written(call.step, at, position, findings)
+def _dependencies_of(call: Call, position: Mapping[str, int], others: Mapping[str, tuple[str, str]], findings: Findings) -> tuple[str, ...]:
+    found = _written(call.step, call.at, position, others, findings)
     if referring := {field: template.steps for field, template in call.templates.items() if template.steps}:
-        _check_own(call.step, at, referring, findings)
+        _check_own(call.step, call.at, referring, findings)
         implied = {name for names in referring.values() for name in names if name in position and name != call.step.id}
         found = list(dict.fromkeys([*found, *sorted(implied, key=position.__getitem__)]))
     return tuple(found)
@@ -37,7 +50,7 @@ def _check_own(step: Step, at: str, referring: Mapping[str, frozenset[str]], fin
             findings.add("not-an-ancestor", f"{at}.{field}", f"`{step.id}` uses its own result", hint)
 
 
-def _written(step: Step, at: str, known: Mapping[str, int], findings: Findings) -> list[str]:
+def _written(step: Step, at: str, known: Mapping[str, int], others: Mapping[str, tuple[str, str]], findings: Findings) -> list[str]:
     """Return the valid declared dependencies, each once."""
     sound = dict.fromkeys(step.depends_on)
     if len(sound) == len(step.depends_on) and step.id not in sound and sound.keys() <= known.keys():
@@ -49,6 +62,9 @@ def _written(step: Step, at: str, known: Mapping[str, int], findings: Findings) 
             findings.warn("duplicate-dependency", place, f"`{name}` is written twice", "remove one of them")
         elif name == step.id:
             findings.add("self-dependency", place, f"`{name}` depends on itself", "remove it")
+        elif name in others and name not in known:
+            message, hint = others[name]
+            findings.add("bad-finally", place, f"`{name}` {message}", hint)
         elif name not in known:
             findings.add("unknown-step", place, f"no step is called `{name[:80]}`", did_you_mean(name, known))
         else:
@@ -74,6 +90,6 @@ def _check_cycles(dependencies: Mapping[str, tuple[str, ...]], position: Mapping
         ]
         hint = "remove one of these dependencies" + (f"; of references: {', '.join(implied[:5])}" if implied else "")
         path = " → ".join([*shown, members[0]])
-        findings.add("cycle", f"steps[{position[members[0]]}].depends_on", f"these steps wait for each other: {path}", hint)
+        findings.add("cycle", f"{calls[position[members[0]]].at}.depends_on", f"these steps wait for each other: {path}", hint)
         for name in members:
             del rest[name]

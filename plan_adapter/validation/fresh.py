@@ -135,5 +135,5 @@ def _take_over(plan: ExecutionPlan, fresh: ExecutionPlan) -> None:
 
 def _number(plan: ExecutionPlan) -> None:
     """Fill in the ids and places that edits of `plan` left out."""
-    if all(isinstance(step, Step) for step in (*plan.steps, *plan.finally_)):  # pyright: ignore[reportUnnecessaryIsInstance]  # Python code may put in a mapping
+    if all(isinstance(step, Step) for step in plan.all_steps):  # pyright: ignore[reportUnnecessaryIsInstance]  # Python code may put in a mapping
         plan.number_steps()

@@ -21,15 +21,15 @@ _CLAIMED = {
 
 def check_gates(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> None:
     """Add the problems of the plan's gate policy, and warnings about its parts that have no effect."""
-    gated = [index for index, call in enumerate(calls) if _has_gate(plan, call)]
+    gated = [call for call in calls if _has_gate(plan, call)]
     if plan.approval is not None:
         _check_names(plan.approval, findings)
         _check_known_by(plan.approval, findings)
         _check_entries_once(plan.approval, findings)
         _check_is_asked(plan, findings, gates=bool(gated))
         _check_times(plan.approval, plan.options.approval_timeout_ms, findings)
-    for index in gated:
-        _check_items(calls[index], f"steps[{index}].for_each", findings)
+    for call in gated:
+        _check_items(call, f"{call.at}.for_each", findings)
 
 
 def _has_gate(plan: ExecutionPlan, call: Call) -> bool:

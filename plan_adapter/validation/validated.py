@@ -33,7 +33,8 @@ class ValidatedPlan:
 
     plan: ExecutionPlan  # a copy, so changes of the original have no effect here
     digest: str
-    order: tuple[str, ...]  # topological; otherwise in the order of the plan
+    order: tuple[str, ...]  # topological; otherwise in the order of the plan; without the `finally` steps
+    finally_order: tuple[str, ...]  # of the `finally` steps
     dependencies: Mapping[str, tuple[str, ...]]  # all, including those that references imply
     reduced: Mapping[str, tuple[str, ...]]  # transitive reduction
     tools: Mapping[str, Tool[..., Any]]
@@ -47,6 +48,15 @@ class ValidatedPlan:
     definitions: tuple[dict[str, JsonValue], ...]  # of all tools in use, including rollback tools, by name; an approval covers them
     secrets: frozenset[str]  # the names of the secrets that the plan uses
     steps: Mapping[str, Step]  # by id
+
+    @property
+    def edges(self) -> Mapping[str, tuple[str, ...]]:
+        """What each step starts after, for pictures: `reduced`, and for the first `finally` steps the last of the others."""
+        if not self.finally_order:
+            return self.reduced
+        before = {first for step_id in self.order for first in self.reduced[step_id]}
+        last = tuple(step_id for step_id in self.order if step_id not in before)
+        return {**self.reduced, **{step_id: self.reduced[step_id] or last for step_id in self.finally_order}}
 
     def has_gate(self, step: Step, *, gate_effects: Collection[Effect] = ()) -> bool:
         """Return whether `step` has its own gate, given the effects of its tool and its rollback's tool. See `ExecutionPlan`."""
@@ -97,11 +107,13 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
     _refuse(problems)
     calls = examined.calls
     used = {tool.name: tool for call in calls for tool in (call.tool, call.undo_tool) if tool is not None}
+    finals = {call.step.id for call in calls if call.is_final}
     order = topological_order(examined.dependencies)
     return ValidatedPlan(
         plan=examined.plan,
         digest=digest or plan_digest(examined.plan),
-        order=tuple(order),
+        order=tuple(step_id for step_id in order if step_id not in finals),
+        finally_order=tuple(step_id for step_id in order if step_id in finals),
         dependencies=MappingProxyType(examined.dependencies),
         reduced=MappingProxyType(transitive_reduction(examined.dependencies, order)),
         tools=MappingProxyType({call.step.id: call.tool for call in calls if call.tool is not None}),
@@ -180,8 +192,6 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
     if plan.on_failure == "replan" and not Settings().model:
         message = "no model is configured here, so a failure would not be replanned"
         findings.warn("no-model", "on_failure", message, "set PLAN_ADAPTER_MODEL where the plan runs")
-    if plan.finally_:
-        findings.add("not-yet", "finally", "steps that always run at the end are not supported yet", "put them into `steps`")
     if plan.concurrency is not None:
         findings.add("not-yet", "concurrency", "mutual exclusion of runs is not supported yet", "remove it, and start one run at a time")
 

@@ -111,6 +111,7 @@ options = every_field(
     continue_on_error=st.booleans(),
     step_timeout_ms=milliseconds,
     total_timeout_ms=milliseconds,
+    finally_timeout_ms=milliseconds,
 )
 approvals = every_field(
     ApprovalPolicy,

@@ -19,7 +19,7 @@ from plan_adapter.execution.ports import Outcomes, StepGates
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.status import conclude
+from plan_adapter.execution.status import ending_of
 from plan_adapter.gates.approval import approved_plan, without_approval
 from plan_adapter.hooks import Event, Hooks
 from plan_adapter.plan import ExecutionPlan, PlanStatus, new_id
@@ -104,7 +104,8 @@ class Execution:
             outcomes=self.outcomes,
         )
         await execute(self.scope, DirectStepRunner())
-        conclude(self.run, self.scope.stop, self.scope.refusal)
+        status, reason, message = ending_of(self.run.steps, self.scope.stop, self.scope.refusal)
+        self.run.transition(status, reason=reason, message=message)
         return self.run
 
     def kinds(self, step_id: str) -> list[str]:

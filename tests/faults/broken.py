@@ -11,9 +11,10 @@ from plan_adapter.execution import call_arguments as handing
 from plan_adapter.execution import history as carry
 from plan_adapter.execution import rollback
 from plan_adapter.execution.secrets import Redactor
+from plan_adapter.execution.status import Ending
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import Attempt, Outcome, Receipt
-from plan_adapter.runs import ending, start
+from plan_adapter.runs import ending
 from plan_adapter.runs import step_gates as call_gates
 from plan_adapter.store import audit, leases, outcomes, permission, recorder
 from plan_adapter.store.tables import leases as lease_table
@@ -139,13 +140,12 @@ def _nothing_is_scrubbed() -> None:
 
 
 def _every_run_completes() -> None:
-    whole = start.conclude
+    whole = ending.with_finals
 
-    def conclude(run: Any, *given: Any, **named: Any) -> None:
-        whole(run, *given, **named)
-        run.status, run.reason = PlanStatus.COMPLETED, None
+    def with_finals(*given: Any) -> Ending:
+        return whole(*given)._replace(status=PlanStatus.COMPLETED, reason=None)
 
-    start.conclude = ending.conclude = conclude
+    ending.with_finals = with_finals
 
 
 def _done_counts_as_again() -> None:

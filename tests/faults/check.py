@@ -68,7 +68,25 @@ class Evidence:
     @cached_property
     def steps(self) -> dict[str, Step]:
         """The steps of the plan."""
-        return {step.id: step for step in self.plan.steps}
+        return {step.id: step for step in self.plan.all_steps}
+
+    @cached_property
+    def finals(self) -> frozenset[str]:
+        """The ids of the `finally` steps, which run again after anything else has run."""
+        return frozenset(step.id for step in self.plan.finally_)
+
+    @cached_property
+    def rounds(self) -> dict[tuple[Unit, int], int]:
+        """For each attempt of a `finally` step: how many entries of the audit are about attempts of anything else before it."""
+        found, others = dict[tuple[Unit, int], int](), 0
+        for entry in self.document["audit"]:
+            if not entry["kind"].startswith("attempt_"):
+                continue
+            if _unit(entry)[0] not in self.finals:
+                others += 1
+            elif entry["kind"] == "attempt_started":
+                found[_unit(entry), entry["attempt"]] = others
+        return found
 
     @cached_property
     def started_in(self) -> dict[tuple[Unit, int], int]:
@@ -89,7 +107,10 @@ def violations(evidence: Evidence) -> list[Violation]:
 
 def no_effect_is_repeated(evidence: Evidence) -> Iterator[Violation]:
     keys = dict[str, Unit]()
-    for unit, lines in evidence.by_unit.items():
+    by_round = defaultdict[tuple[Unit, int], list[Line]](list)
+    for line in evidence.lines:
+        by_round[line.unit, evidence.rounds.get((line.unit, line.attempt), 0)].append(line)
+    for (unit, _), lines in by_round.items():
         if lines[0].effect == "write" and len(lines) > 1:
             yield Violation("twice", f"{unit} was written {len(lines)} times, by attempts {[line.attempt for line in lines]}")
         if lines[0].effect == "idempotent_write":
@@ -98,7 +119,11 @@ def no_effect_is_repeated(evidence: Evidence) -> Iterator[Violation]:
             if (other := keys.setdefault(lines[0].key, unit)) != unit:
                 yield Violation("key", f"{unit} has the key of {other}")
         receipt = evidence.done.get(unit)
-        if receipt is not None and (later := [line.attempt for line in lines if line.attempt > receipt["number"]]):
+        if (
+            receipt is not None
+            and unit[0] not in evidence.finals
+            and (later := [line.attempt for line in lines if line.attempt > receipt["number"]])
+        ):
             yield Violation("repeated", f"{unit} had succeeded with attempt {receipt['number']}, and attempts {later} followed")
 
 
@@ -130,7 +155,8 @@ def every_effect_has_an_intent(evidence: Evidence) -> Iterator[Violation]:
 
 def results_are_carried(evidence: Evidence) -> Iterator[Violation]:
     for line in evidence.lines:
-        known = {json.loads(row["result"])["token"] for row in evidence.done.values() if isinstance(json.loads(row["result"]), dict)}
+        results = [json.loads(row["result"]) for row in evidence.document["receipts"] if row["outcome"] == "succeeded"]
+        known = {result["token"] for result in results if isinstance(result, dict)}
         words = line.body.removeprefix("undo ").split()
         if stale := [word for word in words[1:] if word not in known]:
             yield Violation("stale", f"{line.unit} was told {stale}, which no receipt says")
@@ -207,7 +233,7 @@ def no_secret_is_written(evidence: Evidence) -> Iterator[Violation]:
 
 def the_status_is_that_of_the_receipts(evidence: Evidence) -> Iterator[Violation]:
     run = evidence.run
-    done = {step.id: all((step.id, item) in evidence.done for item in items_of(step)) for step in evidence.plan.steps}
+    done = {step.id: all((step.id, item) in evidence.done for item in items_of(step)) for step in evidence.plan.all_steps}
     if run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED:
         yield Violation("status", f"nobody executes the run, and it is shown as executing ({run.reason})")
     for step in run.steps:
@@ -215,9 +241,29 @@ def the_status_is_that_of_the_receipts(evidence: Evidence) -> Iterator[Violation
             yield Violation("status", f"{step.id} is shown as completed without its receipts")
     if run.status not in (PlanStatus.COMPLETED, PlanStatus.PARTIAL, PlanStatus.FAILED) or run.reason is RunReason.INTERRUPTED:
         return
-    derived = PlanStatus.COMPLETED if all(done.values()) else PlanStatus.PARTIAL if any(done.values()) else PlanStatus.FAILED
+    steps = [is_done for step_id, is_done in done.items() if step_id not in evidence.finals]
+    derived = PlanStatus.COMPLETED if all(done.values()) else PlanStatus.PARTIAL if any(steps) else PlanStatus.FAILED
     if run.status is not derived:
         yield Violation("status", f"the run is shown as {run.status}, its receipts say {derived}")
+
+
+def final_steps_run_last(evidence: Evidence) -> Iterator[Violation]:
+    if evidence.run.status not in (PlanStatus.COMPLETED, PlanStatus.PARTIAL, PlanStatus.FAILED) or evidence.run.completed_at is None:
+        return
+    # What a process of an earlier start did after it lost its lease came too late for them.
+    current = max(evidence.started_in.values(), default=0)
+    others = [
+        place for place, line in enumerate(evidence.lines) if line.step not in evidence.finals and _start_of(line, evidence) == current
+    ]
+    last = max(others, default=-1)
+    after = {line.step for line in evidence.lines[last + 1 :]}
+    ended = {step.id for step in evidence.run.steps if step.status is StepStatus.COMPLETED}
+    for step_id in sorted(evidence.finals & ended - after):
+        yield Violation("order", f"{step_id} is shown as completed, and did not run after the last other step")
+
+
+def _start_of(line: Line, evidence: Evidence) -> int | None:
+    return evidence.started_in.get((line.unit, line.attempt))
 
 
 def rollbacks_go_backwards(evidence: Evidence) -> Iterator[Violation]:
@@ -249,6 +295,7 @@ RULES = (
     the_record_is_as_it_was_written,
     no_secret_is_written,
     the_status_is_that_of_the_receipts,
+    final_steps_run_last,
     rollbacks_go_backwards,
 )
 

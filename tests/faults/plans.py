@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from plan_adapter import ExecutionPlan
-from plan_adapter.plan import Effect, Rollback
+from plan_adapter.plan import Effect, Rollback, Step
 
 TOOL_NAMES: dict[Effect, str] = {"read": "look", "idempotent_write": "put", "write": "write"}
 SECRET = "${{ secrets.canary }}"
@@ -87,7 +87,23 @@ def plan_of(chance: random.Random, *, name: str) -> ExecutionPlan:
     fails_at = count - 1 if chance.random() < 0.4 else None
     for index in range(count):
         _add_step(plan, chance, index, fails_for_good=index == fails_at)
+    if chance.random() < 0.5:
+        plan.finally_ = [_final(chance, index) for index in range(chance.randint(1, 2))]
     return plan
+
+
+def _final(chance: random.Random, index: int) -> Step:
+    effect: Effect = chance.choice(("read", "idempotent_write", "write"))
+    body = f"f{index}" + (f" ${{{{ steps.f{index - 1}.result.token }}}}" if index else "")
+    fails = int(chance.random() < 0.2)
+    return Step(
+        id=f"f{index}",
+        tool_name=TOOL_NAMES[effect],
+        description=f"Final step {index}",
+        parameters={"body": body, "secret": SECRET, "fails": fails},
+        max_retries=fails,
+        requires_approval=chance.random() < 0.1,
+    )
 
 
 def _add_step(plan: ExecutionPlan, chance: random.Random, index: int, *, fails_for_good: bool) -> None:

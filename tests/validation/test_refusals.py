@@ -71,15 +71,28 @@ def test_the_tool_of_a_rollback_belongs_to_what_is_approved() -> None:
     assert digest(tool(undo)) != digest(tool(effect="read")(undo))
 
 
-@pytest.mark.parametrize(
-    ("field", "at", "value"),
-    [
-        ("finally_", "finally", [Step(tool_name="push")]),
-        ("concurrency", "concurrency", Concurrency(key="x")),
-    ],
-)
-def test_a_plan_field_that_is_not_executed_yet_is_refused_never_ignored(field: str, at: str, value: Any) -> None:
-    assert found(plan(**{field: value})) == [("not-yet", at)]
+def test_a_plan_field_that_is_not_executed_yet_is_refused_never_ignored() -> None:
+    assert found(plan(concurrency=Concurrency(key="x"))) == [("not-yet", "concurrency")]
+
+
+def test_every_mistake_in_finally_steps_is_reported_at_its_place() -> None:
+    finals = [
+        step("tidy", rollback=Rollback(tool_name="push"), on_error="stop"),
+        step("a"),
+        step("tell", depends_on=["a", "tidy"], when="${{ run.state == 'x' }}"),
+        step("last", depends_on=["b", "nobody"], when="${{ run == 'x' }}"),
+    ]
+    assert found(plan(step("b", depends_on=["tell"], when="${{ run.status == 'x' }}"), step("a"), finally_=finals)) == [
+        ("unknown-reference", "steps[0].when"),
+        ("bad-finally", "steps[0].depends_on[0]"),
+        ("bad-finally", "finally[0].on_error"),
+        ("bad-rollback", "finally[0].rollback"),
+        ("duplicate-id", "finally[1].id"),
+        ("unknown-reference", "finally[2].when"),
+        ("unknown-reference", "finally[3].when"),
+        ("bad-finally", "finally[3].depends_on[0]"),
+        ("unknown-step", "finally[3].depends_on[1]"),
+    ]
 
 
 def test_a_goal_step_is_one_problem_whatever_else_it_needs() -> None:

@@ -1,0 +1,326 @@
+"""The `finally` steps of a plan: they run however the run ends, know how it ended, and are neither lost nor repeated by a kill."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import get_client
+from prefect.states import Cancelling
+
+from plan_adapter import (
+    CallbackApprover,
+    ExecutionPlan,
+    PlanStatus,
+    PlanStore,
+    StepStatus,
+    ToolContext,
+    ToolRegistry,
+    acancel_run,
+    aresolve_step,
+    aresume_run,
+    arun_plan,
+    format_plan,
+    tool,
+)
+from plan_adapter.engine.connection import Server
+from plan_adapter.gates.plan_text import plan_gate_text
+from plan_adapter.plan import Rollback, Step
+from plan_adapter.preview import preview_plan, preview_text
+from plan_adapter.record import ApprovalRequest, Outcome, RunReason
+from plan_adapter.validation import bind_inputs, validate
+from tests.engine.calls import task_runs
+from tests.processes import Program
+
+
+class World:
+    """Everything that the tools of a plan did, in order, and what is broken."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.keys: list[str] = []
+        self.broken: set[str] = set()
+        self.waits = asyncio.Event()
+
+        @tool(effect="read")
+        def do(name: str) -> str:
+            """Do something."""
+            if name in self.broken:
+                raise ValueError(f"{name} is broken")
+            self.done.append(name)
+            return f"{name} done"
+
+        @tool(effect="write")
+        def write(name: str, context: ToolContext) -> str:
+            """Write something."""
+            self.keys.append(context.idempotency_key)
+            self.done.append(name)
+            return f"{name} done"
+
+        @tool(effect="read")
+        async def wait() -> None:
+            """Wait until somebody ends it."""
+            self.waits.set()
+            await asyncio.Event().wait()
+
+        @tool(effect="write")
+        async def hang() -> None:
+            """Write, and never come back."""
+            await asyncio.Event().wait()
+
+        self.tools = ToolRegistry([do, write, wait, hang])
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def tidied(*steps: Step, finals: list[Step] | None = None) -> ExecutionPlan:
+    """Return a plan with these steps that tidies up and then tells how it ended."""
+    tell = Step(id="tell", tool_name="do", description="Tell", depends_on=["tidy"], parameters={"name": TOLD})
+    finals = [step("tidy"), tell] if finals is None else finals
+    plan = ExecutionPlan(description="Work, then tidy up", steps=list(steps))
+    plan.finally_ = finals
+    plan.options.require_approval = False
+    return plan
+
+
+def step(name: str, tool_name: str = "do", **fields: Any) -> Step:
+    parameters: dict[str, Any] = {"name": name} if tool_name in ("do", "write") else {}
+    return Step(id=name, tool_name=tool_name, description=f"Do {name}", parameters=parameters, **fields)
+
+
+TOLD = "${{ run.status + ': ' + run.failed_steps.join(', ') }}"
+
+
+async def test_they_run_last_in_their_own_order_and_know_how_the_run_ended(world: World, store: PlanStore) -> None:
+    run = await arun_plan(tidied(step("a"), step("b")), tools=world.tools, store=store, offline=True)
+    assert (run.status, world.done) == (PlanStatus.COMPLETED, ["a", "b", "tidy", "completed: "])
+    stored = await store.run(run.id)
+    assert [(one.id, one.index, one.status) for one in stored.steps] == [
+        (name, index, StepStatus.COMPLETED) for index, name in enumerate(["a", "b", "tidy", "tell"])
+    ]
+    assert (stored.step("tidy").result, stored.summary().total_steps) == ("tidy done", 4)
+
+
+async def test_they_run_after_a_failure_and_may_use_what_the_steps_left(world: World, store: PlanStore) -> None:
+    world.broken.add("b")
+    used = "${{ steps.a.result + ', b ' + steps.b.status }}"
+    finals = [step("tidy"), Step(id="use", tool_name="do", description="Use", parameters={"name": used})]
+    run = await arun_plan(tidied(step("a"), step("b"), step("c"), finals=finals), tools=world.tools, store=store, offline=True)
+    assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
+    assert world.done == ["a", "tidy", "a done, b failed"]
+    world.broken.add("a")
+    failed = await arun_plan(tidied(step("a")), tools=world.tools, store=store, offline=True)
+    assert (failed.status, world.done[-2:]) == (PlanStatus.FAILED, ["tidy", "failed: a"])  # what they complete does not count
+
+
+async def test_they_run_after_a_cancellation_which_does_not_stop_them(world: World, store: PlanStore) -> None:
+    running = asyncio.ensure_future(arun_plan(tidied(step("w", "wait")), tools=world.tools, store=store, offline=True))
+    await world.waits.wait()
+    await acancel_run((await store.runs())[0].id, reason="不再需要", store=store)
+    run = await running
+    assert (run.status, run.message, world.done) == (PlanStatus.CANCELLED, "不再需要", ["tidy", "cancelled: w"])
+
+
+async def test_they_run_when_the_process_is_interrupted(world: World, store: PlanStore) -> None:
+    running = asyncio.ensure_future(arun_plan(tidied(step("w", "wait")), tools=world.tools, store=store, offline=True))
+    await world.waits.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ((await store.runs())[0].status, world.done) == (PlanStatus.CANCELLED, ["tidy", "cancelled: w"])
+
+
+async def test_they_run_after_the_total_timeout_within_a_timeout_of_their_own(world: World, store: PlanStore) -> None:
+    plan = tidied(step("w", "wait"))
+    plan.options.total_timeout_ms = 1
+    run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
+    assert (run.reason, world.done) == (RunReason.TIMED_OUT, ["tidy", "failed: w"])
+    plan = tidied(step("a"), finals=[step("hang", "hang"), step("next", depends_on=["hang"])])
+    plan.options.finally_timeout_ms = 50
+    run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
+    assert (run.status, run.reason, world.done[-1]) == (PlanStatus.PARTIAL, RunReason.UNKNOWN, "a")
+    assert run.step("hang").error == "the timeout of the `finally` steps of 0.05 s was exceeded"
+    assert (run.step("hang").outcome, run.step("next").status) == (Outcome.UNKNOWN, StepStatus.SKIPPED)
+    await aresolve_step(run.id, "hang", "done", by="ana", store=store)
+    again = await aresume_run(run.id, tools=world.tools, store=store, offline=True)
+    assert (again.status, world.done[-1]) == (PlanStatus.COMPLETED, "next")
+
+
+async def test_they_do_not_run_if_the_plan_was_not_approved(world: World, store: PlanStore) -> None:
+    plan = tidied(step("a"))
+    plan.options.require_approval = True
+    run = await arun_plan(plan, tools=world.tools, store=store, offline=True, approver=CallbackApprover(lambda _: False))
+    assert (run.reason, world.done) == (RunReason.REJECTED, [])
+
+
+async def test_a_failed_one_skips_only_those_that_depend_on_it_and_the_run_says_so(world: World, store: PlanStore) -> None:
+    world.broken.add("tidy")
+    finals = [step("tidy"), step("after", depends_on=["tidy"]), step("other")]
+    run = await arun_plan(tidied(step("a"), finals=finals), tools=world.tools, store=store, offline=True)
+    assert (run.status, run.reason, world.done) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, ["a", "other"])
+    assert "`tidy` failed: " in (run.message or "")
+    world.broken |= {"a"}
+    both = await arun_plan(tidied(step("a"), finals=finals), tools=world.tools, store=store, offline=True)
+    assert both.status is PlanStatus.FAILED
+    assert "`a` failed: " in (both.message or "")
+    assert "`tidy` failed: " in (both.message or "")
+    world.broken.clear()
+    again = await aresume_run(run.id, tools=world.tools, store=store, offline=True)  # only what did not succeed
+    assert (again.status, world.done[-2:]) == (PlanStatus.COMPLETED, ["tidy", "after"])
+
+
+async def test_they_run_again_after_a_resume_that_ran_steps(world: World, store: PlanStore) -> None:
+    world.broken.add("b")
+    finals = [step("tidy", "write")]
+    run = await arun_plan(tidied(step("a"), step("b"), finals=finals), tools=world.tools, store=store, offline=True)
+    world.broken.clear()
+    again = await aresume_run(run.id, tools=world.tools, store=store, offline=True)
+    assert (again.status, world.done) == (PlanStatus.COMPLETED, ["a", "tidy", "b", "tidy"])
+    assert len(set(world.keys)) == 2  # a new call, not a repeat of the first one
+    assert (await store.run(run.id)).step("tidy").carried is False
+
+
+async def test_they_run_after_the_rollback(world: World, store: PlanStore) -> None:
+    world.broken.add("b")
+    undo = Rollback(tool_name="do", parameters={"name": "a undone"})
+    plan = tidied(step("a", "write", rollback=undo), step("b"))
+    run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
+    assert (run.status, world.done) == (PlanStatus.PARTIAL, ["a", "a undone", "tidy", "partial: b"])
+
+
+async def test_a_rollback_on_request_is_followed_by_them(world: World, store: PlanStore) -> None:
+    undo = Rollback(tool_name="do", parameters={"name": "a undone"})
+    plan = tidied(step("a", "write", rollback=undo), step("b", "wait"))
+    running = asyncio.ensure_future(arun_plan(plan, tools=world.tools, store=store, offline=True))
+    await world.waits.wait()
+    await acancel_run((await store.runs())[0].id, reason="stop", store=store)
+    run = await running
+    assert world.done == ["a", "tidy", "cancelled: b"]
+    undone = await acancel_run(run.id, reason="undo", rollback=True, tools=world.tools, store=store, offline=True)
+    assert (undone.status, world.done[3:]) == (PlanStatus.CANCELLED, ["a undone", "tidy", "cancelled: b"])
+
+
+async def test_one_that_writes_waits_at_its_gate_like_any_step(world: World, store: PlanStore) -> None:
+    asked = list[str]()
+
+    def answer(request: ApprovalRequest) -> bool:
+        asked.append(request.step_id or "the plan")
+        return True
+
+    plan = tidied(step("a"), finals=[step("tidy", "write", requires_approval=True)])
+    run = await arun_plan(plan, tools=world.tools, store=store, offline=True, approver=CallbackApprover(answer))
+    assert (run.status, asked, world.done) == (PlanStatus.COMPLETED, ["tidy"], ["a", "tidy"])
+
+
+async def test_each_item_and_condition_works_as_in_any_step(world: World, store: PlanStore) -> None:
+    many = step("many", for_each="${{ ['x', 'y'] }}")
+    many.parameters = {"name": "${{ item }}"}
+    finals = [many, step("never", when="${{ run.status == 'failed' }}")]
+    run = await arun_plan(tidied(step("a"), finals=finals), tools=world.tools, store=store, offline=True)
+    assert (run.status, world.done) == (PlanStatus.COMPLETED, ["a", "x", "y"])
+    assert (run.step("many").result, run.step("never").status) == (["x done", "y done"], StepStatus.SKIPPED)
+
+
+def test_who_approves_sees_them_in_preview_gate_and_plan() -> None:
+    plan = tidied(step("a"), step("b"))
+    bound = bind_inputs(validate(plan, World().tools))
+    preview = preview_plan(bound.validated, inputs={}, approval_digest=bound.approval_digest, requires_approval=True)
+    assert preview.waves == (("a", "b"), ("tidy",), ("tell",))
+    assert preview_text(preview).count("always runs, after all other steps have ended") == 2
+    gate = plan_gate_text(bound, gated=(), approval_digest=bound.approval_digest, expires_ms=0)
+    assert "- **3. tidy** (read, always at the end): `do`" in gate
+    assert "s1 --> s3" in gate
+    assert "s2 --> s3" in gate
+    assert format_plan(plan).count("always runs, after all other steps have ended") == 2
+
+
+KILLED = """\
+import os, sys, time
+from pathlib import Path
+from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
+from plan_adapter.plan import Step
+
+world = Path(sys.argv[1])
+
+@tool(effect="write")
+def note(name: str) -> str:
+    "Note a name."
+    with (world / "noted").open("a") as file:
+        file.write(name + chr(10))
+    return name
+
+@tool(effect="idempotent_write")
+def hold() -> str:
+    "Never come back."
+    (world / "begun").write_text("yes")
+    time.sleep(600)
+    return ""
+
+plan = ExecutionPlan(
+    description="Note, then tidy up",
+    steps=[Step(id="a", tool_name="note", description="Note", parameters={"name": "a"})],
+    finally_=[
+        Step(id="tidy", tool_name="note", description="Tidy", parameters={"name": "tidy"}),
+        Step(id="hold", tool_name="hold", description="Hold", depends_on=["tidy"]),
+        Step(id="tell", tool_name="note", description="Tell", depends_on=["hold"], parameters={"name": "tell"}),
+    ],
+)
+plan.options.require_approval = False
+run_plan(plan, tools=ToolRegistry([note, hold]), offline=True)
+"""
+
+
+async def test_a_kill_between_them_loses_and_repeats_nothing(tmp_path: Path, store: PlanStore) -> None:
+    process = Program(KILLED, tmp_path)
+    while not (tmp_path / "begun").exists():
+        assert process.poll() is None, "the run ended before it held"
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+    @tool(effect="write")
+    def note(name: str) -> str:
+        """Note a name."""
+        with (tmp_path / "noted").open("a") as file:
+            file.write(f"{name}\n")
+        return name
+
+    @tool(effect="idempotent_write")
+    def hold() -> str:
+        """Come back."""
+        return ""
+
+    (left,) = await store.runs()
+    assert (left.status, left.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
+    run = await aresume_run(left.id, tools=ToolRegistry([note, hold]), store=store, offline=True)
+    assert (run.status, (tmp_path / "noted").read_text().split()) == (PlanStatus.COMPLETED, ["a", "tidy", "tell"])
+    assert (run.step("tidy").carried, run.step("tell").carried) == (True, False)
+
+
+async def test_in_prefect_they_are_task_runs_of_the_flow_run(world: World, store: PlanStore, prefect_server: Server) -> None:
+    world.broken.add("b")
+    run = await arun_plan(tidied(step("a"), step("b")), tools=world.tools, store=store)
+    found = await task_runs(UUID(run.flow_run_id), ["a", "b", "tidy", "tell"])
+    states = {name: one.state_name for name, one in found.items()}
+    assert states == {"a": "Completed", "b": "Failed", "tidy": "Completed", "tell": "Completed"}
+    assert world.done == ["a", "tidy", "partial: b"]
+
+
+async def test_a_cancellation_in_prefect_does_not_stop_them(world: World, store: PlanStore, prefect_server: Server) -> None:
+    running = asyncio.create_task(arun_plan(tidied(step("w", "wait")), tools=world.tools, store=store))
+    await world.waits.wait()
+    flow_run_id = UUID((await store.runs())[0].flow_run_id)
+    async with get_client() as client:
+        await client.set_flow_run_state(flow_run_id, Cancelling(message="停下"), force=True)
+        run = await running
+        assert (run.status, run.message, world.done) == (PlanStatus.CANCELLED, "停下", ["tidy", "cancelled: w"])
+        found = await task_runs(flow_run_id, ["w", "tidy", "tell"])
+        assert found["tell"].state_name == "Completed"
+        assert (await client.read_flow_run(flow_run_id)).state_name == "Cancelled"

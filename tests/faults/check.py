@@ -252,10 +252,8 @@ def final_steps_run_last(evidence: Evidence) -> Iterator[Violation]:
         return
     # What a process of an earlier start did after it lost its lease came too late for them.
     current = max(evidence.started_in.values(), default=0)
-    others = [
-        place for place, line in enumerate(evidence.lines) if line.step not in evidence.finals and _start_of(line, evidence) == current
-    ]
-    last = max(others, default=-1)
+    others = [place for place, line in enumerate(evidence.lines) if line.step not in evidence.finals]
+    last = max((place for place in others if _start_of(evidence.lines[place], evidence) == current), default=-1)
     after = {line.step for line in evidence.lines[last + 1 :]}
     ended = {step.id for step in evidence.run.steps if step.status is StepStatus.COMPLETED}
     for step_id in sorted(evidence.finals & ended - after):

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -41,6 +42,7 @@ from plan_adapter.validation import lint, validate
 from tests.agent.releases import ANA, GOOD, PLAN, World, context_of, failed, remaining, step, undoable
 from tests.agent.server import Reply, Request, says, scripted
 from tests.engine.gates import flow_run
+from tests.sql import Sql
 
 
 def by_itself(**fields: Any) -> ExecutionPlan:
@@ -232,7 +234,7 @@ async def test_a_new_version_is_asked_about_in_a_form_of_the_same_flow_run(
 
 @pytest.mark.thorough
 async def test_a_flow_run_whose_waiting_process_ended_resumes_with_the_drafted_version(
-    world: World, store: PlanStore, configured: Any, prefect_server: Server
+    world: World, store: PlanStore, configured: Any, prefect_server: Server, tmp_path: Path
 ) -> None:
     plan = by_itself()
     plan.step("third").requires_approval = False
@@ -244,7 +246,7 @@ async def test_a_flow_run_whose_waiting_process_ended_resumes_with_the_drafted_v
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         waits = update(runs).values(status="pending_approval", reason=None, completed_at=None)  # as if it had ended by itself
-        await store._database.write(lambda connection: connection.execute(waits) and None)
+        await Sql(f"sqlite:///{tmp_path / 'plans.db'}").change(waits)
         again = asyncio.ensure_future(rerun(flow, await flow_run(UUID(gate.flow_run_id)), {"host": "web-1"}))
         gate = await shown(store, again, after=gate)
         await store.gates.answer(gate.id, answer_to(request_of(gate), decision="approve", by="ana", known_by="form"))

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStore
+from plan_adapter.settings import Settings
 from tests.runs.drained import World
+from tests.sql import Sql
 from tests.store.conftest import ON_SQLITE_OR_THOROUGH, store_at
 
 
@@ -22,6 +24,12 @@ async def store(home: Path) -> AsyncIterator[PlanStore]:
     """Return the default store."""
     async with PlanStore() as store:
         yield store
+
+
+@pytest.fixture
+def sql(home: Path) -> Sql:
+    """Return the database of the default store."""
+    return Sql(Settings().store_url)
 
 
 @pytest.fixture

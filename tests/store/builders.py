@@ -1,6 +1,6 @@
 """Plans, runs, attempts and receipts for tests of the store."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -186,3 +186,29 @@ def a_standing_approval(**fields: Any) -> StandingApproval:
         "note": "每晚",
     }
     return StandingApproval(**known | fields)
+
+
+async def a_story(store: PlanStore) -> PlanRun:
+    """Return a run that has ended, with something in every table that its audit tells of."""
+    run = await created(store, requested_by="bo")
+    gate = await store.gates.open(a_gate(run), timeout_ms=0)
+    await store.gates.answer(gate.id, an_answer(gate, decision="request_changes", note="两次"))
+    plan = a_plan("检查两次", steps=("check", "drain", "restart"))
+    run = await store.revisions.revise(run.id, validated(plan), "e" * 64, by="安娜", note="两次")
+    await store.ledger.use_approval(an_approval(run_id=run.id, approval_digest="e" * 64), run_id=run.id)
+    run.status, run.started_at = PlanStatus.EXECUTING, await store.now()
+    await store.ledger.claim(run)
+    recorder = await store.ledger.recorder(run)
+    for name, error in (("check", None), ("drain", "exit code 1\x00\ud800")):
+        await recorder.intent(attempt := an_attempt(run, name, at=recorder.now(), effect="write"))
+        recorder.receipt(a_receipt(attempt, {"状态": name}, at=recorder.now(), error=error))
+        status = StepStatus.FAILED if error else StepStatus.COMPLETED
+        recorder.step_ended(ended(run, name, status, at=recorder.now(), error=error))
+    recorder.step_ended(ended(run, "restart", StepStatus.SKIPPED, at=recorder.now(), reason="`drain` failed"))
+    await recorder.flush()
+    open_gate = await store.gates.open(a_gate(run, "restart"), timeout_ms=0)
+    await store.gates.close(open_gate.id, "cancelled")
+    await store.ledger.request_cancel(run.id, "够了")
+    run.status, run.completed_at = PlanStatus.CANCELLED, recorder.now() + timedelta(seconds=1)
+    await store.ledger.update(run)
+    return run

@@ -14,6 +14,7 @@ from plan_adapter.record import Outcome, PlanRun, RunContext, RunReason
 from plan_adapter.store import tables
 from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
+from tests.sql import Sql
 from tests.store.builders import a_gate, a_plan, a_receipt, a_run, an_attempt, begun, ended, validated
 
 WHOSE = {"agent_id": "agent-7", "org_id": "org-1", "tenant_id": "租户", "task_id": "task-9"}
@@ -152,7 +153,7 @@ async def test_a_run_is_found_by_an_unambiguous_beginning_of_its_id(store: PlanS
             await store.run(short)
 
 
-async def test_every_row_says_whose_it_is(store: PlanStore):
+async def test_every_row_says_whose_it_is(store: PlanStore, sql: Sql):
     run = await begun(store, **WHOSE)
     recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
@@ -180,7 +181,7 @@ async def test_every_row_says_whose_it_is(store: PlanStore):
             "totp_history",
         ):  # of no run
             continue
-        rows = await store._database.read(lambda connection, table=table: connection.execute(table.select()).mappings().all())
+        rows = await sql.rows(table.select())
         assert rows, table.name
         assert all({name: row[name] for name in WHOSE} == WHOSE for row in rows), table.name
 
@@ -245,13 +246,13 @@ async def test_a_run_that_was_changed_since_it_was_read_cannot_be_claimed(store:
 
 @pytest.mark.parametrize(("effect", "outcome"), [("write", Outcome.UNKNOWN), ("idempotent_write", None), ("read", None)])
 async def test_a_run_whose_process_died_is_shown_as_interrupted_and_may_be_claimed(
-    effect: str, outcome: Outcome | None, store: PlanStore
+    effect: str, outcome: Outcome | None, store: PlanStore, sql: Sql
 ) -> None:
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     await recorder.intent(an_attempt(run, at=recorder.now(), effect=effect))
     dead = replace(Owner.this(), pid=2**22 + 1)
-    await _let_hold(store, run, dead)
+    await _let_hold(sql, run, dead)
     shown = await store.run(run.id)
     assert (shown.status, shown.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
     assert (shown.steps[0].status, shown.steps[0].outcome) == (StepStatus.RUNNING, outcome)
@@ -262,27 +263,27 @@ async def test_a_run_whose_process_died_is_shown_as_interrupted_and_may_be_claim
     assert await store.ledger.owner(run.id) is not None
 
 
-async def test_a_process_of_another_host_is_declared_dead_once_it_has_not_renewed_for_long(store: PlanStore):
+async def test_a_process_of_another_host_is_declared_dead_once_it_has_not_renewed_for_long(store: PlanStore, sql: Sql):
     run = await begun(store)
-    await _let_hold(store, run, replace(Owner.this(), place="elsewhere"))
+    await _let_hold(sql, run, replace(Owner.this(), place="elsewhere"))
     assert (await store.run(run.id)).reason is None
     assert "on elsewhere" in (await store.ledger.owner(run.id) or "")
     with pytest.raises(RunConflictError, match="on elsewhere; wait for its end"):
         await store.ledger.claim(await store.run(run.id))
-    await _let_lease_end(store, run, seconds_ago=14)
+    await _let_lease_end(store, sql, run, seconds_ago=14)
     assert (await store.run(run.id)).reason is None
-    await _let_lease_end(store, run, seconds_ago=16)
+    await _let_lease_end(store, sql, run, seconds_ago=16)
     shown = await store.run(run.id)
     assert (shown.reason, await store.ledger.owner(run.id)) == (RunReason.INTERRUPTED, None)
     shown.reason = None
     await store.ledger.claim(shown)
 
 
-async def test_a_process_whose_run_was_taken_over_writes_nothing_more(store: PlanStore, store_url: str):
+async def test_a_process_whose_run_was_taken_over_writes_nothing_more(store: PlanStore, sql: Sql, store_url: str):
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     await recorder.intent(first := an_attempt(run, at=recorder.now()))
-    await _let_lease_end(store, run, seconds_ago=16)
+    await _let_lease_end(store, sql, run, seconds_ago=16)
     async with PlanStore(store_url) as other:
         taken = await other.run(run.id)
         taken.reason = None
@@ -301,9 +302,9 @@ async def test_a_process_whose_run_was_taken_over_writes_nothing_more(store: Pla
         await other.ledger.renew(run.id)
 
 
-async def test_a_renewed_lease_stays_valid(store: PlanStore):
+async def test_a_renewed_lease_stays_valid(store: PlanStore, sql: Sql):
     run = await begun(store)
-    await _let_lease_end(store, run, seconds_ago=16)
+    await _let_lease_end(store, sql, run, seconds_ago=16)
     await store.ledger.renew(run.id)
     assert await store.ledger.owner(run.id) is not None
 
@@ -366,15 +367,15 @@ async def test_a_run_that_does_not_exist_cannot_be_written(store: PlanStore):
             await write(run)
 
 
-async def _let_hold(store: PlanStore, run: PlanRun, owner: Owner) -> None:
+async def _let_hold(sql: Sql, run: PlanRun, owner: Owner) -> None:
     statement = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=str(owner))
-    await store._database.write(lambda connection: connection.execute(statement) and None)
+    await sql.change(statement)
 
 
-async def _let_lease_end(store: PlanStore, run: PlanRun, *, seconds_ago: float) -> None:
+async def _let_lease_end(store: PlanStore, sql: Sql, run: PlanRun, *, seconds_ago: float) -> None:
     ended = await store.now() - timedelta(seconds=seconds_ago)
     statement = tables.leases.update().where(tables.leases.c.run_id == run.id).values(until=ended)
-    await store._database.write(lambda connection: connection.execute(statement) and None)
+    await sql.change(statement)
 
 
 async def test_a_run_that_nobody_executes_is_cancelled_at_once(store: PlanStore):

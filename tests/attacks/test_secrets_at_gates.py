@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, Input, PlanStore, ToolRegistry, arun_plan, load_plan, run_plan, tool
-from plan_adapter.gates.approval import answer_to
-from plan_adapter.record import Approval, ApprovalRequest
 from plan_adapter.tools.shell import run_command
+from tests.attacks.approving import Approves
 
 
 def gate_texts(parameters: dict[str, Any], inputs: dict[str, Any] | None = None) -> tuple[str, str]:
@@ -26,16 +25,10 @@ def gate_texts(parameters: dict[str, Any], inputs: dict[str, Any] | None = None)
     plan = ExecutionPlan(description="Send it", inputs={"salt": Input(default="pinch"), "token": Input(default="hunter22")})
     plan.add_step("make", "Make it", {}, id="make")
     plan.add_step("send", "Send it", parameters, id="send", requires_approval=True, depends_on=["make"])
-    asked = list[ApprovalRequest]()
-
-    class Approves:
-        async def ask(self, request: ApprovalRequest) -> Approval:
-            asked.append(request)
-            return answer_to(request, decision="approve", by="ana", known_by="os_user")
-
-    run = run_plan(plan, tools=ToolRegistry([send, make]), inputs=inputs, approver=Approves(), offline=True)
+    approver = Approves()
+    run = run_plan(plan, tools=ToolRegistry([send, make]), inputs=inputs, approver=approver, offline=True)
     assert run.is_completed, [step.error for step in run.steps]
-    return asked[0].text, asked[1].text
+    return approver.texts[0], approver.texts[1]
 
 
 BESIDE: dict[str, tuple[str, str, str]] = {
@@ -82,17 +75,11 @@ async def test_runner_and_approver_see_that_a_secret_for_later_is_missing(
 ) -> None:
     if not is_missing:
         monkeypatch.setenv("PLAN_ADAPTER_SECRET_MADE", "made-already")
-    asked = list[ApprovalRequest]()
-
-    class Approves:
-        async def ask(self, request: ApprovalRequest) -> Approval:
-            asked.append(request)
-            return answer_to(request, decision="approve", by="ana", known_by="os_user")
-
+    approver = Approves()
     async with PlanStore(store_url) as store:
-        run = await arun_plan(load_plan(LATE % "true"), tools=ToolRegistry([run_command]), store=store, approver=Approves(), offline=True)
+        run = await arun_plan(load_plan(LATE % "true"), tools=ToolRegistry([run_command]), store=store, approver=approver, offline=True)
     assert run.step("use").status == ("failed" if is_missing else "completed")
     warnings = [record.getMessage() for record in caplog.records if LATE_SAYS in record.getMessage()]
     assert [message.partition(";")[0] for message in warnings] == (["there is no secret `made`"] if is_missing else [])
-    assert ("The process that asks has no secret `made`" in asked[0].text) == is_missing
-    assert (LATE_SAYS in asked[0].text) == is_missing
+    assert ("The process that asks has no secret `made`" in approver.texts[0]) == is_missing
+    assert (LATE_SAYS in approver.texts[0]) == is_missing

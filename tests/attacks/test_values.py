@@ -15,11 +15,10 @@ from plan_adapter.canonical import call_digest
 from plan_adapter.documents import load_plan
 from plan_adapter.errors import ExpressionError, InvalidPlanError
 from plan_adapter.expressions import Variables
-from plan_adapter.gates.approval import answer_to
 from plan_adapter.plan import Rollback
-from plan_adapter.record import Approval, ApprovalRequest
 from plan_adapter.tools.tool import as_json
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
+from tests.attacks.approving import Approves
 from tests.attacks.values import exact
 
 
@@ -130,17 +129,6 @@ def test_results_with_one_call_digest_make_the_same_call(pair: tuple[Any, Any], 
         return
     if digests[0] == digests[1]:
         assert exact(one) == exact(other)
-
-
-class Approves:
-    """Approves whatever it is asked, and keeps what it was shown."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    async def ask(self, request: ApprovalRequest) -> Approval:
-        self.texts.append(request.text)
-        return answer_to(request, decision="approve", by="ana", known_by="os_user")
 
 
 class Level(IntEnum):

@@ -1,7 +1,6 @@
 """What somebody cancels in Prefect's UI or API while no process of the run is there to see it is cancelled, with the reason."""
 
 import asyncio
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -19,8 +18,8 @@ from plan_adapter.runs.reconcile import find_interrupted, reconcile
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import tables
-from plan_adapter.store.leases import Owner
 from plan_adapter.validation import bind_inputs, validate
+from tests.runs.left_behind import let_executor_die
 from tests.sql import Sql
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -60,10 +59,7 @@ async def started(plan: ExecutionPlan, store: PlanStore) -> PlanRun:
 async def interrupted(store: PlanStore, sql: Sql) -> PlanRun:
     """Return a run whose process ended while it executed it."""
     run = await started(a_plan(asks=False), store)
-    executing = tables.runs.update().where(tables.runs.c.id == run.id).values(status=PlanStatus.EXECUTING.value, completed_at=None)
-    dead = str(replace(Owner.this(), pid=2**22 + 1))
-    held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=dead)
-    await sql.change(executing, held)
+    await let_executor_die(run, sql)
     await show(run, Running())
     return await store.run(run.id)
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from uuid import UUID
@@ -27,8 +26,9 @@ from plan_adapter.settings import Settings
 from plan_adapter.store import leases, tables
 from plan_adapter.store.leases import Owner
 from plan_adapter.validation import bind_inputs, validate
+from tests.runs.left_behind import let_executor_die
 from tests.sql import Sql
-from tests.store.builders import an_answer, begun
+from tests.store.builders import an_answer, begun, dead_owner
 from tests.store.conftest import store_at
 
 LeaveBehind = Callable[..., Awaitable[PlanRun]]
@@ -53,10 +53,7 @@ def leave_behind(store: PlanStore, sql: Sql) -> LeaveBehind:
 
     async def leave(*, offline: bool = True, in_write: bool = False) -> PlanRun:
         run = await arun_plan(a_plan(), tools=ToolRegistry([look]), store=store, offline=offline)
-        executing = tables.runs.update().where(tables.runs.c.id == run.id).values(status=PlanStatus.EXECUTING.value, completed_at=None)
-        dead = str(replace(Owner.this(), pid=2**22 + 1))
-        held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=dead)
-        await sql.change(executing, held)
+        await let_executor_die(run, sql)
         if in_write:
             recorder = await store.ledger.recorder(run)
             await recorder.intent(
@@ -243,7 +240,7 @@ async def test_a_process_that_ends_while_the_deployment_watches_is_found_before_
         """Find what is there, and only then let the process of the run be gone."""
         findings = await find(store, with_prefect=with_prefect)
         looks.append(len(findings))
-        await _hold(sql, run, replace(Owner.this(), pid=2**22 + 1), await store.now())
+        await _hold(sql, run, dead_owner(), await store.now())
         return findings
 
     monkeypatch.setattr(reconciling, "find_interrupted", found)

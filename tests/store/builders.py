@@ -1,5 +1,6 @@
 """Plans, runs, attempts and receipts for tests of the store."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from plan_adapter.canonical import plan_digest
 from plan_adapter.plan import ExecutionPlan, PlanStatus, Step, StepStatus, new_id
 from plan_adapter.record import Approval, Attempt, Gate, GatePolicy, Outcome, PlanRun, Receipt, StandingApproval, StepRun
+from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 
 DIGEST = "d" * 64
@@ -91,6 +93,11 @@ async def begun(store: PlanStore, plan: ExecutionPlan | None = None, **fields: A
     run.status, run.started_at = PlanStatus.EXECUTING, await store.now()
     await store.ledger.claim(run)
     return run
+
+
+def dead_owner() -> Owner:
+    """Return the mark of a process of this host that has ended: no process has so high a number."""
+    return replace(Owner.this(), pid=2**22 + 1)
 
 
 def an_attempt(run: PlanRun, step_id: str = "check", *, at: datetime, number: int = 1, item: int | None = None, **fields: Any) -> Attempt:

@@ -14,7 +14,7 @@ from plan_adapter.store import tables
 from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
-from tests.store.builders import DIGEST_OF_CALL, a_gate, a_plan, a_run, an_answer, begun, created, validated
+from tests.store.builders import DIGEST_OF_CALL, a_gate, a_plan, a_run, an_answer, begun, created, dead_owner, validated
 
 
 async def test_an_open_gate_is_read_as_it_was_opened(store: PlanStore):
@@ -90,7 +90,7 @@ async def test_where_another_living_process_waits_no_second_one_opens(store: Pla
 async def test_a_gate_whose_process_died_is_unattended_and_opened_again(store: PlanStore, sql: Sql):
     run = await created(store)
     gate = await store.gates.open(a_gate(run), timeout_ms=60_000)
-    await _let_hold(sql, gate.id, replace(Owner.this(), pid=2**22 + 1))
+    await _let_hold(sql, gate.id, dead_owner())
     assert [one.attended for one in (await store.gates.get(gate.id), *await store.gates.find())] == [False, False]
     again = await store.gates.open(a_gate(run), timeout_ms=5)
     assert (again.id, again.expires_at, again.attended, again.openings) == (gate.id, gate.expires_at, True, 2)

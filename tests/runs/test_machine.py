@@ -155,6 +155,13 @@ class Machine(KnownRuns):
         self.begin_run(plan, (None, 0), frozenset({plan.steps[-1].id}))
         self.cancel_run(self.runs[-1], (None, 0), undo=True, failing=frozenset())
 
+    @rule(plan=plans())
+    def start_and_reject(self, plan: ExecutionPlan) -> None:
+        # A rule of its own: in most sequences hardly any run waits for an answer, and most answers approve.
+        plan.options.require_approval = True
+        self.begin_run(plan, (None, 0), frozenset())
+        self.give(self.runs[-1], approves=False)
+
     def cancel_run(self, known: Known, end: tuple[str | None, int], undo: bool, failing: frozenset[str]) -> None:
         before, _succeeded, unknown, undone = self.state(known)
         life = Life(*end)
@@ -231,6 +238,7 @@ def test_a_few_sequences_of_what_people_and_processes_do_keep_the_promise() -> N
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(900)
 def test_any_sequence_of_what_people_and_processes_do_keeps_the_promise() -> None:
     explore_all(examples=24, steps=25)
     assert sum(happened[f"ended at {label}"] > 0 for label in LABELS) >= 4, "processes ended at several places"

@@ -84,7 +84,7 @@ PrepareServer = Callable[[Path], None]
 LINES = (
     ("tests/browser/", "tests/cli/test_with_server.py", "tests/cli/test_gates_with_server.py", "tests/gates/test_with_server.py"),
     ("tests/deployments/", "tests/secrets/test_with_prefect.py", "tests/gates/test_outcomes_with_server.py"),
-    ("tests/engine/test_local_server.py", "tests/test_readme.py", "tests/runs/"),
+    ("tests/engine/test_local_server", "tests/test_readme.py", "tests/runs/"),
 )
 """Files whose tests keep servers busy or wait for them. Each line runs in one process, before all other tests. The first two lines
 share a server; one on SQLite cannot serve more."""

@@ -1,7 +1,6 @@
 """What another account of the machine could do at a local Prefect server that demands a password."""
 
 import base64
-import http.client
 import json
 import logging
 import os
@@ -10,24 +9,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plan_adapter.cli.app import main
-from plan_adapter.engine import server_state as server_password
-from plan_adapter.engine.connection import Server, use_server
+from plan_adapter.engine.connection import use_server
 from plan_adapter.engine.diagnosis import diagnose
 from plan_adapter.engine.local_server import ensure_server, server_status, stop_server
 from plan_adapter.engine.server_auth import demands_authentication
-from plan_adapter.engine.server_state import ServerFolder, other_people, server_environment, why_password
 from plan_adapter.errors import NoServerError
 from plan_adapter.settings import Settings
 from plan_adapter.tools.processes import run_group
 from plan_adapter.tools.tool import ToolContext
-from tests.conftest import PrepareServer
+from tests.attacks.locked import Locked, basic, locked
+
+__all__ = ["locked"]
 
 PLAN = [sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main())"]
 BOUND_SECONDS = 240.0
@@ -39,60 +37,6 @@ steps:
   - {id: say, tool_name: bash, description: Say it, parameters: {command: "echo said >> said.txt; env > env.txt"}}
 """
 
-
-@dataclass(frozen=True)
-class Locked:
-    """A local server that demands a password, and its owner's home."""
-
-    home: Path
-    server: Server
-    notices: list[str]
-
-    @property
-    def folder(self) -> ServerFolder:
-        return ServerFolder(self.home / "server")
-
-    @property
-    def password(self) -> str:
-        return self.folder.password_file.read_text().strip()
-
-    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, str]:
-        """Send one request as any account of this machine can."""
-        connection = http.client.HTTPConnection(self.server.api_url.split("/")[2], timeout=60)
-        given = {"Content-Type": "application/json", **(headers or {})}
-        try:
-            connection.putrequest(method, path, skip_host="Host" in given)
-            content = b"" if body is None else json.dumps(body).encode()
-            for name, value in {**given, "Content-Length": str(len(content))}.items():
-                connection.putheader(name, value)
-            connection.endheaders(content)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode(errors="replace")
-        finally:
-            connection.close()
-
-    def environment(self) -> dict[str, str]:
-        """What a command of the owner's finds: nothing of the password."""
-        return {**os.environ, "PLAN_ADAPTER_HOME": str(self.home), "PLAN_ADAPTER_LOCAL_SERVER_AUTH": "on", "NO_COLOR": "1"}
-
-
-def basic(password: str) -> dict[str, str]:
-    return {"Authorization": f"Basic {base64.b64encode(password.encode()).decode()}"}
-
-
-@pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory, prepare_server: PrepareServer) -> Iterator[Locked]:
-    """A server as PLAN_ADAPTER_LOCAL_SERVER_AUTH=on starts it."""
-    home = tmp_path_factory.mktemp("locked") / "home"
-    prepare_server(home)
-    settings, notices = Settings(home=home, local_server_auth="on"), list[str]()
-    try:
-        yield Locked(home, ensure_server(settings, notify=notices.append), notices)
-    finally:
-        stop_server(settings)
-
-
-# Requests without the password.
 
 RUNS: tuple[str, str, Any] = ("POST", "/api/flow_runs/filter", {})
 REQUESTS: list[tuple[str, str, Any]] = [
@@ -192,9 +136,6 @@ def test_without_the_password_the_server_reveals_only_its_health(locked: Locked)
     assert told["auth"] == "BASIC"
 
 
-# Where the password could be seen.
-
-
 def test_the_password_is_in_a_file_that_only_its_owner_reads(locked: Locked) -> None:
     found = locked.folder.password_file.stat()
     assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o600, os.geteuid())
@@ -243,16 +184,6 @@ async def test_the_commands_of_a_plan_do_not_inherit_a_password_of_prefect(locke
     with use_server(locked.server):
         ended = await run_group(["env"], cwd=None, env={}, stdin=None, context=context)
     assert locked.password not in ended.stdout
-
-
-def test_the_servers_environment_has_no_password_of_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "prefect_server_api_auth_string"):
-        monkeypatch.setenv(name, "of another server")
-    assert "of another server" not in server_environment(ServerFolder(tmp_path), 4711, None).values()
-    assert server_environment(ServerFolder(tmp_path), 4711, "ours")["PREFECT_SERVER_API_AUTH_STRING"] == "ours"
-
-
-# Its owner's own commands need no password to be typed.
 
 
 class Waiting:
@@ -358,37 +289,6 @@ def test_a_command_that_is_given_the_servers_url_needs_no_password_at_its_owners
     assert "it refuses the credentials (HTTP 401)" in said.stdout
     said = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url, PREFECT_API_AUTH_STRING=locked.password)
     assert "answers (set by the environment variable PREFECT_API_URL)" in said.stdout
-
-
-# When a password is demanded.
-
-
-@pytest.mark.parametrize(
-    ("mode", "ssh", "others", "why"),
-    [
-        ("auto", "", [], None),
-        ("auto", "198.51.100.7 50022 192.0.2.9 22", [], "this machine is reached over SSH"),
-        ("auto", "", ["ana"], "other people can log in to this machine (ana)"),
-        ("auto", "", ["ana", "bo", "cy", "di"], "other people can log in to this machine (ana, bo, cy, …)"),
-        ("off", "198.51.100.7 50022 192.0.2.9 22", ["ana"], None),
-        ("on", "", [], "PLAN_ADAPTER_LOCAL_SERVER_AUTH=on"),
-    ],
-)
-def test_a_password_is_demanded_where_others_could_reach_the_server(
-    monkeypatch: pytest.MonkeyPatch, mode: str, ssh: str, others: list[str], why: str | None
-) -> None:
-    monkeypatch.setenv("SSH_CONNECTION", ssh)
-    monkeypatch.setattr(server_password, "other_people", lambda: others)
-    assert why_password(mode) == why
-
-
-def test_people_are_accounts_with_a_shell_that_are_neither_services_nor_root_nor_this_one() -> None:
-    import pwd
-
-    shells = {one.pw_name: one.pw_shell for one in pwd.getpwall()}
-    assert {"root", "daemon", "nobody"}.isdisjoint(other_people())
-    assert pwd.getpwuid(os.geteuid()).pw_name not in other_people()
-    assert all(not shells[name].endswith(("/nologin", "/false")) for name in other_people())
 
 
 def test_a_server_that_demands_a_password_is_used_by_auto_too(locked: Locked) -> None:

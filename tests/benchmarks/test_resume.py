@@ -16,6 +16,7 @@ from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool, tool
 from tests.benchmarks.shapes import Shape, chain, layered
+from tests.sql import Sql
 
 ROUNDS = 5
 
@@ -113,15 +114,15 @@ async def bytes_a_step(folder: Path, count: int) -> float:
     """Return how many bytes a run of `count` steps, half done, resumed once and then done, adds to a store."""
     file = folder / f"{count}.db"
     async with PlanStore(f"sqlite:///{file}") as store:
-        empty = await size_of(store)
+        empty = await size_of(file)
         run_id = await half_done(layered(count // 50, 50), store)
         run = await aresume_run(run_id, tools=ToolRegistry([Work(count).tool]), store=store, offline=True)
         assert run.status is PlanStatus.COMPLETED
         assert len(RunHistory.of([], await store.receipts(run_id)).succeeded) == count
-        return (await size_of(store) - empty) / count
+        return (await size_of(file) - empty) / count
 
 
-async def size_of(store: PlanStore) -> int:
+async def size_of(file: Path) -> int:
     """Return the bytes of the pages in use, whether they have come to the file yet or not."""
 
     def pages(connection: object) -> int:
@@ -129,4 +130,4 @@ async def size_of(store: PlanStore) -> int:
         count, free, size = (connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names)  # type: ignore[attr-defined]
         return (count - free) * size
 
-    return await store._database.read(pages)
+    return await Sql(f"sqlite:///{file}").run(pages)

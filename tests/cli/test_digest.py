@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cli.conftest import Plan, digest_of
-from tests.cli.test_gates import waiting
+from tests.cli.gated import waiting
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
 from tests.cli.test_terminal import Terminal
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Plan, digest_of
-from tests.cli.test_gates import waiting
+from tests.cli.gated import waiting
 from tests.cli.test_run import TOOLS
 
 

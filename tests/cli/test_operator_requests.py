@@ -12,7 +12,7 @@ from plan_adapter.gates.approval import os_user
 from plan_adapter.store import entries
 from plan_adapter.store.audit import beginning, entry_digest
 from tests.cli.conftest import Plan, Said
-from tests.cli.test_gates import signer
+from tests.cli.gated import signer
 from tests.cli.test_run import GREET, TOOLS, document, step
 from tests.processes import PLAN, Program
 

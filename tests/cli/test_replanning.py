@@ -10,7 +10,7 @@ from plan_adapter.cli.sources import is_words
 from tests.agent.conftest import no_memory_of_servers
 from tests.agent.server import says, scripted
 from tests.cli.conftest import Plan, digest_of
-from tests.cli.test_draft import configure, done, step
+from tests.cli.drafting import configure, done, step
 from tests.cli.test_run import TOOLS
 
 __all__ = ["no_memory_of_servers"]

@@ -9,7 +9,7 @@ import pytest
 
 from plan_adapter.gates.approval import os_user
 from tests.cli.conftest import Plan
-from tests.cli.test_gates import signer
+from tests.cli.gated import signer
 from tests.cli.test_run import TOOLS, document, step
 
 __all__ = ["signer"]

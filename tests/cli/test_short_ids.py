@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cli.conftest import Plan
-from tests.cli.test_gates import waiting
+from tests.cli.gated import waiting
 from tests.cli.test_run import TOOLS
 
 VERBS = (

@@ -1,139 +1,21 @@
 """The local server from its first start to its end, with real processes that are killed by their id."""
 
-import http.client
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from plan_adapter.engine import local_server
 from plan_adapter.engine.connection import Server
-from plan_adapter.engine.diagnosis import diagnose
-from plan_adapter.engine.local_server import begin_server, ensure_server, server_for, server_status, stop_server
-from plan_adapter.engine.server_state import LOG_BYTES, ServerFolder, ServerState, process_start, server_environment
-from plan_adapter.errors import NoServerError
+from plan_adapter.engine.local_server import begin_server, ensure_server, server_status, stop_server
+from plan_adapter.engine.server_state import LOG_BYTES, ServerFolder, process_start, server_environment
 from plan_adapter.settings import Settings
-from tests.conftest import PrepareServer
-
-Notices = list[str]
-
-
-@dataclass(frozen=True)
-class FirstLife:
-    """What was seen of a server that started in a new home and has ended since."""
-
-    home: Path
-    notices: Notices
-    servers: tuple[Server, Server]  # of the command that started it, and of the next one
-    listeners: set[str]
-    session: int
-    settings: dict[str, Any]
-    ui: tuple[int, str]
-    users_database: Path
-
-
-@pytest.fixture(scope="module")
-def first_life(tmp_path_factory: pytest.TempPathFactory, prepare_server: PrepareServer) -> FirstLife:
-    """Run a server in a home where none ran before, in an environment that would lead it astray."""
-    home = tmp_path_factory.mktemp("first")
-    prepare_server(home)
-    users_database = home / "users.db"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{users_database}")
-        patch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{users_database}")
-        patch.setenv("PREFECT_SERVER_API_HOST", "0.0.0.0")
-        patch.setenv("UVICORN_HOST", "0.0.0.0")
-        patch.setenv("WEB_CONCURRENCY", "3")
-        settings, notices = Settings(home=home), Notices()
-        try:
-            started = ensure_server(settings, notify=notices.append)
-            reused = ensure_server(settings, notify=notices.append)
-            return FirstLife(
-                home=home,
-                notices=notices,
-                servers=(started, reused),
-                listeners=addresses_of_listeners(port_of(started)),
-                session=os.getsid(pid_of(started)),
-                settings=json.loads(get(started, "/api/admin/settings")[1])["server"] | {"ui": json.loads(get(started, "/ui-settings")[1])},
-                ui=get(started, "/v2/"),
-                users_database=users_database,
-            )
-        finally:
-            stop_server(settings)
-
-
-@pytest.fixture
-def settings(first_life: FirstLife, tmp_path: Path) -> Iterator[Settings]:
-    """Settings of a home where a server ran before and none runs; whatever is started there is stopped."""
-    shutil.copytree(first_life.home, tmp_path / "home")
-    settings = Settings(home=tmp_path / "home")
-    yield settings
-    stop_server(settings)
-
-
-@pytest.fixture(scope="module")
-def busy_home(first_life: FirstLife, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    home = tmp_path_factory.mktemp("busy") / "home"
-    shutil.copytree(first_life.home, home)
-    yield home
-    stop_server(Settings(home=home))
-
-
-@pytest.fixture
-def busy(busy_home: Path) -> Settings:
-    """Settings of a home where a server runs, whatever a test before did to it."""
-    ensure_server(Settings(home=busy_home), notify=lambda _: None)
-    return Settings(home=busy_home)
-
-
-def folder_of(settings: Settings) -> ServerFolder:
-    return ServerFolder(settings.home / "server")
-
-
-def state_of(settings: Settings) -> ServerState:
-    state = folder_of(settings).read_state()
-    assert state is not None
-    return state
-
-
-def pid_of(server: Server) -> int:
-    assert server.pid is not None
-    return server.pid
-
-
-def get(server: Server, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(server.api_url.split("/")[2], timeout=30)
-    connection.request("GET", path, headers={"Accept": "text/html,application/json"})
-    response = connection.getresponse()
-    return response.status, response.read().decode()
-
-
-def addresses_of_listeners(port: int) -> set[str]:
-    """The local addresses, in the kernel's notation, of sockets that listen at `port`."""
-    found: set[str] = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            address, state = line.split()[1], line.split()[3]
-            if state == "0A" and int(address.rpartition(":")[2], 16) == port:
-                found.add(address.rpartition(":")[0])
-    return found
-
-
-def port_of(server: Server) -> int:
-    return int(server.api_url.split(":")[2].split("/")[0])
-
-
-# From a new home.
+from tests.engine.local_homes import FirstLife, folder_of, pid_of, port_of, state_of
 
 
 def test_the_first_run_starts_a_server_and_the_next_uses_it(first_life: FirstLife) -> None:
@@ -182,19 +64,6 @@ def test_what_was_stopped_is_gone_and_is_not_stopped_twice(first_life: FirstLife
     assert not stop_server(Settings(home=first_life.home))
 
 
-# What is left of an earlier one.
-
-
-@pytest.mark.thorough
-def test_a_server_killed_while_it_was_waited_for_is_replaced_at_the_same_address(busy: Settings) -> None:
-    first = ensure_server(busy, notify=lambda _: None)
-    pending = begin_server(busy, notify=lambda _: None)
-    os.kill(pid_of(first), signal.SIGKILL)
-    second = pending.wait()
-    assert second.pid != first.pid
-    assert (second.started, second.ui_url) == (True, first.ui_url)
-
-
 def test_a_process_that_got_the_dead_servers_number_is_left_alone(settings: Settings) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         folder = folder_of(settings)
@@ -225,9 +94,6 @@ def test_a_log_that_has_grown_large_is_set_aside(settings: Settings) -> None:
     folder.log.write_bytes(b"x" * (LOG_BYTES + 1))
     os.close(folder.open_log())
     assert (folder.log.stat().st_size, (folder.path / "server.log.1").stat().st_size) == (0, LOG_BYTES + 1)
-
-
-# While one is running.
 
 
 @pytest.mark.thorough
@@ -274,67 +140,6 @@ def test_starting_does_not_wait_and_waiting_gives_the_server(settings: Settings)
     assert server_status(settings).state == "healthy"
 
 
-@pytest.mark.thorough
-def test_an_older_server_than_the_installed_prefect_is_restarted_and_a_newer_one_is_not(busy: Settings) -> None:
-    first = ensure_server(busy, notify=lambda _: None)
-    state = state_of(busy)
-    folder_of(busy).write_state(replace(state, prefect_version="99.0.0"))
-    assert ensure_server(busy, notify=lambda _: None).pid == first.pid
-    folder_of(busy).write_state(replace(state, prefect_version="3.0.11"))
-    notices = Notices()
-    assert ensure_server(busy, notify=notices.append).pid != first.pid
-    assert notices[0].startswith("Prefect was upgraded from 3.0.11 to ")
-
-
-def test_a_server_out_of_reach_is_neither_used_nor_doubled_nor_stopped(busy: Settings) -> None:
-    state = state_of(busy)
-    folder_of(busy).write_state(replace(state, host="laptop", process_start="of another host"))
-    with pytest.raises(NoServerError, match=f"runs on host laptop as process {state.pid}, out of reach from here"):
-        ensure_server(busy, notify=lambda _: None)
-    with pytest.raises(NoServerError, match="out of reach"):
-        stop_server(busy)
-    assert server_status(busy).state == "unhealthy"
-    folder_of(busy).write_state(state)
-    assert server_status(busy).state == "healthy"
-
-
-@pytest.mark.thorough
-def test_a_server_that_hangs_is_told_with_its_log_and_can_still_be_stopped(busy: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    pid = state_of(busy).pid
-    folder_of(busy).log.write_text("the last words\n")
-    for name in ("ANSWER_SECONDS", "START_SECONDS", "STOP_SECONDS"):
-        monkeypatch.setattr(local_server, name, 1.0)
-    os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(NoServerError, match=r"(?s)does not answer; `plan down` stops it.*--offline.*the last words"):
-        ensure_server(busy, notify=lambda _: None)
-    assert server_status(busy).state == "unhealthy"
-    assert stop_server(busy)
-    while process_start(pid) is not None:  # it is killed, and has let go of what it held; the kernel may still clear it away
-        time.sleep(0.01)
-
-
-@pytest.mark.thorough
-def test_the_doctor_tells_of_it_with_its_port_forward_and_when_it_hangs_with_the_end_of_its_log(
-    busy: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SSH_CONNECTION", "198.51.100.7 50022 192.0.2.9 22")
-    state, log = state_of(busy), folder_of(busy).log
-    [found] = [
-        one for one in diagnose(busy) if one.what.endswith(f"process {state.pid}, http://127.0.0.1:{state.port} answers; log: {log}")
-    ]
-    assert found.ok
-    assert f"ssh -N -L {state.port}:127.0.0.1:{state.port} " in found.hint
-    log.write_text("the last words\n")
-    os.kill(state.pid, signal.SIGSTOP)
-    try:
-        *_, found = diagnose(busy)
-    finally:
-        os.kill(state.pid, signal.SIGCONT)
-    assert not found.ok
-    assert found.what.endswith("does not answer")
-    assert found.hint == f"`plan down`, then run again; log: {log}\n  the last words"
-
-
 def test_garbage_is_collected_on_a_thread_of_its_own_and_nowhere_else() -> None:
     program = """
 import threading
@@ -358,44 +163,6 @@ print(where)
     assert ran.stdout == "['collector']\n"
 
 
-# When none can be had.
-
-
-@pytest.mark.thorough
-def test_a_server_that_cannot_start_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
-    settings = Settings(home=tmp_path)
-    folder_of(settings).prefect_home.mkdir(parents=True)
-    (folder_of(settings).prefect_home / "prefect.db").write_bytes(b"no database" * 1000)
-    with pytest.raises(NoServerError, match=r"(?s)did not start\. `plan doctor`.*--offline.*file is not a database"):
-        ensure_server(settings, notify=lambda _: None)
-
-
-def test_a_home_that_cannot_be_made_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NoServerError, match=r"cannot be kept in .*/file/home/server: .*: Not a directory\. Set PREFECT_API_URL"):
-        ensure_server(Settings(home=tmp_path / "file/home"), notify=lambda _: None)
-
-
-def test_a_setting_forbids_starting_one(settings: Settings) -> None:
-    pending = begin_server(settings.model_copy(update={"local_server": "never"}), notify=lambda _: None)
-    with pytest.raises(NoServerError, match=r"PLAN_ADAPTER_LOCAL_SERVER=never.*offline=True"):
-        pending.wait()
-
-
-def test_under_a_worker_none_is_started(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "0d8ad9c5-0000-0000-0000-000000000000")
-    with pytest.raises(NoServerError, match="belongs to a Prefect worker"):
-        server_for(settings)
-
-
-def test_with_a_url_set_that_is_out_of_reach_no_other_server_is_started(settings: Settings) -> None:
-    from prefect.settings import temporary_settings
-
-    with temporary_settings({"api.url": "http://127.0.0.1:1/api"}), pytest.raises(NoServerError, match="no other server is started"):
-        begin_server(settings, notify=lambda _: None).wait()
-    assert server_status(settings).state == "none"
-
-
 def test_the_servers_environment_has_nothing_that_redirects_it_or_that_is_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     foreign = ("PREFECT_PROFILE", "PREFECT_API_KEY", "prefect_server_database_password", "UVICORN_WORKERS", "PLAN_ADAPTER_DATABASE_URL")
     for name in foreign:
@@ -406,8 +173,6 @@ def test_the_servers_environment_has_nothing_that_redirects_it_or_that_is_secret
     assert environment["PATH_OF_THE_USER"] == "kept"
     assert environment["PREFECT_HOME"] == str(tmp_path / "prefect")
 
-
-# A run on it.
 
 FLOW = """
 from prefect import flow, get_run_logger, task

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from plan_adapter.errors import StoreError
+from plan_adapter.errors import StoreError, ToolError
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
@@ -25,6 +25,7 @@ from plan_adapter.hooks import Event, Hooks
 from plan_adapter.plan import ExecutionPlan, PlanStatus, new_id
 from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
 from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.tool import tool
 from plan_adapter.validation import bind_inputs, validate
 
 
@@ -134,3 +135,19 @@ def ancestors(edges: dict[str, list[str]], node: str) -> set[str]:
         found.add(dependency)
         queue.extend(edges[dependency])
     return found
+
+
+def flaky(failures: int, *, effect: str = "read"):
+    """Return a tool that fails `failures` times, then succeeds with the number of its try."""
+    tries = 0
+
+    @tool(effect=effect)
+    def work(name: str) -> int:
+        """Fail, then work."""
+        nonlocal tries
+        tries += 1
+        if tries <= failures:
+            raise ToolError(f"try {tries} failed")
+        return tries
+
+    return work

@@ -7,7 +7,7 @@ import pytest
 from plan_adapter.plan import ExecutionPlan, Input, Rollback, StepStatus
 from plan_adapter.tools.tool import ToolContext, tool
 from tests.execution.support import Execution
-from tests.execution.test_rollback import World, rollback_of
+from tests.execution.undoing import World, rollback_of
 from tests.validation.builders import found, plan, step
 
 

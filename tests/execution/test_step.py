@@ -1,12 +1,6 @@
-"""One step: its attempts, timeouts, intents, receipts and results; and tools that misbehave."""
+"""One step: its attempts and retries, their intents and receipts, its result, and what is repeated after a stop."""
 
 import asyncio
-import contextlib
-import math
-import os
-import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -19,24 +13,7 @@ from plan_adapter.hooks import Hooks
 from plan_adapter.plan import PlanStatus, Step, StepStatus
 from plan_adapter.record import Attempt, Outcome, Receipt, RunReason
 from plan_adapter.tools.tool import ToolContext, tool
-from tests.execution import flow_of_a_module, tools_of_a_module
-from tests.execution.support import Execution, MemoryRecorder, plan_of
-
-
-def flaky(failures: int, *, effect: str = "read"):
-    """Return a tool that fails `failures` times, then succeeds with the number of its try."""
-    tries = 0
-
-    @tool(effect=effect)
-    def work(name: str) -> int:
-        """Fail, then work."""
-        nonlocal tries
-        tries += 1
-        if tries <= failures:
-            raise ToolError(f"try {tries} failed")
-        return tries
-
-    return work
+from tests.execution.support import Execution, MemoryRecorder, flaky, plan_of
 
 
 async def test_a_failing_step_is_tried_again_until_it_succeeds():
@@ -112,192 +89,6 @@ async def test_a_step_that_waits_for_its_retry_holds_no_slot():
     assert order == ["a", "b", "a"]
 
 
-async def test_a_timeout_cancels_an_async_tool_and_the_next_attempt_may_succeed():
-    ended: list[str] = []
-
-    @tool(effect="read")
-    async def work(name: str, context: ToolContext) -> str:
-        """Hang at the first attempt."""
-        if context.attempt == 1:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.append("cancelled")
-        return "ok"
-
-    plan = plan_of({"a": []}, step_timeout_ms=30)
-    plan.step("a").max_retries = 1
-    execution = Execution(plan, [work])
-    run = await execution.go()
-    assert run.step("a").result == "ok"
-    assert ended == ["cancelled"]
-    assert execution.recorder.receipts[0].error == "no answer within 0.03 s"
-
-
-async def test_an_async_tool_that_ignores_its_cancellation_is_still_ended(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("plan_adapter.execution.calling.GRACE_SECONDS", 0.02)
-    ended: list[str] = []
-
-    @tool(effect="read")
-    async def work(name: str) -> None:
-        """Hang, whatever happens."""
-        try:
-            while True:
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.Event().wait()
-        finally:
-            ended.append(name)
-
-    run = await Execution(plan_of({"a": []}, step_timeout_ms=10), [work]).go()
-    assert run.step("a").error == "no answer within 0.01 s"
-    assert ended == ["a"]
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-async def test_a_sync_tool_past_its_timeout_is_left_behind_with_a_warning(caplog: pytest.LogCaptureFixture):
-    release = threading.Event()
-
-    @tool(effect="read")
-    def work(name: str) -> None:
-        """Hang."""
-        release.wait()
-
-    try:
-        run = await Execution(plan_of({"a": []}, step_timeout_ms=30), [work]).go()
-    finally:
-        release.set()
-    assert run.step("a").error == "no answer within 0.03 s"
-    assert "cannot be ended" in caplog.text
-
-
-@pytest.mark.thorough
-async def test_with_process_isolation_a_timeout_kills_the_work(tmp_path: Path):
-    plan = plan_of({}, step_timeout_ms=4000)
-    plan.add_step("stubborn", "stubborn", {"folder": str(tmp_path)}, id="a", isolation="process", effect="read")
-    run = await Execution(plan, [tools_of_a_module.stubborn]).go()
-    assert run.step("a").error == "no answer within 4 s"
-    pid = int((tmp_path / "pid").read_text())
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-async def test_a_tool_that_kills_its_process_fails_its_step_only():
-    plan = plan_of({})
-    plan.add_step("die", "die", id="a", isolation="process", on_error="continue", effect="read")
-    plan.add_step("echo", "echo", {"value": {"甲": [1]}}, id="b", isolation="process")
-    run = await Execution(plan, [tools_of_a_module.die, tools_of_a_module.echo]).go()
-    assert (run.step("a").outcome, run.step("b").result) == (Outcome.FAILED, {"甲": [1]})
-    assert "the process of tool `die` died" in (run.step("a").error or "")
-
-
-async def test_a_tool_in_a_process_fails_with_its_own_message_and_the_next_call_is_served():
-    plan = plan_of({}, continue_on_error=True)
-    for how in ("exit", "local", "unknown"):
-        plan.add_step("fail", how, {"how": how}, id=how, isolation="process")
-    plan.add_step("tell", "tell", id="told", isolation="process")
-    execution = Execution(plan, [tools_of_a_module.fail, tools_of_a_module.tell])
-    run = await execution.go()
-    assert [step.error for step in run.steps] == ["SystemExit: 3", "Local: it failed, because 坏了", "it broke", None]
-    assert run.step("told").result == 1
-    assert [event.message for event in execution.events if event.kind == "log"] == ["第 1 次"]
-
-
-async def test_a_plans_process_isolation_leaves_async_tools_on_the_loop_where_they_can_be_cancelled():
-    @tool(effect="read")
-    async def work(name: str, context: ToolContext) -> str:
-        """Work."""
-        return context.step_id
-
-    plan = plan_of({"a": []})
-    plan.isolation = "process"
-    assert (await Execution(plan, [work]).go()).step("a").result == "a"
-
-
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.thorough
-async def test_without_prefect_the_function_inside_of_a_flow_is_called(isolation: str):
-    plan = plan_of({})
-    plan.add_step("double", "double", {"number": 2}, id="a", isolation=isolation)
-    assert (await Execution(plan, [flow_of_a_module.double]).go()).step("a").result == 4
-
-
-def _raise(error: BaseException) -> None:
-    raise error
-
-
-class Unprintable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (ValueError("坏了"), "ValueError: 坏了"),
-        (SystemExit(3), "the tool raised SystemExit(3)"),
-        (KeyboardInterrupt(), "the tool raised KeyboardInterrupt()"),
-        (asyncio.CancelledError(), "the tool cancelled itself"),
-        (StopIteration(1), "StopIteration"),
-        (GeneratorExit(), "GeneratorExit"),
-        (MemoryError(), "MemoryError"),
-        (RecursionError("deep"), "RecursionError: deep"),
-        (Unprintable(), "Unprintable: (its message cannot be shown)"),
-        (BaseExceptionGroup("several", [KeyboardInterrupt(), ValueError("x")]), "BaseExceptionGroup: several"),
-        (StoreError("the tool's own store is away"), "the tool's own store is away"),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
-)
-async def test_whatever_a_tool_raises_fails_its_step_and_never_the_run(error: BaseException, expected: str, is_async: bool):
-    if is_async:
-
-        @tool(effect="read", name="work")
-        async def work(name: str) -> None:
-            """Raise."""
-            _raise(error)
-    else:
-
-        @tool(effect="read", name="work")
-        def work(name: str) -> None:
-            """Raise."""
-            _raise(error)
-
-    @tool(effect="read")
-    def fine(name: str) -> str:
-        """Work."""
-        return name
-
-    plan = plan_of({"a": []}, continue_on_error=True)
-    plan.add_step("fine", "fine", {"name": "b"}, id="b")
-    run = await Execution(plan, [work, fine]).go()
-    assert expected in (run.step("a").error or "")
-    assert run.step("b").status is StepStatus.COMPLETED
-
-
-@pytest.mark.parametrize(
-    "value", [math.nan, {"deep": [math.inf]}, object(), b"\xff\xfe", lambda: None], ids=["nan", "infinity", "object", "bytes", "function"]
-)
-async def test_a_result_that_is_no_json_fails_the_step(value: object):
-    @tool(effect="read")
-    def work(name: str):
-        """Return what is no JSON."""
-        return value
-
-    run = await Execution(plan_of({"a": []}), [work]).go()
-    assert run.step("a").status is StepStatus.FAILED
-    assert "JSON" in (run.step("a").error or "")
-
-
-async def test_a_thread_that_ends_itself_fails_its_step():
-    @tool(effect="read")
-    def work(name: str) -> None:
-        """End the thread."""
-        sys.exit()
-
-    run = await Execution(plan_of({"a": []}), [work]).go()
-    assert run.step("a").status is StepStatus.FAILED
-
-
 async def test_a_false_done_when_fails_the_attempt_and_a_true_one_ends_it():
     plan = plan_of({"a": []})
     plan.step("a").done_when, plan.step("a").max_retries = "${{ result >= 3 }}", 5
@@ -350,44 +141,6 @@ async def test_hooks_see_every_event_and_one_that_raises_changes_nothing(caplog:
     assert "the hook is broken" in caplog.text
 
 
-async def test_the_total_timeout_ends_running_steps_and_skips_the_rest():
-    @tool(effect="read")
-    async def work(name: str) -> None:
-        """Hang."""
-        await asyncio.Event().wait()
-
-    run = await Execution(plan_of({"a": [], "b": ["a"]}, total_timeout_ms=40), [work]).go()
-    assert (run.status, run.reason) == (PlanStatus.FAILED, RunReason.TIMED_OUT)
-    assert run.step("a").error == "the total timeout of 0.04 s was exceeded"
-    assert run.step("b").reason == "the total timeout of 0.04 s was exceeded"
-
-
-async def test_the_total_timeout_ends_a_wait_for_a_retry():
-    plan = plan_of({"a": []}, total_timeout_ms=60)
-    plan.step("a").max_retries, plan.step("a").retry_delay_ms = 3, 3_600_000
-    run = await Execution(plan, [flaky(9)]).go()
-    assert run.reason is RunReason.TIMED_OUT
-
-
-async def test_cancelling_ends_the_running_step_skips_the_rest_and_keeps_the_reason():
-    begun = asyncio.Event()
-
-    @tool(effect="read")
-    async def work(name: str) -> None:
-        """Hang."""
-        begun.set()
-        await asyncio.Event().wait()
-
-    execution = Execution(plan_of({"a": [], "b": []}), [work])
-    going = asyncio.create_task(execution.go())
-    await begun.wait()
-    execution.scope.stop.set("cancelled", "用户取消")
-    run = await going
-    assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "用户取消")
-    assert (run.step("a").status, run.step("a").outcome) == (StepStatus.FAILED, Outcome.FAILED)
-    assert (run.step("b").status, run.step("b").reason) == (StepStatus.SKIPPED, "用户取消")
-
-
 async def test_a_write_that_is_cancelled_in_the_middle_has_no_receipt_and_an_unknown_outcome():
     begun = asyncio.Event()
 
@@ -404,28 +157,6 @@ async def test_a_write_that_is_cancelled_in_the_middle_has_no_receipt_and_an_unk
     run = await going
     assert run.step("a").outcome is Outcome.UNKNOWN
     assert (len(execution.recorder.attempts), execution.recorder.receipts) == (1, [])
-
-
-async def test_cancelling_the_caller_ends_the_work_and_is_raised_again():
-    begun, ended = asyncio.Event(), asyncio.Event()
-
-    @tool(effect="read")
-    async def work(name: str) -> None:
-        """Hang."""
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    execution = Execution(plan_of({"a": [], "b": []}), [work])
-    going = asyncio.create_task(execution.go())
-    await begun.wait()
-    going.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await going
-    assert ended.is_set()
-    assert execution.run.step("b").status is StepStatus.SKIPPED
 
 
 async def test_nothing_is_called_whose_intent_cannot_be_written():
@@ -496,18 +227,3 @@ async def test_the_lines_of_a_tools_logger_are_shown_with_their_step():
     execution = Execution(plan_of({"a": []}), [work])
     await execution.go()
     assert [(event.step.id, event.message) for event in execution.events if event.kind == "log" and event.step] == [("a", "第 1 行")]
-
-
-async def test_a_tool_knows_the_deadline_that_comes_first():
-    deadlines: list[float | None] = []
-
-    @tool(effect="read")
-    def work(name: str, context: ToolContext) -> None:
-        """Note the deadline."""
-        deadlines.append(context.deadline)
-
-    plan = plan_of({"a": [], "b": [], "c": []}, total_timeout_ms=60_000)
-    plan.step("b").timeout_ms, plan.step("c").timeout_ms = 1000, 3_600_000
-    now = time.monotonic()
-    await Execution(plan, [work]).go()
-    assert [round((deadline or 0) - now) for deadline in deadlines] == [60, 1, 60]

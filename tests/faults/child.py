@@ -187,6 +187,7 @@ class Listener:
 
         The event loop, in which this waits, begins no other one meanwhile.
         """
+        # Private: nothing public says that no transaction is open, and a call of the store itself would wait for this loop.
         database: Any = self.store and self.store._database
         if isinstance(database, sqlite.SqliteDatabase):
             database._thread.submit(int).result()  # comes after all that the loop has asked for

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from plan_adapter import NotApprovedError, PlanStatus, PlanStore, RunConflictError, aresolve_step
 from plan_adapter.gates.approval import answer_to
@@ -20,6 +19,7 @@ from plan_adapter.store.outcomes import ResolutionRecord
 from tests.gates.unknown_outcome import SENDING, Doubtful, Person
 from tests.gates.world import FormAnswers, Silent
 from tests.processes import Program
+from tests.sql import Sql
 from tests.store.conftest import on_both_databases
 
 DONE = Answer("done", "ana", note="看过了", channel="form", result={"order": "a"})
@@ -269,7 +269,7 @@ async def test_a_gate_that_a_killed_process_left_is_asked_again_and_may_be_answe
 @on_both_databases
 async def test_every_alteration_is_found(statement: str, world: Doubtful) -> None:
     run = await world.start_with_form(FormAnswers((DONE,)))
-    await world.store._database.write(lambda connection: connection.execute(text(statement)))
+    await Sql(world.url).change(statement)
     assert not (await world.store.verify(run.id)).ok
 
 

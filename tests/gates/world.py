@@ -8,8 +8,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import text
-
 from plan_adapter import ExecutionPlan, Input, PlanRun, PlanStore, ToolRegistry, tool
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
@@ -22,6 +20,7 @@ from plan_adapter.runs.session import Backend, RunRequest, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.settings import Settings
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
+from tests.sql import Sql
 
 
 class Silent:
@@ -177,7 +176,7 @@ class World:
 
     async def sql(self, statement: str, **values: Any) -> None:
         """Change the database as nobody but its owner can."""
-        await self.store._database.write(lambda connection: connection.execute(text(statement), values))
+        await Sql(self.url).change(statement, **values)
 
     async def end(self, going: "asyncio.Task[PlanRun]") -> PlanRun:
         """Reject at every gate that is still open, and return how the run ended: what did not open until then will not open."""

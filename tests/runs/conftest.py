@@ -1,11 +1,15 @@
-"""Each test has a home of its own."""
+"""Each test has a home of its own. Here are also the stores of tests for both databases, and the world of the tests of rollbacks."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from plan_adapter import PlanStore
+from plan_adapter.settings import Settings
+from tests.runs.drained import World
+from tests.sql import Sql
+from tests.store.conftest import ON_SQLITE_OR_THOROUGH, store_at
 
 
 @pytest.fixture(autouse=True)
@@ -20,3 +24,28 @@ async def store(home: Path) -> AsyncIterator[PlanStore]:
     """Return the default store."""
     async with PlanStore() as store:
         yield store
+
+
+@pytest.fixture
+def sql(home: Path) -> Sql:
+    """Return the database of the default store."""
+    return Sql(Settings().store_url)
+
+
+@pytest.fixture
+def world() -> World:
+    """Return nodes that can be taken out of their pool and put back."""
+    return World()
+
+
+@pytest.fixture(params=ON_SQLITE_OR_THOROUGH)
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty store with the newest schema."""
+    yield from store_at(request, tmp_path)
+
+
+@pytest.fixture
+async def either(store_url: str) -> AsyncIterator[PlanStore]:
+    """An empty store on each database."""
+    async with PlanStore(store_url) as opened:
+        yield opened

@@ -24,6 +24,7 @@ from plan_adapter.plan import StepStatus
 from plan_adapter.record import RunReason
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.store.leases import Owner, of_run
+from tests.sql import Sql
 from tests.workers import ROOT, deployed, worker
 
 pytestmark = pytest.mark.thorough
@@ -97,8 +98,8 @@ async def state_of(client: PrefectClient, flow_run_id: UUID) -> State:
     return state
 
 
-async def process_of(run: PlanRun, store: PlanStore) -> int:
-    lease = await store._database.read(lambda connection: of_run(connection, run.id))  # pyright: ignore[reportPrivateUsage]
+async def process_of(run: PlanRun, sql: Sql) -> int:
+    lease = await sql.run(lambda connection: of_run(connection, run.id))
     assert lease is not None
     return Owner.parse(lease["owner"]).pid
 

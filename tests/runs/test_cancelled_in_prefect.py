@@ -1,7 +1,6 @@
 """What somebody cancels in Prefect's UI or API while no process of the run is there to see it is cancelled, with the reason."""
 
 import asyncio
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -19,8 +18,9 @@ from plan_adapter.runs.reconcile import find_interrupted, reconcile
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import tables
-from plan_adapter.store.leases import Owner
 from plan_adapter.validation import bind_inputs, validate
+from tests.runs.left_behind import let_executor_die
+from tests.sql import Sql
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -56,13 +56,10 @@ async def started(plan: ExecutionPlan, store: PlanStore) -> PlanRun:
     return await execute_plan(bind_inputs(validate(plan, TOOLS)), run_request=RunRequest(waits=False), store=store, record_pending=True)
 
 
-async def interrupted(store: PlanStore) -> PlanRun:
+async def interrupted(store: PlanStore, sql: Sql) -> PlanRun:
     """Return a run whose process ended while it executed it."""
     run = await started(a_plan(asks=False), store)
-    executing = tables.runs.update().where(tables.runs.c.id == run.id).values(status=PlanStatus.EXECUTING.value, completed_at=None)
-    dead = str(replace(Owner.this(), pid=2**22 + 1))
-    held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=dead)
-    await store._database.write(lambda connection: [connection.execute(statement) for statement in (executing, held)] and None)  # pyright: ignore[reportPrivateUsage]
+    await let_executor_die(run, sql)
     await show(run, Running())
     return await store.run(run.id)
 
@@ -97,8 +94,8 @@ async def test_a_run_that_waits_without_a_process_ends_with_the_reason(store: Pl
     assert (await store.verify(run.id)).ok
 
 
-async def test_a_cancellation_that_killed_the_process_is_never_shown_as_an_interruption(store: PlanStore) -> None:
-    run = await interrupted(store)
+async def test_a_cancellation_that_killed_the_process_is_never_shown_as_an_interruption(store: PlanStore, sql: Sql) -> None:
+    run = await interrupted(store, sql)
     await show(run, Cancelling(message=REASON), Cancelled(message=WORKERS_WORDS))
     [finding] = await find_interrupted(store, with_prefect=True)
     assert (finding.kind, finding.is_corrected) == ("cancelled", True)
@@ -108,14 +105,14 @@ async def test_a_cancellation_that_killed_the_process_is_never_shown_as_an_inter
     assert (shown.name, REASON in (shown.message or "")) == ("Cancelled", True)
 
 
-async def test_what_a_killed_process_has_left_as_open_ends_with_its_run(store: PlanStore) -> None:
-    run = await interrupted(store)
+async def test_what_a_killed_process_has_left_as_open_ends_with_its_run(store: PlanStore, sql: Sql) -> None:
+    run = await interrupted(store, sql)
     cut_off = [
         tables.receipts.delete().where(tables.receipts.c.run_id == run.id, tables.receipts.c.step_id == "again"),
         tables.step_runs.delete().where(tables.step_runs.c.run_id == run.id, tables.step_runs.c.step_id == "again"),
         tables.attempts.update().where(tables.attempts.c.step_id == "again").values(effect="write"),
     ]
-    await store._database.write(lambda connection: [connection.execute(statement) for statement in cut_off] and None)  # pyright: ignore[reportPrivateUsage]
+    await sql.change(*cut_off)
     of_run = FlowRunFilter.model_validate({"id": {"any_": [run.flow_run_id]}})
     async with get_client() as client:
         task_runs: dict[str, TaskRun] = {}
@@ -153,8 +150,8 @@ async def test_a_cancellation_that_was_dealt_with_ends_no_later_version(store: P
     assert (await store.run(run.id)).status is PlanStatus.PENDING_APPROVAL
 
 
-async def test_resuming_a_cancelled_run_ends_it_and_a_second_resume_runs_it(store: PlanStore) -> None:
-    run = await interrupted(store)
+async def test_resuming_a_cancelled_run_ends_it_and_a_second_resume_runs_it(store: PlanStore, sql: Sql) -> None:
+    run = await interrupted(store, sql)
     await show(run, Cancelled(message=REASON))
     ended = await aresume_run(run.id, tools=TOOLS, store=store)
     assert (ended.status, ended.message, (await state_of(run)).is_cancelled()) == (PlanStatus.CANCELLED, REASON, True)

@@ -4,227 +4,30 @@ A process ends at a crash point: from there on nothing of it reaches the store o
 of its own and finds a owner that has died. `tests/faults` ends real processes; here hypothesis looks for the sequence.
 """
 
-import asyncio
-import os
-import shutil
-import tempfile
-from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, RunConflictError, ToolRegistry, crash_points, tool
-from plan_adapter.canonical import plan_digest
-from plan_adapter.errors import NotApprovedError, PlanAdapterError, StoreError
+from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, RunConflictError, ToolRegistry
+from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import answer_to
-from plan_adapter.plan import Rollback, StepStatus
-from plan_adapter.readable import call_name
-from plan_adapter.record import ApprovalRequest, Attempt, Outcome, Receipt, RunReason
+from plan_adapter.record import ApprovalRequest, RunReason
 from plan_adapter.runner import acancel_run, aresolve_step, arevise_run
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
-from plan_adapter.store.leases import Owner
-from plan_adapter.tools.tool import ToolContext
 from plan_adapter.validation import bind_inputs, validate
+from tests.runs.known_runs import KnownRuns
+from tests.runs.lives import ENDS, FAILING, LABELS, Known, Life, happened, name_of, plans
 
-T = TypeVar("T")
-
-LABELS = (
-    "claimed",
-    "before-intent",
-    "in-transaction",
-    "after-intent",
-    "mid-effect",
-    "after-effect",
-    "after-receipt",
-    "before-end",
-    "after-end",
-)
 ENDED = (PlanStatus.COMPLETED, PlanStatus.FAILED, PlanStatus.PARTIAL, PlanStatus.CANCELLED)
 
-MEMORY = Path("/dev/shm")
-"""Where syncing a file costs nothing: no process here loses what it has written."""
 
-happened = Counter[str]()
-"""How often each thing happened in all sequences: a machine that never got anywhere would prove nothing."""
-
-
-class EndedError(Exception):
-    """The process is no more."""
-
-
-def name_of(called: ToolContext | Attempt | Receipt) -> str:
-    """Return what a step is called, or what undoes it."""
-    return call_name(called.step_id, None, kind=called.kind)
-
-
-@dataclass
-class World:
-    """What was really done, by run and step (`rollback x` for what undoes a step), and the keys that it was done with."""
-
-    done: Counter[tuple[str, str]] = field(default_factory=Counter)
-    keys: dict[tuple[str, str], set[str]] = field(default_factory=dict)
-
-    def do(self, context: ToolContext) -> None:
-        unit = (context.run_id, name_of(context))
-        self.done[unit] += 1
-        self.keys.setdefault(unit, set()).add(context.idempotency_key)
-
-
-@dataclass
-class Life:
-    """One process: ends when the crash point `label` is reached for the `count`-th time."""
-
-    label: str | None
-    count: int
-    has_ended: bool = False
-
-    def reach(self, point: str, _detail: str = "") -> None:
-        if self.has_ended:
-            raise EndedError
-        if point == self.label:
-            self.count -= 1
-            if not self.count:
-                self.has_ended = True
-                happened[f"ended at {point}"] += 1
-                raise EndedError
-
-    def guard(self, store: PlanStore) -> PlanStore:
-        """Let nothing reach the store any more once the process has ended; a transaction is then rolled back."""
-        database: Any = store._database
-        work_on = database._run
-
-        def run(work: Callable[..., Any], writes: bool) -> Any:
-            if self.has_ended:
-                raise StoreError("this process has ended")
-            return work_on(work, writes)
-
-        database._run = run
-        return store
-
-
-@dataclass
-class Known:
-    """What the model knows of a run."""
-
-    id: str
-    plan: ExecutionPlan
-    approved: bool
-    rejected: bool = False
-    failing: frozenset[str] = frozenset()  # of its newest start that came to its end
-    shown: tuple[PlanStatus, RunReason | None] | None = None  # what no one has changed since
-    status: PlanStatus = PlanStatus.DRAFT  # as it was seen last; this and the next only choose what is worth trying
-    in_doubt: bool = False
-    aborted: bool = False  # somebody ended it without saying whether a write was done
-    before: ExecutionPlan | None = None  # the version that was approved, where nobody has approved the one that it has now
-
-
-def tools_of(world: World, life: Life, failing: frozenset[str]) -> ToolRegistry:
-    def act(step: str, context: ToolContext) -> str:
-        """Do what `step` says, or fail before anything is done."""
-        if life.has_ended:
-            raise EndedError
-        if name_of(context) in failing:
-            raise ValueError(f"{step} fails")
-        world.do(context)
-        life.reach("mid-effect")
-        return f"{step} was done"
-
-    return ToolRegistry([tool(effect=effect, name=effect)(act) for effect in ("read", "idempotent_write", "write")])  # type: ignore[call-overload]
-
-
-@st.composite
-def plans(draw: st.DrawFn, tools: tuple[str, ...] = ("write", "write", "idempotent_write", "read")) -> ExecutionPlan:
-    plan, is_undoable = ExecutionPlan(description="Any plan"), draw(st.booleans())
-    for index in range(draw(st.integers(1, 5))):
-        before = [step.id for step in plan.steps]
-        plan.add_step(
-            draw(st.sampled_from(tools)),
-            f"step {index}",
-            {"step": f"s{index}"},
-            id=f"s{index}",
-            depends_on=sorted(draw(st.sets(st.sampled_from(before), max_size=2))) if before else [],
-            rollback=Rollback(tool_name="write", parameters={"step": f"undo s{index}"}) if is_undoable else None,
-        )
-    plan.options.require_approval = draw(st.sampled_from((False, False, True)))
-    plan.options.stop_on_error = draw(st.booleans())
-    plan.options.allow_parallel = draw(st.booleans())
-    return plan
-
-
-ENDS = st.just((None, 0)) | st.tuples(st.sampled_from(LABELS), st.sampled_from((1, 1, 2, 3)))
-FAILING = st.just(frozenset[str]()) | st.frozensets(
-    st.sampled_from([f"s{index}" for index in range(5)] + ["rollback s0", "rollback s1"]), max_size=2
-)
-
-
-class Machine(RuleBasedStateMachine):
+class Machine(KnownRuns):
     """Each rule is a process of its own; between two of them everything must hold."""
-
-    @initialize()
-    def begin(self) -> None:
-        self.folder = tempfile.mkdtemp(prefix="machine-", dir=MEMORY if MEMORY.is_dir() else None)
-        self.world = World()
-        self.runs: list[Known] = []
-        self.touched: Known | None = None
-        self.reader = PlanStore(self.url)
-        self.lives = 0
-        self.this, Owner.this = Owner.this, classmethod(lambda _: Owner(self.place, os.getpid(), f"life {self.lives}"))  # type: ignore
-        self.place = self.this().place
-
-    def teardown(self) -> None:
-        if hasattr(self, "folder"):
-            for known in self.runs:
-                self.hold(known)
-            asyncio.run(self.reader.close())
-            Owner.this = self.this  # type: ignore[method-assign]
-            shutil.rmtree(self.folder)
-
-    def live(self, work: Callable[[PlanStore, ToolRegistry], Awaitable[T]], life: Life, failing: frozenset[str] = frozenset()) -> T | None:
-        """Return what a process makes of `work`, None where it ended in the middle."""
-
-        async def whole() -> T:
-            async with life.guard(PlanStore(self.url)) as store:
-                return await work(store, tools_of(self.world, life, failing))
-
-        self.lives += 1
-        crash_points.listener = life.reach
-        try:
-            return asyncio.run(whole())
-        except (EndedError, PlanAdapterError):
-            if life.has_ended:
-                return None
-            raise
-        finally:
-            crash_points.listener = None
-
-    @property
-    def url(self) -> str:
-        return f"sqlite:///{self.folder}/plans.db"
-
-    def read(self, work: Callable[[PlanStore], Awaitable[T]]) -> T:
-        """Return what somebody sees who only looks."""
-
-        async def look() -> T:
-            return await work(self.reader)
-
-        return asyncio.run(look())
-
-    def pick(self, data: st.DataObject, fits: Callable[[Known], bool] = lambda _: True) -> Known:
-        """Return a run, three times of four one that `fits`."""
-        fitting = [known for known in self.runs if fits(known)]
-        among = fitting if fitting and data.draw(st.integers(0, 3), "whether it fits") else self.runs
-        self.touched = data.draw(st.sampled_from(among), "which run")
-        return self.touched
-
-    # What people and processes do
 
     @rule(plan=plans(), end=ENDS, failing=FAILING, answered=st.booleans())
     def start(self, plan: ExecutionPlan, end: tuple[str | None, int], failing: frozenset[str], answered: bool) -> None:
@@ -352,6 +155,13 @@ class Machine(RuleBasedStateMachine):
         self.begin_run(plan, (None, 0), frozenset({plan.steps[-1].id}))
         self.cancel_run(self.runs[-1], (None, 0), undo=True, failing=frozenset())
 
+    @rule(plan=plans())
+    def start_and_reject(self, plan: ExecutionPlan) -> None:
+        # A rule of its own: in most sequences hardly any run waits for an answer, and most answers approve.
+        plan.options.require_approval = True
+        self.begin_run(plan, (None, 0), frozenset())
+        self.give(self.runs[-1], approves=False)
+
     def cancel_run(self, known: Known, end: tuple[str | None, int], undo: bool, failing: frozenset[str]) -> None:
         before, _succeeded, unknown, undone = self.state(known)
         life = Life(*end)
@@ -398,98 +208,6 @@ class Machine(RuleBasedStateMachine):
         known.plan, known.approved, known.shown = changed, not changed.options.require_approval, None
         known.rejected = False
 
-    # What holds
-
-    def effects(self, known: Known) -> int:
-        return sum(count for (run_id, _), count in self.world.done.items() if run_id == known.id)
-
-    def state(self, known: Known) -> tuple[PlanRun, set[str], set[str], bool]:
-        """Return a run, its steps that have succeeded, those of which nobody knows it, and whether anything of it was undone."""
-
-        async def work(store: PlanStore) -> tuple[PlanRun, set[str], set[str], bool]:
-            receipts, attempts = await store.receipts(known.id), await store.attempts(known.id)
-            succeeded = {name_of(receipt) for receipt in receipts if receipt.outcome is Outcome.SUCCEEDED}
-            unknown = {name_of(attempt) for attempt in await store.outcomes.unknown(known.id)}
-            return await store.run(known.id), succeeded, unknown, any(attempt.kind == "rollback" for attempt in attempts)
-
-        return self.read(work)
-
-    def is_ending(self, run: PlanRun) -> bool:
-        """Return whether the process that undoes a run died before it had begun to."""
-        kept = self.read(lambda store: store.ledger.reason(run.id)) if run.reason is RunReason.INTERRUPTED else None
-        return kept not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
-
-    def see_version(self, known: Known) -> None:
-        """Note that the version which was approved is back, because what it did is undone."""
-        if known.before is not None and self.read(lambda store: store.run(known.id)).digest == plan_digest(known.before):
-            happened["version put back"] += 1
-            known.plan, known.approved, known.before = known.before, True, None
-
-    def compare(self, known: Known, run: PlanRun, succeeded: set[str], unknown: set[str]) -> None:
-        """Hold a start that came to its end against what must come of it, unless chance decides: one of several at once stops all."""
-        known.shown = (run.status, run.reason)
-        happened[f"ended {run.status}"] += 1
-        options = known.plan.options
-        if options.allow_parallel and options.on_error == "stop" and known.failing:
-            return
-        expected = expected_statuses(known.plan, known.failing, succeeded, unknown)
-        assert {step.id: step.status for step in run.steps} == expected
-        failed = [step_id for step_id, status in expected.items() if status is StepStatus.FAILED]
-        reason = RunReason.UNKNOWN if any(step_id in unknown for step_id in failed) else RunReason.STEP_FAILED if failed else None
-        broken = PlanStatus.PARTIAL if StepStatus.COMPLETED in expected.values() else PlanStatus.FAILED
-        assert (run.status, run.reason) == (broken if failed else PlanStatus.COMPLETED, reason)
-
-    @invariant()
-    def what_was_promised_holds(self) -> None:
-        if getattr(self, "touched", None) is not None:
-            self.hold(self.touched)
-
-    def hold(self, known: Known) -> None:
-        async def work(store: PlanStore) -> Any:
-            return await store.verify(known.id), await store.receipts(known.id), await store.attempts(known.id), await store.run(known.id)
-
-        verified, receipts, attempts, run = self.read(work)
-        known.status, known.in_doubt = run.status, any(step.outcome is Outcome.UNKNOWN for step in run.steps)
-        assert verified.ok, verified
-        if known.shown is not None:
-            assert (run.status, run.reason) == known.shown, "nobody has changed the run since"
-        assert run.status is not PlanStatus.EXECUTING or run.reason is RunReason.INTERRUPTED, "no process is there that could execute it"
-        effect_of = {name_of(attempt): attempt.effect for attempt in attempts}
-        succeeded = Counter(name_of(receipt) for receipt in receipts if receipt.outcome is Outcome.SUCCEEDED)
-        for step_id, effect in effect_of.items():
-            done = self.world.done[known.id, step_id]
-            assert succeeded[step_id] <= 1, "what has succeeded is not run again"
-            assert effect != "write" or done <= 1, f"`{step_id}` was done {done} times"
-            assert not succeeded[step_id] or done >= 1, f"`{step_id}` has a receipt, and was never done"
-            assert len(self.world.keys.get((known.id, step_id), set())) <= 1, "each try has the same key"
-        began = {step_id for run_id, step_id in self.world.done if run_id == known.id}
-        assert began <= effect_of.keys(), "what was done has an intent"
-        if run.status is PlanStatus.COMPLETED:
-            assert all(succeeded[step.id] == 1 for step in run.steps)
-        for step in run.steps:
-            assert step.status is not StepStatus.COMPLETED or succeeded[step.id] == 1
-            assert step.rolled_back <= succeeded[f"rollback {step.id}"]
-
-
-def expected_statuses(plan: ExecutionPlan, failing: frozenset[str], succeeded: set[str], unknown: set[str]) -> dict[str, StepStatus]:
-    """Return how the steps of `plan` end when they run one after the other; the ids are in an order of their dependencies."""
-    ended, halted = dict[str, StepStatus](), False
-    for step in plan.steps:
-        if any(ended[dependency] is not StepStatus.COMPLETED for dependency in step.depends_on):
-            ended[step.id] = StepStatus.SKIPPED
-        elif step.id in succeeded:
-            ended[step.id] = StepStatus.COMPLETED
-        elif step.id in unknown:
-            ended[step.id] = StepStatus.FAILED
-        elif halted:
-            ended[step.id] = StepStatus.SKIPPED
-        elif step.id in failing:
-            ended[step.id] = StepStatus.FAILED
-            halted = plan.options.on_error == "stop"
-        else:
-            ended[step.id] = StepStatus.COMPLETED
-    return ended
-
 
 def explore(examples: int, steps: int) -> None:
     """Try sequences that follow from nothing but their number, and print what happened in them."""
@@ -520,6 +238,7 @@ def test_a_few_sequences_of_what_people_and_processes_do_keep_the_promise() -> N
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(900)
 def test_any_sequence_of_what_people_and_processes_do_keeps_the_promise() -> None:
     explore_all(examples=24, steps=25)
     assert sum(happened[f"ended at {label}"] > 0 for label in LABELS) >= 4, "processes ended at several places"

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from uuid import UUID
@@ -27,7 +26,9 @@ from plan_adapter.settings import Settings
 from plan_adapter.store import leases, tables
 from plan_adapter.store.leases import Owner
 from plan_adapter.validation import bind_inputs, validate
-from tests.store.builders import an_answer, begun
+from tests.runs.left_behind import let_executor_die
+from tests.sql import Sql
+from tests.store.builders import an_answer, begun, dead_owner
 from tests.store.conftest import store_at
 
 LeaveBehind = Callable[..., Awaitable[PlanRun]]
@@ -47,15 +48,12 @@ def a_plan() -> ExecutionPlan:
 
 
 @pytest.fixture
-def leave_behind(store: PlanStore) -> LeaveBehind:
+def leave_behind(store: PlanStore, sql: Sql) -> LeaveBehind:
     """Makes a run whose process ended while it executed it, in the middle of a write if that is wanted."""
 
     async def leave(*, offline: bool = True, in_write: bool = False) -> PlanRun:
         run = await arun_plan(a_plan(), tools=ToolRegistry([look]), store=store, offline=offline)
-        executing = tables.runs.update().where(tables.runs.c.id == run.id).values(status=PlanStatus.EXECUTING.value, completed_at=None)
-        dead = str(replace(Owner.this(), pid=2**22 + 1))
-        held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=dead)
-        await store._database.write(lambda connection: [connection.execute(statement) for statement in (executing, held)] and None)  # pyright: ignore[reportPrivateUsage]
+        await let_executor_die(run, sql)
         if in_write:
             recorder = await store.ledger.recorder(run)
             await recorder.intent(
@@ -110,9 +108,9 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     yield from store_at(request, tmp_path)
 
 
-async def _hold(store: PlanStore, run: PlanRun, owner: Owner, until: datetime) -> None:
+async def _hold(sql: Sql, run: PlanRun, owner: Owner, until: datetime) -> None:
     held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=str(owner), until=until)
-    await store._database.write(lambda connection: connection.execute(held) and None)  # pyright: ignore[reportPrivateUsage]
+    await sql.change(held)
 
 
 @pytest.mark.parametrize("other", ["another boot of this host", "another host"])
@@ -121,15 +119,15 @@ async def test_within_a_minute_of_its_hosts_death_a_run_is_shown_as_interrupted(
     place = f"{host}/0000-another-boot/x" if other == "another boot of this host" else f"elsewhere/{rest}"
     async with PlanStore(store_url) as store:
         run = await begun(store)
-        lease = await store._database.read(lambda connection: leases.of_run(connection, run.id))  # pyright: ignore[reportPrivateUsage]
+        lease = await Sql(store_url).run(lambda connection: leases.of_run(connection, run.id))
         assert lease is not None
         left = (lease["until"] - await store.now()).total_seconds()  # by the database's clock, from the last sign of life
         assert 0 < left + leases.GRACE_SECONDS <= 60
         grace = timedelta(seconds=leases.GRACE_SECONDS)
-        await _hold(store, run, Owner(place, 1, "0"), await store.now() - grace + timedelta(seconds=10))
+        await _hold(Sql(store_url), run, Owner(place, 1, "0"), await store.now() - grace + timedelta(seconds=10))
         assert (await store.run(run.id)).reason is None
         assert await reconcile(store, with_prefect=False) == []
-        await _hold(store, run, Owner(place, 1, "0"), await store.now() - grace)
+        await _hold(Sql(store_url), run, Owner(place, 1, "0"), await store.now() - grace)
         assert (await store.run(run.id)).reason is RunReason.INTERRUPTED
         assert [shown.reason for shown in await store.runs()] == [RunReason.INTERRUPTED]
         [finding] = await reconcile(store, with_prefect=False)
@@ -232,17 +230,17 @@ async def test_prefect_gets_the_real_state_of_runs(prefect_server: Server, store
 
 
 async def test_a_process_that_ends_while_the_deployment_watches_is_found_before_its_next_flow_run(
-    prefect_server: Server, store: PlanStore, leave_behind: LeaveBehind, monkeypatch: pytest.MonkeyPatch
+    prefect_server: Server, store: PlanStore, sql: Sql, leave_behind: LeaveBehind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, find, looks = await leave_behind(offline=False), reconciling.find_interrupted, list[int]()
     await show(run, Running())
-    await _hold(store, run, Owner.this(), await store.now() + timedelta(minutes=1))
+    await _hold(sql, run, Owner.this(), await store.now() + timedelta(minutes=1))
 
     async def found(store: PlanStore, *, with_prefect: bool) -> list[reconciling.Finding]:
         """Find what is there, and only then let the process of the run be gone."""
         findings = await find(store, with_prefect=with_prefect)
         looks.append(len(findings))
-        await _hold(store, run, replace(Owner.this(), pid=2**22 + 1), await store.now())
+        await _hold(sql, run, dead_owner(), await store.now())
         return findings
 
     monkeypatch.setattr(reconciling, "find_interrupted", found)

@@ -1,12 +1,14 @@
 """Plans, runs, attempts and receipts for tests of the store."""
 
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 from plan_adapter.canonical import plan_digest
 from plan_adapter.plan import ExecutionPlan, PlanStatus, Step, StepStatus, new_id
 from plan_adapter.record import Approval, Attempt, Gate, GatePolicy, Outcome, PlanRun, Receipt, StandingApproval, StepRun
+from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 
 DIGEST = "d" * 64
@@ -91,6 +93,11 @@ async def begun(store: PlanStore, plan: ExecutionPlan | None = None, **fields: A
     run.status, run.started_at = PlanStatus.EXECUTING, await store.now()
     await store.ledger.claim(run)
     return run
+
+
+def dead_owner() -> Owner:
+    """Return the mark of a process of this host that has ended: no process has so high a number."""
+    return replace(Owner.this(), pid=2**22 + 1)
 
 
 def an_attempt(run: PlanRun, step_id: str = "check", *, at: datetime, number: int = 1, item: int | None = None, **fields: Any) -> Attempt:
@@ -186,3 +193,29 @@ def a_standing_approval(**fields: Any) -> StandingApproval:
         "note": "每晚",
     }
     return StandingApproval(**known | fields)
+
+
+async def a_story(store: PlanStore) -> PlanRun:
+    """Return a run that has ended, with something in every table that its audit tells of."""
+    run = await created(store, requested_by="bo")
+    gate = await store.gates.open(a_gate(run), timeout_ms=0)
+    await store.gates.answer(gate.id, an_answer(gate, decision="request_changes", note="两次"))
+    plan = a_plan("检查两次", steps=("check", "drain", "restart"))
+    run = await store.revisions.revise(run.id, validated(plan), "e" * 64, by="安娜", note="两次")
+    await store.ledger.use_approval(an_approval(run_id=run.id, approval_digest="e" * 64), run_id=run.id)
+    run.status, run.started_at = PlanStatus.EXECUTING, await store.now()
+    await store.ledger.claim(run)
+    recorder = await store.ledger.recorder(run)
+    for name, error in (("check", None), ("drain", "exit code 1\x00\ud800")):
+        await recorder.intent(attempt := an_attempt(run, name, at=recorder.now(), effect="write"))
+        recorder.receipt(a_receipt(attempt, {"状态": name}, at=recorder.now(), error=error))
+        status = StepStatus.FAILED if error else StepStatus.COMPLETED
+        recorder.step_ended(ended(run, name, status, at=recorder.now(), error=error))
+    recorder.step_ended(ended(run, "restart", StepStatus.SKIPPED, at=recorder.now(), reason="`drain` failed"))
+    await recorder.flush()
+    open_gate = await store.gates.open(a_gate(run, "restart"), timeout_ms=0)
+    await store.gates.close(open_gate.id, "cancelled")
+    await store.ledger.request_cancel(run.id, "够了")
+    run.status, run.completed_at = PlanStatus.CANCELLED, recorder.now() + timedelta(seconds=1)
+    await store.ledger.update(run)
+    return run

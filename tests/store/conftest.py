@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine, event
 
 from plan_adapter.store.store import PlanStore
 from tests.postgres import PostgresServer
+from tests.sql import Sql
 
 on_both_databases = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 """For a test outside of this room whose promise rests on the database: a race, a count, a trigger. Its other tests use PostgreSQL in
@@ -55,6 +56,12 @@ async def store(store_url: str) -> AsyncIterator[PlanStore]:
     """An empty store."""
     async with PlanStore(store_url) as opened:
         yield opened
+
+
+@pytest.fixture
+def sql(store_url: str) -> Sql:
+    """The database of the store."""
+    return Sql(store_url)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from plan_adapter.record import RunContext
 from plan_adapter.store import tables
 from plan_adapter.store.rows import context_of
 from plan_adapter.store.store import PlanStore
+from tests.sql import Sql
 from tests.store.builders import DIGEST, an_approval, begun, created
 
 
@@ -51,7 +52,7 @@ async def test_an_approval_given_in_code_is_kept_when_it_is_used(store: PlanStor
     assert await store.approvals("r-1") == [used]
 
 
-async def test_an_approval_is_whose_its_run_is(store: PlanStore):
+async def test_an_approval_is_whose_its_run_is(store: PlanStore, sql: Sql):
     context = RunContext(agent_id="agent-7", org_id="org-1", task_id="task-9")
     run = await begun(store, agent_id="agent-7", org_id="org-1", task_id="task-9")
     waiting = an_approval()
@@ -59,7 +60,7 @@ async def test_an_approval_is_whose_its_run_is(store: PlanStore):
     await store.ledger.use_approval(waiting, run_id=run.id)
     await store.ledger.use_approval(an_approval(), run_id=run.id)
     await store.add_approval(an_approval(decision="reject", run_id=run.id))
-    rows = await store._database.read(lambda connection: connection.execute(tables.approvals.select()).mappings().all())
+    rows = await sql.rows(tables.approvals.select())
     assert [context_of(row) for row in rows] == [context] * 4  # with the one that the run was begun with
 
 

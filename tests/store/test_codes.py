@@ -6,12 +6,12 @@ from contextlib import AsyncExitStack
 
 import pytest
 from pyotp.totp import TOTP
-from sqlalchemy import text
 
 from plan_adapter import NotApprovedError
 from plan_adapter.gates.totp import check, code_key, new_seed, seal
 from plan_adapter.store.store import PlanStore
 from tests.identity.test_codes import keyed
+from tests.sql import Sql
 
 PEOPLE = {person: new_seed(person)[0] for person in ("ana", "博")}
 
@@ -39,15 +39,13 @@ def right(counter: int = 40, person: str = "ana") -> str:
     return TOTP(PEOPLE[person]).generate_otp(counter)
 
 
-async def made_older(store: PlanStore, seconds: int) -> None:
+async def made_older(sql: Sql, seconds: int) -> None:
     """Let all that was tried be so many seconds ago."""
     earlier = {
         "sqlite": f"strftime('%Y-%m-%d %H:%M:%f', used_at, '-{seconds} seconds')",
         "postgresql": f"used_at - interval '{seconds} seconds'",
     }
-    await store._database.write(
-        lambda connection: connection.execute(text(f"UPDATE used_codes SET used_at = {earlier[connection.dialect.name]}")) and None
-    )
+    await sql.change(f"UPDATE used_codes SET used_at = {earlier[sql.dialect]}")
 
 
 async def test_of_many_wrong_codes_at_once_five_are_looked_at_in_all_processes_together(stores: list[PlanStore]) -> None:
@@ -57,14 +55,14 @@ async def test_of_many_wrong_codes_at_once_five_are_looked_at_in_all_processes_t
     assert await tried(stores[1], right(person="博"), "博") == "taken"
 
 
-async def test_after_five_minutes_codes_are_looked_at_again(stores: list[PlanStore]) -> None:
+async def test_after_five_minutes_codes_are_looked_at_again(stores: list[PlanStore], sql: Sql) -> None:
     for _ in range(5):
         await tried(stores[0], "no")
-    await made_older(stores[0], 290)
+    await made_older(sql, 290)
     refused = await tried(stores[1], right())
     assert "too many" in refused
     assert 0 < await stores[1].codes.count_try(code_key("ana")) <= 10
-    await made_older(stores[0], 11)
+    await made_older(sql, 11)
     assert await tried(stores[2], right()) == "taken"
 
 

@@ -16,6 +16,7 @@ from plan_adapter.store import export
 from plan_adapter.store.export import read_exported, write_document
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.verification import Verification, verify
+from tests.sql import Sql
 from tests.store.builders import a_receipt, an_attempt, begun
 
 
@@ -56,10 +57,10 @@ async def test_a_document_is_written_as_if_all_of_it_were_there(store: PlanStore
     )
 
 
-async def test_a_row_that_is_no_text_is_written_with_escapes_and_the_others_as_they_are(sqlite: PlanStore) -> None:
+async def test_a_row_that_is_no_text_is_written_with_escapes_and_the_others_as_they_are(sqlite: PlanStore, tmp_path: Path) -> None:
     run_id = await with_receipts(sqlite, 2)
     change = f"UPDATE receipts SET result = CAST(x'22ff22' AS TEXT) WHERE run_id = '{run_id}' AND item = 0"
-    await sqlite._database.write(lambda connection: connection.exec_driver_sql(change) and None)  # pyright: ignore[reportPrivateUsage]
+    await Sql(f"sqlite:///{tmp_path / 'plans.db'}").change(change)
     text = await written(sqlite, run_id, in_lines=True)
     assert text.count("好" * 20) == 1
     assert json.loads(text)["receipts"][0]["result"] == '"\udcff"'

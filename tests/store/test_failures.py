@@ -10,14 +10,16 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine, event
 
 from plan_adapter.errors import StoreError
 from plan_adapter.store import postgresql
 from plan_adapter.store.store import PlanStore
 from tests.postgres import PASSWORD, PostgresServer
+from tests.sql import Sql
 from tests.store.builders import a_plan, an_attempt, begun
 
 NOBODY = 65534
@@ -309,15 +311,22 @@ async def test_a_server_that_ends_a_connection_in_a_transaction_is_a_store_error
     async with PlanStore(postgres_database) as store:
         await store.upgrade()
 
-        def work(connection) -> None:
-            connection.exec_driver_sql(
-                "INSERT INTO plans (tenant_id, digest, name, description, document, created_at) VALUES ('', 'd', 'n', '', '', now())"
-            )
-            connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+        ended = list[str]()
 
-        with pytest.raises(StoreError, match=r"shut down|ended the connection"):
-            await store._database.write(work)
-        assert await store._database.read(lambda connection: connection.exec_driver_sql("SELECT count(*) FROM plans").scalar()) == 0
+        def end(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+            if statement.startswith("INSERT INTO plans"):
+                ended.append(statement)
+                connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+
+        event.listen(Engine, "after_cursor_execute", end)
+        try:
+            with pytest.raises(StoreError, match=r"shut down|ended the connection"):
+                await store.save(a_plan(), author="ana")
+        finally:
+            event.remove(Engine, "after_cursor_execute", end)
+        assert len(ended) == 1
+        assert await store.names() == []
+        assert await Sql(postgres_database).rows("SELECT * FROM plans") == []
 
 
 async def _end_connections(server: PostgresServer) -> None:

@@ -1,21 +1,20 @@
-"""Gates: opened once for what is asked, closed by the first answer, by the clock of the database, or with their run."""
+"""Gates: opened once for what is asked, listed, and closed by the clock of the database or with their run."""
 
 import asyncio
 import os
-import subprocess
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.errors import RunConflictError
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import GatePolicy, PlanRun
 from plan_adapter.store import tables
 from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
-from tests.processes import Program
-from tests.store.builders import DIGEST_OF_CALL, a_gate, a_plan, a_run, an_answer, begun, created, validated
+from tests.sql import Sql
+from tests.store.builders import DIGEST_OF_CALL, a_gate, a_plan, a_run, an_answer, begun, created, dead_owner, validated
 
 
 async def test_an_open_gate_is_read_as_it_was_opened(store: PlanStore):
@@ -78,28 +77,28 @@ async def test_stores_that_open_the_same_gate_at_once_open_one(store: PlanStore,
 
 
 @pytest.mark.parametrize("digest", ["d" * 64, "e" * 64], ids=["the same content", "other content"])
-async def test_where_another_living_process_waits_no_second_one_opens(store: PlanStore, digest: str):
+async def test_where_another_living_process_waits_no_second_one_opens(store: PlanStore, sql: Sql, digest: str):
     run = await created(store)
     gate = await store.gates.open(a_gate(run), timeout_ms=0)
     parent = Owner.this()
-    await _let_hold(store, gate.id, replace(parent, pid=os.getppid(), started=_start_of(os.getppid())))
+    await _let_hold(sql, gate.id, replace(parent, pid=os.getppid(), started=_start_of(os.getppid())))
     with pytest.raises(RunConflictError, match=f"process {os.getppid()} on this host waits at this gate of run {run.id}"):
         await store.gates.open(a_gate(run, approval_digest=digest), timeout_ms=0)
     assert (await store.gates.get(gate.id)).attended is True
 
 
-async def test_a_gate_whose_process_died_is_unattended_and_opened_again(store: PlanStore):
+async def test_a_gate_whose_process_died_is_unattended_and_opened_again(store: PlanStore, sql: Sql):
     run = await created(store)
     gate = await store.gates.open(a_gate(run), timeout_ms=60_000)
-    await _let_hold(store, gate.id, replace(Owner.this(), pid=2**22 + 1))
+    await _let_hold(sql, gate.id, dead_owner())
     assert [one.attended for one in (await store.gates.get(gate.id), *await store.gates.find())] == [False, False]
     again = await store.gates.open(a_gate(run), timeout_ms=5)
     assert (again.id, again.expires_at, again.attended, again.openings) == (gate.id, gate.expires_at, True, 2)
 
 
-async def test_of_a_process_on_another_host_nothing_is_known(store: PlanStore):
+async def test_of_a_process_on_another_host_nothing_is_known(store: PlanStore, sql: Sql):
     gate = await store.gates.open(a_gate(await created(store)), timeout_ms=0)
-    await _let_hold(store, gate.id, replace(Owner.this(), place="elsewhere"))
+    await _let_hold(sql, gate.id, replace(Owner.this(), place="elsewhere"))
     assert (await store.gates.get(gate.id)).attended is None
 
 
@@ -117,56 +116,6 @@ async def test_no_gate_opens_in_a_run_that_has_ended(store: PlanStore, status: P
     missing = a_run(a_plan())
     with pytest.raises(RunConflictError, match=f"there is no run {missing.id}"):
         await store.gates.open(a_gate(missing), timeout_ms=0)
-
-
-# Answers
-
-
-@pytest.mark.parametrize("decision", ["approve", "reject", "request_changes"])
-async def test_the_first_answer_closes_the_gate_and_is_kept_as_its_own(store: PlanStore, decision: str):
-    run = await begun(store)
-    gate = await store.gates.open(a_gate(run, "drain", item=3), timeout_ms=60_000)
-    assert await store.gates.answer_to(gate.id) is None
-    given = an_answer(
-        gate, decision=decision, signature="-----BEGIN", known_by="ssh_signature", run_id="r-other", step_id="check", item=None
-    )
-    closed = await store.gates.answer(gate.id, given)
-    assert (closed.end, closed.attended) == ("answered", None)
-    assert closed.closed_at is not None
-    kept = replace(given, at=closed.closed_at, run_id=run.id, step_id="drain", item=3, gate_id=gate.id)
-    assert await store.gates.answer_to(gate.id) == kept
-    assert kept in await store.approvals(run.id)
-    assert await store.gates.find(run_id=run.id) == []
-    assert await store.gates.find(run_id=run.id, open_only=False) == [closed]
-
-
-async def test_a_later_answer_is_refused_with_the_earlier_one(store: PlanStore):
-    gate = await store.gates.open(a_gate(await begun(store), "drain"), timeout_ms=0)
-    await store.gates.answer(gate.id, an_answer(gate, decision="reject", by="ana\u202e"))
-    with pytest.raises(RunConflictError, match=r"the gate of step `drain` is closed: ana\\u202e answered at 20.*: reject"):
-        await store.gates.answer(gate.id, an_answer(gate))
-    assert len(await store.approvals(DIGEST_OF_CALL)) == 1
-
-
-async def test_an_answer_to_other_content_leaves_the_gate_open(store: PlanStore):
-    gate = await store.gates.open(a_gate(await created(store)), timeout_ms=0)
-    with pytest.raises(NotApprovedError, match=r"to other content \(eeeeeeeeeeee…\) than the gate asks about \(dddddddddddd…\)"):
-        await store.gates.answer(gate.id, an_answer(gate, approval_digest="e" * 64))
-    assert await store.gates.get(gate.id) == gate
-    assert await store.approvals(gate.run_id) == []
-
-
-async def test_an_answer_after_the_time_is_refused_and_closes_the_gate(store: PlanStore):
-    gate = await store.gates.open(a_gate(await created(store)), timeout_ms=1)
-    assert gate.expires_at is not None
-    while await store.now() < gate.expires_at:
-        await asyncio.sleep(0.001)
-    with pytest.raises(RunConflictError, match="the gate of the plan is closed: nobody answered until 20"):
-        await store.gates.answer(gate.id, an_answer(gate))
-    closed = await store.gates.get(gate.id)
-    assert (closed.end, await store.gates.answer_to(gate.id), await store.approvals(gate.run_id)) == ("expired", None, [])
-    assert await store.gates.expire(gate.id) == closed
-    assert await store.gates.close(gate.id, "cancelled") == closed
 
 
 async def test_a_gate_expires_only_when_its_time_is_over(store: PlanStore):
@@ -190,122 +139,6 @@ async def test_a_gate_that_does_not_exist_cannot_be_used(store: PlanStore):
     ):
         with pytest.raises(RunConflictError, match=f"there is no gate {gate.id}"):
             await use
-
-
-async def test_the_approval_of_a_plan_at_its_gate_is_used_by_its_run_only(store: PlanStore):
-    run, other = await created(store), await created(store)
-    gate = await store.gates.open(a_gate(run), timeout_ms=0)
-    await store.gates.answer(gate.id, an_answer(gate))
-    kept = await store.gates.answer_to(gate.id)
-    assert kept is not None
-    assert await store.ledger.find_approval(gate.approval_digest) is None
-    with pytest.raises(NotApprovedError, match=f"belongs to run {run.id}"):
-        await store.ledger.use_approval(kept, run_id=other.id)
-    with pytest.raises(NotApprovedError, match=f"belongs to run {run.id}"):
-        await store.ledger.use_approval(replace(kept, run_id=None), run_id=other.id)
-    used = await store.ledger.use_approval(kept, run_id=run.id)
-    assert used == replace(kept, used_at=used.used_at)
-    assert await store.ledger.use_approval(kept, run_id=run.id) == used
-
-
-@pytest.mark.parametrize(("decision", "words"), [("reject", "安娜 rejected it"), ("request_changes", "安娜 asked for changes: 看起来不错")])
-async def test_a_gate_that_was_not_approved_opens_nothing(store: PlanStore, decision: str, words: str):
-    run = await created(store)
-    gate = await store.gates.open(a_gate(run), timeout_ms=0)
-    await store.gates.answer(gate.id, an_answer(gate, decision=decision))
-    kept = await store.gates.answer_to(gate.id)
-    assert kept is not None
-    with pytest.raises(NotApprovedError, match=words):
-        await store.ledger.use_approval(kept, run_id=run.id)
-    with pytest.raises(NotApprovedError, match=words):
-        await store.ledger.use_approval(replace(kept, decision="approve"), run_id=run.id)
-
-
-@pytest.mark.parametrize("decision", ["reject", "request_changes"])
-async def test_an_approval_at_a_gate_does_not_outlive_a_later_answer_to_the_same_run(store: PlanStore, decision: str):
-    run = await created(store)
-    gate = await store.gates.open(a_gate(run), timeout_ms=0)
-    await store.gates.answer(gate.id, an_answer(gate))
-    kept = await store.gates.answer_to(gate.id)
-    assert kept is not None
-    again = await store.gates.open(a_gate(run), timeout_ms=0)
-    assert again.id != gate.id
-    await store.gates.answer(again.id, an_answer(again, decision=decision))
-    with pytest.raises(NotApprovedError, match="followed by a rejection"):
-        await store.ledger.use_approval(kept, run_id=run.id)
-
-
-async def test_an_answer_cannot_be_kept_past_its_gate(store: PlanStore):
-    run = await created(store)
-    gate = await store.gates.open(a_gate(run), timeout_ms=0)
-    forged = an_answer(gate, gate_id=gate.id, run_id=run.id)
-    with pytest.raises(RunConflictError, match="only answering there keeps it"):
-        await store.add_approval(forged)
-    with pytest.raises(NotApprovedError, match="is not kept"):
-        await store.ledger.use_approval(forged, run_id=run.id)
-
-
-CONTRADICTORY = ("approve", "reject", "request_changes")
-
-
-async def test_of_fifty_contradictory_answers_at_once_one_wins(store: PlanStore, store_url: str):
-    gate = await store.gates.open(a_gate(await created(store)), timeout_ms=60_000)
-    stores = [store, *(PlanStore(store_url) for _ in range(4))]
-    answers = [an_answer(gate, by=f"人 {number}", decision=CONTRADICTORY[number % 3]) for number in range(50)]
-    given = (stores[number % 5].gates.answer(gate.id, answer) for number, answer in enumerate(answers))
-    outcomes = await asyncio.gather(*given, return_exceptions=True)
-    won = [answer for answer, outcome in zip(answers, outcomes, strict=True) if not isinstance(outcome, BaseException)]
-    kept = await store.gates.answer_to(gate.id)
-    assert kept is not None
-    assert [answer.id for answer in won] == [kept.id]
-    assert len(await store.approvals(gate.run_id)) == 1
-    refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    assert {(type(error), f"{kept.by} answered at " in str(error), f": {kept.decision}" in str(error)) for error in refused} == {
-        (RunConflictError, True, True)
-    }
-    await asyncio.gather(*(one.close() for one in stores[1:]))
-
-
-ANSWERING = """
-import asyncio, sys
-from plan_adapter.errors import RunConflictError
-from plan_adapter.store.store import PlanStore
-from tests.store.builders import an_answer
-
-async def main():
-    async with PlanStore(sys.argv[1]) as store:
-        gate = await store.gates.get(sys.argv[2])
-        print("ready", flush=True)
-        sys.stdin.readline()
-        decisions = ["approve", "reject", "request_changes"]
-        given = [store.gates.answer(gate.id, an_answer(gate, by=sys.argv[3], decision=decisions[n % 3])) for n in range(13)]
-        outcomes = await asyncio.gather(*given, return_exceptions=True)
-        won = [n for n, outcome in enumerate(outcomes) if not isinstance(outcome, BaseException)]
-        assert all(type(o) is RunConflictError and "answered at" in str(o) for n, o in enumerate(outcomes) if n not in won), outcomes
-        print(len(won))
-
-asyncio.run(main())
-"""
-
-
-async def test_of_contradictory_answers_from_four_processes_one_wins(store: PlanStore, store_url: str):
-    gate = await store.gates.open(a_gate(await created(store)), timeout_ms=60_000)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    processes = [Program(ANSWERING, store_url, gate.id, f"person {number}", **pipes) for number in range(4)]
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    won = [int(process.communicate()[0]) for process in processes]
-    assert sorted(won) == [0, 0, 0, 1]
-    kept = await store.gates.answer_to(gate.id)
-    assert kept is not None
-    assert kept.by == f"person {won.index(1)}"
-    assert len(await store.approvals(gate.run_id)) == 1
-
-
-# Gates and their runs
 
 
 async def test_a_run_that_ends_closes_its_gates(store: PlanStore):
@@ -366,7 +199,7 @@ async def test_a_tenant_sees_its_own_gates_only(store_url: str):
         assert await umbrella.gates.answer_to(gate.id) is None
 
 
-async def test_a_thousand_open_gates_are_listed_without_their_texts(store: PlanStore):
+async def test_a_thousand_open_gates_are_listed_without_their_texts(store: PlanStore, sql: Sql):
     runs = [await _pending(store, number) for number in range(10)]
     now, owner, rules = await store.now(), str(Owner.this()), '{"approvers": ["安娜"], "known_by": null}'
     rows = [
@@ -377,7 +210,7 @@ async def test_a_thousand_open_gates_are_listed_without_their_texts(store: PlanS
         }
         for number in range(1000)
     ]  # fmt: skip
-    await store._database.write(lambda connection: connection.execute(tables.gates.insert(), rows) and None)
+    await sql.run(lambda connection: connection.execute(tables.gates.insert(), rows) and None)
     listed = await store.gates.find()
     assert [gate.id for gate in listed] == [row["id"] for row in rows]
     assert {(gate.attended, gate.text) for gate in listed} == {(True, "")}
@@ -391,9 +224,9 @@ async def _pending(store: PlanStore, number: int) -> PlanRun:
     return run
 
 
-async def _let_hold(store: PlanStore, gate_id: str, owner: Owner) -> None:
+async def _let_hold(sql: Sql, gate_id: str, owner: Owner) -> None:
     statement = tables.gates.update().where(tables.gates.c.id == gate_id).values(owner=str(owner))
-    await store._database.write(lambda connection: connection.execute(statement) and None)
+    await sql.change(statement)
 
 
 def _start_of(pid: int) -> str:

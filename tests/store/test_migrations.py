@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import MetaData, Table, inspect
+from sqlalchemy import Connection, Engine, MetaData, Table, event, inspect
 
 from plan_adapter.errors import StoreError
 from plan_adapter.plan import PlanStatus
@@ -23,6 +24,7 @@ from plan_adapter.store.store import PlanStore
 from plan_adapter.store.tables import REVISION, REVISION_TABLE, metadata
 from tests.postgres import PostgresServer
 from tests.processes import Program
+from tests.sql import Sql
 from tests.store.builders import a_plan, begun
 
 
@@ -45,11 +47,12 @@ async def test_the_migrations_make_exactly_the_tables_that_a_new_store_has(new_u
 
     async with PlanStore(new_url) as store:
         await store.upgrade()
-        made = await store._database.read(_described)
-        assert await store._database.read(differences) == []
-        await store._database.write(migrate)
-        assert await store._database.read(_described) == made
-        assert await store._database.read(differences) == []
+        sql = Sql(new_url)
+        made = await sql.run(_described)
+        assert await sql.run(differences) == []
+        await sql.run(migrate)
+        assert await sql.run(_described) == made
+        assert await sql.run(differences) == []
         assert (await begun(store)).status is PlanStatus.EXECUTING
 
 
@@ -101,13 +104,19 @@ async def test_a_new_file_is_made_with_its_folder_for_its_owner_only(tmp_path: P
 
 
 async def test_the_file_loses_no_commit_to_a_crash_of_the_machine_and_keeps_references(tmp_path: Path):
-    async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
+    names, seen = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout"), list[list[Any]]()
 
-        def pragmas(connection) -> list:
-            names = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
-            return [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in names]
+    def look(connection: Connection) -> None:
+        seen.append([connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in names])
 
-        assert await store._database.read(pragmas) == ["wal", 2, 1, 10_000]
+    event.listen(Engine, "commit", look)
+    try:
+        async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
+            await store.save(a_plan(), author="ana")
+    finally:
+        event.remove(Engine, "commit", look)
+    assert len(seen) > 1
+    assert seen == [["wal", 2, 1, 10_000]] * len(seen)
 
 
 async def test_upgrading_a_file_says_which_revision_it_has(tmp_path: Path):
@@ -170,12 +179,6 @@ async def test_a_server_is_not_migrated_by_itself(postgres_database: str):
         assert await store.runs() == []
 
 
-async def _set_revision(store: PlanStore, revision: str) -> None:
-    await store._database.write(
-        lambda connection: connection.exec_driver_sql(f"UPDATE {REVISION_TABLE} SET version_num = '{revision}'") and None
-    )
-
-
 async def test_a_stale_server_is_refused_by_name(postgres_database: str, monkeypatch: pytest.MonkeyPatch):
     async with PlanStore(postgres_database) as store:
         await store.upgrade()
@@ -186,7 +189,7 @@ async def test_a_stale_server_is_refused_by_name(postgres_database: str, monkeyp
 
 async def test_a_newer_store_is_refused_by_name(store_url: str, store: PlanStore):
     await store.now()
-    await _set_revision(store, "9999")
+    await Sql(store_url).change(f"UPDATE {REVISION_TABLE} SET version_num = '9999'")
     async with PlanStore(store_url) as other:
         for use in (other.runs, other.upgrade):
             with pytest.raises(StoreError, match=f"has revision 9999, .*needs {REVISION}.*install a newer prefect-plan-adapter"):

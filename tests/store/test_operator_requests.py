@@ -10,6 +10,7 @@ from plan_adapter.errors import RunConflictError
 from plan_adapter.record import PlanRun
 from plan_adapter.store.operator_requests import OperatorRequest, skipped_steps_of
 from plan_adapter.store.store import PlanStore
+from tests.sql import Sql
 from tests.store.builders import begun, created
 
 WHY = "它没有用\x00"
@@ -60,7 +61,9 @@ async def test_a_run_in_progress_accepts_a_rollback_request_but_no_skip(store: P
 
 async def test_words_about_steps_are_found_without_reading_the_audit(tmp_path: Path) -> None:
     """Of a long run it has tens of thousands of entries, and SQLite takes an index for them only where that holds all that is asked for."""
-    async with PlanStore(f"sqlite:///{tmp_path}/plans.db") as store:
+    url = f"sqlite:///{tmp_path}/plans.db"
+    async with PlanStore(url) as store:
+        await store.now()
 
         def ways(connection: Connection) -> list[str]:
             asked = list[str]()
@@ -69,4 +72,4 @@ async def test_words_about_steps_are_found_without_reading_the_audit(tmp_path: P
             plans = [connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", ("r-1",)).all() for statement in list(asked)]
             return [str(row[-1]) for plan in plans for row in plan]
 
-        assert await store._database.read(ways) == ["SEARCH audit USING COVERING INDEX ix_audit_operator_requests (run_id=? AND kind=?)"]
+        assert await Sql(url).run(ways) == ["SEARCH audit USING COVERING INDEX ix_audit_operator_requests (run_id=? AND kind=?)"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 import pytest
+from sqlalchemy import Connection, Engine, event
 
 from plan_adapter.errors import LeaseLostError, StoreError
 from plan_adapter.plan import PlanStatus, StepStatus
@@ -21,6 +22,7 @@ from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 from tests.postgres import PostgresServer
 from tests.proxy import Cut, Proxy, a_proxy
+from tests.sql import Sql
 from tests.store.builders import a_gate, a_plan, a_receipt, an_answer, an_approval, an_attempt, begun, created, ended
 from tests.store.conftest import store_at
 
@@ -153,9 +155,16 @@ async def test_a_full_disk_is_waited_for(file: PlanStore, caplog: pytest.LogCapt
 
 
 async def _limit_pages(store: PlanStore, pages: int) -> None:
-    """Let the file grow to so many pages, as SQLite itself sees it."""
-    limit = f"PRAGMA max_page_count={pages}"
-    await store._database.read(lambda connection: connection.exec_driver_sql(limit).scalar())  # pyright: ignore[reportPrivateUsage]
+    """Let the file grow to so many pages, as SQLite itself sees it: it keeps the limit of each connection, and the store has one."""
+
+    def limit(connection: Connection) -> None:
+        assert connection.exec_driver_sql(f"PRAGMA max_page_count={pages}").scalar()
+
+    event.listen(Engine, "commit", limit)
+    try:
+        await store.now()
+    finally:
+        event.remove(Engine, "commit", limit)
 
 
 async def test_what_does_not_pass_is_not_waited_for(file: PlanStore, caplog: pytest.LogCaptureFixture):
@@ -305,7 +314,7 @@ async def test_a_commit_that_the_server_is_still_at_is_waited_for(postgres_serve
             await other.execute("BEGIN")
             await other.execute(f"SELECT pg_advisory_xact_lock(hashtextextended('plan_adapter.audit {run.id}', 0))")
             await other.execute(appended, *link)
-            looking = asyncio.ensure_future(store._database.write(partial(audit.holds, link=link)))  # pyright: ignore[reportPrivateUsage]
+            looking = asyncio.ensure_future(Sql(migrated_url).run(partial(audit.holds, link=link)))
             async with asyncio.timeout(30):
                 while not await other.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
                     assert not looking.done()

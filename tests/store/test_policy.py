@@ -4,12 +4,14 @@ import asyncio
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
 from plan_adapter.gates.policy import Policy
 from plan_adapter.settings import Settings
 from plan_adapter.store.policies import NewPolicy
 from plan_adapter.store.store import PlanStore
+from tests.sql import Sql
 
 OPERATED = Policy(operators=["ops", "run-plan/nightly"], groups={"ops": ["ana"]}, approvers=["小明"])
 
@@ -18,7 +20,7 @@ def new(policy: Policy = OPERATED, number: int = 1, *, by: str = "ana", known_by
     return NewPolicy(policy, number, by, known_by)
 
 
-async def altered(store: PlanStore, *statements: str) -> None:
+async def altered(sql: Sql, *statements: str) -> None:
     """Change rows as only the owner of the tables can."""
 
     def work(connection) -> None:
@@ -32,7 +34,7 @@ async def altered(store: PlanStore, *statements: str) -> None:
         if connection.dialect.name == "postgresql":
             connection.execute(text("ALTER TABLE policy_history ENABLE TRIGGER USER"))
 
-    await store._database.write(work)
+    await sql.run(work)
 
 
 async def test_the_newest_policy_holds_and_every_version_stays(store: PlanStore):
@@ -89,11 +91,11 @@ async def test_a_store_of_one_tenant_follows_the_policy_and_sets_none(store: Pla
 
 @pytest.mark.parametrize("table", ["policy_history", "totp_history"])
 @pytest.mark.parametrize("change", ["UPDATE {} SET by = 'mallory'", "DELETE FROM {}"])
-async def test_the_database_refuses_to_change_what_was_set(store: PlanStore, table: str, change: str):
+async def test_the_database_refuses_to_change_what_was_set(store: PlanStore, sql: Sql, table: str, change: str):
     await store.policy.set(new())
     await store.codes.enroll("ana", "sealed", by="ana", known_by="os_user", replaces=False)
-    with pytest.raises(StoreError, match=f"the {table.replace('_', ' ')} is only added to"):
-        await store._database.write(lambda connection: connection.execute(text(change.format(table))) and None)
+    with pytest.raises(DBAPIError, match=f"the {table.replace('_', ' ')} is only added to"):
+        await sql.change(change.format(table))
 
 
 @pytest.mark.parametrize(
@@ -107,10 +109,10 @@ async def test_the_database_refuses_to_change_what_was_set(store: PlanStore, tab
     ],
     ids=["document", "who", "digest", "deleted", "renumbered"],
 )
-async def test_an_altered_policy_is_reported_and_decides_nothing(store: PlanStore, statement: str, said: str):
+async def test_an_altered_policy_is_reported_and_decides_nothing(store: PlanStore, sql: Sql, statement: str, said: str):
     await store.policy.set(new())
     await store.policy.set(new(Policy(operators=["ana"], gate_effects=["write"]), 2))
-    await altered(store, statement)
+    await altered(sql, statement)
     _, problem = await store.policy.history()
     assert said in str(problem)
     with pytest.raises(StoreError, match="of the store's policy"):
@@ -119,12 +121,12 @@ async def test_an_altered_policy_is_reported_and_decides_nothing(store: PlanStor
         await store.policy.set(new(Policy(), 3))
 
 
-async def test_seeds_are_added_and_the_newest_one_counts(store: PlanStore):
+async def test_seeds_are_added_and_the_newest_one_counts(store: PlanStore, sql: Sql):
     assert await store.codes.seed("安娜") is None
     await store.codes.enroll("安娜", "one", by="bo", known_by="os_user", replaces=False)
     with pytest.raises(RunConflictError, match="has one-time codes already"):
         await store.codes.enroll("安娜", "two", by="安娜", known_by="os_user", replaces=False)
     await store.codes.enroll("安娜", "two", by="安娜", known_by="os_user", replaces=True)
     assert await store.codes.seed("安娜") == "two"
-    rows = await store._database.read(lambda connection: connection.execute(text("SELECT number, by, seed FROM totp_history")).all())
-    assert sorted(rows) == [(1, "bo", "one"), (2, "安娜", "two")]
+    rows = await sql.rows("SELECT number, by, seed FROM totp_history")
+    assert sorted(tuple(row.values()) for row in rows) == [(1, "bo", "one"), (2, "安娜", "two")]

@@ -9,10 +9,23 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import RunReason
 from plan_adapter.store import tables
-from plan_adapter.store.leases import Owner
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
-from tests.store.builders import DIGEST, a_gate, a_plan, a_receipt, an_answer, an_approval, an_attempt, begun, created, ended, validated
+from tests.sql import Sql
+from tests.store.builders import (
+    DIGEST,
+    a_gate,
+    a_plan,
+    a_receipt,
+    an_answer,
+    an_approval,
+    an_attempt,
+    begun,
+    created,
+    dead_owner,
+    ended,
+    validated,
+)
 
 NEW = "e" * 64
 
@@ -117,13 +130,13 @@ async def test_a_failed_step_may_change_or_go_but_not_one_with_an_unknown_outcom
     assert (await store.verify(run.id)).problem is None
 
 
-async def test_a_run_that_has_completed_or_is_executed_is_not_revised(store: PlanStore):
+async def test_a_run_that_has_completed_or_is_executed_is_not_revised(store: PlanStore, sql: Sql):
     completed, executed = await created(store, status=PlanStatus.COMPLETED), await begun(store)
     for run, words in ((completed, "has completed: start a new run"), (executed, "is executed by process")):
         with pytest.raises(RunConflictError, match=words):
             await store.revisions.revise(run.id, validated(a_plan("new")), NEW, by="ana", note="")
-    dead = tables.leases.update().where(tables.leases.c.run_id == executed.id).values(owner=str(replace(Owner.this(), pid=2**22 + 1)))
-    await store._database.write(lambda connection: connection.execute(dead) and None)
+    dead = tables.leases.update().where(tables.leases.c.run_id == executed.id).values(owner=str(dead_owner()))
+    await sql.change(dead)
     assert (await store.revisions.revise(executed.id, validated(a_plan("new")), NEW, by="ana", note="")).reason is None
 
 

@@ -1,10 +1,9 @@
-"""Attacks on secrets: cut in half before they are masked, inherited by commands, shown as somebody else's text."""
+"""No part of a secret remains where a text is cut: outputs, errors, log lines, bodies, and what a model is sent."""
 
 import asyncio
 import base64
 import json
 import logging
-import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,14 +13,11 @@ from urllib.parse import quote
 
 import pytest
 
-from plan_adapter import ExecutionPlan, Input, PlanStore, ToolContext, ToolRegistry, arun_plan, load_plan, run_plan, tool
+from plan_adapter import ExecutionPlan, PlanStore, ToolContext, ToolRegistry, arun_plan, tool
 from plan_adapter.agent.replan import SHOWN_CHARACTERS, RemainingPlan, replan_context
-from plan_adapter.credentials import credential_values, without_credentials
 from plan_adapter.errors import MAX_ERROR_CHARACTERS, ToolError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.secrets import Redactor
-from plan_adapter.gates.approval import answer_to
-from plan_adapter.record import Approval, ApprovalRequest
 from plan_adapter.tools.http import BODY_LIMIT, http_get
 from plan_adapter.tools.processes import CHUNK, KEPT_CHARACTERS, LINE_CHARACTERS
 from plan_adapter.tools.shell import ERROR_CHARACTERS, bash, run_command
@@ -224,19 +220,7 @@ def fail_at_the_cut_elsewhere(token: str, before: int) -> None:
     raise ValueError("x" * (MAX_ERROR_CHARACTERS - len("ValueError: ") - before) + token + "y" * 2000)
 
 
-@tool(effect="read", isolation="process")
-def environment_of_a_worker() -> list[str]:
-    """Return the names of the variables of a worker process."""
-    return sorted(os.environ)
-
-
-@tool(effect="read")
-def read_variable(name: str) -> str:
-    """Return a variable of this process."""
-    return os.environ[name]
-
-
-TOOLS = ToolRegistry([fail_at_the_cut, fail_at_the_cut_elsewhere, environment_of_a_worker, read_variable, run_command, bash])
+TOOLS = ToolRegistry([fail_at_the_cut, fail_at_the_cut_elsewhere, bash])
 
 
 async def test_no_part_of_a_secret_is_in_the_store_after_a_run_that_cuts_it_everywhere(
@@ -263,77 +247,6 @@ async def test_no_part_of_a_secret_is_in_the_store_after_a_run_that_cuts_it_ever
         assert parts_in(text, secret) == []
 
 
-CREDENTIALS = {
-    "PLAN_ADAPTER_MODEL_KEY": ("sk-model-7f3a9c", "sk-model-7f3a9c"),
-    "OPENAI_API_KEY": ("sk-open-11223344", "sk-open-11223344"),
-    "PLAN_ADAPTER_DATABASE_URL": ("postgresql://plan:gH7%40kwQz31@db/plans", "gH7@kwQz31"),
-    "PLAN_ADAPTER_SECRET_UNNAMED": ("s3cret-nobody-named", "s3cret-nobody-named"),
-    "PLAN_ADAPTER_TOTP_KEY": ("JBSWY3DPEHPK3PXP", "JBSWY3DPEHPK3PXP"),
-    "PREFECT_API_KEY": ("pnu_99887766aabb", "pnu_99887766aabb"),
-    "PREFECT_API_AUTH_STRING": ("admin:pa55word-x9", "pa55word-x9"),
-    "PREFECT_SERVER_API_AUTH_STRING": ("admin:pa55word-y8", "pa55word-y8"),
-    "PREFECT_API_DATABASE_CONNECTION_URL": ("postgresql+asyncpg://p:Qw3rtz-db1@db/prefect", "Qw3rtz-db1"),
-    "PREFECT_SERVER_DATABASE_CONNECTION_URL": ("postgresql+asyncpg://p:Qw3rtz-db2@db/prefect", "Qw3rtz-db2"),
-    "PREFECT_SERVER_DATABASE_PASSWORD": ("Qw3rtz-db3-long", "Qw3rtz-db3-long"),
-    "PREFECT_CLIENT_CUSTOM_HEADERS": ('{"Authorization": "Bearer tok-5566778899"}', "tok-5566778899"),
-    "prefect_api_key": ("pnu_lower_case_1", "pnu_lower_case_1"),
-}
-
-
-@pytest.mark.parametrize("name", CREDENTIALS)
-def test_a_credential_is_withheld_from_children_and_its_value_is_hidden(name: str) -> None:
-    written, secret = CREDENTIALS[name]
-    environment = {name: written, "PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "users-own-business"}
-    kept = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "users-own-business"}
-    assert without_credentials(environment) == without_credentials(environment, keeps_settings=True) == kept
-    assert {written, secret} <= set(credential_values(environment))
-
-
-ORDINARY = {
-    "PLAN_ADAPTER_HOME": "/srv/plan_adapter",
-    "PLAN_ADAPTER_DATABASE_URL": "sqlite:////srv/plan_adapter/plans.db",
-    "PREFECT_API_URL": "http://127.0.0.1:4200/api",
-    "PREFECT_SERVER_DATABASE_NAME": "prefect_production",
-    "PLAN_ADAPTER_SECRETS_DIR": "/run/secrets/plans",
-    "PLAN_ADAPTER_SIGNING_KEY": "/home/ana/.ssh/id_ed25519",
-    "PREFECT_API_AUTH_STRING": "a:short",
-}
-
-
-@pytest.mark.parametrize("name", ORDINARY)
-def test_what_is_no_credential_is_not_hidden(name: str) -> None:
-    assert credential_values({name: ORDINARY[name]}) == []
-
-
-async def test_no_credential_reaches_a_command_a_worker_or_the_store(
-    store_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name, (written, _) in CREDENTIALS.items():
-        monkeypatch.setenv(name, written)
-    monkeypatch.setenv("AWS_PROFILE", "the-users-own")
-    plan = ExecutionPlan(description="Look around")
-    plan.options.require_approval = False
-    plan.add_step("run_command", "Print all", {"argv": ["env"]}, id="command", effect="read")
-    plan.add_step("bash", "Print all", {"command": "env >&2; cat /proc/self/environ | tr '\\0' '\\n'"}, id="bash", effect="read")
-    plan.add_step("environment_of_a_worker", "Print all", {}, id="worker")
-    for name in CREDENTIALS:
-        plan.add_step("read_variable", "Give it away", {"name": name}, id=f"read_{name}")
-    given = {"argv": ["printenv", "PREFECT_API_KEY"], "env": {"PREFECT_API_KEY": "${{ secrets.unnamed }}"}}
-    plan.add_step("run_command", "Was handed it", given, id="handed", effect="read")
-    async with PlanStore(store_url) as store:
-        run = await arun_plan(plan, tools=TOOLS, store=store, offline=True)
-    assert run.is_completed, [step.error for step in run.steps]
-    shown = json.dumps([run.step("command").result, run.step("bash").result])
-    assert "AWS_PROFILE=the-users-own" in shown
-    assert [name for name in CREDENTIALS if name in shown or name in str(run.step("worker").result)] == []
-    assert "PLAN_ADAPTER_HOME" not in shown
-    assert "PLAN_ADAPTER_HOME" in str(run.step("worker").result)
-    assert [run.step(f"read_{name}").result for name in CREDENTIALS] == ["***"] * len(CREDENTIALS)
-    assert "***" in str(run.step("handed").result)
-    for text in (await dump(store_url), caplog.text, repr(run)):
-        assert [name for name, (_, secret) in CREDENTIALS.items() if secret in text] == []
-
-
 @pytest.mark.parametrize("inside", INSIDE)
 async def test_no_part_of_a_secret_is_sent_to_a_replanning_model(inside: str, tmp_path: Path) -> None:
     secret = SECRETS["ascii"]  # of nobody's plan, so that the record holds it
@@ -358,91 +271,3 @@ async def test_no_part_of_a_secret_is_sent_to_a_replanning_model(inside: str, tm
     context = replan_context(run, RemainingPlan.of(validate(plan, tools), history), history, hide)
     assert "characters more" in json.dumps(context)
     assert parts_in(json.dumps(context, ensure_ascii=False), secret) == []
-
-
-def gate_texts(parameters: dict[str, Any], inputs: dict[str, Any] | None = None) -> tuple[str, str]:
-    """Return what is shown at the gates of a plan and of its step, which is called with `parameters`."""
-
-    @tool(effect="write")
-    def send(headers: dict[str, Any], password: str = "") -> str:
-        """Send something."""
-        return "sent"
-
-    @tool(effect="read")
-    def make() -> str:
-        """Make a password."""
-        return "made-by-a-step"
-
-    plan = ExecutionPlan(description="Send it", inputs={"salt": Input(default="pinch"), "token": Input(default="hunter22")})
-    plan.add_step("make", "Make it", {}, id="make")
-    plan.add_step("send", "Send it", parameters, id="send", requires_approval=True, depends_on=["make"])
-    asked = list[ApprovalRequest]()
-
-    class Approves:
-        async def ask(self, request: ApprovalRequest) -> Approval:
-            asked.append(request)
-            return answer_to(request, decision="approve", by="ana", known_by="os_user")
-
-    run = run_plan(plan, tools=ToolRegistry([send, make]), inputs=inputs, approver=Approves(), offline=True)
-    assert run.is_completed, [step.error for step in run.steps]
-    return asked[0].text, asked[1].text
-
-
-BESIDE: dict[str, tuple[str, str, str]] = {
-    "a scheme": ("Bearer ${{ secrets.t }}", "Bearer ${{ secrets.t }}", "Bearer ${{ secrets.t }}"),
-    "both sides": ("user:${{ secrets.t }}@host", "user:${{ secrets.t }}@host", "user:${{ secrets.t }}@host"),
-    "Chinese": ("令牌 ${{ secrets.t }}", "令牌 ${{ secrets.t }}", "令牌 ${{ secrets.t }}"),
-    "an input": ("${{ inputs.salt }}-${{ secrets.t }}", "pinch-", "***${{ secrets.t }}"),
-    "a secret input": ("x${{ inputs.token }}-${{ secrets.t }}", "hunter22", "***${{ secrets.t }}"),
-    "a result": ("${{ steps.make.result }}-${{ secrets.t }}", "made-by-a-step-", "***${{ secrets.t }}"),
-}
-
-
-@pytest.mark.parametrize("name", BESIDE)
-def test_a_literal_beside_a_secret_is_shown_at_the_gates_and_a_value_beside_it_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLAN_ADAPTER_SECRET_T", "value-of-the-secret")
-    written, other, shown = BESIDE[name]
-    of_plan, of_step = gate_texts({"headers": {"Authorization": written}, "password": written})
-    assert shown in of_step
-    assert (shown == written) == (shown in of_plan)
-    assert other == shown or other not in of_step
-    assert "value-of-the-secret" not in of_plan + of_step
-
-
-def test_a_literal_that_is_a_secret_by_its_place_stays_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLAN_ADAPTER_SECRET_T", "value-of-the-secret")
-    of_plan, of_step = gate_texts({"headers": {"Authorization": "Basic aGVsbG8=", "X": "${{ secrets.t }}"}, "password": "written-out"})
-    assert "aGVsbG8=" not in of_plan + of_step
-    assert "written-out" not in of_plan + of_step
-
-
-LATE = """
-description: Rotate a key
-options: {require_approval: %s}
-steps:
-  - {id: rotate, tool_name: run_command, parameters: {argv: ["true"]}}
-  - {id: use, tool_name: run_command, parameters: {argv: [echo, "${{ secrets.made }}"]}, depends_on: [rotate]}
-"""
-LATE_SAYS = "`use` uses it after steps that write, and fails unless one of them creates it"
-
-
-@pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "there"])
-async def test_runner_and_approver_see_that_a_secret_for_later_is_missing(
-    is_missing: bool, store_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    if not is_missing:
-        monkeypatch.setenv("PLAN_ADAPTER_SECRET_MADE", "made-already")
-    asked = list[ApprovalRequest]()
-
-    class Approves:
-        async def ask(self, request: ApprovalRequest) -> Approval:
-            asked.append(request)
-            return answer_to(request, decision="approve", by="ana", known_by="os_user")
-
-    async with PlanStore(store_url) as store:
-        run = await arun_plan(load_plan(LATE % "true"), tools=TOOLS, store=store, approver=Approves(), offline=True)
-    assert run.step("use").status == ("failed" if is_missing else "completed")
-    warnings = [record.getMessage() for record in caplog.records if LATE_SAYS in record.getMessage()]
-    assert [message.partition(";")[0] for message in warnings] == (["there is no secret `made`"] if is_missing else [])
-    assert ("The process that asks has no secret `made`" in asked[0].text) == is_missing
-    assert (LATE_SAYS in asked[0].text) == is_missing

@@ -1,0 +1,85 @@
+"""A model's server that refuses, fails or is silent: what is tried again, and that no error shows a key."""
+
+import threading
+
+import pytest
+
+from plan_adapter.agent.openai_model import OpenAIModel
+from plan_adapter.errors import ModelError
+from tests.agent.questions import QUESTION, model_at
+from tests.agent.server import Reply, says, scripted
+
+
+async def test_openais_own_key_and_a_password_in_the_url_are_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted(Reply(status=401, error="bad key sk-canary")) as server:
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-canary")
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        own, other = OpenAIModel("m"), OpenAIModel("m", base_url=server.url.replace("://", "://ana:hunter2@"))
+        for model in (own, other):
+            with pytest.raises(ModelError, match="answers 401") as raised:
+                await model.ask(QUESTION)
+            assert not [word for word in ("hunter2",) if word in str(raised.value) + repr(model)]
+            await model.aclose()
+            if model is own:
+                assert "sk-canary" not in str(raised.value)
+        assert "Bearer sk-canary" not in server.headers[1].values()
+
+
+ERRORS: dict[str, tuple[Reply, str]] = {
+    "401": (Reply(status=401, error="bad key sk-canary"), "401.*set another key"),
+    "404": (Reply(status=404, error="no such model"), "404.*check the model's name"),
+    "429": (Reply(status=429, error="too many"), "answers 429: too many; try again later"),
+    "500": (Reply(status=500, error="broken"), "answers 500"),
+    "cut": (Reply(cut=True), r"broke off its answer 1 times: peer closed connection.*set PLAN_ADAPTER_MODEL_STREAM=true"),
+    "an error in place of an answer": (
+        Reply(raw=b'{"error": {"message": "overloaded, sk-canary"}}'),
+        r"broke off its answer.*overloaded, \*\*\*",
+    ),
+    "html": (Reply(raw=b"<html>hello</html>"), "does not answer with a chat completion.*ends in /v1"),
+    "400 on every rung": (Reply(status=400, error="context too long"), "refuses the request: context too long; give it less context"),
+}
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+async def test_server_errors_are_reported_without_the_key(kind: str) -> None:
+    reply, expected = ERRORS[kind]
+    with scripted(reply) as server:
+        model = model_at(server.url)
+        with pytest.raises(ModelError, match=expected) as raised:
+            await model.ask(QUESTION)
+        assert "sk-canary" not in str(raised.value) + repr(model)
+        assert raised.value.__cause__ is None
+        await model.aclose()
+
+
+@pytest.mark.parametrize(
+    "first", [Reply(status=429, error="slow down", headers=(("Retry-After", "0.01"),)), Reply(status=500), Reply(cut=True)]
+)
+async def test_what_may_pass_is_tried_again(first: Reply) -> None:
+    with scripted(first, says({"n": 3})) as server:
+        model = model_at(server.url, max_retries=2)
+        assert (await model.ask(QUESTION)).reading.value == {"n": 3}
+        assert len(server.requests) == 2
+        await model.aclose()
+
+
+async def test_a_server_that_does_not_answer_is_left() -> None:
+    never = threading.Event()
+    with scripted(Reply(hold=never)) as server:
+        model = model_at(server.url, timeout_seconds=0.2)
+        with pytest.raises(ModelError, match=r"did not answer within 0.2 s, 1 times"):
+            await model.ask(QUESTION)
+        never.set()
+        await model.aclose()
+
+
+async def test_nobody_listens() -> None:
+    model = model_at("http://127.0.0.1:9/v1")
+    with pytest.raises(ModelError, match="cannot be reached"):
+        await model.ask(QUESTION)
+    await model.aclose()
+
+
+async def test_without_a_key_openai_itself_is_not_asked() -> None:
+    with pytest.raises(ModelError, match="OPENAI_API_KEY"):
+        await OpenAIModel("gpt-x").ask(QUESTION)

@@ -1,0 +1,15 @@
+"""An approver who says yes, so that a test can look at what a gate shows."""
+
+from plan_adapter.gates.approval import answer_to
+from plan_adapter.record import Approval, ApprovalRequest
+
+
+class Approves:
+    """Approves whatever it is asked, and keeps what it was shown."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    async def ask(self, request: ApprovalRequest) -> Approval:
+        self.texts.append(request.text)
+        return answer_to(request, decision="approve", by="ana", known_by="os_user")

@@ -1,0 +1,122 @@
+"""Folders and files that are exchanged for links while a built-in tool reads or writes them."""
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.errors import StoreError, ToolError
+from plan_adapter.execution.results import ResultLimit
+from plan_adapter.tools.files import read_file, write_file
+
+TRIES = 150
+
+EXCHANGE = """
+import ctypes, os, sys
+exchange = ctypes.CDLL(None).renameat2
+one, other = (os.fsencode(path) for path in sys.argv[1:])
+print(exchange(-100, one, -100, other, 2), flush=True)
+while True:
+    exchange(-100, one, -100, other, 2)
+"""
+"""Exchanges two names all the time, each time in one system call, so that neither is ever missing."""
+
+
+@contextmanager
+def exchanging(one: Path, other: Path) -> Generator[None]:
+    """Have another process exchange two names for as long as the block lasts."""
+    process = subprocess.Popen([sys.executable, "-c", EXCHANGE, str(one), str(other)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"0\n"
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of files, and beside it one with the same names and other contents."""
+    for folder, text in ((tmp_path / "root" / "in", "inside"), (tmp_path / "outside", "s3cret")):
+        (folder / "deep").mkdir(parents=True)
+        for path in (folder / "a.txt", folder / "deep" / "a.txt"):
+            path.write_text(text)
+    monkeypatch.setenv("PLAN_ADAPTER_FILES_ROOT", str(tmp_path / "root"))
+    return tmp_path / "root"
+
+
+@pytest.mark.parametrize(
+    ("path", "exchanged"),
+    [
+        ("in/a.txt", "in"),
+        pytest.param("in/deep/a.txt", "in", marks=pytest.mark.thorough),
+        pytest.param("in/deep/a.txt", "in/deep", marks=pytest.mark.thorough),
+        pytest.param("in/deep/../a.txt", "in", marks=pytest.mark.thorough),
+        ("./in/deep/../deep/a.txt", "in/deep"),
+        ("in/a.txt", "in/a.txt"),
+    ],
+)
+def test_a_read_never_leaves_the_root_while_a_link_is_exchanged_for_a_part_of_its_path(
+    root: Path, tmp_path: Path, path: str, exchanged: str
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "outside" / exchanged.removeprefix("in").removeprefix("/"))
+    found = Counter[str]()
+    with exchanging(root / exchanged, tmp_path / "link"):
+        for _ in range(TRIES):
+            try:
+                found[str(read_file(path)["text"])] += 1
+            except ToolError:
+                found["refused"] += 1
+    assert set(found) == {"inside", "refused"}, "the race is real, and nothing from outside was read"
+
+
+@pytest.mark.parametrize(
+    ("path", "exchanged"),
+    [
+        ("in/deep/new.txt", "in"),
+        ("in/deep/new.txt", "in/deep"),
+        pytest.param("in/new.txt", "in", marks=pytest.mark.thorough),
+        pytest.param("in/made/by/new.txt", "in", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_write_never_leaves_the_root_while_a_link_is_exchanged_for_a_folder(
+    root: Path, tmp_path: Path, path: str, exchanged: str
+) -> None:
+    before = sorted((tmp_path / "outside").rglob("*"))
+    (tmp_path / "link").symlink_to(tmp_path / "outside" / exchanged.removeprefix("in").removeprefix("/"))
+    found = Counter[str]()
+    with exchanging(root / exchanged, tmp_path / "link"):
+        for number in range(TRIES):
+            try:
+                write_file(path, str(number))
+                found["written"] += 1
+            except ToolError:
+                found["refused"] += 1
+    assert set(found) == {"written", "refused"}, "the race is real"
+    assert sorted((tmp_path / "outside").rglob("*")) == before
+
+
+def test_a_large_result_is_never_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "run").symlink_to(tmp_path / "outside")
+    with pytest.raises(StoreError, match=r"cannot be written to .*/results/run is a symbolic link"):
+        ResultLimit(10, tmp_path / "results").keep("x" * 100, run_id="run", name="step-1")
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["step-1.json", "step-1.partial"])
+def test_a_link_in_the_place_of_a_result_is_not_written_through(tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "results" / "run").mkdir(parents=True)
+    (tmp_path / "results" / "run" / name).symlink_to(tmp_path / "mine")
+    ResultLimit(10, tmp_path / "results").keep("x" * 100, run_id="run", name="step-1")
+    written = tmp_path / "results" / "run" / "step-1.json"
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not written.is_symlink() and written.stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,213 @@
+"""`plan approve`, `reject` and `revise` without a server: real commands, one after the other, on one store."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.store.store import PlanStore
+from tests.cli.conftest import Plan, digest_of
+from tests.cli.gated import ME, resumed, signer, waiting
+from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
+
+__all__ = ["signer"]
+
+
+def test_an_approved_run_continues_when_it_is_resumed(plan: Plan) -> None:
+    run_id = waiting(plan)
+    said = plan("approve", run_id[:-2], "--note", "看过了")
+    assert said.code == 0
+    assert said.out == f"approved 试运行, by {ME} (os_user): run {run_id}\n"
+    assert "**1. greet**" in said.err
+    assert "approval digest: `" in said.err
+    assert "cannot be undone" in said.err.casefold()
+    assert f"`plan resume {run_id} --offline` resumes the run" in said.err
+    assert plan("gates", "--json").lines == []
+    done = resumed(plan, run_id)
+    assert (done.code, done.run["status"], done.run["approved_by"]) == (0, "completed", ME)
+
+
+def test_show_prints_all_and_answers_nothing(plan: Plan) -> None:
+    run_id = waiting(plan)
+    said = plan("approve", run_id, "--show")
+    assert (said.code, "## Approve 试运行?" in said.out) == (0, True)
+    assert len(plan("gates", "--json").lines) == 1
+
+
+def test_a_rejection_ends_a_run_that_nobody_waits_for(plan: Plan) -> None:
+    run_id = waiting(plan)
+    said = plan("reject", run_id, "--note", "不行", "--json")
+    assert (said.code, said.run["decision"], said.run["by"], said.run["known_by"]) == (0, "reject", ME, "os_user")
+    run = plan("show", run_id, "--json").run
+    assert (run["status"], run["reason"], run["rejection_note"]) == ("cancelled", "rejected", "不行")
+    assert [plan(verb, run_id).code for verb in ("approve", "reject")] == [3, 3]
+    assert plan("resume", run_id, "--offline", *TOOLS).code == 3
+
+
+def test_a_second_answer_is_refused_with_the_first_one(plan: Plan) -> None:
+    run_id = waiting(plan)
+    assert plan("approve", run_id).code == 0
+    said = plan("reject", run_id)
+    assert said.code == 2
+    assert f"{ME} answered at" in said.err
+    assert said.err.splitlines()[0].endswith(f": approve; `plan resume {run_id} --offline` resumes it")
+
+
+def test_a_refused_answerer_learns_who_may_answer(plan: Plan) -> None:
+    run_id = waiting(plan, approval={"approvers": ["ana"], "self_approval": False})
+    said = plan("approve", run_id, "--json")
+    assert (said.code, said.lines) == (6, [{"error": "NotApprovedError", "message": f"{ME} may not answer here; only ana may"}])
+    assert len(plan("gates", "--json").lines) == 1
+
+    async def last() -> tuple[str, str | None, str | None]:
+        async with PlanStore() as store:
+            entry = (await store.audit(run_id))[-1]
+            return entry.kind, entry.by, entry.message
+
+    assert asyncio.run(last()) == ("refused", ME, f"approve is refused: {ME} may not answer here; only ana may")
+
+
+def test_without_a_gate_to_answer_the_error_names_the_next_command(plan: Plan) -> None:
+    run_id = waiting(plan)
+    said = plan("approve", run_id, "--step", "greet")
+    command = f"plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}"
+    assert said.err == f"plan: step `greet` of run {run_id} does not wait yet; the plan itself does: `{command}`\n"
+    run_id = plan("run", document(step("b", "fail"), **NEEDS_APPROVAL), "--offline", "--yes", "--json", *TOOLS).run["id"]
+    said = plan("approve", run_id)
+    assert (said.code, f"run {run_id} does not wait for an answer; it is failed" in said.err) == (2, True)
+    assert f"`plan resume {run_id} --offline` resumes it" in said.err
+
+
+def test_a_new_group_member_may_answer_if_the_resuming_process_knows_the_group(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = waiting(plan, approval={"approvers": ["sre", "ana"]})
+    assert plan("approve", run_id).code == 6
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": [ME], "others": ["bo"]}))
+    said = plan("resume", run_id, "--offline", "--yes", "--json", *TOOLS)
+    assert (said.code, said.run["status"]) == (0, "completed"), said.err
+    run_id = waiting(plan, approval={"approvers": ["others", "sre", "ana"]})
+    assert "`ana` may answer as a person:" in plan("approve", run_id, "--show").out
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"], "others": ["bo", ME]}))
+    assert plan("approve", run_id).code == 0
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"], "others": ["bo"]}))
+    said = plan("resume", run_id, "--offline", "--detach", *TOOLS)
+    assert (said.code, f"{ME} may not answer here; only bo, li, ana may" in plan("show", run_id).out) == (6, True)
+
+
+def test_the_doctor_names_approvers_that_are_no_group(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["ana"]}))
+    path = document(GREET, **NEEDS_APPROVAL, approval={"approvers": ["sre", "ana", "dba"], "operators": ["run-plan/nightly"]})
+    said = plan("doctor", path, *TOOLS)
+    assert [line.split("`")[1] for line in said.out.splitlines() if "counts as a person" in line] == ["dba"]
+
+
+def test_an_answer_that_cannot_be_proved_leaves_the_run_waiting(plan: Plan) -> None:
+    said = plan("approve", waiting(plan), "--code", "123456")
+    assert (said.code, f"{ME} has no one-time codes: set them up with `plan enroll {ME}`" in said.err) == (6, True)
+
+
+def test_yes_ends_with_6_where_the_policy_does_not_take_it_and_nothing_is_begun(plan: Plan) -> None:
+    path = document(GREET, **NEEDS_APPROVAL, approval={"self_approval": False})
+    said = plan("run", path, "--offline", "--yes", *TOOLS)
+    assert said.code == 6
+    assert "--yes is refused, and nothing has started" in said.err
+    assert "may not approve it; somebody else must" in said.err
+    assert plan("runs", "--json").lines == []
+    run_id = plan("run", path, "--offline", "--detach", "--json", *TOOLS).run["id"]
+    assert plan("resume", run_id, "--offline", "--yes", *TOOLS).code == 6
+    assert [gate["run_id"] for gate in plan("gates", "--json").lines] == [run_id]
+    run = plan("show", run_id, "--json").run
+    assert (run["status"], run["flow_run_id"]) == ("pending_approval", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "which run? `plan gates` lists the runs that wait"),
+        (("0000000",), "no run has the id `0000000`"),
+        (("RUN", "--step", "nope"), "has no step `nope`; steps: greet"),
+        (("RUN", "--by", "ana"), "--by alone proves nothing"),
+        (("RUN", "--step", "a", "--step", "b"), "see `plan approve --help`"),
+    ],
+    ids=["no run", "unknown", "no step", "by", "two steps"],
+)
+def test_what_cannot_be_answered_is_a_usage_error(plan: Plan, arguments: tuple[str, ...], message: str) -> None:
+    run_id = waiting(plan)
+    said = plan("approve", *(run_id if word == "RUN" else word for word in arguments))
+    assert said.code == 2
+    assert message in said.err
+
+
+def test_a_resume_without_a_terminal_asks_again_about_the_plan_that_somebody_wants_changed(plan: Plan) -> None:
+    run_id = waiting(plan)
+    plan("reject", run_id, "--changes", "--note", "greet everybody")
+    resumed = plan("resume", run_id, "--offline", *TOOLS)
+    answer = f"plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}"
+    assert (resumed.code, f"`{answer}`, then `plan resume {run_id} --offline`" in resumed.err) == (6, True), resumed.err
+    assert "greet everybody" in plan("approve", run_id, "--show").out
+    assert plan(*answer.split()[1:]).code == 0
+    assert plan("resume", run_id, "--offline", *TOOLS).code == 0
+
+
+def test_the_doctor_looks_at_the_allowed_signers(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "ok  PLAN_ADAPTER_ALLOWED_SIGNERS names no file" in plan("doctor").out
+    allowed = tmp_path / "allowed"
+    monkeypatch.setenv("PLAN_ADAPTER_ALLOWED_SIGNERS", str(allowed))
+    assert f"BAD the file of allowed signers {allowed} cannot be read: No such file" in plan("doctor").out
+    allowed.write_text("# nobody yet\n")
+    assert f"BAD file of allowed signers {allowed}: 0 keys" in plan("doctor").out
+    allowed.write_text("ana ssh-ed25519 AAAA\n")
+    assert f"ok  file of allowed signers {allowed}: 1 key\n" in plan("doctor").out
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "BAD there is no `ssh-keygen`" in plan("doctor").out
+
+
+def test_a_request_for_changes_says_what_and_how_the_new_version_comes(plan: Plan) -> None:
+    run_id = waiting(plan)
+    assert "--changes needs --note" in plan("reject", run_id, "--changes").err
+    said = plan("reject", run_id, "--changes", "--note", "greet everybody")
+    assert said.code == 0
+    assert f"`plan revise {run_id} FILE`" in said.err
+    assert plan("show", run_id, "--json").run["status"] == "pending_approval"
+
+
+def test_a_revision_shows_what_it_changes_and_is_asked_about_anew(plan: Plan) -> None:
+    run_id = waiting(plan)
+    loud = step("loud", "write_and_wait", effect="write")
+    path = document(step("greet", "greet", parameters={"who": "大家"}), loud, **NEEDS_APPROVAL)
+    said = plan("revise", run_id, path, *TOOLS, "--note", "as you wish")
+    assert said.code == 0, said.err
+    assert said.out.splitlines() == [
+        "what the new version changes (2 places):",
+        "+ step loud is new (write_and_wait)",
+        "~ greet.parameters.who: 世界 → 大家",
+        f"run {run_id} has the new version: pending_approval",
+    ]
+    assert f"`plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}`" in said.err
+    (gate,) = plan("gates", "--json").lines
+    assert gate["run_id"] == run_id
+    assert "What changed" in plan("approve", run_id, "--show").out
+    again = plan("revise", run_id, path, *TOOLS)
+    assert (again.code, "nothing would change" in again.err) == (2, True)
+
+
+def test_a_raised_effect_is_shown_first(plan: Plan) -> None:
+    run_id = waiting(plan, steps=[{**GREET, "effect": "read"}])
+    said = plan("revise", run_id, document({**GREET, "effect": "write"}, **NEEDS_APPROVAL), *TOOLS, "--json")
+    assert said.run["changes"] == ["! EFFECT RAISED: step greet read → write"]
+
+
+def test_a_revision_is_a_file_or_an_edit(plan: Plan) -> None:
+    run_id = waiting(plan)
+    assert "give the new version as a file or in words, or use --edit" in plan("revise", run_id).err
+    assert "--edit needs a terminal" in plan("revise", run_id, "--edit").err
+
+
+@pytest.mark.usefixtures("signer")
+def test_a_signed_answer_is_ones_own_under_any_account(plan: Plan) -> None:
+    run_id = waiting(plan, approval={"approvers": ["ana"], "known_by": ["ssh_signature"]})
+    assert "may not answer here" in plan("approve", run_id, "--sign").err
+    assert "not of bo" in plan("reject", waiting(plan), "--sign", "--by", "bo").err
+    said = plan("approve", run_id, "--sign", "--by", "ana", "--json")
+    assert (said.code, said.run["by"], said.run["known_by"]) == (0, "ana", "ssh_signature")
+    assert resumed(plan, run_id).run["approved_by"] == "ana"

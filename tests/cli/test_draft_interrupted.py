@@ -1,0 +1,126 @@
+"""`plan draft` at a terminal and its end before there is a plan: how it continues, and that no answer is paid for twice."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.documents import load_plan
+from tests.agent.conftest import no_memory_of_servers
+from tests.agent.server import Reply, Request, says, scripted
+from tests.cli.conftest import Plan
+from tests.cli.drafting import GOOD, KEY, QUESTION, TASK, WRONG, Drafting, configure, draft, resume_words, tools_told
+from tests.cli.test_run import TOOLS
+from tests.cli.test_terminal import BOUND_SECONDS, Terminal, terminals
+
+__all__ = ["draft", "no_memory_of_servers", "terminals"]
+
+
+def test_a_question_is_answered_at_the_terminal(terminals: list[Terminal]) -> None:
+    def answer(request: Request) -> Reply:
+        return says(GOOD if "answer (JSON)" in request["messages"][-1]["content"] else QUESTION)
+
+    with scripted(answer) as server:
+        model = {"PLAN_ADAPTER_MODEL": "模型-1", "PLAN_ADAPTER_MODEL_URL": server.url, "PLAN_ADAPTER_MODEL_KEY": KEY}
+        terminal = Terminal("draft", TASK, "-o", "计划.yaml", *TOOLS, **model)
+        terminals.append(terminal)
+        terminal.wait_for("your answer: ")
+        terminal.type("\n")
+        terminal.wait_for_next("your answer: ")
+        terminal.type("世界上的人\n")
+        assert terminal.end() == 0
+        assert '"answer":"世界上的人","question":"问候谁？"' in server.requests[-1]["messages"][-1]["content"]
+    assert "the model asks: 问候谁？" in terminal.shown
+    assert KEY not in terminal.raw
+    assert load_plan(Path("计划.yaml")).description == "两次问候"
+
+
+def test_ctrl_c_while_the_model_is_asked_ends_at_once(terminals: list[Terminal]) -> None:
+    asked, never = threading.Event(), threading.Event()
+
+    def answer(_: Request) -> Reply:
+        asked.set()
+        return Reply(hold=never)
+
+    with scripted(answer) as server:
+        terminal = Terminal("draft", TASK, *TOOLS, PLAN_ADAPTER_MODEL="m", PLAN_ADAPTER_MODEL_URL=server.url)
+        terminals.append(terminal)
+        assert asked.wait(BOUND_SECONDS)
+        os.kill(terminal.process.pid, signal.SIGINT)
+        assert terminal.end() == 130
+        never.set()
+    assert "interrupted" in terminal.shown
+
+
+def test_ctrl_c_says_how_to_continue_and_nothing_is_paid_for_twice(terminals: list[Terminal], draft: Drafting) -> None:
+    asked, never = threading.Event(), threading.Event()
+
+    def held(_: Request) -> Reply:
+        asked.set()
+        return Reply(hold=never)
+
+    with scripted(says(WRONG), held, says(GOOD)) as server:
+        words = [
+            "--constraint",
+            "先第一次",
+            "--context",
+            '{"时间": "早上", "口令": "hunter2"}',
+            "--max-steps",
+            "3",
+            "-o",
+            "计划.yaml",
+            *TOOLS,
+        ]
+        terminal = Terminal(
+            "draft", TASK, *words, PLAN_ADAPTER_MODEL="模型-1", PLAN_ADAPTER_MODEL_URL=server.url, PLAN_ADAPTER_MODEL_KEY=KEY
+        )
+        terminals.append(terminal)
+        assert asked.wait(BOUND_SECONDS)
+        os.kill(terminal.process.pid, signal.SIGINT)
+        assert terminal.end() == 130
+        never.set()
+        verb, *rest = resume_words(terminal.shown)
+        said = draft(server, *rest)
+        assert (verb, said.code, len(server.requests)) == ("draft", 0, 3)
+        assert "hunter2" not in str(server.requests)
+    assert load_plan(Path("计划.yaml")).description == "两次问候"
+    assert "round 1: quick, strict_schema, 15 tokens" in said.err
+    assert [line.endswith("; kept from before") for line in said.err.splitlines() if line.startswith("round")] == [True, False]
+
+
+def test_a_model_that_was_away_is_asked_once_it_is_there(draft: Drafting, plan: Plan) -> None:
+    with scripted(Reply(status=401, error="expired"), says(QUESTION), says(GOOD)) as server:
+        first = draft(server, TASK, "--tool", "greet")
+        assert first.code == 2
+        words = resume_words(first.err)
+        assert plan(*words).code == 2  # nobody is there to answer
+        again = plan(*words)
+    assert (again.code, len(server.requests)) == (2, 2)
+    assert "answer it at a terminal; the answers so far are kept" in again.err
+    assert tools_told(server.requests[1]) == {"greet"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--resume", "nothing", *TOOLS), "no draft begins with `nothing`; `plan show --draft` lists them"),
+        ((TASK, "--resume", "nothing"), "--resume continues a draft as it was started"),
+        (("--resume", "x", "--constraint", "y"), "--resume continues a draft as it was started"),
+        ((), "say in words what is to be done"),
+    ],
+)
+def test_a_draft_that_cannot_be_continued_is_refused_with_the_reason(draft: Drafting, arguments: tuple[str, ...], expected: str) -> None:
+    with scripted(says(GOOD)) as server:
+        said = draft(server, *(word for word in arguments if word not in TOOLS))
+        assert (said.code, server.requests) == (2, [])
+    assert expected in said.err
+
+
+def test_a_draft_without_its_tools_says_which_it_needs(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted(Reply(status=401, error="expired")) as server:
+        configure(monkeypatch, server.url)
+        words = resume_words(plan("draft", TASK, *TOOLS).err)
+        said = plan(*words[:3])
+    assert (said.code, "give the --tools of its start" in said.err) == (2, True)

@@ -1,0 +1,90 @@
+"""`plan standing`: a standing approval is given, listed, used and revoked."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from plan_adapter import ToolRegistry, load_plan
+from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.start import execute_plan
+from plan_adapter.validation import bind_inputs, validate
+from tests.cli.conftest import Plan
+from tests.cli.gated import ME, signer
+from tests.cli.some_tools import greet
+from tests.cli.test_run import NEEDS_APPROVAL, TOOLS, document, step
+from tests.gates.world import Says
+
+__all__ = ["signer"]
+
+STANDING = ("--schedule", "试运行/nightly", "--until", "2099-12-31", "--runs", "3", "--input", "who=[a-z]+", "--step", "greet", *TOOLS)
+BY_INPUT = step("greet", "greet", parameters={"who": "${{ inputs.who }}"})
+
+
+def test_a_standing_approval_is_given_listed_and_revoked(plan: Plan) -> None:
+    path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
+    said = plan("standing", "add", path, *STANDING, "--json")
+    assert said.code == 0, said.err
+    standing = said.run
+    assert (standing["max_runs"], standing["runs_left"], standing["schedules"]) == (3, 3, ["试运行/nightly"])
+    assert (standing["inputs"], standing["steps"], standing["by"]) == ({"who": "[a-z]+"}, ["greet"], ME)
+    assert plan("standing", "--json").lines == [standing]
+    row = plan("standing", "list").out.splitlines()[1]
+    assert "3 runs of 3" in row
+    revoked = plan("standing", "revoke", standing["id"][:-1])
+    assert revoked.out.startswith(f"revoked standing approval {standing['id']} of 试运行, by {ME}")
+    assert plan("standing", "--json").lines == []
+    assert "`--all` also lists those that have ended" in plan("standing", "list").err
+    assert f"revoked by {ME} at " in plan("standing", "list", "--all").out
+    assert [one["id"] for one in plan("standing", "list", "--all", "--json").lines] == [standing["id"]]
+
+
+def test_a_run_by_a_standing_approval_says_which_one_and_who_gave_it_when(plan: Plan) -> None:
+    path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
+    given = plan("standing", "add", path, *STANDING[:4], "--runs", "1", *STANDING[6:], "--note", "每晚", "--json").run
+    tools = ToolRegistry([greet])
+    bound = bind_inputs(validate(load_plan(path), tools), {"who": "ana"})
+    run_request = RunRequest(approver=Says("reject"), schedule="试运行/nightly", requested_by="schedule of 试运行/nightly", tools=tools)
+    run = asyncio.run(execute_plan(bound, run_request=run_request, offline=True))
+    assert run.status == "completed"
+    shown = plan("show", run.id).out
+    assert f"- approved by {ME}, with the standing approval `{given['id']}`, given at " in shown
+    assert f"- approved by the standing approval `{given['id']}` of 试运行, which {ME} (os_user) gave at " in shown
+    assert [line.endswith("每晚") for line in shown.splitlines() if line.startswith("- approved by the standing")] == [True]
+    assert "used up" in plan("standing", "list", "--all").out.splitlines()[1]
+
+
+def test_every_mistake_in_a_standing_approval_is_reported(plan: Plan) -> None:
+    path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
+    said = plan("standing", "add", path, "--step", "nope", *TOOLS)
+    assert said.code == 2
+    for words in ("no limit", "names no schedule", "so the approval would cover no run", "no step is called `nope`"):
+        assert words in said.err
+    assert "write a day" in plan("standing", "add", path, "--schedule", "a/b", "--until", "soon", *TOOLS).err
+
+
+@pytest.mark.usefixtures("signer")
+def test_a_standing_approval_may_be_a_signed_file_beside_the_plan(plan: Plan) -> None:
+    path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
+    assert "--file needs --sign" in plan("standing", "add", path, *STANDING, "--file").err
+    said = plan("standing", "add", path, *STANDING, "--file", "--sign", "--by", "ana")
+    assert said.code == 0, said.err
+    assert "runbook_digest" in Path("计划.approval.yaml").read_text(encoding="utf-8")
+    assert Path("计划.approval.yaml.sig").read_text().startswith("-----BEGIN SSH SIGNATURE-----")
+    assert plan("standing", "--json").lines == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("add",), "add what? `plan standing add PLAN`"),
+        (("revoke",), "revoke which one? `plan standing revoke ID`"),
+        (("list", "计划.json"), "`plan standing add 计划.json` approves a plan"),
+        (("revoke", "0123abcd", "--runs", "3"), "takes none of the options of `plan standing add`"),
+        (("add", "计划.json", "--all"), "--all and --limit go with `plan standing list`"),
+    ],
+    ids=["nothing to add", "nothing to revoke", "a plan to list", "terms to revoke", "a list to add"],
+)
+def test_options_of_another_action_are_a_usage_error(plan: Plan, arguments: tuple[str, ...], message: str) -> None:
+    said = plan("standing", *arguments)
+    assert (said.code, message in said.err) == (2, True), said.err

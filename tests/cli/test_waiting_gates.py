@@ -1,0 +1,160 @@
+"""`plan gates`, `plan show` and `plan runs` of runs that wait: what is shown of a gate, and when it expires."""
+
+import asyncio
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from plan_adapter import ToolRegistry, load_plan
+from plan_adapter.plan import new_id
+from plan_adapter.record import Gate, GatePolicy
+from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.start import create_run
+from plan_adapter.store.store import PlanStore
+from plan_adapter.validation import bind_inputs, validate
+from tests.cli.conftest import Plan, digest_of
+from tests.cli.gated import ME, waiting
+from tests.cli.some_tools import greet
+from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document
+
+
+def test_what_waits_is_listed_newest_first_with_all_that_an_answer_needs(plan: Plan) -> None:
+    first = waiting(plan)
+    second = waiting(
+        plan,
+        approval={"approvers": ["ana", "bo"], "known_by": ["ssh_signature"]},
+        options={"require_approval": True, "approval_timeout_ms": 600_000},
+    )
+    listed = plan("gates", "--json").lines
+    assert [gate["run_id"] for gate in listed] == [second, first]
+    assert (listed[0]["approvers"], listed[0]["known_by"], listed[0]["attended"]) == (["ana", "bo"], ["ssh_signature"], False)
+    assert (listed[1]["step"], listed[1]["expires_at"], listed[1]["link"]) == (None, None, None)
+    head, *rows = plan("gates").out.splitlines()
+    assert head.split() == ["RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "APPROVERS", "WAITING"]
+    assert rows[0].split()[0] == second
+    assert re.search(r" in (10 min|9 min 5\d s) ", rows[0])
+    assert "ana, bo, with ssh_signature" in rows[0]
+    assert rows[0].split()[-1] == "-"
+    assert len(plan("gates", "--json", "--limit", "1").lines) == 1
+
+
+def test_nothing_waits_at_first(plan: Plan) -> None:
+    said = plan("gates")
+    assert (said.code, said.out, said.err) == (0, "", "nothing waits for an answer\n")
+
+
+def test_a_waiting_run_shows_its_gate_its_age_and_the_command(plan: Plan) -> None:
+    run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 600_000})
+    said = plan("show", run_id)
+    assert re.search(
+        r"\*\*waits for an approval of the plan\*\* since .* \(.* s\), until .* \(in .* min.*\); no process is waiting", said.out
+    )
+    digest = digest_of(plan, run_id)
+    assert f"--digest {digest[:12]}`, then `plan resume {run_id} --offline`; `plan gates` lists everything" in said.err
+    assert "pending_approval (no process waits)" in plan("runs").out
+    assert [gate["step"] for gate in plan("show", run_id, "--json").run["gates"]] == [None]
+
+
+def test_an_answer_that_no_process_picks_up_is_reported(plan: Plan) -> None:
+    run_id = waiting(plan)
+    plan("approve", run_id, "--note", "看过了")
+    said = plan("show", run_id)
+    assert re.search(rf"- approved by {ME} \(os_user\) at .*: 看过了", said.out)
+    assert said.err == f"it has been answered, but no process is running it: `plan resume {run_id} --offline`\n"
+    assert "pending_approval (approved, not resumed yet)" in plan("runs").out
+    assert "看过了" in plan("show", run_id, "--json").run["approvals"][0]["note"]
+
+
+def test_requested_changes_are_shown_wherever_the_run_is_shown(plan: Plan) -> None:
+    run_id = waiting(plan)
+    plan("reject", run_id, "--changes", "--note", "greet everybody")
+    both = f"`plan revise {run_id} FILE` submits a new version; `plan resume {run_id} --offline` asks about this one again"
+    assert "greet everybody" in plan("show", run_id).out
+    assert "changes requested, not resumed yet" in plan("runs").out
+    for arguments in (("show", run_id), ("approve", run_id)):
+        assert both in plan(*arguments).err
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "hint"),
+    [
+        (NEEDS_APPROVAL, "nobody was asked", "nobody has been asked yet: `plan resume {} --offline` asks for the approval"),
+        ({}, "needs no approval", "the plan needs no approval, but no process is running it: `plan resume {} --offline`"),
+    ],
+    ids=["needs approval", "needs none"],
+)
+def test_a_run_whose_process_died_before_its_gate_says_what_it_waits_for(
+    plan: Plan, fields: dict[str, Any], status: str, hint: str
+) -> None:
+    async def create() -> str:
+        bound = bind_inputs(validate(load_plan(document(GREET, **fields)), ToolRegistry([greet])), {})
+        async with PlanStore() as store:
+            return (await create_run(bound, store, RunRequest())).id
+
+    run_id = asyncio.run(create())
+    assert f"({status}, not resumed yet)" in plan("runs").out
+    assert hint.format(run_id).replace(" --offline", "") in plan("show", run_id).err
+
+
+@pytest.mark.parametrize("verb", ["gates", "runs"])
+def test_a_gate_that_nobody_waits_at_expires_when_it_is_listed(plan: Plan, verb: str) -> None:
+    run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 1})
+    assert [line["status"] for line in plan(verb, "--json").lines] == ([] if verb == "gates" else ["cancelled"])
+    run = plan("show", run_id, "--json").run
+    assert (run["status"], run["reason"]) == ("cancelled", "expired")
+    said = plan("approve", run_id)
+    assert (said.code, "nobody answered until" in said.err) == (3, True)
+    assert plan("resume", run_id, "--offline", *TOOLS).code == 3
+
+
+@pytest.mark.parametrize(
+    ("verb", "code", "told"),
+    [
+        (("show",), 0, "nobody answered within 1 ms"),
+        (("approve",), 3, "nobody answered until"),
+        (("reject",), 3, "nobody answered until"),
+        (("resume", "--offline", *TOOLS), 3, "has expired; resuming approves nothing"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_listing_an_expired_gate_closes_it(plan: Plan, verb: tuple[str, ...], code: int, told: str) -> None:
+    run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 1})
+    said = plan(verb[0], run_id, *verb[1:])
+    assert (said.code, told in said.out + said.err) == (code, True)
+    assert plan("show", run_id, "--json").run["reason"] == "expired"
+
+
+async def open_many(count: int) -> None:
+    """Open gates of as many steps of one run that executes."""
+    async with PlanStore() as store:
+        (run, *_) = await store.runs()
+        rules = GatePolicy(approvers=("ana", "bo"), requested_by="me")
+        gate = Gate("", run.id, None, None, "d" * 64, run.name, "说明", "text\n" * 200, rules, opened_at=run.created_at)
+        for number in range(count):
+            await store.gates.open(replace(gate, id=new_id(), step_id=f"step-{number}"), timeout_ms=60_000)
+
+
+def test_two_open_gates_show_both_commands(plan: Plan) -> None:
+    run_id = waiting(plan)
+    asyncio.run(open_many(1))
+    assert f"`, `plan approve {run_id} --step step-0 --digest {'d' * 12}`; `plan gates` lists" in plan("show", run_id).err
+
+
+@pytest.mark.thorough
+def test_a_thousand_open_gates_are_listed(plan: Plan) -> None:
+    waiting(plan)
+    asyncio.run(open_many(999))
+    for arguments in (("--json",), ()):
+        said = plan("gates", "--limit", "2000", *arguments)
+        assert (said.code, len(said.out.splitlines())) == (0, 1000 + (not arguments))
+
+
+def test_gates_are_shown_in_json_events(plan: Plan) -> None:
+    said = plan("run", document(GREET, **NEEDS_APPROVAL), "--offline", "--yes", "--json", *TOOLS)
+    opened, answered = (line for line in said.lines if line.get("event") in ("gate_opened", "gate_answered"))
+    assert (opened["gate"]["step"], opened["gate"]["end"], answered["gate"]["end"]) == (None, None, "answered")
+    assert answered["message"] == f"approved by {ME} (os_user): --yes"
+    assert json.loads(said.out.splitlines()[-1])["status"] == "completed"

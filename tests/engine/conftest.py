@@ -1,0 +1,53 @@
+"""Homes in which a local server ran before: the first start takes long, so every test gets a copy of one."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.engine.local_server import ensure_server, stop_server
+from plan_adapter.settings import Settings
+from tests.conftest import PrepareServer
+from tests.engine.local_homes import FirstLife, Notices, addresses_of_listeners, get, pid_of, port_of
+
+
+@pytest.fixture(scope="session")
+def first_life(tmp_path_factory: pytest.TempPathFactory, prepare_server: PrepareServer) -> FirstLife:
+    """Run a server in a home where none ran before, in an environment that would lead it astray."""
+    home = tmp_path_factory.mktemp("first")
+    prepare_server(home)
+    users_database = home / "users.db"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{users_database}")
+        patch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{users_database}")
+        patch.setenv("PREFECT_SERVER_API_HOST", "0.0.0.0")
+        patch.setenv("UVICORN_HOST", "0.0.0.0")
+        patch.setenv("WEB_CONCURRENCY", "3")
+        settings, notices = Settings(home=home), Notices()
+        try:
+            started = ensure_server(settings, notify=notices.append)
+            reused = ensure_server(settings, notify=notices.append)
+            return FirstLife(
+                home=home,
+                notices=notices,
+                servers=(started, reused),
+                listeners=addresses_of_listeners(port_of(started)),
+                session=os.getsid(pid_of(started)),
+                settings=json.loads(get(started, "/api/admin/settings")[1])["server"] | {"ui": json.loads(get(started, "/ui-settings")[1])},
+                ui=get(started, "/v2/"),
+                users_database=users_database,
+            )
+        finally:
+            stop_server(settings)
+
+
+@pytest.fixture
+def settings(first_life: FirstLife, tmp_path: Path) -> Iterator[Settings]:
+    """Settings of a home where a server ran before and none runs; whatever is started there is stopped."""
+    shutil.copytree(first_life.home, tmp_path / "home")
+    settings = Settings(home=tmp_path / "home")
+    yield settings
+    stop_server(settings)

@@ -1,0 +1,136 @@
+"""Who executes a run: one process at a time, until it lets go or counts as dead."""
+
+import asyncio
+import os
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+
+import pytest
+
+from plan_adapter.errors import LeaseLostError, RunConflictError
+from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.record import Outcome, PlanRun, RunReason
+from plan_adapter.store import tables
+from plan_adapter.store.leases import Owner
+from plan_adapter.store.store import PlanStore
+from tests.sql import Sql
+from tests.store.builders import a_receipt, an_attempt, begun, created, dead_owner
+
+
+async def test_a_run_that_a_living_process_executes_cannot_be_claimed(store: PlanStore):
+    run = await begun(store)
+    assert await store.ledger.owner(run.id) is not None
+    with pytest.raises(RunConflictError, match=f"executed by process {os.getpid()} on this host"):
+        await store.ledger.claim(await store.run(run.id))
+
+
+async def test_an_ended_run_is_held_by_nobody(store: PlanStore):
+    run = await begun(store)
+    run.status = PlanStatus.FAILED
+    await store.ledger.update(run)
+    assert await store.ledger.owner(run.id) is None
+    again = await store.run(run.id)
+    again.status = PlanStatus.EXECUTING
+    await store.ledger.claim(again)
+    assert await store.ledger.owner(run.id) is not None
+
+
+async def test_of_two_that_resume_a_run_at_once_one_gets_it(store: PlanStore, store_url: str):
+    run = await begun(store)
+    run.status = PlanStatus.PARTIAL
+    await store.ledger.update(run)
+    async with PlanStore(store_url) as other:
+        ours, theirs = await store.run(run.id), await other.run(run.id)
+        outcomes = await asyncio.gather(store.ledger.claim(ours), other.ledger.claim(theirs), return_exceptions=True)
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType", "RunConflictError"]
+
+
+async def test_a_run_that_was_changed_since_it_was_read_cannot_be_claimed(store: PlanStore):
+    run = await created(store)
+    await store.ledger.request_cancel(run.id, "never mind")
+    with pytest.raises(RunConflictError, match=r"changed by another process.*never mind"):
+        await store.ledger.claim(run)
+    assert await store.ledger.owner(run.id) is None
+
+
+@pytest.mark.parametrize(("effect", "outcome"), [("write", Outcome.UNKNOWN), ("idempotent_write", None), ("read", None)])
+async def test_a_run_whose_process_died_is_shown_as_interrupted_and_may_be_claimed(
+    effect: str, outcome: Outcome | None, store: PlanStore, sql: Sql
+) -> None:
+    run = await begun(store)
+    recorder = await store.ledger.recorder(run)
+    await recorder.intent(an_attempt(run, at=recorder.now(), effect=effect))
+    dead = dead_owner()
+    await _let_hold(sql, run, dead)
+    shown = await store.run(run.id)
+    assert (shown.status, shown.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
+    assert (shown.steps[0].status, shown.steps[0].outcome) == (StepStatus.RUNNING, outcome)
+    assert (await store.runs())[0].reason is RunReason.INTERRUPTED
+    assert await store.ledger.owner(run.id) is None
+    shown.reason = None
+    await store.ledger.claim(shown)
+    assert await store.ledger.owner(run.id) is not None
+
+
+async def test_a_process_of_another_host_is_declared_dead_once_it_has_not_renewed_for_long(store: PlanStore, sql: Sql):
+    run = await begun(store)
+    await _let_hold(sql, run, replace(Owner.this(), place="elsewhere"))
+    assert (await store.run(run.id)).reason is None
+    assert "on elsewhere" in (await store.ledger.owner(run.id) or "")
+    with pytest.raises(RunConflictError, match="on elsewhere; wait for its end"):
+        await store.ledger.claim(await store.run(run.id))
+    await _let_lease_end(store, sql, run, seconds_ago=14)
+    assert (await store.run(run.id)).reason is None
+    await _let_lease_end(store, sql, run, seconds_ago=16)
+    shown = await store.run(run.id)
+    assert (shown.reason, await store.ledger.owner(run.id)) == (RunReason.INTERRUPTED, None)
+    shown.reason = None
+    await store.ledger.claim(shown)
+
+
+async def test_a_process_whose_run_was_taken_over_writes_nothing_more(store: PlanStore, sql: Sql, store_url: str):
+    run = await begun(store)
+    recorder = await store.ledger.recorder(run)
+    await recorder.intent(first := an_attempt(run, at=recorder.now()))
+    await _let_lease_end(store, sql, run, seconds_ago=16)
+    async with PlanStore(store_url) as other:
+        taken = await other.run(run.id)
+        taken.reason = None
+        await other.ledger.claim(taken)
+        recorder.receipt(a_receipt(first, at=recorder.now()))
+        with pytest.raises(LeaseLostError, match="taken over by another process"):
+            await recorder.flush()
+        for write in (partial(store.ledger.renew, run.id), partial(store.ledger.update, run)):
+            with pytest.raises(LeaseLostError, match="taken over"):
+                await write()
+        with pytest.raises(LeaseLostError, match="taken over"):
+            await recorder.intent(an_attempt(run, at=recorder.now(), number=2))
+        assert (await other.receipts(run.id), len(await other.attempts(run.id))) == ([], 1)
+        await store.ledger.release(run.id)
+        assert await other.ledger.owner(run.id) is not None
+        await other.ledger.renew(run.id)
+
+
+async def test_a_renewed_lease_stays_valid(store: PlanStore, sql: Sql):
+    run = await begun(store)
+    await _let_lease_end(store, sql, run, seconds_ago=16)
+    await store.ledger.renew(run.id)
+    assert await store.ledger.owner(run.id) is not None
+
+
+async def test_a_run_that_was_let_go_is_shown_as_interrupted(store: PlanStore):
+    run = await begun(store)
+    await store.ledger.release(run.id)
+    assert (await store.run(run.id)).reason is RunReason.INTERRUPTED
+
+
+async def _let_hold(sql: Sql, run: PlanRun, owner: Owner) -> None:
+    statement = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=str(owner))
+    await sql.change(statement)
+
+
+async def _let_lease_end(store: PlanStore, sql: Sql, run: PlanRun, *, seconds_ago: float) -> None:
+    ended = await store.now() - timedelta(seconds=seconds_ago)
+    statement = tables.leases.update().where(tables.leases.c.run_id == run.id).values(until=ended)
+    await sql.change(statement)

@@ -1,0 +1,217 @@
+"""Nothing is begun without an approval of exactly it, not even together with what is approved."""
+
+import asyncio
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import pytest
+
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.record import Approval, PlanRun
+from plan_adapter.store import permission, tables
+from plan_adapter.store.store import PlanStore
+from tests.sql import Sql
+from tests.store.builders import DIGEST_OF_CALL, a_receipt, a_standing_approval, an_approval, an_attempt, begun, created
+
+
+async def test_without_an_approval_of_the_run_nothing_is_begun(store: PlanStore):
+    run = await created(store)
+    await store.add_approval(an_approval(run_id=run.id))  # given, and never used
+    await store.add_approval(an_approval(run_id="another"))
+    recorder = await store.ledger.recorder(run)
+    with pytest.raises(NotApprovedError, match=f"run {run.id} has used no approval of its plan"):
+        await recorder.intent(an_attempt(run, at=recorder.now()))
+    assert await store.attempts(run.id) == []
+    await store.ledger.use_approval(an_approval(), run_id=run.id)
+    await recorder.intent(an_attempt(run, at=recorder.now()))
+    assert len(await store.attempts(run.id)) == 1
+
+
+async def test_the_approval_of_another_run_or_of_a_step_is_none_of_the_plan(store: PlanStore, sql: Sql):
+    run, other = await created(store), await begun(store)
+    of_step = an_approval(run_id=run.id, step_id="check")
+    await store.add_approval(of_step)
+    await sql.change(tables.approvals.update().where(tables.approvals.c.id == of_step.id).values(used_at=await store.now()))
+    recorder = await store.ledger.recorder(run)
+    with pytest.raises(NotApprovedError, match="has used no approval"):
+        await recorder.intent(an_attempt(run, at=recorder.now()))
+    assert [approval.run_id for approval in await store.approvals(other.id)] == [other.id]
+
+
+async def test_a_run_whose_content_was_changed_begins_nothing(store: PlanStore, sql: Sql):
+    run = await begun(store)
+    recorder = await store.ledger.recorder(run)
+    await recorder.intent(an_attempt(run, "check", at=recorder.now()))
+    await sql.change(tables.runs.update().where(tables.runs.c.id == run.id).values(approval_digest="e" * 64))
+    with pytest.raises(NotApprovedError, match=r"with other content \(dddddddddddd…\) than it has now \(eeeeeeeeeeee…\)"):
+        await recorder.intent(an_attempt(run, "drain", at=recorder.now()))
+
+
+async def test_a_gated_call_uses_the_approval_of_exactly_itself(store: PlanStore):
+    run, approval = await _approved_call(store)
+    recorder = await store.ledger.recorder(run)
+    attempt = an_attempt(run, "drain", item=1, at=recorder.now(), approval_id=approval.id, approval_digest=DIGEST_OF_CALL)
+    await recorder.intent(attempt)
+    assert await store.attempts(run.id) == [attempt]
+    used = [entry for entry in await store.audit(run.id) if entry.kind == "approval_used"]
+    assert [(entry.step_id, entry.item) for entry in used] == [(None, None), ("drain", 1)]
+
+
+WRONG = {
+    "no approval": ({"approval_id": None}, "step `drain\\[2\\]` has a gate of its own and no approval"),
+    "one that does not exist": ({"approval_id": "nope"}, "has a gate of its own and no approval"),
+    "other parameters": (
+        {"approval_digest": "e" * 64},
+        r"approved by 安娜 with other content \(cccccccccccc…\) than would be called \(eeee",
+    ),
+    "no digest": ({"approval_digest": None}, "with other content"),
+    "another item": ({"item": 2}, "of another run, step or item"),
+    "another step": ({"step_id": "check"}, "of another run, step or item"),
+}
+
+
+@pytest.mark.parametrize(("fields", "words"), WRONG.values(), ids=WRONG.keys())
+async def test_a_gated_call_with_an_approval_that_does_not_fit_is_refused(store: PlanStore, fields: dict[str, Any], words: str):
+    run, approval = await _approved_call(store)
+    recorder = await store.ledger.recorder(run)
+    known = {"step_id": "drain", "item": 1, "approval_id": approval.id, "approval_digest": DIGEST_OF_CALL}
+    with pytest.raises(NotApprovedError, match=words):
+        await recorder.intent(an_attempt(run, at=recorder.now(), **known | fields))
+    assert await store.attempts(run.id) == []
+    await recorder.intent(an_attempt(run, at=recorder.now(), **known))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"decision": "reject"}, "安娜 did not approve step `drain\\[2\\]`: reject"),
+        ({"decision": "request_changes"}, "did not approve"),
+        ({"run_id": "another"}, "of another run, step or item"),
+        ({"expires_at": datetime(2020, 1, 1, tzinfo=UTC)}, "by 安娜 expired at 2020-01-01T00:00:00"),
+        ({"standing_id": "nope"}, "there is no standing approval nope"),
+    ],
+    ids=["rejected", "changes wanted", "another run", "expired", "made-up standing approval"],
+)
+async def test_a_call_is_not_approved_by(store: PlanStore, fields: dict[str, Any], words: str):
+    run, approval = await _approved_call(store, **fields)
+    recorder = await store.ledger.recorder(run)
+    gated = {"approval_id": approval.id, "approval_digest": DIGEST_OF_CALL}
+    with pytest.raises(NotApprovedError, match=words):
+        await recorder.intent(an_attempt(run, "drain", item=1, at=recorder.now(), **gated))
+    assert await store.attempts(run.id) == []
+
+
+async def test_the_approval_of_a_call_serves_the_tries_of_one_start_only(store: PlanStore):
+    run, approval = await _approved_call(store)
+    gated = {"item": 1, "approval_id": approval.id, "approval_digest": DIGEST_OF_CALL}
+    recorder = await store.ledger.recorder(run)
+    for number in (1, 2):
+        await recorder.intent(an_attempt(run, "drain", number=number, at=recorder.now(), **gated))
+    await store.ledger.release(run.id)
+    again = await store.run(run.id)
+    again.reason = None
+    await store.ledger.claim(again)
+    recorder = await store.ledger.recorder(again)
+    with pytest.raises(NotApprovedError, match=r"by 安娜 was used up at 20.*by an earlier start of the run"):
+        await recorder.intent(an_attempt(run, "drain", number=3, at=recorder.now(), **gated))
+    await recorder.intent(an_attempt(run, "restart", at=recorder.now()))
+
+
+async def test_what_is_refused_takes_nothing_from_what_is_committed_with_it(store: PlanStore, commits: list[str]):
+    run, approval = await _approved_call(store)
+    recorder = await store.ledger.recorder(run)
+    first = an_attempt(run, "check", at=recorder.now())
+    await recorder.intent(first)
+    commits.clear()
+    recorder.receipt(a_receipt(first, "checked", at=recorder.now()))
+    gated = {"approval_digest": DIGEST_OF_CALL, "at": recorder.now()}
+    outcomes = await asyncio.gather(
+        recorder.intent(an_attempt(run, "drain", item=0, approval_id=approval.id, **gated)),
+        recorder.intent(an_attempt(run, "drain", item=1, approval_id=approval.id, **gated)),
+        recorder.intent(an_attempt(run, "restart", at=recorder.now())),
+        recorder.flush(),
+        return_exceptions=True,
+    )
+    assert [type(outcome).__name__ for outcome in outcomes] == ["NotApprovedError", "NoneType", "NoneType", "NoneType"]
+    assert len(commits) == 1
+    assert [(one.step_id, one.item) for one in await store.attempts(run.id)] == [("check", None), ("drain", 1), ("restart", None)]
+    assert [receipt.result for receipt in await store.receipts(run.id)] == ["checked"]
+
+
+PARTS = {
+    "the approval of the plan is not looked for": ("plan_is_approved", lambda _run, _rows: None),
+    "the approval of the call is not looked for": ("call_is_approved", lambda _attempt, _row: None),
+    "the digests are not compared": ("is_same_content", lambda _approved, _current: True),
+    "the use is not counted": ("count_use", lambda _connection, _approval: None),
+    "a use that was counted is not looked at": ("is_use_left", lambda _row: True),
+    "revoking is not looked at": ("why_revoked", lambda _row: None),
+}
+
+
+@pytest.mark.parametrize("part", [None, *PARTS.values()], ids=["as it is", *PARTS])
+async def test_each_part_of_the_check_keeps_something_out(
+    store: PlanStore, sql: Sql, part: tuple[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+):
+    if part is not None:
+        monkeypatch.setattr(permission, *part)
+    begun_in_vain = [
+        await attempt(store) for attempt in (_unapproved, partial(_changed, sql=sql), _unapproved_call, _changed_call, _used_call, _revoked)
+    ]
+    assert (begun_in_vain == [False] * 6) is (part is None)
+
+
+async def _unapproved(store: PlanStore) -> bool:
+    return await _is_begun(store, await created(store))
+
+
+async def _changed(store: PlanStore, sql: Sql) -> bool:
+    run = await begun(store)
+    await sql.change(tables.runs.update().where(tables.runs.c.id == run.id).values(approval_digest="e" * 64))
+    return await _is_begun(store, run)
+
+
+async def _unapproved_call(store: PlanStore) -> bool:
+    run, approval = await _approved_call(store, decision="reject")
+    return await _is_begun(store, run, item=1, approval_id=approval.id, approval_digest=DIGEST_OF_CALL)
+
+
+async def _changed_call(store: PlanStore) -> bool:
+    run, approval = await _approved_call(store)
+    return await _is_begun(store, run, item=1, approval_id=approval.id, approval_digest="e" * 64)
+
+
+async def _used_call(store: PlanStore) -> bool:
+    run, approval = await _approved_call(store)
+    gated = {"item": 1, "approval_id": approval.id, "approval_digest": DIGEST_OF_CALL}
+    assert await _is_begun(store, run, **gated)
+    await store.ledger.release(run.id)
+    run = await store.run(run.id)
+    run.reason = None
+    await store.ledger.claim(run)
+    return await _is_begun(store, run, number=2, **gated)
+
+
+async def _revoked(store: PlanStore) -> bool:
+    await store.standing.add(standing := a_standing_approval())
+    run = await created(store)
+    await store.standing.use(standing.id, run_id=run.id, approval_digest=run.approval_digest)
+    await store.standing.revoke(standing.id, by="bo")
+    return await _is_begun(store, run)
+
+
+async def _is_begun(store: PlanStore, run: PlanRun, **fields: Any) -> bool:
+    recorder = await store.ledger.recorder(run)
+    try:
+        await recorder.intent(an_attempt(run, "drain", at=recorder.now(), **fields))
+    except NotApprovedError:
+        return False
+    return True
+
+
+async def _approved_call(store: PlanStore, **fields: Any) -> tuple[PlanRun, Approval]:
+    """Return a run that this process executes, and the approval of its step `drain`, item 1, that nobody has used."""
+    run = await begun(store)
+    approval = an_approval(**{"run_id": run.id, "step_id": "drain", "item": 1, "approval_digest": DIGEST_OF_CALL} | fields)
+    await store.add_approval(approval)
+    return run, approval

@@ -113,6 +113,8 @@ def _converted(text: str, file: str, wanted: _ImportOptions, tools: "ToolRegistr
     try:
         imported = convert_document(document, source=Path(file).name, name=wanted.name)
     except NotConvertibleError as error:
+        for text in error.notes:
+            output.note(f"note: {text}")
         raise UsageError(f"{file} cannot be imported: {error}") from None
     problems += lint(imported.plan, tools)
     output.problems(problems, as_json=as_json, to_stdout=False)

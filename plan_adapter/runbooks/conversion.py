@@ -22,7 +22,9 @@ _RESERVED_IDS = frozenset({"true", "false", "in", "null"})
 
 
 class NotConvertibleError(Exception):
-    """A document, or a part of one, has no equivalent in a plan. The message says what and why."""
+    """A document, or a part of one, has no equivalent in a plan. The message says what and why; `notes` are the report so far."""
+
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -52,6 +52,9 @@ def convert_workflow(document: Mapping[str, Any], report: Report, *, source: str
     check_steps(steps, world.inputs, report)
     if any(step["tool_name"] == "bash" and not is_to_do(step) for step in steps):
         report.add("changed", "scripts also stop at a failure inside a pipeline (`pipefail`)")
+        report.add(
+            "left out", "variables such as `GITHUB_SHA` and `CI` in the programs that scripts start; those that scripts name are set"
+        )
     return plan
 
 

@@ -13,6 +13,7 @@ from plan_adapter.runbooks.conversion import (
     as_expression,
     both,
     in_milliseconds,
+    is_to_do,
     let_fail,
     literal,
     mapping,
@@ -41,24 +42,11 @@ _STEP_FIELDS = frozenset(
     {"id", "name", "uses", "with", "run", "env", "if", "working-directory", "shell", "timeout-minutes", "continue-on-error"}
 )
 _JOB_FIELDS = frozenset(
-    {
-        "name",
-        "needs",
-        "if",
-        "env",
-        "steps",
-        "strategy",
-        "outputs",
-        "environment",
-        "defaults",
-        "timeout-minutes",
-        "continue-on-error",
-        "uses",
-    }
-    | {"with", "secrets", *_NOT_NEEDED}
+    {"name", "needs", "if", "env", "steps", "strategy", "outputs", "environment", "defaults", "timeout-minutes", "continue-on-error"}
+    | {"uses", "with", "secrets", *_NOT_NEEDED}
 )
 _PROGRAMS = {"python": ["python3", "-c"], "pwsh": ["pwsh", "-Command"], "powershell": ["pwsh", "-Command"], "node": ["node", "-e"]}
-_ASSIGNED = re.compile(r"(\w+)=[^\n]*>>\s*[\"']?\$\{?GITHUB_ENV")
+_ASSIGNED = re.compile(r"(?:echo|printf)\s+[\"']?(\w+)=[^>]*>>\s*[\"']?\$\{?GITHUB_ENV")
 
 
 @dataclass(slots=True)
@@ -73,10 +61,13 @@ class Jobs:
     _last: dict[str, list[str]] = field(default_factory=dict[str, list[str]])  # by job
     _conditions: dict[str, str] = field(default_factory=dict[str, str])  # by job
     _left_out: set[str] = field(default_factory=set[str])  # the jobs that never run here
+    _owing: set[str] = field(default_factory=set[str])  # the jobs whose approval the jobs that need them ask for
 
     def add(self, name: str, job: Mapping[str, Any], outer: Scope) -> None:
         """Append the steps of a job."""
         report = self.world.report
+        if job.get("name"):
+            report.add("left out", "the `name` of the job: its steps are named after its id", name)
         for key in job.keys() & _NOT_NEEDED.keys():
             report.add("left out", f"`{key}`: {_NOT_NEEDED[key]}", name)
         for key in job.keys() - _JOB_FIELDS:
@@ -87,7 +78,7 @@ class Jobs:
             report.add("left out", f"the whole of it, because it needs `{missing[0]}`, which is left out", name)
         waits_for = list(dict.fromkeys(last for need in needs for last in self._last[need]))
         inherited = both(*(self._conditions[need] for need in needs))
-        found = _Job(self, name, job, waits_for, inherited, outer)
+        found = _Job(self, name, job, waits_for, inherited, outer, is_gated=not self._owing.isdisjoint(needs))
         self._last[name], self._conditions[name] = waits_for, found.condition
         if name in self._left_out:
             return
@@ -95,6 +86,8 @@ class Jobs:
             self._left_out.add(name)
             return
         self._last[name], self._conditions[name] = found.convert() or waits_for, found.condition
+        if found.is_gate_due:
+            self._owing.add(name)
 
     def append(self, fields: Document, wanted: str) -> str:
         """Append a step, and return its id."""
@@ -111,14 +104,16 @@ class _Job:
     waits_for: list[str]
     condition: str
     outer: Scope
-    _is_gate_due: bool = False
+    is_gated: bool  # the job waits for an approval
+    is_gate_due: bool = False  # no step that always runs has asked for it yet
 
     def convert(self) -> list[str]:
         """Append the steps, and return the last ones."""
         scope = self.outer.within(self.name, None)
+        self.is_gate_due = self.is_gated
         scope.job, scope.declared_outputs = self.name, mapping(self.job.get("outputs"))
         if "environment" in self.job:
-            self._is_gate_due = True
+            self.is_gated = self.is_gate_due = True
             named = mapping(self.job["environment"]).get("name", self.job["environment"])
             text = f"the environment `{prose(named)}` becomes an approval: the first step of the job waits at a gate"
             self.outer.world.report.add("changed", text, self.name)
@@ -136,6 +131,7 @@ class _Job:
             return True
         scope = self.outer.within(self.name, None)
         condition = self._condition(self.job["if"], scope)
+        self.is_gated = self.is_gated or self.is_gate_due
         if condition is None:
             return False
         self.condition = both(self.condition, condition)
@@ -148,7 +144,7 @@ class _Job:
         try:
             found = scope.condition(source)
         except NotConvertibleError as error:
-            self._is_gate_due = True
+            self.is_gate_due = True
             report.add("changed", f"`if: {shown}` is not translated ({error}); a person decides at a gate instead", scope.at)
             return ""
         if found.states & {"failure", "cancelled"} and found.value.constant != (False,):
@@ -172,23 +168,26 @@ class _Job:
         report, matrix = self.outer.world.report, mapping(strategy).get("matrix")
         for key in mapping(strategy).keys() - {"matrix"}:
             report.add("left out", f"`strategy.{key}`", self.name)
+        if matrix is None:
+            return None
         if not mapping(matrix) or not all(isinstance(values, list) for values in mapping(matrix).values()):
             report.add("changed", "the matrix is known only while a workflow runs; the job runs once, and its values are inputs", self.name)
             return None
         return combinations_of(mapping(matrix))
 
     def _expand(self, steps: list[Document], combinations: list[Document], scope: Scope) -> list[str]:
-        report = self.outer.world.report
+        report, before = self.outer.world.report, len(self.jobs.steps)
         real = [step for step in steps if "run" in step or reason_to_leave_out(str(step.get("uses", ""))) is None]
-        if len(real) == 1 and not self.job.get("outputs") and "matrix." not in f"{real[0].get('if')} {self.job.get('if')}":
+        if len(real) == 1 and not self.job.get("outputs") and "matrix" not in f"{real[0].get('if')} {self.job.get('if')}":
             keys = sorted({key for combination in combinations for key in combination})
             items = [{key: combination.get(key, "") for key in keys} for combination in combinations]
             if not any("${{" in literal(item) for item in items):
                 scope.combination, scope.is_item = (items[0] if items else {}), True
-                last = self._chain(steps, scope, "")
-                self.jobs.steps[-1]["for_each"] = as_expression(literal(items))
-                self.jobs.steps[-1]["label"] = _label(items)
-                report.add("kept", f"the matrix, as a `for_each` over {counted(len(items), 'combination')}", self.name)
+                last, count = self._chain(steps, scope, ""), len(self.jobs.steps)
+                for step in self.jobs.steps[before:]:
+                    step |= {"for_each": as_expression(literal(items)), "label": _label(items)}
+                if count > before:
+                    report.add("kept", f"the matrix, as a `for_each` over {counted(len(items), 'combination')}", self.name)
                 return last
         fitting = max(1, MOST_EXPANDED // max(1, len(real)))
         if len(combinations) > fitting:
@@ -209,6 +208,7 @@ class _Job:
         """Append `steps`, each after the one before it, and return the last."""
         before, scope = self.waits_for, scope.within(self.name, self.job.get("env"))
         self.outer.world.outputs[self.name] = scope
+        self.is_gate_due = self.is_gated
         for index, step in enumerate(steps):
             wanted = _name_of(step, index)
             at = f"{self.name}.{wanted}"
@@ -216,7 +216,9 @@ class _Job:
                 self.outer.world.report.add("left out", f"`{key}`, which steps do not have", at)
             own = scope.within(at, step.get("env"))
             if hint := None if "run" in step else reason_to_leave_out(str(step.get("uses", ""))):
-                self.outer.world.report.add("left out", f"`{step['uses']}`: {hint}", at)
+                given = ", ".join(mapping(step.get("with")))
+                settings = f" with {given}" if given else ""
+                self.outer.world.report.add("left out", f"`{step['uses']}`{settings}: {hint}", at)
                 continue
             condition = self._condition(step["if"], own) if "if" in step else ""
             if condition is None:
@@ -238,8 +240,12 @@ class _Job:
             fields["when"] = as_expression(when)
         if waits_for:
             fields["depends_on"] = waits_for
-        if self._is_gate_due:
-            fields["requires_approval"], self._is_gate_due = True, False
+        if self.is_gate_due:
+            # A step with a condition of its own may be skipped, and its gate with it: then the next step asks.
+            fields["requires_approval"], self.is_gate_due = True, bool(condition)
+        if self.job.get("continue-on-error", False) not in (True, False):
+            text = f"`continue-on-error: {prose(self.job['continue-on-error'])}` of the job: a failure ends the run"
+            self.outer.world.report.add("left out", text, self.name)
         if self.job.get("continue-on-error") is True:
             fields["on_error"] = "continue"
             text = "`continue-on-error` of the job: a failure skips the jobs that need it, and the others run"
@@ -252,10 +258,11 @@ class _Job:
         return self.jobs.append(fields, wanted)
 
     def _to_do(self, key: str, original: Mapping[str, Any], scope: Scope) -> Document:
-        what = f"write what `{original.get(key)}` does"
+        what, named = f"write what `{original.get(key)}` does", _description(original, scope)
         self.outer.world.report.add("left out", f"`{original.get(key)}`: a step to do stands in its place", scope.at)
-        kept = {name: original[name] for name in ("uses", "with", "run", "shell") if name in original}
-        return step_to_do(f"{original['name']}: {what}" if original.get("name") else what, kept)
+        return step_to_do(
+            f"{named}: {what}" if named else what, {**original, **({"matrix": scope.combination} if scope.combination else {})}
+        )
 
     def _script(self, step: Document, scope: Scope) -> Document:
         script = str(step["run"])
@@ -277,13 +284,17 @@ class _Job:
                 raise _unknown(shell[0])
         except NotConvertibleError as error:
             self.outer.world.report.add("left out", f"the script: {error}; a step to do stands in its place", scope.at)
-            return step_to_do(f"{step.get('name') or 'script'}: {error}", {key: step[key] for key in ("run", "shell") if key in step})
+            return step_to_do(f"{step.get('name') or 'script'}: {error}", step)
         scope.variables_of(script, env)
         if folder:
             parameters["cwd"] = scope.text(folder)
         if env:
             parameters["env"] = env
-        return {"tool_name": tool, "description": prose(step.get("name") or script.strip().partition("\n")[0]), "parameters": parameters}
+        return {
+            "tool_name": tool,
+            "description": _description(step, scope) or prose(script.strip().partition("\n")[0]),
+            "parameters": parameters,
+        }
 
     def _default(self, key: str) -> Any:
         own = mapping(mapping(self.job.get("defaults")).get("run"))
@@ -299,6 +310,8 @@ class _Job:
         match step.get("continue-on-error"):
             case True if is_last:
                 fields["on_error"] = "continue"
+            case True if is_to_do(fields):
+                report.add("left out", "`continue-on-error`: add it when you write the step to do", scope.at)
             case True:
                 let_fail(fields)
                 report.add("changed", "`continue-on-error`: the script itself ignores its failure, so that the next steps run", scope.at)
@@ -310,7 +323,12 @@ class _Job:
 
     def _set_variables(self, step: Document, added: str, scope: Scope) -> None:
         """Let the steps behind `step` have the variables that its script writes to $GITHUB_ENV."""
-        for name in dict.fromkeys(_ASSIGNED.findall(str(step.get("run", "")))):
+        script = str(step.get("run", ""))
+        names = _ASSIGNED.findall(script)
+        if len(names) < len(re.findall(r"\$\{?GITHUB_ENV", script)):
+            text = "some of what the script writes to `$GITHUB_ENV`: later steps do not see it"
+            self.outer.world.report.add("left out", text, scope.at)
+        for name in dict.fromkeys(names):
             scope.env[name] = Produced(added, "when" in self.jobs.steps[-1]).output(name)
             self.outer.world.report.add("changed", f"`{name}`, written to `$GITHUB_ENV`, is read from the output of the step", scope.at)
 
@@ -339,6 +357,12 @@ def combinations_of(matrix: Mapping[str, list[Any]]) -> list[Document]:
         else:
             found.append(dict(entry))
     return found
+
+
+def _description(step: Mapping[str, Any], scope: Scope) -> str:
+    """Return the name of a step, with its expressions filled in if their values are known."""
+    known = None if scope.is_item or not step.get("name") else scope.value_of(str(step["name"])).text
+    return prose(known or step.get("name") or "")
 
 
 def _label(items: list[Document]) -> str:

@@ -14,6 +14,7 @@ OUTPUTS = {"GITHUB_OUTPUT": "/dev/stdout", "GITHUB_ENV": "/dev/stdout", "GITHUB_
 """The files of a runner that scripts write to, and what they are here: a step's result contains its output."""
 
 _RUNNER = {"os": "Linux", "arch": "X64", "temp": "/tmp", "debug": ""}  # noqa: S108  # the folder that scripts expect
+_RUNNER_VARIABLE = re.compile(r"(?:\$\{?|environ\W+|getenv\W+|env[.:])((?:GITHUB|RUNNER)_[A-Z_]+)\b")
 _SECRET = re.compile(r"\bsecrets\.([A-Za-z_]\w*)")
 _UNKNOWN = frozenset({"github", "vars", "env", "runner", "matrix", "strategy"})
 
@@ -176,7 +177,7 @@ class Scope:
 
     def variables_of(self, script: str, env: dict[str, str]) -> None:
         """Add to `env` the variables that a runner sets and `script` uses."""
-        for name in sorted(set(re.findall(r"\$\{?((?:GITHUB|RUNNER)_[A-Z_]+)\b", script)) - env.keys()):
+        for name in sorted(set(_RUNNER_VARIABLE.findall(script)) - {"GITHUB_TOKEN"} - env.keys()):
             if name in OUTPUTS:
                 env[name] = OUTPUTS[name]
                 if name == "GITHUB_PATH":

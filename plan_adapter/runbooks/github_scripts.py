@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from plan_adapter.runbooks.conversion import NotConvertibleError
 from plan_adapter.runbooks.github_expressions import Value, pieces
 
-_HERE = re.compile(r"<<-?\s*(['\"\\]?)(\w+)['\"]?")
+_HERE = re.compile(r"<<-?\s*(['\"\\]?)([A-Za-z_]\w*)['\"]?")
 _LONGEST = 50
 
 
@@ -19,6 +19,7 @@ class _Quotes:
     _outer: list[str] = field(default_factory=list[str])  # the quotes around each open `$(`
     _here: tuple[str, bool] | None = None  # the delimiter of a here-document, and whether its text is literal
     _is_in_here: bool = False
+    _is_comment: bool = False
     _line: str = ""  # the line of the here-document so far
 
     @property
@@ -31,6 +32,8 @@ class _Quotes:
 
     def feed(self, text: str) -> None:
         position = 0
+        if self._is_comment and text:
+            position = self._comment_end(text, 0)
         while position < len(text):
             position = self._in_here(text, position) if self._is_in_here else self._next(text, position)
 
@@ -64,6 +67,11 @@ class _Quotes:
             return self._unquoted(text, position)
         return position + 1
 
+    def _comment_end(self, text: str, position: int) -> int:
+        end = text.find("\n", position)
+        self._is_comment = end < 0
+        return len(text) if self._is_comment else end
+
     def _unquoted(self, text: str, position: int) -> int:
         character = text[position]
         if character == "'":
@@ -73,8 +81,7 @@ class _Quotes:
         elif character == ")" and self._outer:
             self.quote = self._outer.pop()
         elif character == "#" and (position == 0 or text[position - 1] in " \t\n;"):
-            end = text.find("\n", position)
-            return len(text) if end < 0 else end
+            return self._comment_end(text, position)
         elif (found := _HERE.match(text, position)) and not text.startswith("<<<", position):
             self._here = (found[2], bool(found[1]))
             return found.end()

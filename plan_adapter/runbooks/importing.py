@@ -26,7 +26,11 @@ def convert_document(document: Mapping[str, Any], *, source: str, name: str | No
     """
     report = Report()
     convert = convert_workflow if is_workflow(document) else convert_automation
-    plan = ExecutionPlan.model_validate(convert(document, report, source="imported" if source.startswith("<") else source))
+    try:
+        plan = ExecutionPlan.model_validate(convert(document, report, source="imported" if source.startswith("<") else source))
+    except NotConvertibleError as error:
+        error.notes = report.lines()
+        raise
     if name is not None:
         plan.name = name
     return ImportedPlan(plan, (*report.lines(), *written_secrets(plan)))

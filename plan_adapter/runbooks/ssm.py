@@ -39,6 +39,7 @@ _STEP_FIELDS = frozenset(
 _PARAMETER_FIELDS = frozenset(
     {"type", "description", "default", "allowedValues", "allowedPattern", "minChars", "maxChars", "minItems", "maxItems", "displayType"}
 )
+_USUAL = {"onFailure": ("Abort",), "maxAttempts": ("1",), "isCritical": ("True", "true")}
 _LIMITS = {"minChars": "min_length", "maxChars": "max_length", "minItems": "min_length", "maxItems": "max_length"}
 
 
@@ -199,6 +200,7 @@ class _Conversion:
         if action in _GATES or action == BRANCH:
             self._ends[name] = waits_for
             self._gates[name] = gate
+            self._report_transparent(name, step)
             if action == BRANCH:
                 self._choices[name] = self._conditions(step)
             else:
@@ -206,6 +208,16 @@ class _Conversion:
             return
         self._report_fields(name, step)
         self._ends[name] = self._append(name, step, waits_for, gate)
+
+    def _report_transparent(self, name: str, step: Document) -> None:
+        """Report what an approval or a branch has besides its inputs; neither is a step of the plan."""
+        hints = {"timeoutSeconds": "; see `options.approval_timeout_ms`"} if step["action"] != BRANCH else {}
+        for key in sorted(step.keys() - {"name", "action", "inputs", "description", "nextStep", "isEnd"}):
+            is_said = key == "onFailure" and str(step[key]).lower().startswith("step:")
+            if not is_said and str(step[key]) not in _USUAL.get(key, ()):
+                self.names.report.add("left out", f"`{key}: {prose(step[key])}`{hints.get(key, '')}", name)
+        if step["action"] == BRANCH:
+            self.names.report.add("changed", "the branch is the `when` of the steps that it leads to", name)
 
     def _gate(self, name: str, step: Document) -> str:
         inputs = mapping(step.get("inputs"))
@@ -250,9 +262,7 @@ class _Conversion:
             calls = calls_of(step["action"], action)
         except NotConvertibleError as error:
             report.add("left out", f"`{step.get('action')}`: {error}; a step to do stands in its place", name)
-            calls = Calls(
-                {"": step_to_do(f"write what `{step.get('action')}` did in {name}", {"action": step.get("action"), "inputs": inputs})}
-            )
+            calls = Calls({"": step_to_do(f"write what `{step.get('action')}` did in {name}", step)})
         for note in action.notes:
             report.add("changed", note, name)
         for key in action.left_out:

@@ -306,12 +306,17 @@ def _parsed(payload: Any) -> Any:
         raise NotConvertibleError("its payload is not JSON before values are inserted") from None
 
 
+def _as_list(step: Action, value: Any) -> Any:
+    whole = step.names.whole(value, step.name)
+    is_list = isinstance(value, list) or (whole is not None and whole.kind == "array")
+    return (members(value) or value) if is_list else [value]
+
+
 def _automation(step: Action) -> Calls:
-    inputs = {"DocumentName": step.needed("DocumentName")}
-    given = mapping(step.inputs.get("RuntimeParameters"))
-    if given:
-        inputs["Parameters"] = {key: value if isinstance(value, list) else [value] for key, value in given.items()}
-    step.takes("DocumentName", "RuntimeParameters")
+    inputs = {key: value for key, value in step.inputs.items() if key != "RuntimeParameters"}
+    step.needed("DocumentName")
+    if given := mapping(step.inputs.get("RuntimeParameters")):
+        inputs["Parameters"] = {key: _as_list(step, value) for key, value in given.items()}
     start = _aws(step, "ssm", "StartAutomationExecution", inputs, query="AutomationExecutionId")
     wait = {"tool_name": "bash", "effect": "read", "parameters": {"command": _AWAIT_AUTOMATION, "env": {"EXECUTION": FIRST_OUTPUT}}}
     return Calls({"": start, "_wait": wait}, [("ExecutionId", "String")])

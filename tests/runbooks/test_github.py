@@ -40,6 +40,7 @@ def test_a_workflow_keeps_its_inputs_scripts_order_and_gate() -> None:
     assert env["TOKEN"] == "${{ secrets.DEPLOY_TOKEN }}"
     assert "steps.build_image.result.stdout" in str(env["IMAGE"])
     assert steps["build_push"].metadata["not_imported"] == {
+        "name": "Push",
         "uses": "docker/build-push-action@v6",
         "with": {"tags": "$ {{ steps.image.outputs.name }}"},
     }
@@ -124,6 +125,24 @@ def test_a_job_waits_for_jobs_before_a_job_without_steps_of_its_own() -> None:
     assert {step.id: step.depends_on for step in plan.steps} == {"a_step_1": [], "c_step_1": ["a_step_1"]}
 
 
+def test_every_way_through_a_protected_job_passes_its_gate() -> None:
+    steps = "      - run: a\n        if: inputs.x\n      - run: b\n      - run: c\n"
+    plan, _ = workflow(
+        f"  build:\n    environment: prod\n    strategy: {{matrix: {{n: [1, 2]}}}}\n    steps:\n{steps}",
+        "on: {workflow_dispatch: {inputs: {x: {type: boolean}}}}",
+    )
+    assert [step.requires_approval for step in plan.steps] == [True, True, False, True, True, False]
+
+
+def test_a_job_asks_for_the_approval_of_a_job_without_steps() -> None:
+    plan, _ = workflow(
+        "  ok:\n    environment: prod\n    steps: [{uses: actions/checkout@v4}]\n"
+        "  go:\n    needs: ok\n    steps: [{run: a}, {run: b}]\n"
+        "  on:\n    needs: go\n    steps: [{run: c}]\n"
+    )
+    assert {step.id: step.requires_approval for step in plan.steps} == {"go_step_1": True, "go_step_2": False, "on_step_1": False}
+
+
 def test_the_steps_of_a_matrix_are_written_out_for_each_combination() -> None:
     plan, notes = job("      - run: make ${{ matrix.a }}\n      - run: test ${{ matrix.b }}\n", "strategy: {matrix: {a: [1, x y], b: [2]}}")
     assert calls(plan) == {"step_1_1_2": "make 1", "step_2_1_2": "test 2", "step_1_x_y_2": "make x y", "step_2_x_y_2": "test 2"}
@@ -176,6 +195,36 @@ def test_an_input_that_only_a_left_out_step_would_use_is_not_asked_for() -> None
     assert not noted(notes, "github.sha")
 
 
+def test_variables_that_cannot_be_followed_are_reported() -> None:
+    _, notes = job("      - run: |\n          cat vars >> $GITHUB_ENV\n          echo /opt/bin >> $GITHUB_PATH\n")
+    assert noted(notes, "left out", "some of what the script writes to `$GITHUB_ENV`")
+    assert noted(notes, "left out", "`$GITHUB_PATH`")
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("echo '${{ inputs.x }}'", "echo ''\"${INPUT_X}\"''"),
+        ("echo \"it's ${{ inputs.x }}\" 'a'", "echo \"it's ${INPUT_X}\" 'a'"),
+        ("# don't ${{ inputs.x }} don't\necho ${{ inputs.x }}", "# don't ${INPUT_X} don't\necho ${INPUT_X}"),
+        ("cat <<E\nit's ${{ inputs.x }}\nE\necho '${{ inputs.x }}'", "cat <<E\nit's ${INPUT_X}\nE\necho ''\"${INPUT_X}\"''"),
+        ("echo \"$(echo '${{ inputs.x }}') ${{ inputs.x }}\"", "echo \"$(echo ''\"${INPUT_X}\"'') ${INPUT_X}\""),
+        ("echo $((1<<2)) '${{ inputs.x }}'\n'${{ inputs.x }}'", "echo $((1<<2)) ''\"${INPUT_X}\"''\n''\"${INPUT_X}\"''"),
+        ("echo \\' ${{ inputs.x }}", "echo \\' ${INPUT_X}"),
+    ],
+)
+def test_a_value_in_a_script_is_a_variable_whatever_the_quotes(script: str, expected: str) -> None:
+    lines = "".join(f"          {line}\n" for line in script.splitlines())
+    plan, _ = workflow(f"  a:\n    steps:\n      - run: |\n{lines}", "on: {workflow_dispatch: {inputs: {x: {}}}}")
+    assert only(plan).parameters == {"command": f"{expected}\n", "env": {"INPUT_X": "${{ inputs.x }}"}}
+
+
+def test_a_value_in_a_literal_here_document_makes_a_step_to_do() -> None:
+    plan, notes = job("      - run: |\n          cat <<'E'\n          ${{ github.actor }}\n          E\n")
+    assert "not_imported" in only(plan).metadata
+    assert noted(notes, "left out", "here-document")
+
+
 def test_secrets_stay_secrets() -> None:
     plan, _ = job("      - run: ./login '${{ secrets.TOKEN }}'\n        env: {OTHER: '${{ secrets.A || secrets.B }}'}\n")
     assert only(plan).parameters == {
@@ -196,6 +245,12 @@ def test_a_workflow_of_other_workflows_is_only_steps_to_do() -> None:
     plan, notes = workflow("  call:\n    uses: ./.github/workflows/x.yml\n    with: {a: '${{ inputs.b }}'}\n")
     assert only(plan).metadata["not_imported"] == {"uses": "./.github/workflows/x.yml", "with": {"a": "$ {{ inputs.b }}"}}
     assert noted(notes, "left out", "every step is still to do")
+
+
+def test_a_step_to_do_does_not_ignore_its_failure() -> None:
+    plan, notes = job("      - uses: some/deploy@v1\n        continue-on-error: true\n      - run: ls\n")
+    assert str(plan.steps[0].parameters["command"]).endswith("exit 1")
+    assert noted(notes, "left out", "`continue-on-error`")
 
 
 def test_a_workflow_without_steps_is_refused() -> None:

@@ -163,6 +163,28 @@ def test_a_step_without_an_equivalent_is_a_step_to_do(step: str, reason: str) ->
     assert noted(notes, "left out", "a:", reason)
 
 
+def test_an_automation_is_started_and_waited_for() -> None:
+    plan, _ = automation(
+        "- name: a\n  action: aws:executeAutomation\n"
+        "  inputs: {DocumentName: D, MaxErrors: '1', RuntimeParameters: {Id: '{{ Id }}', Ids: '{{ Ids }}'}}",
+        _PARAMETERS,
+    )
+    escaped = ".replace('\\\\', '\\\\\\\\').replace('\"', '\\\\\"').replace('\\n', '\\\\n')"
+    options = ["--document-name", "D", "--max-errors", "1"]
+    options.append(f'--parameters={{"Id": ["${{{{ (inputs.Id){escaped} }}}}"], "Ids": ${{{{ inputs.Ids }}}}}}')
+    assert calls(plan)["a"] == [
+        "aws",
+        "ssm",
+        "start-automation-execution",
+        *options,
+        "--query",
+        "AutomationExecutionId",
+        "--output",
+        "text",
+    ]
+    assert plan.steps[1].parameters["env"] == {"EXECUTION": "${{ steps.a.result.stdout.trim() }}"}
+
+
 def test_an_output_that_cannot_be_selected_becomes_an_input() -> None:
     plan, notes = automation(
         "- {name: a, action: 'aws:executeAwsApi', inputs: {Service: s, Api: A}, outputs: [{Name: o, Selector: '$..x'}]}\n"

@@ -121,6 +121,9 @@ def _input(theirs: str, definition: Document, report: Report) -> Document:
     default = _default(definition.get("default"), kind)
     if default is None and definition.get("default") is not None:
         report.add("left out", f"its default, which is no {named}, so a value is required", at)
+    if references(default):
+        report.add("left out", f"its default `{prose(default)}`, which AWS reads when a run starts, so a value is required", at)
+        default = None
     allowed = definition.get("allowedValues")
     if members(allowed) and kind in ("string", "integer", "boolean"):
         found["enum"] = [_default(value, kind) for value in members(allowed)]

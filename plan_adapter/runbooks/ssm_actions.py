@@ -308,8 +308,9 @@ def _parsed(payload: Any) -> Any:
 
 def _as_list(step: Action, value: Any) -> Any:
     whole = step.names.whole(value, step.name)
-    is_list = isinstance(value, list) or (whole is not None and whole.kind == "array")
-    return (members(value) or value) if is_list else [value]
+    if isinstance(value, list):
+        return members(value)
+    return value if whole is not None and whole.kind == "array" else [value]
 
 
 def _automation(step: Action) -> Calls:

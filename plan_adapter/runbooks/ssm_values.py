@@ -163,7 +163,9 @@ def read_outputs(outputs: list[tuple[str, str]], text: str, *, separator: str, i
     """
     found = dict[str, Value]()
     for index, (name, theirs) in enumerate(outputs):
-        part = f"{text}.trim()" if len(outputs) == 1 else f"{text}.trim().split({literal(separator)})[{index}]"
+        # Not trimmed if there are several: the first may be empty.
+        line = text if separator == "\n" else f"{text}.split('\\n')[0]"
+        part = f"{text}.trim()" if len(outputs) == 1 else f"{line}.split({literal(separator)})[{index}]"
         kind = kind_of(theirs)
         empty: dict[Kind, str] = {"array": "[]", "integer": "0", "boolean": "false"}
         code = {"array": f"{part}.split(',')", "integer": f"int({part})", "boolean": f"{part}.lowerAscii() == 'true'"}.get(kind, part)

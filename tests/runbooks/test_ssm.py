@@ -27,7 +27,7 @@ def test_a_document_keeps_its_parameters_calls_branches_and_gate() -> None:
         "Tag": ["Wait"],
     }
     assert calls(plan)["Describe"][1:6] == ["ec2", "describe-instances", "--instance-ids", "${{ inputs.InstanceId }}", "--query"]
-    state = "(steps.Describe.result.stdout.trim().split('\\t')[0])"
+    state = "(steps.Describe.result.stdout.split('\\n')[0].split('\\t')[0])"
     assert steps["Stop"].when == f"${{{{ ({state} == 'running') && (inputs.Mode == 'soft') }}}}"
     assert steps["Force"].when == f"${{{{ (!(({state} == 'running') && (inputs.Mode == 'soft'))) && ({state} == 'running') }}}}"
     assert (steps["Start"].when, steps["Stop"].requires_approval, steps["Start"].requires_approval) == (None, True, False)
@@ -67,6 +67,7 @@ def test_a_document_keeps_its_parameters_calls_branches_and_gate() -> None:
         ("{type: 'List<AWS::EC2::Instance::Id>'}", {"type": "array", "items": "string"}, ""),
         ("{type: String, allowedPattern: '(?=x)'}", {}, "allowedPattern"),
         ("{type: String, default: z, allowedValues: [a]}", {"enum": ["a"]}, "its default"),
+        ("{type: String, default: '{{ssm:/x}}'}", {}, "its default"),
         ("{type: Boolean, default: perhaps}", {"type": "boolean"}, "its default"),
     ],
 )

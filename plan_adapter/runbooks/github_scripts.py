@@ -94,7 +94,7 @@ def without_expressions(script: str, translated: Callable[[str], Value], env: di
     """Return `script` with a variable in place of each expression, and add the variables to `env`.
 
     Constants are written out. `translated` returns the value of an expression. Raises NotConvertibleError where the shell expands no
-    variables.
+    variables, and for an expression that is not closed.
     """
     quotes, parts = _Quotes(), list[str]()
     for part, is_code in pieces(script):
@@ -112,7 +112,10 @@ def without_expressions(script: str, translated: Callable[[str], Value], env: di
         name = _variable(part, value, env)
         quotes.skip()
         parts.append(f"'\"${{{name}}}\"'" if quotes.quote == "'" and not quotes.is_here else f"${{{name}}}")
-    return "".join(parts)
+    text = "".join(parts)
+    if "${{" in text:
+        raise NotConvertibleError("an expression in it is not closed")
+    return text
 
 
 def _variable(source: str, value: Value, env: dict[str, str]) -> str:

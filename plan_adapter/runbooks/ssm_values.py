@@ -79,7 +79,7 @@ class Names:
         if isinstance(value, bool):
             return str(value).lower()
         if not isinstance(value, str):
-            return json.dumps(value)
+            value = json.dumps(value)
         if "${{" in value:
             raise NotConvertibleError("a text contains `${{`, which has a meaning of its own in plans")
         return _REFERENCE.sub(lambda found: as_expression(self.value(found[1], at).code), value)

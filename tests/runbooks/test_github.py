@@ -219,6 +219,12 @@ def test_a_value_in_a_script_is_a_variable_whatever_the_quotes(script: str, expe
     assert only(plan).parameters == {"command": f"{expected}\n", "env": {"INPUT_X": "${{ inputs.x }}"}}
 
 
+def test_an_expression_that_is_not_closed_makes_a_step_to_do() -> None:
+    plan, notes = job("      - run: echo ${{ github.actor\n")
+    assert "not_imported" in only(plan).metadata
+    assert noted(notes, "left out", "not closed")
+
+
 def test_a_value_in_a_literal_here_document_makes_a_step_to_do() -> None:
     plan, notes = job("      - run: |\n          cat <<'E'\n          ${{ github.actor }}\n          E\n")
     assert "not_imported" in only(plan).metadata

@@ -12,7 +12,7 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.drafting import Destination
 from plan_adapter.cli.records import saved_json
 from plan_adapter.cli.sources import open_store, text_of, tools_of
-from plan_adapter.documents import read_documents
+from plan_adapter.documents import read_documents, read_mapping_text
 from plan_adapter.gates.approval import os_user
 from plan_adapter.readable import counted
 from plan_adapter.settings import Settings
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from plan_adapter.tools.registry import ToolRegistry
 
 _FILE_NAME_CHARACTERS = 60
+_LOOKS_FOREIGN = re.compile(r"[\"']?\b(?:jobs|mainSteps)\b[\"']?\s*:")
+"""What no plan of our own contains at its top: the reader decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,11 @@ async def import_plans(
     tools: list[str] | None = None,
     json: bool = False,
 ) -> int:
-    """Convert plans that other programs wrote: Aster's JSON in PascalCase, camelCase or snake_case, or any plan document.
+    """Convert what other programs wrote: Aster's JSON, workflows of GitHub Actions, Automation documents of AWS Systems Manager.
+
+    Any plan document is taken as well, in PascalCase, camelCase or snake_case. The kind of file is recognized by its content. For a
+    workflow or an Automation document, notes say what was kept, changed and left out. Where something that does real work cannot be
+    converted, a step to do stands in its place: it fails, so that a run stops there, and says what to write.
 
     Ids stay. What a file says about an earlier execution (approved, status, times) is kept as history under `metadata.history`; it is
     neither an approval nor a receipt, so the plan waits for an approval like any other. A field that plans do not have is reported and
@@ -58,7 +64,7 @@ async def import_plans(
     fixed in the document that is written.
 
     Args:
-        file: A file, or `-` for stdin: a plan, a JSON array of plans, or one plan per line (JSON Lines).
+        file: A file, or `-` for stdin: a plan, a workflow, an Automation document, an array of plans, or one plan per line (JSON Lines).
         name: The name of the plan; default: its own. Only for one plan.
         out: The file to write, or for several plans the folder, with one file each; default: stdout, unless they are stored.
         save: Store each as the next version of its name, with you as its author.
@@ -68,9 +74,11 @@ async def import_plans(
         tools: `package.module:name` of a tool or registry that the plans use; may be repeated.
         json: Print one JSON object per plan: plan, notes, and the stored version; or one per problem.
     """
-    read = read_documents(text_of(file, "the plans"), file=file)
+    text, registry = text_of(file, "the plans"), tools_of(tools or [])
     wanted = _ImportOptions(name, save, results, leave_out_unknown)
-    taken = _taken(read, file, wanted, tools_of(tools or []), as_json=json)
+    taken = _converted(text, file, wanted, registry, as_json=json)
+    if taken is None:
+        taken = _taken(read_documents(text, file=file), file, wanted, registry, as_json=json)
     if taken is None:
         return ExitCode.USAGE
     targets = _targets(taken, out, force=force, tools=tuple(tools or ()), is_needed=not (save or json))
@@ -88,6 +96,33 @@ async def import_plans(
         if version is not None:
             output.note(f"saved version {version.version} of {version.name}, by {version.author}")
     return ExitCode.DONE
+
+
+def _converted(text: str, file: str, wanted: _ImportOptions, tools: "ToolRegistry", *, as_json: bool) -> "list[ImportedPlan] | None":
+    """Return the plan of another program's document, and print its problems; None if the text is no such document.
+
+    Raises UsageError if nothing of the document can be converted.
+    """
+    if not _LOOKS_FOREIGN.search(text):
+        return None
+    from plan_adapter.runbooks.importing import NotConvertibleError, convert_document, is_convertible
+
+    document, problems = read_mapping_text(text, file=file)
+    if document is None or not is_convertible(document):
+        return None
+    try:
+        imported = convert_document(document, source=Path(file).name, name=wanted.name)
+    except NotConvertibleError as error:
+        for text in error.notes:
+            output.note(f"note: {text}")
+        raise UsageError(f"{file} cannot be imported: {error}") from None
+    problems += lint(imported.plan, tools)
+    output.problems(problems, as_json=as_json, to_stdout=False)
+    if errors := [problem for problem in problems if problem.severity == "error"]:
+        output.note(f"converted, but fix {counted(len(errors), 'error')} above before it can run")
+        if wanted.save:
+            raise UsageError(f"{file}: a plan with errors is not saved")
+    return [imported]
 
 
 def _taken(

@@ -15,7 +15,18 @@ from plan_adapter.problems import Problem
 from plan_adapter.readable import one_line
 from plan_adapter.values import find_bad_values
 
-__all__ = ["dump_plan", "load_plan", "place", "plan_schema", "read_document", "read_documents", "read_file", "read_mapping", "read_placed"]
+__all__ = [
+    "dump_plan",
+    "load_plan",
+    "place",
+    "plan_schema",
+    "read_document",
+    "read_documents",
+    "read_file",
+    "read_mapping",
+    "read_mapping_text",
+    "read_placed",
+]
 
 
 def read_document(text: str, *, file: str | None = None) -> tuple[ExecutionPlan | None, list[Problem]]:
@@ -51,6 +62,13 @@ def read_mapping(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Pr
     from plan_adapter.documents.reading import read_values
 
     return read_values(Path(path))[:2]
+
+
+def read_mapping_text(text: str, *, file: str | None = None) -> tuple[dict[str, JsonValue] | None, list[Problem]]:
+    """Return the result of `read_mapping` for a text that was read from `file`."""
+    from plan_adapter.documents.reading import read_values_of
+
+    return read_values_of(text, file)[:2]
 
 
 def read_placed(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:

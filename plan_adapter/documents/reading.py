@@ -135,9 +135,17 @@ def read_path(path: Path) -> tuple[ExecutionPlan | None, list[Problem]]:
 
 def read_values(path: Path) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:
     """Return the mapping in the file at `path`, every problem, and a function that locates other problems. See `read_mapping`."""
-    file = str(path)
     try:
-        root, problems = _read_tree(_content(path).removeprefix("\ufeff"), file)
+        text = _content(path)
+    except UnreadableError as error:
+        return None, [replace(error.problem, file=str(path))], lambda problem: problem
+    return read_values_of(text, str(path))
+
+
+def read_values_of(text: str, file: str | None) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:
+    """Return the result of `read_values` for a text that was read from `file`."""
+    try:
+        root, problems = _read_tree(text.removeprefix("\ufeff"), file)
     except UnreadableError as error:
         return None, [replace(error.problem, file=file)], lambda problem: problem
     values = root.plain()

@@ -1,1 +1,1 @@
-"""Runbooks: promoting a good run to a runbook."""
+"""Runbooks: promoting a good run to a runbook, deploying it, and importing the documents of other programs."""

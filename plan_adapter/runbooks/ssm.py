@@ -1,0 +1,338 @@
+"""Converts an Automation document of AWS Systems Manager to a plan."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from plan_adapter.errors import ExpressionError
+from plan_adapter.expressions import matches
+from plan_adapter.runbooks.conversion import (
+    Document,
+    NotConvertibleError,
+    Report,
+    as_expression,
+    both,
+    check_steps,
+    in_milliseconds,
+    is_to_do,
+    let_fail,
+    mapping,
+    members,
+    negation,
+    prose,
+    step_id,
+    step_to_do,
+)
+from plan_adapter.runbooks.ssm_actions import FIRST_OUTPUT, Action, Calls, calls_of
+from plan_adapter.runbooks.ssm_conditions import condition_of
+from plan_adapter.runbooks.ssm_flow import BRANCH, StepOrder, choices_of, order_of
+from plan_adapter.runbooks.ssm_values import Names, kind_of, read_outputs, references
+
+SCHEMA_VERSION = "0.3"
+_GATES = frozenset({"aws:approve", "aws:pause"})
+_FIELDS = frozenset({"schemaVersion", "description", "assumeRole", "parameters", "mainSteps", "outputs", "files", "variables"})
+_STEP_FIELDS = frozenset(
+    {"name", "action", "inputs", "description", "outputs", "nextStep", "isEnd", "onFailure", "isCritical", "maxAttempts", "timeoutSeconds"}
+)
+_PARAMETER_FIELDS = frozenset(
+    {"type", "description", "default", "allowedValues", "allowedPattern", "minChars", "maxChars", "minItems", "maxItems", "displayType"}
+)
+_USUAL = {"onFailure": ("Abort",), "maxAttempts": ("1",), "isCritical": ("True", "true")}
+_LIMITS = {"minChars": "min_length", "maxChars": "max_length", "minItems": "min_length", "maxItems": "max_length"}
+
+
+def is_automation(document: Mapping[str, Any]) -> bool:
+    """Return whether a document is one of AWS Systems Manager, of any schema version."""
+    return "schemaVersion" in document and isinstance(document.get("mainSteps"), list)
+
+
+def convert_automation(document: Mapping[str, Any], report: Report, *, source: str) -> Document:
+    """Return the plan document of an Automation document that was read from `source`, and add to `report` what became of each part.
+
+    Raises NotConvertibleError if it is a document of another kind, or has no steps.
+    """
+    if str(document["schemaVersion"]) != SCHEMA_VERSION:
+        version = document["schemaVersion"]
+        raise NotConvertibleError(f"its schemaVersion is {version}, and only Automation documents ({SCHEMA_VERSION}) can be imported")
+    named = [mapping(step) for step in members(document["mainSteps"]) if mapping(step).get("name")]
+    steps = [{**step, "name": str(step["name"]), "action": str(step.get("action"))} for step in named]
+    if not steps:
+        raise NotConvertibleError("it has no steps")
+    names = Names(report)
+    _add_parameters(document, steps, names)
+    for key in document.keys() - _FIELDS | document.keys() & {"files", "variables"}:
+        report.add("left out", f"`{key}`, which plans do not have")
+    conversion = _Conversion({step["name"]: step for step in steps}, order_of(steps, report), names)
+    for name in conversion.order.order:
+        conversion.add(name)
+    report.add("changed", "calls of AWS use its command line, `aws`, with the credentials and the region of the worker")
+    name = re.sub(r"\.(ya?ml|json)$", "", source)
+    words = " ".join(str(document.get("description") or name).split())
+    plan: Document = {"name": name[:80], "description": prose(words), "inputs": names.inputs, "steps": conversion.steps}
+    if outputs := _outputs(document.get("outputs"), names):
+        plan["outputs"] = outputs
+    names.stand_ins.settle(plan, report)
+    check_steps(conversion.steps, names.inputs, report)
+    return plan
+
+
+def _outputs(outputs: Any, names: Names) -> Document:
+    found = Document()
+    for output in members(outputs):
+        if str(output) in names.values:
+            found[re.sub(r"\W+", "_", str(output))] = as_expression(names.values[str(output)].code)
+        else:
+            names.report.add("left out", f"the output `{output}`, which no converted step has")
+    return found
+
+
+# The parameters.
+
+
+def _add_parameters(document: Mapping[str, Any], steps: list[Document], names: Names) -> None:
+    report, role = names.report, document.get("assumeRole")
+    if role is not None:
+        report.add("left out", "`assumeRole`: steps use the credentials of the worker")
+    used = references([[step for step in steps if step["action"] not in _GATES], document.get("outputs")])
+    gates = references([step for step in steps if step["action"] in _GATES])
+    for theirs, definition in mapping(document.get("parameters")).items():
+        if theirs in references(role) - used:
+            report.add("left out", "the parameter, which only `assumeRole` uses", theirs)
+        elif theirs in gates - used:
+            report.add("left out", "the parameter, which only an approval uses", theirs)
+        else:
+            names.add_parameter(theirs, _input(theirs, mapping(definition), report))
+
+
+def _input(theirs: str, definition: Document, report: Report) -> Document:
+    at, named = f"parameter {theirs}", str(definition.get("type", "String"))
+    kind = kind_of(named)
+    found: Document = {"type": kind}
+    if named in ("StringList", "MapList") or named.startswith("List<"):
+        found["items"] = "object" if named == "MapList" else "string"
+    if definition.get("description"):
+        found["description"] = prose(definition["description"])
+    for key in definition.keys() - _PARAMETER_FIELDS:
+        report.add("left out", f"`{key}`, which inputs do not have", at)
+    for key in definition.keys() & _LIMITS.keys():
+        found[_LIMITS[key]] = definition[key]
+    default = _default(definition.get("default"), kind)
+    if default is None and definition.get("default") is not None:
+        report.add("left out", f"its default, which is no {named}, so a value is required", at)
+    if references(default):
+        report.add("left out", f"its default `{prose(default)}`, which AWS reads when a run starts, so a value is required", at)
+        default = None
+    allowed = definition.get("allowedValues")
+    if members(allowed) and kind in ("string", "integer", "boolean"):
+        found["enum"] = [_default(value, kind) for value in members(allowed)]
+        if default is not None and default not in found["enum"]:
+            report.add("left out", "its default, which is not among the allowed values, so a value is required", at)
+            default = None
+    elif allowed is not None:
+        report.add("left out", "`allowedValues`, which inputs have only for single values", at)
+    pattern = definition.get("allowedPattern")
+    if pattern is not None and kind == "string" and (fault := _fault(str(pattern), default)):
+        report.add("left out", f"`allowedPattern: {pattern}`: {fault}", at)
+    elif pattern is not None and kind == "string":
+        found["pattern"] = str(pattern)
+    elif pattern is not None:
+        report.add("left out", f"`allowedPattern: {pattern}`, which inputs have only for texts", at)
+    if default is not None:
+        found["default"] = default
+    return found
+
+
+def _fault(pattern: str, default: Any) -> str:
+    try:
+        fits = matches(pattern, default if isinstance(default, str) else "")
+        return "" if fits or not isinstance(default, str) else "the default does not match it"
+    except ExpressionError as error:
+        return str(error)
+
+
+def _default(value: Any, kind: str) -> Any:
+    text = str(value).strip().lower()
+    match kind:
+        case "boolean":
+            return text == "true" if text in ("true", "false") else None
+        case "integer":
+            return int(text) if re.fullmatch(r"-?\d+", text) else None
+        case "string" if isinstance(value, bool):
+            return text
+        case "string":
+            return None if value is None else str(value)
+        case "array":
+            found = _from_json(value)
+            return [str(one) if isinstance(one, int | float) else one for one in members(found)] if isinstance(found, list) else None
+        case _:
+            found = _from_json(value)
+            return mapping(found) if isinstance(found, dict) else None
+
+
+def _from_json(value: Any) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return None
+
+
+# The steps.
+
+
+@dataclass(slots=True)
+class _Conversion:
+    """Collects the steps of a plan, in the order in which a run reaches them."""
+
+    known: Mapping[str, Document]
+    order: StepOrder
+    names: Names
+    steps: list[Document] = field(default_factory=list[Document])
+    _ends: dict[str, list[str]] = field(default_factory=dict[str, list[str]])  # by step of the document: the steps of the plan to wait for
+    _gates: dict[str, str] = field(default_factory=dict[str, str])  # by step of the document: what people approve
+    _choices: dict[str, list[str]] = field(default_factory=dict[str, list[str]])  # by branch: the condition of each way out
+
+    def add(self, name: str) -> None:
+        """Append what a step of the document becomes."""
+        step = self.known[name]
+        before = self.order.before(name)
+        waits_for = list(dict.fromkeys(end for other in before for end in self._ends[other]))
+        gate = next((self._gates[other] for other in before if self._gates.get(other)), "")
+        action = step["action"]
+        if action in _GATES or action == BRANCH:
+            self._ends[name] = waits_for
+            self._gates[name] = gate
+            self._report_transparent(name, step)
+            if action == BRANCH:
+                self._choices[name] = self._conditions(step)
+            else:
+                self._gates[name] = self._gate(name, step)
+            return
+        self._report_fields(name, step)
+        self._ends[name] = self._append(name, step, waits_for, gate)
+
+    def _report_transparent(self, name: str, step: Document) -> None:
+        """Report what an approval or a branch has besides its inputs; neither is a step of the plan."""
+        hints = {"timeoutSeconds": "; see `options.approval_timeout_ms`"} if step["action"] != BRANCH else {}
+        for key in sorted(step.keys() - {"name", "action", "inputs", "description", "nextStep", "isEnd"}):
+            is_said = key == "onFailure" and str(step[key]).lower().startswith("step:")
+            if not is_said and str(step[key]) not in _USUAL.get(key, ()):
+                self.names.report.add("left out", f"`{key}: {prose(step[key])}`{hints.get(key, '')}", name)
+        if step["action"] == BRANCH:
+            self.names.report.add("changed", "the branch is the `when` of the steps that it leads to", name)
+
+    def _gate(self, name: str, step: Document) -> str:
+        inputs = mapping(step.get("inputs"))
+        following = ", ".join(f"`{other}`" for other in self.order.after(name))
+        approvers = inputs.get("Approvers")
+        who = f"; its approvers were {prose(approvers)}: name yours under `approval`" if approvers else ""
+        if following:
+            self.names.report.add("changed", f"the approval is a gate of the next step now ({following}){who}", name)
+        else:
+            self.names.report.add("left out", f"the approval, because no step follows it{who}", name)
+        for key in inputs.keys() - {"Approvers", "Message"}:
+            self.names.report.add("left out", f"`{key}` of the approval", name)
+        return prose(inputs.get("Message") or step.get("description") or name)
+
+    def _conditions(self, step: Document) -> list[str]:
+        """Return the condition of each way out of a branch; the last is that no choice is true."""
+        name, own = str(step["name"]), list[str]()
+        for choice in choices_of(step):
+            try:
+                own.append(condition_of(choice, self.names, name))
+            except NotConvertibleError as error:
+                target = str(choice.get("NextStep"))
+                chosen = self.names.value(f"go to {target}", name).code
+                self.names.inputs[chosen.removeprefix("inputs.")] |= {"type": "boolean", "default": False}
+                self.names.report.add("changed", f"the choice of `{target}` is an input, because {error}", name)
+                own.append(chosen)
+        refused = [negation(condition) for condition in own]
+        return [both(*refused[:index], condition) for index, condition in enumerate([*own, ""])]
+
+    def _when(self, name: str) -> str:
+        ways = [both(*(self._choices[branch][choice] for branch, choice in self._in_order(way))) for way in self.order.ways(name)]
+        return "" if "" in ways else " || ".join(sorted(ways) if len(ways) == 1 else [f"({way})" for way in sorted(ways)])
+
+    def _in_order(self, way: frozenset[tuple[str, int]]) -> list[tuple[str, int]]:
+        return sorted(way, key=lambda choice: (self.order.order.index(choice[0]), choice[1]))
+
+    def _append(self, name: str, step: Document, waits_for: list[str], gate: str) -> list[str]:
+        report, inputs = self.names.report, mapping(step.get("inputs"))
+        timeout = in_milliseconds(step.get("timeoutSeconds"), 1000)
+        action = Action(name, inputs, _declared(step), self.names, timeout)
+        try:
+            calls = calls_of(step["action"], action)
+        except NotConvertibleError as error:
+            report.add("left out", f"`{step.get('action')}`: {error}; a step to do stands in its place", name)
+            calls = Calls({"": step_to_do(f"write what `{step.get('action')}` did in {name}", step)})
+        for note in action.notes:
+            report.add("changed", note, name)
+        for key in action.left_out:
+            report.add("left out", f"`{key}` of `{step.get('action')}`", name)
+        when, taken = self._when(name), {str(one["id"]) for one in self.steps}
+        first = step_id(name, taken)
+        for ending, call in calls.steps.items():
+            own = first if not ending else step_id(first + ending, taken)
+            fields: Document = {"id": own, "description": prose(step.get("description") or name), **call}
+            fields["parameters"] = _with_output(call["parameters"], first)
+            if when:
+                fields["when"] = as_expression(when)
+            if waits_for:
+                fields["depends_on"] = waits_for
+            if gate and not ending:
+                fields["requires_approval"] = True
+                fields["description"] = prose(f"{fields['description']} (approval: {gate})")
+            self._limit(name, step, fields, action.timeout_ms)
+            self.steps.append(fields)
+            waits_for = [own]
+        result = f"steps.{first}.result.stdout"
+        found = read_outputs(calls.outputs, result, separator=calls.separator, is_sure=not when)
+        self.names.values |= {f"{name}.{output}": value for output, value in found.items()}
+        return waits_for
+
+    def _limit(self, name: str, step: Document, fields: Document, timeout_ms: int | None) -> None:
+        report = self.names.report
+        if is_to_do(fields):
+            return
+        if timeout_ms is not None:
+            fields["timeout_ms"] = timeout_ms
+        attempts = step.get("maxAttempts")
+        if attempts is not None and str(attempts).isdigit():
+            fields.setdefault("max_retries", max(0, int(attempts) - 1))
+        elif attempts is not None:
+            report.add("left out", f"`maxAttempts: {prose(attempts)}`: write `max_retries`", name)
+        if str(step.get("onFailure", "")).lower() != "continue":
+            return
+        if not self.order.after(name):
+            fields["on_error"] = "continue"
+        elif "done_when" in fields:
+            fields["on_error"] = "continue"
+            report.add("changed", "`onFailure: Continue`: if the property differs, the steps behind it are skipped", name)
+        else:
+            let_fail(fields)
+            report.add("changed", "`onFailure: Continue`: the command itself ignores its failure, so that the next steps run", name)
+
+    def _report_fields(self, name: str, step: Document) -> None:
+        report = self.names.report
+        for key in step.keys() - _STEP_FIELDS:
+            report.add("left out", f"`{key}`, which steps do not have", name)
+        if str(step.get("isCritical", "true")).lower() == "false" and str(step.get("onFailure", "")).lower() != "continue":
+            report.add("left out", "`isCritical: false`: a failure of the step also fails the run", name)
+
+
+def _declared(step: Document) -> list[tuple[str, str, str]]:
+    """Return name, selector and type of each output that a step declares."""
+    outputs = [mapping(one) for one in members(step.get("outputs"))]
+    return [(str(one.get("Name")), str(one.get("Selector", "$")), str(one.get("Type", "String"))) for one in outputs if one.get("Name")]
+
+
+def _with_output(parameters: Document, first: str) -> Document:
+    """Return the parameters with what the first step of an action printed."""
+    printed = as_expression(f"steps.{first}.result.stdout.trim()")
+    found = dict(parameters)
+    if "argv" in parameters:
+        found["argv"] = [printed if part == FIRST_OUTPUT else part for part in parameters["argv"]]
+    if "env" in parameters:
+        found["env"] = {name: printed if part == FIRST_OUTPUT else part for name, part in parameters["env"].items()}
+    return found

@@ -1,0 +1,358 @@
+"""Converts the actions of an Automation document to calls of tools."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from plan_adapter.runbooks.conversion import Document, NotConvertibleError, as_expression, literal, mapping, members
+from plan_adapter.runbooks.ssm_values import Names, is_mapping_type, is_selector, kebab, kind_of, query_of, references
+
+FIRST_OUTPUT = "<the output of the first step>"
+"""Stands in the command of a second step for what the first one printed."""
+
+_SERVICES = {"s3": "s3api", "config": "configservice", "codedeploy": "deploy", "states": "stepfunctions"}
+_READS = ("describe-", "get-", "list-")
+_FLAGS = frozenset({"--no-reboot", "--encrypted", "--force", "--dry-run", "--skip-final-snapshot", "--apply-immediately", "--multi-az"})
+"""Options without a value, which a parameter of type String may set."""
+
+_POLL_MS = 15_000
+_WAIT_MS = 3_600_000  # how long AWS waits by default
+_COMMAND_RETRIES = 40  # the command line itself waits for 100 seconds
+
+_SCRIPT_ENDING = """
+
+import contextlib, json, sys
+_events = {{
+    name.removesuffix(":json"): json.loads(value) if name.endswith(":json") else value
+    for name, value in zip(sys.argv[1::2], sys.argv[2::2])
+}}
+with contextlib.redirect_stdout(sys.stderr):
+    _result = {handler}(_events, {{}})
+for _path in {paths}:
+    _value = {{"Payload": _result}}
+    for _key in _path:
+        _value = _value[_key]
+    if isinstance(_value, list) and all(isinstance(_member, str) for _member in _value):
+        _value = ",".join(_value)
+    print(_value if isinstance(_value, str) and "\\n" not in _value else json.dumps(_value))
+"""
+"""Calls the handler as Automation does: with the input payload, and with its outputs selected from what it returns."""
+
+_INVOKE = """\
+answer=$(mktemp)
+error=$(aws lambda invoke --function-name "$FUNCTION_NAME" --invocation-type "$INVOCATION_TYPE" --payload "$PAYLOAD" \\
+  --cli-binary-format raw-in-base64-out --query FunctionError --output text "$answer")
+cat "$answer"
+[ "$error" = None ]
+"""
+
+_AWAIT_AUTOMATION = """\
+while true; do
+  status=$(aws ssm get-automation-execution --automation-execution-id "$EXECUTION" \\
+    --query AutomationExecution.AutomationExecutionStatus --output text)
+  case $status in
+    Success | CompletedWithSuccess) exit 0 ;;
+    Pending | InProgress | Waiting | Runbook* | Scheduled) sleep 15 ;;
+    *) echo "the automation ended as $status" >&2; exit 1 ;;
+  esac
+done
+"""
+
+
+@dataclass(slots=True)
+class Action:
+    """One step of a document: its name, inputs and declared outputs. `notes` and `left_out` collect what its conversion changes."""
+
+    name: str
+    inputs: Mapping[str, Any]
+    declared: list[tuple[str, str, str]]  # name, selector, type
+    names: Names
+    timeout_ms: int | None = None
+    notes: list[str] = field(default_factory=list[str])
+    left_out: list[str] = field(default_factory=list[str])
+
+    def text(self, value: Any) -> str:
+        """Return an input as the text of a parameter."""
+        return self.names.text(value, self.name)
+
+    def needed(self, key: str) -> Any:
+        """Return an input. Raises NotConvertibleError if it is missing."""
+        if self.inputs.get(key) in (None, ""):
+            raise NotConvertibleError(f"it has no `{key}`")
+        return self.inputs[key]
+
+    def takes(self, *keys: str) -> None:
+        """Note the inputs other than `keys`, which the conversion leaves out."""
+        self.left_out += sorted(self.inputs.keys() - {*keys})
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The steps that an action becomes, by the end of their id. `outputs` are read from the first, between separators."""
+
+    steps: dict[str, Document]
+    outputs: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    separator: str = "\t"
+
+
+def calls_of(action: str, step: Action) -> Calls:
+    """Return the calls of an action. Raises NotConvertibleError if it has no equivalent."""
+    convert = _ACTIONS.get(action)
+    if convert is None:
+        raise NotConvertibleError(f"the action `{action}` has no equivalent")
+    return convert(step)
+
+
+def _command(*argv: str, **fields: Any) -> Document:
+    return {"tool_name": "run_command", "parameters": {"argv": [*argv]}, **fields}
+
+
+def _aws(step: Action, service: str, operation: str, inputs: Mapping[str, Any], *, query: str | None = None) -> Document:
+    """Return a call of an API through the AWS command line."""
+    name = kebab(operation)
+    if not re.fullmatch(r"[\w.-]+ [\w-]+", f"{service} {name}"):
+        raise NotConvertibleError(f"the API `{service} {operation}` is not a fixed name")
+    argv = ["aws", _SERVICES.get(service.lower(), service.lower()), name]
+    for key, value in inputs.items():
+        argv += _option(step, f"--{kebab(key)}", value)
+    argv += ["--query", query, "--output", "text"] if query else ["--output", "json"]
+    return _command(*argv, **({"effect": "read"} if name.startswith(_READS) else {}))
+
+
+def _option(step: Action, option: str, value: Any) -> list[str]:
+    whole = step.names.whole(value, step.name)
+    refused = f"--{option[5:]}" if option.startswith("--no-") else f"--no-{option[2:]}"
+    if isinstance(value, bool) or str(value).lower() in ("true", "false"):
+        return [option if str(value).lower() == "true" else refused]
+    if whole is not None and (whole.kind == "boolean" or option in _FLAGS):
+        is_true = whole.code if whole.kind == "boolean" else f"{whole.code}.lowerAscii() == 'true'"
+        return [as_expression(f"({is_true}) ? {literal(option)} : {literal(refused)}")]
+    if whole is not None and whole.kind in ("array", "object"):
+        return [f"{option}={as_expression(whole.code)}"]
+    if members(value) and all(isinstance(member, str) for member in members(value)):
+        wholes = [step.names.whole(member, step.name) for member in members(value)]
+        if len(wholes) == 1 and wholes[0] is not None and wholes[0].kind == "array":
+            return [f"{option}={as_expression(wholes[0].code)}"]
+        return [option, *map(step.text, members(value))]
+    if isinstance(value, dict | list):
+        return [f"{option}={step.names.as_json(value, step.name)}"]
+    return [option, step.text(value)]
+
+
+def _own(step: Action, *others: str) -> dict[str, Any]:
+    """Return the inputs that are parameters of the API."""
+    return {key: value for key, value in step.inputs.items() if key not in ("Service", "Api", *others)}
+
+
+def _selected(outputs: list[tuple[str, str, str]]) -> str | None:
+    """Return the query for the outputs of a step."""
+    queries = [_query_of_output(selector, theirs) for _, selector, theirs in outputs]
+    return None if not queries else queries[0] if len(queries) == 1 else f"[{', '.join(queries)}]"
+
+
+def _query_of_output(selector: str, theirs: str) -> str:
+    query = query_of(selector)
+    if is_mapping_type(theirs):
+        return f"to_string({query})"
+    return f"join(',', {query})" if kind_of(theirs) == "array" else query
+
+
+def _api(step: Action) -> Calls:
+    declared = [output for output in step.declared if is_selector(output[1])]
+    step.left_out += [f"outputs.{name}" for name, selector, _ in step.declared if not is_selector(selector)]
+    call = _aws(step, str(step.needed("Service")), str(step.needed("Api")), _own(step), query=_selected(declared))
+    return Calls({"": call}, [(name, theirs) for name, _, theirs in declared])
+
+
+def _assert(step: Action) -> Calls:
+    query = query_of(str(step.needed("PropertySelector")))
+    call = _aws(step, str(step.needed("Service")), str(step.needed("Api")), _own(step, "PropertySelector", "DesiredValues"), query=query)
+    desired = step.needed("DesiredValues")
+    values = members(desired) or [desired]
+    codes = list(dict.fromkeys(code for value in values for code in _spellings(step, value)))
+    text = "result.stdout.trim()"
+    tested = f"{text}.split('\\t').all(value, value in [{', '.join(codes)}])" if "[]" in query else f"{text} in [{', '.join(codes)}]"
+    return Calls({"": {**call, "effect": "read", "done_when": as_expression(tested)}})
+
+
+def _spellings(step: Action, value: Any) -> list[str]:
+    """Return the codes of a wanted value; the command line writes `True` for a boolean."""
+    text = str(value).lower()
+    if text in ("true", "false"):
+        return [literal(text), literal(text.capitalize())]
+    code = step.names.code(value if isinstance(value, str) else str(value), step.name)
+    return [code]
+
+
+def _wait_for(step: Action) -> Calls:
+    calls = _assert(step)
+    limit = step.timeout_ms or _WAIT_MS
+    retries = max(1, limit // _POLL_MS)
+    step.timeout_ms = None
+    step.notes.append(f"asks every {_POLL_MS // 1000} seconds, {retries + 1} times at most")
+    return Calls({"": {**calls.steps[""], "max_retries": retries, "retry_delay_ms": _POLL_MS}})
+
+
+def _script(step: Action) -> Calls:
+    step.takes("Runtime", "Handler", "Script", "InputPayload")
+    runtime = str(step.inputs.get("Runtime", ""))
+    script = step.inputs.get("Script")
+    if not isinstance(script, str):
+        raise NotConvertibleError("its script is an attachment")
+    if "${{" in script or references(script) & step.names.values.keys():
+        raise NotConvertibleError("its script contains `{{ }}`, and a value in a script would be read as code")
+    if runtime.lower().startswith("powershell"):
+        if step.inputs.get("InputPayload"):
+            raise NotConvertibleError("it is a PowerShell script with an input payload")
+        return Calls({"": _command("pwsh", "-Command", script)})
+    if not str(step.needed("Handler")).rpartition(".")[2].isidentifier():
+        raise NotConvertibleError("its handler is not the name of a function")
+    if not runtime.startswith("python"):
+        raise NotConvertibleError(f"the runtime `{runtime}` is not known here")
+    paths = [_keys(selector) for _, selector, _ in step.declared] or [["Payload"]]
+    # As in AWS, a step without a `Selector` has its whole answer as the output.
+    ending = _SCRIPT_ENDING.format(handler=str(step.needed("Handler")).rpartition(".")[2], paths=json.dumps(paths))
+    payload = list[str]()
+    for key, value in mapping(step.inputs.get("InputPayload")).items():
+        whole = step.names.whole(value, step.name)
+        is_text = isinstance(value, str) and (whole is None or whole.kind == "string")
+        # The space makes the value of the expression a part of a text, which inserts it as JSON.
+        payload += [key, step.text(value)] if is_text else [f"{key}:json", f" {step.names.as_json(value, step.name)}"]
+    outputs = [(name, theirs) for name, _, theirs in step.declared] or [("Payload", "String")]
+    step.notes.append("the Python script runs as `python3 -c …`; its own output goes to stderr")
+    return Calls({"": _command("python3", "-c", script.rstrip() + ending, *payload)}, outputs, separator="\n")
+
+
+def _keys(selector: str) -> list[str | int]:
+    query_of(selector)
+    if "*" in selector:
+        raise NotConvertibleError(f"the selector `{selector}` has no equivalent")
+    found = re.findall(r"\.([\w-]+)|\[(\d+)\]|\[['\"]([^'\"]+)['\"]\]", selector)
+    return [int(number) if number else name or quoted for name, number, quoted in found]
+
+
+def _run_command(step: Action) -> Calls:
+    sent = _aws(step, "ssm", "SendCommand", _own(step), query="Command.CommandId")
+    instances = step.inputs.get("InstanceIds")
+    if not instances:
+        step.notes.append("sends the command to its targets, and does not wait for it")
+        return Calls({"": sent}, [("CommandId", "String")])
+    given = members(instances) or [instances]
+    whole = step.names.whole(given[0], step.name) if len(given) == 1 else None
+    if whole is not None and whole.kind == "array":
+        items = whole.code
+    else:
+        items = f"[{', '.join(step.names.code(member, step.name) for member in given)}]"
+    wait = _command("aws", "ssm", "wait", "command-executed", "--command-id", FIRST_OUTPUT, "--instance-id", "${{ item }}", effect="read")
+    wait |= {"for_each": as_expression(items), "max_retries": _COMMAND_RETRIES}
+    return Calls({"": sent, "_wait": wait}, [("CommandId", "String")])
+
+
+def _change_state(step: Action) -> Calls:
+    step.takes("InstanceIds", "DesiredState", "CheckStateOnly", "Force")
+    state = str(step.needed("DesiredState"))
+    verbs = {"running": "StartInstances", "stopped": "StopInstances", "terminated": "TerminateInstances"}
+    if state not in verbs:
+        raise NotConvertibleError(f"the state `{state}` depends on a value of the run")
+    ids = {"InstanceIds": step.needed("InstanceIds")}
+    wait = _command("aws", "ec2", "wait", f"instance-{state}", *_option(step, "--instance-ids", ids["InstanceIds"]), effect="read")
+    if str(step.inputs.get("CheckStateOnly", "")).lower() == "true":
+        return Calls({"": wait})
+    force = {"Force": True} if str(step.inputs.get("Force", "")).lower() == "true" and state == "stopped" else {}
+    return Calls({"": _aws(step, "ec2", verbs[state], {**ids, **force}), "_wait": wait})
+
+
+def _renamed(operation: str, names: Mapping[str, str], *, query: str | None = None, output: str = "", waiter: tuple[str, ...] = ()) -> Any:
+    """Return the conversion of an action that is one EC2 or CloudFormation call, and the command that waits for its end."""
+
+    def convert(step: Action) -> Calls:
+        service = "cloudformation" if operation.endswith("Stack") else "ec2"
+        inputs = {names.get(key, key): value for key, value in step.inputs.items() if names.get(key, key)}
+        call = _aws(step, service, operation, inputs, query=query)
+        steps = {"": call}
+        if waiter:
+            value = FIRST_OUTPUT if output and waiter[1] == "--image-ids" else step.text(step.needed("StackName"))
+            steps["_wait"] = _command("aws", service, "wait", waiter[0], waiter[1], value, effect="read")
+        return Calls(steps, [(output, "String")] if output else [])
+
+    return convert
+
+
+def _create_tags(step: Action) -> Calls:
+    step.takes("ResourceType", "ResourceIds", "Tags")
+    if str(step.inputs.get("ResourceType", "EC2")) != "EC2":
+        raise NotConvertibleError("it tags something else than EC2 resources")
+    return Calls({"": _aws(step, "ec2", "CreateTags", {"Resources": step.needed("ResourceIds"), "Tags": step.needed("Tags")})})
+
+
+def _invoke(step: Action) -> Calls:
+    step.takes("FunctionName", "InvocationType", "Payload", "InputPayload")
+    payload = step.inputs.get("Payload", step.inputs.get("InputPayload", "{}"))
+    env = {
+        "FUNCTION_NAME": step.text(step.needed("FunctionName")),
+        "INVOCATION_TYPE": step.text(step.inputs.get("InvocationType", "RequestResponse")),
+        "PAYLOAD": step.names.as_json(_parsed(payload), step.name),
+    }
+    return Calls({"": {"tool_name": "bash", "parameters": {"command": _INVOKE, "env": env}}}, [("Payload", "String")])
+
+
+def _parsed(payload: Any) -> Any:
+    """Return a payload whose text is JSON as its value, so that the values of a run can be escaped in it."""
+    try:
+        return json.loads(payload) if isinstance(payload, str) else payload
+    except ValueError:
+        raise NotConvertibleError("its payload is not JSON before values are inserted") from None
+
+
+def _as_list(step: Action, value: Any) -> Any:
+    whole = step.names.whole(value, step.name)
+    if isinstance(value, list):
+        return members(value)
+    return value if whole is not None and whole.kind == "array" else [value]
+
+
+def _automation(step: Action) -> Calls:
+    inputs = {key: value for key, value in step.inputs.items() if key != "RuntimeParameters"}
+    step.needed("DocumentName")
+    if given := mapping(step.inputs.get("RuntimeParameters")):
+        inputs["Parameters"] = {key: _as_list(step, value) for key, value in given.items()}
+    start = _aws(step, "ssm", "StartAutomationExecution", inputs, query="AutomationExecutionId")
+    wait = {"tool_name": "bash", "effect": "read", "parameters": {"command": _AWAIT_AUTOMATION, "env": {"EXECUTION": FIRST_OUTPUT}}}
+    return Calls({"": start, "_wait": wait}, [("ExecutionId", "String")])
+
+
+def _sleep(step: Action) -> Calls:
+    step.takes("Duration")
+    found = re.fullmatch(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?", str(step.inputs.get("Duration", "")))
+    if found is None or not any(found.groups()):
+        raise NotConvertibleError("it sleeps for a time that is not a fixed duration")
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return Calls({"": _command("sleep", str(((days * 24 + hours) * 60 + minutes) * 60 + seconds), effect="read")})
+
+
+_IMAGE = {"ImageName": "Name", "ImageDescription": "Description", "SourceImageId": "SourceImageId", "SourceRegion": "SourceRegion"}
+_ACTIONS: Mapping[str, Callable[[Action], Calls]] = {
+    "aws:executeAwsApi": _api,
+    "aws:assertAwsResourceProperty": _assert,
+    "aws:waitForAwsResourceProperty": _wait_for,
+    "aws:executeScript": _script,
+    "aws:runCommand": _run_command,
+    "aws:changeInstanceState": _change_state,
+    "aws:createTags": _create_tags,
+    "aws:invokeLambdaFunction": _invoke,
+    "aws:executeAutomation": _automation,
+    "aws:sleep": _sleep,
+    "aws:createImage": _renamed("CreateImage", _IMAGE, query="ImageId", output="ImageId", waiter=("image-available", "--image-ids")),
+    "aws:copyImage": _renamed("CopyImage", _IMAGE, query="ImageId", output="ImageId", waiter=("image-available", "--image-ids")),
+    "aws:deleteImage": _renamed("DeregisterImage", {}),
+    "aws:runInstances": _renamed(
+        "RunInstances",
+        {"MinInstanceCount": "MinCount", "MaxInstanceCount": "MaxCount"},
+        query="join(',', Instances[].InstanceId)",
+        output="InstanceIds",
+    ),
+    "aws:createStack": _renamed("CreateStack", {}, query="StackId", output="StackId", waiter=("stack-create-complete", "--stack-name")),
+    "aws:deleteStack": _renamed("DeleteStack", {}, waiter=("stack-delete-complete", "--stack-name")),
+}

@@ -1,0 +1,175 @@
+"""What the `{{ }}` of an Automation document of AWS Systems Manager refer to, as values of a plan."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from plan_adapter.runbooks.conversion import (
+    Document,
+    NotConvertibleError,
+    Report,
+    StandIns,
+    as_expression,
+    input_name,
+    literal,
+    mapping,
+    members,
+)
+
+Kind: TypeAlias = Literal["string", "integer", "boolean", "array", "object"]
+
+_REFERENCE = re.compile(r"\{\{\s*([^{}]+?)\s*\}\}")
+_SELECTOR = re.compile(r"\$(?:\.[A-Za-z_][\w-]*|\[(?:\d+|\*|'[^']+'|\"[^\"]+\")\]|\.\*)*")
+_QUOTED = re.compile(r"\[['\"]([^'\"]+)['\"]\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A reference: its CEL code and type."""
+
+    code: str
+    kind: Kind
+
+
+@dataclass(slots=True)
+class Names:
+    """The parameters of a document and the outputs of its steps so far, as values. What is unknown becomes an input."""
+
+    report: Report
+    inputs: dict[str, Document] = field(default_factory=dict[str, Document])
+    values: dict[str, Value] = field(default_factory=dict[str, Value])  # by the text of the reference
+    stand_ins: StandIns = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Let the stand-ins be inputs of the plan."""
+        self.stand_ins = StandIns(self.inputs)
+
+    def add_parameter(self, theirs: str, definition: Document) -> None:
+        """Add an input for a parameter."""
+        name = input_name(theirs, self.inputs)
+        if name != theirs:
+            self.report.add("changed", f"the parameter `{theirs}` is called `{name}`")
+        self.inputs[name] = definition
+        self.values[theirs] = Value(f"inputs.{name}", definition["type"])
+
+    def value(self, reference: str, at: str) -> Value:
+        """Return the value of a reference."""
+        if reference in self.values:
+            return self.values[reference]
+        return Value(f"inputs.{self.stand_ins.name_of(reference, reference.lower() if ':' in reference else reference, at)}", "string")
+
+    def whole(self, text: Any, at: str) -> Value | None:
+        """Return the value if a text is exactly one reference."""
+        found = _REFERENCE.fullmatch(text.strip()) if isinstance(text, str) else None
+        return None if found is None else self.value(found[1], at)
+
+    def code(self, value: Any, at: str) -> str:
+        """Return a text that may contain references as CEL code."""
+        if not isinstance(value, str):
+            return literal(value)
+        if (whole := self.whole(value, at)) is not None:
+            return whole.code
+        parts = [self._as_text(self.value(part, at)) if index % 2 else literal(part) for index, part in enumerate(_REFERENCE.split(value))]
+        return " + ".join(part for part in parts if part != "''") or "''"
+
+    def text(self, value: Any, at: str) -> str:
+        """Return a scalar as the text of a parameter."""
+        if isinstance(value, bool):
+            return str(value).lower()
+        if not isinstance(value, str):
+            value = json.dumps(value)
+        if "${{" in value:
+            raise NotConvertibleError("a text contains `${{`, which has a meaning of its own in plans")
+        return _REFERENCE.sub(lambda found: as_expression(self.value(found[1], at).code), value)
+
+    def as_json(self, value: Any, at: str) -> str:
+        """Return a value as JSON text. The quotes in the texts of a run are escaped."""
+        if isinstance(value, dict):
+            entries = (f"{json.dumps(key)}: {self.as_json(member, at)}" for key, member in mapping(value).items())
+            return f"{{{', '.join(entries)}}}"
+        if isinstance(value, list):
+            return f"[{', '.join(self.as_json(member, at) for member in members(value))}]"
+        if not isinstance(value, str):
+            return json.dumps(value)
+        if "${{" in value:
+            raise NotConvertibleError("a text contains `${{`, which has a meaning of its own in plans")
+        if (whole := self.whole(value, at)) is not None and whole.kind != "string":
+            return as_expression(whole.code)
+        parts = _REFERENCE.split(value)
+        return f'"{"".join(self._escaped(part, at) if index % 2 else json.dumps(part)[1:-1] for index, part in enumerate(parts))}"'
+
+    def _escaped(self, reference: str, at: str) -> str:
+        code = self._as_text(self.value(reference, at))
+        return as_expression(f"({code}).replace('\\\\', '\\\\\\\\').replace('\"', '\\\\\"').replace('\\n', '\\\\n')")
+
+    @staticmethod
+    def _as_text(value: Value) -> str:
+        return value.code if value.kind == "string" else f"string({value.code})"
+
+
+def references(value: Any) -> set[str]:
+    """Return every reference in a part of a document."""
+    if isinstance(value, str):
+        return set(_REFERENCE.findall(value))
+    return {found for member in [*mapping(value).values(), *members(value)] for found in references(member)}
+
+
+def kebab(name: str) -> str:
+    """Return the name of an API operation or parameter as the AWS command line writes it: `describe-db-instances`."""
+    spaced = re.sub(r"(.)([A-Z][a-z]+)", r"\1-\2", name)
+    return re.sub(r"([a-z0-9])([A-Z])", r"\1-\2", spaced).lower().replace("--", "-")
+
+
+def is_selector(selector: str) -> bool:
+    """Return whether `query_of` can translate a JSONPath selector."""
+    return _SELECTOR.fullmatch(selector.strip()) is not None
+
+
+def query_of(selector: str) -> str:
+    """Return a JSONPath selector as JMESPath, for `--query`. Raises NotConvertibleError."""
+    if not is_selector(selector):
+        raise NotConvertibleError(f"the selector `{selector}` has no equivalent")
+    path = _QUOTED.sub(r'."\1"', selector.strip().removeprefix("$"))
+    path = re.sub(r"\.([A-Za-z_]\w*-[\w-]*)", r'."\1"', path).replace("[*]", "[]")
+    return path.removeprefix(".") or "@"
+
+
+_KINDS: Mapping[str, Kind] = {
+    "String": "string",
+    "StringList": "array",
+    "Boolean": "boolean",
+    "Integer": "integer",
+    "StringMap": "object",
+    "MapList": "array",
+}
+
+
+def is_mapping_type(theirs: str) -> bool:
+    """Return whether a type is of values that only JSON can write."""
+    return theirs in ("StringMap", "MapList")
+
+
+def kind_of(theirs: str) -> Kind:
+    """Return the type of an input for a parameter of type `theirs`, such as `StringList` or `List<AWS::EC2::Instance::Id>`."""
+    return "array" if theirs.startswith("List<") else _KINDS.get(theirs, "string")
+
+
+def read_outputs(outputs: list[tuple[str, str]], text: str, *, separator: str, is_sure: bool) -> dict[str, Value]:
+    """Return the outputs, each a name and a type, that the code `text` has between separators.
+
+    They are empty if the step is not sure to run.
+    """
+    found = dict[str, Value]()
+    for index, (name, theirs) in enumerate(outputs):
+        # Not trimmed if there are several: the first may be empty.
+        line = text if separator == "\n" else f"{text}.split('\\n')[0]"
+        part = f"{text}.trim()" if len(outputs) == 1 else f"{line}.split({literal(separator)})[{index}]"
+        kind = kind_of(theirs)
+        empty: dict[Kind, str] = {"array": "[]", "integer": "0", "boolean": "false"}
+        code = {"array": f"{part}.split(',')", "integer": f"int({part})", "boolean": f"{part}.lowerAscii() == 'true'"}.get(kind, part)
+        shown: Kind = "string" if kind == "object" else kind
+        sure = text.removesuffix(".result.stdout") + ".status == 'completed'"
+        found[name] = Value(f"({code})" if is_sure else f"({sure} ? {code} : {empty.get(kind, literal(''))})", shown)
+    return found

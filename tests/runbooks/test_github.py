@@ -1,0 +1,272 @@
+"""Workflows of GitHub Actions as plans: what is kept, what is changed, and what is left out and said so."""
+
+import pytest
+
+from plan_adapter.runbooks.conversion import NotConvertibleError
+from tests.runbooks.builders import FIXTURES, calls, convert, job, noted, only, workflow
+
+
+def test_a_workflow_keeps_its_inputs_scripts_order_and_gate() -> None:
+    plan, notes = convert((FIXTURES / "release.yml").read_text(), "release.yml")
+    inputs = {name: (one.type, one.default, one.enum) for name, one in plan.inputs.items()}
+    assert inputs == {
+        "version": ("string", None, None),
+        "target_env": ("string", "staging", ["staging", "production"]),
+        "dry_run": ("boolean", False, None),
+        "replicas": ("number", 2, None),
+        "where": ("string", None, None),
+        "github_sha": ("string", None, None),
+    }
+    steps = {step.id: step for step in plan.steps}
+    assert {name: step.depends_on for name, step in steps.items()} == {
+        "build_install": [],
+        "build_image": ["build_install"],
+        "build_push": ["build_image"],
+        "test_test": ["build_push"],
+        "deploy_stop": ["build_push", "test_test"],
+        "deploy_deploy": ["deploy_stop"],
+    }
+    assert steps["build_install"].parameters == {"command": "npm ci", "cwd": "app", "env": {"REGISTRY": "registry.example.com"}}
+    assert steps["build_install"].timeout_ms == 300_000
+    assert steps["test_test"].for_each == (
+        "${{ [{'node': 18, 'os': 'ubuntu'}, {'node': 20, 'os': 'ubuntu'}, {'node': 20, 'os': 'alpine'}, {'node': 22, 'os': 'debian'}] }}"
+    )
+    assert steps["test_test"].parameters["command"] == "./test --os ${MATRIX_OS} --node ${MATRIX_NODE} --commit ${GITHUB_SHA}"
+    assert (steps["deploy_stop"].requires_approval, steps["deploy_deploy"].requires_approval) == (True, False)
+    condition = "${{ (!(inputs.dry_run)) && (inputs.target_env == 'production') }}"
+    assert (steps["deploy_stop"].when, steps["deploy_deploy"].when) == (condition, condition)
+    env = steps["deploy_deploy"].parameters["env"]
+    assert isinstance(env, dict)
+    assert env["TOKEN"] == "${{ secrets.DEPLOY_TOKEN }}"
+    assert "steps.build_image.result.stdout" in str(env["IMAGE"])
+    assert steps["build_push"].metadata["not_imported"] == {
+        "name": "Push",
+        "uses": "docker/build-push-action@v6",
+        "with": {"tags": "$ {{ steps.image.outputs.name }}"},
+    }
+    for parts in (
+        ("kept", "5 of 6 steps, and 6 inputs"),
+        ("kept", "test", "for_each", "4 combinations"),
+        ("changed", "`target-env` is called `target_env`"),
+        ("changed", "input where", "environment"),
+        ("changed", "`github.sha`", "`github_sha`"),
+        ("changed", "deploy", "environment `production`", "gate"),
+        ("changed", "deploy.stop", "continue-on-error"),
+        ("changed", "`DEPLOY_TOKEN`", "plan guide operating"),
+        ("left out", 'plan deploy FILE --cron "0 3 * * 1"'),
+        ("left out", "`on: push`"),
+        ("left out", "actions/checkout@v4", "git clone"),
+        ("left out", "actions/setup-node@v4", "install it"),
+        ("left out", "docker/build-push-action@v6", "step to do"),
+        ("left out", "`strategy.fail-fast`"),
+        ("left out", "`timeout-minutes: 30` of the job"),
+        ("left out", "deploy.tell_about_a_failure", "only after a failure"),
+        ("left out", "`concurrency`"),
+        ("left out", "`permissions`"),
+        ("left out", "`run-name`"),
+        ("left out", "`runs-on`"),
+    ):
+        assert noted(notes, *parts), parts
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("inputs.flag", "inputs.flag"),
+        ("${{ !inputs.flag }}", "!(inputs.flag)"),
+        ("inputs.flag == 'true'", "inputs.flag == true"),
+        ("github.event.inputs.flag != true", "inputs.flag != true"),
+        ("inputs.name != ''", "inputs.name != ''"),
+        ("inputs.name", "inputs.name != ''"),
+        ("inputs.count > 2", "inputs.count > 2.0"),
+        ("inputs.count == '3'", "inputs.count == 3.0"),
+        ("success() && inputs.flag", "inputs.flag"),
+        ("contains(inputs.name, 'x') || inputs.flag", "(inputs.name.contains('x')) || (inputs.flag)"),
+        ('contains(fromJSON(\'["a", "b"]\'), inputs.name)', "inputs.name in ['a', 'b']"),
+        (
+            "startsWith(inputs.name, 'v') && endsWith(inputs.name, 'it''s')",
+            "(inputs.name.startsWith('v')) && (inputs.name.endsWith('it\\'s'))",
+        ),
+        ("env.STAGE == 'prod'", None),
+        ("always()", None),
+        ("github.event_name == 'workflow_dispatch'", None),
+        ("needs.other.result == 'success'", None),
+    ],
+)
+def test_a_condition_becomes_a_when(source: str, expected: str | None) -> None:
+    inputs = "{flag: {type: boolean}, name: {}, count: {type: number}}"
+    plan, _ = workflow(
+        f'  build:\n    env: {{STAGE: prod}}\n    steps:\n      - run: "true"\n        if: >-\n          {source}\n',
+        f"on: {{workflow_dispatch: {{inputs: {inputs}}}}}",
+    )
+    assert only(plan).when == (None if expected is None else f"${{{{ {expected} }}}}")
+
+
+def test_a_condition_that_cannot_be_translated_becomes_a_gate() -> None:
+    plan, notes = job("      - run: ./deploy\n        if: hashFiles('x') != ''\n")
+    assert (only(plan).when, only(plan).requires_approval) == (None, True)
+    assert noted(notes, "changed", "hashFiles", "a person decides at a gate")
+
+
+def test_what_needs_a_job_that_never_runs_is_left_out_too() -> None:
+    plan, notes = workflow(
+        "  a:\n    if: failure()\n    steps: [{run: a}]\n  b:\n    needs: a\n    steps: [{run: b}]\n  c:\n    steps: [{run: c}]\n"
+    )
+    assert [step.id for step in plan.steps] == ["c_step_1"]
+    assert noted(notes, "left out", "b", "needs `a`")
+
+
+def test_a_job_waits_for_jobs_before_a_job_without_steps_of_its_own() -> None:
+    plan, _ = workflow(
+        "  a:\n    steps: [{run: a}]\n"
+        "  b:\n    needs: a\n    steps: [{uses: actions/checkout@v4}]\n"
+        "  c:\n    needs: [b]\n    steps: [{run: c}]\n"
+    )
+    assert {step.id: step.depends_on for step in plan.steps} == {"a_step_1": [], "c_step_1": ["a_step_1"]}
+
+
+def test_every_way_through_a_protected_job_passes_its_gate() -> None:
+    steps = "      - run: a\n        if: inputs.x\n      - run: b\n      - run: c\n"
+    plan, _ = workflow(
+        f"  build:\n    environment: prod\n    strategy: {{matrix: {{n: [1, 2]}}}}\n    steps:\n{steps}",
+        "on: {workflow_dispatch: {inputs: {x: {type: boolean}}}}",
+    )
+    assert [step.requires_approval for step in plan.steps] == [True, True, False, True, True, False]
+
+
+def test_a_job_asks_for_the_approval_of_a_job_without_steps() -> None:
+    plan, _ = workflow(
+        "  ok:\n    environment: prod\n    steps: [{uses: actions/checkout@v4}]\n"
+        "  go:\n    needs: ok\n    steps: [{run: a}, {run: b}]\n"
+        "  on:\n    needs: go\n    steps: [{run: c}]\n"
+    )
+    assert {step.id: step.requires_approval for step in plan.steps} == {"go_step_1": True, "go_step_2": False, "on_step_1": False}
+
+
+def test_the_steps_of_a_matrix_are_written_out_for_each_combination() -> None:
+    plan, notes = job("      - run: make ${{ matrix.a }}\n      - run: test ${{ matrix.b }}\n", "strategy: {matrix: {a: [1, x y], b: [2]}}")
+    assert calls(plan) == {"step_1_1_2": "make 1", "step_2_1_2": "test 2", "step_1_x_y_2": "make x y", "step_2_x_y_2": "test 2"}
+    assert noted(notes, "changed", "each of 2 combinations")
+
+
+def test_a_large_matrix_is_cut_and_the_report_says_so() -> None:
+    plan, notes = job("      - run: a\n      - run: b\n", f"strategy: {{matrix: {{n: {[*range(60)]}}}}}")
+    assert len(plan.steps) == 50
+    assert noted(notes, "left out", "35 of 60 combinations")
+
+
+def test_a_matrix_that_only_a_run_knows_becomes_inputs() -> None:
+    plan, notes = job("      - run: make ${{ matrix.a }}\n", "strategy: {matrix: '${{ fromJSON(needs.x.outputs.list) }}'}")
+    assert list(plan.inputs) == ["matrix_a"]
+    assert noted(notes, "changed", "the matrix is known only while a workflow runs")
+
+
+@pytest.mark.parametrize(
+    ("shell", "script", "expected"),
+    [
+        ("bash", "ls", ("bash", "ls")),
+        ("sh", "ls", ("bash", "ls")),
+        ("python", "print(1)", ("run_command", ["python3", "-c", "print(1)"])),
+        ("pwsh", "Get-Date", ("run_command", ["pwsh", "-Command", "Get-Date"])),
+        ("python", "print('${{ inputs.x }}')", None),
+        ("cmd", "dir", None),
+    ],
+)
+def test_a_script_runs_in_its_shell_or_is_a_step_to_do(shell: str, script: str, expected: tuple[str, object] | None) -> None:
+    plan, notes = job(f'      - shell: {shell}\n        run: "{script}"\n')
+    step = only(plan)
+    if expected is None:
+        assert "not_imported" in step.metadata
+        assert noted(notes, "left out", f"shell: {shell}", "step to do")
+    else:
+        assert (step.tool_name, calls(plan)[step.id]) == expected
+
+
+def test_what_only_github_knows_becomes_an_input_and_nothing_stays_an_expression() -> None:
+    plan, notes = job("      - run: echo ${{ github.actor }} ${{ vars.REGION }} ${{ toJSON(github) }} $GITHUB_REPOSITORY\n")
+    assert list(plan.inputs) == ["github_actor", "REGION", "toJSON_github", "github_repository"]
+    assert "${{" not in str(only(plan).parameters["command"])
+    assert noted(notes, "changed", "`vars.REGION`", "`REGION`")
+
+
+def test_an_input_that_only_a_left_out_step_would_use_is_not_asked_for() -> None:
+    plan, notes = job("      - run: ls\n      - run: echo ${{ github.sha }}\n        if: failure()\n")
+    assert plan.inputs == {}
+    assert not noted(notes, "github.sha")
+
+
+def test_variables_that_cannot_be_followed_are_reported() -> None:
+    _, notes = job("      - run: |\n          cat vars >> $GITHUB_ENV\n          echo /opt/bin >> $GITHUB_PATH\n")
+    assert noted(notes, "left out", "some of what the script writes to `$GITHUB_ENV`")
+    assert noted(notes, "left out", "`$GITHUB_PATH`")
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("echo '${{ inputs.x }}'", "echo ''\"${INPUT_X}\"''"),
+        ("echo \"it's ${{ inputs.x }}\" 'a'", "echo \"it's ${INPUT_X}\" 'a'"),
+        ("# don't ${{ inputs.x }} don't\necho ${{ inputs.x }}", "# don't ${INPUT_X} don't\necho ${INPUT_X}"),
+        ("cat <<E\nit's ${{ inputs.x }}\nE\necho '${{ inputs.x }}'", "cat <<E\nit's ${INPUT_X}\nE\necho ''\"${INPUT_X}\"''"),
+        ("echo \"$(echo '${{ inputs.x }}') ${{ inputs.x }}\"", "echo \"$(echo ''\"${INPUT_X}\"'') ${INPUT_X}\""),
+        ("echo $((1<<2)) '${{ inputs.x }}'\n'${{ inputs.x }}'", "echo $((1<<2)) ''\"${INPUT_X}\"''\n''\"${INPUT_X}\"''"),
+        ("echo \\' ${{ inputs.x }}", "echo \\' ${INPUT_X}"),
+    ],
+)
+def test_a_value_in_a_script_is_a_variable_whatever_the_quotes(script: str, expected: str) -> None:
+    lines = "".join(f"          {line}\n" for line in script.splitlines())
+    plan, _ = workflow(f"  a:\n    steps:\n      - run: |\n{lines}", "on: {workflow_dispatch: {inputs: {x: {}}}}")
+    assert only(plan).parameters == {"command": f"{expected}\n", "env": {"INPUT_X": "${{ inputs.x }}"}}
+
+
+def test_an_expression_that_is_not_closed_makes_a_step_to_do() -> None:
+    plan, notes = job("      - run: echo ${{ github.actor\n")
+    assert "not_imported" in only(plan).metadata
+    assert noted(notes, "left out", "not closed")
+
+
+def test_a_value_in_a_literal_here_document_makes_a_step_to_do() -> None:
+    plan, notes = job("      - run: |\n          cat <<'E'\n          ${{ github.actor }}\n          E\n")
+    assert "not_imported" in only(plan).metadata
+    assert noted(notes, "left out", "here-document")
+
+
+def test_secrets_stay_secrets() -> None:
+    plan, _ = job("      - run: ./login '${{ secrets.TOKEN }}'\n        env: {OTHER: '${{ secrets.A || secrets.B }}'}\n")
+    assert only(plan).parameters == {
+        "command": "./login ''\"${SECRETS_TOKEN}\"''",
+        "env": {"OTHER": "${{ secrets.A }}", "SECRETS_TOKEN": "${{ secrets.TOKEN }}"},
+    }
+
+
+def test_variables_of_a_later_step_come_from_the_one_that_set_them() -> None:
+    plan, notes = job('      - run: echo "TAG=v1" >> $GITHUB_ENV\n      - run: echo ${{ env.TAG }}\n')
+    second = plan.steps[1].parameters
+    assert second["command"] == "echo ${TAG}"
+    assert "steps.step_1.result.stdout" in str(second["env"])
+    assert noted(notes, "changed", "`TAG`", "$GITHUB_ENV")
+
+
+def test_a_workflow_of_other_workflows_is_only_steps_to_do() -> None:
+    plan, notes = workflow("  call:\n    uses: ./.github/workflows/x.yml\n    with: {a: '${{ inputs.b }}'}\n")
+    assert only(plan).metadata["not_imported"] == {"uses": "./.github/workflows/x.yml", "with": {"a": "$ {{ inputs.b }}"}}
+    assert noted(notes, "left out", "every step is still to do")
+
+
+def test_a_step_to_do_does_not_ignore_its_failure() -> None:
+    plan, notes = job("      - uses: some/deploy@v1\n        continue-on-error: true\n      - run: ls\n")
+    assert str(plan.steps[0].parameters["command"]).endswith("exit 1")
+    assert noted(notes, "left out", "`continue-on-error`")
+
+
+def test_a_workflow_without_steps_is_refused() -> None:
+    with pytest.raises(NotConvertibleError, match="no step"):
+        workflow("  a:\n    steps: [{uses: actions/checkout@v4}]\n")
+
+
+def test_outputs_of_a_called_workflow_are_outputs_of_the_plan() -> None:
+    plan, _ = workflow(
+        "  a:\n    outputs: {v: '${{ steps.s.outputs.v }}'}\n    steps: [{id: s, run: 'echo v=1 >> $GITHUB_OUTPUT'}]\n",
+        "on: {workflow_call: {outputs: {version: {value: '${{ jobs.a.outputs.v }}'}}}}",
+    )
+    assert "steps.s.result.stdout" in str(plan.outputs["version"])

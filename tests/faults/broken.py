@@ -13,7 +13,7 @@ from plan_adapter.execution import rollback
 from plan_adapter.execution.secrets import Redactor
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import Attempt, Outcome, Receipt
-from plan_adapter.runs import ending, start
+from plan_adapter.runs import ending
 from plan_adapter.runs import step_gates as call_gates
 from plan_adapter.store import audit, leases, outcomes, permission, recorder
 from plan_adapter.store.tables import leases as lease_table
@@ -139,13 +139,13 @@ def _nothing_is_scrubbed() -> None:
 
 
 def _every_run_completes() -> None:
-    whole = start.conclude
+    whole = ending.conclude  # what `start` concludes before is concluded here again
 
     def conclude(run: Any, *given: Any, **named: Any) -> None:
         whole(run, *given, **named)
         run.status, run.reason = PlanStatus.COMPLETED, None
 
-    start.conclude = ending.conclude = conclude
+    ending.conclude = conclude
 
 
 def _done_counts_as_again() -> None:

@@ -226,12 +226,12 @@ class Machine(RuleBasedStateMachine):
 
     # What people and processes do
 
-    @rule(plan=plans(), end=ENDS, failing=FAILING, answered=st.booleans())
-    def start(self, plan: ExecutionPlan, end: tuple[str | None, int], failing: frozenset[str], answered: bool) -> None:
+    @rule(plan=plans(), end=ENDS, failing=FAILING, approves=st.sampled_from((None, None, True, True, False)))
+    def start(self, plan: ExecutionPlan, end: tuple[str | None, int], failing: frozenset[str], approves: bool | None) -> None:
         self.begin_run(plan, end, failing)
         # Here, too: hypothesis leaves out rules in many sequences, and without answers little comes of a run that waits for one.
-        if answered and self.runs and not self.runs[-1].approved:
-            self.give(self.runs[-1], approves=True)
+        if approves is not None and self.runs and not self.runs[-1].approved:
+            self.give(self.runs[-1], approves=approves)
 
     @rule(plan=plans(("write",)), end=st.tuples(st.sampled_from(("after-intent", "mid-effect")), st.sampled_from((1, 2))))
     def start_and_end_in_a_write(self, plan: ExecutionPlan, end: tuple[str | None, int]) -> None:

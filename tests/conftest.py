@@ -6,6 +6,7 @@ import gc
 import importlib.metadata
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ _before = pytest.StashKey[dict[str, str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep tests and their subprocesses away from the user's Prefect, server and store. Prefect reads its settings when it is imported."""
+    gc.disable()  # until the end of the collection, which frees little
     config.stash[_before] = dict(os.environ)
     home = tempfile.mkdtemp(prefix="plan-tests-")
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
@@ -50,6 +52,18 @@ def pytest_collection_finish() -> None:
     """Keep what was imported and collected out of garbage collections: it stays until the end."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _pass_on_no_ignored_signal() -> None:
+    """Let the programs of tests hear Ctrl-C and a terminal that closes, also where a shell runs tests in the background or `nohup` does.
+
+    A program inherits the signals that are ignored, not those that are handled.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 @pytest.fixture(autouse=True)

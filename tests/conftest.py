@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import gc
 import importlib.metadata
 import os
@@ -90,6 +91,22 @@ def _compile_each_statement_once(connection: Connection) -> None:
     dialect = connection.dialect
     connection.dialect = _dialects.setdefault((dialect.name, dialect.driver), dialect)  # Prefect has another driver for SQLite
     connection.execution_options(compiled_cache=_statements)
+
+
+_entry_points = importlib.metadata.entry_points
+
+
+@functools.cache
+def _entry_points_on(_path: tuple[str, ...], **which: str) -> importlib.metadata.EntryPoints:
+    return _entry_points(**which)
+
+
+def _read_entry_points_once(**which: str) -> importlib.metadata.EntryPoints:
+    """Read the files of all installed packages once, and not in every test that looks for tools or secrets."""
+    return _entry_points_on(tuple(sys.path), **which)
+
+
+importlib.metadata.entry_points = _read_entry_points_once
 
 
 PrepareServer = Callable[[Path], None]

@@ -24,6 +24,7 @@ from plan_adapter.engine.server_state import LOG_BYTES, ServerFolder, ServerStat
 from plan_adapter.errors import NoServerError
 from plan_adapter.settings import Settings
 from tests.conftest import PrepareServer
+from tests.processes import Program
 
 Notices = list[str]
 
@@ -369,8 +370,8 @@ kept = [[] for _ in range(100_000)]  # enough for any automatic collection
 collected.wait()
 print(where)
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ran.stdout == "['collector']\n"
+    said, problem = Program(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE).communicate()
+    assert (said, problem) == ("['collector']\n", "")
 
 
 # When none can be had.

@@ -15,6 +15,7 @@ from plan_adapter.store import permission, tables
 from plan_adapter.store.store import PlanStore
 from tests.processes import Program
 from tests.store.builders import DIGEST_OF_CALL, a_plan, a_receipt, a_standing_approval, an_approval, an_attempt, begun, created, ended
+from tests.store.conftest import ON_SQLITE_OR_THOROUGH
 
 
 async def test_an_intent_is_durable_when_the_call_returns(store: PlanStore, store_url: str):
@@ -333,6 +334,7 @@ PARTS = {
 }
 
 
+@pytest.mark.parametrize("store_url", ON_SQLITE_OR_THOROUGH, indirect=True)  # the check is the same code on both
 @pytest.mark.parametrize("part", [None, *PARTS.values()], ids=["as it is", *PARTS])
 async def test_each_part_of_the_check_keeps_something_out(store: PlanStore, part: tuple[str, Any] | None, monkeypatch: pytest.MonkeyPatch):
     if part is not None:

@@ -2,10 +2,12 @@
 
 import contextlib
 import fcntl
+import functools
 import gc
 import importlib.metadata
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +36,7 @@ _before = pytest.StashKey[dict[str, str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep tests and their subprocesses away from the user's Prefect, server and store. Prefect reads its settings when it is imported."""
+    gc.disable()  # until the end of the collection, which frees little
     config.stash[_before] = dict(os.environ)
     home = tempfile.mkdtemp(prefix="plan-tests-")
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
@@ -50,6 +53,18 @@ def pytest_collection_finish() -> None:
     """Keep what was imported and collected out of garbage collections: it stays until the end."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _pass_on_no_ignored_signal() -> None:
+    """Let the programs of tests hear Ctrl-C and a terminal that closes, also where a shell runs tests in the background or `nohup` does.
+
+    A program inherits the signals that are ignored, not those that are handled.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +91,22 @@ def _compile_each_statement_once(connection: Connection) -> None:
     dialect = connection.dialect
     connection.dialect = _dialects.setdefault((dialect.name, dialect.driver), dialect)  # Prefect has another driver for SQLite
     connection.execution_options(compiled_cache=_statements)
+
+
+_entry_points = importlib.metadata.entry_points
+
+
+@functools.cache
+def _entry_points_on(_path: tuple[str, ...], **which: str) -> importlib.metadata.EntryPoints:
+    return _entry_points(**which)
+
+
+def _read_entry_points_once(**which: str) -> importlib.metadata.EntryPoints:
+    """Read the files of all installed packages once, and not in every test that looks for tools or secrets."""
+    return _entry_points_on(tuple(sys.path), **which)
+
+
+importlib.metadata.entry_points = _read_entry_points_once
 
 
 PrepareServer = Callable[[Path], None]

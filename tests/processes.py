@@ -124,7 +124,7 @@ def _opened(file: int | None, *, writes: bool = False) -> tuple[IO[str] | None, 
 def _execute(source: str, words: list[str], environment: dict[str, str], folder: Path, controls: bool, *files: Connection) -> None:
     """Become the program, in the process that was forked for it."""
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background has it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the process that forks ignores it
     for number, file in enumerate(files):
         os.dup2(file.fileno(), number)
         file.close()

@@ -1,6 +1,7 @@
 """The command line in this process, in a home of its own, without a server."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.cli.app import main
+from plan_adapter.private_files import make_folder
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,14 @@ def digest_of(plan: Plan, run_id: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home and a working folder of their own; no local server may be started."""
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, migrated_file: Path) -> Iterator[Path]:
+    """A home, with an empty store, and a working folder of their own; no local server may be started."""
     for name in ("PLAN_ADAPTER_DATABASE_URL", "PLAN_ADAPTER_TOOLS", "NO_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PLAN_ADAPTER_LOCAL_SERVER", "never")
+    make_folder(tmp_path / "home")
+    shutil.copy(migrated_file, tmp_path / "home/plans.db")
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)

@@ -4,14 +4,16 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from plan_adapter.engine.local_server import ensure_server, stop_server
+from plan_adapter.engine.local_server import ensure_server, server_status, stop_server
+from plan_adapter.errors import NoServerError
 from plan_adapter.settings import Settings
 from tests.conftest import PrepareServer
-from tests.engine.local_homes import FirstLife, Notices, addresses_of_listeners, get, pid_of, port_of
+from tests.engine.local_homes import FirstLife, Notices, addresses_of_listeners, folder_of, get, pid_of, port_of, state_of
 
 
 @pytest.fixture(scope="session")
@@ -38,10 +40,26 @@ def first_life(tmp_path_factory: pytest.TempPathFactory, prepare_server: Prepare
                 session=os.getsid(pid_of(started)),
                 settings=json.loads(get(started, "/api/admin/settings")[1])["server"] | {"ui": json.loads(get(started, "/ui-settings")[1])},
                 ui=get(started, "/v2/"),
+                out_of_reach=_seen_out_of_reach(settings),
+                status_within_reach=server_status(settings).state,
                 users_database=users_database,
             )
         finally:
             stop_server(settings)
+
+
+def _seen_out_of_reach(settings: Settings) -> tuple[str, str, str]:
+    """Return what is said of a running server while its state names another host."""
+    state = state_of(settings)
+    folder_of(settings).write_state(replace(state, host="laptop", process_start="of another host"))
+    try:
+        with pytest.raises(NoServerError) as not_used:
+            ensure_server(settings, notify=lambda _: None)
+        with pytest.raises(NoServerError) as not_stopped:
+            stop_server(settings)
+        return str(not_used.value), str(not_stopped.value), server_status(settings).state
+    finally:
+        folder_of(settings).write_state(state)
 
 
 @pytest.fixture

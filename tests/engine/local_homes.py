@@ -23,6 +23,8 @@ class FirstLife:
     session: int
     settings: dict[str, Any]
     ui: tuple[int, str]
+    out_of_reach: tuple[str, str, str]  # why it is not used, why it is not stopped, and its status, while another host seems to run it
+    status_within_reach: str
     users_database: Path
 
 

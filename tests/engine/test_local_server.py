@@ -16,6 +16,7 @@ from plan_adapter.engine.local_server import begin_server, ensure_server, server
 from plan_adapter.engine.server_state import LOG_BYTES, ServerFolder, process_start, server_environment
 from plan_adapter.settings import Settings
 from tests.engine.local_homes import FirstLife, folder_of, pid_of, port_of, state_of
+from tests.processes import Program
 
 
 def test_the_first_run_starts_a_server_and_the_next_uses_it(first_life: FirstLife) -> None:
@@ -159,8 +160,8 @@ kept = [[] for _ in range(100_000)]  # enough for any automatic collection
 collected.wait()
 print(where)
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ran.stdout == "['collector']\n"
+    said, problem = Program(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE).communicate()
+    assert (said, problem) == ("['collector']\n", "")
 
 
 def test_the_servers_environment_has_nothing_that_redirects_it_or_that_is_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -56,16 +56,12 @@ def test_an_older_server_than_the_installed_prefect_is_restarted_and_a_newer_one
     assert notices[0].startswith("Prefect was upgraded from 3.0.11 to ")
 
 
-def test_a_server_out_of_reach_is_neither_used_nor_doubled_nor_stopped(busy: Settings) -> None:
-    state = state_of(busy)
-    folder_of(busy).write_state(replace(state, host="laptop", process_start="of another host"))
-    with pytest.raises(NoServerError, match=f"runs on host laptop as process {state.pid}, out of reach from here"):
-        ensure_server(busy, notify=lambda _: None)
-    with pytest.raises(NoServerError, match="out of reach"):
-        stop_server(busy)
-    assert server_status(busy).state == "unhealthy"
-    folder_of(busy).write_state(state)
-    assert server_status(busy).state == "healthy"
+def test_a_server_out_of_reach_is_neither_used_nor_doubled_nor_stopped(first_life: FirstLife) -> None:
+    pid = first_life.servers[0].pid
+    not_used, not_stopped, status = first_life.out_of_reach
+    assert f"runs on host laptop as process {pid}, out of reach from here" in not_used
+    assert "out of reach" in not_stopped
+    assert (status, first_life.status_within_reach) == ("unhealthy", "healthy")
 
 
 @pytest.mark.thorough

@@ -5,7 +5,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from prefect.server.services import task_run_recorder
 from sqlalchemy.exc import IntegrityError
 
 from plan_adapter.engine.internals import record_singly_what_fails_together
@@ -21,6 +20,8 @@ class Said:
 async def test_a_state_that_the_database_refuses_takes_no_others_with_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    from prefect.server.services import task_run_recorder  # the server takes a second to import, in every process that collects tests
+
     kept = list[Any]()
 
     async def write(events: list[Any]) -> None:

@@ -13,8 +13,6 @@ from plan_adapter.plan import PlanStatus
 from plan_adapter.record import AUTHOR
 from tests.mcp.desk import DEPLOY, Desk
 
-pytest.importorskip("mcp", reason="the extra `mcp` is not installed: pip install 'prefect-plan-adapter[mcp]'")
-
 STEP = {"id": "d", "tool_name": "deploy", "description": "Deploy", "parameters": {"version": "6.6.6"}}
 READ = {"id": "r", "tool_name": "look", "description": "Look"}
 

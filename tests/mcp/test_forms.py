@@ -5,7 +5,6 @@ import pytest
 from plan_adapter.engine.gate_forms import open_forms
 from tests.mcp.desk import DEPLOY, Desk
 
-pytest.importorskip("mcp", reason="the extra `mcp` is not installed: pip install 'prefect-plan-adapter[mcp]'")
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
 

@@ -11,8 +11,6 @@ from plan_adapter.cli.mcp.offers import EFFECTS
 from tests.agent.server import Reply, says, scripted
 from tests.mcp.desk import DEPLOY, Desk
 
-pytest.importorskip("mcp", reason="the extra `mcp` is not installed: pip install 'prefect-plan-adapter[mcp]'")
-
 
 async def test_a_run_waits_for_a_person_and_continues_once_approved(desk: Desk) -> None:
     async with desk.agent() as agent:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 from plan_adapter.plan import PlanStatus
 from tests.mcp.desk import DEPLOY, IMPORTS, Desk
 
-pytest.importorskip("mcp", reason="the extra `mcp` is not installed: pip install 'prefect-plan-adapter[mcp]'")
+pytestmark = pytest.mark.skipif(
+    find_spec("mcp") is None, reason="the extra `mcp` is not installed: pip install 'prefect-plan-adapter[mcp]'"
+)
 
 ROOT = Path(__file__).parents[2]
 MAIN = "import sys; from plan_adapter.cli.app import main; sys.exit(main())"

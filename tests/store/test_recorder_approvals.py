@@ -13,6 +13,7 @@ from plan_adapter.store import permission, tables
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
 from tests.store.builders import DIGEST_OF_CALL, a_receipt, a_standing_approval, an_approval, an_attempt, begun, created
+from tests.store.conftest import ON_SQLITE_OR_THOROUGH
 
 
 async def test_without_an_approval_of_the_run_nothing_is_begun(store: PlanStore):
@@ -149,6 +150,7 @@ PARTS = {
 }
 
 
+@pytest.mark.parametrize("store_url", ON_SQLITE_OR_THOROUGH, indirect=True)  # the check is the same code on both
 @pytest.mark.parametrize("part", [None, *PARTS.values()], ids=["as it is", *PARTS])
 async def test_each_part_of_the_check_keeps_something_out(
     store: PlanStore, sql: Sql, part: tuple[str, Any] | None, monkeypatch: pytest.MonkeyPatch

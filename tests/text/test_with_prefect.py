@@ -12,6 +12,7 @@ from plan_adapter import ExecutionPlan, Input, PlanRun, PlanStore, ToolRegistry,
 from plan_adapter.engine.gate_display import publish_text
 from plan_adapter.engine.states import MAX_MESSAGE_CHARACTERS
 from plan_adapter.plan import PlanStatus
+from plan_adapter.readable import call_name
 from tests.engine.calls import task_runs
 from tests.text.conftest import fail, take, tell
 from tests.text.payloads import PAYLOADS, PRODUCT, nothing_was_interpreted
@@ -33,19 +34,20 @@ async def test_a_run_with_every_payload_in_its_inputs_names_and_errors_is_shown_
     plan.add_step("tell", TEXTS[0], {"text": "${{ item }}"}, id="tell", for_each=items)
     async with PlanStore(f"sqlite:///{tmp_path}/plans.db") as store:
         run = await arun_plan(plan, tools=ToolRegistry([take, fail, tell]), inputs={"texts": list(TEXTS)}, store=store)
-        kept = await store.run(run.id)
+        kept, labels = await store.run(run.id), (await store.ledger.history(run.id)).labels
     assert kept.inputs == {"texts": TEXTS}
     assert kept.step("take").result == [{"whole": text, "inside": "", "nested": None} for text in TEXTS]
-    await _shown_as_text(run)
+    await _shown_as_text(run, [call_name("fail", index, labels.get(("fail", index))) for index in range(len(TEXTS))])
     assert nothing_was_interpreted(tmp_path)
 
 
-async def _shown_as_text(run: PlanRun) -> None:
+async def _shown_as_text(run: PlanRun, names: list[str]) -> None:
     assert (run.status, run.flow_run_id is not None) == (PlanStatus.PARTIAL, True)
     flow_run_id = UUID(run.flow_run_id or "")
-    runs = await task_runs(flow_run_id, [f"fail[{index}]" for index in range(len(TEXTS))])
-    for index, text in enumerate(TEXTS):
-        state = runs[f"fail[{index}]"].state
+    runs = await task_runs(flow_run_id, names)
+    assert PRODUCT not in "".join(runs)
+    for name, text in zip(names, TEXTS, strict=True):
+        state = runs[name].state
         assert state is not None and state.message == (f"ValueError: {text}" if text else "ValueError")[:MAX_MESSAGE_CHARACTERS]
     async with get_client() as client:
         flow_run = await client.read_flow_run(flow_run_id)

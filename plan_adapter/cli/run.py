@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+from plan_adapter.cli.asking import ask_missing_inputs, is_at_terminal
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
@@ -23,6 +24,8 @@ def run(
     json: bool = False,
 ) -> int:
     """Run a plan and show its progress: live on a terminal, as plain lines elsewhere.
+
+    At a terminal you are asked for required inputs that are missing, unless you give `--yes` or `--json`.
 
     At a gate you are asked on the terminal, and in a form on the run's page in Prefect; `plan approve` answers as well. The run stays
     waiting, and the command exits with 6, where nobody can be asked: offline without a terminal, or after SIGTERM or a closed terminal.
@@ -50,7 +53,10 @@ async def _run(source: str, given: dict[str, str], tools: list[str], wanted: Run
     pending = begin_server(settings, offline=offline)
     async with open_store(settings) as store:
         registry = tools_of(tools)
-        bound = bind_inputs(validate(await plan_of(source, store), registry), given, from_text=True)
+        validated = validate(await plan_of(source, store), registry)
+        if is_at_terminal() and not (wanted.json or wanted.yes):
+            given = await ask_missing_inputs(validated.plan, given)
+        bound = bind_inputs(validated, given, from_text=True)
         server = await in_daemon_thread(pending.wait) if pending is not None else None
         foreground = ForegroundRun(server, wanted, store=store, tools=registry)
         work = execute_plan(bound, run_request=foreground.request(settings), store=store, offline=offline, record_pending=True)

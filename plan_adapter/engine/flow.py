@@ -4,7 +4,6 @@ import asyncio
 import inspect
 import json
 import logging
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, TypeAlias
@@ -23,7 +22,7 @@ from plan_adapter.engine.internals import busy_retries, confirm, end_queues, for
 from plan_adapter.engine.states import state_of_error, state_of_run
 from plan_adapter.errors import NoServerError, PlanAdapterError
 from plan_adapter.plan import ExecutionPlan, Input, InputType
-from plan_adapter.readable import one_line, prose
+from plan_adapter.readable import MAX_NAME_CHARACTERS, one_line, prose, safe_name
 from plan_adapter.record import PlanRun
 from plan_adapter.validation import ValidatedPlan, bind_inputs
 from plan_adapter.validation.input_schema import value_schema
@@ -70,11 +69,9 @@ async def drop() -> None:
 FlowBody: TypeAlias = Callable[[dict[str, JsonValue], str], Awaitable[PlanRun]]
 """Runs a plan. Called with its inputs, checked and completed with defaults, and the id of the flow run."""
 
-MAX_NAME_CHARACTERS = 200
 ID_CHARACTERS = 13  # the first two groups of a UUIDv7: its millisecond
 MAX_PARAMETER_CHARACTERS = 400_000
 """Prefect refuses serialized parameters of over 524,288 bytes. Ours are ASCII."""
-_REFUSED_IN_NAMES = re.compile(r"[/%&<>\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 _TYPES: dict[InputType, Any] = {
     "string": str,
@@ -130,11 +127,6 @@ class PlanFlow(Flow[..., Any]):
         """Restore the state that `serve` passes to the process of a flow run."""
         vars(self).update(state)
         let_flows_check_parameters(CHECKS_ITSELF)
-
-
-def safe_name(name: str) -> str:
-    """Return `name` on one line without the characters that Prefect refuses in names, or `plan` if nothing is left."""
-    return _REFUSED_IN_NAMES.sub(" ", name).strip()[:MAX_NAME_CHARACTERS].rstrip() or "plan"
 
 
 def name_of(run: PlanRun) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -19,8 +20,8 @@ from tests.store.builders import a_gate, a_plan, a_receipt, a_run, an_attempt, b
 WHOSE = {"agent_id": "agent-7", "org_id": "org-1", "tenant_id": "租户", "task_id": "task-9"}
 
 
-async def created(store: PlanStore, description: str = "检查网站", **fields: object) -> PlanRun:
-    plan = a_plan(description)
+async def created(store: PlanStore, description: str = "检查网站", *, tags: Sequence[str] = (), **fields: object) -> PlanRun:
+    plan = a_plan(description).model_copy(update={"tags": list(tags)})
     run = a_run(plan, **fields)
     await store.ledger.create(run, validated(plan))
     return run
@@ -130,11 +131,23 @@ async def test_runs_are_listed_newest_first_and_filtered(store: PlanStore):
     assert [run.id for run in await store.runs()] == [other.id, *(run.id for run in reversed(made))]
     assert [run.id for run in await store.runs(2)] == [other.id, made[2].id]
     assert [run.id for run in await store.runs(status=PlanStatus.COMPLETED)] == [other.id]
-    assert [run.id for run in await store.runs(name="other")] == [other.id]
+    assert [run.id for run in await store.runs(names=["other"])] == [other.id]
+    assert [run.id for run in await store.runs(names=["plan 1", "other"], status=PlanStatus.COMPLETED)] == [other.id]
     assert [run.id for run in await store.runs(digest=made[1].digest)] == [made[1].id]
     for name, value in WHOSE.items():
         assert [run.id for run in await store.runs(context=RunContext(**{name: value}))] == [other.id]
     assert await store.runs(context=RunContext(agent_id="nobody")) == []
+
+
+async def test_runs_are_found_by_the_tags_of_their_plan_beyond_the_limit(store: PlanStore):
+    both, one = await created(store, "both", tags=["web", "生产"]), await created(store, "one", tags=["web"])
+    other = await created(store, "other", tags=['a","web'])
+    await created(store, "none, but web")
+    assert [run.id for run in await store.runs(1, tags=["web"])] == [one.id]
+    assert [run.id for run in await store.runs(tags=["web"])] == [one.id, both.id]
+    assert [run.id for run in await store.runs(tags=["生产", "web"])] == [both.id]
+    assert [run.id for run in await store.runs(tags=['a","web'])] == [other.id]
+    assert await store.runs(tags=["we"]) == await store.runs(tags=["web", 'a","web']) == []
 
 
 async def test_a_run_is_found_by_an_unambiguous_beginning_of_its_id(store: PlanStore):

@@ -85,6 +85,20 @@ def one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
+def cut(text: str, most: int) -> str:
+    """Return at most the first `most` characters of `text`, without splitting what people see as one, such as an accented letter."""
+    end = most
+    while 0 < end < len(text) and _continues(text[end - 1], text[end]):
+        end -= 1
+    return text[: end or most]
+
+
+def _continues(before: str, character: str) -> bool:
+    """Return whether `character` changes how the one before it is shown, or is joined to it."""
+    is_mark = unicodedata.category(character).startswith("M") or "\U0001f3fb" <= character <= "\U0001f3ff"  # a tone of skin
+    return is_mark or character in _JOINERS or before == "\u200d"
+
+
 def safe_name(name: str) -> str:
     """Return `name` on one line without the characters that Prefect refuses in names, or `plan` if nothing is left."""
     return _REFUSED_IN_NAMES.sub(" ", name).strip()[:MAX_NAME_CHARACTERS].rstrip() or "plan"

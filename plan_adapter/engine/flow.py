@@ -16,12 +16,13 @@ from prefect.exceptions import ObjectNotFound
 from pydantic import JsonValue, WithJsonSchema
 
 from plan_adapter.engine.connection import changed_settings, describe_server_error
-from plan_adapter.engine.flow_runs import CHECKS_ITSELF, run_flow, tag_flow_run
+from plan_adapter.engine.flow_runs import CHECKS_ITSELF, name_flow_run, run_flow, tag_flow_run
 from plan_adapter.engine.gate_prompt import left_form
 from plan_adapter.engine.internals import busy_retries, confirm, end_queues, forget, let_flows_check_parameters, rescue, undelivered
 from plan_adapter.engine.states import state_of_error, state_of_run
 from plan_adapter.errors import NoServerError, PlanAdapterError
 from plan_adapter.plan import ExecutionPlan, Input, InputType
+from plan_adapter.preview import run_name
 from plan_adapter.readable import MAX_NAME_CHARACTERS, one_line, prose, safe_name
 from plan_adapter.record import PlanRun
 from plan_adapter.validation import ValidatedPlan, bind_inputs
@@ -129,9 +130,10 @@ class PlanFlow(Flow[..., Any]):
         let_flows_check_parameters(CHECKS_ITSELF)
 
 
-def name_of(run: PlanRun) -> str:
-    """Return the name of the flow run of `run`: the plan's name and the part of the run's id that makes it distinct."""
-    return f"{safe_name(run.name)[: MAX_NAME_CHARACTERS - ID_CHARACTERS].rstrip()} {run.id[:ID_CHARACTERS]}"
+def name_of(run: PlanRun, validated: ValidatedPlan) -> str:
+    """Return the name of the flow run of `run`: as its plan says, or else the plan's name and the distinct part of the run's id."""
+    default = f"{safe_name(run.name)[: MAX_NAME_CHARACTERS - ID_CHARACTERS].rstrip()} {run.id[:ID_CHARACTERS]}"
+    return run_name(validated, run.inputs) or default
 
 
 def fit_as_parameters(inputs: Mapping[str, JsonValue]) -> bool:
@@ -140,7 +142,10 @@ def fit_as_parameters(inputs: Mapping[str, JsonValue]) -> bool:
 
 
 async def _bound(validated: ValidatedPlan, body: FlowBody, inputs: dict[str, JsonValue], flow_run_id: str) -> PlanRun:
-    return await body(bind_inputs(validated, inputs).inputs, flow_run_id)
+    bound = bind_inputs(validated, inputs).inputs
+    if (name := run_name(validated, bound)) is not None:
+        await name_flow_run(name)
+    return await body(bound, flow_run_id)
 
 
 def _function(plan: ExecutionPlan, body: FlowBody, *, with_inputs: bool = True) -> Callable[..., Awaitable[State]]:
@@ -192,14 +197,14 @@ AWAY = "the Prefect server went away: it lacks states or logs of"
 DELETED = "the flow run is not there any more, somebody deleted it in Prefect: it shows no end of"
 
 
-async def run_to_end(flow: Flow[..., Any], parameters: Mapping[str, Any], run: PlanRun, ended: asyncio.Future[None]) -> None:
-    """Run `flow`, whose function completes `run` and then sets `ended` to None or to the exception that it raises.
+async def run_to_end(flow: Flow[..., Any], parameters: Mapping[str, Any], run: PlanRun, ended: asyncio.Future[None], *, name: str) -> None:
+    """Run `flow` as a flow run called `name`. Its function completes `run`, then sets `ended` to None or to the exception that it raises.
 
     If the server becomes unavailable, the run continues. Updates that the server does not accept in time are dropped with a warning. Raises
     the exception that `ended` holds, or NoServerError if Prefect never called the function.
     """
     loop = asyncio.get_running_loop()
-    flowing = asyncio.ensure_future(run_flow(flow, parameters, flow_run_id=run.flow_run_id, name=name_of(run)))
+    flowing = asyncio.ensure_future(run_flow(flow, parameters, flow_run_id=run.flow_run_id, name=name))
     ended.add_done_callback(lambda _: loop.call_later(END_SECONDS, _cut_short, flowing))
     while not flowing.done():
         try:

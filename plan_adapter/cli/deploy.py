@@ -15,6 +15,7 @@ from plan_adapter.cli.asking import agrees, is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import begin_server
+from plan_adapter.cli.servers import worker_command
 from plan_adapter.cli.sources import input_texts, named_plan, open_store, tools_of
 from plan_adapter.documents import read_file, read_mapping
 from plan_adapter.engine.connection import Server, use_server
@@ -309,8 +310,5 @@ def _print_what_is_next(
         output.note("each run waits for an approval; `plan standing add` approves scheduled runs in advance")
     if not server.is_local and is_local(store_url):
         output.note(f"the store is a file of this machine ({store_url}): workers elsewhere need PLAN_ADAPTER_DATABASE_URL")
-    address = f"PREFECT_API_URL={server.api_url} " if server.is_local else ""
-    if server.password_file is not None:
-        address = f'{address}PREFECT_API_AUTH_STRING="$(cat {server.password_file})" '
     for pool in _pools(done):
-        output.note(f"`{address}prefect worker start --pool {pool}` starts a worker")
+        output.note(f"`{worker_command(pool, server)}` starts a worker")

@@ -12,6 +12,7 @@ from plan_adapter.cli.foreground import begin_server, choose_display, next_comma
 from plan_adapter.cli.progress import Display
 from plan_adapter.cli.servers import worker_command
 from plan_adapter.cli.sources import STORED, open_store
+from plan_adapter.commands import resume_command
 from plan_adapter.engine.connection import Server, ui_hint, use_server
 from plan_adapter.engine.deployments import DeployedRunbook, Deployer, FlowRunEnd, deployer
 from plan_adapter.errors import InvalidPlanError
@@ -96,9 +97,9 @@ async def _follow(flow_run_id: str, on_server: Deployer, server: Server, store: 
             run = await store.ledger.run_of_flow(flow_run_id)
             if run is not None:
                 follower.show(run, await store.gates.find(run_id=run.id))
-            if run is not None and (run.completed_at is not None or (end is not None and run.reason is RunReason.INTERRUPTED)):
+            if run is not None and (run.completed_at is not None or run.reason is RunReason.INTERRUPTED):
                 display.close()
-                show_result(run, as_json=as_json, hint=next_command(run, await store.outcomes.unknown(run.id)))
+                show_result(run, as_json=as_json, hint=await _hint(run, store))
                 return await code_with_rollbacks(run, store)
             if run is None and end is not None:
                 return _unbegun(flow_run_id, end, as_json=as_json)
@@ -109,6 +110,13 @@ async def _follow(flow_run_id: str, on_server: Deployer, server: Server, store: 
         raise
     finally:
         display.close()
+
+
+async def _hint(run: PlanRun, store: "PlanStore") -> str:
+    unknown = await store.outcomes.unknown(run.id)
+    if run.reason is RunReason.INTERRUPTED and not unknown:
+        return f"the process that executed the run has died; `{resume_command(run)}` resumes it"
+    return next_command(run, unknown)
 
 
 def _links(flow_run_id: str, server: Server) -> list[str]:
@@ -138,12 +146,14 @@ class _Follower:
 
     def show(self, run: PlanRun, gates: list[Gate]) -> None:
         """Show what is new in `run` and its open gates."""
+        if run.started_at is not None:
+            self._show_steps(run)
         for gate in (gate for gate in gates if gate.id not in self._gates):
             self._gates.add(gate.id)
             step = next((step for step in run.steps if step.id == gate.step_id), None)
             self._display(Event("gate_opened", run, step, gate=gate, in_form=gate.flow_run_id is not None))
-        if run.started_at is None:
-            return
+
+    def _show_steps(self, run: PlanRun) -> None:
         if not self._has_started:
             self._has_started = True
             self._display(Event("run_started", run))

@@ -43,6 +43,7 @@ class DeploymentOptions:
     pull_steps: Sequence[Mapping[str, Any]] | None = None
     concurrency_limit: int | None = None
     paused: bool | None = None
+    is_served: bool = False  # by a process of `plan serve`, without a work pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +122,19 @@ class Deployer:
     client: PrefectClient
 
     async def compare(self, wanted: RunbookDeployment) -> PlannedDeployment:
-        """Return what differs from the deployment that exists. Raises DeploymentError if somebody else made that one."""
+        """Return what differs from the deployment that exists.
+
+        Raises DeploymentError if somebody else made that one, or if it has a work pool and a process is to serve it.
+        """
         existing = await self._existing(wanted.full_name)
         if existing is not None and PLAN_LABEL not in existing.labels:
             raise DeploymentError(
                 f"Prefect already has a deployment `{wanted.full_name}`, which `plan deploy` did not make: rename the plan"
+            )
+        if wanted.options.is_served and existing is not None and (pool := existing.work_pool_name) is not None:
+            raise DeploymentError(
+                f"workers of the pool `{pool}` run `{wanted.full_name}`: start one with `prefect worker start --pool {pool}`, or "
+                f"`plan undeploy {wanted.name}`, which also deletes its schedule, and serve it then"
             )
         create = _create(wanted, existing)
         if existing is None:
@@ -263,7 +272,7 @@ def _create(wanted: RunbookDeployment, existing: DeploymentResponse | None) -> D
         "parameter_openapi_schema": dict(wanted.form),
         "enforce_parameter_schema": True,
         "parameters": dict(wanted.inputs or {}),
-        "work_pool_name": default_pool(),
+        "work_pool_name": None if options.is_served else default_pool(),
         "job_variables": dict(options.job_variables or {}),
     }
     if existing is not None:

@@ -161,6 +161,12 @@ ON_FAILURE_DESCRIPTION = (
 )
 
 
+RUN_NAME_DESCRIPTION = (
+    "The name of the flow run in Prefect: a text with `${{ inputs… }}`, cut to 200 characters. By default it is the name of the plan and "
+    "the beginning of the run's id."
+)
+
+
 class Rollback(_Model):
     """The call that undoes a completed step. It is approved with the plan, tried once, and has the step's timeout."""
 
@@ -335,6 +341,7 @@ class ExecutionPlan(_Model):
     on_failure: Literal["replan"] | None = Field(default=None, description=ON_FAILURE_DESCRIPTION)
     isolation: Isolation | None = Field(default=None, description="Where sync tools run, unless their step says otherwise.")
     outputs: dict[str, JsonValue] = Field(default_factory=dict, description="The results of a run, by name. They may contain `${{ }}`.")
+    run_name: str | None = Field(default=None, description=RUN_NAME_DESCRIPTION, json_schema_extra={"minLength": 1})
     tags: list[str] = Field(default_factory=list, description="Tags of the flow run.", json_schema_extra=TAGS_SCHEMA)
     metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Free-form notes about the plan. The engine ignores them.")
 

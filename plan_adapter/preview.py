@@ -1,8 +1,9 @@
 """`Preview`: what a run of a plan would do, before anything runs: order, predicted parameters, retries, effects, worst-case duration."""
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from pydantic import JsonValue
 
@@ -10,7 +11,7 @@ from plan_adapter import graph
 from plan_adapter.expressions import Prediction
 from plan_adapter.listing import policy_facts, step_listing, step_patience
 from plan_adapter.plan import EFFECTS, Effect, ExecutionOptions, ExecutionPlan, Step
-from plan_adapter.readable import as_text, code, duration, prose
+from plan_adapter.readable import MAX_NAME_CHARACTERS, as_text, code, cut, duration, one_line, prose, redacted, without_passwords
 from plan_adapter.validation import ValidatedPlan
 
 
@@ -75,6 +76,7 @@ class Preview:
     worst_case_ms: float | None  # without waits for approvals; None means no limit
     gate_effects: tuple[Effect, ...] = ()  # the settings give steps with these effects their own gate, whatever the plan says
     secrets: tuple[str, ...] = ()  # the names of the secrets passed to tools
+    run_name: str | None = None  # of the flow run; None for Prefect's default. Without inputs it is as written
 
     @property
     def irreversible(self) -> list[StepPreview]:
@@ -103,6 +105,7 @@ class Preview:
         return {
             "name": self.plan.name,
             "description": self.plan.description,
+            "run_name": self.run_name,
             "digest": self.digest,
             "approval_digest": self.approval_digest,
             "requires_approval": self.requires_approval,
@@ -153,7 +156,24 @@ def preview_plan(
         worst_case_ms=_longest_run(steps, validated, plan.options),
         gate_effects=tuple(gate_effects),
         secrets=tuple(sorted(validated.secrets)),
+        run_name=run_name(validated, inputs) or plan.run_name,
     )
+
+
+def run_name(validated: ValidatedPlan, inputs: Mapping[str, JsonValue] | None) -> str | None:
+    """Return the name that the plan gives a flow run with these inputs, with secrets redacted.
+
+    None if the plan gives none, or if the inputs do not determine it.
+    """
+    template = validated.run_name
+    if template is None or inputs is None:
+        return None
+    shown = redacted(dict(inputs), expressions=False)
+    value = Prediction(cast("dict[str, JsonValue]", shown)).of(template)
+    if template.texts and value == template.source:  # an expression could not be evaluated
+        return None
+    text = one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return cut(without_passwords(text), MAX_NAME_CHARACTERS).strip() or None
 
 
 def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, gate_effects: Collection[Effect]) -> StepPreview:
@@ -246,6 +266,7 @@ def _facts(preview: Preview) -> list[str]:
     facts += [f"- {fact}" for fact in policy_facts(preview.plan, asks=asks, gate_effects=preview.gate_effects)]
     facts += [f"- input {code(name)}: {code(as_text(value))}" for name, value in preview.inputs.items()]
     facts += [f"- input {code(name)}: not given yet" for name in preview.missing]
+    facts += [f"- name of the run: {code(preview.run_name)}"] if preview.run_name else []
     facts += [f"- uses the secrets: {', '.join(map(code, preview.secrets))}"] if preview.secrets else []
     facts.append(f"- steps: {len(preview.steps)} ({effects}), {parallel}; when one fails: {options.on_error}")
     final = ", ".join(code(step.step.id) for step in preview.irreversible)

@@ -127,6 +127,7 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "bad-tag": (
             "A tag is one line of fixed text with at most 64 characters, without spaces around it, invisible characters or `${{ }}`."
         ),
+        "bad-run-name": "The name of a run is not empty, and uses only `inputs`: a run gets its name before any step.",
         "contradicting-policies": "`stop_on_error` and `continue_on_error` are both set to the same value. Set one of them.",
         # its gates
         "bad-approver": (

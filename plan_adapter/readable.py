@@ -40,6 +40,9 @@ _SECRET_STEMS = re.compile(
 )
 _SECRET_WORDS = frozenset({"auth", "bearer", "jwt", "pass", "pwd", "token"})
 _REFERENCES = 8  # how many schema references to follow for one value
+MAX_NAME_CHARACTERS = 200
+"""The length of a name in Prefect."""
+_REFUSED_IN_NAMES = re.compile(r"[/%&<>\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _SHORTEST_HIDDEN = 4  # characters: redacting a shorter text everywhere would remove too much other text
 
 
@@ -80,6 +83,25 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     """Return `text` on one line, with invisible characters shown and runs of white space reduced to one space."""
     return visible(" ".join(text.split()))
+
+
+def cut(text: str, most: int) -> str:
+    """Return at most the first `most` characters of `text`, without splitting what people see as one, such as an accented letter."""
+    end = most
+    while 0 < end < len(text) and _continues(text[end - 1], text[end]):
+        end -= 1
+    return text[: end or most]
+
+
+def _continues(before: str, character: str) -> bool:
+    """Return whether `character` changes how the one before it is shown, or is joined to it."""
+    is_mark = unicodedata.category(character).startswith("M") or "\U0001f3fb" <= character <= "\U0001f3ff"  # a tone of skin
+    return is_mark or character in _JOINERS or before == "\u200d"
+
+
+def safe_name(name: str) -> str:
+    """Return `name` on one line without the characters that Prefect refuses in names, or `plan` if nothing is left."""
+    return _REFUSED_IN_NAMES.sub(" ", name).strip()[:MAX_NAME_CHARACTERS].rstrip() or "plan"
 
 
 def call_name(step_id: str, item: int | None, label: str | None = None, *, kind: "CallKind" = "step") -> str:

@@ -40,6 +40,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
         Verb("run", "Run a plan"),
         Verb("deploy", "Deploy a runbook to Prefect, with a form and a schedule"),
         Verb("undeploy", "Delete the deployment of a runbook"),
+        Verb("serve", "Serve runbooks from this process, without a work pool"),
     ),
     "Decide": (
         Verb("gates", "List the runs and steps that wait for an answer"),

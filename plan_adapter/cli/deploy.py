@@ -15,6 +15,7 @@ from plan_adapter.cli.asking import agrees, is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import begin_server
+from plan_adapter.cli.servers import worker_command
 from plan_adapter.cli.sources import input_texts, named_plan, open_store, tools_of
 from plan_adapter.documents import read_file, read_mapping
 from plan_adapter.engine.connection import Server, use_server
@@ -106,7 +107,7 @@ def deploy(
     if folder is not None and options.schedule is not None:
         raise UsageError("a folder has no schedule of its own: deploy the runbook that needs one by its file")
     given = input_texts(input or [], inputs)
-    plans = source if folder is None else _plans_in(folder)
+    plans = source if folder is None else plans_in(folder)
     return asyncio.run(_deploy(plans, tools_of(tools or []), given, options, is_dry=dry_run, yes=yes, as_json=json))
 
 
@@ -126,13 +127,13 @@ async def _deploy(
     async with open_store(settings) as store:
         plans = [await named_plan(source, store)] if isinstance(source, str) else source
         policy = await store.policy.effective(settings)
-        runbooks = _checked(plans, tools, policy, inputs, options)
+        runbooks = checked_runbooks(plans, tools, policy, inputs, options)
         server = await in_daemon_thread(pending.wait)
         if server.is_local and is_local(settings.store_url):
             runbooks = [(validated, _with_store_of_this_machine(one, settings.store_url)) for validated, one in runbooks]
         with use_server(server):
-            done = await _apply(runbooks, store, is_dry=is_dry, yes=yes, as_json=as_json)
-    _print(done, server, is_dry=is_dry, as_json=as_json)
+            done = await apply_runbooks(runbooks, store, is_dry=is_dry, yes=yes, as_json=as_json)
+    print_deployments(done, server, is_dry=is_dry, as_json=as_json)
     if not as_json:
         _print_counts(done)
         if not is_dry:
@@ -207,7 +208,7 @@ def _pull_steps(file: Path) -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", steps)
 
 
-def _plans_in(folder: Path) -> "list[ExecutionPlan]":
+def plans_in(folder: Path) -> "list[ExecutionPlan]":
     """Return the plans of a folder's documents. Raises InvalidPlanError with the problems of all that cannot be read."""
     files = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS and not path.name.startswith("."))
     if not files:
@@ -217,13 +218,18 @@ def _plans_in(folder: Path) -> "list[ExecutionPlan]":
     if problems:
         raise InvalidPlanError(problems)
     plans = [plan for plan, _ in read if plan is not None]
-    names = [plan.name for plan in plans]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UsageError(f"several plans in {folder} have the name {', '.join(f'`{name}`' for name in twice)}: a deployment needs its own")
+    refuse_equal_names(plans)
     return plans
 
 
-def _checked(
+def refuse_equal_names(plans: "Sequence[ExecutionPlan]") -> None:
+    """Raise UsageError if plans have the same name, which would be that of one deployment."""
+    counts = Counter(plan.name for plan in plans)
+    if twice := sorted(name for name, count in counts.items() if count > 1):
+        raise UsageError(f"several plans have the name {', '.join(f'`{name}`' for name in twice)}: a deployment needs its own")
+
+
+def checked_runbooks(
     plans: "Sequence[ExecutionPlan]",
     tools: "ToolRegistry",
     policy: "EffectivePolicy",
@@ -245,7 +251,7 @@ def _checked(
     return runbooks
 
 
-async def _apply(
+async def apply_runbooks(
     runbooks: "Sequence[tuple[ValidatedPlan, RunbookDeployment]]", store: "PlanStore", *, is_dry: bool, yes: bool, as_json: bool
 ) -> "list[PlannedDeployment]":
     """Create the work pools, save the plans and deploy what differs. A dry run only compares."""
@@ -281,7 +287,8 @@ def _pools(deployments: "Sequence[PlannedDeployment]") -> list[str]:
     return list(dict.fromkeys(one.pool for one in deployments if one.pool is not None))
 
 
-def _print(done: "Sequence[PlannedDeployment]", server: Server, *, is_dry: bool, as_json: bool) -> None:
+def print_deployments(done: "Sequence[PlannedDeployment]", server: Server, *, is_dry: bool, as_json: bool) -> None:
+    """Print what was done with each deployment, or would be done."""
     for one in done:
         form = None if one.deployment_id is None else server.form_url(one.deployment_id)
         if as_json:
@@ -309,8 +316,5 @@ def _print_what_is_next(
         output.note("each run waits for an approval; `plan standing add` approves scheduled runs in advance")
     if not server.is_local and is_local(store_url):
         output.note(f"the store is a file of this machine ({store_url}): workers elsewhere need PLAN_ADAPTER_DATABASE_URL")
-    address = f"PREFECT_API_URL={server.api_url} " if server.is_local else ""
-    if server.password_file is not None:
-        address = f'{address}PREFECT_API_AUTH_STRING="$(cat {server.password_file})" '
     for pool in _pools(done):
-        output.note(f"`{address}prefect worker start --pool {pool}` starts a worker")
+        output.note(f"`{worker_command(pool, server)}` starts a worker")

@@ -97,7 +97,7 @@ async def _others(run: "PlanRun", store: "PlanStore") -> list[tuple[str, Executi
     known = {run.digest}
     found: list[tuple[str, ExecutionPlan]] = []
     versions = [(f"version {version.version}", version.digest) for version in await store.versions(run.name)]
-    runs = [(f"run {other.id}", other.digest) for other in await store.runs(500, name=run.name)]
+    runs = [(f"run {other.id}", other.digest) for other in await store.runs(500, names=[run.name])]
     for label, digest in (*versions, *runs):
         if digest in known or len(found) >= COMPARED:
             continue

@@ -2,7 +2,9 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import statuses_of
@@ -14,12 +16,13 @@ from plan_adapter.gates.policy import EffectivePolicy, effective_policy
 from plan_adapter.gates.signatures import allowed_signers, signer
 from plan_adapter.plan import PlanStatus
 from plan_adapter.problems import did_you_mean
-from plan_adapter.readable import counted, duration, moment, one_line
+from plan_adapter.readable import counted, duration, moment, one_line, safe_name
 from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from plan_adapter.store.signed import Signed
+    from plan_adapter.store.store import PlanStore
     from plan_adapter.store.verification import Verification
 
 
@@ -30,7 +33,8 @@ async def runs(
     *,
     limit: int = 20,
     status: str | None = None,
-    name: str | None = None,
+    runbook: Annotated[str | None, Parameter(name=("--runbook", "--name"))] = None,
+    tag: list[str] | None = None,
     json: bool = False,
 ) -> int:
     """List runs, newest first; or, with `verify RUN`, check that the record of a run was not altered.
@@ -44,7 +48,8 @@ async def runs(
         run: With `verify`: the id of a run, its beginning, or a file from `plan export`, which needs no store.
         limit: Show at most this many; default: 20.
         status: Show only runs with this status: pending_approval, approved, executing, completed, failed, cancelled or partial.
-        name: Show only runs of plans with this name.
+        runbook: Show only runs of plans with this name, also as Prefect shows it.
+        tag: Show only runs of plans with this tag; may be repeated, and then a plan needs all of them.
         json: Print one JSON object per run.
     """
     if action == "verify":
@@ -60,7 +65,8 @@ async def runs(
     settings = Settings()
     async with open_store(settings) as store:
         await end_expired(store)
-        found = await store.runs(limit=limit, status=_status(status), name=name)
+        names = None if runbook is None else await _names(runbook, store)
+        found = await store.runs(limit=limit, status=_status(status), names=names, tags=tag or ())
         statuses = {} if json else await statuses_of(found, store, settings)
     if json:
         for one in found:
@@ -70,8 +76,13 @@ async def runs(
         if any(one.status is PlanStatus.PENDING_APPROVAL for one in found):
             output.note("`plan gates` lists what waits for an answer, `plan show RUN` shows what to type")
     else:
-        output.note("no runs" + (" match" if status or name else " yet; `plan run plan.yaml` starts one"))
+        output.note("no runs" + (" match" if status or runbook or tag else " yet; `plan run plan.yaml` starts one"))
     return ExitCode.DONE
+
+
+async def _names(runbook: str, store: "PlanStore") -> list[str]:
+    """Return the names of plans that `runbook` means: itself, and those of stored plans that Prefect shows so."""
+    return [runbook, *(name for name in await store.names() if safe_name(name) == runbook)]
 
 
 def _status(name: str | None) -> PlanStatus | None:

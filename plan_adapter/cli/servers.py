@@ -46,6 +46,14 @@ def known_server(settings: "Settings") -> Server | None:
     return server_status(settings).server()
 
 
+def worker_command(pool: str, server: Server) -> str:
+    """Return the command that starts a worker of `pool`, with the address and password of a local server."""
+    address = f"PREFECT_API_URL={server.api_url} " if server.is_local else ""
+    if server.password_file is not None:
+        address = f'{address}PREFECT_API_AUTH_STRING="$(cat {server.password_file})" '
+    return f"{address}prefect worker start --pool {pool}"
+
+
 def has_only_the_api(settings: "Settings") -> bool:
     """Return whether the store is this machine's default one while Prefect's settings name a server."""
     return settings.database_url is None and configured_api_url() is not None

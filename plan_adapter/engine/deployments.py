@@ -3,14 +3,14 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeAlias, cast
 from uuid import UUID
 
 from prefect import get_client
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import DeploymentCreate, DeploymentScheduleCreate, WorkPoolCreate
-from prefect.client.schemas.objects import DeploymentSchedule
+from prefect.client.schemas.objects import DeploymentSchedule, DeploymentStatus
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule, RRuleSchedule
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
@@ -26,6 +26,9 @@ PLAN_LABEL = "plan-adapter.plan"
 TOOL_LABEL = "plan-adapter.tool."
 """The beginning of a label for each tool that a package defines; its value names the package and its version."""
 
+POLLED_SECONDS = 60.0
+"""A worker sends a heartbeat every 30 seconds by default. One that sent none for longer than this is taken for gone."""
+
 Action: TypeAlias = Literal["created", "updated", "unchanged"]
 
 
@@ -40,6 +43,7 @@ class DeploymentOptions:
     pull_steps: Sequence[Mapping[str, Any]] | None = None
     concurrency_limit: int | None = None
     paused: bool | None = None
+    is_served: bool = False  # by a process of `plan serve`, without a work pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,27 @@ class PlannedDeployment:
         return self.create.work_pool_name
 
 
+@dataclass(frozen=True, slots=True)
+class DeployedRunbook:
+    """A deployment that `plan deploy` made, as Prefect has it."""
+
+    id: str
+    name: str  # flow/deployment
+    digest: str  # of the plan
+    inputs: Mapping[str, JsonValue]  # what a run gets unless it says otherwise
+    pool: str | None  # None if a process serves it without a worker
+    is_attended: bool  # whether a worker polled its pool, or a process served it, in the last minute
+
+
+@dataclass(frozen=True, slots=True)
+class FlowRunEnd:
+    """How a flow run ended in Prefect."""
+
+    name: str  # of its state
+    message: str
+    is_cancelled: bool
+
+
 @asynccontextmanager
 async def deployer() -> "AsyncGenerator[Deployer]":
     """Yield a `Deployer` for the server of Prefect's settings."""
@@ -97,11 +122,19 @@ class Deployer:
     client: PrefectClient
 
     async def compare(self, wanted: RunbookDeployment) -> PlannedDeployment:
-        """Return what differs from the deployment that exists. Raises DeploymentError if somebody else made that one."""
+        """Return what differs from the deployment that exists.
+
+        Raises DeploymentError if somebody else made that one, or if it has a work pool and a process is to serve it.
+        """
         existing = await self._existing(wanted.full_name)
         if existing is not None and PLAN_LABEL not in existing.labels:
             raise DeploymentError(
                 f"Prefect already has a deployment `{wanted.full_name}`, which `plan deploy` did not make: rename the plan"
+            )
+        if wanted.options.is_served and existing is not None and (pool := existing.work_pool_name) is not None:
+            raise DeploymentError(
+                f"workers of the pool `{pool}` run `{wanted.full_name}`: start one with `prefect worker start --pool {pool}`, or "
+                f"`plan undeploy {wanted.name}`, which also deletes its schedule, and serve it then"
             )
         create = _create(wanted, existing)
         if existing is None:
@@ -141,6 +174,41 @@ class Deployer:
     async def create_pool(self, name: str) -> None:
         """Create a process work pool: its workers run each flow run in a process on their own machine."""
         await self.client.create_work_pool(WorkPoolCreate(name=name, type="process"))
+
+    async def deployed(self, name: str) -> DeployedRunbook:
+        """Return the deployment of a runbook. Raises DeploymentError if there is none."""
+        full_name = name if "/" in name else f"{name}/{name}"
+        existing = await self._existing(full_name)
+        if existing is None:
+            raise DeploymentError(f"Prefect has no deployment `{full_name}`: `plan deploy` makes one, `prefect deployment ls` lists them")
+        if PLAN_LABEL not in existing.labels:
+            raise DeploymentError(f"`plan deploy` did not make `{full_name}`: start it with `prefect deployment run {full_name}`")
+        digest, pool = str(existing.labels[PLAN_LABEL]), existing.work_pool_name
+        is_attended = await self._has_worker(pool) if pool is not None else existing.status is DeploymentStatus.READY
+        return DeployedRunbook(str(existing.id), full_name, digest, existing.parameters, pool, is_attended)
+
+    async def _has_worker(self, pool: str) -> bool:
+        since = datetime.now(UTC) - timedelta(seconds=POLLED_SECONDS)
+        workers = await self.client.read_workers_for_work_pool(pool)
+        return any(worker.last_heartbeat_time is not None and worker.last_heartbeat_time >= since for worker in workers)
+
+    async def start(self, runbook: DeployedRunbook, inputs: Mapping[str, JsonValue]) -> str:
+        """Create a flow run of the deployment and return its id. A worker starts it. Raises DeploymentError if Prefect refuses it."""
+        try:
+            flow_run = await self.client.create_flow_run_from_deployment(UUID(runbook.id), parameters=dict(inputs))
+        except PrefectHTTPStatusError as error:
+            raise DeploymentError(f"Prefect refuses a run of `{runbook.name}`: {_reason(error)}") from error
+        return str(flow_run.id)
+
+    async def end_of(self, flow_run_id: str) -> FlowRunEnd | None:
+        """Return how a flow run ended; None while it has not. Raises DeploymentError if somebody deleted it."""
+        try:
+            state = (await self.client.read_flow_run(UUID(flow_run_id))).state
+        except ObjectNotFound:
+            raise DeploymentError(f"Prefect has no flow run {flow_run_id} any more: somebody deleted it") from None
+        if state is None or not state.is_final():
+            return None
+        return FlowRunEnd(state.name or state.type.value, state.message or "", state.is_cancelled())
 
     async def undeploy(self, name: str) -> str:
         """Delete the deployment of a runbook and return its name. Its flow runs stay. Raises DeploymentError if there is none."""
@@ -204,7 +272,7 @@ def _create(wanted: RunbookDeployment, existing: DeploymentResponse | None) -> D
         "parameter_openapi_schema": dict(wanted.form),
         "enforce_parameter_schema": True,
         "parameters": dict(wanted.inputs or {}),
-        "work_pool_name": default_pool(),
+        "work_pool_name": None if options.is_served else default_pool(),
         "job_variables": dict(options.job_variables or {}),
     }
     if existing is not None:

@@ -4,7 +4,6 @@ import asyncio
 import inspect
 import json
 import logging
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, TypeAlias
@@ -17,13 +16,14 @@ from prefect.exceptions import ObjectNotFound
 from pydantic import JsonValue, WithJsonSchema
 
 from plan_adapter.engine.connection import changed_settings, describe_server_error
-from plan_adapter.engine.flow_runs import CHECKS_ITSELF, run_flow, tag_flow_run
+from plan_adapter.engine.flow_runs import CHECKS_ITSELF, name_flow_run, run_flow, tag_flow_run
 from plan_adapter.engine.gate_prompt import left_form
 from plan_adapter.engine.internals import busy_retries, confirm, end_queues, forget, let_flows_check_parameters, rescue, undelivered
 from plan_adapter.engine.states import state_of_error, state_of_run
 from plan_adapter.errors import NoServerError, PlanAdapterError
 from plan_adapter.plan import ExecutionPlan, Input, InputType
-from plan_adapter.readable import one_line, prose
+from plan_adapter.preview import run_name
+from plan_adapter.readable import MAX_NAME_CHARACTERS, one_line, prose, safe_name
 from plan_adapter.record import PlanRun
 from plan_adapter.validation import ValidatedPlan, bind_inputs
 from plan_adapter.validation.input_schema import value_schema
@@ -70,11 +70,9 @@ async def drop() -> None:
 FlowBody: TypeAlias = Callable[[dict[str, JsonValue], str], Awaitable[PlanRun]]
 """Runs a plan. Called with its inputs, checked and completed with defaults, and the id of the flow run."""
 
-MAX_NAME_CHARACTERS = 200
 ID_CHARACTERS = 13  # the first two groups of a UUIDv7: its millisecond
 MAX_PARAMETER_CHARACTERS = 400_000
 """Prefect refuses serialized parameters of over 524,288 bytes. Ours are ASCII."""
-_REFUSED_IN_NAMES = re.compile(r"[/%&<>\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 _TYPES: dict[InputType, Any] = {
     "string": str,
@@ -132,14 +130,10 @@ class PlanFlow(Flow[..., Any]):
         let_flows_check_parameters(CHECKS_ITSELF)
 
 
-def safe_name(name: str) -> str:
-    """Return `name` on one line without the characters that Prefect refuses in names, or `plan` if nothing is left."""
-    return _REFUSED_IN_NAMES.sub(" ", name).strip()[:MAX_NAME_CHARACTERS].rstrip() or "plan"
-
-
-def name_of(run: PlanRun) -> str:
-    """Return the name of the flow run of `run`: the plan's name and the part of the run's id that makes it distinct."""
-    return f"{safe_name(run.name)[: MAX_NAME_CHARACTERS - ID_CHARACTERS].rstrip()} {run.id[:ID_CHARACTERS]}"
+def name_of(run: PlanRun, validated: ValidatedPlan) -> str:
+    """Return the name of the flow run of `run`: as its plan says, or else the plan's name and the distinct part of the run's id."""
+    default = f"{safe_name(run.name)[: MAX_NAME_CHARACTERS - ID_CHARACTERS].rstrip()} {run.id[:ID_CHARACTERS]}"
+    return run_name(validated, run.inputs) or default
 
 
 def fit_as_parameters(inputs: Mapping[str, JsonValue]) -> bool:
@@ -148,7 +142,10 @@ def fit_as_parameters(inputs: Mapping[str, JsonValue]) -> bool:
 
 
 async def _bound(validated: ValidatedPlan, body: FlowBody, inputs: dict[str, JsonValue], flow_run_id: str) -> PlanRun:
-    return await body(bind_inputs(validated, inputs).inputs, flow_run_id)
+    bound = bind_inputs(validated, inputs).inputs
+    if (name := run_name(validated, bound)) is not None:
+        await name_flow_run(name)
+    return await body(bound, flow_run_id)
 
 
 def _function(plan: ExecutionPlan, body: FlowBody, *, with_inputs: bool = True) -> Callable[..., Awaitable[State]]:
@@ -200,14 +197,14 @@ AWAY = "the Prefect server went away: it lacks states or logs of"
 DELETED = "the flow run is not there any more, somebody deleted it in Prefect: it shows no end of"
 
 
-async def run_to_end(flow: Flow[..., Any], parameters: Mapping[str, Any], run: PlanRun, ended: asyncio.Future[None]) -> None:
-    """Run `flow`, whose function completes `run` and then sets `ended` to None or to the exception that it raises.
+async def run_to_end(flow: Flow[..., Any], parameters: Mapping[str, Any], run: PlanRun, ended: asyncio.Future[None], *, name: str) -> None:
+    """Run `flow` as a flow run called `name`. Its function completes `run`, then sets `ended` to None or to the exception that it raises.
 
     If the server becomes unavailable, the run continues. Updates that the server does not accept in time are dropped with a warning. Raises
     the exception that `ended` holds, or NoServerError if Prefect never called the function.
     """
     loop = asyncio.get_running_loop()
-    flowing = asyncio.ensure_future(run_flow(flow, parameters, flow_run_id=run.flow_run_id, name=name_of(run)))
+    flowing = asyncio.ensure_future(run_flow(flow, parameters, flow_run_id=run.flow_run_id, name=name))
     ended.add_done_callback(lambda _: loop.call_later(END_SECONDS, _cut_short, flowing))
     while not flowing.done():
         try:

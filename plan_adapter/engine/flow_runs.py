@@ -67,16 +67,28 @@ async def tag_flow_run(flow_run: FlowRun, tags: Collection[str]) -> None:
     Only the flow run gets the plan's tags. Prefect's `tags(...)` would add them to every task run as well.
     """
     missing = [tag for tag in dict.fromkeys(tags) if tag not in flow_run.tags]
-    if not missing:
-        return
+    if missing and await _update(flow_run, "tags", tags=[*flow_run.tags, *missing]):
+        flow_run.tags = [*flow_run.tags, *missing]
+
+
+async def name_flow_run(name: str) -> None:
+    """Name the current flow run. If the server does not accept the name, log a warning and continue."""
+    context = FlowRunContext.get()
+    assert context is not None and context.flow_run is not None  # only called inside a flow run
+    if context.flow_run.name != name and await _update(context.flow_run, "name", name=name):
+        context.flow_run.name = name
+
+
+async def _update(flow_run: FlowRun, what: str, **fields: Any) -> bool:
+    """Return whether the server accepted `fields` of the flow run. If not, warn that it lacks `what` of its plan."""
     try:
         async with get_client() as client:
-            response = await client.update_flow_run(flow_run.id, tags=[*flow_run.tags, *missing])
+            response = await client.update_flow_run(flow_run.id, **fields)
         response.raise_for_status()
     except Exception as error:
-        log.warning("flow run %s lacks the tags of its plan: %s", flow_run.id, error)
-    else:
-        flow_run.tags = [*flow_run.tags, *missing]
+        log.warning("flow run %s lacks the %s of its plan: %s", flow_run.id, what, error)
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

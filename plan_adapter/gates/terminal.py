@@ -6,7 +6,7 @@ import os
 import sys
 import termios
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TypeAlias, cast
 
 from pydantic import JsonValue
@@ -42,6 +42,18 @@ class Lines:
         self._rest = b""
         with suppress(termios.error):  # the terminal is gone
             termios.tcflush(self._descriptor, termios.TCIFLUSH)
+
+    @contextmanager
+    def unseen(self) -> Generator[None]:
+        """Do not show what is typed at the terminal while the block runs, except the end of the line."""
+        before = termios.tcgetattr(self._descriptor)
+        hiding = [*before[:3], (before[3] & ~termios.ECHO) | termios.ECHONL, *before[4:]]
+        termios.tcsetattr(self._descriptor, termios.TCSADRAIN, hiding)
+        try:
+            yield
+        finally:
+            with suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(self._descriptor, termios.TCSADRAIN, before)
 
     @property
     def has_hung_up(self) -> bool:
@@ -118,17 +130,19 @@ class Conversation:
         """Write `text` and end the line."""
         self.above(lambda: _write(visible(text) + "\n"))
 
-    async def ask(self, question: str, *, forget: bool = False) -> str | None:
+    async def ask(self, question: str, *, forget: bool = False, hidden: bool = False) -> str | None:
         """Return the line that answers `question`, or None at the end of the input. If cancelled, end the question's line.
 
-        With `forget`, lines typed at the terminal before the question appeared are dropped.
+        With `forget`, lines typed at the terminal before the question appeared are dropped. With `hidden`, the terminal does not show
+        what is typed.
         """
         if forget:
             self._lines.forget()
         self._question = visible(question)
         _write(self._question)
         try:
-            answer = await self._lines.next()
+            with self._lines.unseen() if hidden else nullcontext():
+                answer = await self._lines.next()
         except asyncio.CancelledError:
             _write("\n")
             raise

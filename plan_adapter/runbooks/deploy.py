@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from importlib.metadata import packages_distributions, version
 
 from plan_adapter.engine.deployments import DeploymentOptions, RunbookDeployment
-from plan_adapter.engine.flow import safe_name
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.approval import gate_policy_of, requires_approval
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.problems import Problem
-from plan_adapter.readable import code, listed, one_line, prose
+from plan_adapter.readable import code, listed, one_line, prose, safe_name
 from plan_adapter.validation import ValidatedPlan
 from plan_adapter.validation.input_schema import form_schema
 from plan_adapter.validation.inputs import read_values

@@ -49,7 +49,7 @@ async def execute_session(session: RunSession, *, server: Server | None, action:
     session.store = session.store.patient(session.run_request.settings.store_patience_seconds)
     if server is None:
         return await action(session)
-    from plan_adapter.engine.flow import fit_as_parameters, flow_of, run_to_end  # imports Prefect
+    from plan_adapter.engine.flow import fit_as_parameters, flow_of, name_of, run_to_end  # imports Prefect
 
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -68,8 +68,9 @@ async def execute_session(session: RunSession, *, server: Server | None, action:
 
     inputs = session.bound.inputs if fit_as_parameters(session.bound.inputs) else {}
     flow = flow_of(session.bound.validated, body, with_inputs=bool(inputs))
+    name = name_of(run, session.bound.validated)
     with use_server(server):
-        await run_to_end(flow, inputs, run, ended)
+        await run_to_end(flow, inputs, run, ended, name=name)
     return run
 
 

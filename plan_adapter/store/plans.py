@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import JsonValue
-from sqlalchemy import Connection, Select, Table, func, insert, select, text
+from sqlalchemy import JSON, Connection, Select, Table, cast, func, insert, select, text
 
 from plan_adapter.canonical import canonical_document, canonical_json
 from plan_adapter.errors import StoreError
@@ -107,6 +107,15 @@ def names(connection: Connection, tenant: str | None) -> list[str]:
     """Return the names that have versions, sorted."""
     query = select(versions.c.name).where(versions.c.tenant_id == (tenant or "")).distinct().order_by(versions.c.name)
     return list(connection.scalars(query))
+
+
+def digests_with_tag(tag: str, dialect: str) -> Select[Any]:
+    """Return the query for the digests of the plans that have this tag."""
+    if dialect == "postgresql":
+        found = func.json_array_elements_text(cast(plans.c.document, JSON)["tags"]).table_valued("value")
+    else:
+        found = func.json_each(plans.c.document, "$.tags").table_valued("value")
+    return select(plans.c.digest).where(select(found.c.value).where(found.c.value == tag).exists())
 
 
 def get(connection: Connection, tenant: str | None, name_or_digest: str, version: int | None) -> ExecutionPlan:

@@ -1,6 +1,6 @@
 """Runs: read, locked and cancelled by any process. The functions take a connection and the tenant whose rows are visible."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, select, update
@@ -15,10 +15,10 @@ from plan_adapter.store import audit, entries, gates, leases
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
-from plan_adapter.store.plans import of_run, seen_by
+from plan_adapter.store.plans import digests_with_tag, of_run, seen_by
 from plan_adapter.store.rows import Row, folder_of, load_json, rollback_column, rollback_of
 from plan_adapter.store.steps import history_of, step_runs_of
-from plan_adapter.store.tables import runs, step_runs
+from plan_adapter.store.tables import plans, runs, step_runs
 
 UNENDED = (PlanStatus.DRAFT, PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED, PlanStatus.EXECUTING)
 
@@ -109,14 +109,19 @@ def listed(
     *,
     limit: int,
     status: PlanStatus | None,
-    name: str | None,
+    names: Collection[str] | None,
+    tags: Collection[str],
     digest: str | None,
     context: RunContext,
 ) -> list[PlanRun]:
     """Return the runs that match every given filter, newest first. Their steps have no results."""
-    wanted = {"status": status and status.value, "name": name, "digest": digest, "agent_id": context.agent_id}
+    wanted = {"status": status and status.value, "digest": digest, "agent_id": context.agent_id}
     wanted |= {"org_id": context.org_id, "tenant_id": context.tenant_id, "task_id": context.task_id}
     query = select(runs).where(*(runs.c[column] == value for column, value in wanted.items() if value is not None))
+    if names is not None:
+        query = query.where(runs.c.name.in_(names))
+    for tag in tags:
+        query = query.where(runs.c.digest.in_(seen_by(tenant, digests_with_tag(tag, connection.dialect.name), plans)))
     query = query.order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     return _assembled(connection, connection.execute(seen_by(tenant, query, runs)).mappings().all(), with_results=False)
 

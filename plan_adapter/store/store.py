@@ -1,7 +1,7 @@
 """`PlanStore`: plans, versions, runs, approvals and receipts, in a SQLite file or on PostgreSQL."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from datetime import datetime
 from functools import partial
@@ -168,15 +168,18 @@ class PlanStore(StorePart):
         limit: int = 50,
         *,
         status: PlanStatus | None = None,
-        name: str | None = None,
+        names: Collection[str] | None = None,
+        tags: Collection[str] = (),
         digest: str | None = None,
         context: RunContext | None = None,
     ) -> list[PlanRun]:
-        """Return the runs that match every filter, newest first. Their steps have no results; `run` reads those."""
+        """Return the runs that match every filter, newest first. Their steps have no results; `run` reads those.
+
+        `names` are those of plans, one of which the run's plan has. Of `tags` the plan has all.
+        """
         whose = context or RunContext()
-        return await self._database.read(
-            lambda connection: runs.listed(connection, self.tenant_id, limit=limit, status=status, name=name, digest=digest, context=whose)
-        )
+        found = partial(runs.listed, tenant=self.tenant_id, status=status, names=names, tags=tags, digest=digest, context=whose)
+        return await self._database.read(partial(found, limit=limit))
 
     async def run(self, run_id: str, *, with_steps: bool = True, with_results: bool = True) -> PlanRun:
         """Return the current state of a run by its id or an unambiguous prefix. Raises RunConflictError if there is none.

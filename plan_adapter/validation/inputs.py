@@ -24,6 +24,7 @@ _WORDS: Mapping[str, str] = {
     "array": "a list",
     "object": "a mapping",
 }
+_EXAMPLES: Mapping[str, str] = {"array": '["a", "b"]', "object": '{"a": 1}'}
 _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
     "pattern": ("string",),
     "min_length": ("string", "array"),
@@ -210,9 +211,17 @@ def _from_text(text: str, kind: str) -> JsonValue:
             raise ValueError
 
 
+def type_in_words(definition: Input) -> str:
+    """Return the type of an input, and how a text of it is written: `an integer`, `a list, in JSON: ["a", "b"]`."""
+    example = _EXAMPLES.get(definition.type)
+    return _WORDS[definition.type] + (f", in JSON: {example}" if example else "")
+
+
 def _text_hint(definition: Input) -> str:
-    examples = {"boolean": "write true or false", "array": 'write JSON: ["a", "b"]', "object": 'write JSON: {"a": 1}'}
-    return examples.get(definition.type, definition.description)
+    if definition.type == "boolean":
+        return "write true or false"
+    example = _EXAMPLES.get(definition.type)
+    return f"write JSON: {example}" if example else definition.description
 
 
 def _copy(value: JsonValue) -> JsonValue:

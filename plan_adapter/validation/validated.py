@@ -45,6 +45,7 @@ class ValidatedPlan:
     done_when: Mapping[str, Template]
     rollbacks: Mapping[str, RollbackCall]  # only of steps that have one
     outputs: Mapping[str, Template]  # by name
+    run_name: Template | None
     definitions: tuple[dict[str, JsonValue], ...]  # of all tools in use, including rollback tools, by name; an approval covers them
     secrets: frozenset[str]  # the names of the secrets that the plan uses
     steps: Mapping[str, Step]  # by id
@@ -83,6 +84,7 @@ class Examined:
     calls: list[Call]
     dependencies: dict[str, tuple[str, ...]]
     outputs: dict[str, Template]
+    run_name: Template | None
 
 
 def validate(plan: ExecutionPlan, tools: ToolRegistry) -> ValidatedPlan:
@@ -124,6 +126,7 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
         done_when=MappingProxyType({call.step.id: call.done_when for call in calls if call.done_when is not None}),
         rollbacks=MappingProxyType({call.step.id: call.rollback for call in calls if call.rollback is not None}),
         outputs=MappingProxyType(examined.outputs),
+        run_name=examined.run_name,
         definitions=tuple(used[name].definition() for name in sorted(used)),
         steps=MappingProxyType({call.step.id: call.step for call in calls}),
         secrets=frozenset(name for call in calls for template in (call.parameters, call.undo) if template for name in template.secrets),
@@ -175,8 +178,9 @@ def _compiled(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> 
     check_gates(fresh, calls, findings)
     dependencies = check_dependencies(calls, findings)
     outputs = _compiled_outputs(fresh, dependencies, findings)
-    _check_inputs_are_used(fresh, calls, outputs, findings)
-    return Examined(fresh, calls, dependencies, outputs)
+    run_name = _compiled_run_name(fresh, dependencies, findings)
+    _check_inputs_are_used(fresh, calls, [*outputs.values(), *([run_name] if run_name is not None else [])], findings)
+    return Examined(fresh, calls, dependencies, outputs, run_name)
 
 
 def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
@@ -206,10 +210,25 @@ def _compiled_outputs(plan: ExecutionPlan, steps: Iterable[str], findings: Findi
     return outputs
 
 
-def _check_inputs_are_used(plan: ExecutionPlan, calls: list[Call], outputs: Mapping[str, Template], findings: Findings) -> None:
+def _compiled_run_name(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> Template | None:
+    """Return the compiled name of the flow run, if the plan gives one, and add its problems."""
+    if plan.run_name is None:
+        return None
+    if not plan.run_name.strip():
+        findings.add("bad-run-name", "run_name", "the name of the run is empty", "write a text such as `restart ${{ inputs.host }}`")
+    template, problems = compile_template(plan.run_name, Declarations(frozenset(steps), plan.inputs), at="run_name")
+    findings.extend(problems)
+    if template.steps:
+        named = ", ".join(f"`steps.{step}`" for step in sorted(template.steps)[:5])
+        message = f"the name of the run uses {named}, and a run gets its name before any step"
+        findings.add("bad-run-name", "run_name", message, "use only `inputs`")
+    return template
+
+
+def _check_inputs_are_used(plan: ExecutionPlan, calls: list[Call], others: Iterable[Template], findings: Findings) -> None:
     if not plan.inputs:
         return
-    templates = [template for call in calls for template in call.templates.values()] + list(outputs.values())
+    templates = [*(template for call in calls for template in call.templates.values()), *others]
     used = {name for template in templates for name in template.inputs}
     for name in plan.inputs:
         if name not in used and re.fullmatch(INPUT_NAME, name):

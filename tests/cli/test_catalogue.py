@@ -7,6 +7,7 @@ import pytest
 
 from plan_adapter.gates.approval import os_user
 from tests.cli.conftest import Plan
+from tests.cli.test_run import GREET, TOOLS, document
 
 ME = os_user()
 FIRST = """\
@@ -53,6 +54,22 @@ def test_versions_are_listed_newest_first(both: Plan) -> None:
     assert [line["version"] for line in both("versions", "--json").lines] == [2]
     missing = both("versions", "重启动")
     assert (missing.code, "no plan is stored as `重启动`; did you mean `重启`?" in missing.err) == (2, True)
+
+
+def test_runs_are_listed_by_runbook_and_tags(plan: Plan) -> None:
+    for name, tags in (("重启/web", ["web", "生产"]), ("other", ["web"])):
+        assert plan("save", document(GREET, name=name, tags=tags), *TOOLS).code == 0
+        assert plan("run", f"store:{name}", "--offline", *TOOLS).code == 0
+
+    def names(*arguments: str) -> list[str]:
+        return [run["name"] for run in plan("runs", *arguments, "--json").lines]
+
+    assert names("--runbook", "other") == ["other"]
+    assert names("--runbook", "重启/web") == names("--runbook", "重启 web") == ["重启/web"]  # the second as Prefect shows it
+    assert names("--tag", "web") == ["other", "重启/web"]
+    assert names("--tag", "web", "--tag", "生产", "--limit", "1") == ["重启/web"]
+    assert names("--tag", "生产", "--runbook", "other") == []
+    assert plan("runs", "--tag", "生产", "--runbook", "other").err == "no runs match\n"
 
 
 @pytest.mark.parametrize(("old", "new"), [("重启@1", "重启"), ("store:重启@1", "restart.yaml")])

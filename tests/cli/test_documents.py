@@ -176,6 +176,14 @@ def test_preview_resolves_what_inputs_decide_and_leaves_the_rest(plan: Plan, sou
     assert "timeout 1 s per attempt, up to 2 retries after 500 ms; worst case 4 s" in text
 
 
+def test_preview_shows_the_name_of_the_run(plan: Plan) -> None:
+    step = {"id": "say", "tool_name": "run_command", "description": "Say it", "parameters": {"argv": ["echo", "${{ inputs.who }}"]}}
+    document = {"description": "Say it", "inputs": {"who": {}}, "run_name": "greet ${{ inputs.who }}", "steps": [step]}
+    Path("named.json").write_text(json.dumps(document), encoding="utf-8")
+    assert "- name of the run: `greet 小明`\n" in plan("preview", "named.json", "--input", "who=小明").out
+    assert plan("preview", "named.json", "--json").run["run_name"] == "greet ${{ inputs.who }}"
+
+
 def test_preview_shows_what_a_raw_input_hands_over(plan: Plan) -> None:
     raw = """{"argv": ["echo", "${{ inputs.who }}"]}"""
     step = {"id": "a", "tool_name": "run_command", "input": raw}

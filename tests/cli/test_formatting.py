@@ -45,11 +45,11 @@ def test_a_plan_is_shown_with_its_options_and_every_dependency() -> None:
     )
 
 
-def test_a_plan_is_shown_with_its_tags_and_those_of_its_steps() -> None:
-    plan = ExecutionPlan(description="Restart one node", tags=["web", "生产"])
+def test_a_plan_is_shown_with_the_name_of_its_runs_its_tags_and_those_of_its_steps() -> None:
+    plan = ExecutionPlan(description="Restart one node", tags=["web", "生产"], run_name="restart ${{ inputs.host }}")
     plan.add_step("http_get", "Look", {"url": "http://127.0.0.1/"}, tags=["db limit"])
     text = format_plan(plan)
-    assert "- tags: `web`, `生产`\n" in text
+    assert "- name of a run: `restart ${{ inputs.host }}`\n- tags: `web`, `生产`\n" in text
     assert "   - tags: `db limit`\n" in text
 
 

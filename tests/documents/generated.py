@@ -138,6 +138,7 @@ plans = every_field(
     approval=optional(approvals),
     isolation=isolations,
     on_failure=optional(st.just("replan")),
+    run_name=optional(texts.filter(bool)),
     tags=tags,
     outputs=mappings,
     metadata=mappings,

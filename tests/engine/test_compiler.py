@@ -12,12 +12,12 @@ from prefect import Flow, flow, get_client
 from prefect.client.schemas.objects import State, StateType
 from prefect.states import Cancelled, Cancelling
 
-from plan_adapter.engine.flow import flow_of, run_flow, safe_name
+from plan_adapter.engine.flow import flow_of, run_flow
 from plan_adapter.engine.flow_runs import cancellation_of
 from plan_adapter.engine.tasks import PrefectStepRunner
 from plan_adapter.errors import InvalidPlanError, NotApprovedError, RunFailedError
 from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.readable import prose
+from plan_adapter.readable import prose, safe_name
 from plan_adapter.record import PlanRun, RunReason
 from tests.engine.calls import WrittenCall, failed, flow_run, plan_run, step_run, task_runs, validated
 

@@ -11,7 +11,7 @@ from prefect import Flow, get_client, tags
 from prefect.client.schemas.objects import TaskRun
 
 from plan_adapter.gates.approval import answer_to, approve
-from plan_adapter.plan import ExecutionPlan, PlanStatus
+from plan_adapter.plan import ExecutionPlan, Input, PlanStatus
 from plan_adapter.record import ApprovalRequest, PlanRun
 from plan_adapter.runner import acancel_run, aresume_run, arun_plan, compile_plan
 from plan_adapter.store.store import PlanStore
@@ -189,6 +189,36 @@ async def test_tags_of_a_plan_join_those_of_the_caller(store: PlanStore) -> None
     with tags("nightly"):
         run = await compile_plan(validate(plan, ToolRegistry([give])), store=store)()
     assert (await flow_run(UUID(run.flow_run_id or ""))).tags == ["nightly", "web"]
+
+
+NAMES = [
+    ("restart ${{ inputs.host }} / ${{ inputs.times + 1 }} × 50%", "restart 网-1 / 3 × 50%"),
+    ("log in with ${{ inputs.password }} at ${{ inputs.address }}", "log in with *** at db://ana:***@db-1"),
+    ("one\nline \u202e{flow_run.name}", "one line \\u202e{flow_run.name}"),
+    ("${{ inputs.times }}", "2"),
+    ("x" * 199 + "e\u0301y", "x" * 199),
+]
+
+
+@pytest.mark.parametrize(("run_name", "name"), NAMES, ids=["inputs", "secrets", "invisible", "a number", "too long"])
+async def test_a_plan_names_its_flow_runs(store: PlanStore, run_name: str, name: str) -> None:
+    plan = a_plan()
+    plan.inputs = {"host": Input(), "times": Input(type="integer", default=2), "password": Input(default="hush-hush")}
+    plan.inputs["address"] = Input(default="db://ana:hush@db-1")
+    plan.run_name = run_name
+    plan.add_step("give", "greet", {"value": 1}, id="greet")
+    run = await arun_plan(plan, inputs={"host": "网-1"}, tools=ToolRegistry([give]), store=store)
+    assert (await flow_run(UUID(run.flow_run_id or ""))).name == name
+    run = await compile_plan(validate(plan, ToolRegistry([give])), store=store)(host="网-1")
+    assert (await flow_run(UUID(run.flow_run_id or ""))).name == name, "a deployment names its flow runs when they start"
+
+
+async def test_a_name_that_cannot_be_evaluated_is_left_to_the_default(store: PlanStore) -> None:
+    plan = a_plan()
+    plan.inputs, plan.run_name = {"names": Input(type="array", default=[])}, "${{ inputs.names[0] }}"
+    plan.add_step("give", "greet", {"value": 1}, id="greet")
+    run = await arun_plan(plan, tools=ToolRegistry([give]), store=store)
+    assert (await flow_run(UUID(run.flow_run_id or ""))).name == f"a plan {run.id[:13]}"
 
 
 async def test_a_concurrency_limit_of_prefect_on_a_steps_tag_holds(store: PlanStore) -> None:

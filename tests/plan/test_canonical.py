@@ -78,6 +78,7 @@ SAME = {
     "what an earlier execution said": changed("status", "approved"),
     "an empty id": changed("id", ""),
     "no tags": changed("tags", []),
+    "no run name": changed("run_name", None),
     "no tags of a step": changed("steps.0.tags", None),
 }
 
@@ -113,6 +114,7 @@ OTHER = {
     "an output": changed("outputs.ok", "x"),
     "metadata": changed("metadata", {"owner": "platform"}),
     "tags": changed("tags", ["web"]),
+    "run name": changed("run_name", "restart"),
     "tags of a step": changed("steps.0.tags", ["web"]),
 }
 

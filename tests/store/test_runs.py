@@ -119,11 +119,25 @@ async def test_runs_are_listed_newest_first_and_filtered(store: PlanStore):
     assert [run.id for run in await store.runs()] == [other.id, *(run.id for run in reversed(made))]
     assert [run.id for run in await store.runs(2)] == [other.id, made[2].id]
     assert [run.id for run in await store.runs(status=PlanStatus.COMPLETED)] == [other.id]
-    assert [run.id for run in await store.runs(name="other")] == [other.id]
+    assert [run.id for run in await store.runs(names=["other"])] == [other.id]
+    assert [run.id for run in await store.runs(names=["plan 1", "other"], status=PlanStatus.COMPLETED)] == [other.id]
     assert [run.id for run in await store.runs(digest=made[1].digest)] == [made[1].id]
     for name, value in WHOSE.items():
         assert [run.id for run in await store.runs(context=RunContext(**{name: value}))] == [other.id]
     assert await store.runs(context=RunContext(agent_id="nobody")) == []
+
+
+async def test_runs_are_found_by_the_tags_of_their_plan_beyond_the_limit(store: PlanStore):
+    both, one, other = [
+        await created(store, a_plan(name).model_copy(update={"tags": tags}))
+        for name, tags in (("both", ["web", "生产"]), ("one", ["web"]), ("other", ['a","web']))
+    ]
+    await created(store, "none, but web")
+    assert [run.id for run in await store.runs(1, tags=["web"])] == [one.id]
+    assert [run.id for run in await store.runs(tags=["web"])] == [one.id, both.id]
+    assert [run.id for run in await store.runs(tags=["生产", "web"])] == [both.id]
+    assert [run.id for run in await store.runs(tags=['a","web'])] == [other.id]
+    assert await store.runs(tags=["we"]) == await store.runs(tags=["web", 'a","web']) == []
 
 
 async def test_a_run_is_found_by_an_unambiguous_beginning_of_its_id(store: PlanStore):

@@ -258,6 +258,28 @@ def test_sound_tags_pass_and_one_that_is_written_twice_is_a_warning() -> None:
     assert [(problem.code, problem.at, problem.severity) for problem in doubled] == [("duplicate-entry", "steps[0].tags[1]", "warning")]
 
 
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("", "bad-run-name"),
+        (" \n", "bad-run-name"),
+        ("push ${{ steps.only.result }}", "bad-run-name"),
+        ("push ${{ steps.lost.result }}", "unknown-reference"),
+        ("push ${{ inputs.host }}", "unknown-reference"),
+        ("push ${{ item }}", "unknown-reference"),
+        ("push ${{ secrets.token }}", "misplaced-secret"),
+        ("push ${{ inputs.", "expression-syntax"),
+    ],
+    ids=ascii,
+)
+def test_the_name_of_a_run_is_a_text_that_uses_only_inputs(name: str, code: str) -> None:
+    assert found(plan(run_name=name)) == [(code, "run_name")]
+
+
+def test_an_input_that_only_the_name_of_a_run_uses_is_used() -> None:
+    assert found(plan(inputs={"host": Input()}, run_name="push to ${{ inputs.host }}")) == []
+
+
 def test_warnings_are_what_runs_and_probably_should_not_run_so() -> None:
     steps = [
         step("a", effect="read", max_retries=3),

@@ -1,0 +1,166 @@
+"""`plan run NAME --on-server`: starts a deployed runbook, and follows its run from the store."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from plan_adapter.cli import output
+from plan_adapter.cli.asking import ask_missing_inputs, is_at_terminal
+from plan_adapter.cli.codes import ExitCode, code_with_rollbacks
+from plan_adapter.cli.daemon_thread import in_daemon_thread
+from plan_adapter.cli.foreground import begin_server, choose_display, next_command, show_result
+from plan_adapter.cli.progress import Display
+from plan_adapter.cli.servers import worker_command
+from plan_adapter.cli.sources import STORED, open_store
+from plan_adapter.commands import resume_command
+from plan_adapter.engine.connection import Server, ui_hint, use_server
+from plan_adapter.engine.deployments import DeployedRunbook, Deployer, FlowRunEnd, deployer
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.hooks import Event, EventKind
+from plan_adapter.plan import StepStatus
+from plan_adapter.readable import one_line, safe_name
+from plan_adapter.record import Gate, PlanRun, RunReason
+from plan_adapter.settings import Settings
+from plan_adapter.validation.inputs import read_values
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+    from plan_adapter.plan import ExecutionPlan
+    from plan_adapter.store.store import PlanStore
+
+LOOK_SECONDS = 1.0
+"""How often the steps of a run are read. Changes of its gates and its status are noticed at once."""
+ENDS: Mapping[StepStatus, EventKind] = {
+    StepStatus.COMPLETED: "step_completed",
+    StepStatus.FAILED: "step_failed",
+    StepStatus.SKIPPED: "step_skipped",
+}
+
+
+async def run_deployed(name: str, given: dict[str, str], *, detach: bool, as_json: bool) -> int:
+    """Start the deployment of the runbook `name` with these inputs and return the exit code of its run; DONE at once with `detach`."""
+    settings = Settings()
+    pending = begin_server(settings, offline=False)
+    assert pending is not None
+    server = await in_daemon_thread(pending.wait)
+    async with open_store(settings) as store:
+        with use_server(server):
+            async with deployer() as on_server:
+                runbook = await on_server.deployed(_deployment_name(name))
+                inputs = await _inputs(runbook, await store.get(runbook.digest), given, asks=is_at_terminal() and not as_json)
+                flow_run_id = await on_server.start(runbook, inputs)
+                _show_start(runbook, flow_run_id, server, detach=detach, as_json=as_json)
+                return ExitCode.DONE if detach else await _follow(flow_run_id, on_server, server, store, as_json=as_json)
+
+
+def _deployment_name(name: str) -> str:
+    """Return the name of the flow and the deployment of the runbook `name`."""
+    return safe_name(name.removeprefix(STORED))
+
+
+async def _inputs(runbook: DeployedRunbook, plan: "ExecutionPlan", given: dict[str, str], *, asks: bool) -> "dict[str, JsonValue]":
+    """Return the inputs of `given` and those that the user was asked for. Raises InvalidPlanError."""
+    # What the deployment gives is no input that is missing.
+    known = {name: plan.inputs[name].model_copy(update={"default": value}) for name, value in runbook.inputs.items() if name in plan.inputs}
+    plan = plan.model_copy(update={"inputs": {**plan.inputs, **known}})
+    texts = await ask_missing_inputs(plan, given) if asks else given
+    values, problems = read_values(plan.inputs, texts, from_text=True)
+    if problems:
+        raise InvalidPlanError(problems)
+    return {name: values[name] for name in texts}
+
+
+def _show_start(runbook: DeployedRunbook, flow_run_id: str, server: Server, *, detach: bool, as_json: bool) -> None:
+    url = server.run_url(flow_run_id)
+    if as_json and detach:
+        output.json_line({"deployment": runbook.name, "deployment_id": runbook.id, "flow_run_id": flow_run_id, "run_url": url})
+    elif detach:
+        output.line(f"flow run {flow_run_id} of {runbook.name}")
+    for line in ui_hint(url) if url is not None else ():
+        output.note(line)
+    if not runbook.is_attended and runbook.pool is not None:
+        command = worker_command(runbook.pool, server)
+        output.note(f"no worker has polled the pool `{runbook.pool}` in the last minute: `{command}` starts one")
+    elif not runbook.is_attended:
+        output.note(f"no process serves `{runbook.name}`: start the one that did, or `plan deploy` the runbook to a work pool")
+
+
+async def _follow(flow_run_id: str, on_server: Deployer, server: Server, store: "PlanStore", *, as_json: bool) -> int:
+    """Show the run of the flow run until it has ended, and return its exit code."""
+    display = choose_display(as_json=as_json, links=lambda of: [] if of == flow_run_id else _links(of, server))
+    follower = _Follower(display)
+    run: PlanRun | None = None
+    try:
+        while True:
+            end = await on_server.end_of(flow_run_id)  # read first: a flow run ends after its run
+            run = await store.ledger.run_of_flow(flow_run_id)
+            if run is not None:
+                follower.show(run, await store.gates.find(run_id=run.id))
+            if run is not None and (run.completed_at is not None or run.reason is RunReason.INTERRUPTED):
+                display.close()
+                show_result(run, as_json=as_json, hint=await _hint(run, store))
+                return await code_with_rollbacks(run, store)
+            if run is None and end is not None:
+                return _unbegun(flow_run_id, end, as_json=as_json)
+            await store.changed(LOOK_SECONDS)
+    except asyncio.CancelledError:
+        stops = f"`plan cancel {run.id}`" if run is not None else f"`prefect flow-run cancel {flow_run_id}`"
+        output.note(f"the run continues on the server; {stops} cancels it")
+        raise
+    finally:
+        display.close()
+
+
+async def _hint(run: PlanRun, store: "PlanStore") -> str:
+    unknown = await store.outcomes.unknown(run.id)
+    if run.reason is RunReason.INTERRUPTED and not unknown:
+        return f"the process that executed the run has died; `{resume_command(run)}` resumes it"
+    return next_command(run, unknown)
+
+
+def _links(flow_run_id: str, server: Server) -> list[str]:
+    url = server.run_url(flow_run_id)
+    return ui_hint(url) if url is not None else []
+
+
+def _unbegun(flow_run_id: str, end: FlowRunEnd, *, as_json: bool) -> int:
+    """Print how a flow run ended that never began a run, and return the exit code."""
+    if as_json:
+        output.json_line({"flow_run_id": flow_run_id, "state": end.name, "message": end.message})
+    else:
+        output.line(f"flow run {flow_run_id}: {end.name}" + (f": {one_line(end.message)}" if end.message else ""))
+    output.note("the worker recorded no run: its log, and that of the flow run in Prefect, say more")
+    return ExitCode.CANCELLED if end.is_cancelled else ExitCode.FAILED
+
+
+class _Follower:
+    """Shows what has changed in a run since the last look, as the events that its own process would show."""
+
+    def __init__(self, display: Display) -> None:
+        """Nothing was shown yet."""
+        self._display = display
+        self._has_started = False
+        self._steps = dict[str, StepStatus]()
+        self._gates = set[str]()
+
+    def show(self, run: PlanRun, gates: list[Gate]) -> None:
+        """Show what is new in `run` and its open gates."""
+        if run.started_at is not None:
+            self._show_steps(run)
+        for gate in (gate for gate in gates if gate.id not in self._gates):
+            self._gates.add(gate.id)
+            step = next((step for step in run.steps if step.id == gate.step_id), None)
+            self._display(Event("gate_opened", run, step, gate=gate, in_form=gate.flow_run_id is not None))
+
+    def _show_steps(self, run: PlanRun) -> None:
+        if not self._has_started:
+            self._has_started = True
+            self._display(Event("run_started", run))
+        for step in run.steps:
+            shown, self._steps[step.id] = self._steps.get(step.id, StepStatus.PENDING), step.status
+            if step.status in (shown, StepStatus.PENDING):
+                continue
+            if shown is StepStatus.PENDING and step.status in (StepStatus.COMPLETED, StepStatus.FAILED):
+                self._display(Event("step_started", run, step))
+            self._display(Event(ENDS.get(step.status, "step_started"), run, step))

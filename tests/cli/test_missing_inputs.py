@@ -1,0 +1,130 @@
+"""`plan run` asks at a terminal for the inputs that are required and missing, and nowhere else."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_run import TOOLS, document, step
+from tests.cli.test_terminal import Terminal, piped, run_at, terminals
+
+__all__ = ["terminals"]
+
+HOST = {"title": "主机", "description": "The node to greet", "enum": ["web-1", "网-2"]}
+TIMES = {"type": "integer", "minimum": 2}
+
+
+def greeting(**inputs: dict[str, Any]) -> Path:
+    """A plan that needs `inputs`; its outputs are their values."""
+    outputs = {f"given_{name}": f"${{{{ inputs.{name} }}}}" for name in inputs}
+    return document(step("greet", "greet", parameters={"who": "x"}), inputs=inputs, outputs=outputs)
+
+
+def asked(terminals: list[Terminal], *arguments: str, **inputs: dict[str, Any]) -> Terminal:
+    """`plan run` at a terminal that has asked for the first input that is missing."""
+    terminal = run_at(terminals, greeting(**inputs), *arguments)
+    terminal.wait_for(f"{next(name for name in inputs if f'{name}=' not in ' '.join(arguments))}: ")
+    return terminal
+
+
+def recorded() -> bytes:
+    """What `plan runs` lists."""
+    return piped("runs", "--json").stdout
+
+
+def test_each_input_is_shown_as_in_the_form_and_a_value_that_does_not_fit_is_asked_for_again(terminals: list[Terminal]) -> None:
+    terminal = asked(terminals, "--input", "force=true", host=HOST, force={"type": "boolean"}, times=TIMES, left={"default": "as it is"})
+    terminal.wait_for("\nhost: ")
+    assert "试运行 needs 2 inputs; Ctrl-C ends the command, and nothing starts\n" in terminal.shown
+    assert "主机 (host): text\n  The node to greet\n  1) web-1\n  2) 网-2\n" in terminal.shown
+    terminal.type("3\n")
+    terminal.wait_for("  the value is none of `web-1`, `网-2`\nhost: ")
+    terminal.type("2\n")
+    terminal.wait_for("times: an integer\ntimes: ")
+    terminal.type("many\n")
+    terminal.wait_for("  this is not an integer\ntimes: ")
+    terminal.type("1\n")
+    terminal.wait_for("  the value is smaller than 2\ntimes: ")
+    terminal.type("2\n")
+    assert terminal.end() == 0
+    outputs = terminal.shown.partition("\ngiven_host: ")[2].splitlines()
+    assert outputs[:4] == ["网-2", "given_force: true", "given_times: 2", "given_left: as it is"]
+
+
+@pytest.mark.parametrize(
+    ("definition", "typed", "value"),
+    [
+        ({"enum": ["web-1", "网-2"]}, "网-2", "网-2"),
+        ({"type": "integer", "enum": [8, 2, 1]}, "2", 2),
+        ({"enum": ["8", "x"]}, "8", "8"),
+        ({"type": "boolean"}, "false", False),
+        ({"type": "array"}, '["ö", 1]', ["ö", 1]),
+    ],
+    ids=["the text of a choice", "choices that are numbers", "a choice that looks like one", "boolean", "JSON"],
+)
+def test_an_answer_is_read_as_the_command_line_reads_it(
+    terminals: list[Terminal], definition: dict[str, Any], typed: str, value: object
+) -> None:
+    terminal = asked(terminals, what=definition)
+    terminal.type(f"{typed}\n")
+    assert terminal.end() == 0
+    (run,) = map(json.loads, recorded().splitlines())
+    assert run["inputs"] == {"what": value}
+
+
+def test_an_empty_line_is_no_value(terminals: list[Terminal]) -> None:
+    terminal = asked(terminals, what={})
+    terminal.type("\n")
+    terminal.wait_for("  an empty text is not taken here; `--input what=` gives one\nwhat: ")
+    terminal.type("x\n")
+    assert terminal.end() == 0
+
+
+def test_a_value_that_is_secret_by_its_name_is_not_shown(terminals: list[Terminal]) -> None:
+    terminal = run_at(terminals, greeting(api_token={}, host={}))
+    terminal.wait_for("\napi_token: ")
+    terminal.type("hush-hush\n")
+    terminal.wait_for("\nhost: ")
+    terminal.type("web-1\n")
+    terminal.wait_for("\nhost: web-1")
+    assert "hush-hush" not in terminal.shown
+
+
+def test_the_end_of_the_input_leaves_the_rest_missing_and_starts_nothing(terminals: list[Terminal]) -> None:
+    terminal = asked(terminals, what={})
+    terminal.type("\x04")
+    assert terminal.end() == 2
+    assert "no value for `what`" in terminal.shown
+    assert recorded() == b""
+
+
+def test_ctrl_c_at_a_question_starts_nothing(terminals: list[Terminal]) -> None:
+    terminal = asked(terminals, what={})
+    os.kill(terminal.process.pid, signal.SIGINT)
+    assert terminal.end() == 130
+    assert "interrupted" in terminal.shown
+    assert recorded() == b""
+
+
+@pytest.mark.parametrize("option", ["--yes", "--json"])
+def test_nothing_is_asked_with_an_option_of_scripts(terminals: list[Terminal], option: str) -> None:
+    terminal = run_at(terminals, greeting(what={}), option)
+    assert terminal.end() == 2
+    assert "no value for `what`" in terminal.shown
+    assert "\nwhat: " not in terminal.shown
+
+
+def test_nothing_is_asked_if_a_given_value_does_not_fit(terminals: list[Terminal]) -> None:
+    terminal = run_at(terminals, greeting(what={}, times=TIMES), "--input", "times=1")
+    assert terminal.end() == 2
+    assert "no value for `what`" in terminal.shown
+    assert "the value is smaller than 2" in terminal.shown
+    assert "\nwhat: " not in terminal.shown
+
+
+def test_nothing_is_asked_without_a_terminal() -> None:
+    done = piped("run", greeting(what={}), "--offline", *TOOLS)
+    assert (done.returncode, b"no value for `what`" in done.stderr) == (2, True)

@@ -1,0 +1,142 @@
+"""`plan run NAME --on-server`: a deployed runbook is started and followed; a worker runs it."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import yaml
+from prefect import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Cancelled, Crashed
+
+from plan_adapter.engine.connection import Server
+from tests.cli.conftest import Plan
+from tests.cli.test_terminal import Terminal, piped, terminals
+from tests.workers import worker
+
+__all__ = ["terminals"]
+
+TEST = {
+    "id": "test",
+    "tool_name": "run_command",
+    "description": "Test it",
+    "parameters": {"argv": ["test", "${{ inputs.one }}", "=", "${{ inputs.other }}"]},
+}
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+@pytest.fixture
+def name() -> str:
+    """A name of its own: the server is shared."""
+    return f"同-{uuid4().hex[:8]}"
+
+
+def deploy(plan: Plan, name: str, *arguments: str, **fields: Any) -> dict[str, Any]:
+    """Deploy a runbook that compares two inputs, and return the line about it."""
+    inputs = {"one": {"title": "左"}, "other": {}}
+    document = {"name": name, "description": "Compare", "inputs": inputs, "options": {"require_approval": False}, "steps": [TEST], **fields}
+    Path("same.yaml").write_text(yaml.safe_dump(document, allow_unicode=True), encoding="utf-8")
+    said = plan("deploy", "same.yaml", "--yes", "--json", *arguments)
+    assert said.code == 0, said.err
+    return said.lines[0]
+
+
+def in_prefect(flow_run_id: str) -> FlowRun:
+    """The flow run as Prefect has it."""
+
+    async def read() -> FlowRun:
+        async with get_client() as client:
+            return await client.read_flow_run(UUID(flow_run_id))
+
+    return asyncio.run(read())
+
+
+def test_detached_it_is_started_with_its_inputs_and_those_of_the_deployment(plan: Plan, name: str, prefect_server: Server) -> None:
+    made = deploy(plan, name, "--pool", name, "--input", "other=x")
+    said = plan("run", name, "--on-server", "--input", "one=甲", "--detach", "--json")
+    assert said.code == 0
+    flow_run_id = said.run["flow_run_id"]
+    page = prefect_server.run_url(flow_run_id)
+    assert said.run == {"deployment": f"{name}/{name}", "deployment_id": made["id"], "flow_run_id": flow_run_id, "run_url": page}
+    assert in_prefect(flow_run_id).parameters == {"one": "甲", "other": "x"}
+    missing = f"no worker has polled the pool `{name}` in the last minute: `prefect worker start --pool {name}` starts one"
+    assert said.err.splitlines() == [page, missing]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["NAME"], "no value for `one`"),
+        (["NAME", "--input", "two=2"], "the plan has no input `two`"),
+        (["no-such-runbook"], "Prefect has no deployment `no-such-runbook/no-such-runbook`: `plan deploy` makes one"),
+        (["NAME", "--yes"], "--yes is for a run of this process"),
+        (["NAME", "--offline"], "--offline is for a run of this process"),
+        (["NAME", "--tools", "tests.cli.some_tools:greet"], "--tools is for a run of this process"),
+    ],
+    ids=["missing input", "unknown input", "unknown name", "yes", "offline", "tools"],
+)
+def test_what_cannot_be_started_says_why(plan: Plan, name: str, arguments: list[str], reason: str) -> None:
+    deploy(plan, name)
+    said = plan("run", "--on-server", *(name if word == "NAME" else word for word in arguments))
+    assert (said.code, reason in said.err, said.out) == (2, True, ""), said.err
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "line"),
+    [
+        (Cancelled(message="不需要"), 4, "Cancelled: 不需要"),
+        (Crashed(message="no such image"), 1, "Crashed: no such image"),
+    ],
+    ids=["cancelled", "crashed"],
+)
+def test_a_flow_run_that_ends_before_its_run_begins_ends_the_command(
+    plan: Plan, terminals: list[Terminal], name: str, state: Any, code: int, line: str
+) -> None:
+    flow_run_id, terminal = begun(plan, terminals, name)
+
+    async def end() -> None:
+        async with get_client() as client:
+            await client.set_flow_run_state(UUID(flow_run_id), state, force=True)
+
+    asyncio.run(end())
+    assert terminal.end() == code
+    assert f"flow run {flow_run_id}: {line}" in terminal.shown
+
+
+def test_ctrl_c_stops_following_and_not_the_run(plan: Plan, terminals: list[Terminal], name: str) -> None:
+    flow_run_id, terminal = begun(plan, terminals, name)
+    terminal.process.send_signal(2)
+    assert terminal.end() == 130
+    assert f"the run continues on the server; `prefect flow-run cancel {flow_run_id}` cancels it" in terminal.shown
+    state = in_prefect(flow_run_id).state
+    assert state is not None
+    assert state.is_scheduled()
+
+
+def begun(plan: Plan, terminals: list[Terminal], name: str) -> tuple[str, Terminal]:
+    """A flow run that no worker takes, and the terminal that asked for its inputs and follows it."""
+    deploy(plan, name, "--pool", name)
+    terminal = Terminal("run", name, "--on-server", "--input", "other=x")
+    terminals.append(terminal)
+    terminal.wait_for("左 (one): text\none: ")
+    terminal.type("甲\n")
+    terminal.wait_for(" starts one\n")
+    flow_run_id = terminal.shown.partition("/runs/flow-run/")[2].split()[0]
+    return flow_run_id, terminal
+
+
+@pytest.mark.thorough
+def test_a_run_of_a_worker_is_followed_to_its_end(plan: Plan, name: str, prefect_server: Server, tmp_path: Path) -> None:
+    deploy(plan, name, "--pool", name)
+    with worker(prefect_server, pool=name, log=tmp_path / "worker.log", environment={}):
+        done = piped("run", name, "--on-server", "--input", "one=甲", "--input", "other=甲")
+        assert done.returncode == 0, done.stderr.decode()
+        assert done.stdout.decode().startswith(f"{name}: completed in ")
+        assert f" of {name}: 1 step\ntest: started\ntest: completed in " in done.stderr.decode()
+        failed = plan("run", name, "--on-server", "--input", "one=甲", "--input", "other=乙", "--json")
+        assert (failed.code, failed.run["status"], failed.run["steps"][0]["status"]) == (1, "failed", "failed")
+        assert [line.get("event") for line in failed.lines] == ["run_started", "step_started", "step_failed", None]
+    assert "no worker has polled" not in failed.err

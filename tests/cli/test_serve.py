@@ -1,0 +1,84 @@
+"""`plan serve`: runbooks without a work pool, whose runs the process starts itself."""
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from plan_adapter.engine.connection import Server
+from tests.cli.conftest import Plan
+from tests.cli.test_deploy import deployed, in_prefect, runbook
+from tests.cli.test_run import GREET, TOOLS, document
+from tests.cli.test_terminal import Terminal, terminals
+
+__all__ = ["terminals"]
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+@pytest.fixture
+def name() -> str:
+    """A name of its own: the server is shared."""
+    return f"serve-{uuid4().hex[:8]}"
+
+
+def served(terminals: list[Terminal], *arguments: str | Path) -> Terminal:
+    """`plan serve` that serves its runbooks."""
+    terminal = Terminal("serve", *arguments)
+    terminals.append(terminal)
+    terminal.wait_for("Ctrl-C stops\n")
+    return terminal
+
+
+def test_a_folder_and_a_file_are_deployed_without_a_work_pool_until_ctrl_c(plan: Plan, terminals: list[Terminal], name: str) -> None:
+    folder = Path(name)
+    folder.mkdir()
+    for number in range(2):
+        runbook(f"{name}-{number}", folder=folder)
+    terminal = served(terminals, folder, runbook(f"{name}-2", tags=["web"]))
+    assert [f"{name}-{number}/{name}-{number}: created" in terminal.shown for number in range(3)] == [True] * 3
+    assert "serving 3 runbooks; Ctrl-C stops" in terminal.shown
+    terminal.process.send_signal(2)
+    assert terminal.end() == 130
+    assert "Traceback" not in terminal.shown
+    found = in_prefect(f"{name}-2")
+    assert (found.work_pool_name, found.tags, found.paused, found.entrypoint is not None) == (None, ["web"], False, True)
+    again = served(terminals, folder / f"{name}-0.yaml")
+    assert f"{name}-0/{name}-0: unchanged" in again.shown
+    again.process.terminate()
+    assert again.end() == 0
+    assert again.shown.endswith("Ctrl-C stops\n"), "no warning and no traceback"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "serve what? `plan serve RUNBOOK`"),
+        (["FILE", "FILE"], "several plans have the name"),
+        (["FILE", "--limit", "0"], "--limit is at least 1"),
+        (["no-such-plan"], "no-such-plan"),
+    ],
+    ids=["nothing", "twice", "no limit", "unknown"],
+)
+def test_what_cannot_be_served_says_why(plan: Plan, name: str, arguments: list[str], reason: str) -> None:
+    path = runbook(name)
+    said = plan("serve", *(path if word == "FILE" else word for word in arguments))
+    assert (said.code, reason in said.err, said.out) == (2, True, ""), said.err
+
+
+def test_a_deployment_with_a_work_pool_is_left_to_its_workers(plan: Plan, name: str) -> None:
+    path = runbook(name)
+    deployed(plan, path)
+    said = plan("serve", path)
+    assert said.code == 2
+    assert f"workers of the pool `plans` run `{name}/{name}`: start one with `prefect worker start --pool plans`" in said.err
+    assert f"`plan undeploy {name}`" in said.err
+    assert in_prefect(name).work_pool_name == "plans"
+
+
+@pytest.mark.thorough
+def test_a_run_of_a_served_runbook_is_followed_to_its_end(plan: Plan, terminals: list[Terminal], name: str, prefect_server: Server) -> None:
+    served(terminals, document(GREET, name=name, run_name="greet ${{ inputs.who }}", inputs={"who": {}}), *TOOLS)
+    said = plan("run", name, "--on-server", "--input", "who=世界", "--json")
+    assert (said.code, said.run["status"], said.run["steps"][0]["result"]) == (0, "completed", {"text": "你好, 世界"})
+    assert said.err.splitlines()[0] == prefect_server.run_url(said.run["flow_run_id"])

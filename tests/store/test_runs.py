@@ -132,7 +132,7 @@ async def test_runs_are_found_by_the_tags_of_their_plan_beyond_the_limit(store: 
         await created(store, a_plan(name).model_copy(update={"tags": tags}))
         for name, tags in (("both", ["web", "生产"]), ("one", ["web"]), ("other", ['a","web']))
     ]
-    await created(store, "none, but web")
+    await created(store, a_plan("none, but web"))
     assert [run.id for run in await store.runs(1, tags=["web"])] == [one.id]
     assert [run.id for run in await store.runs(tags=["web"])] == [one.id, both.id]
     assert [run.id for run in await store.runs(tags=["生产", "web"])] == [both.id]

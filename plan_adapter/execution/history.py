@@ -199,11 +199,13 @@ class RunHistory(CallHistory):
         """The steps that people skipped, and why. They are not called; the steps that depend on them still run."""
         return {step_id: fate.reason for step_id, fate in self.choices.items() if fate.kind == "skipped"}
 
-    def skipping(self, steps: Mapping[str, str]) -> "RunHistory":
-        """Return this history with `steps` skipped, each for its reason. A step that has succeeded anyway is not skipped."""
-        return replace(
-            self, choices={step_id: StepChoice("skipped", why) for step_id, why in steps.items() if (step_id, None) not in self.succeeded}
-        )
+    def skipping(self, steps: Mapping[str, str], *, again: Collection[str] = ()) -> "RunHistory":
+        """Return this history with `steps` skipped, each for its reason.
+
+        A step that has succeeded anyway is not skipped, unless it is one of those that run `again`.
+        """
+        skipped = {step_id: why for step_id, why in steps.items() if (step_id, None) not in self.succeeded or step_id in again}
+        return replace(self, choices={step_id: StepChoice("skipped", why) for step_id, why in skipped.items()})
 
     def at_end(self, finals: Collection[str]) -> "RunHistory":
         """Return this history for the `finally` steps, whose ids are `finals`. One that succeeded before anything else ran runs again."""

@@ -30,6 +30,8 @@ def choices_of(run: PlanRun, validated: ValidatedPlan, history: RunHistory, aske
     """
     by_status = {status: {step.id for step in run.steps if step.status is status} for status in StepStatus}
     succeeded = by_status[StepStatus.COMPLETED] | {step_id for step_id, item in history.succeeded if item is None}
+    if _runs_finals_again(run, validated):
+        succeeded -= set(validated.finally_order)
     record = Record(
         succeeded=succeeded,
         failed=(by_status[StepStatus.FAILED] | by_status[StepStatus.RUNNING]) - succeeded,
@@ -38,6 +40,12 @@ def choices_of(run: PlanRun, validated: ValidatedPlan, history: RunHistory, aske
     before = {step_id: why for step_id, why in history.skipped.items() if step_id not in succeeded}
     found = choices(validated.dependencies, record, replace(asked, skipped=asked.all_skipped(before)))
     return found | {step_id: StepChoice("run") for step_id in validated.finally_order if found[step_id].kind == "left"}
+
+
+def _runs_finals_again(run: PlanRun, validated: ValidatedPlan) -> bool:
+    """Return whether a resume runs the `finally` steps again, whether they have succeeded or not: if it runs any other step."""
+    ended = {step.id for step in run.steps if step.status in (StepStatus.COMPLETED, StepStatus.SKIPPED)}
+    return any(step_id not in ended for step_id in validated.order)
 
 
 async def with_operator_requests(
@@ -58,7 +66,8 @@ async def with_operator_requests(
         await record_operator_request("run_from", [asked.from_step], "", run, validated.plan, store, run_request)
     elif not new:
         return replace(history, choices=choices)
-    history = history.skipping(await store.operator_requests.skipped_steps(run.id))
+    again = validated.finally_order if _runs_finals_again(run, validated) else ()
+    history = history.skipping(await store.operator_requests.skipped_steps(run.id), again=again)
     return replace(history, choices=choices_of(run, validated, history, replace(asked, skipped={})))
 
 

@@ -28,10 +28,14 @@ from plan_adapter import (
     tool,
 )
 from plan_adapter.engine.connection import Server
+from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.gates.plan_text import plan_gate_text
 from plan_adapter.plan import Rollback, Step
 from plan_adapter.preview import preview_plan, preview_text
 from plan_adapter.record import ApprovalRequest, Outcome, RunReason
+from plan_adapter.runs.operator_requests import choices_of
+from plan_adapter.runs.resume import execute_resume
+from plan_adapter.runs.session import RunRequest
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import task_runs
 from tests.processes import Program
@@ -185,6 +189,21 @@ async def test_they_run_again_after_a_resume_that_ran_steps(world: World, store:
     assert (again.status, world.done) == (PlanStatus.COMPLETED, ["a", "tidy", "b", "tidy"])
     assert len(set(world.keys)) == 2  # a new call, not a repeat of the first one
     assert (await store.run(run.id)).step("tidy").carried is False
+
+
+async def test_a_resume_can_skip_one_and_runs_them_whatever_else_it_leaves(world: World, store: PlanStore) -> None:
+    world.broken.add("b")
+    run = await arun_plan(tidied(step("a"), step("b"), step("c")), tools=world.tools, store=store, offline=True)
+    world.broken.clear()
+    recorded = await store.ledger.recorded(run.id)
+    choices = choices_of(run, validate(recorded.plan, world.tools), recorded.history, ResumeOptions(from_step="b"))
+    assert {name: choice.kind for name, choice in choices.items()} == {
+        "a": "carried", "b": "run", "c": "left", "tidy": "run", "tell": "run",
+    }  # fmt: skip
+    asked = ResumeOptions(from_step="b", skipped={"tidy": "not today"})
+    again = await execute_resume(run.id, tools=world.tools, run_request=RunRequest(), store=store, offline=True, asked=asked)
+    assert world.done[-2:] == ["b", "partial: "]
+    assert (again.step("tidy").status, "not today" in (again.step("tidy").reason or "")) == (StepStatus.SKIPPED, True)
 
 
 async def test_they_run_after_the_rollback(world: World, store: PlanStore) -> None:

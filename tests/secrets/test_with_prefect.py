@@ -96,7 +96,7 @@ async def test_a_block_without_a_secret_is_refused() -> None:
 
 
 async def everything_of(flow_run_id: str) -> dict[str, str]:
-    """Return what Prefect's API tells of a flow run, once its logs are there."""
+    """Return what Prefect's API tells of a flow run, once its logs and the ends of its three steps are there."""
     await asyncio.to_thread(EventsWorker.instance().wait_until_empty)
     of_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))  # type: ignore[list-item]
     of_tasks = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[flow_run_id]))  # type: ignore[list-item]
@@ -104,10 +104,11 @@ async def everything_of(flow_run_id: str) -> dict[str, str]:
     async with get_client() as client, asyncio.timeout(20):
         while True:
             logs = await client.read_logs(of_logs, limit=200)
-            if any("prefect is told" in log.message for log in logs):
+            tasks = await client.read_task_runs(task_run_filter=of_tasks)
+            said, ended = "\n".join(log.message for log in logs), [task.state is not None and task.state.is_final() for task in tasks]
+            if "prefect is told" in said and "logged" in said and len(ended) == 3 and all(ended):
                 break
             await asyncio.sleep(0.1)
-        tasks = await client.read_task_runs(task_run_filter=of_tasks)
         runs = await client.read_flow_runs(flow_run_filter=of_run)
         all_runs = await client.read_flow_runs(limit=50)
         artifacts = await client.read_artifacts(limit=200)

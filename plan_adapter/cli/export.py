@@ -3,26 +3,68 @@
 import sys
 from contextlib import nullcontext
 from functools import partial
+from json import dumps
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from plan_adapter.cli import output as streams
 from plan_adapter.cli.codes import ExitCode
-from plan_adapter.cli.sources import open_store
+from plan_adapter.cli.sources import open_store, plan_of, policy_of_store, tools_of
+from plan_adapter.pictures import mermaid
+from plan_adapter.plan import Effect
+from plan_adapter.runbooks.aster import as_aster
 from plan_adapter.settings import Settings
+from plan_adapter.validation import validate
 
 
-async def export(run: str, /, *, output: Path | None = None, json: bool = False) -> int:
+async def export(
+    source: str,
+    /,
+    *,
+    format: Literal["record", "mermaid", "aster"] = "record",
+    output: Path | None = None,
+    tools: list[str] | None = None,
+    json: bool = False,
+) -> int:
     """Write everything that the store has about a run as one JSON document; `plan runs verify FILE` verifies it on any machine.
 
     It holds the plan, the run, its approvals with their signatures, gates, attempts, receipts, revisions, the audit log, and the digest of
-    its last entry. Parameters and results are written as they are in the store.
+    its last entry. Parameters and results are written as they are in the store. With `--format mermaid` or `aster`, write a plan instead:
+    as a picture of its steps, or as the JSON of Aster's executor, with a note for everything that has no place there.
 
     Args:
-        run: The id of a run, or its beginning.
+        source: The id of a run, or its beginning; for the other formats a plan document, `store:name@version` or a plan's digest.
+        format: `record` of a run; `mermaid`, a flowchart of a plan; `aster`, a plan as Aster's JSON.
         output: The file to write, readable only by you; default: stdout.
+        tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         json: Print the document on one line.
     """
+    if format != "record":
+        return await _export_plan(source, format, output, tools or [], in_lines=not json)
+    return await _export_run(source, output, in_lines=not json)
+
+
+async def _export_plan(source: str, format: Literal["mermaid", "aster"], output: Path | None, tools: list[str], *, in_lines: bool) -> int:
+    validated = validate(await plan_of(source), tools_of(tools))
+    if format == "mermaid":
+        policy = await policy_of_store(Settings())
+        gated = [step.id for step in validated.plan.all_steps if validated.has_gate(step, gate_effects=policy.gate_effects)]
+        effects: dict[str, Effect] = {step.id: step.effect or validated.tools[step.id].effect for step in validated.plan.all_steps}
+        text = mermaid(validated.plan.all_steps, validated.edges, effects=effects, gated=gated)
+    else:
+        document, notes = as_aster(validated)
+        text = dumps(document, ensure_ascii=False, indent=2 if in_lines else None)
+        for note in notes:
+            streams.note(note)
+    if output is None:
+        streams.line(text)
+    else:
+        with streams.whole_file(output, private=True) as file:
+            file.write(f"{text}\n")
+    return ExitCode.DONE
+
+
+async def _export_run(run: str, output: Path | None, *, in_lines: bool) -> int:
     from plan_adapter.store.export import write_document  # imports SQLAlchemy
 
     only_ascii = output is None and not streams.is_unicode(sys.stdout)
@@ -30,7 +72,7 @@ async def export(run: str, /, *, output: Path | None = None, json: bool = False)
         with nullcontext(sys.stdout) if output is None else streams.whole_file(output, private=True) as file:
             write = partial(_write, file)
             try:
-                await store.read_export(run, partial(write_document, write=write, in_lines=not json, only_ascii=only_ascii))
+                await store.read_export(run, partial(write_document, write=write, in_lines=in_lines, only_ascii=only_ascii))
             except _UnwrittenError as error:
                 with streams.to_stdout() if output is None else nullcontext():
                     raise error.cause from None

@@ -139,9 +139,9 @@ class Conversation:
         if forget:
             self._lines.forget()
         self._question = visible(question)
-        _write(self._question)
         try:
-            with self._lines.unseen() if hidden else nullcontext():
+            with self._lines.unseen() if hidden else nullcontext():  # before the question, which may be answered at once
+                _write(self._question)
                 answer = await self._lines.next()
         except asyncio.CancelledError:
             _write("\n")

@@ -178,3 +178,44 @@ def _told_anew(document: dict[str, Any]) -> None:
             entry |= {name: getattr(told, name) for name in ("kind", "by", "known_by", "message", "row_digest")}
         entry["digest"] = before = audit.entry_digest(entry, before)
     document["head"] = before
+
+
+PLAN = """
+name: 发布
+description: Release it
+inputs: {version: {type: string, default: "1"}}
+steps:
+  - {id: build, tool_name: bash, description: Build, parameters: {command: make, env: {V: "${{ inputs.version }}"}}, max_retries: 2}
+  - id: push
+    tool_name: bash
+    description: Push
+    parameters: {command: cat, stdin: "${{ steps.build.result.stdout }}"}
+    requires_approval: true
+finally:
+  - {id: tidy, tool_name: bash, description: Tidy up, parameters: {command: make clean}}
+"""
+
+
+def test_a_plan_is_exported_as_a_flowchart(plan: Plan, home: Path):
+    Path("release.yaml").write_text(PLAN)
+    shown = plan("export", "release.yaml", "--format", "mermaid").out
+    assert shown.startswith('flowchart TD\n  s1["build<br/>Build"]:::write\n  s2{{"push<br/>Push"}}:::write\n')
+    assert "  s1 --> s2\n  s2 --> s3\n" in shown
+
+
+def test_a_plan_is_exported_for_aster_with_a_note_for_what_has_no_place_there(plan: Plan, home: Path):
+    Path("release.yaml").write_text(PLAN)
+    said = plan("export", "release.yaml", "--format", "aster")
+    assert said.err.splitlines() == [
+        "left out: `requires_approval` of `push`",
+        "left out: `inputs` of the plan",
+        "left out: `finally` of the plan",
+        "Aster does not evaluate `${{ }}`: write values in `build`, `push`",
+    ]
+    document = json.loads(said.out)
+    assert (document["Name"], document["Options"]["MaxParallelSteps"]) == ("发布", 3)
+    first, second = document["Steps"]
+    assert (first["ToolName"], first["MaxRetries"], second["DependsOn"]) == ("bash", 2, ["build"])
+    assert plan("export", "release.yaml", "--format", "aster", "--output", "aster.json").code == 0
+    back = next(row["plan"] for row in map(json.loads, plan("import", "aster.json", "--json").out.splitlines()) if "plan" in row)
+    assert [step["id"] for step in back["steps"]] == ["build", "push"]

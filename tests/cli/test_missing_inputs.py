@@ -85,9 +85,9 @@ def test_an_empty_line_is_no_value(terminals: list[Terminal]) -> None:
 
 def test_a_value_that_is_secret_by_its_name_is_not_shown(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, greeting(api_token={}, host={}))
-    terminal.wait_for("\napi_token: ")
+    terminal.wait_for("\napi_token: text\napi_token: ")
     terminal.type("hush-hush\n")
-    terminal.wait_for("\nhost: ")
+    terminal.wait_for("\nhost: text\nhost: ")
     terminal.type("web-1\n")
     terminal.wait_for("\nhost: web-1")
     assert "hush-hush" not in terminal.shown

@@ -55,7 +55,7 @@ class Scheduler:
     """The steps of one run, or its `finally` steps, started as they become ready. Belongs to one event loop."""
 
     def __init__(self, scope: RunScope, run_step: StepRunner, clock: RunClock, *, finals: bool) -> None:
-        """Prepare the run of `scope`. `clock` is paused while only gates are open."""
+        """Prepare the run of `scope`. `clock` is paused while only gates are open, except for `finals`."""
         self._scope = scope
         self._clock = clock
         self._working = 0  # calls requested and not yet ended
@@ -320,7 +320,7 @@ class Scheduler:
     def _count(self, *, working: int = 0, asking: int = 0) -> None:
         self._working += working
         self._asking += asking
-        if self._asking and not self._working:
+        if self._asking and not self._working and not self._finals:  # a run that was cancelled must end, even if nobody answers
             self._clock.pause()
         else:
             self._clock.resume()

@@ -43,6 +43,7 @@ class RunScope:
     clock: RunClock | None = None  # of the total timeout, once execution has started
     secrets: RunSecrets = field(default_factory=RunSecrets)
     end: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # what `finally` steps call `run`
+    why_finals_stopped: str = ""  # if not all `finally` steps could start
 
     def variables(self, *, item: JsonValue = None, result: JsonValue = None, secrets: Mapping[str, str] | None = None) -> Variables:
         """Return what an expression can use now. Pass `secrets` only for what goes to a tool."""

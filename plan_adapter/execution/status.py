@@ -40,17 +40,20 @@ class Ending(NamedTuple):
     message: str | None
 
 
-def with_finals(ending: Ending, finals: Sequence[StepRun]) -> Ending:
-    """Return how a run ends that would end as `ending` without its `finally` steps, which ended as `finals`."""
+def with_finals(ending: Ending, finals: Sequence[StepRun], why_stopped: str = "") -> Ending:
+    """Return how a run ends that would end as `ending` without its `finally` steps, which ended as `finals`.
+
+    `why_stopped` says why some of them could not start.
+    """
     unknown = [step for step in finals if step.outcome is Outcome.UNKNOWN]
     failed = [step for step in finals if step.status is StepStatus.FAILED]
-    if not unknown and not failed:
+    if not unknown and not failed and not why_stopped:
         return ending
-    cause = _unknown(unknown) if unknown else _failure(failed)
+    cause = _unknown(unknown) if unknown else _failure(failed) if failed else why_stopped
     message = f"{ending.message}; {cause}" if ending.message else cause
     reason = ending.reason
     if reason in (None, RunReason.STEP_FAILED):
-        reason = RunReason.UNKNOWN if unknown else RunReason.STEP_FAILED
+        reason = RunReason.UNKNOWN if unknown else RunReason.STEP_FAILED if failed else reason or RunReason.TIMED_OUT
     return Ending(PlanStatus.PARTIAL if ending.status is PlanStatus.COMPLETED else ending.status, reason, message)
 
 

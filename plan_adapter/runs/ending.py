@@ -88,7 +88,7 @@ async def answer_soon(in_prefect: Callable[[], Awaitable[str | None]]) -> str | 
 
 async def conclude_run(scope: RunScope, store: PlanStore, rollback: Rollback | None, undrafted: str | None) -> None:
     """Record and report the end of a run whose steps have all ended. `undrafted` says why replanning failed, if it did."""
-    status, reason, message = with_finals(ending_without_finals(scope), finals_of(scope))
+    status, reason, message = with_finals(ending_without_finals(scope), finals_of(scope), scope.why_finals_stopped)
     scope.run.transition(status, reason=reason, message=message)
     scope.run.outputs, problem = _outputs(scope)
     scope.run.message = scope.run.message or problem

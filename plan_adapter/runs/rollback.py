@@ -49,7 +49,7 @@ async def roll_back(session: RunSession) -> PlanRun:
         await undo(rollback, store, session.backend.cancellation)
         await execute_finals(scope, keeper, ended)
     finally:
-        status, why, message = with_finals(Ending(ended, run.reason, run.message), finals_of(scope))
+        status, why, message = with_finals(Ending(ended, run.reason, run.message), finals_of(scope), scope.why_finals_stopped)
         run.transition(status, reason=why, message=message)
         await end_run(scope, store, rollback)
         await keeper.leave()

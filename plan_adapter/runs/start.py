@@ -183,6 +183,8 @@ async def execute_finals(scope: RunScope, keeper: GateKeeper, status: PlanStatus
     async with watched(last, keeper.store, _never, None):
         await execute(last, session.backend.run_step, finals=True)
     scope.is_left, scope.refusal = last.is_left, scope.refusal or last.refusal
+    if last.stop.is_set and any(step.status is StepStatus.SKIPPED and step.reason == last.stop.message for step in run.steps):
+        scope.why_finals_stopped = last.stop.message
 
 
 async def _never() -> str | None:

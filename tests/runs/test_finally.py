@@ -238,6 +238,25 @@ async def test_one_that_writes_waits_at_its_gate_like_any_step(world: World, sto
     assert (run.status, asked, world.done) == (PlanStatus.COMPLETED, ["tidy"], ["a", "tidy"])
 
 
+async def test_a_gate_that_nobody_answers_does_not_hold_a_run_that_was_cancelled(world: World, store: PlanStore) -> None:
+    async def answer(_: ApprovalRequest) -> bool:
+        await asyncio.Event().wait()
+        return True
+
+    for main in ("wait", "do"):
+        world.waits.clear()
+        plan = tidied(step("w", main), finals=[step("tidy", "write", requires_approval=True)])
+        plan.options.finally_timeout_ms = 50
+        running = asyncio.ensure_future(arun_plan(plan, tools=world.tools, store=store, offline=True, approver=CallbackApprover(answer)))
+        if main == "wait":
+            await world.waits.wait()
+            await acancel_run((await store.runs())[0].id, reason="stop", store=store)
+        run = await running
+        assert (run.step("tidy").status, "timeout of the `finally` steps" in (run.message or "")) == (StepStatus.SKIPPED, True)
+        ended = (PlanStatus.CANCELLED, RunReason.CANCELLED) if main == "wait" else (PlanStatus.PARTIAL, RunReason.TIMED_OUT)
+        assert (run.status, run.reason) == ended
+
+
 async def test_each_item_and_condition_works_as_in_any_step(world: World, store: PlanStore) -> None:
     many = step("many", for_each="${{ ['x', 'y'] }}")
     many.parameters = {"name": "${{ item }}"}

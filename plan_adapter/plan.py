@@ -146,6 +146,7 @@ class Input(_Model):
 ROLLBACK_DESCRIPTION = (
     "The call that undoes the completed step, or each of its items that succeeded. It runs in reverse order of dependencies: when a failed "
     "step or the total timeout ends the run, and on request when it is cancelled or has ended. A run that was rolled back cannot be "
+    "resumed."
 )
 
 
@@ -256,8 +257,7 @@ class ExecutionOptions(_Model):
         return self.max_parallel_steps if self.allow_parallel else 1
 
 
-# A new field also belongs in listing.py (preview), formatting.py (`plan show`), gates/plan_text.py if it is to be approved, guide/plans.md,
-# and deployments/plan.schema.json, which `plan schema deployments/plan.schema.json` writes.
+# guide/contributing.md lists what else a new field belongs in.
 class Step(_Model):
     """One step of a plan: a tool call, or a goal in words."""
 

@@ -9,7 +9,7 @@ from plan_adapter.cli.records import gate_place
 from plan_adapter.commands import answer_command, resume_asked, resume_command
 from plan_adapter.gates.approval import no_approver, requires_approval
 from plan_adapter.plan import PlanStatus
-from plan_adapter.readable import call_name, duration, moment, prose
+from plan_adapter.readable import call_name, duration, listed, moment, prose
 from plan_adapter.record import Approval, Gate, PlanRun, StandingApproval
 from plan_adapter.settings import Settings
 
@@ -177,7 +177,9 @@ def _gate_line(gate: Gate, now: datetime) -> str:
     since = f" since {moment(gate.opened_at)} ({age(now, gate.opened_at)})"
     until = f", until {moment(gate.expires_at)} ({time_left(gate.expires_at, now)})" if gate.expires_at is not None else ""
     asked = f"waits for the outcome of step {prose(gate_place(gate))}" if gate.kind == "outcome" else f"waits for an approval {what}"
-    return f"- **{asked}**{since}{until}; {RELEASED if gate.is_released else ATTENDED[gate.attended]}"
+    names = gate.rules.approvers
+    who = "" if names is None else f"; only {listed([prose(name) for name in names], 5) or 'nobody'} may answer"
+    return f"- **{asked}**{since}{until}{who}; {RELEASED if gate.is_released else ATTENDED[gate.attended]}"
 
 
 def _noted(note: str) -> str:

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import Approver, answer_to
@@ -51,7 +51,7 @@ class CallbackApprover:
         )
 
 
-_DECISIONS: Mapping[str, Decision] = {"approve": "approve", "reject": "reject", "request_changes": "request_changes"}
+_DECISIONS: Mapping[str, Decision] = {decision: decision for decision in get_args(Decision)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,8 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
             continue  # another process accepted it under another policy: ask again
         match answer.decision:
             case "approve":
+                if answer.gate_id is not None:
+                    await _close_plan_gates(run, keeper.store)
                 return await _used(bound, run, answer, keeper)
             case "reject":
                 return await end_rejected(run, answer, keeper.store)
@@ -90,6 +92,13 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
                     )
             case _:
                 assert_never(answer.decision)
+
+
+async def _close_plan_gates(run: PlanRun, store: PlanStore) -> None:
+    """Close the plan gates that are still open although an earlier answer counts: it was stale for a while, and was asked for again."""
+    for gate in await store.gates.find(run_id=run.id):
+        if gate.step_id is None and gate.kind == "approval":
+            await store.gates.close(gate.id, "cancelled")
 
 
 async def open_detached(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:

@@ -121,7 +121,7 @@ def of_approval(row: Plain) -> Entry:
     """Return the entry for an answer, at a gate or without one."""
     note = _optional(row["note"] or None)
     if row["gate_id"] is None:
-        return _about_approval(row, DECISION_ENTRIES.get(row["decision"], "rejected"), _text(row["at"]), note)
+        return _about_approval(row, DECISION_ENTRIES[row["decision"]], _text(row["at"]), note)
     return _about_approval(row, "gate_answered", _text(row["at"]), _text(row["decision"]) + (f": {note}" if note else ""))
 
 

@@ -15,8 +15,9 @@ def check_dependencies(calls: list[Call], findings: Findings) -> dict[str, tuple
     A `finally` step starts after all other steps, so it depends only on other `finally` steps.
     """
     first, last = [call for call in calls if not call.is_final], [call for call in calls if call.is_final]
-    dependencies = _dependencies(first, {call.step.id: _FINALLY for call in last}, findings)
-    return {**_dependencies(last, {call.step.id: _STEP for call in first}, findings), **dependencies}
+    found = _dependencies(first, {call.step.id: _FINALLY for call in last}, findings)
+    finals = _dependencies(last, {call.step.id: _STEP for call in first}, findings)
+    return found | {step_id: after for step_id, after in finals.items() if step_id not in found}
 
 
 _STEP = "is not a `finally` step: those run after all other steps anyway", "remove it"

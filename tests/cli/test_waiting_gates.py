@@ -16,7 +16,7 @@ from plan_adapter.runs.start import create_run
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import bind_inputs, validate
 from tests.cli.conftest import Plan, digest_of
-from tests.cli.gated import ME, waiting
+from tests.cli.gated import ME, resumed, waiting
 from tests.cli.some_tools import greet
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document
 
@@ -158,3 +158,25 @@ def test_gates_are_shown_in_json_events(plan: Plan) -> None:
     assert (opened["gate"]["step"], opened["gate"]["end"], answered["gate"]["end"]) == (None, None, "answered")
     assert answered["message"] == f"approved by {ME} (os_user): --yes"
     assert json.loads(said.out.splitlines()[-1])["status"] == "completed"
+
+
+def test_an_approval_that_counts_again_closes_the_gate_that_was_opened_meanwhile(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = waiting(plan, approval={"approvers": ["sre"]})
+    assert "; only sre may answer; no process is waiting" in plan("show", run_id).out
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": [ME]}))
+    assert plan("approve", run_id, "--digest", digest_of(plan, run_id)).code == 0
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"]}))
+    assert resumed(plan, run_id).code == 6  # the approval no longer counts, so the gate opens again
+    assert len(plan("gates", "--json").lines) == 1
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": [ME]}))
+    assert resumed(plan, run_id).code == 0
+    assert plan("gates", "--json").lines == []
+    assert [gate.end for gate in _gates(run_id)] == ["answered", "cancelled"]
+
+
+def _gates(run_id: str) -> list[Gate]:
+    async def read() -> list[Gate]:
+        async with PlanStore() as store:
+            return await store.gates.find(run_id=run_id, open_only=False)
+
+    return asyncio.run(read())

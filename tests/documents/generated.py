@@ -46,7 +46,8 @@ def optional(strategy: st.SearchStrategy) -> st.SearchStrategy:
 
 def every_field(model: type[BaseModel], **strategies: st.SearchStrategy) -> st.SearchStrategy:
     """Instances of `model`. A field without a strategy is an error, so that a new field is tested."""
-    assert strategies.keys() == model.model_fields.keys(), strategies.keys() ^ model.model_fields.keys()
+    differ = strategies.keys() ^ model.model_fields.keys()
+    assert not differ, f"{model.__name__} has no strategy here, or no field, for: {', '.join(sorted(differ))}"
     return st.fixed_dictionaries(strategies).map(
         lambda fields: model(**{key: value for key, value in fields.items() if key != "id" or value})
     )

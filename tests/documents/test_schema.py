@@ -144,7 +144,7 @@ def test_every_field_is_described() -> None:
     schema: Any = plan_schema()
     for part in (schema, *(schema["$defs"][model.__name__] for model in (ApprovalPolicy, ExecutionOptions, Input, Step))):
         for name, field in part["properties"].items():
-            assert field.get("description") or "$ref" in field, name
+            assert field.get("description", "").endswith(".") or "$ref" in field, name
 
 
 def test_fields_that_are_not_executed_yet_say_so() -> None:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from sqlalchemy import Connection, Dialect, Engine, event
 from xdist.remote import Producer
@@ -107,6 +108,10 @@ def _read_entry_points_once(**which: str) -> importlib.metadata.EntryPoints:
 
 
 importlib.metadata.entry_points = _read_entry_points_once
+
+# Each run draws other examples; a test that needs more says so.
+hypothesis.settings.register_profile("tests", max_examples=50)
+hypothesis.settings.load_profile("tests")
 
 
 PrepareServer = Callable[[Path], None]

@@ -87,10 +87,9 @@ def test_what_cannot_be_started_says_why(plan: Plan, name: str, arguments: list[
 @pytest.mark.parametrize(
     ("state", "code", "line"),
     [
-        (Cancelled(message="不需要"), 4, "Cancelled: 不需要"),
-        (Crashed(message="no such image"), 1, "Crashed: no such image"),
+        pytest.param(Cancelled(message="不需要"), 4, "Cancelled: 不需要", id="cancelled"),
+        pytest.param(Crashed(message="no such image"), 1, "Crashed: no such image", id="crashed", marks=pytest.mark.thorough),
     ],
-    ids=["cancelled", "crashed"],
 )
 def test_a_flow_run_that_ends_before_its_run_begins_ends_the_command(
     plan: Plan, terminals: list[Terminal], name: str, state: Any, code: int, line: str

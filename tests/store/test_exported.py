@@ -112,9 +112,13 @@ def test_values_that_are_no_rows_stand_as_they_are(tmp_path: Path) -> None:
     assert (document["head"], document["run"], document["audit"], list(document["plans"])) == ([1, {"a": []}], -12500.0, "x", [])
 
 
+TIMES = 4
+"""How often a peak of memory is measured; the least noise counts."""
+
+
 def _peak(work: Callable[[], Verification]) -> int:
     """Return the most memory that `work` took, of several times: what other threads take meanwhile counts, too."""
-    return min(_peak_once(work) for _ in range(2))
+    return min(_peak_once(work) for _ in range(TIMES))
 
 
 def _peak_once(work: Callable[[], Verification]) -> int:
@@ -133,11 +137,11 @@ async def test_verifying_takes_no_more_memory_for_more_receipts(sqlite: PlanStor
     for count in (50, 400):
         run_id = await with_receipts(sqlite, count)
         path.write_text(await written(sqlite, run_id, in_lines=True), encoding="utf-8")
-        in_store.append(min([await sqlite.read_export(run_id, lambda parts: _peak_once(lambda: verify(parts))) for _ in range(2)]))
+        in_store.append(min([await sqlite.read_export(run_id, lambda parts: _peak_once(lambda: verify(parts))) for _ in range(TIMES)]))
         in_file.append(_peak(lambda: verify(read_exported(path) or {})))
         at_once.append(_peak_once(lambda: verify(json.loads(path.read_bytes()))))
-    assert in_store[1] < 3 * in_store[0]
-    assert in_file[1] < 3 * in_file[0]
+    assert in_store[1] < 2 * in_store[0]
+    assert in_file[1] < 2 * in_file[0]
     assert at_once[1] > 6 * at_once[0]  # what is measured can be seen
 
 

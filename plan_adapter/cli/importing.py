@@ -56,7 +56,7 @@ async def import_plans(
 
     Any plan document is taken as well, in PascalCase, camelCase or snake_case. The kind of file is recognized by its content. For a
     workflow or an Automation document, notes say what was kept, changed and left out. Where something that does real work cannot be
-    converted, a step to do stands in its place: it fails, so that a run stops there, and says what to write.
+    converted, it becomes a step that fails, so that a run stops there, and that says what to write.
 
     Ids stay. What a file says about an earlier execution (approved, status, times) is kept as history under `metadata.history`; it is
     neither an approval nor a receipt, so the plan waits for an approval like any other. A field that plans do not have is reported and

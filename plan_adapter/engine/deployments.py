@@ -149,6 +149,19 @@ class Deployer:
         create = planned.create.model_copy(update={"flow_id": await self.client.create_flow_from_name(planned.create.name)})
         return replace(planned, deployment_id=await self._post(create, planned.name))
 
+    async def _of_runbook(self, name: str, *, missing: str, otherwise: str) -> tuple[str, DeploymentResponse]:
+        """Return the full name and the deployment of a runbook.
+
+        Raises DeploymentError if there is none, with the hint `missing`, or if `plan deploy` did not make it, with the hint `otherwise`.
+        """
+        full_name = name if "/" in name else f"{name}/{name}"
+        existing = await self._existing(full_name)
+        if existing is None:
+            raise DeploymentError(f"Prefect has no deployment `{full_name}`: {missing}`prefect deployment ls` lists them")
+        if PLAN_LABEL not in existing.labels:
+            raise DeploymentError(f"`plan deploy` did not make `{full_name}`: {otherwise.format(full_name)}")
+        return full_name, existing
+
     async def _existing(self, full_name: str) -> DeploymentResponse | None:
         try:
             return await self.client.read_deployment_by_name(full_name)
@@ -177,12 +190,8 @@ class Deployer:
 
     async def deployed(self, name: str) -> DeployedRunbook:
         """Return the deployment of a runbook. Raises DeploymentError if there is none."""
-        full_name = name if "/" in name else f"{name}/{name}"
-        existing = await self._existing(full_name)
-        if existing is None:
-            raise DeploymentError(f"Prefect has no deployment `{full_name}`: `plan deploy` makes one, `prefect deployment ls` lists them")
-        if PLAN_LABEL not in existing.labels:
-            raise DeploymentError(f"`plan deploy` did not make `{full_name}`: start it with `prefect deployment run {full_name}`")
+        otherwise = "start it with `prefect deployment run {}`"
+        full_name, existing = await self._of_runbook(name, missing="`plan deploy` makes one, ", otherwise=otherwise)
         digest, pool = str(existing.labels[PLAN_LABEL]), existing.work_pool_name
         is_attended = await self._has_worker(pool) if pool is not None else existing.status is DeploymentStatus.READY
         return DeployedRunbook(str(existing.id), full_name, digest, existing.parameters, pool, is_attended)
@@ -212,12 +221,7 @@ class Deployer:
 
     async def undeploy(self, name: str) -> str:
         """Delete the deployment of a runbook and return its name. Its flow runs stay. Raises DeploymentError if there is none."""
-        full_name = name if "/" in name else f"{name}/{name}"
-        existing = await self._existing(full_name)
-        if existing is None:
-            raise DeploymentError(f"Prefect has no deployment `{full_name}`: `prefect deployment ls` lists them")
-        if PLAN_LABEL not in existing.labels:
-            raise DeploymentError(f"`plan deploy` did not make `{full_name}`: delete it with `prefect deployment delete {full_name}`")
+        full_name, existing = await self._of_runbook(name, missing="", otherwise="delete it with `prefect deployment delete {}`")
         await self.client.delete_deployment(existing.id)
         return full_name
 

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions import Declarations, compile_template
 from plan_adapter.listing import policy_facts, step_listing, step_patience
-from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus
+from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus, flattened
 from plan_adapter.readable import as_text, code, counted, duration, moment, prose, redacted
 from plan_adapter.record import AUTHOR, Attempt, Outcome, PlanRun, Receipt, Resolution, RunReason, StandingApproval, StepRun
 
@@ -98,12 +98,8 @@ class Dependencies:
 def dependencies_of(plan: ExecutionPlan) -> dict[str, Dependencies]:
     """Return each step's dependencies, as far as the plan is valid. Implied ones are in plan order."""
     declarations = Declarations({step.id: step for step in plan.all_steps}, plan.inputs, item=True, result=True, run=True)
-    sides = ([step.id for step in plan.steps], [step.id for step in plan.finally_])  # `finally` steps wait only for each other
-    return {
-        step.id: _dependencies(step, declarations, side)
-        for side, steps in zip(sides, (plan.steps, plan.finally_), strict=True)
-        for step in steps
-    }
+    sides = (flattened(plan.steps), plan.finally_)  # `finally` steps wait only for each other
+    return {step.id: _dependencies(step, declarations, [one.id for one in side]) for side in sides for step in side}
 
 
 def _dependencies(step: Step, declarations: Declarations, possible: Sequence[str]) -> Dependencies:
@@ -126,7 +122,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
     lines += [f"- {fact}" for fact in policy_facts(plan, asks=asks)]
     lines += [f"- output {code(name)}: {code(as_text(value))}" for name, value in plan.outputs.items()]
     lines += ["", "## Steps", ""]
-    dependencies = dependencies_of(plan)
+    dependencies, count = dependencies_of(plan), len(flattened(plan.steps))
     for number, step in enumerate(plan.all_steps, start=1):
         after = dependencies[step.id]
         timeout = plan.timeout_ms_of(step)
@@ -140,7 +136,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
             patience=step_patience(step, timeout) if timeout or step.max_retries else "",
             gate=_gate(plan, step),
             rollback=None if step.rollback is None else (None, step.rollback.parameters),
-            is_final=number > len(plan.steps),
+            is_final=number > count,
         )
     return lines
 

@@ -49,6 +49,14 @@ FINALLY_DESCRIPTION = (
     "They may use `run.status` and `run.failed_steps`."
 )
 
+STEPS_DESCRIPTION = (
+    "The steps of a group, which run once per item of its `for_each`, in the order of their dependencies. In them `item` is the item, and "
+    "`steps.<id>.result` is that of the same item. Other steps see `steps.<group>.result`: a list of {label, status, results}."
+)
+
+MAX_FAILURES = r"^(\d+|\d{1,2}%|100%)$"
+"""What `max_failures` may be as a text."""
+
 WHOLE_EXPRESSION = r"^\s*\$\{\{[\s\S]*\}\}\s*$"
 
 
@@ -271,10 +279,19 @@ class Step(_Model):
     description: str = Field(default="", description="What the step is for. Approvers read it.")
     for_each: str | None = Field(
         default=None,
-        description="An expression for a list. The tool is called once for each item, which expressions call `item`.",
+        description="An expression for a list. The tool is called, or the group's steps run, once per item, which expressions call `item`.",
         json_schema_extra={"pattern": WHOLE_EXPRESSION},
     )
     label: str | None = Field(default=None, description=LABEL_DESCRIPTION, json_schema_extra={"minLength": 1})
+    steps: list["Step"] = Field(default_factory=list, description=STEPS_DESCRIPTION)
+    batch: int | None = Field(
+        default=None, ge=1, description="How many items of a group run at once, within the plan's limit. The default is that limit."
+    )
+    max_failures: int | str = Field(
+        default=0,
+        description="A group starts no further item after more failed items than this: a number, or a share of the items such as `20%`.",
+        json_schema_extra={"minimum": 0, "pattern": MAX_FAILURES},
+    )
     parameters: dict[str, JsonValue] = Field(
         default_factory=dict,
         description="The arguments of the tool. Any text may contain `${{ }}`. A text of only one `${{ }}` keeps the type of its value.",
@@ -300,7 +317,11 @@ class Step(_Model):
     depends_on: list[str] = Field(
         default_factory=list, description="The steps that must complete first. A reference to a step's result adds that step by itself."
     )
-    requires_approval: bool = Field(default=False, description="Whether the step waits at a gate of its own.")
+    requires_approval: bool | Literal["each"] = Field(
+        default=False,
+        description="Whether the step waits at a gate of its own. For a group, `true` asks once before its first item, and `each` before "
+        "each item.",
+    )
     on_error: Literal["stop", "continue"] | None = Field(default=None, description="Overrides the options' error policy for this step.")
     rollback: Rollback | None = Field(default=None, description=ROLLBACK_DESCRIPTION)
     tags: list[str] = Field(
@@ -314,12 +335,24 @@ class Step(_Model):
     # Kept outside the fields, like a cached_property. A private attribute on each of thousands of steps would double their load time.
     @property
     def index(self) -> int:
-        """The step's index in its plan, from 0."""
+        """The step's index in its plan, from 0. The steps of a group follow it."""
         return vars(self).get("_index", 0)
 
-    def put_at(self, index: int) -> None:
-        """Record the step's index in its plan. Called by the plan."""
+    @property
+    def group(self) -> str | None:
+        """The id of the group that the step belongs to, or None."""
+        return vars(self).get("_group")
+
+    @property
+    def is_group(self) -> bool:
+        """Whether the step is a group: it has steps of its own and calls no tool."""
+        return bool(self.steps)
+
+    def put_at(self, index: int, *, group: str | None = None) -> None:
+        """Record the step's index in its plan and its group. Called by the plan."""
         vars(self)["_index"] = index
+        if group is not None or "_group" in vars(self):
+            vars(self)["_group"] = group
 
 
 class ExecutionPlan(_Model):
@@ -354,6 +387,7 @@ class ExecutionPlan(_Model):
     # For `add_step`, which would otherwise scan all steps for each new one.
     _ids: set[str] = PrivateAttr(default_factory=set)
     _counted: int = PrivateAttr(default=0)
+    _nested: int = PrivateAttr(default=0)  # how many steps the groups have
 
     def model_post_init(self, _context: Any, /) -> None:
         """Fill in the name and any missing ids."""
@@ -401,7 +435,7 @@ class ExecutionPlan(_Model):
         if "write" in asked_of:
             asked_of.add("idempotent_write")
         own = step.effect if declared is None or (step.effect and EFFECTS.index(step.effect) > EFFECTS.index(declared)) else None
-        return step.requires_approval or not asked_of.isdisjoint({declared, own, rollback})
+        return bool(step.requires_approval) or not asked_of.isdisjoint({declared, own, rollback})
 
     def timeout_ms_of(self, step: Step) -> int:
         """Return the limit of one attempt of `step` in milliseconds: the step's own, else the plan's. 0 means no limit."""
@@ -411,12 +445,9 @@ class ExecutionPlan(_Model):
         """Renumber the steps, and fill in missing ids and the name. Called by validation after edits."""
         self.name = self.name or self.default_name
         taken = {step.id for step in self.all_steps if step.id}
-        for prefix, steps, first in (("step", self.steps, 0), ("finally", self.finally_, len(self.steps))):
-            for index, step in enumerate(steps):
-                step.put_at(first + index)
-                if not step.id:
-                    step.id = _free_id(f"{prefix}_{index + 1}", taken)
-                    taken.add(step.id)
+        index = 0
+        for prefix, steps in (("step", self.steps), ("finally", self.finally_)):
+            index = _number(steps, prefix, index, taken)
 
     def add_step(
         self,
@@ -427,13 +458,13 @@ class ExecutionPlan(_Model):
     ) -> Step:
         """Append a step with a generated id and return it. `fields` are the other fields of `Step`."""
         step = Step(tool_name=tool_name, description=description, parameters=parameters or {}, **fields)
-        step.put_at(len(self.steps))
         taken = self._taken_ids()
         if not step.id:
             step.id = _free_id(f"step_{len(self.steps) + 1}", taken)
+        _number([step], "", len(self.steps) + self._nested, taken)
         self.steps.append(step)
-        taken.add(step.id)
         self._counted += 1
+        self._nested += len(step.steps)
         return step
 
     def _taken_ids(self) -> set[str]:
@@ -441,21 +472,32 @@ class ExecutionPlan(_Model):
         count = len(self.steps) + len(self.finally_)
         if count != self._counted:
             self._ids, self._counted = {step.id for step in self.all_steps}, count
+            self._nested = sum(len(step.steps) for step in self.steps)
         return self._ids
 
     @property
     def all_steps(self) -> list[Step]:
-        """The steps, and the `finally` steps after them."""
-        return [*self.steps, *self.finally_]
+        """The steps, each group followed by its own steps, and the `finally` steps after them."""
+        return [*flattened(self.steps), *self.finally_]
+
+    @property
+    def places(self) -> dict[str, Step]:
+        """All steps by their path in the document: `steps[0]`, `steps[1].steps[0]`, `finally[0]`."""
+        found = dict[str, Step]()
+        for name, steps in (("steps", self.steps), ("finally", self.finally_)):
+            for index, step in enumerate(steps):
+                found[f"{name}[{index}]"] = step
+                found |= {f"{name}[{index}].steps[{place}]": inner for place, inner in enumerate(step.steps)}
+        return found
 
     def place_of(self, step: Step) -> str:
-        """Return the path of a step in the document: `steps[0]`, `finally[0]`."""
-        last = step.index - len(self.steps)
-        return f"steps[{step.index}]" if last < 0 else f"finally[{last}]"
+        """Return the path of a step in the document."""
+        return next(place for place, one in self.places.items() if one.id == step.id)
 
     def get_step(self, index: int) -> Step | None:
         """Return the step at `index`, from 0, or None if there is none. A negative index returns None."""
-        return self.steps[index] if 0 <= index < len(self.steps) else None
+        steps = flattened(self.steps)
+        return steps[index] if 0 <= index < len(steps) else None
 
     def step(self, step_id: str) -> Step:
         """Return the step with the id `step_id`. Raise KeyError, which lists the existing steps, if there is none."""
@@ -464,6 +506,24 @@ class ExecutionPlan(_Model):
                 return step
         known = ", ".join(step.id for step in self.all_steps[:20])
         raise KeyError(f"no step is called {step_id!r}; steps: {known}")
+
+
+def flattened(steps: Collection[Step]) -> list[Step]:
+    """Return `steps`, each group followed by its own steps."""
+    return [one for step in steps for one in (step, *step.steps)]
+
+
+def _number(steps: Collection[Step], prefix: str, index: int, taken: set[str], *, group: str | None = None) -> int:
+    """Give `steps` their indexes, from `index`, and missing ids. Return the index after the last one."""
+    for number, step in enumerate(steps, start=1):
+        if not step.id:
+            step.id = _free_id(f"{prefix}_{number}", taken)
+        taken.add(step.id)
+        step.put_at(index, group=group)
+        index += 1
+        if step.steps:
+            index = _number(step.steps, step.id[:58], index, taken, group=step.id)
+    return index
 
 
 def _document(model: BaseModel) -> dict[str, JsonValue]:

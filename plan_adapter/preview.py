@@ -177,7 +177,7 @@ def run_name(validated: ValidatedPlan, inputs: Mapping[str, JsonValue] | None) -
 
 
 def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, gate_effects: Collection[Effect]) -> StepPreview:
-    effect, after = step.effect or validated.tools[step.id].effect, validated.dependencies[step.id]
+    effect, after = validated.effect_of(step.id), validated.dependencies[step.id]
     parameters = prediction.of(validated.parameters[step.id])
     items = 1 if step.for_each is None else _count(prediction.of(validated.for_each[step.id]))
     timeout = validated.plan.timeout_ms_of(step)

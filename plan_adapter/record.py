@@ -107,6 +107,13 @@ class Receipt:
         return "done" if self.outcome is Outcome.SUCCEEDED else "abort" if self.is_abort else "again"
 
 
+class GroupItem(NamedTuple):
+    """An item of a group, and how it ended."""
+
+    label: str
+    status: StepStatus
+
+
 @dataclass(slots=True)
 class StepRun:
     """One execution of a step. `reason` says why the step was skipped or failed. Only the engine writes it."""
@@ -132,6 +139,8 @@ class StepRun:
     completed_at: datetime | None = None
     duration_ms: int = 0
     metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    group: str | None = None  # the id of the group that the step belongs to
+    items: list[GroupItem] = field(default_factory=list[GroupItem])  # of a group
 
 
 class StepEnd(NamedTuple):

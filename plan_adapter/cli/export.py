@@ -49,7 +49,7 @@ async def _export_plan(source: str, format: Literal["mermaid", "aster"], output:
     if format == "mermaid":
         policy = await policy_of_store(Settings())
         gated = [step.id for step in validated.plan.all_steps if validated.has_gate(step, gate_effects=policy.gate_effects)]
-        effects: dict[str, Effect] = {step.id: step.effect or validated.tools[step.id].effect for step in validated.plan.all_steps}
+        effects: dict[str, Effect] = {step_id: validated.effect_of(step_id) for step_id in validated.steps}
         text = mermaid(validated.plan.all_steps, validated.edges, effects=effects, gated=gated)
     else:
         document, notes = as_aster(validated)

@@ -22,7 +22,7 @@ _PARTS: Mapping[type[BaseModel], Mapping[str, type[BaseModel]]] = {
         "concurrency": Concurrency,
         "approval": ApprovalPolicy,
     },
-    Step: {"rollback": Rollback},
+    Step: {"rollback": Rollback, "steps": Step},
 }
 """The fields with models of their own. The content of any other field is the author's."""
 
@@ -92,7 +92,7 @@ class Fields:
             return
         for key, part in _members(node):
             history = self._settle(part, model, join(at, key))
-            if history and name == "steps" and isinstance(key, int):
+            if history and at == "steps" and isinstance(key, int):
                 self.step_histories[key] = history
 
     def _unknown(self, key: str, entry: Node, model: type[BaseModel], at: str) -> None:

@@ -64,7 +64,7 @@ def _leave_out(document: dict[str, Any], finding: "ErrorDetails") -> bool:
         if isinstance(container, dict):
             del container[key]
             return True
-        if depth == 1 and loc[0] in ("steps", "finally"):
+        if trail[depth - 1][1] in ("steps", "finally") and depth:
             container[key] = {}
             return True
     return False

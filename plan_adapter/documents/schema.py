@@ -18,7 +18,7 @@ def plan_schema() -> dict[str, JsonValue]:
     schema: dict[str, Any] = ExecutionPlan.model_json_schema(by_alias=True)
     schema = _plain(schema)
     definitions: dict[str, Any] = schema.pop("$defs")
-    definitions["Step"]["oneOf"] = [{"required": ["tool_name"]}, {"required": ["goal"]}]
+    definitions["Step"]["oneOf"] = [{"required": ["tool_name"]}, {"required": ["goal"]}, {"required": ["for_each", "steps"]}]
     properties: dict[str, Any] = schema["properties"]
     properties["steps"]["minItems"] = 1
     properties["description"]["minLength"] = 1

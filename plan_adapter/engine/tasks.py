@@ -62,7 +62,8 @@ class PrefectStepRunner:
         )
         end = await attempts.made_in(run)
         reached("after-prefect-state")
-        self._ids[call.step_run.id].append(run.id)
+        for key in {call.step_run.id, call.key}:
+            self._ids[key].append(run.id)
         return end
 
     async def show(self, step: StepRun, upstream: tuple[str, ...], *, tags: Collection[str] = ()) -> None:

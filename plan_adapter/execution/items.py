@@ -5,15 +5,12 @@ from collections.abc import Callable, Sequence
 from pydantic import JsonValue
 
 from plan_adapter.errors import ExpressionError
-from plan_adapter.execution.ports import AttemptEnd
+from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.expressions import Declarations, Template, Variables, compile_template
 from plan_adapter.plan import ExecutionPlan, Step, StepStatus
 from plan_adapter.readable import one_line
 from plan_adapter.record import PlanRun
-
-_WORST_FIRST = ("unknown", "cancelled", "timed_out", "failed")
-
 
 MAX_LABEL_CHARACTERS = 40
 """The longest text that is used as a label by itself. A longer label from the plan is cut to this length."""
@@ -103,6 +100,8 @@ class Items:
         self.settled = False  # a person resolved a call after it was shown as unknown
         self.halted = False  # an item failed and the step stops on errors, so no further item starts
         self.refused = ""  # why a call was not approved
+        self.cause = ""  # in a group: why a call was not made
+        self.unwanted = 0  # in a group: calls that were not made because their condition was false
         self.continues = False  # whether the run continues without the calls that were not approved
         self._is_list = is_list
         self._ends: list[AttemptEnd | None] = [None] * count
@@ -110,7 +109,7 @@ class Items:
     @property
     def missing(self) -> int:
         """How many calls never started."""
-        return self._ends.count(None) - self.open
+        return self._ends.count(None) - self.open - self.unwanted
 
     @property
     def is_refused(self) -> bool:
@@ -127,7 +126,7 @@ class Items:
         ends = [end for end in self._ends if end is not None]
         if not self._is_list:
             return ends[0]
-        bad = sorted((end for end in ends if end.outcome != "succeeded"), key=lambda end: _WORST_FIRST.index(end.outcome))
+        bad = sorted((end for end in ends if end.outcome != "succeeded"), key=lambda end: WORST_FIRST.index(end.outcome))
         if not bad and not self.missing:
             return AttemptEnd("succeeded", max((end.number for end in ends), default=0), result=[end.result for end in ends])
         texts = [

@@ -29,6 +29,10 @@ class AttemptEnd:
     reason: str | None = None  # who reported the success, if not the tool itself
 
 
+WORST_FIRST = ("unknown", "cancelled", "timed_out", "failed", "succeeded")
+"""The outcomes of an attempt, the one that matters most first."""
+
+
 @dataclass(frozen=True, slots=True)
 class GatedCall:
     """A call that waits for an approval of its own, as it would be made now."""
@@ -137,7 +141,7 @@ class StepCall(Protocol):
 
     @property
     def upstream(self) -> tuple[str, ...]:
-        """The ids of the steps that this call waited for, transitively reduced."""
+        """The ids of the steps, or the keys of the calls, that this call waited for, transitively reduced."""
         ...
 
     @property

@@ -7,6 +7,7 @@ from pydantic import JsonValue
 
 from plan_adapter import graph
 from plan_adapter.errors import ExpressionError, error_text
+from plan_adapter.execution.groups import Group, group_result
 from plan_adapter.execution.items import Items, item_labels
 from plan_adapter.execution.limits import RunClock
 from plan_adapter.execution.ports import AttemptEnd, GatedCall, GateRefusal, RecordedResolution, StepGates, StepRunner, UnknownOutcome
@@ -65,37 +66,39 @@ class Scheduler:
         self._validated = scope.approved.bound.validated
         self._steps = self._validated.steps
         self._finals = finals
-        self._order = self._validated.finally_order if finals else self._validated.order
+        order = self._validated.finally_order if finals else self._validated.order
+        self._order = [step_id for step_id in order if self._steps[step_id].group is None]
+        self._groups = dict[str, Group]()  # by step: the group that has begun
         self._runs = {step.id: step for step in scope.run.steps}
         self._after = dict[str, list[str]]()  # by step that is not carried: the steps that wait for it
         self._missing = dict[str, int]()  # by such step: how many steps it waits for
         self._urgency = dict[str, float]()  # by such step: the greater one is called first
-        self._open = len(self._order)
+        self._open = len(order)
         self._halted = ""
         self._without_call = set[str]()  # skipped by a person or by their own `when`; their dependents still run
         self.tasks = TaskSet(scope, "the run", is_over=lambda: not self._open or scope.is_left, after_each=self._leave_if_idle)
 
     async def carry(self) -> None:
         """End the steps that succeeded in an earlier start and depend only on such steps. Returns when they are shown and reported."""
-        reduced, carried = self._validated.reduced, dict[str, StepRun]()
+        waits, carried = self._validated.outer, dict[str, StepRun]()
         for step_id in self._order:
-            if all(after in carried for after in reduced[step_id]) and self._carry(self._steps[step_id]):
+            if all(after in carried for after in waits[step_id]) and self._carry(self._steps[step_id]):
                 carried[step_id] = self._runs[step_id]
         left = {
-            step_id: tuple(after for after in reduced[step_id] if after not in carried) for step_id in self._order if step_id not in carried
+            step_id: tuple(after for after in waits[step_id] if after not in carried) for step_id in self._order if step_id not in carried
         }
-        self._open = len(left)
+        self._open -= len(carried)
         self._after, self._missing = graph.successors(left), {step_id: len(afters) for step_id, afters in left.items()}
         self._urgency = self._urgencies(left)
         if carried:
-            await self._call_step.show_carried([*carried], carried, reduced, tags_of=lambda step_id: self._steps[step_id].tags)
+            await self._call_step.show_carried([*carried], carried, waits, tags_of=lambda step_id: self._steps[step_id].tags)
         for run in carried.values():
             await self._scope.notify_end(run)
 
     def _carry(self, step: Step) -> bool:
         """End `step` if all of it succeeded before. Return whether it did."""
         history, run = self._scope.history, self._runs[step.id]
-        if (step.id, None if step.for_each is None else 0) not in history.succeeded:
+        if step.is_group or (step.id, None if step.for_each is None else 0) not in history.succeeded:
             return False
         try:
             units = [(step.id, item) for item, _ in self._items_of(step)]
@@ -123,8 +126,10 @@ class Scheduler:
 
     def _urgencies(self, left: graph.Graph) -> dict[str, float]:
         if self._validated.plan.options.parallel_limit > 1:
-            return graph.path_lengths(left, left)
-        return {step_id: -float(position) for position, step_id in enumerate(left)}
+            found = graph.path_lengths(left, left)
+        else:
+            found = {step_id: -float(position) for position, step_id in enumerate(left)}
+        return found | {step_id: found[group] for group, steps in self._validated.groups.items() if group in found for step_id in steps}
 
     def _halt(self, cause: str) -> None:
         """Start no further step. Steps that have not started are skipped for `cause`."""
@@ -156,14 +161,18 @@ class Scheduler:
         if cause:
             return self._skip(step, cause)
         try:
-            if not self._is_wanted(step):
+            if not self._is_wanted(step, self._scope):
                 self._without_call.add(step.id)
                 return self._skip(step, f"its condition is false: {step.when}")
             items = self._items_of(step)
         except ExpressionError as error:
             self._finish(step, AttemptEnd("failed", 0, error=str(error)))
+            for one in step.steps:
+                self._skip(one, f"`{step.id}` failed")
             return self.tasks.spawn(self._close(step, show=True))
         labels = item_labels(self._scope, step, [value for _, value in items]) if step.for_each is not None else [None]
+        if step.is_group:
+            return self._begin_group(Group(self._scope, step, [value for _, value in items], labels))
         state = Items(step, labels, is_list=step.for_each is not None)
         for item, value in items:
             self._queue(state, item, value)
@@ -173,7 +182,8 @@ class Scheduler:
         unit = (state.step.id, item)
         if (receipt := self._scope.history.succeeded.get(unit)) is not None:
             state.carried += 1
-            return state.end(item, AttemptEnd("succeeded", receipt.number, result=receipt.result))
+            self._note(state, item, AttemptEnd("succeeded", receipt.number, result=receipt.result))
+            return None
         made = partial(self._call, state.step, item, value, state.labels[item or 0])
         if (lost := self._scope.history.unknown.get(unit)) is not None:
             return self.tasks.spawn(self._find_out(state, made(), lost))
@@ -182,7 +192,76 @@ class Scheduler:
         return self._request(state, item, made)  # built when its turn comes, because thousands of calls may be ready at once
 
     def _call(self, step: Step, item: int | None, value: JsonValue, label: str | None) -> Call:
-        return Call(self._scope, step, self._runs[step.id], urgency=self._urgency[step.id], item=item, value=value, label=label)
+        scope, upstream = self._scope, None
+        if step.group is not None and item is not None:
+            group = self._groups[step.group]
+            scope, upstream = group.scope_of(item), group.upstream_of(item, step.id)
+        run, urgency = self._runs[step.id], self._urgency[step.id]
+        return Call(scope, step, run, urgency=urgency, item=item, value=value, label=label, upstream=upstream)
+
+    # Groups: each item's steps are queued as they become ready.
+
+    def _begin_group(self, group: Group) -> None:
+        self._groups[group.step.id] = group
+        run = self._runs[group.step.id]
+        run.status, run.started_at = StepStatus.RUNNING, self._scope.recorder.now()
+        self._advance(group)
+
+    def _advance(self, group: Group) -> None:
+        """Queue the calls of `group` that are ready. Close its steps that have ended, and the group itself."""
+        if group.is_advancing:  # a call that ended at once; the loop below goes on
+            return
+        group.is_advancing = True
+        while (ready := group.next_call(self._halted)) is not None:
+            self._queue_in(group, *ready)
+        group.is_advancing = False
+        for state in group.take_ended():
+            self.tasks.spawn(self._close_items(state))
+        if group.is_over:
+            self.tasks.spawn(self._close_group(group))
+
+    def _queue_in(self, group: Group, item: int, step_id: str) -> None:
+        state, fate = group.calls[step_id], self._scope.history.choices.get(step_id)
+        if (step_id, item) in self._scope.history.succeeded:
+            return self._queue(state, item, group.value_of(item))
+        if fate is not None and fate.kind == "skipped":
+            return group.skip(item, step_id)
+        cause = self._halted or group.cause(item, step_id) or (fate.reason if fate is not None and fate.kind == "left" else "")
+        if cause:
+            group.leave_out(item, step_id, cause)
+            return group.ended(item, step_id, None)
+        try:
+            is_wanted = self._is_wanted(state.step, group.scope_of(item), group.value_of(item))
+        except ExpressionError as error:
+            return group.ended(item, step_id, AttemptEnd("failed", 0, error=str(error)))
+        return self._queue(state, item, group.value_of(item)) if is_wanted else group.skip(item, step_id)
+
+    def _note(self, state: Items, item: int | None, end: AttemptEnd | None) -> bool:
+        """Record the end of a call. Return whether it was the last one of a step outside of groups, which is closed then."""
+        group = self._groups.get(state.step.group or "")
+        if group is None or item is None:
+            state.end(item, end)
+            return not state.open
+        if end is None:
+            group.leave_out(item, state.step.id, state.refused or self._halted)
+        group.ended(item, state.step.id, end)
+        self._advance(group)
+        return False
+
+    async def _close_group(self, group: Group) -> None:
+        step, run = group.step, self._runs[group.step.id]
+        run.items, calls = group.items(), group.calls.values()
+        if group.is_skipped:
+            why = next((state.refused or state.cause for state in calls if state.refused or state.cause), self._halted)
+            run.status, run.reason, run.completed_at = StepStatus.SKIPPED, why, self._scope.recorder.now()
+        else:
+            refused = [state for state in calls if state.refused]
+            end = group.summary()
+            was_refused = bool(refused) and all(state.is_refused for state in refused) and end.outcome == "failed"
+            self._finish(step, end, was_refused=was_refused, continues=all(state.continues for state in refused))
+        run.result = group_result(run.items, group.results())
+        run.carried = all(state.carried == state.count for state in calls)
+        await self._close(step, show=True)
 
     def _gates_of(self, step: Step) -> StepGates | None:
         """Return the gates that ask for approvals of the calls of `step`, or None if it needs none."""
@@ -250,8 +329,8 @@ class Scheduler:
         try:
             gated = await call.gated()
         except Exception as error:  # a call that cannot be made needs no approval
-            state.end(call.item, AttemptEnd("failed", 0, error=error_text(error)))
-            return None if state.open else await self._close_items(state)
+            is_last = self._note(state, call.item, AttemptEnd("failed", 0, error=error_text(error)))
+            return await self._close_items(state) if is_last else None
         asked = self._asked.setdefault(state.step.id, [])
         asked.append(gated)
         self._count(asking=1)
@@ -304,13 +383,12 @@ class Scheduler:
         state.continues = not refusal.ends_run
         if refusal.ends_run:
             self._scope.refusal = self._scope.refusal or refusal
-            if self._stops_on_error(state.step):
+            if self._stops_on_error(self._steps[state.step.group or state.step.id]):
                 self._halt_items(state)
                 self._halt(f"stopped because `{state.step.id}` was not approved")
 
     async def _leave_out(self, state: Items, call: Call) -> None:
-        state.end(call.item, None)
-        if not state.open:
+        if self._note(state, call.item, None):
             await self._close_items(state)
 
     def _request(self, state: Items, item: int | None, made: Callable[[], Call]) -> None:
@@ -329,8 +407,7 @@ class Scheduler:
         if self._halted or state.halted:
             self._scope.slots.release()
             self._count(working=-1)
-            state.end(item, None)
-            return None if state.open else self.tasks.spawn(self._close_items(state))
+            return self.tasks.spawn(self._close_items(state)) if self._note(state, item, None) else None
         state.started = True
         self._runs[state.step.id].status = StepStatus.RUNNING
         return self.tasks.spawn(self._perform(state, made))
@@ -346,16 +423,16 @@ class Scheduler:
             await self._call_ended(state, call, end)
 
     async def _call_ended(self, state: Items, call: Call, end: AttemptEnd) -> None:
-        state.end(call.item, end)
         if end.outcome != "succeeded" and self._stops_on_error(state.step):
             self._halt_items(state)
-        if not state.open:
+        if self._note(state, call.item, end):
             await self._close_items(state)
 
     async def _close_items(self, state: Items) -> None:
-        if state.missing == state.count > 0:
-            return self._skip(state.step, state.refused or self._halted)
-        self._finish(state.step, state.summary(state.refused or self._halted), was_refused=state.is_refused, continues=state.continues)
+        cause = state.refused or state.cause or self._halted
+        if state.missing + state.unwanted == state.count > 0:
+            return self._skip(state.step, cause or f"its condition is false for every item: {state.step.when}")
+        self._finish(state.step, state.summary(cause), was_refused=state.is_refused, continues=state.continues)
         self._runs[state.step.id].carried = state.carried == state.count > 0
         return await self._close(state.step, show=state.settled or not state.started)
 
@@ -368,7 +445,7 @@ class Scheduler:
             await self._call_step.show(run, self._validated.reduced[step.id], tags=step.tags)
         await self._scope.notify_end(run)
         self._open -= 1
-        for successor in self._after[step.id]:
+        for successor in self._after.get(step.id, ()):  # what waits for a step of a group is its group's business
             self._missing[successor] -= 1
             if not self._missing[successor]:
                 self._ready(self._steps[successor])
@@ -376,7 +453,7 @@ class Scheduler:
     # The end of a step.
 
     def _failed_dependency(self, step: Step) -> str:
-        for dependency in self._validated.reduced[step.id]:
+        for dependency in self._validated.outer[step.id]:
             run = self._runs[dependency]
             if run.outcome is Outcome.UNKNOWN:
                 return f"the outcome of `{dependency}` is unknown"
@@ -386,9 +463,9 @@ class Scheduler:
                 return f"`{dependency}` was skipped: {run.reason}" if run.reason else f"`{dependency}` was skipped"
         return ""
 
-    def _is_wanted(self, step: Step) -> bool:
+    def _is_wanted(self, step: Step, scope: RunScope, item: JsonValue = None) -> bool:
         template = self._validated.when.get(step.id)
-        wanted = True if template is None else template.resolve(self._scope.variables())
+        wanted = True if template is None else template.resolve(scope.variables(item=item))
         if not isinstance(wanted, bool):
             raise ExpressionError(f"`when` gave {type(wanted).__name__}, not true or false: {step.when}")
         return wanted
@@ -403,6 +480,8 @@ class Scheduler:
         return list(enumerate(items))
 
     def _skip(self, step: Step, reason: str) -> None:
+        for one in step.steps:
+            self._skip(one, reason)
         run = self._runs[step.id]
         run.status, run.reason, run.completed_at = StepStatus.SKIPPED, reason, self._scope.recorder.now()
         self.tasks.spawn(self._close(step, show=True))
@@ -422,8 +501,9 @@ class Scheduler:
 
     def _was_cut_short(self, step: Step, end: AttemptEnd) -> bool:
         """Return whether the run's stop interrupted a write."""
-        effect = step.effect or self._validated.tools[step.id].effect
-        return end.outcome in ("cancelled", "timed_out") and effect == "write" and end.was_interrupted
+        return end.outcome in ("cancelled", "timed_out") and self._validated.effect_of(step.id) == "write" and end.was_interrupted
 
     def _stops_on_error(self, step: Step) -> bool:
-        return not self._finals and (step.on_error or self._validated.plan.options.on_error) == "stop"
+        if self._finals or step.group is not None:  # a group decides what the failure of one of its steps means
+            return False
+        return (step.on_error or self._validated.plan.options.on_error) == "stop"

@@ -1,7 +1,7 @@
 """`RunScope`: what all steps of one run share, and the logger of a step."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
@@ -34,7 +34,7 @@ class RunScope:
     hooks: Hooks
     listener: Listener | None = None
     log_sink: Callable[[logging.LogRecord], None] | None = None
-    values: dict[str, dict[str, JsonValue]] = field(default_factory=dict[str, dict[str, JsonValue]])
+    values: MutableMapping[str, dict[str, JsonValue]] = field(default_factory=dict[str, dict[str, JsonValue]])
     gates: StepGates | None = None  # None: no step has a gate
     outcomes: Outcomes | None = None  # None: nobody is asked about unknown outcomes
     refusal: GateRefusal | None = None  # the first refusal at a step gate that ends the run

@@ -22,7 +22,7 @@ def rolls_back(run: PlanRun, plan: ExecutionPlan) -> bool:
         return True
     policies = {step.id: step.on_error or plan.options.on_error for step in plan.steps}
     ended = [step for step in run.steps if step.status is StepStatus.FAILED and step.reason != NOT_APPROVED]
-    return run.reason is RunReason.STEP_FAILED and any(policies[step.id] == "stop" for step in ended)
+    return run.reason is RunReason.STEP_FAILED and any(policies.get(step.id) == "stop" for step in ended)  # a group speaks for its steps
 
 
 def ended_status(reason: RunReason | None, *, completed: bool) -> PlanStatus:
@@ -89,8 +89,9 @@ def _unknown(steps: Sequence[StepRun]) -> str:
 
 
 def _failure(failed: Sequence[StepRun]) -> str:
-    first, others = failed[0], [step.id for step in failed[1:]]
-    return f"`{first.id}` failed: {first.error}" + (f"; and so did {_named(others)}" if others else "")
+    groups = {step.id for step in failed}
+    first, *others = [step for step in failed if step.group not in groups]  # a failed group names its failed steps
+    return f"`{first.id}` failed: {first.error}" + (f"; and so did {_named([step.id for step in others])}" if others else "")
 
 
 def _named(step_ids: Sequence[str]) -> str:

@@ -38,8 +38,11 @@ class Call:
         value: JsonValue,
         label: str | None = None,
         called: Called | None = None,
+        upstream: tuple[str, ...] | None = None,
     ) -> None:
         """Create the call of `step`, or of `called` in its place. `value` is its `item`, and `label` is the item's name.
+
+        `upstream` overrides which steps or calls it waited for.
 
         The caller must hold a slot for the first attempt.
         """
@@ -48,7 +51,7 @@ class Call:
         self.item = item
         self._label = label
         self._called = called or Called.by(step, scope.approved.bound.validated)
-        self.upstream = self._called.upstream
+        self.upstream = self._called.upstream if upstream is None else upstream
         self._scope = scope
         self._value = value
         self._urgency = urgency

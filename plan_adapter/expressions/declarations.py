@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from plan_adapter.expressions.references import Path, written
@@ -60,6 +60,7 @@ class Declarations:
 
     steps: Collection[str]
     inputs: Mapping[str, Typed]
+    elsewhere: Mapping[str, str] = field(default_factory=dict[str, str])  # steps of groups that only their group sees: id -> group
     item: bool = False
     result: bool = False
     secrets: bool = False
@@ -79,7 +80,7 @@ def kind_of(path: Path, declared: Declarations) -> str:
     """Return the type of the reference `path`: `string`, `int`, `list(double)`, `map`, `dyn`. Raises RefusedError if it does not exist."""
     match path[0]:
         case "steps":
-            kind, rest = _kind_of_step(path, declared.steps), path[3:]
+            kind, rest = _kind_of_step(path, declared), path[3:]
         case "inputs":
             kind, rest = _kind_of_input(path, declared.inputs), path[2:]
         case "secrets":
@@ -106,10 +107,13 @@ def check_kind(source: str, kind: str, expect: Expected | None) -> None:
         raise RefusedError("expression-type", f"{source} is of type {kind}", f"this must be an expression for {wanted}")
 
 
-def _kind_of_step(path: Path, steps: Collection[str]) -> str:
+def _kind_of_step(path: Path, declared: Declarations) -> str:
     if len(path) < 2 or not isinstance(path[1], str):
         raise RefusedError("unknown-reference", "`steps` names no step", ONLY_THERE["steps"])
-    step = path[1]
+    step, steps = path[1], declared.steps
+    if (group := declared.elsewhere.get(step)) is not None:
+        message = f"`{step}` is a step of the group `{group}`, and only the steps of that group see it"
+        raise RefusedError("unknown-reference", message, f"use steps.{group}.result, a list of {{label, status, results}}")
     if step not in steps:
         raise RefusedError("unknown-reference", f"no step is called `{step}`", did_you_mean(step, steps))
     if len(path) < 3 or path[2] not in _MEMBERS:

@@ -109,7 +109,7 @@ def _uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, _Us
             continue
         first = validated.order if step_id in validated.finally_order else validated.reduced[step_id]
         before = [after for after in first if after not in done]
-        if any(after in after_writes or (steps[after].effect or validated.tools[after].effect) != "read" for after in before):
+        if any(after in after_writes or validated.effect_of(after) != "read" for after in before):
             after_writes.add(step_id)
         templates = {"parameters": validated.parameters[step_id]}
         if step_id in validated.rollbacks:

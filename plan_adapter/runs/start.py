@@ -334,6 +334,7 @@ def _pending_steps(validated: ValidatedPlan, history: RunHistory) -> list[StepRu
             tool_name=step.tool_name or "",
             description=step.description,
             depends_on=validated.dependencies[step.id],
+            group=step.group,
             attempts=tried.get(step.id, 0),
             max_retries=step.max_retries,
             retry_delay_ms=step.retry_delay_ms,

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from sqlalchemy import RowMapping
 
 from plan_adapter.plan import StepStatus
-from plan_adapter.record import Approval, Attempt, Outcome, Receipt, RollbackStatus, RunContext, RunFolder, StepRun
+from plan_adapter.record import Approval, Attempt, GroupItem, Outcome, Receipt, RollbackStatus, RunContext, RunFolder, StepRun
 
 Row: TypeAlias = RowMapping
 
@@ -163,6 +163,7 @@ def end_row(step: StepRun) -> dict[str, Any]:
         "started_at": step.started_at,
         "completed_at": step.completed_at,
         "duration_ms": step.duration_ms,
+        "items": dump_json([[item.label, item.status.value] for item in step.items]) if step.items else None,
     }
 
 
@@ -173,6 +174,7 @@ def put_end(step: StepRun, row: Row) -> None:
     step.retry_count, step.attempts = row["retry_count"], row["attempts"]
     step.carried, step.rolled_back = row["carried"], row["rolled_back"]
     step.started_at, step.completed_at, step.duration_ms = row["started_at"], row["completed_at"], row["duration_ms"]
+    step.items = [GroupItem(label, StepStatus(status)) for label, status in load_json(row["items"] or "[]")]
 
 
 def folder_column(folder: RunFolder | None) -> str | None:

@@ -5,7 +5,7 @@ while no process executed it, such a step was cut off, and a step that was not s
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from sqlalchemy import Column, Connection, Table, and_, select
 
 from plan_adapter.errors import StoreError
+from plan_adapter.execution.groups import group_result
 from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import Attempt, Outcome, Receipt, StepEnd, StepRun
@@ -48,11 +49,24 @@ def step_runs_of(
     if with_results:
         _read_results(connection, found)
     for run_id, steps in planned.items():
-        found[run_id].lists = {step["id"] for step in steps if "for_each" in step}
+        found[run_id].lists = {step["id"] for step in steps if "for_each" in step or "group" in step}
     return {
-        run_id: [_put(_pending(step, index), found[run_id], run_id in interrupted, with_results) for index, step in enumerate(steps)]
+        run_id: _with_group_results(
+            [_put(_pending(step, index), found[run_id], run_id in interrupted, with_results) for index, step in enumerate(steps)],
+            found[run_id].results if with_results else None,
+        )
         for run_id, steps in planned.items()
     }
+
+
+def _with_group_results(steps: list[StepRun], results: Mapping[str, dict[int, str]] | None) -> list[StepRun]:
+    """Fill in the results of groups from `results`, the texts by step and item, and return `steps`."""
+    for group in steps:
+        if group.items and results is not None:
+            inner = {step.id: results[step.id] for step in steps if step.group == group.id}
+            each = [{step_id: load_json(of[item]) for step_id, of in inner.items() if item in of} for item in range(len(group.items))]
+            group.result = group_result(group.items, each)
+    return steps
 
 
 def _planned_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
@@ -76,7 +90,10 @@ def _planned_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, lis
 
 
 def _all_steps(document: dict[str, Any]) -> list[dict[str, Any]]:
-    return [*document["steps"], *document.get("finally", ())]
+    steps = list[dict[str, Any]]()
+    for step in document["steps"]:
+        steps += [step, *({**one, "group": step["id"]} for one in step.get("steps", ()))]
+    return [*steps, *document.get("finally", ())]
 
 
 def _texts(connection: Connection, table: Table, column: Column[Any], keys: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
@@ -96,6 +113,7 @@ def _pending(step: dict[str, Any], index: int) -> StepRun:
         max_retries=step.get("max_retries", 0),
         retry_delay_ms=step.get("retry_delay_ms", 0),
         metadata=dict(step.get("metadata", {})),
+        group=step.get("group"),
     )
 
 

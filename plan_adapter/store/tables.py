@@ -197,6 +197,7 @@ step_runs = Table(
     Column("started_at", Instant),
     Column("completed_at", Instant),
     Column("duration_ms", BigInteger, nullable=False),
+    Column("items", Text),  # of a group: label and status of each item, as JSON
     sqlite_with_rowid=False,
 )
 

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from plan_adapter.expressions import Declarations, Template, compile_template, has_expression
 from plan_adapter.expressions.declarations import Expected
 from plan_adapter.expressions.expression import Expression
-from plan_adapter.plan import EFFECTS, MAX_TAG_CHARACTERS, RESERVED_IDS, STEP_ID, ExecutionPlan, Input, Step
+from plan_adapter.plan import EFFECTS, MAX_FAILURES, MAX_TAG_CHARACTERS, RESERVED_IDS, STEP_ID, ExecutionPlan, Input, Step
 from plan_adapter.problems import did_you_mean
 from plan_adapter.readable import visible
 from plan_adapter.tools.registry import ToolRegistry
@@ -72,36 +72,82 @@ class Call:
 
 def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> list[Call]:
     """Return the compiled steps, and add every problem of a single step to `findings`."""
-    places = {**{f"steps[{index}]": step for index, step in enumerate(plan.steps)}, **_finally_places(plan)}
+    places = plan.places
     _check_ids(places, findings)
     _check_tools_exist(places, tools, findings)
-    declared = _declarations((step.id for step in plan.steps), plan.inputs)
-    calls = [_check_call(step, f"steps[{index}]", declared, tools, findings) for index, step in enumerate(plan.steps)]
+    inner = {step.id: group.id for group in plan.steps for step in group.steps}
+    outer, calls = [step.id for step in plan.steps], list[Call]()
+    declared = _declarations(outer, plan.inputs, inner)
+    for index, step in enumerate(plan.steps):
+        at = f"steps[{index}]"
+        calls.append(_check_group(step, at, declared, findings) if step.steps else _check_call(step, at, declared, tools, findings))
+        if step.steps:
+            calls += _check_inner(step, at, outer, plan.inputs, inner, tools, findings)
     if not plan.finally_:
         return calls
-    declared = _declarations((step.id for step in plan.all_steps), plan.inputs, run=True)
-    for at, step in _finally_places(plan).items():
+    declared = _declarations([*outer, *(step.id for step in plan.finally_)], plan.inputs, inner, run=True)
+    for index, step in enumerate(plan.finally_):
+        at = f"finally[{index}]"
         _check_finally(step, at, findings)
         calls.append(replace(_check_call(step, at, declared, tools, findings), is_final=True))
     return calls
 
 
-def _finally_places(plan: ExecutionPlan) -> dict[str, Step]:
-    return {f"finally[{index}]": step for index, step in enumerate(plan.finally_)}
+_NOT_OF_GROUPS = (
+    *("tool_name", "goal", "parameters", "input", "done_when", "max_retries", "retry_delay_ms", "timeout_ms", "effect"),
+    *("isolation", "rollback", "tags"),
+)
+
+
+def _check_group(step: Step, at: str, declared: Declared, findings: Findings) -> Call:
+    for name in _NOT_OF_GROUPS:
+        if getattr(step, name) not in (*_EMPTY, 0, {}):
+            findings.add("bad-group", f"{at}.{name}", f"a group calls no tool, so it has no `{name}`", "write it in the group's steps")
+    if step.for_each is None:
+        findings.add("bad-group", f"{at}.steps", "the group has no `for_each`", "write the list whose items its steps run for")
+    if isinstance(step.max_failures, str) and not re.fullmatch(MAX_FAILURES, step.max_failures):
+        message = f"{step.max_failures[:40]!r} is no number of items and no share of them"
+        findings.add("bad-group", f"{at}.max_failures", message, 'write a number such as 1, or a share such as "20%"')
+    elif isinstance(step.max_failures, int) and step.max_failures < 0:
+        findings.add("bad-group", f"{at}.max_failures", "the number is below 0", "write 0 to stop at the first failed item")
+    if step.requires_approval:
+        findings.add("not-yet", f"{at}.requires_approval", "a group has no gate of its own yet", "write it at the group's first step")
+    _check_label(step, at, findings)
+    return _compiled(step, (None, None), {}, (at, f"{at}.parameters"), declared, findings)
+
+
+def _check_inner(
+    group: Step, at: str, outer: list[str], inputs: Mapping[str, Input], inner: Mapping[str, str], tools: ToolRegistry, findings: Findings
+) -> list[Call]:
+    """Return the compiled steps of `group`. They see each other and the steps outside that their group does."""
+    siblings = [step.id for step in group.steps]
+    elsewhere = {step_id: other for step_id, other in inner.items() if other != group.id}
+    declared, calls = _declarations([*outer, *siblings], inputs, elsewhere), list[Call]()
+    for index, step in enumerate(group.steps):
+        place = f"{at}.steps[{index}]"
+        for name, what in (("for_each", "a list of its own"), ("steps", "steps of its own")):
+            if getattr(step, name):
+                hint = "move it out of the group, or give the group the longer list"
+                findings.add("bad-group", f"{place}.{name}", f"a step of a group cannot have {what}", hint)
+        one = step.model_copy(update={"for_each": None, "label": None, "steps": []}) if step.for_each or step.steps else step
+        calls.append(_check_call(one, place, declared, tools, findings))
+    return calls
 
 
 def _check_finally(step: Step, at: str, findings: Findings) -> None:
     if step.rollback is not None:
         message = "a `finally` step has no rollback, because nothing runs after it"
         findings.add("bad-rollback", f"{at}.rollback", message, "remove it")
+    if step.steps:
+        findings.add("not-yet", f"{at}.steps", "a `finally` step cannot be a group yet", "write a step with `for_each` and `tool_name`")
     if step.on_error == "stop":
         message = "a failed `finally` step skips only the steps that depend on it"
         findings.add("bad-finally", f"{at}.on_error", message, "remove it, and let other `finally` steps depend on this one")
 
 
-def _declarations(steps: Iterable[str], inputs: Mapping[str, Input], *, run: bool = False) -> Declared:
+def _declarations(steps: Iterable[str], inputs: Mapping[str, Input], elsewhere: Mapping[str, str], *, run: bool = False) -> Declared:
     """Return what expressions may use, keyed by whether `item`, `result` and `secrets` exist at their place."""
-    plain = Declarations(frozenset(steps), inputs, run=run)
+    plain = Declarations(frozenset(steps), inputs, elsewhere, run=run)
     either = (False, True)
     return {
         (item, result, secrets): replace(plain, item=item, result=result, secrets=secrets)
@@ -160,12 +206,21 @@ def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, fi
         _check_effect(step, tool, at, findings)
         if parameters is not None:
             _check_parameters(tool, parameters, place, findings)
+    for name in ("batch", "max_failures"):
+        if getattr(step, name) != Step.model_fields[name].default:
+            findings.add("bad-group", f"{at}.{name}", f"only a group has `{name}`, and this step has no `steps`", "remove it")
+    if step.requires_approval == "each":
+        findings.add("bad-group", f"{at}.requires_approval", "`each` is for groups", "write true: each item has a gate of its own then")
+    _check_label(step, at, findings)
+    undo_tool = _check_rollback(step, at, tools, findings)
+    return _compiled(step, (tool, undo_tool), parameters or {}, (at, place), declared, findings)
+
+
+def _check_label(step: Step, at: str, findings: Findings) -> None:
     if step.label is not None and step.for_each is None:
         findings.add("bad-label", f"{at}.label", "the step has a label but no `for_each`, whose items it would name", "remove it")
     elif step.label is not None and not step.label.strip():
         findings.add("bad-label", f"{at}.label", "the label is empty", "write `${{ item… }}`, or remove it")
-    undo_tool = _check_rollback(step, at, tools, findings)
-    return _compiled(step, (tool, undo_tool), parameters or {}, (at, place), declared, findings)
 
 
 def check_tags(tags: list[str], at: str, findings: Findings) -> None:
@@ -272,7 +327,7 @@ def _compiled(
     findings: Findings,
 ) -> Call:
     at, place = places
-    has_item = step.for_each is not None
+    has_item, in_group = step.for_each is not None or step.group is not None, step.group is not None
     compiled = partial(_template, findings)
     undo = None if step.rollback is None else step.rollback.parameters
     done_when = step.done_when
@@ -283,14 +338,14 @@ def _compiled(
         )
         findings.add("not-yet", f"{at}.done_when", message, hint)
         done_when = None
-    label = step.label if has_item else None
+    label = step.label if step.for_each is not None else None
     return Call(
         step,
         at=at,
         is_final=False,
         tool=tools[0],
         parameters=compiled(parameters, place, declared[has_item, False, _may_have_secrets(tools[0])]),
-        when=None if step.when is None else compiled(step.when, f"{at}.when", declared[False, False, False], "bool"),
+        when=None if step.when is None else compiled(step.when, f"{at}.when", declared[in_group, False, False], "bool"),
         for_each=None if step.for_each is None else compiled(step.for_each, f"{at}.for_each", declared[False, False, False], "list"),
         label=None if label is None else _label(findings, label, f"{at}.label", declared[True, False, False]),
         done_when=None if done_when is None else compiled(done_when, f"{at}.done_when", declared[has_item, True, False], "bool"),

@@ -1,6 +1,8 @@
 """Which step waits for which: declared dependencies, those that references imply, and the check for cycles."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from plan_adapter.graph import find_cycle
 from plan_adapter.plan import Step
@@ -9,32 +11,81 @@ from plan_adapter.validation.calls import Call
 from plan_adapter.validation.findings import Findings
 
 
-def check_dependencies(calls: list[Call], findings: Findings) -> dict[str, tuple[str, ...]]:
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """Which step waits for which. A step of a group waits for its siblings, and its group for everything outside."""
+
+    outer: dict[str, tuple[str, ...]]  # of the steps that are not in a group
+    inner: dict[str, dict[str, tuple[str, ...]]]  # by group: of its steps, among themselves
+
+    def of_all(self) -> dict[str, tuple[str, ...]]:
+        """Return the dependencies of every step: of a group's first steps those of their group; of the group its own steps, too."""
+        found = dict[str, tuple[str, ...]]()
+        for step_id, after in self.outer.items():
+            steps = self.inner.get(step_id, {})
+            found |= {one: siblings or after for one, siblings in steps.items()}
+            found[step_id] = (*after, *steps)
+        return found
+
+
+_STEP = "bad-finally", "is not a `finally` step: those run after all other steps anyway", "remove it"
+_FINALLY = "bad-finally", "is a `finally` step, which runs after all other steps", "remove it, or move this step to `finally`"
+_OWN_GROUP = "bad-group", "is the group of this step, and ends after it", "remove it"
+
+Others: TypeAlias = Mapping[str, tuple[str, str, str]]
+"""Steps that a step cannot wait for, with code, message and hint."""
+
+
+def check_dependencies(calls: list[Call], findings: Findings) -> Dependencies:
     """Return the steps that each step waits for, implied ones last, and add the problems of the dependencies.
 
     A `finally` step starts after all other steps, so it depends only on other `finally` steps.
     """
-    first, last = [call for call in calls if not call.is_final], [call for call in calls if call.is_final]
-    found = _dependencies(first, {call.step.id: _FINALLY for call in last}, findings)
-    finals = _dependencies(last, {call.step.id: _STEP for call in first}, findings)
-    return found | {step_id: after for step_id, after in finals.items() if step_id not in found}
+    first = [call for call in calls if not call.is_final and call.step.group is None]
+    last = [call for call in calls if call.is_final]
+    others: dict[str, tuple[str, str, str]] = {call.step.id: _FINALLY for call in last}
+    others |= {call.step.id: _of_group(call.step.group) for call in calls if call.step.group is not None}
+    inner, lifted = dict[str, dict[str, tuple[str, ...]]](), dict[str, list[str]]()
+    for group in first:
+        if group.step.is_group:
+            steps = [call for call in calls if call.step.group == group.step.id]
+            rest = [call for call in first if call is not group]
+            inner[group.step.id], lifted[group.step.id] = _of_steps(steps, rest, others | {group.step.id: _OWN_GROUP}, findings)
+    outer = _dependencies(first, others, findings, lifted=lifted)
+    finals = _dependencies(last, others | {call.step.id: _STEP for call in first}, findings)
+    return Dependencies(outer | {step_id: after for step_id, after in finals.items() if step_id not in outer}, inner)
 
 
-_STEP = "is not a `finally` step: those run after all other steps anyway", "remove it"
-_FINALLY = "is a `finally` step, which runs after all other steps", "remove it, or move this step to `finally`"
+def _of_group(group: str) -> tuple[str, str, str]:
+    return "bad-group", f"is a step of the group `{group}`", f"depend on `{group}`"
 
 
-def _dependencies(calls: list[Call], others: Mapping[str, tuple[str, str]], findings: Findings) -> dict[str, tuple[str, ...]]:
-    """Return the dependencies among `calls`. `others` are steps that they cannot wait for, with message and hint."""
+def _of_steps(steps: list[Call], outer: list[Call], others: Others, findings: Findings) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """Return the dependencies of a group's `steps` among themselves, and the steps of `outer` that any of them waits for."""
+    position = {call.step.id: index for index, call in reversed(list(enumerate([*outer, *steps])))}
+    siblings = {call.step.id for call in steps}
+    all_of = {call.step.id: _dependencies_of(call, position, others, findings) for call in steps}
+    found = {step_id: tuple(name for name in after if name in siblings) for step_id, after in all_of.items()}
+    order = {call.step.id: index for index, call in enumerate(steps)}
+    _check_cycles(found, order, steps, findings)
+    return found, [name for after in all_of.values() for name in after if name not in siblings]
+
+
+def _dependencies(
+    calls: list[Call], others: Others, findings: Findings, *, lifted: Mapping[str, list[str]] | None = None
+) -> dict[str, tuple[str, ...]]:
+    """Return the dependencies among `calls`. `lifted` are those of groups that their steps have."""
     position = {call.step.id: index for index, call in reversed(list(enumerate(calls)))}
     dependencies: dict[str, tuple[str, ...]] = {}
     for call in calls:
-        dependencies.setdefault(call.step.id, _dependencies_of(call, position, others, findings))
+        own = _dependencies_of(call, position, others, findings)
+        extra = () if lifted is None else lifted.get(call.step.id, ())
+        dependencies.setdefault(call.step.id, tuple(dict.fromkeys([*own, *extra])) if extra else own)
     _check_cycles(dependencies, position, calls, findings)
     return dependencies
 
 
-def _dependencies_of(call: Call, position: Mapping[str, int], others: Mapping[str, tuple[str, str]], findings: Findings) -> tuple[str, ...]:
+def _dependencies_of(call: Call, position: Mapping[str, int], others: Others, findings: Findings) -> tuple[str, ...]:
     found = _written(call.step, call.at, position, others, findings)
     if referring := {field: template.steps for field, template in call.templates.items() if template.steps}:
         _check_own(call.step, call.at, referring, findings)
@@ -51,7 +102,7 @@ def _check_own(step: Step, at: str, referring: Mapping[str, frozenset[str]], fin
             findings.add("not-an-ancestor", f"{at}.{field}", f"`{step.id}` uses its own result", hint)
 
 
-def _written(step: Step, at: str, known: Mapping[str, int], others: Mapping[str, tuple[str, str]], findings: Findings) -> list[str]:
+def _written(step: Step, at: str, known: Mapping[str, int], others: Others, findings: Findings) -> list[str]:
     """Return the valid declared dependencies, each once."""
     sound = dict.fromkeys(step.depends_on)
     if len(sound) == len(step.depends_on) and step.id not in sound and sound.keys() <= known.keys():
@@ -64,8 +115,8 @@ def _written(step: Step, at: str, known: Mapping[str, int], others: Mapping[str,
         elif name == step.id:
             findings.add("self-dependency", place, f"`{name}` depends on itself", "remove it")
         elif name in others and name not in known:
-            message, hint = others[name]
-            findings.add("bad-finally", place, f"`{name}` {message}", hint)
+            code, message, hint = others[name]
+            findings.add(code, place, f"`{name}` {message}", hint)
         elif name not in known:
             findings.add("unknown-step", place, f"no step is called `{name[:80]}`", did_you_mean(name, known))
         else:

@@ -19,7 +19,7 @@ from plan_adapter.settings import Settings
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.calls import Call, RollbackCall, check_calls, check_tags
-from plan_adapter.validation.dependencies import check_dependencies
+from plan_adapter.validation.dependencies import Dependencies, check_dependencies
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import fresh_copy
 from plan_adapter.validation.gates import check_gates
@@ -35,8 +35,10 @@ class ValidatedPlan:
     digest: str
     order: tuple[str, ...]  # topological; otherwise in the order of the plan; without the `finally` steps
     finally_order: tuple[str, ...]  # of the `finally` steps
-    dependencies: Mapping[str, tuple[str, ...]]  # all, including those that references imply
+    dependencies: Mapping[str, tuple[str, ...]]  # all, including those that references imply; a group also waits for its own steps
     reduced: Mapping[str, tuple[str, ...]]  # transitive reduction
+    outer: Mapping[str, tuple[str, ...]]  # the same without the steps of groups: what the scheduler waits for
+    groups: Mapping[str, Mapping[str, tuple[str, ...]]]  # by group: its steps in order, with the siblings they wait for
     tools: Mapping[str, Tool[..., Any]]
     parameters: Mapping[str, Template]
     when: Mapping[str, Template]  # only of steps that have one; likewise the next three
@@ -49,6 +51,11 @@ class ValidatedPlan:
     definitions: tuple[dict[str, JsonValue], ...]  # of all tools in use, including rollback tools, by name; an approval covers them
     secrets: frozenset[str]  # the names of the secrets that the plan uses
     steps: Mapping[str, Step]  # by id
+
+    def effect_of(self, step_id: str) -> Effect:
+        """Return the effect of the call that a step makes. A group calls nothing itself."""
+        step = self.steps[step_id]
+        return "read" if step.is_group else step.effect or self.tools[step_id].effect
 
     @property
     def edges(self) -> Mapping[str, tuple[str, ...]]:
@@ -63,7 +70,8 @@ class ValidatedPlan:
         """Return whether `step` has its own gate, given the effects of its tool and its rollback's tool. See `ExecutionPlan`."""
         rollback = self.rollbacks.get(step.id)
         undoes = None if rollback is None else rollback.tool.effect
-        return self.plan.has_gate(step, self.tools[step.id].effect, rollback=undoes, gate_effects=gate_effects)
+        tool = self.tools.get(step.id)  # a group has none
+        return self.plan.has_gate(step, "read" if tool is None else tool.effect, rollback=undoes, gate_effects=gate_effects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,7 @@ class Examined:
 
     plan: ExecutionPlan
     calls: list[Call]
-    dependencies: dict[str, tuple[str, ...]]
+    dependencies: Dependencies
     outputs: dict[str, Template]
     run_name: Template | None
 
@@ -110,14 +118,19 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
     calls = examined.calls
     used = {tool.name: tool for call in calls for tool in (call.tool, call.undo_tool) if tool is not None}
     finals = {call.step.id for call in calls if call.is_final}
-    order = topological_order(examined.dependencies)
+    dependencies = examined.dependencies.of_all() if examined.dependencies.inner else examined.dependencies.outer
+    order = topological_order(dependencies)
+    reduced = transitive_reduction(dependencies, order)
+    outer = examined.dependencies.outer
     return ValidatedPlan(
         plan=examined.plan,
         digest=digest or plan_digest(examined.plan),
         order=tuple(step_id for step_id in order if step_id not in finals),
         finally_order=tuple(step_id for step_id in order if step_id in finals),
-        dependencies=MappingProxyType(examined.dependencies),
-        reduced=MappingProxyType(transitive_reduction(examined.dependencies, order)),
+        dependencies=MappingProxyType(dependencies),
+        reduced=MappingProxyType(reduced),
+        outer=MappingProxyType(reduced if outer is dependencies else transitive_reduction(outer, topological_order(outer))),
+        groups=MappingProxyType({group: _reduced(after) for group, after in examined.dependencies.inner.items()}),
         tools=MappingProxyType({call.step.id: call.tool for call in calls if call.tool is not None}),
         parameters=MappingProxyType({call.step.id: call.parameters for call in calls}),
         when=MappingProxyType({call.step.id: call.when for call in calls if call.when is not None}),
@@ -131,6 +144,10 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
         steps=MappingProxyType({call.step.id: call.step for call in calls}),
         secrets=frozenset(name for call in calls for template in (call.parameters, call.undo) if template for name in template.secrets),
     )
+
+
+def _reduced(dependencies: dict[str, tuple[str, ...]]) -> Mapping[str, tuple[str, ...]]:
+    return MappingProxyType(transitive_reduction(dependencies, topological_order(dependencies)))
 
 
 def _refuse(problems: list[Problem]) -> None:
@@ -177,8 +194,8 @@ def _compiled(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> 
     calls = check_calls(fresh, tools, findings)
     check_gates(fresh, calls, findings)
     dependencies = check_dependencies(calls, findings)
-    outputs = _compiled_outputs(fresh, dependencies, findings)
-    run_name = _compiled_run_name(fresh, dependencies, findings)
+    outputs = _compiled_outputs(fresh, dependencies.outer, findings)
+    run_name = _compiled_run_name(fresh, dependencies.outer, findings)
     _check_inputs_are_used(fresh, calls, [*outputs.values(), *([run_name] if run_name is not None else [])], findings)
     return Examined(fresh, calls, dependencies, outputs, run_name)
 

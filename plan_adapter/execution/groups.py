@@ -1,0 +1,192 @@
+"""`Group`: the steps of a group, item by item. It says which calls are ready, and how the group ends; the scheduler makes the calls."""
+
+from collections import ChainMap, deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from pydantic import JsonValue
+
+from plan_adapter import graph
+from plan_adapter.execution.items import Items
+from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd
+from plan_adapter.execution.scope import RunScope
+from plan_adapter.plan import Step, StepStatus
+from plan_adapter.readable import counted
+from plan_adapter.record import GroupItem
+
+
+@dataclass(slots=True)
+class _Item:
+    """One item: its scope, in which expressions see its own results, and how its steps ended."""
+
+    value: JsonValue
+    scope: RunScope
+    missing: dict[str, int]  # by step: how many siblings it waits for
+    values: dict[str, dict[str, JsonValue]]  # of the steps that have ended
+    ends: list[AttemptEnd] = field(default_factory=list[AttemptEnd])  # of the calls that were made
+    left_out: dict[str, str] = field(default_factory=dict[str, str])  # steps without a call, and why; not those whose `when` is false
+    halted: str = ""  # why no further step of the item starts
+    failure: str = ""  # the first failure, in words
+    has_started: bool = False
+
+    @property
+    def status(self) -> StepStatus:
+        """How the item ended, once all its steps have."""
+        if self.failure:
+            return StepStatus.FAILED
+        return StepStatus.SKIPPED if self.left_out else StepStatus.COMPLETED
+
+
+class Group:
+    """A group in progress, a state machine: `next_call` gives calls to make, and `ended` takes their ends.
+
+    The items start in order, at most `batch` at once. An item in which a step failed starts no further steps, unless the step's `on_error`
+    is `continue`. After more failed items than `max_failures`, no further item starts; items in progress finish.
+    """
+
+    def __init__(self, scope: RunScope, step: Step, values: Sequence[JsonValue], labels: Sequence[str | None]) -> None:
+        """Prepare to run the steps of `step` once for each of `values`."""
+        validated = scope.approved.bound.validated
+        self.step = step
+        self.labels = labels
+        self.is_advancing = False  # a call of `next_call` is being made
+        self.calls = {one.id: Items(one, labels, is_list=True) for one in step.steps}
+        self._before = validated.groups[step.id]
+        self._after = graph.successors(self._before)
+        self._items = [self._item(scope, value) for value in values]
+        self._at_once = min(step.batch or len(values), validated.plan.options.parallel_limit)
+        self._allowed = _allowed(step.max_failures, len(values))
+        self._ready = deque[tuple[int, str]]()
+        self._started = self._ended = self._failed = 0
+        self._halted = ""
+        self._taken = set[str]()
+
+    def _item(self, scope: RunScope, value: JsonValue) -> _Item:
+        values = dict[str, dict[str, JsonValue]]()
+        missing = {step_id: len(before) for step_id, before in self._before.items()}
+        return _Item(value, replace(scope, values=ChainMap(values, scope.values)), missing, values)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every item has ended or will not start."""
+        return self._ended == len(self._items)
+
+    def scope_of(self, item: int) -> RunScope:
+        """Return the scope of the calls of an item."""
+        return self._items[item].scope
+
+    def value_of(self, item: int) -> JsonValue:
+        """Return what expressions call `item`."""
+        return self._items[item].value
+
+    def upstream_of(self, item: int, step_id: str) -> tuple[str, ...]:
+        """Return the keys of the calls that a call of the item waited for, or of the steps that the group waited for."""
+        siblings = tuple(f"{before}[{item}]" for before in self._before[step_id])
+        return siblings or self._items[item].scope.approved.bound.validated.outer[self.step.id]
+
+    def next_call(self, halted: str) -> tuple[int, str] | None:
+        """Return the item and step of a call that is ready, or None if none is. With `halted`, no further item starts."""
+        while not self._ready and self._started < len(self._items):
+            if not (halted or self._halted) and self._started - self._ended >= self._at_once:
+                break
+            item, self._started = self._started, self._started + 1
+            self._items[item].halted = halted or self._halted
+            self._ready += ((item, step_id) for step_id, count in self._items[item].missing.items() if not count)
+        return self._ready.popleft() if self._ready else None
+
+    def cause(self, item: int, step_id: str) -> str:
+        """Return why a step of an item cannot be called, or nothing."""
+        one = self._items[item]
+        if one.halted:
+            return one.halted
+        return next((f"`{before}` was skipped" for before in self._before[step_id] if before in one.left_out), "")
+
+    def leave_out(self, item: int, step_id: str, cause: str) -> None:
+        """Record that a step of an item is not called, for `cause`."""
+        self._items[item].left_out[step_id] = cause
+        self.calls[step_id].cause = self.calls[step_id].cause or cause
+
+    def skip(self, item: int, step_id: str) -> None:
+        """Record that a step of an item is not called, and that the steps that wait for it still are."""
+        self.calls[step_id].unwanted += 1
+        self.ended(item, step_id, None)
+
+    def ended(self, item: int, step_id: str, end: AttemptEnd | None) -> None:
+        """Record the end of a call, or None if it was not made."""
+        one, state = self._items[item], self.calls[step_id]
+        state.end(item, end)
+        one.has_started = one.has_started or end is not None
+        one.values[step_id] = _value(end)
+        if end is not None:
+            one.ends.append(end)
+            if end.outcome != "succeeded":
+                one.failure = one.failure or f"`{step_id}` {'is unknown' if end.outcome == 'unknown' else 'failed'}: {end.error}"
+                if state.step.on_error != "continue" or end.outcome != "failed":
+                    one.halted = one.halted or f"`{step_id}` failed"
+                else:
+                    one.left_out[step_id] = f"`{step_id}` failed"
+        for after in self._after[step_id]:
+            one.missing[after] -= 1
+            if not one.missing[after]:
+                self._ready.append((item, after))
+        if len(one.values) == len(self._before):
+            self._item_ended(one)
+
+    def _item_ended(self, one: _Item) -> None:
+        self._ended += 1
+        self._failed += bool(one.failure)
+        if self._failed > self._allowed:
+            self._halted = self._halted or f"{counted(self._failed, 'item')} of `{self.step.id}` failed"
+
+    def take_ended(self) -> list[Items]:
+        """Return the steps whose calls have all ended, each once."""
+        ended = [state for step_id, state in self.calls.items() if not state.open and step_id not in self._taken]
+        self._taken |= {state.step.id for state in ended}
+        return ended
+
+    def results(self) -> list[dict[str, JsonValue]]:
+        """Return, for each item, the results of its steps that succeeded, by id."""
+        done = StepStatus.COMPLETED.value
+        return [{step_id: end["result"] for step_id, end in one.values.items() if end["status"] == done} for one in self._items]
+
+    def items(self) -> list[GroupItem]:
+        """Return the label and the status of each item."""
+        names = [label or str(number) for number, label in enumerate(self.labels, start=1)]
+        return [GroupItem(name, one.status) for name, one in zip(names, self._items, strict=True)]
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether no call was made, although there are items."""
+        return bool(self._items) and not any(one.has_started for one in self._items) and any(one.left_out for one in self._items)
+
+    def summary(self) -> AttemptEnd:
+        """Return the end of the group."""
+        bad = [end for one in self._items for end in one.ends if end.outcome != "succeeded"]
+        missing = [one for one in self._items if one.left_out and not one.failure]
+        if not bad and not missing:
+            return AttemptEnd("succeeded", 0)
+        texts = [f"{item.label}: {one.failure}" for item, one in zip(self.items(), self._items, strict=True) if one.failure]
+        shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
+        causes = [cause for one in missing for cause in one.left_out.values()]
+        left = f"{len(missing)} of {counted(len(self._items), 'item')} did not complete: {causes[0]}" if missing else ""
+        worst = min((end.outcome for end in bad), key=WORST_FIRST.index, default="failed")
+        error = "; ".join(text for text in (shown, left) if text)
+        return AttemptEnd(worst, 0, error=error, was_interrupted=any(end.was_interrupted for end in bad))
+
+
+def group_result(items: Collection[GroupItem], results: Sequence[dict[str, JsonValue]]) -> list[JsonValue]:
+    """Return the result of a group: {label, status, results} for each item, with the results of its steps that succeeded by id."""
+    return [{"label": item.label, "status": item.status.value, "results": dict(one)} for item, one in zip(items, results, strict=True)]
+
+
+def _value(end: AttemptEnd | None) -> dict[str, JsonValue]:
+    if end is None:
+        return {"result": None, "status": StepStatus.SKIPPED.value, "error": None}
+    status = StepStatus.COMPLETED if end.outcome == "succeeded" else StepStatus.FAILED
+    return {"result": end.result, "status": status.value, "error": end.error}
+
+
+def _allowed(max_failures: int | str, items: int) -> int:
+    """Return how many items may fail before no further item starts."""
+    text = str(max_failures)
+    return items * int(text[:-1]) // 100 if text.endswith("%") else int(text)

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions import Declarations, compile_template
 from plan_adapter.listing import policy_facts, step_listing, step_patience
-from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus, flattened
+from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus, flattened, items_at_once
 from plan_adapter.readable import as_text, code, counted, duration, moment, prose, redacted
 from plan_adapter.record import AUTHOR, Attempt, Outcome, PlanRun, Receipt, Resolution, RunReason, StandingApproval, StepRun
 
@@ -137,6 +137,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
             gate=_gate(plan, step),
             rollback=None if step.rollback is None else (None, step.rollback.parameters),
             is_final=number > count,
+            at_once=items_at_once(step, plan.options),
         )
     return lines
 
@@ -212,14 +213,19 @@ def _step_run_lines(step: StepRun, *, is_interrupted: bool) -> list[str]:
     is_said = step.status is StepStatus.COMPLETED and step.reason is not None  # resolved: its times are those of a failed attempt
     took = f" in {duration(step.duration_ms)}" if step.started_at is not None and step.completed_at is not None and not is_said else ""
     tries = f", {counted(step.retry_count, 'retry', 'retries')}" if step.retry_count else ""
-    lines = [f"{step.index + 1}. **{prose(step.id)}** {code(step.tool_name)}: {how}{took}{tries}"]
+    what = code(step.tool_name) if step.tool_name else "group"
+    lines = [f"{step.index + 1}. **{prose(step.id)}** {what}: {how}{took}{tries}"]
     if step.reason and (is_said or step.status is StepStatus.SKIPPED):
         lines.append(f"   - {prose(step.reason)}")
     if step.rolled_back:
         lines.append("   - rolled back")
     if step.error:
         lines.append(f"   - error: {code(_cut(step.error))}")
-    if step.result is not None:
+    if step.items:
+        items = [f"{prose(item.label)} {item.status}" for item in step.items]
+        more = len(items) - SHOWN_ITEMS
+        lines.append(f"   - items: {', '.join(items[:SHOWN_ITEMS])}" + (f" and {more} more" if more > 0 else ""))
+    elif step.result is not None:
         lines.append(f"   - result: {code(_cut(as_text(step.result)))}")
     return lines
 

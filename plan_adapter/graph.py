@@ -4,15 +4,16 @@ Every function takes a mapping of ids to the ids that they depend on. Unknown de
 """
 
 import heapq
-from collections.abc import Collection, Mapping
-from typing import TypeAlias
+from collections.abc import Collection, Hashable, Mapping
+from typing import TypeAlias, TypeVar
 
+Node = TypeVar("Node", bound=Hashable)
 Graph: TypeAlias = Mapping[str, Collection[str]]
 
 
-def successors(graph: Graph) -> dict[str, list[str]]:
+def successors(graph: Mapping[Node, Collection[Node]]) -> dict[Node, list[Node]]:
     """Return for each id the ids that depend on it, in the order of `graph`."""
-    after: dict[str, list[str]] = {node: [] for node in graph}
+    after: dict[Node, list[Node]] = {node: [] for node in graph}
     for node, dependencies in graph.items():
         for dependency in dependencies if len(dependencies) < 2 else dict.fromkeys(dependencies):
             if dependency in after:

@@ -23,21 +23,25 @@ def step_listing(
     gate: bool = False,
     rollback: tuple[Effect | None, Mapping[str, JsonValue]] | None = None,
     is_final: bool = False,
+    at_once: int = 1,
 ) -> list[str]:
     """Return the lines of one step.
 
     `implied` are the dependencies that only a reference makes. `patience` describes timeout and retries. `gate` means that the step has its
-    own gate. `rollback` is the effect, if known, and the parameters of its rollback. `is_final` marks a `finally` step.
+    own gate. `rollback` is the effect, if known, and the parameters of its rollback. `is_final` marks a `finally` step. `at_once` is how
+    many items of a group are in progress at once.
     """
-    what = code(step.tool_name) if step.tool_name is not None else f"goal: {prose(step.goal or '')}"
-    head = f"{number}. **{prose(step.id)}** {what}" + (f" ({effect})" if effect else "")
+    what = "group" if step.is_group else code(step.tool_name) if step.tool_name is not None else f"goal: {prose(step.goal or '')}"
+    head = f"{number}. **{prose(step.id)}** {what}" + (f" ({effect})" if effect and not step.is_group else "")
     lines = [head + (f": {prose(step.description)}" if step.description else "")]
     lines += ["   - always runs, after all other steps have ended"] if is_final else []
     if depends_on:
         lines.append("   - after " + ", ".join(code(d) + (" (by reference)" if d in implied else "") for d in depends_on))
+    lines += [f"   - in the group {code(step.group)}"] if step.group is not None else []
+    lines += [f"   - {fact}" for fact in group_facts(step, items, at_once)]
     lines += [f"   - {name}: {code(text)}" for name, text in _conditions(step)]
     lines += [f"   - tags: {', '.join(map(code, step.tags))}"] if step.tags else []
-    if step.for_each is not None:
+    if step.for_each is not None and not step.is_group:
         lines.append(f"   - for each: {code(step.for_each)}" + (f" ({counted(items, 'item')})" if items is not None else ""))
     if step.label is not None:
         lines.append(f"   - label: {code(step.label)}")
@@ -47,6 +51,24 @@ def step_listing(
         lines += _parameter_lines(code(name), value)
     lines += [f"   - {patience}"] if patience else []
     return [*lines, *_rollback_lines(step, *rollback)] if rollback is not None else lines
+
+
+def group_facts(group: Step, items: int | None, at_once: int) -> list[str]:
+    """Return what a group does with its items, one fact per line. Empty for any other step."""
+    if not group.is_group:
+        return []
+    of = f"for each of {counted(items, 'item')}" if items is not None else "for each item"
+    pace = "one at a time" if at_once == 1 else f"at most {at_once} at once"
+    steps = ", ".join(code(step.id) for step in group.steps)
+    allowed = str(group.max_failures)
+    stop = "the first failed item" if allowed == "0" else f"more than {allowed} failed" + (" items" if allowed.isdigit() else "")
+    undone = any(step.rollback is not None for step in group.steps)
+    only = "also items that failed" if group.rollback_failed else "only items that completed"
+    return [
+        f"{of} of {code(group.for_each or '')}, {pace}: {steps}",
+        f"starts no further item after {stop}",
+        *([f"rolls back {only}"] if undone else []),
+    ]
 
 
 def _rollback_lines(step: Step, effect: Effect | None, parameters: Mapping[str, JsonValue]) -> list[str]:

@@ -513,6 +513,11 @@ def flattened(steps: Collection[Step]) -> list[Step]:
     return [one for step in steps for one in (step, *step.steps)]
 
 
+def items_at_once(group: Step, options: ExecutionOptions) -> int:
+    """Return how many items of a group are in progress at once."""
+    return min(group.batch or options.parallel_limit, options.parallel_limit)
+
+
 def _number(steps: Collection[Step], prefix: str, index: int, taken: set[str], *, group: str | None = None) -> int:
     """Give `steps` their indexes, from `index`, and missing ids. Return the index after the last one."""
     for number, step in enumerate(steps, start=1):

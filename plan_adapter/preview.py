@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from plan_adapter import graph
 from plan_adapter.expressions import Prediction
 from plan_adapter.listing import policy_facts, step_listing, step_patience
-from plan_adapter.plan import EFFECTS, Effect, ExecutionOptions, ExecutionPlan, Step
+from plan_adapter.plan import EFFECTS, Effect, ExecutionOptions, ExecutionPlan, Step, items_at_once
 from plan_adapter.readable import MAX_NAME_CHARACTERS, as_text, code, cut, duration, one_line, prose, redacted, without_passwords
 from plan_adapter.validation import ValidatedPlan
 
@@ -39,6 +39,7 @@ class StepPreview:
     gate: bool = False  # whether it has its own gate; with `for_each`, whether each item has one
     rollback: RollbackPreview | None = None
     is_final: bool = False  # whether it is a `finally` step, which always runs, after all others
+    at_once: int = 1  # how many items of a group are in progress at once
 
     def as_json(self) -> dict[str, Any]:
         """Return the step for `plan preview --json`: its non-default fields, and what follows from them."""
@@ -55,6 +56,8 @@ class StepPreview:
             "max_retries": step.max_retries,
             "timeout_ms": self.timeout_ms,
             "items": self.items,
+            **({"items_at_once": self.at_once} if step.is_group else {}),
+            **({"group": step.group} if step.group is not None else {}),
             "worst_case_ms": self.worst_case_ms,
             "finally": self.is_final,
             **({"rollback": asdict(self.rollback)} if self.rollback is not None else {}),
@@ -88,7 +91,7 @@ class Preview:
         """The number of steps by effect."""
         counts: dict[Effect, int] = dict.fromkeys(EFFECTS, 0)
         for step in self.steps:
-            counts[step.effect] += 1
+            counts[step.effect] += not step.step.is_group
         return {effect: count for effect, count in counts.items() if count}
 
     @property
@@ -142,7 +145,7 @@ def preview_plan(
     plan = validated.plan
     written = validated.steps
     prediction = Prediction(inputs)
-    order = (*validated.order, *validated.finally_order)
+    order = _groups_first(validated)
     steps = {step_id: _preview_step(written[step_id], validated, prediction, gate_effects) for step_id in order}
     return Preview(
         plan=plan,
@@ -158,6 +161,12 @@ def preview_plan(
         secrets=tuple(sorted(validated.secrets)),
         run_name=run_name(validated, inputs) or plan.run_name,
     )
+
+
+def _groups_first(validated: ValidatedPlan) -> list[str]:
+    """Return all steps in the order of their dependencies, each group followed by its own steps."""
+    order = (*validated.order, *validated.finally_order)
+    return [one for step_id in order if validated.steps[step_id].group is None for one in (step_id, *validated.groups.get(step_id, ()))]
 
 
 def run_name(validated: ValidatedPlan, inputs: Mapping[str, JsonValue] | None) -> str | None:
@@ -177,11 +186,13 @@ def run_name(validated: ValidatedPlan, inputs: Mapping[str, JsonValue] | None) -
 
 
 def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, gate_effects: Collection[Effect]) -> StepPreview:
-    effect, after = validated.effect_of(step.id), validated.dependencies[step.id]
+    effect = validated.effect_of(step.id)
+    after = tuple(one for one in validated.dependencies[step.id] if validated.steps[one].group == step.group)  # the group names the others
     parameters = prediction.of(validated.parameters[step.id])
-    items = 1 if step.for_each is None else _count(prediction.of(validated.for_each[step.id]))
+    for_each = validated.for_each.get(step.group or step.id)
+    items = 1 if for_each is None else _count(prediction.of(for_each))
     timeout = validated.plan.timeout_ms_of(step)
-    once = _longest_call(step, timeout)
+    once = 0.0 if step.is_group else _longest_call(step, timeout)
     return StepPreview(
         step=step,
         effect=effect,
@@ -190,7 +201,8 @@ def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, 
         implied=frozenset(after) - frozenset(step.depends_on),
         timeout_ms=timeout,
         items=items,
-        worst_case_ms=None if once is None or items is None else once * items,
+        at_once=items_at_once(step, validated.plan.options),
+        worst_case_ms=0.0 if step.is_group else None if once is None or items is None else once * items,
         gate=validated.has_gate(step, gate_effects=gate_effects),
         rollback=preview_rollback(step.id, validated, prediction),
         is_final=step.id in validated.finally_order,
@@ -302,7 +314,8 @@ def _step_lines(preview: StepPreview, number: int) -> list[str]:
         implied=preview.implied,
         parameters=preview.parameters,
         items=preview.items,
-        patience=step_patience(preview.step, preview.timeout_ms) + longest,
+        patience="" if preview.step.is_group else step_patience(preview.step, preview.timeout_ms) + longest,
+        at_once=preview.at_once,
         gate=preview.gate,
         rollback=None if preview.rollback is None else (preview.rollback.effect, preview.rollback.parameters),
         is_final=preview.is_final,

@@ -116,6 +116,14 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         ),
         "bad-input-definition": "The definition of an input contradicts itself, such as a default that its own pattern refuses.",
         "bad-label": "A label names the items of a step's `for_each`. Write it with `${{ item… }}`, or remove it.",
+        "bad-group": (
+            "A group is a step with `for_each` and `steps`: its steps run once per item. It calls no tool itself, its steps have no lists "
+            "of their own, and only they see each other's results. Elsewhere use `steps.<group>.result`."
+        ),
+        "chained-for-each-writes": (
+            "Two steps write for the same list, one after the other. The first runs for all items before the second starts for any: all "
+            "nodes are drained before one is restarted. To finish one item before the next, make them the `steps` of a group."
+        ),
         "bad-rollback": (
             "A step with `rollback_failed` has no `rollback`: add one, or remove `rollback_failed`. Or a `finally` step has a `rollback`, "
             "which could never run: remove it."

@@ -69,8 +69,8 @@ async def cancel(
 
 async def _roll_back(run: str, reason: str, tools: list[str], words: AnswerOptions, *, offline: bool, json: bool) -> int:
     # Only for `--rollback`.
-    from plan_adapter.execution.rollback import units_to_roll_back
     from plan_adapter.execution.rollback_status import aborted_steps, after_abort
+    from plan_adapter.execution.rollback_units import units_to_roll_back
     from plan_adapter.runs.rollback import rollback_run
 
     settings, registry = Settings(), tools_of(tools)

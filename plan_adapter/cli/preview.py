@@ -95,7 +95,7 @@ def _preview(validated: ValidatedPlan, texts: dict[str, str]) -> Preview:
 async def _preview_resume(run: str, asked: ResumeOptions | None, *, tools: list[str], as_json: bool) -> int:
     """Print what `plan resume` would do with each step, without doing anything. Raises what `plan resume` would raise."""
     # Only for `--resume`: these import SQLAlchemy.
-    from plan_adapter.execution.rollback import units_to_roll_back
+    from plan_adapter.execution.rollback_units import units_to_roll_back
     from plan_adapter.runs.approval import end_overdue
     from plan_adapter.runs.operator_requests import choices_of
     from plan_adapter.runs.resume import refuse_resume, resume_action

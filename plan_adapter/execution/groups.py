@@ -10,7 +10,7 @@ from plan_adapter import graph
 from plan_adapter.execution.items import Items
 from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.plan import Step, StepStatus
+from plan_adapter.plan import Step, StepStatus, items_at_once
 from plan_adapter.readable import counted
 from plan_adapter.record import GroupItem
 
@@ -54,7 +54,7 @@ class Group:
         self._before = validated.groups[step.id]
         self._after = graph.successors(self._before)
         self._items = [self._item(scope, value) for value in values]
-        self._at_once = min(step.batch or len(values), validated.plan.options.parallel_limit)
+        self._at_once = items_at_once(step, validated.plan.options)
         self._allowed = _allowed(step.max_failures, len(values))
         self._ready = deque[tuple[int, str]]()
         self._started = self._ended = self._failed = 0

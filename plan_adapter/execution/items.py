@@ -114,7 +114,12 @@ class Items:
     @property
     def is_refused(self) -> bool:
         """Whether a refusal alone kept the step from succeeding: every call that was made succeeded."""
-        return bool(self.refused and self.missing) and all(end is None or end.outcome == "succeeded" for end in self._ends)
+        return bool(self.refused) and self.is_cut_short
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether calls are missing, and every call that was made succeeded."""
+        return bool(self.missing) and all(end is None or end.outcome == "succeeded" for end in self._ends)
 
     def end(self, item: int | None, end: AttemptEnd | None) -> None:
         """Record the end of one call."""

@@ -1,6 +1,6 @@
 """`Rollback`: rolls back what the steps of a run did, dependents first, and reports what was and was not undone."""
 
-from collections.abc import Mapping
+from collections import ChainMap
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -14,11 +14,19 @@ from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.execution.items import item_labels
 from plan_adapter.execution.ports import AttemptEnd, RecordedResolution, StepRunner, UnknownOutcome
-from plan_adapter.execution.rollback_status import CHECK_BY_HAND, ROLLBACK_NEVER_KNOWN, RollbackReport, possibly_done_note, report_of
+from plan_adapter.execution.rollback_status import (
+    CHECK_BY_HAND,
+    ITEM_NOT_COMPLETED,
+    ROLLBACK_NEVER_KNOWN,
+    RollbackReport,
+    possibly_done_note,
+    report_of,
+)
+from plan_adapter.execution.rollback_units import FailedUnit, by_node, rollback_graph, units_left_alone, units_to_roll_back
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
-from plan_adapter.plan import ExecutionPlan, Step, StepStatus
+from plan_adapter.plan import CallKind, Step, StepStatus
 from plan_adapter.readable import call_name, listed
 from plan_adapter.record import Attempt, Outcome, Receipt, StepRun
 
@@ -28,31 +36,11 @@ SHOWN_CHARACTERS = 300
 _ONCE = RetryPolicy(retries=0, delay=0.0, backoff=1.0, jitter=0.0)
 
 
-def units_to_roll_back(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
-    """Return the steps and items that still need a rollback: those that succeeded, and failed ones if the plan says so."""
-    undoable = {step.id for step in plan.steps if step.rollback is not None}
-    also_failed = {step.id for step in plan.steps if step.rollback is not None and step.rollback_failed}
-    units = [*(unit for unit in history.succeeded if unit[0] in undoable), *(unit for unit in history.failed if unit[0] in also_failed)]
-    return [unit for unit in units if unit not in history.rollbacks.succeeded]
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """The end of a failed step or item that is rolled back anyway."""
-
-    step_id: str
-    item: int | None
-    number: int
-    outcome: str = "failed"
-    result: JsonValue = None
-    by: str | None = None
-    is_abort: bool = False
-
-
 @dataclass(slots=True)
 class _Undoing:
-    """The calls that undo one step: one, or one per item."""
+    """The calls that undo one step: one, or one per item. In a group, one item of a step."""
 
+    node: Unit
     step: Step
     run: StepRun
     open: int
@@ -83,18 +71,23 @@ class Rollback:
         self._validated = scope.approved.bound.validated
         self._steps = self._validated.steps
         self._runs = {step.id: step for step in scope.run.steps}
-        self._after = graph.successors(self._validated.reduced)
-        self._missing = {step_id: len(after) for step_id, after in self._after.items()}  # how many steps must be rolled back before each
-        self._urgency = {step_id: float(position) for position, step_id in enumerate(self._validated.order)}
+        self._before = rollback_graph(self._validated, history)
+        self._after = graph.successors(self._before)
+        self._missing = {node: len(after) for node, after in self._after.items()}  # how many must be rolled back before each
+        self._urgency = {node: float(position) for position, node in enumerate(self._before)}
         self._failed_units = [unit for unit in history.failed if unit[0] in self._validated.rollbacks]
-        also_failed = {unit: _Failed(*unit, history.attempts[unit]) for unit in self._failed_units if self._steps[unit[0]].rollback_failed}
-        self._done = _by_step({**history.succeeded, **also_failed})
+        also_failed = {
+            unit: FailedUnit(*unit, history.attempts[unit]) for unit in self._failed_units if self._steps[unit[0]].rollback_failed
+        }
+        self._kept = units_left_alone(self._validated.plan, history)
+        done = {unit: end for unit, end in {**history.succeeded, **also_failed}.items() if unit not in self._kept}
+        self._done = by_node(self._before, done)
         self._labels = dict(history.labels)
         self._not_started = list[Unit]()
-        self._undoable = [step_id for step_id in reversed(self._validated.order) if self._is_undoable(step_id)]
+        self._undoable = [node for node in reversed(self._before) if self._is_undoable(node)]
         self._causes = dict[Unit, str]()  # why a unit was not undone
         self._undone = set(history.rollbacks.succeeded)
-        self._behind = dict[str, str]()  # by step: the one that had to be undone first and was not
+        self._behind = dict[Unit, str]()  # by node: the step that had to be undone first and was not
         self._failed = ""
         self._asked = list[UnknownOutcome]()  # the open questions to people
         self._open = len(self._undoable)
@@ -102,18 +95,19 @@ class Rollback:
         for step_id in {step_id for step_id, _ in history.attempts if step_id in self._validated.rollbacks}:
             self._look_at_items(self._steps[step_id])
 
-    def _is_undoable(self, step_id: str) -> bool:
-        return step_id in self._validated.rollbacks and bool(self._done.get(step_id))
+    def _is_undoable(self, node: Unit) -> bool:
+        return node[0] in self._validated.rollbacks and bool(self._done.get(node))
 
     def _look_at_items(self, step: Step) -> None:
         """Record the labels of a step's items, and which items never started."""
-        if (template := self._validated.for_each.get(step.id)) is None:
+        whole = step if step.group is None else self._steps[step.group]
+        if (template := self._validated.for_each.get(whole.id)) is None:
             return
         try:
             values = template.resolve(self.scope.variables())
         except ExpressionError:  # only the record names them then
             return
-        for item, label in enumerate(item_labels(self.scope, step, values) if isinstance(values, list) else ()):
+        for item, label in enumerate(item_labels(self.scope, whole, values) if isinstance(values, list) else ()):
             if label is not None:
                 self._labels.setdefault((step.id, item), label)
             if (step.id, item) not in self._history.attempts:
@@ -146,7 +140,7 @@ class Rollback:
             return
         for stop in (self.scope.stop, self.halt):
             stop.future.add_done_callback(lambda _: self._withdraw())
-        self._end_steps([step_id for step_id in reversed(self._validated.order) if self._missing[step_id] == 0])
+        self._end_steps([node for node in reversed(self._before) if self._missing[node] == 0])
         self._tasks.end_if_done()
         await self._tasks.ended()
         await self.scope.recorder.flush()
@@ -158,31 +152,31 @@ class Rollback:
 
     # The life of a step: it becomes ready, its calls get slots and run, and the step is closed.
 
-    def _end_steps(self, ready: list[str]) -> None:
-        """Start the steps in `ready`, and those that become ready because a step has nothing to undo."""
+    def _end_steps(self, ready: list[Unit]) -> None:
+        """Start what is in `ready`, and what becomes ready because a step has nothing to undo."""
         waiting = list(reversed(ready))
         while waiting:
-            step_id = waiting.pop()
-            first = next((self._behind[after] for after in self._after[step_id] if after in self._behind), None)
-            if self._is_undoable(step_id):
-                self._begin(self._steps[step_id], first)
+            node = waiting.pop()
+            first = next((self._behind[after] for after in self._after[node] if after in self._behind), None)
+            if self._is_undoable(node):
+                self._begin(node, first)
                 continue
             if first is not None:
-                self._behind[step_id] = first
-            waiting += reversed(self._released(step_id))
+                self._behind[node] = first
+            waiting += reversed(self._released(node))
 
-    def _released(self, step_id: str) -> list[str]:
-        """Return the steps that waited only for `step_id`, the plan's later steps first."""
-        for before in self._validated.reduced[step_id]:
+    def _released(self, node: Unit) -> list[Unit]:
+        """Return what waited only for `node`, the plan's later steps first."""
+        for before in self._before[node]:
             self._missing[before] -= 1
-        ready = [before for before in self._validated.reduced[step_id] if not self._missing[before]]
+        ready = [before for before in self._before[node] if not self._missing[before]]
         return sorted(ready, key=lambda before: -self._urgency[before])
 
-    def _begin(self, step: Step, first: str | None) -> None:
-        """Request the calls that undo `step`. If `first` had to be undone before, make none and record why."""
-        left = [receipt for receipt in reversed(self._done[step.id]) if (step.id, receipt.item) not in self._undone]
+    def _begin(self, node: Unit, first: str | None) -> None:
+        """Request the calls that undo `node`. If `first` had to be undone before, make none and record why."""
+        left = [receipt for receipt in reversed(self._done[node]) if (receipt.step_id, receipt.item) not in self._undone]
         cause = f"`{first}` must be rolled back first" if first is not None else self._halted
-        undoing = _Undoing(step, self._run_of(step), len(left))
+        undoing = _Undoing(node, self._steps[node[0]], self._run_of(node), len(left))
         for receipt in left:
             if cause:
                 self._leave(undoing, receipt.item, cause)
@@ -191,7 +185,7 @@ class Rollback:
         if not undoing.open:
             self._tasks.spawn(self._close(undoing))
 
-    def _request(self, undoing: _Undoing, receipt: Receipt | _Failed) -> None:
+    def _request(self, undoing: _Undoing, receipt: Receipt | FailedUnit) -> None:
         unit = (undoing.step.id, receipt.item)
         if unit in self._history.rollbacks.aborted:  # it may have been done, so it is not called again until somebody resolves it
             command = resolve_command(self.scope.run.id, unit, "done|again", label=self._labels.get(unit), kind="rollback")
@@ -206,7 +200,7 @@ class Rollback:
         return self._offer(undoing, call)
 
     def _offer(self, undoing: _Undoing, call: Call) -> None:
-        self.scope.slots.request(self._urgency[undoing.step.id], partial(self._granted, undoing, call))
+        self.scope.slots.request(self._urgency[undoing.node], partial(self._granted, undoing, call))
 
     def _granted(self, undoing: _Undoing, call: Call) -> None:
         if not self._halted:
@@ -232,7 +226,7 @@ class Rollback:
 
     async def _find_out(self, undoing: _Undoing, call: Call, lost: Attempt) -> None:
         """Find out how a call of an earlier start ended, and continue from there."""
-        end = await self._probed(call, lost) if call.has_probe else None
+        end = await self._probed(undoing, call, lost) if call.has_probe else None
         if end is None:
             unknown = AttemptEnd("unknown", lost.number, error="an earlier start of its rollback began this write")
             return await self._unknown_outcome(undoing, call, lost, unknown, halts=False)
@@ -241,8 +235,8 @@ class Rollback:
         undoing.settled = True
         return await self._ended_as(undoing, call, end, halts=True)
 
-    async def _probed(self, call: Call, lost: Attempt) -> AttemptEnd | None:
-        await self.scope.slots.acquire(self._urgency[call.step.id])
+    async def _probed(self, undoing: _Undoing, call: Call, lost: Attempt) -> AttemptEnd | None:
+        await self.scope.slots.acquire(self._urgency[undoing.node])
         try:
             return None if self._halted else await call.probed(lost)
         finally:
@@ -308,26 +302,27 @@ class Rollback:
     async def _close(self, undoing: _Undoing) -> None:
         """Record, show and report the end of a step's rollback, and start the steps that waited for it."""
         step, run, ends = undoing.step, undoing.run, undoing.ends
-        left = [receipt for receipt in self._done[step.id] if (step.id, receipt.item) not in self._undone]
+        left = [receipt for receipt in self._done[undoing.node] if (step.id, receipt.item) not in self._undone]
         if ends or left:
             self._finish(undoing, left)
             if run.attempts == 0 or undoing.settled:
-                await self._call_step.show(run, self._upstream(step), tags=step.tags)
+                await self._call_step.show(run, self._upstream(undoing.node), tags=step.tags)
             await self.scope.notify_end(run)
         if left:
-            self._behind[step.id] = step.id
+            self._behind[undoing.node] = self._name(undoing.node, kind="step")
         elif not self._runs[step.id].rolled_back and not self._remains(step.id):
             self._runs[step.id].rolled_back = True
             self.scope.recorder.step_ended(self._runs[step.id])
         self._open -= 1
-        self._end_steps(self._released(step.id))
+        self._end_steps(self._released(undoing.node))
 
     def _remains(self, step_id: str) -> bool:
-        """Whether something of a step failed or may have been done, and is not rolled back."""
-        begun = (*self._failed_units, *self._history.unknown, *self._history.repeatable, *self._history.aborted)
+        """Whether something of a step was done, failed or may have been done, and is not rolled back."""
+        history = self._history
+        begun = (*history.succeeded, *self._failed_units, *history.unknown, *history.repeatable, *history.aborted)
         return any(unit[0] == step_id and unit not in self._undone for unit in begun)
 
-    def _finish(self, undoing: _Undoing, left: list[Receipt | _Failed]) -> None:
+    def _finish(self, undoing: _Undoing, left: list[Receipt | FailedUnit]) -> None:
         """Set the result of a step's rollback. It is completed only if nothing remains to be undone."""
         step, run, ends = undoing.step, undoing.run, undoing.ends
         worst = next((end for end in ends if end.outcome != "succeeded"), None)
@@ -344,7 +339,7 @@ class Rollback:
 
     # What is called, and how its end is reported.
 
-    def _call_of(self, undoing: _Undoing, receipt: Receipt | _Failed) -> Call:
+    def _call_of(self, undoing: _Undoing, receipt: Receipt | FailedUnit) -> Call:
         """Return the call that undoes a step or an item. Raise ExpressionError if `for_each` no longer gives the item."""
         step, rollback = undoing.step, self._validated.rollbacks[undoing.step.id]
         called = Called(
@@ -354,22 +349,31 @@ class Rollback:
             parameters=rollback.parameters,
             effect=rollback.tool.effect,
             retry=_ONCE,
-            upstream=self._upstream(step),
+            upstream=self._upstream(undoing.node),
             result=receipt.result,
         )
         value, label = self._value(step, receipt.item), self._labels.get((step.id, receipt.item))
-        return Call(
-            self.scope, step, undoing.run, urgency=self._urgency[step.id], item=receipt.item, value=value, label=label, called=called
-        )
+        scope = self.scope if step.group is None else self._scope_of(step.group, receipt.item)
+        urgency = self._urgency[undoing.node]
+        return Call(scope, step, undoing.run, urgency=urgency, item=receipt.item, value=value, label=label, called=called)
+
+    def _scope_of(self, group: str, item: int | None) -> RunScope:
+        """Return the scope of an item of a group, in which expressions see the item's own results."""
+        receipts = {step_id: self._history.succeeded.get((step_id, item)) for step_id in self._validated.groups[group]}
+        ends = {
+            step_id: {"result": one.result, "status": "completed", "error": None} for step_id, one in receipts.items() if one is not None
+        }
+        return replace(self.scope, values=ChainMap[str, dict[str, JsonValue]](ends, self.scope.values))
 
     def _value(self, step: Step, item: int | None) -> JsonValue:
         """Return the member of the step's `for_each` that the item stands for."""
-        template = self._validated.for_each.get(step.id)
+        whole = step if step.group is None else self._steps[step.group]
+        template = self._validated.for_each.get(whole.id)
         if template is None or item is None:
             return None
         values = template.resolve(self.scope.variables())
         if not isinstance(values, list) or item >= len(values):
-            raise ExpressionError(f"`for_each` gives no item {item + 1} any more: {step.for_each}")
+            raise ExpressionError(f"`for_each` gives no item {item + 1} any more: {whole.for_each}")
         return values[item]
 
     def _cause(self, step: Step, item: int | None, end: AttemptEnd) -> str:
@@ -385,21 +389,26 @@ class Rollback:
         writes = self._validated.rollbacks[step.id].tool.effect == "write"
         return end.outcome == "unknown" or (end.outcome in ("cancelled", "timed_out") and writes and end.was_interrupted)
 
-    def _run_of(self, step: Step) -> StepRun:
-        """Return the step run that represents the rollback of `step`. It is not a step of the run."""
+    def _run_of(self, node: Unit) -> StepRun:
+        """Return the step run that represents the rollback of `node`. It is not a step of the run."""
+        step = self._steps[node[0]]
         rollback = self._validated.rollbacks[step.id]
         return StepRun(
-            id=_name(step.id),
+            id=self._name(node),
             index=step.index,
             tool_name=rollback.tool.name,
             description=f"Undo: {step.description}" if step.description else f"Undo `{step.id}`",
-            depends_on=self._upstream(step),
+            depends_on=self._upstream(node),
             status=StepStatus.RUNNING,
             undoes=step.id,
         )
 
-    def _upstream(self, step: Step) -> tuple[str, ...]:
-        return (step.id, *(_name(after) for after in self._after[step.id] if after in self._validated.rollbacks))
+    def _name(self, node: Unit, *, kind: CallKind = "rollback") -> str:
+        """Return the name of the rollback of `node`, or of `node` itself."""
+        return call_name(*node, self._labels.get(node), kind=kind)
+
+    def _upstream(self, node: Unit) -> tuple[str, ...]:
+        return (node[0], *(self._name(after) for after in self._after[node] if after[0] in self._validated.rollbacks))
 
     # The report.
 
@@ -408,10 +417,13 @@ class Rollback:
         if self.unknown_outcome is not None:
             return RollbackReport(self.unknown_outcome, can_continue=False)
         whys = dict[Unit, str]()
-        for step_id in self._undoable:
-            for receipt in self._done[step_id]:
-                unit = (step_id, receipt.item)
+        for node in self._undoable:
+            for receipt in self._done[node]:
+                unit = (receipt.step_id, receipt.item)
                 whys[unit] = "" if unit in self._undone else self._causes.get(unit, "not reached")
+        whys |= {
+            unit: ITEM_NOT_COMPLETED for unit in self._history.succeeded if unit in self._kept and unit[0] in self._validated.rollbacks
+        }
         failed = [unit for unit in self._failed_units if unit not in whys]
         notes = [f"cannot be rolled back: {listed(self._final(), NAMED)} (writes, declares no rollback)"] if self._final() else []
         notes += possibly_done_note(self._validated.plan, self._history)
@@ -419,18 +431,6 @@ class Rollback:
 
     def _final(self) -> list[str]:
         """Return the steps that changed something and declare no rollback."""
-        effects = {step_id: self._steps[step_id].effect or tool.effect for step_id, tool in self._validated.tools.items()}
-        without = [step_id for step_id in self._validated.order if step_id not in self._validated.rollbacks]
-        return [step_id for step_id in without if self._done.get(step_id) and effects[step_id] != "read"]
-
-
-def _name(step_id: str) -> str:
-    """Return the name under which the rollback of a step is shown."""
-    return call_name(step_id, None, kind="rollback")
-
-
-def _by_step(succeeded: Mapping[Unit, Receipt | _Failed]) -> dict[str, list[Receipt | _Failed]]:
-    done = dict[str, list[Receipt | _Failed]]()
-    for _, receipt in sorted(succeeded.items(), key=lambda entry: -1 if entry[0][1] is None else entry[0][1]):
-        done.setdefault(receipt.step_id, []).append(receipt)
-    return done
+        done, validated = {step_id for step_id, _ in self._done}, self._validated
+        without = [step_id for step_id in validated.order if step_id not in validated.rollbacks]
+        return [step_id for step_id in without if step_id in done and validated.effect_of(step_id) != "read"]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from plan_adapter.commands import NAMED, resolve_command, unit_names
 from plan_adapter.execution.history import RunHistory, Unit
+from plan_adapter.execution.rollback_units import units_left_alone
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.readable import call_name, listed
 from plan_adapter.record import RollbackStatus
@@ -17,6 +18,9 @@ ROLLBACK_NEVER_KNOWN = "whether its rollback was done is unknown"
 
 CHECK_BY_HAND = "failed, check by hand"
 """Why a failed step or item is not rolled back: part of it may have been done."""
+
+ITEM_NOT_COMPLETED = "its item did not complete, check by hand"
+"""Why a step of a group is not rolled back for an item: the group rolls back only completed items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ def report_of(
     parts = ["rolled back: " + (listed(gone, NAMED) or "nothing")]
     parts += ["not rolled back: " + listed(kept, NAMED)] if kept else []
     parts += ["not started: " + listed(left, NAMED)] if left else []
-    return RollbackReport("; ".join([*parts, *notes]), any(why not in ("", CHECK_BY_HAND) for why in whys.values()))
+    return RollbackReport("; ".join([*parts, *notes]), any(why not in ("", CHECK_BY_HAND, ITEM_NOT_COMPLETED) for why in whys.values()))
 
 
 def _unit_names(units: Sequence[Unit], labels: Mapping[Unit, str]) -> dict[Unit, str]:
@@ -58,8 +62,8 @@ def _unit_names(units: Sequence[Unit], labels: Mapping[Unit, str]) -> dict[Unit,
 
 def recorded_report(plan: ExecutionPlan, history: RunHistory) -> RollbackReport:
     """Return how far a rollback got, by the record alone. It cannot give every reason why a step is not rolled back."""
-    steps = {step.id: step for step in plan.steps if step.rollback is not None}
-    whys, rollbacks = dict[Unit, str](), history.rollbacks
+    steps = {step.id: step for step in plan.all_steps if step.rollback is not None}
+    whys, rollbacks, kept = dict[Unit, str](), history.rollbacks, units_left_alone(plan, history)
     for unit in reversed([*history.succeeded, *history.failed]):
         step_id, _ = unit
         if step_id not in steps:
@@ -68,6 +72,8 @@ def recorded_report(plan: ExecutionPlan, history: RunHistory) -> RollbackReport:
             whys[unit] = ""
         elif unit not in history.succeeded and not steps[step_id].rollback_failed:
             whys[unit] = CHECK_BY_HAND
+        elif unit in kept:
+            whys[unit] = ITEM_NOT_COMPLETED
         elif unit in rollbacks.unknown or unit in rollbacks.aborted:
             whys[unit] = ROLLBACK_NEVER_KNOWN
         else:

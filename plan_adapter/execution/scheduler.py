@@ -17,6 +17,7 @@ from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.plan import Step, StepStatus
+from plan_adapter.readable import counted
 from plan_adapter.record import Attempt, Outcome, StepRun
 
 
@@ -432,6 +433,12 @@ class Scheduler:
         cause = state.refused or state.cause or self._halted
         if state.missing + state.unwanted == state.count > 0:
             return self._skip(state.step, cause or f"its condition is false for every item: {state.step.when}")
+        if state.step.group is not None and state.is_cut_short:
+            run = self._runs[state.step.id]
+            called = f"called for {state.count - state.missing - state.unwanted} of {counted(state.count, 'item')}"
+            run.status, run.reason = StepStatus.SKIPPED, f"{called}: {cause}"
+            self._end_now(run)
+            return await self._close(state.step, show=False)
         self._finish(state.step, state.summary(cause), was_refused=state.is_refused, continues=state.continues)
         self._runs[state.step.id].carried = state.carried == state.count > 0
         return await self._close(state.step, show=state.settled or not state.started)
@@ -488,9 +495,7 @@ class Scheduler:
 
     def _finish(self, step: Step, end: AttemptEnd, *, was_refused: bool = False, continues: bool = False) -> None:
         run = self._runs[step.id]
-        run.completed_at = self._scope.recorder.now()
-        if run.started_at is not None:
-            run.duration_ms = round((run.completed_at - run.started_at).total_seconds() * 1000)
+        self._end_now(run)
         if end.outcome == "succeeded":
             run.status, run.outcome, run.result, run.reason = StepStatus.COMPLETED, Outcome.SUCCEEDED, end.result, end.reason
             return
@@ -498,6 +503,11 @@ class Scheduler:
         run.outcome = Outcome.UNKNOWN if end.outcome == "unknown" or self._was_cut_short(step, end) else Outcome.FAILED
         if end.outcome == "failed" and self._stops_on_error(step) and not (was_refused and continues):
             self._halt(f"stopped because `{step.id}` failed")
+
+    def _end_now(self, run: StepRun) -> None:
+        run.completed_at = self._scope.recorder.now()
+        if run.started_at is not None:
+            run.duration_ms = round((run.completed_at - run.started_at).total_seconds() * 1000)
 
     def _was_cut_short(self, step: Step, end: AttemptEnd) -> bool:
         """Return whether the run's stop interrupted a write."""

@@ -32,7 +32,7 @@ from plan_adapter.gates.text import (
     uses_secrets,
     value_lines,
 )
-from plan_adapter.listing import REPLAN_FACT, operators_fact
+from plan_adapter.listing import REPLAN_FACT, group_facts, operators_fact
 from plan_adapter.pictures import mermaid
 from plan_adapter.plan import EFFECTS, Effect, ExecutionPlan, Step
 from plan_adapter.preview import Preview, StepPreview, preview_plan
@@ -148,8 +148,10 @@ def steps_list(preview: Preview, gates: frozenset[str], values: Values, *, limit
 
 
 def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool) -> _StepLines:
-    step, blocks, parts = preview.step, list[str](), [code(preview.step.tool_name or "")]
-    conditions = {"when": step.when, "for each": step.for_each, "label": step.label, "done when": step.done_when, "on error": step.on_error}
+    step, blocks = preview.step, list[str]()
+    parts = group_facts(step, preview.items, preview.at_once) or [code(step.tool_name or "")]
+    for_each = None if step.is_group else step.for_each
+    conditions = {"when": step.when, "for each": for_each, "label": step.label, "done when": step.done_when, "on error": step.on_error}
     parameters = [(code(name), value) for name, value in values.parameters(step.tool_name or "", preview.parameters)]
     _add_parts(step.id, [*((label, text) for label, text in conditions.items() if text is not None), *parameters], parts, blocks)
     if (undo := preview.rollback) is not None:
@@ -159,7 +161,9 @@ def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool
         _add_parts(step.id, arguments, parts, blocks)
     effect = EFFECTS_SHOWN[preview.effect] + (" · **always runs, at the end**" if preview.is_final else "")
     effect += " · **asks again**" if gate else ""
-    return _StepLines(f"- {_what(preview, number)} · {effect} · {' · '.join(parts)} · {_at_most(preview)}", blocks)
+    facts = [] if step.is_group else [effect]
+    facts += [f"in the group {code(step.group)}"] if step.group is not None else []
+    return _StepLines(" · ".join([f"- {_what(preview, number)}", *facts, *parts, *([] if step.is_group else [_at_most(preview)])]), blocks)
 
 
 def _add_parts(step_id: str, facts: Iterable[tuple[str, JsonValue]], parts: list[str], blocks: list[str]) -> None:
@@ -175,7 +179,7 @@ def _add_parts(step_id: str, facts: Iterable[tuple[str, JsonValue]], parts: list
 
 def _what(preview: StepPreview, number: int) -> str:
     step, items = preview.step, ""
-    if step.for_each is not None:
+    if step.for_each is not None or step.group is not None:
         items = f" × {counted(preview.items, 'item')}" if preview.items is not None else " × each item"
     description = step.description[:DESCRIPTION_CHARACTERS] + ("…" if len(step.description) > DESCRIPTION_CHARACTERS else "")
     return f"**{number}. {words(step.id)}**{items}" + (f": {words(description)}" if description else "")

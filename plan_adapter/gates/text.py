@@ -7,6 +7,7 @@ from unicodedata import east_asian_width
 
 from pydantic import JsonValue
 
+from plan_adapter.listing import group_facts
 from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, Step
 from plan_adapter.preview import Preview, StepPreview
 from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, listed, one_line, redacted, visible, words
@@ -268,8 +269,10 @@ def _cut_block(name: str, value: JsonValue, *, height: int) -> list[str]:
 
 def _step_row(number: int, preview: StepPreview, gates: frozenset[str], values: Values, *, columns: int) -> str:
     step, items = preview.step, ""
-    if step.for_each is not None:
+    if step.for_each is not None or step.group is not None:
         items = f" × {counted(preview.items, 'item')}" if preview.items is not None else " × each item"
+    if step.is_group:
+        return f"- **{number}. {words(step.id)}**: {group_facts(step, preview.items, preview.at_once)[0]}"
     asks = (", always at the end" if preview.is_final else "") + (", asks again" if step.id in gates else "")
     row = f"- **{number}. {words(step.id)}**{items} ({EFFECTS_SHOWN[preview.effect]}{asks}): {code(step.tool_name or '')}"
     parameters = values.parameters(step.tool_name or "", preview.parameters)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.execution.rollback import Rollback, units_to_roll_back
+from plan_adapter.execution.rollback import Rollback
+from plan_adapter.execution.rollback_units import units_to_roll_back
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import Ending, ended_status, with_finals
 from plan_adapter.gates.approval import approved_plan

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from plan_adapter.expressions import Declarations, Template, compile_template, has_expression
 from plan_adapter.expressions.declarations import Expected
 from plan_adapter.expressions.expression import Expression
-from plan_adapter.plan import EFFECTS, MAX_FAILURES, MAX_TAG_CHARACTERS, RESERVED_IDS, STEP_ID, ExecutionPlan, Input, Step
+from plan_adapter.plan import EFFECTS, MAX_FAILURES, MAX_TAG_CHARACTERS, RESERVED_IDS, STEP_ID, Effect, ExecutionPlan, Input, Step
 from plan_adapter.problems import did_you_mean
 from plan_adapter.readable import visible
 from plan_adapter.tools.registry import ToolRegistry
@@ -55,6 +55,11 @@ class Call:
     done_when: Template | None
     undo: Template | None  # the parameters of its rollback
     undo_tool: Tool[..., Any] | None
+
+    @property
+    def effect(self) -> Effect | None:
+        """Return the effect of the call, or None if the step calls no known tool."""
+        return None if self.tool is None else self.step.effect or self.tool.effect
 
     @property
     def templates(self) -> dict[str, Template]:

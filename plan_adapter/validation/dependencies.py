@@ -52,8 +52,21 @@ def check_dependencies(calls: list[Call], findings: Findings) -> Dependencies:
             rest = [call for call in first if call is not group]
             inner[group.step.id], lifted[group.step.id] = _of_steps(steps, rest, others | {group.step.id: _OWN_GROUP}, findings)
     outer = _dependencies(first, others, findings, lifted=lifted)
+    _check_chained_lists(first, outer, findings)
     finals = _dependencies(last, others | {call.step.id: _STEP for call in first}, findings)
     return Dependencies(outer | {step_id: after for step_id, after in finals.items() if step_id not in outer}, inner)
+
+
+def _check_chained_lists(calls: list[Call], dependencies: Mapping[str, tuple[str, ...]], findings: Findings) -> None:
+    """Warn about writes for the same list that follow each other: the first one runs for all items before the second one starts."""
+    writes = {call.step.id: call for call in calls if call.for_each is not None and call.effect not in (None, "read")}
+    for step_id, call in writes.items():
+        list_of = (call.step.for_each or "").replace(" ", "")
+        for before in dependencies[step_id]:
+            if before in writes and (writes[before].step.for_each or "").replace(" ", "") == list_of:
+                message = f"`{before}` runs for all items before `{step_id}` starts for any"
+                hint = "to finish one item before the next, put both into a group: a step with this `for_each`, and with `steps`"
+                findings.warn("chained-for-each-writes", f"{call.at}.for_each", message, hint)
 
 
 def _of_group(group: str) -> tuple[str, str, str]:

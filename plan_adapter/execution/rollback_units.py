@@ -1,0 +1,83 @@
+"""Which steps and items a rollback undoes, and in which order."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from plan_adapter.execution.history import RunHistory, Unit
+from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.record import Receipt
+from plan_adapter.validation import ValidatedPlan
+
+
+@dataclass(frozen=True, slots=True)
+class FailedUnit:
+    """The end of a failed step or item that is rolled back anyway."""
+
+    step_id: str
+    item: int | None
+    number: int
+    outcome: str = "failed"
+    result: JsonValue = None
+    by: str | None = None
+    is_abort: bool = False
+
+
+def units_to_roll_back(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
+    """Return the steps and items that still need a rollback: those that succeeded, and failed ones if the plan says so."""
+    undoable = {step.id: step for step in plan.all_steps if step.rollback is not None}
+    failed = [unit for unit in history.failed if unit[0] in undoable and undoable[unit[0]].rollback_failed]
+    units = [*(unit for unit in history.succeeded if unit[0] in undoable), *failed]
+    kept = units_left_alone(plan, history)
+    return [unit for unit in units if unit not in history.rollbacks.succeeded and unit not in kept]
+
+
+def units_left_alone(plan: ExecutionPlan, history: RunHistory) -> set[Unit]:
+    """Return the calls of items that did not complete, in groups that roll back only completed items."""
+    kept = set[Unit]()
+    for group in plan.steps:
+        if group.steps and not group.rollback_failed:
+            begun = {item for step in group.steps for step_id, item in history.attempts if step_id == step.id and item is not None}
+            kept |= {(step.id, item) for item in begun if not _is_complete(group, item, history) for step in group.steps}
+    return kept
+
+
+def _is_complete(group: Step, item: int, history: RunHistory) -> bool:
+    """Whether every step of the item succeeded. A step with a `when` that was not called counts as skipped by it."""
+    units = [(step, (step.id, item)) for step in group.steps]
+    return all(unit in history.succeeded or (step.when is not None and unit not in history.attempts) for step, unit in units)
+
+
+def rollback_graph(validated: ValidatedPlan, history: RunHistory) -> dict[Unit, tuple[Unit, ...]]:
+    """Return what each step ran after, in order. A step outside of groups stands for all its items.
+
+    Of a group, each item of each step is on its own: the items are undone one after the other, the last one first.
+    """
+    found = dict[Unit, tuple[Unit, ...]]()
+    for step_id in validated.order:
+        if validated.steps[step_id].group is None:
+            before = tuple((one, None) for one in validated.outer[step_id])
+            found[step_id, None] = _put_items(found, validated.groups.get(step_id, {}), before, history)
+    return found
+
+
+def _put_items(
+    found: dict[Unit, tuple[Unit, ...]], steps: Mapping[str, tuple[str, ...]], before: tuple[Unit, ...], history: RunHistory
+) -> tuple[Unit, ...]:
+    """Add the items of a group that have `steps` and began after `before`. Return what the group itself ends after."""
+    count = 1 + max((item for step_id, item in history.attempts if step_id in steps and item is not None), default=-1)
+    waited_for = {sibling for siblings in steps.values() for sibling in siblings}
+    for item in range(count):
+        for step_id, siblings in steps.items():
+            found[step_id, item] = tuple((sibling, item) for sibling in siblings) or before
+        before = tuple((step_id, item) for step_id in steps if step_id not in waited_for)
+    return before
+
+
+def by_node(graph: Mapping[Unit, tuple[Unit, ...]], units: Mapping[Unit, Receipt | FailedUnit]) -> dict[Unit, list[Receipt | FailedUnit]]:
+    """Return what `units` left behind, by node of the rollback's `graph`."""
+    done = dict[Unit, list[Receipt | FailedUnit]]()
+    for unit, receipt in sorted(units.items(), key=lambda entry: -1 if entry[0][1] is None else entry[0][1]):
+        done.setdefault(unit if unit in graph else (unit[0], None), []).append(receipt)
+    return done

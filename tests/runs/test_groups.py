@@ -1,0 +1,397 @@
+"""Step groups: their steps run item by item, are resumed in the middle of an item, and are rolled back item by item."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import JsonValue
+
+from plan_adapter import (
+    ExecutionPlan,
+    PlanStatus,
+    PlanStore,
+    StepStatus,
+    ToolContext,
+    ToolRegistry,
+    acancel_run,
+    aresolve_step,
+    aresume_run,
+    arun_plan,
+    dump_plan,
+    find_problems,
+    format_plan,
+    lint,
+    tool,
+)
+from plan_adapter.documents import read_document
+from plan_adapter.execution.history import ResumeOptions
+from plan_adapter.plan import Input, Rollback, Step
+from plan_adapter.preview import preview_plan, preview_text
+from plan_adapter.record import PlanRun, RunReason
+from plan_adapter.runs.resume import execute_resume
+from plan_adapter.runs.session import RunRequest
+from plan_adapter.validation import bind_inputs, validate
+from tests.processes import Program
+
+
+class Cluster:
+    """What was done to the nodes, in order, and what is broken."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.broken: set[str] = set()
+        self.busy = self.most_busy = 0
+        self.waits: asyncio.Event | None = None
+
+        @tool(effect="write")
+        def do(what: str, context: ToolContext) -> str:
+            """Do something to a node."""
+            if what in self.broken:
+                raise ValueError(f"{what} is broken")
+            self.done.append(what)
+            return f"{what} done"
+
+        @tool(effect="read")
+        async def look(what: str) -> str:
+            """Look at a node, while others may be looked at."""
+            self.busy += 1
+            self.most_busy = max(self.busy, self.most_busy)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            self.busy -= 1
+            self.done.append(what)
+            return f"{what} seen"
+
+        @tool(effect="write")
+        async def hang(what: str) -> None:
+            """Write and never come back."""
+            if self.waits is not None:
+                self.waits.set()
+            await asyncio.Event().wait()
+
+        self.tools = ToolRegistry([do, look, hang])
+
+
+def act(name: str, *after: str, tool_name: str = "do", undo: bool = False, **fields: Any) -> Step:
+    """Return the step `name` of a group, which does `name` to the item, after other steps of it."""
+    rollback = Rollback(tool_name="do", parameters={"what": f"un{name} ${{{{ item }}}}"}) if undo else None
+    parameters: dict[str, JsonValue] = {"what": f"{name} ${{{{ item }}}}"}
+    return Step(id=name, tool_name=tool_name, depends_on=[*after], parameters=parameters, rollback=rollback, **fields)
+
+
+def rolling(
+    *steps: Step, items: str = "['a', 'b', 'c']", before: tuple[Step, ...] = (), after: tuple[Step, ...] = (), **fields: Any
+) -> ExecutionPlan:
+    """Return a plan that runs `steps` in the group `nodes`."""
+    inner = list(steps) or [act("drain", undo=True), act("restart", "drain"), act("check", "restart", tool_name="look")]
+    group = Step(id="nodes", for_each=f"${{{{ {items} }}}}", steps=inner, **fields)
+    plan = ExecutionPlan(description="Restart the nodes", steps=[*before, group, *after])
+    plan.options.require_approval = False
+    return plan
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+async def run(plan: ExecutionPlan, cluster: Cluster, store: PlanStore) -> PlanRun:
+    return await arun_plan(plan, tools=cluster.tools, store=store, offline=True)
+
+
+async def test_one_item_ends_before_the_next_begins(cluster: Cluster, store: PlanStore) -> None:
+    after = Step(
+        id="after", tool_name="do", parameters={"what": "${{ steps.nodes.result.map(one, one.label).join(' ') }}"}, depends_on=["nodes"]
+    )
+    ended = await run(rolling(after=(after,)), cluster, store)
+    assert ended.status is PlanStatus.COMPLETED
+    assert cluster.done == [f"{what} {node}" for node in "abc" for what in ("drain", "restart", "check")] + ["a b c"]
+    stored = await store.run(ended.id)
+    assert [(one.id, one.index, one.group) for one in stored.steps] == [
+        ("nodes", 0, None),
+        ("drain", 1, "nodes"),
+        ("restart", 2, "nodes"),
+        ("check", 3, "nodes"),
+        ("after", 4, None),
+    ]
+    first = {
+        "label": "a",
+        "status": "completed",
+        "results": {"drain": "drain a done", "restart": "restart a done", "check": "check a seen"},
+    }
+    for kept in (ended, stored):
+        result = kept.step("nodes").result
+        assert isinstance(result, list)
+        assert (len(result), result[0]) == (3, first)
+        assert kept.step("drain").result == [f"drain {node} done" for node in "abc"]
+    text = format_plan(stored)
+    assert "items: a completed, b completed, c completed" in text
+
+
+async def test_each_item_sees_its_own_results(cluster: Cluster, store: PlanStore) -> None:
+    first = act("ask")
+    then = Step(id="use", tool_name="do", parameters={"what": "use ${{ steps.ask.result }} of ${{ item }}"}, when="${{ item != 'b' }}")
+    last = Step(id="last", tool_name="do", parameters={"what": "${{ 'last ' + steps.use.status }}"})
+    ended = await run(rolling(first, then, last), cluster, store)
+    assert cluster.done == [
+        *("ask a", "use ask a done of a", "last completed"),
+        *("ask b", "last skipped"),
+        *("ask c", "use ask c done of c", "last completed"),
+    ]
+    assert (ended.status, ended.step("use").status) == (PlanStatus.COMPLETED, StepStatus.COMPLETED)
+
+
+async def test_a_step_that_no_item_wants_is_skipped(cluster: Cluster, store: PlanStore) -> None:
+    ended = await run(rolling(act("ask"), act("use", when="${{ item == 'z' }}")), cluster, store)
+    assert (ended.status, ended.step("use").status) == (PlanStatus.COMPLETED, StepStatus.SKIPPED)
+    assert "false for every item" in str(ended.step("use").reason)
+
+
+async def test_no_item_starts_after_a_failed_one_and_what_completed_is_rolled_back(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken.add("restart b")
+    before = Step(
+        id="before", tool_name="do", parameters={"what": "before"}, rollback=Rollback(tool_name="do", parameters={"what": "unbefore"})
+    )
+    after = Step(id="after", tool_name="do", parameters={"what": "after"}, depends_on=["nodes"])
+    plan = rolling(before=(before,), after=(after,), depends_on=["before"])
+    ended = await run(plan, cluster, store)
+    assert (ended.status, ended.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
+    assert cluster.done == ["before", "drain a", "restart a", "check a", "drain b", "undrain a", "unbefore"]
+    statuses = {one.id: one.status.value for one in ended.steps}
+    assert statuses == {
+        "before": "completed",
+        "nodes": "failed",
+        "drain": "skipped",
+        "restart": "failed",
+        "check": "skipped",
+        "after": "skipped",
+    }
+    assert [tuple(item) for item in ended.step("nodes").items] == [("a", "completed"), ("b", "failed"), ("c", "skipped")]
+    message = str(ended.message)
+    assert message.startswith("`nodes` failed: b: `restart` failed: ")
+    assert "rolled back: drain[a], before; not rolled back: drain[b] (its item did not complete, check by hand)" in message
+
+
+async def test_rollback_failed_rolls_back_the_item_that_failed_too(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken.add("restart b")
+    steps = (act("drain", undo=True), act("restart", "drain", undo=True), act("check", "restart"))
+    await run(rolling(*steps, rollback_failed=True), cluster, store)
+    assert cluster.done[-3:] == ["undrain b", "unrestart a", "undrain a"]
+
+
+async def test_max_failures_lets_further_items_start(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken |= {"drain a", "drain c"}
+    ended = await run(rolling(act("drain"), items="['a', 'b', 'c', 'd']", max_failures=1), cluster, store)
+    assert (cluster.done, ended.status) == (["drain b"], PlanStatus.PARTIAL)
+    cluster.done.clear()
+    await run(rolling(act("drain"), items="['a', 'b', 'c', 'd']", max_failures="50%"), cluster, store)
+    assert cluster.done == ["drain b", "drain d"]
+
+
+async def test_a_failed_group_that_continues_leaves_its_result_to_the_end(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken.add("drain b")
+    told = "${{ steps.nodes.result.filter(one, one.status == 'failed').map(one, one.label).join(',') }}"
+    plan = rolling(act("drain"), max_failures=3, on_error="continue")
+    plan.finally_ = [Step(id="tell", tool_name="do", parameters={"what": told})]
+    await run(plan, cluster, store)
+    assert cluster.done == ["drain a", "drain c", "b"]
+
+
+async def test_items_run_at_once_up_to_the_batch(cluster: Cluster, store: PlanStore) -> None:
+    plan = rolling(act("one", tool_name="look"), act("two", "one", tool_name="look"), items="[1, 2, 3, 4, 5, 6]", batch=2)
+    plan.steps[0].steps[0].parameters = {"what": "one ${{ string(item) }}"}
+    plan.steps[0].steps[1].parameters = {"what": "two ${{ string(item) }}"}
+    plan.options.allow_parallel, plan.options.max_parallel_steps = True, 4
+    await run(plan, cluster, store)
+    assert (cluster.most_busy, len(cluster.done)) == (2, 12)
+    assert cluster.done.index("two 1") < cluster.done.index("one 4")
+
+
+async def test_a_resume_goes_on_in_the_middle_of_an_item(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken.add("restart b")
+    plan = rolling(act("drain"), act("restart", "drain"), act("check", "restart"))
+    ended = await run(plan, cluster, store)
+    assert ended.status is PlanStatus.PARTIAL
+    cluster.broken.clear()
+    resumed = await aresume_run(ended.id, tools=cluster.tools, store=store, offline=True)
+    assert resumed.status is PlanStatus.COMPLETED
+    rest = ["restart b", "check b", "drain c", "restart c", "check c"]
+    assert cluster.done == ["drain a", "restart a", "check a", "drain b", *rest]
+    assert [item.status.value for item in (await store.run(ended.id)).step("nodes").items] == ["completed"] * 3
+
+
+async def test_a_completed_group_is_carried(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken.add("after")
+    after = Step(id="after", tool_name="do", parameters={"what": "after"}, depends_on=["nodes"])
+    ended = await run(rolling(act("drain"), after=(after,)), cluster, store)
+    cluster.broken.clear()
+    asked = ResumeOptions(from_step="after")
+    resumed = await execute_resume(ended.id, tools=cluster.tools, run_request=RunRequest(), store=store, offline=True, asked=asked)
+    assert (resumed.status, cluster.done) == (PlanStatus.COMPLETED, ["drain a", "drain b", "drain c", "after"])
+    assert (resumed.step("nodes").carried, resumed.step("drain").carried) == (True, True)
+
+
+async def test_an_unknown_outcome_stops_its_item_and_is_resolved(cluster: Cluster, store: PlanStore) -> None:
+    cluster.waits = asyncio.Event()
+    plan = rolling(
+        act("drain", undo=True), act("restart", "drain", tool_name="hang", timeout_ms=1), act("check", "restart", tool_name="look")
+    )
+    ended = await run(plan, cluster, store)
+    assert (ended.reason, ended.step("nodes").outcome) == (RunReason.UNKNOWN, "unknown")
+    assert cluster.done == ["drain a"]
+    await aresolve_step(ended.id, "restart", "done", item=0, by="ana", result="restart a done", store=store)
+    resumed = await aresume_run(ended.id, tools=cluster.tools, store=store, offline=True)
+    assert (resumed.reason, cluster.done) == (RunReason.UNKNOWN, ["drain a", "check a", "drain b"])
+
+
+async def test_a_cancelled_run_starts_nothing_further(cluster: Cluster, store: PlanStore) -> None:
+    cluster.waits = asyncio.Event()
+    running = asyncio.ensure_future(run(rolling(act("drain"), act("restart", "drain", tool_name="hang")), cluster, store))
+    await cluster.waits.wait()
+    await acancel_run((await store.runs())[0].id, reason="不再需要", store=store)
+    ended = await running
+    assert (ended.status, cluster.done) == (PlanStatus.CANCELLED, ["drain a"])
+    assert {one.id: one.status.value for one in ended.steps} == {"nodes": "failed", "drain": "skipped", "restart": "failed"}
+
+
+async def test_an_empty_list_completes(cluster: Cluster, store: PlanStore) -> None:
+    ended = await run(rolling(items="[]"), cluster, store)
+    assert (ended.status, ended.step("nodes").result, ended.step("drain").result) == (PlanStatus.COMPLETED, [], [])
+
+
+async def test_a_false_condition_skips_the_whole_group(cluster: Cluster, store: PlanStore) -> None:
+    ended = await run(rolling(when="${{ 1 > 2 }}"), cluster, store)
+    assert {one.status.value for one in ended.steps} == {"skipped"}
+    assert cluster.done == []
+
+
+async def test_a_list_that_cannot_be_computed_fails_the_group(cluster: Cluster, store: PlanStore) -> None:
+    before = Step(id="before", tool_name="do", parameters={"what": "before"})
+    plan = rolling(items="steps.before.result.nodes", before=(before,))
+    ended = await run(plan, cluster, store)
+    assert (ended.step("nodes").status, ended.step("drain").status) == (StepStatus.FAILED, StepStatus.SKIPPED)
+
+
+async def test_hundreds_of_items_that_succeeded_are_carried(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken.add("drain 400")
+    plan = rolling(act("drain"), act("restart", "drain"), items="inputs.nodes")
+    plan.inputs = {"nodes": Input(type="array")}
+    plan.options.allow_parallel, plan.options.max_parallel_steps = True, 50
+    nodes: list[JsonValue] = [str(number) for number in range(401)]
+    ended = await arun_plan(plan, tools=cluster.tools, inputs={"nodes": nodes}, store=store, offline=True)
+    cluster.broken.clear()
+    cluster.done.clear()
+    resumed = await aresume_run(ended.id, tools=cluster.tools, store=store, offline=True)
+    assert (resumed.status, cluster.done) == (PlanStatus.COMPLETED, ["drain 400", "restart 400"])
+
+
+PROGRAM = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from plan_adapter import PlanStore, ToolRegistry, arun_plan, tool
+from plan_adapter.documents import read_document
+
+log = Path(sys.argv[1])
+
+@tool(effect="idempotent_write")
+def do(what: str) -> str:
+    \"\"\"Do something.\"\"\"
+    with log.open("a") as file:
+        file.write(what + "\\n")
+    if what == "restart b":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return what
+
+plan, _ = read_document(Path(sys.argv[2]).read_text())
+asyncio.run(arun_plan(plan, tools=ToolRegistry([do]), store=PlanStore(sys.argv[3]), offline=True))
+"""
+
+
+async def test_a_kill_in_the_middle_of_an_item_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    log, url = tmp_path / "log", f"sqlite:///{tmp_path / 'plans.db'}"
+    plan = rolling(act("drain"), act("restart", "drain"), act("check", "restart"))
+    (tmp_path / "plan.yaml").write_text(dump_plan(plan))
+    program = Program(PROGRAM, log, tmp_path / "plan.yaml", url)
+    assert program.wait() == -signal.SIGKILL
+    async with PlanStore(url) as store:
+        (killed,) = await store.runs()
+        done: list[str] = []
+
+        @tool(effect="idempotent_write")
+        def do(what: str) -> str:
+            """Do something."""
+            done.append(what)
+            return what
+
+        resumed = await aresume_run(killed.id, tools=ToolRegistry([do]), store=store, offline=True)
+    assert resumed.status is PlanStatus.COMPLETED
+    assert log.read_text().splitlines() == ["drain a", "restart a", "check a", "drain b", "restart b"]
+    assert done == ["restart b", "check b", "drain c", "restart c", "check c"]  # the killed call may be repeated: it is idempotent
+
+
+def test_preview_says_how_a_group_runs(cluster: Cluster) -> None:
+    plan = rolling(items="inputs.nodes", batch=2, max_failures="20%")
+    plan.inputs = {"nodes": Input(type="array", default=["a", "b", "c"])}
+    bound = bind_inputs(validate(plan, cluster.tools))
+    preview = preview_plan(bound.validated, inputs=bound.inputs, approval_digest=None, requires_approval=True)
+    text = preview_text(preview)
+    assert "for each of 3 items of `${{ inputs.nodes }}`, one at a time: `drain`, `restart`, `check`" in text
+    assert "starts no further item after more than 20% failed" in text
+    assert "rolls back only items that completed" in text
+    assert [step.step.id for step in preview.steps] == ["nodes", "drain", "restart", "check"]
+
+
+PROBLEMS = """
+description: 组
+inputs: {nodes: {type: array}}
+steps:
+  - {id: first, tool_name: do, parameters: {what: "${{ steps.drain.result }}"}, depends_on: [restart]}
+  - id: nodes
+    for_each: "${{ inputs.nodes }}"
+    tool_name: do
+    max_failures: some
+    steps:
+      - {id: drain, tool_name: do, parameters: {what: x}, depends_on: [nodes], batch: 2}
+      - {id: restart, tool_name: do, parameters: {what: "${{ item }}"}, for_each: "${{ [1] }}"}
+      - {id: inner, for_each: "${{ [1] }}", steps: [{id: x, tool_name: do, parameters: {what: x}}]}
+  - {id: others, steps: [{id: late, tool_name: nothing, parameters: {what: "${{ steps.drain.result }}"}}]}
+"""
+
+
+def test_every_problem_of_a_group_is_reported_at_its_place(cluster: Cluster) -> None:
+    plan, problems = read_document(PROBLEMS)
+    assert plan is not None
+    assert problems == []
+    found = {(problem.code, problem.at): problem for problem in find_problems(plan, cluster.tools)}
+    assert set(found) >= {
+        ("unknown-reference", "steps[0].parameters.what"),
+        ("bad-group", "steps[0].depends_on[0]"),
+        ("bad-group", "steps[1].tool_name"),
+        ("bad-group", "steps[1].max_failures"),
+        ("bad-group", "steps[1].steps[0].depends_on[0]"),
+        ("bad-group", "steps[1].steps[0].batch"),
+        ("bad-group", "steps[1].steps[1].for_each"),
+        ("bad-group", "steps[1].steps[2].steps"),
+        ("bad-group", "steps[2].steps"),
+        ("unknown-tool", "steps[2].steps[0].tool_name"),
+        ("unknown-reference", "steps[2].steps[0].parameters.what"),
+    }
+    problem = found["unknown-reference", "steps[0].parameters.what"]
+    assert (problem.line, problem.hint) == (5, "use steps.nodes.result, a list of {label, status, results}")
+    assert found["bad-group", "steps[1].steps[0].batch"].line == 11
+
+
+def test_steps_of_a_group_take_the_spellings_of_steps() -> None:
+    plan, problems = read_document('{"description": "x", "steps": [{"forEach": "${{ [1] }}", "Steps": [{"toolName": "do"}]}]}')
+    assert (problems, plan and [step.id for step in plan.all_steps]) == ([], ["step_1", "step_1_1"])
+
+
+def test_writes_chained_over_one_list_are_warned_about(cluster: Cluster) -> None:
+    each = {"for_each": "${{ ['a', 'b'] }}"}
+    plan = ExecutionPlan(description="x", steps=[act("drain", **each), act("restart", "drain", for_each="${{['a','b']}}")])
+    (problem,) = [one for one in lint(plan, cluster.tools) if one.code == "chained-for-each-writes"]
+    assert (problem.severity, problem.at) == ("warning", "steps[1].for_each")
+    plan.steps[0].effect = plan.steps[1].effect = "read"
+    assert "chained-for-each-writes" not in {one.code for one in lint(plan, cluster.tools)}

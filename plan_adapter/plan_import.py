@@ -78,7 +78,7 @@ def _notes(plan: ExecutionPlan, record: Mapping[str, Any], without_results: list
 
 def written_secrets(plan: ExecutionPlan) -> Iterator[str]:
     """Yield a note for each place in the plan's calls that seems to contain a secret, without its value."""
-    for step in plan.steps:
+    for step in plan.all_steps:
         given = {f"{step.id}.parameters": step.parameters}
         if step.rollback is not None:
             given[f"{step.id}.rollback.parameters"] = step.rollback.parameters

@@ -41,7 +41,8 @@ class RemainingPlan:
     def of(cls, validated: ValidatedPlan, history: RunHistory) -> "RemainingPlan":
         """Return the part of a validated plan that is left, by its run's history. The history must have no unknown outcomes."""
         plan = validated.plan
-        begun = {step_id for step_id, _ in (*history.succeeded, *history.repeatable)} & {step.id for step in plan.steps}
+        outer = {one.id: step.id for step in plan.steps for one in (step, *step.steps)}  # a group stays whole once a step of it has begun
+        begun = {outer[step_id] for step_id, _ in (*history.succeeded, *history.repeatable) if step_id in outer}
         ancestors = ancestors_of(validated.dependencies)
         kept = begun.union(*(ancestors[step_id] for step_id in begun))
         needed = _referred(plan) - kept
@@ -111,8 +112,12 @@ def replan_context(run: PlanRun, remaining: RemainingPlan, history: RunHistory, 
 def _kept(step: Step, history: RunHistory, cut: _Cut) -> dict[str, JsonValue]:
     """Return a kept step and its results. A step with items may be partly done, and continues with the remaining items."""
     results = {item: receipt.result for (step_id, item), receipt in history.succeeded.items() if step_id == step.id}
-    if step.for_each is None:
-        came: dict[str, JsonValue] = {"result": cut(results[None])} if None in results else {"result": None}
+    if step.is_group:
+        inner = {one.id for one in step.steps}
+        made = {f"{step_id}[{item}]": receipt.result for (step_id, item), receipt in history.succeeded.items() if step_id in inner}
+        came: dict[str, JsonValue] = {"results": cut(made)}
+    elif step.for_each is None:
+        came = {"result": cut(results[None])} if None in results else {"result": None}
     else:
         came = {"results": cut({str(item): result for item, result in results.items()})}
     return {**_document(step, cut), **came}

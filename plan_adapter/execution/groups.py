@@ -169,9 +169,9 @@ class Group:
         shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
         causes = [cause for one in missing for cause in one.left_out.values()]
         left = f"{len(missing)} of {counted(len(self._items), 'item')} did not complete: {causes[0]}" if missing else ""
-        worst = min((end.outcome for end in bad), key=WORST_FIRST.index, default="failed")
+        worst = min(bad, key=lambda end: WORST_FIRST.index(end.outcome), default=AttemptEnd("failed", 0))
         error = "; ".join(text for text in (shown, left) if text)
-        return AttemptEnd(worst, 0, error=error, was_interrupted=any(end.was_interrupted for end in bad))
+        return AttemptEnd(worst.outcome, 0, error=error, was_interrupted=any(end.was_interrupted for end in bad))
 
 
 def group_result(items: Collection[GroupItem], results: Sequence[dict[str, JsonValue]]) -> list[JsonValue]:

@@ -27,7 +27,9 @@ def item_labels(scope: RunScope, step: Step, values: Sequence[JsonValue]) -> lis
 
 def recorded_items(plan: ExecutionPlan, run: PlanRun, step_id: str) -> list[str | None]:
     """Return the labels of all items of a step of `run`, including items that never started. Empty if the record cannot determine them."""
-    step = next((step for step in plan.all_steps if step.id == step_id), None)
+    steps = {step.id: step for step in plan.all_steps}
+    step = steps.get(step_id)
+    step = steps.get(step.group or step_id) if step is not None else None
     if step is None or step.for_each is None:
         return []
     declarations = Declarations(steps={one.id: one for one in plan.all_steps}, inputs=plan.inputs, item=True)

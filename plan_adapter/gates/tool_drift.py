@@ -149,7 +149,7 @@ def _called_by(tool: str, plan: ExecutionPlan, done: Collection[str]) -> str:
     steps = {
         "called by": [step_id for step_id in called if step_id not in done],
         "already called by": [step_id for step_id in called if step_id in done],
-        "rolls back": [step.id for step in plan.steps if step.rollback is not None and step.rollback.tool_name == tool],
+        "rolls back": [step.id for step in plan.all_steps if step.rollback is not None and step.rollback.tool_name == tool],
     }
     parts = [
         f"{how} {', '.join(code(step_id) for step_id in ids[:12])}{', …' if len(ids) > 12 else ''}" for how, ids in steps.items() if ids

@@ -32,11 +32,11 @@ def as_aster(validated: ValidatedPlan) -> tuple[dict[str, JsonValue], list[str]]
     Dependencies that only references imply are written out. `plan import` reads the document back.
     """
     plan = validated.plan
-    document: dict[str, Any] = {"ID": plan.id, **_fields(plan, _PLAN), "Options": _fields(plan.options, _OPTIONS)}
-    document["Steps"] = [
-        {"ID": step.id, "Index": step.index, **_fields(step, _STEP), "DependsOn": list(validated.dependencies[step.id])}
-        for step in plan.steps
-    ]
+    steps = list[dict[str, Any]]()
+    document: dict[str, Any] = {"ID": plan.id, **_fields(plan, _PLAN), "Options": _fields(plan.options, _OPTIONS), "Steps": steps}
+    for step in plan.steps:
+        after = [one for one in validated.dependencies[step.id] if one in validated.outer]
+        steps.append({"ID": step.id, "Index": step.index, **_fields(step, _STEP), "DependsOn": after})
     return document, [*_left_out(plan), *_unevaluated(validated)]
 
 

@@ -7,6 +7,7 @@ from plan_adapter.engine.deployments import DeploymentOptions, RunbookDeployment
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.approval import gate_policy_of, requires_approval
 from plan_adapter.gates.policy import EffectivePolicy
+from plan_adapter.plan import Step
 from plan_adapter.problems import Problem
 from plan_adapter.readable import code, listed, one_line, prose, safe_name
 from plan_adapter.validation import ValidatedPlan
@@ -56,12 +57,17 @@ def _description(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
     """Return Markdown: what the plan does, its steps, and who approves."""
     plan = validated.plan
     steps = [
-        f"{number}. {code(step.id)} ({one_line(step.tool_name or '')}, {validated.tools[step.id].effect}): {prose(step.description)}"
+        f"{number}. {code(step.id)} ({_call(step, validated)}): {prose(step.description)}"
         for number, step in enumerate(plan.all_steps[:MOST_STEPS], start=1)
     ]
     if len(plan.all_steps) > MOST_STEPS:
         steps.append(f"\n… and {len(plan.all_steps) - MOST_STEPS} more steps")
     return "\n".join([prose(plan.description), "", "**Steps**", "", *steps, "", f"**Approval**: {_approval(validated, policy)}"])
+
+
+def _call(step: Step, validated: ValidatedPlan) -> str:
+    within = f", in {one_line(step.group)}" if step.group is not None else ""
+    return "group" if step.is_group else f"{one_line(step.tool_name or '')}, {validated.effect_of(step.id)}{within}"
 
 
 def _approval(validated: ValidatedPlan, policy: EffectivePolicy) -> str:

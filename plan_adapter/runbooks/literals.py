@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 from pydantic import JsonValue
 
 from plan_adapter.expressions.references import Code, Path, UnclosedError, pieces, with_constants
-from plan_adapter.plan import ExecutionPlan, StepStatus
+from plan_adapter.plan import ExecutionPlan, Step, StepStatus
 from plan_adapter.readable import MASK, is_secret_name, redacted
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.values import join
@@ -175,7 +175,8 @@ class _Call:
 
 
 def _calls(plan: ExecutionPlan, tools: ToolRegistry) -> Iterator[_Call]:
-    places = [(("steps", index), step) for index, step in enumerate(plan.steps)]
+    places: list[tuple[Path, Step]] = [(("steps", index), step) for index, step in enumerate(plan.steps)]
+    places += [(("steps", index, "steps", place), one) for index, step in enumerate(plan.steps) for place, one in enumerate(step.steps)]
     places += [(("finally", index), step) for index, step in enumerate(plan.finally_)]
     for place, step in places:
         given: list[tuple[tuple[str, ...], str | None, dict[str, JsonValue]]] = [(("parameters",), step.tool_name, step.parameters)]

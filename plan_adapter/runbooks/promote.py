@@ -265,7 +265,9 @@ class _Work:
 
     def _replace_in_expressions(self, replacing: InputReplacement) -> None:
         """Replace constants in conditions and outputs by the input, so that they keep their meaning."""
-        for step in cast("list[dict[str, JsonValue]]", self.document["steps"]):
+        steps = cast("list[dict[str, JsonValue]]", self.document["steps"])
+        inner = [one for step in steps for one in cast("list[dict[str, JsonValue]]", step.get("steps", []))]
+        for step in (*steps, *inner):
             for name in ("when", "for_each", "done_when"):
                 text = step.get(name)
                 if isinstance(text, str):

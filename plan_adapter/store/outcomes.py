@@ -217,13 +217,16 @@ def _by_hand(connection: Connection, run: Row, call: CallPlace, *, at: datetime)
     step = next((step for step in plans.of_run(connection, run).all_steps if step.id == call.step_id), None)
     if step is None:
         raise RunConflictError(f"no step of run {run['id']} is called `{call.step_id}`")
+    if step.is_group:
+        names = ", ".join(f"`{one.id}`" for one in step.steps[:5])
+        raise RunConflictError(f"`{step.id}` is a group and calls no tool: name one of its steps, {names}")
     tool_name = step.tool_name or ""
     if call.kind == "rollback":
         if step.rollback is None:
             raise RunConflictError(f"`{step.id}` declares no rollback: there is nothing to say about one")
         tool_name = step.rollback.tool_name
-    if step.for_each is not None and call.item is None:
-        raise RunConflictError(f"`{call.name()}` has a `for_each`: name an item with --item")
+    if (step.for_each is not None or step.group is not None) and call.item is None:
+        raise RunConflictError(f"`{call.name()}` is called once per item: name an item with --item")
     history = history_of(connection, run["id"])
     made = history.calls(call.kind)
     if call.unit in made.succeeded:

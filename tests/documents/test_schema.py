@@ -53,9 +53,12 @@ def test_sound_documents_fit(text: str, schema: Draft202012Validator) -> None:
 @given(plan=plans)
 def test_what_is_written_fits_but_for_what_validation_refuses(plan: ExecutionPlan, schema: Draft202012Validator) -> None:
     document = as_json(dump_plan(plan))
-    for step in [*document.get("steps", []), *document.get("finally", [])]:
-        step.pop("goal", None)
-        step.update({"id": "sound", "tool_name": "t", **{key: "${{ true }}" for key in ("when", "for_each") if key in step}})
+    outer = [*document.get("steps", []), *document.get("finally", [])]
+    for step in [*outer, *(inner for step in outer for inner in step.get("steps", []))]:
+        for name in ("goal", "tool_name"):
+            step.pop(name, None)
+        step.update({"for_each": "${{ [] }}"} if step.get("steps") else {"tool_name": "t"})
+        step.update({"id": "sound", **{key: "${{ true }}" for key in ("when", "for_each") if key in step}})
     if "inputs" in document:  # their names, too, may be what only validation refuses
         document["inputs"] = {f"input_{number}": written for number, written in enumerate(document["inputs"].values())}
     document = {"steps": [{"tool_name": "t"}], **document, "description": "sound"}

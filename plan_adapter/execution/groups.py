@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from pydantic import JsonValue
 
 from plan_adapter import graph
+from plan_adapter.canonical import call_digest
 from plan_adapter.execution.items import Items
-from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd
+from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, GatedCall
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.plan import Step, StepStatus, items_at_once
-from plan_adapter.readable import counted
+from plan_adapter.plan import EFFECTS, Step, StepStatus, items_at_once
+from plan_adapter.readable import call_name, counted
 from plan_adapter.record import GroupItem
 
 
@@ -28,6 +29,8 @@ class _Item:
     halted: str = ""  # why no further step of the item starts
     failure: str = ""  # the first failure, in words
     has_started: bool = False
+    is_approved: bool = False
+    held: list[str] = field(default_factory=list[str])  # steps that wait until the item is approved
 
     @property
     def status(self) -> StepStatus:
@@ -93,6 +96,55 @@ class Group:
             self._items[item].halted = halted or self._halted
             self._ready += ((item, step_id) for step_id, count in self._items[item].missing.items() if not count)
         return self._ready.popleft() if self._ready else None
+
+    def holds(self, item: int, step_id: str) -> bool:
+        """Return whether a step has to wait because its item, or the group, is not approved yet. `approve` or `refuse` releases it."""
+        one = self._items[item]
+        if one.is_approved or not self.step.requires_approval:
+            return False
+        one.held.append(step_id)
+        return True
+
+    def is_first_held(self, item: int) -> bool:
+        """Return whether the step that was just held is the first of what the same answer releases."""
+        return sum(len(one.held) for one in self._asked_with(item)) == 1
+
+    def _asked_with(self, item: int) -> list[_Item]:
+        return [self._items[item]] if self.step.requires_approval == "each" else self._items
+
+    def gated(self, item: int) -> GatedCall:
+        """Return the item, or the group, as it would run now, to be approved. The digest covers its steps, their tools and the items."""
+        first, is_each = self._items[item], self.step.requires_approval == "each"
+        bound = first.scope.approved.bound
+        parameters: dict[str, JsonValue] = {"item": first.value} if is_each else {"items": [one.value for one in self._items]}
+        tools = {bound.validated.tools[one.id].name: bound.validated.tools[one.id].definition() for one in self.step.steps}
+        definition: dict[str, JsonValue] = {"name": "group", "tools": [tools[name] for name in sorted(tools)]}
+        number, label = (item, self.labels[item]) if is_each else (None, None)
+        folder = None if bound.folder is None else bound.folder.content
+        return GatedCall(
+            step=self.step,
+            step_run=first.scope.run.step(self.step.id),
+            name=call_name(self.step.id, number, label),
+            item=number,
+            effect=max((bound.validated.effect_of(one.id) for one in self.step.steps), key=EFFECTS.index),
+            parameters=parameters,
+            approval_digest=call_digest(self.step, number, parameters, definition, folder),
+            label=label,
+        )
+
+    def approve(self, item: int) -> None:
+        """Start what waited for the approval of the item, or of the group."""
+        for index in [item] if self.step.requires_approval == "each" else range(len(self._items)):
+            one = self._items[index]
+            one.is_approved = True
+            self._ready += ((index, step_id) for step_id in one.held)
+            one.held.clear()
+
+    def refuse(self, item: int, cause: str) -> None:
+        """Leave out what waited for the approval of the item, or of the group, for `cause`."""
+        for one in self._asked_with(item):
+            one.halted = one.halted or cause
+        self.approve(item)
 
     def cause(self, item: int, step_id: str) -> str:
         """Return why a step of an item cannot be called, or nothing."""

@@ -18,7 +18,7 @@ from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.plan import Step, StepStatus
 from plan_adapter.readable import counted
-from plan_adapter.record import Attempt, Outcome, StepRun
+from plan_adapter.record import Approval, Attempt, Outcome, StepRun
 
 
 async def execute(scope: RunScope, run_step: StepRunner, *, finals: bool = False) -> None:
@@ -232,10 +232,27 @@ class Scheduler:
             group.leave_out(item, step_id, cause)
             return group.ended(item, step_id, None)
         try:
+            gates = self._gates_of(group.step)
+            if gates is not None and group.holds(item, step_id):
+                return self.tasks.spawn(self._ask_about(gates, group, item)) if group.is_first_held(item) else None
             is_wanted = self._is_wanted(state.step, group.scope_of(item), group.value_of(item))
         except ExpressionError as error:
             return group.ended(item, step_id, AttemptEnd("failed", 0, error=str(error)))
         return self._queue(state, item, group.value_of(item)) if is_wanted else group.skip(item, step_id)
+
+    async def _ask_about(self, gates: StepGates, group: Group, item: int) -> None:
+        """Have an item approved, or the whole group, and start it."""
+        gated = group.gated(item)
+        answer = await self._answer(gates, gated)
+        if self._stays_open(answer, gated):
+            return
+        if answer is None or isinstance(answer, GateRefusal):
+            state = next(iter(group.calls.values()))
+            self._refuse(state, answer, withdrawn=gated.withdrawn.done())
+            group.refuse(item, state.refused or self._halted)
+        else:
+            group.approve(item)
+        self._advance(group)
 
     def _note(self, state: Items, item: int | None, end: AttemptEnd | None) -> bool:
         """Record the end of a call. Return whether it was the last one of a step outside of groups, which is closed then."""
@@ -332,25 +349,32 @@ class Scheduler:
         except Exception as error:  # a call that cannot be made needs no approval
             is_last = self._note(state, call.item, AttemptEnd("failed", 0, error=error_text(error)))
             return await self._close_items(state) if is_last else None
-        asked = self._asked.setdefault(state.step.id, [])
-        asked.append(gated)
-        self._count(asking=1)
-        gated.waiting.add_done_callback(lambda _: self._leave_if_idle())
-        try:
-            answer = await gates.ask(gated)
-        finally:
-            self._count(asking=-1)
-            asked.remove(gated)
-        if answer is None and not gated.withdrawn.done():  # the step stays pending
-            self._scope.is_left = True
+        answer = await self._answer(gates, gated)
+        if self._stays_open(answer, gated):
             return None
-        if answer is None:
-            return await self._leave_out(state, call)
-        if isinstance(answer, GateRefusal):
+        if answer is None or isinstance(answer, GateRefusal):
             self._refuse(state, answer, withdrawn=gated.withdrawn.done())
             return await self._leave_out(state, call)
         call.approval = answer
         return self._request(state, call.item, lambda: call)
+
+    async def _answer(self, gates: StepGates, gated: GatedCall) -> Approval | GateRefusal | None:
+        """Wait for the answer about `gated`, or until nobody needs to be asked."""
+        asked = self._asked.setdefault(gated.step.id, [])
+        asked.append(gated)
+        self._count(asking=1)
+        gated.waiting.add_done_callback(lambda _: self._leave_if_idle())
+        try:
+            return await gates.ask(gated)
+        finally:
+            self._count(asking=-1)
+            asked.remove(gated)
+
+    def _stays_open(self, answer: Approval | GateRefusal | None, gated: GatedCall) -> bool:
+        """Whether nobody has answered and this start of the run no longer waits. The step stays pending then."""
+        is_open = answer is None and not gated.withdrawn.done()
+        self._scope.is_left = self._scope.is_left or is_open
+        return is_open
 
     def _leave_if_idle(self) -> None:
         """Stop waiting at gates if the run does not wait for people and no other work of it is in progress."""
@@ -377,8 +401,8 @@ class Scheduler:
                 end.set_result(None)
         return True
 
-    def _refuse(self, state: Items, refusal: GateRefusal, *, withdrawn: bool) -> None:
-        if withdrawn and not refusal.ends_run:  # nobody refused it; the step records why it was not called
+    def _refuse(self, state: Items, refusal: GateRefusal | None, *, withdrawn: bool) -> None:
+        if refusal is None or (withdrawn and not refusal.ends_run):  # nobody refused it; the step records why it was not called
             return
         state.refused = state.refused or refusal.message
         state.continues = not refusal.ends_run

@@ -27,7 +27,7 @@ from plan_adapter.gates.text import (
 )
 from plan_adapter.plan import Effect, Step
 from plan_adapter.preview import RollbackPreview, preview_rollback
-from plan_adapter.readable import call_name, code, duration, moment, words
+from plan_adapter.readable import call_name, code, counted, duration, moment, words
 from plan_adapter.record import Attempt
 from plan_adapter.validation import BoundPlan
 
@@ -51,6 +51,8 @@ def step_gate_text(
     `results` are those of the steps that it depends on, and `ends` is how they ended (`completed`, `skipped`). `item` counts from 0.
     """
     validated = bound.validated
+    if step.is_group:
+        return _group_gate_text(bound, step, parameters, call_name(step.id, item, label), approval_digest, expires_ms, notices)
     secrets = sorted(validated.parameters[step.id].secrets)
     # In this call, everything except secrets is resolved. In its rollback, only expressions that use inputs alone are.
     values, known = Values.of(bound, expressions=bool(secrets)), Values.of(bound)
@@ -67,6 +69,35 @@ def step_gate_text(
     values.has_redacted = values.has_redacted or known.has_redacted
     rest += redaction_note(values)
     rest += _what_came_before(validated.dependencies[step.id], results or {}, ends or {}, Values(bound.inputs, expressions=False))
+    return document(first, [*rest, *digests_section(validated.digest, approval_digest=approval_digest)])
+
+
+def _group_gate_text(
+    bound: BoundPlan,
+    group: Step,
+    parameters: Mapping[str, JsonValue],
+    name: str,
+    approval_digest: str,
+    expires_ms: int,
+    notices: Sequence[str],
+) -> str:
+    """Return the text of the gate of a group, or of one item of it: the steps that will run, and for what."""
+    validated, values = bound.validated, Values.of(bound)
+    steps = [(one, validated.effect_of(one.id), preview_rollback(one.id, validated, Prediction(bound.inputs))) for one in group.steps]
+    final = [code(one.id) for one, effect, undo in steps if effect != "read" and undo is None]
+    danger = f"**{IRREVERSIBLE.capitalize()}: {', '.join(final)}.**" if final else "It only reads, or can be undone."
+    first = [*notice_lines(notices), *opening(f"Approve {words(name)}?", group.description)]
+    asked = [line for key, value in parameters.items() for line in value_lines(key, values.redacted(key, value))]
+    first += [f"It runs {counted(len(steps), 'step')}, for:", "", *asked, ""]
+    first += [f"- **{words(one.id)}** ({EFFECTS_SHOWN[effect]}): {code(one.tool_name or '')}" for one, effect, _ in steps]
+    first += ["", f"{danger} A part of {title(validated.plan)}. {expiry(validated.plan, expires_ms, group)}", ""]
+    rest = ["### The steps, as written", ""]
+    for one, _, undo in steps:
+        rest += [f"- {code(one.id)}: {_tries(one, validated.plan.timeout_ms_of(one))}"]
+        arguments = values.parameters(one.tool_name or "", one.parameters)
+        rest += [line for key, value in arguments for line in value_lines(f"{code(one.id)} {code(key)}", value)]
+        rest += [f"- {code(one.id)} is undone by {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]})"] if undo is not None else []
+    rest += ["", *description_section(group.description), *redaction_note(values)]
     return document(first, [*rest, *digests_section(validated.digest, approval_digest=approval_digest)])
 
 

@@ -115,8 +115,6 @@ def _check_group(step: Step, at: str, declared: Declared, findings: Findings) ->
         findings.add("bad-group", f"{at}.max_failures", message, 'write a number such as 1, or a share such as "20%"')
     elif isinstance(step.max_failures, int) and step.max_failures < 0:
         findings.add("bad-group", f"{at}.max_failures", "the number is below 0", "write 0 to stop at the first failed item")
-    if step.requires_approval:
-        findings.add("not-yet", f"{at}.requires_approval", "a group has no gate of its own yet", "write it at the group's first step")
     _check_label(step, at, findings)
     return _compiled(step, (None, None), {}, (at, f"{at}.parameters"), declared, findings)
 

@@ -54,9 +54,9 @@ def test_sound_documents_fit(text: str, schema: Draft202012Validator) -> None:
 def test_what_is_written_fits_but_for_what_validation_refuses(plan: ExecutionPlan, schema: Draft202012Validator) -> None:
     document = as_json(dump_plan(plan))
     outer = [*document.get("steps", []), *document.get("finally", [])]
-    for step in [*outer, *(inner for step in outer for inner in step.get("steps", []))]:
-        for name in ("goal", "tool_name"):
-            step.pop(name, None)
+    for step in [*outer, *(inner for one in outer for inner in one.get("steps", []))]:
+        step.pop("goal", None)
+        step.pop("tool_name", None)
         step.update({"for_each": "${{ [] }}"} if step.get("steps") else {"tool_name": "t"})
         step.update({"id": "sound", **{key: "${{ true }}" for key in ("when", "for_each") if key in step}})
     if "inputs" in document:  # their names, too, may be what only validation refuses

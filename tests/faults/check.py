@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -198,6 +198,16 @@ def calls_are_approved(evidence: Evidence) -> Iterator[Violation]:
             yield Violation("reused", f"the approval {approval_id} of a call was used in the starts {sorted(epochs)}")
 
 
+def groups_are_approved(evidence: Evidence) -> Iterator[Violation]:
+    rows = [row for row in evidence.document["approvals"] if row["decision"] == "approve"]
+    approved = {(row["step_id"], None if row["item"] == -1 else row["item"]) for row in rows}
+    for (unit, number), row in evidence.attempts.items():
+        group = evidence.steps[unit[0]].group if unit[0] in evidence.steps else None
+        asks = evidence.steps[group].requires_approval if group is not None else False
+        if asks and (group, unit[1] if asks == "each" else None) not in approved:
+            yield Violation("group unapproved", f"{unit}, attempt {number} ({row['id']}), was made before its group was approved")
+
+
 def one_process_at_a_time(evidence: Evidence) -> Iterator[Violation]:
     epoch, ended = 0, False
     for entry in evidence.document["audit"]:
@@ -233,7 +243,7 @@ def no_secret_is_written(evidence: Evidence) -> Iterator[Violation]:
 
 def the_status_is_that_of_the_receipts(evidence: Evidence) -> Iterator[Violation]:
     run = evidence.run
-    done = {step.id: all((step.id, item) in evidence.done for item in items_of(step)) for step in evidence.plan.all_steps}
+    done = {step.id: all(unit in evidence.done for unit in units_of(step, evidence.plan)) for step in evidence.plan.all_steps}
     if run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED:
         yield Violation("status", f"nobody executes the run, and it is shown as executing ({run.reason})")
     for step in run.steps:
@@ -242,6 +252,7 @@ def the_status_is_that_of_the_receipts(evidence: Evidence) -> Iterator[Violation
     if run.status not in (PlanStatus.COMPLETED, PlanStatus.PARTIAL, PlanStatus.FAILED) or run.reason is RunReason.INTERRUPTED:
         return
     steps = [is_done for step_id, is_done in done.items() if step_id not in evidence.finals]
+    steps += [item in complete_items(group, evidence.done) for group in evidence.plan.steps if group.is_group for item in items_of(group)]
     derived = PlanStatus.COMPLETED if all(done.values()) else PlanStatus.PARTIAL if any(steps) else PlanStatus.FAILED
     if run.status is not derived:
         yield Violation("status", f"the run is shown as {run.status}, its receipts say {derived}")
@@ -276,7 +287,7 @@ def rollbacks_go_backwards(evidence: Evidence) -> Iterator[Violation]:
     undone = {step_id for step_id in evidence.steps if ROLLBACK + step_id in first}
     for step_id in undone:
         for later in _all_after(step_id, after):
-            if evidence.steps[later].rollback is None or not any(unit[0] == later for unit in evidence.done):
+            if evidence.steps[later].rollback is None or not any(unit[0] == later and _is_undone(unit, evidence) for unit in evidence.done):
                 continue
             if first.get(ROLLBACK + later, len(evidence.lines)) > first[ROLLBACK + step_id]:
                 yield Violation("order", f"{step_id} was undone before {later}, which stands on it")
@@ -289,6 +300,7 @@ RULES = (
     results_are_carried,
     plans_are_approved,
     calls_are_approved,
+    groups_are_approved,
     one_process_at_a_time,
     the_record_is_as_it_was_written,
     no_secret_is_written,
@@ -301,6 +313,25 @@ RULES = (
 def items_of(step: Step) -> list[int | None]:
     """Return the items of a step of `plans.plan_of`."""
     return [None] if step.for_each is None else list(range(len(json.loads(step.for_each.removeprefix("${{").removesuffix("}}")))))
+
+
+def units_of(step: Step, plan: ExecutionPlan) -> list[Unit]:
+    """Return the calls of a step of `plan`, those of a group's steps for a group."""
+    if step.is_group:
+        return [unit for one in step.steps for unit in units_of(one, plan)]
+    return [(step.id, item) for item in items_of(step if step.group is None else plan.step(step.group))]
+
+
+def complete_items(group: Step, done: Collection[Unit]) -> list[int | None]:
+    """Return the items of a group for which all its steps were done."""
+    return [item for item in items_of(group) if all((step.id, item) in done for step in group.steps)]
+
+
+def _is_undone(unit: Unit, evidence: Evidence) -> bool:
+    """Return whether a rollback undoes a call that was done. In some groups it leaves items alone that did not complete."""
+    group = evidence.steps[unit[0]].group
+    of = None if group is None else evidence.steps[group]
+    return of is None or of.rollback_failed or unit[1] in complete_items(of, evidence.done)
 
 
 def _all_after(step_id: str, after: Mapping[str, Sequence[str]]) -> set[str]:

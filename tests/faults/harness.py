@@ -20,7 +20,7 @@ from plan_adapter.plan import Effect, ExecutionPlan, new_id
 from plan_adapter.record import ApprovalRequest, RunContext, RunReason, StandingApproval
 from plan_adapter.runner import arevise_run
 from plan_adapter.validation import validate
-from tests.faults.check import Evidence, Violation, items_of, violations
+from tests.faults.check import Evidence, Violation, units_of, violations
 from tests.faults.child import BY, CANARY, REACHED, Fault, Order, Place, Told, Verb
 from tests.faults.plans import FOR_GOOD, SCHEDULE, TOOL_NAMES, Scenario, scenario_of
 from tests.faults.processes import start
@@ -202,7 +202,8 @@ class Trial:
         attempts = await self.store.attempts(run.id)
         begun = {attempt.step_id for attempt in attempts}
         plan: ExecutionPlan = await self.store.get(run.digest)
-        candidates = [step.id for step in plan.steps] if self.scenario.revises == "anything" else [row.step_id for row in answers]
+        anything = [step.id for step in plan.all_steps if not step.is_group]
+        candidates = anything if self.scenario.revises == "anything" else [row.step_id for row in answers]
         fresh = next((step_id for step_id in candidates if step_id is not None and step_id not in begun), None)
         is_enough = len(await self.store.revisions.of_run(run.id)) >= MOST_REVISIONS
         if fresh is None or is_enough or run.status is PlanStatus.COMPLETED or any(attempt.kind == "rollback" for attempt in attempts):
@@ -260,11 +261,13 @@ def only_at(*targets: Target) -> Choice:
 def may_reach(trial: Trial, point: CrashPoint, detail: str | None) -> bool:
     """Return whether the next process of a trial may come to a place; it may also end before."""
     effects: dict[str, Effect] = {name: effect for effect, name in TOOL_NAMES.items()}
-    left = [step for step in trial.scenario.plan.steps if any((step.id, item) not in trial.done for item in items_of(step))]
+    plan = trial.scenario.plan
+    calls = [step for step in plan.all_steps if not step.is_group and step not in plan.finally_]
+    left = [step for step in calls if any(unit not in trial.done for unit in units_of(step, plan))]
     if point in OF_A_CALL and detail is not None and not detail.startswith(ROLLBACK):
         return any(effects[step.tool_name or ""] == detail for step in left)
     if point in OF_A_CALL or detail == "run_changed":
-        undone = [step for step in trial.scenario.plan.steps if (ROLLBACK + step.id, items_of(step)[0]) not in trial.done]
+        undone = [step for step in calls if (ROLLBACK + step.id, units_of(step, plan)[0][1]) not in trial.done]
         undo = {ROLLBACK + effects[step.rollback.tool_name] for step in undone if step.rollback is not None}
         fails = any(step.parameters.get("fails") == FOR_GOOD and step.on_error is None for step in left)
         return fails and (detail in undo or (detail == "run_changed" and bool(undo)))

@@ -87,9 +87,50 @@ def plan_of(chance: random.Random, *, name: str) -> ExecutionPlan:
     fails_at = count - 1 if chance.random() < 0.4 else None
     for index in range(count):
         _add_step(plan, chance, index, fails_for_good=index == fails_at)
+    if chance.random() < 0.4:
+        _add_group(plan, chance)
     if chance.random() < 0.5:
         plan.finally_ = [_final(chance, index) for index in range(chance.randint(1, 2))]
     return plan
+
+
+def _add_group(plan: ExecutionPlan, chance: random.Random) -> None:
+    """Add a group of 2 or 3 steps, which may fail for one item. Their items run one at a time or two at once."""
+    items = list(range(chance.randint(2, 3)))
+    after = [step.id for step in plan.steps if chance.random() < 0.3][-2:]
+    inner = list[Step]()
+    fails_at = chance.choice(("", "g0", "g1")) if chance.random() < 0.3 else ""
+    for index in range(chance.randint(2, 3)):
+        effect: Effect = chance.choice(("read", "idempotent_write", "write"))
+        name, tokens = f"g{index}", [f"${{{{ steps.g{index - 1}.result.token }}}}"] if index else []
+        parameters: dict[str, Any] = {"body": " ".join((name, *tokens)), "secret": SECRET, "item": "${{ item }}"}
+        parameters |= {"fails": FOR_GOOD} if name == fails_at else {}
+        undo = {"body": f"undo {name} ${{{{ result.token }}}}", "secret": SECRET, "item": "${{ item }}"}
+        is_undone = effect != "read" and chance.random() < 0.6
+        inner.append(
+            Step(
+                id=name,
+                tool_name=TOOL_NAMES[effect],
+                description=f"Step {name}",
+                parameters=parameters,
+                rollback=Rollback(tool_name=TOOL_NAMES[effect], parameters=undo) if is_undone else None,
+                requires_approval=chance.random() < 0.1,
+            )
+        )
+    plan.steps.append(
+        Step(
+            id="g",
+            description="Group",
+            for_each=f"${{{{ {items} }}}}",
+            steps=inner,
+            depends_on=after,
+            batch=chance.choice((None, 1, 2)),
+            max_failures=chance.choice((0, 0, 1)),
+            rollback_failed=chance.random() < 0.5,
+            requires_approval=chance.choices((False, True, "each"), (8, 1, 1))[0],
+        )
+    )
+    plan.number_steps()
 
 
 def _final(chance: random.Random, index: int) -> Step:

@@ -204,7 +204,7 @@ class Trial:
         plan: ExecutionPlan = await self.store.get(run.digest)
         anything = [step.id for step in plan.all_steps if not step.is_group]
         candidates = anything if self.scenario.revises == "anything" else [row.step_id for row in answers]
-        fresh = next((step_id for step_id in candidates if step_id is not None and step_id not in begun), None)
+        fresh = next((step_id for step_id in candidates if step_id in anything and step_id not in begun), None)
         is_enough = len(await self.store.revisions.of_run(run.id)) >= MOST_REVISIONS
         if fresh is None or is_enough or run.status is PlanStatus.COMPLETED or any(attempt.kind == "rollback" for attempt in attempts):
             return

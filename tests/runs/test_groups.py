@@ -4,8 +4,10 @@ import asyncio
 import signal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
+from prefect.client.schemas.objects import TaskRunResult
 from pydantic import JsonValue
 
 from plan_adapter import (
@@ -27,6 +29,7 @@ from plan_adapter import (
     tool,
 )
 from plan_adapter.documents import read_document
+from plan_adapter.engine.connection import Server
 from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.plan import Input, Rollback, Step
 from plan_adapter.preview import preview_plan, preview_text
@@ -35,6 +38,7 @@ from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.validation import bind_inputs, validate
+from tests.engine.calls import task_runs
 from tests.processes import Program
 
 
@@ -458,3 +462,22 @@ def test_writes_chained_over_one_list_are_warned_about(cluster: Cluster) -> None
     assert (problem.severity, problem.at) == ("warning", "steps[1].for_each")
     plan.steps[0].effect = plan.steps[1].effect = "read"
     assert "chained-for-each-writes" not in {one.code for one in lint(plan, cluster.tools)}
+
+
+async def test_in_prefect_each_call_is_a_task_run_behind_that_of_its_own_item(
+    cluster: Cluster, store: PlanStore, prefect_server: Server
+) -> None:
+    cluster.broken.add("restart b")
+    before = Step(id="before", tool_name="look", parameters={"what": "before"})
+    plan = rolling(act("drain"), act("restart", "drain"), before=(before,), depends_on=["before"])
+    ended = await arun_plan(plan, tools=cluster.tools, store=store)
+    found = await task_runs(UUID(ended.flow_run_id), ["before", "drain[a]", "restart[a]", "drain[b]", "restart[b]", "nodes"])
+    states = {name: one.state_name for name, one in found.items()}
+    assert states == {**dict.fromkeys(states, "Completed"), "restart[b]": "Failed", "nodes": "Failed"}
+    names = {one.id: name for name, one in found.items()}
+
+    def upstream(name: str) -> set[str]:
+        return {names[one.id] for one in found[name].task_inputs["wait_for"] if isinstance(one, TaskRunResult)}
+
+    assert (upstream("drain[b]"), upstream("restart[b]")) == ({"before"}, {"drain[b]"})
+    assert upstream("nodes") == {"restart[a]", "restart[b]"}

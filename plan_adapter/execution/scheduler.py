@@ -7,10 +7,11 @@ from pydantic import JsonValue
 
 from plan_adapter import graph
 from plan_adapter.errors import ExpressionError, error_text
+from plan_adapter.execution.asked import AskedCalls, is_open
 from plan_adapter.execution.groups import Group, group_result
 from plan_adapter.execution.items import Items, item_labels
 from plan_adapter.execution.limits import RunClock
-from plan_adapter.execution.ports import AttemptEnd, GatedCall, GateRefusal, RecordedResolution, StepGates, StepRunner, UnknownOutcome
+from plan_adapter.execution.ports import AttemptEnd, GateRefusal, StepGates, StepRunner, UnknownOutcome
 from plan_adapter.execution.rollback_status import NEVER_KNOWN
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import NOT_APPROVED
@@ -18,7 +19,7 @@ from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.plan import Step, StepStatus
 from plan_adapter.readable import counted
-from plan_adapter.record import Approval, Attempt, Outcome, StepRun
+from plan_adapter.record import Attempt, Outcome, StepRun
 
 
 async def execute(scope: RunScope, run_step: StepRunner, *, finals: bool = False) -> None:
@@ -35,7 +36,7 @@ async def execute(scope: RunScope, run_step: StepRunner, *, finals: bool = False
         scheduler = Scheduler(scope, run_step, clock, finals=finals)
         await scheduler.carry()
         scheduler.begin()
-        with scope.leave.by(scheduler.leave):
+        with scope.leave.by(scheduler.asked.leave):
             await scheduler.tasks.ended()
     finally:
         clock.end()
@@ -59,10 +60,8 @@ class Scheduler:
     def __init__(self, scope: RunScope, run_step: StepRunner, clock: RunClock, *, finals: bool) -> None:
         """Prepare the run of `scope`. `clock` is paused while only gates are open, except for `finals`."""
         self._scope = scope
-        self._clock = clock
-        self._working = 0  # calls requested and not yet ended
-        self._asking = 0  # open gates and outcome questions
-        self._asked = dict[str, list[GatedCall | UnknownOutcome]]()  # by step, the calls that people are asked about
+        # A run that was cancelled must end even if nobody answers, so its `finally` steps do not stop the clock.
+        self.asked = AskedCalls(scope, clock, pauses=not finals, tasks=lambda: len(self.tasks))
         self._call_step = run_step
         self._validated = scope.approved.bound.validated
         self._steps = self._validated.steps
@@ -77,7 +76,7 @@ class Scheduler:
         self._open = len(order)
         self._halted = ""
         self._without_call = set[str]()  # skipped by a person or by their own `when`; their dependents still run
-        self.tasks = TaskSet(scope, "the run", is_over=lambda: not self._open or scope.is_left, after_each=self._leave_if_idle)
+        self.tasks = TaskSet(scope, "the run", is_over=lambda: not self._open or scope.is_left, after_each=self.asked.leave_if_idle)
 
     async def carry(self) -> None:
         """End the steps that succeeded in an earlier start and depend only on such steps. Returns when they are shown and reported."""
@@ -135,19 +134,12 @@ class Scheduler:
     def _halt(self, cause: str) -> None:
         """Start no further step. Steps that have not started are skipped for `cause`."""
         self._halted = self._halted or cause
-        for step_id in self._asked:
-            self._withdraw(step_id)
-
-    def _withdraw(self, step_id: str) -> None:
-        """Withdraw the questions about calls of a step, because none of its calls will be made."""
-        for asked in self._asked.get(step_id, ()):
-            if not asked.withdrawn.done():
-                asked.withdrawn.set_result(None)
+        self.asked.withdraw()
 
     def _halt_items(self, state: Items) -> None:
         """Start no further call of the step."""
         state.halted = True
-        self._withdraw(state.step.id)
+        self.asked.withdraw(state.step.id)
 
     # The life of a step: it becomes ready, its calls get slots and run, and the step is closed.
 
@@ -243,8 +235,8 @@ class Scheduler:
     async def _ask_about(self, gates: StepGates, group: Group, item: int) -> None:
         """Have an item approved, or the whole group, and start it."""
         gated = group.gated(item)
-        answer = await self._answer(gates, gated)
-        if self._stays_open(answer, gated):
+        answer = await self.asked.answer(gates, gated)
+        if is_open(gated, answer):
             return
         if answer is None or isinstance(answer, GateRefusal):
             state = next(iter(group.calls.values()))
@@ -304,17 +296,18 @@ class Scheduler:
         return await self._call_ended(state, call, end)
 
     async def _probed(self, call: Call, lost: Attempt) -> AttemptEnd | None:
-        self._count(working=1)
+        self.asked.work(1)
         await self._scope.slots.acquire(self._urgency[call.step.id])
         try:
             return None if self._scope.stop.is_set else await call.probed(lost)
         finally:
             self._scope.slots.release()
-            self._count(working=-1)
+            self.asked.work(-1)
 
     async def _unknown_outcome(self, state: Items, call: Call, lost: Attempt, end: AttemptEnd) -> None:
         """Ask people how `lost` ended and act on the answer. `end` is what is known so far. A call that waits for people holds no slot."""
-        resolved = await self._asked_how_it_ended(UnknownOutcome(call.step, call.step_run, lost, end.error or ""))
+        unknown_outcome = UnknownOutcome(call.step, call.step_run, lost, end.error or "")
+        resolved = None if self._halted else await self.asked.resolution(unknown_outcome)
         if resolved is not None and resolved.resolution == "again" and not (self._halted or state.halted):
             return self._offer(state, call)
         state.settled = state.settled or resolved is not None
@@ -328,18 +321,6 @@ class Scheduler:
                 self._scope.stop.set("cancelled", resolved.words)
         return await self._call_ended(state, call, end)
 
-    async def _asked_how_it_ended(self, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:
-        if self._scope.outcomes is None or self._halted:
-            return None
-        asked = self._asked.setdefault(unknown_outcome.step.id, [])
-        asked.append(unknown_outcome)
-        self._count(asking=1)
-        try:
-            return await self._scope.outcomes.ask(unknown_outcome)
-        finally:
-            self._count(asking=-1)
-            asked.remove(unknown_outcome)
-
     async def _ask(self, gates: StepGates, state: Items, call: Call) -> None:
         """Have `call` approved, then request a slot. A call that waits for a person holds no slot."""
         if self._halted or state.halted:
@@ -349,57 +330,14 @@ class Scheduler:
         except Exception as error:  # a call that cannot be made needs no approval
             is_last = self._note(state, call.item, AttemptEnd("failed", 0, error=error_text(error)))
             return await self._close_items(state) if is_last else None
-        answer = await self._answer(gates, gated)
-        if self._stays_open(answer, gated):
+        answer = await self.asked.answer(gates, gated)
+        if is_open(gated, answer):
             return None
         if answer is None or isinstance(answer, GateRefusal):
             self._refuse(state, answer, withdrawn=gated.withdrawn.done())
             return await self._leave_out(state, call)
         call.approval = answer
         return self._request(state, call.item, lambda: call)
-
-    async def _answer(self, gates: StepGates, gated: GatedCall) -> Approval | GateRefusal | None:
-        """Wait for the answer about `gated`, or until nobody needs to be asked."""
-        asked = self._asked.setdefault(gated.step.id, [])
-        asked.append(gated)
-        self._count(asking=1)
-        gated.waiting.add_done_callback(lambda _: self._leave_if_idle())
-        try:
-            return await gates.ask(gated)
-        finally:
-            self._count(asking=-1)
-            asked.remove(gated)
-
-    def _stays_open(self, answer: Approval | GateRefusal | None, gated: GatedCall) -> bool:
-        """Whether nobody has answered and this start of the run no longer waits. The step stays pending then."""
-        is_open = answer is None and not gated.withdrawn.done()
-        self._scope.is_left = self._scope.is_left or is_open
-        return is_open
-
-    def _leave_if_idle(self) -> None:
-        """Stop waiting at gates if the run does not wait for people and no other work of it is in progress."""
-        gates = self._scope.gates
-        if gates is None or gates.waits or self._working:
-            return
-        waiting = [asked for calls in self._asked.values() for asked in calls if isinstance(asked, GatedCall) and asked.waiting.done()]
-        if len(waiting) == len(self.tasks):
-            for gated in waiting:
-                if not gated.left.done():
-                    gated.left.set_result(None)
-
-    def leave(self) -> bool:
-        """Stop waiting at gates if nothing else is open. Return whether that was so.
-
-        Outcome questions are withdrawn as well; the run then reports an unknown outcome.
-        """
-        waiting = [asked for calls in self._asked.values() for asked in calls]
-        if self._working or not waiting or len(waiting) != len(self.tasks):
-            return False
-        for asked in waiting:
-            end = asked.left if isinstance(asked, GatedCall) else asked.withdrawn
-            if not end.done():
-                end.set_result(None)
-        return True
 
     def _refuse(self, state: Items, refusal: GateRefusal | None, *, withdrawn: bool) -> None:
         if refusal is None or (withdrawn and not refusal.ends_run):  # nobody refused it; the step records why it was not called
@@ -417,21 +355,13 @@ class Scheduler:
             await self._close_items(state)
 
     def _request(self, state: Items, item: int | None, made: Callable[[], Call]) -> None:
-        self._count(working=1)
+        self.asked.work(1)
         self._scope.slots.request(self._urgency[state.step.id], lambda: self._granted(state, item, made))
-
-    def _count(self, *, working: int = 0, asking: int = 0) -> None:
-        self._working += working
-        self._asking += asking
-        if self._asking and not self._working and not self._finals:  # a run that was cancelled must end, even if nobody answers
-            self._clock.pause()
-        else:
-            self._clock.resume()
 
     def _granted(self, state: Items, item: int | None, made: Callable[[], Call]) -> None:
         if self._halted or state.halted:
             self._scope.slots.release()
-            self._count(working=-1)
+            self.asked.work(-1)
             return self.tasks.spawn(self._close_items(state)) if self._note(state, item, None) else None
         state.started = True
         self._runs[state.step.id].status = StepStatus.RUNNING
@@ -441,7 +371,7 @@ class Scheduler:
         call = made()
         call.hold_slot()
         end = await self._call_step(call)
-        self._count(working=-1)
+        self.asked.work(-1)
         if end.outcome == "unknown" and call.lost is not None:
             await self._unknown_outcome(state, call, call.lost, end)
         else:

@@ -1,6 +1,6 @@
 """`AskedCalls`: the calls that people are asked about while a run is executed, and the clock that stops while only they are open."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from plan_adapter.execution.limits import RunClock
@@ -52,7 +52,7 @@ class AskedCalls:
             return await self._scope.outcomes.ask(unknown_outcome)
 
     @contextmanager
-    def _open(self, asked: GatedCall | UnknownOutcome) -> Iterator[None]:
+    def _open(self, asked: GatedCall | UnknownOutcome) -> Generator[None]:
         calls = self._asked.setdefault(asked.step.id, [])
         calls.append(asked)
         self.work(0)

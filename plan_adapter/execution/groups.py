@@ -120,13 +120,14 @@ class Group:
         tools = {bound.validated.tools[one.id].name: bound.validated.tools[one.id].definition() for one in self.step.steps}
         definition: dict[str, JsonValue] = {"name": "group", "tools": [tools[name] for name in sorted(tools)]}
         number, label = (item, self.labels[item]) if is_each else (None, None)
+        effects = {bound.validated.effect_of(one.id) for one in self.step.steps}
         folder = None if bound.folder is None else bound.folder.content
         return GatedCall(
             step=self.step,
             step_run=first.scope.run.step(self.step.id),
             name=call_name(self.step.id, number, label),
             item=number,
-            effect=max((bound.validated.effect_of(one.id) for one in self.step.steps), key=EFFECTS.index),
+            effect=next(effect for effect in reversed(EFFECTS) if effect in effects),
             parameters=parameters,
             approval_digest=call_digest(self.step, number, parameters, definition, folder),
             label=label,

@@ -83,20 +83,22 @@ def _group_gate_text(
 ) -> str:
     """Return the text of the gate of a group, or of one item of it: the steps that will run, and for what."""
     validated, values = bound.validated, Values.of(bound)
-    steps = [(one, validated.effect_of(one.id), preview_rollback(one.id, validated, Prediction(bound.inputs))) for one in group.steps]
-    final = [code(one.id) for one, effect, undo in steps if effect != "read" and undo is None]
+    effects: dict[str, Effect] = {one.id: validated.effect_of(one.id) for one in group.steps}
+    undone = {one.id: preview_rollback(one.id, validated, Prediction(bound.inputs)) for one in group.steps}
+    final = [code(step_id) for step_id, effect in effects.items() if effect != "read" and undone[step_id] is None]
     danger = f"**{IRREVERSIBLE.capitalize()}: {', '.join(final)}.**" if final else "It only reads, or can be undone."
     first = [*notice_lines(notices), *opening(f"Approve {words(name)}?", group.description)]
     asked = [line for key, value in parameters.items() for line in value_lines(key, values.redacted(key, value))]
-    first += [f"It runs {counted(len(steps), 'step')}, for:", "", *asked, ""]
-    first += [f"- **{words(one.id)}** ({EFFECTS_SHOWN[effect]}): {code(one.tool_name or '')}" for one, effect, _ in steps]
+    first += [f"It runs {counted(len(effects), 'step')}, for:", "", *asked, ""]
+    first += [f"- **{words(one.id)}** ({EFFECTS_SHOWN[effects[one.id]]}): {code(one.tool_name or '')}" for one in group.steps]
     first += ["", f"{danger} A part of {title(validated.plan)}. {expiry(validated.plan, expires_ms, group)}", ""]
     rest = ["### The steps, as written", ""]
-    for one, _, undo in steps:
+    for one in group.steps:
         rest += [f"- {code(one.id)}: {_tries(one, validated.plan.timeout_ms_of(one))}"]
         arguments = values.parameters(one.tool_name or "", one.parameters)
         rest += [line for key, value in arguments for line in value_lines(f"{code(one.id)} {code(key)}", value)]
-        rest += [f"- {code(one.id)} is undone by {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]})"] if undo is not None else []
+        if (undo := undone[one.id]) is not None:
+            rest.append(f"- {code(one.id)} is undone by {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]})")
     rest += ["", *description_section(group.description), *redaction_note(values)]
     return document(first, [*rest, *digests_section(validated.digest, approval_digest=approval_digest)])
 

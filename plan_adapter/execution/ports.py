@@ -136,6 +136,11 @@ class StepCall(Protocol):
         ...
 
     @property
+    def item(self) -> int | None:
+        """The index of the item, from 0, or None for a step without `for_each`."""
+        ...
+
+    @property
     def upstream(self) -> tuple[str, ...]:
         """The ids of the steps that this call waited for, transitively reduced."""
         ...

@@ -45,7 +45,7 @@ class Answers:
 Order: TypeAlias = tuple[str | tuple[str, ...], ...]
 """The ids of steps in the order in which they start. Steps in an inner tuple start in any order."""
 
-Calls: TypeAlias = dict[str, JsonValue] | list[dict[str, JsonValue]]
+Parameters: TypeAlias = dict[str, JsonValue] | list[dict[str, JsonValue]]
 """The parameters of every call of a step, or of each one in turn."""
 
 
@@ -60,17 +60,17 @@ class Expectation:
     gates: tuple[str, ...] | None = None
     skipped: Mapping[str, str] | None = None  # by step, a part of the reason
     failed: Mapping[str, str] | None = None  # by step, a part of the error
-    rolled_back: tuple[str, ...] | None = None
+    rolled_back: tuple[str, ...] | None = None  # names of calls
     effects: Mapping[Effect, tuple[str, ...]] | None = None  # the steps that were called with that effect
     attempts: Mapping[str, int] | None = None
-    called_with: Mapping[str, Calls] | None = None
+    called_with: Mapping[str, Parameters] | None = None
     results: Mapping[str, JsonValue] | None = None
     outputs: Mapping[str, JsonValue] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One named case of a test file. Its plan is valid and has all its inputs."""
+    """One named case of a test file. Its plan is valid, has all its inputs, and its tools call nothing."""
 
     name: str
     file: Path

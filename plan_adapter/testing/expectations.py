@@ -1,6 +1,6 @@
 """Reads what a case expects of its run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from plan_adapter.plan import EFFECTS, Effect, PlanStatus
 from plan_adapter.record import RunReason
-from plan_adapter.testing.case import PLAN, Calls, Expectation, Order
+from plan_adapter.testing.case import PLAN, Expectation, Order, Parameters
 from plan_adapter.testing.fields import FieldReader
 from plan_adapter.values import join
 
@@ -29,7 +29,7 @@ class ExpectationReader:
             "gates": self._gates,
             "skipped": self._steps_with_texts,
             "failed": self._steps_with_texts,
-            "rolled_back": self.fields.step_list,
+            "rolled_back": self._call_names,
             "effects": self._effects,
             "attempts": self._attempts,
             "called_with": self._called_with,
@@ -56,11 +56,14 @@ class ExpectationReader:
         return tuple(found)
 
     def _gates(self, value: JsonValue, at: str) -> tuple[str, ...]:
-        """Return the names of gates: `plan`, a step, or a step with its item, as in `restart[web-1]`."""
+        return self._call_names(value, at, (PLAN,))
+
+    def _call_names(self, value: JsonValue, at: str, also: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the names of calls: a step, a step with its item as in `restart[web-1]`, or a name in `also`."""
         names = list[str]()
-        for index, part in enumerate(self.fields.sequence(value, at, "a list of gates")):
+        for index, part in enumerate(self.fields.sequence(value, at, "a list of names")):
             name = self.fields.text(part, join(at, index))
-            if name and self.fields.is_step(name.partition("[")[0], join(at, index), (PLAN,)):
+            if name and self.fields.is_step(name.partition("[")[0], join(at, index), also):
                 names.append(name)
         return tuple(names)
 
@@ -79,8 +82,8 @@ class ExpectationReader:
         counts = self.fields.of_steps(value, at)
         return {step_id: self.fields.whole_number(count, join(at, step_id)) for step_id, count in counts.items()}
 
-    def _called_with(self, value: JsonValue, at: str) -> dict[str, Calls]:
-        found = dict[str, Calls]()
+    def _called_with(self, value: JsonValue, at: str) -> dict[str, Parameters]:
+        found = dict[str, Parameters]()
         for step_id, part in self.fields.of_steps(value, at).items():
             place = join(at, step_id)
             if isinstance(part, list):

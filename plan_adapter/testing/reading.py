@@ -17,6 +17,7 @@ from plan_adapter.settings import Settings
 from plan_adapter.testing.case import PLAN, Answer, Answers, Case, GateAnswer
 from plan_adapter.testing.expectations import ExpectationReader
 from plan_adapter.testing.fields import FieldReader
+from plan_adapter.testing.recorded import with_recorded_tools
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, find_problems, validate
 from plan_adapter.validation.inputs import read_values
@@ -94,7 +95,7 @@ def _read_plan(path: Path, tools: ToolRegistry) -> tuple[ExecutionPlan | None, l
         return None, problems, None
     if problems := find_problems(plan, tools):
         return plan, problems, None
-    return plan, [], validate(_without_people(plan), tools)
+    return plan, [], with_recorded_tools(validate(_without_people(plan), tools))
 
 
 def _without_people(plan: ExecutionPlan) -> ExecutionPlan:

@@ -22,7 +22,7 @@ from plan_adapter.record import Approval, ApprovalRequest
 from plan_adapter.store.store import PlanStore
 from plan_adapter.testing.case import PLAN, Case, uses_of_results
 from plan_adapter.tools.tool import Tool
-from plan_adapter.validation import BoundPlan
+from plan_adapter.validation import ValidatedPlan
 
 BY = "plan test"
 """Who starts the runs of cases, and answers at their gates."""
@@ -34,17 +34,18 @@ async def _recorded(**_arguments: object) -> JsonValue:
     return _answer.get()()
 
 
-def with_recorded_tools(bound: BoundPlan) -> BoundPlan:
-    """Return `bound` with tools that call nothing. They keep their signatures, effects and permissions."""
-    validated, known = bound.validated, dict[str, Tool[..., Any]]()
+def with_recorded_tools(validated: ValidatedPlan) -> ValidatedPlan:
+    """Return `validated` with tools that call nothing. They keep their signatures, effects and permissions."""
+    known = dict[str, Tool[..., Any]]()
 
     def recorded(tool: Tool[..., Any]) -> Tool[..., Any]:
-        return known.setdefault(tool.name, tool.answered_by(_recorded))
+        if tool.name not in known:
+            known[tool.name] = tool.answered_by(_recorded)
+        return known[tool.name]
 
     tools = {step_id: recorded(tool) for step_id, tool in validated.tools.items()}
     rollbacks = {step_id: replace(rollback, tool=recorded(rollback.tool)) for step_id, rollback in validated.rollbacks.items()}
-    changed = replace(validated, tools=MappingProxyType(tools), rollbacks=MappingProxyType(rollbacks))
-    return replace(bound, validated=changed)
+    return replace(validated, tools=MappingProxyType(tools), rollbacks=MappingProxyType(rollbacks))
 
 
 class RecordedStepRunner(DirectStepRunner):
@@ -85,7 +86,7 @@ class RecordedStepRunner(DirectStepRunner):
         """Return null for a call whose result nothing uses. Raise ToolError for any other."""
         step_id = call.step.id
         if is_short:
-            why = f"`{call.name}` was called, and the list of answers ends before it"
+            why = f"`{call.name}` was called, and the list of answers ends before it: write one for each item"
         elif kind == "step" and step_id in self._uses:
             why = f"`{step_id}` was called, and {self._uses[step_id]} uses its result: write `steps: {{{step_id}: {{result: …}}}}`"
         else:
@@ -113,3 +114,15 @@ class RecordedApprover:
             await self._store.gates.close(request.gate_id or "", "expired")
             return await asyncio.get_running_loop().create_future()
         return answer_to(request, decision=answer, by=BY, known_by="unverified")
+
+
+class MadeUpSecrets:
+    """A value for every secret, which looks like none. Implements `secrets.SecretPlace`."""
+
+    def place(self, name: str) -> str:
+        """Return a phrase for messages."""
+        return f"the made-up value of {name}"
+
+    async def secret(self, name: str) -> str | None:
+        """Return a text that contains the name."""
+        return f"value of {name}"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from plan_adapter.plan import StepStatus
-from plan_adapter.readable import counted, one_line
-from plan_adapter.record import Attempt, PlanRun, RunReason, StepRun
-from plan_adapter.testing.case import Calls, Case, Expectation
+from plan_adapter.readable import call_name, counted, one_line
+from plan_adapter.record import Attempt, Outcome, PlanRun, Receipt, RunReason, StepRun
+from plan_adapter.testing.case import Case, Expectation, Parameters
 from plan_adapter.values import join
 
 SHOWN_CHARACTERS = 400
@@ -68,19 +68,38 @@ def _shown(value: JsonValue) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
 
 
-def compare(expect: Expectation, run: PlanRun, attempts: Sequence[Attempt], gates: Sequence[str]) -> Iterator[Mismatch]:
-    """Yield where `run`, with these `attempts` and opened `gates`, differs from `expect`."""
-    calls = [attempt for attempt in attempts if attempt.kind == "step"]
-    steps = {step.id: step for step in run.steps}
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What the store recorded about the calls of a run, and the names of the gates that opened."""
+
+    attempts: Sequence[Attempt]
+    receipts: Sequence[Receipt]
+    gates: Sequence[str]
+
+    @property
+    def of_steps(self) -> list[Attempt]:
+        """The attempts of the steps themselves, without rollbacks."""
+        return [attempt for attempt in self.attempts if attempt.kind == "step"]
+
+    @property
+    def undone(self) -> list[str]:
+        """The names of the calls that were rolled back."""
+        done = {receipt.attempt_id for receipt in self.receipts if receipt.outcome is Outcome.SUCCEEDED}
+        rollbacks = [attempt for attempt in self.attempts if attempt.kind == "rollback" and attempt.id in done]
+        return [call_name(attempt.step_id, attempt.item, attempt.label) for attempt in rollbacks]
+
+
+def compare(expect: Expectation, run: PlanRun, made: Calls) -> Iterator[Mismatch]:
+    """Yield where `run`, with the calls that were `made`, differs from `expect`."""
+    calls, steps = made.of_steps, {step.id: step for step in run.steps}
     yield from _different("status", expect.status.value, run.status.value)
     yield from _different("reason", _text(expect.reason), _text(run.reason))
     yield from _containing("message", expect.message, run.message)
     yield from _in_order(expect, _ids(calls))
-    yield from _different("gates", _listed(expect.gates), _listed(gates))
+    yield from _different("gates", _listed(expect.gates), _listed(made.gates))
     yield from _ended("skipped", expect.skipped, [step for step in run.steps if step.status is StepStatus.SKIPPED])
     yield from _ended("failed", expect.failed, [step for step in run.steps if step.status is StepStatus.FAILED])
-    undone = [step_id for step_id in _ids(attempt for attempt in attempts if attempt.kind == "rollback") if steps[step_id].rolled_back]
-    yield from _different("rolled_back", _listed(expect.rolled_back), _listed(undone))
+    yield from _different("rolled_back", _listed(expect.rolled_back), _listed(made.undone))
     for effect, ids in (expect.effects or {}).items():
         yield from _different(join("effects", effect), _sorted(ids), _sorted(_ids(call for call in calls if call.effect == effect)))
     for step_id, count in (expect.attempts or {}).items():
@@ -143,7 +162,7 @@ def _in_order(expect: Expectation, started: list[str]) -> Iterator[Mismatch]:
     yield from _different("order", wanted, found)
 
 
-def _called(at: str, expected: Calls, calls: list[dict[str, JsonValue]]) -> Iterator[Mismatch]:
+def _called(at: str, expected: Parameters, calls: list[dict[str, JsonValue]]) -> Iterator[Mismatch]:
     """Yield where the parameters of the calls of a step differ from those of each call in turn, or of all its calls."""
     if isinstance(expected, list) and len(expected) != len(calls):
         yield Mismatch(at, [*expected], [*calls])

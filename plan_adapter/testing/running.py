@@ -7,14 +7,15 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
-from plan_adapter.record import Attempt, PlanRun
+from plan_adapter.record import PlanRun
 from plan_adapter.runs.session import Backend, RunRequest, RunSession
 from plan_adapter.runs.start import create_run, execute_session
+from plan_adapter.secrets import SecretChain
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.testing.case import Case
-from plan_adapter.testing.recorded import BY, RecordedApprover, RecordedStepRunner, with_recorded_tools
-from plan_adapter.testing.result import CaseResult, compare
+from plan_adapter.testing.recorded import BY, MadeUpSecrets, RecordedApprover, RecordedStepRunner
+from plan_adapter.testing.result import Calls, CaseResult, compare
 
 
 class CaseRunner:
@@ -26,10 +27,7 @@ class CaseRunner:
     def __init__(self) -> None:
         """Make the folder of the store."""
         self._folder = TemporaryDirectory(prefix="plan-test-")
-        home = Path(self._folder.name)
-        self._secrets = home / "secrets"
-        self._secrets.mkdir()
-        self._settings = Settings.model_construct(home=home, secrets_dir=self._secrets)
+        self._settings = Settings.model_construct(home=Path(self._folder.name))
         self._loop = asyncio.Runner()
         self._store = PlanStore(self._settings.store_url)
 
@@ -52,22 +50,19 @@ class CaseRunner:
         self.close()
 
     async def _run(self, case: Case) -> CaseResult:
-        for name in case.plan.validated.secrets:
-            (self._secrets / name).write_text(f"value of {name}", encoding="utf-8")
         started = time.perf_counter()
         steps, approver = RecordedStepRunner(case), RecordedApprover(case, self._store)
-        run, attempts = await self._executed(case, steps, approver)
+        run = await self._executed(case, steps, approver)
+        calls = Calls(await self._store.attempts(run.id), await self._store.receipts(run.id), approver.opened)
         unanswered = tuple(steps.unanswered.values())
-        mismatches = () if unanswered else tuple(compare(case.expect, run, attempts, approver.opened))  # they would only follow
+        mismatches = () if unanswered else tuple(compare(case.expect, run, calls))  # they would only follow
         return CaseResult(case, run, mismatches, unanswered, (time.perf_counter() - started) * 1000)
 
-    async def _executed(self, case: Case, steps: RecordedStepRunner, approver: RecordedApprover) -> tuple[PlanRun, list[Attempt]]:
-        bound = with_recorded_tools(case.plan)
-        request = RunRequest(approver=approver, requested_by=BY, settings=self._settings)
-        run = await create_run(bound, self._store, request)
-        session = RunSession(bound, run, self._store, request, backend=Backend(run_step=steps))
-        run = await execute_session(session, server=None)
-        return run, await self._store.attempts(run.id)
+    async def _executed(self, case: Case, steps: RecordedStepRunner, approver: RecordedApprover) -> PlanRun:
+        request = RunRequest(approver=approver, requested_by=BY, settings=self._settings, secrets=SecretChain([MadeUpSecrets()]))
+        run = await create_run(case.plan, self._store, request)
+        session = RunSession(case.plan, run, self._store, request, backend=Backend(run_step=steps))
+        return await execute_session(session, server=None)
 
 
 def run_case(case: Case) -> CaseResult:

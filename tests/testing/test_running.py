@@ -210,9 +210,22 @@ expect: {status: cancelled, reason: rejected, attempts: {check: 1}}
     assert result.passed, result.report()
 
 
+def test_items_are_rolled_back_by_name(run: RunCase) -> None:
+    rollback = "    rollback: {tool_name: run_command, parameters: {argv: [undo, '${{ item.name }}']}}\n"
+    result = run(
+        """\
+steps: {check: [{result: {exit_code: 0}}, {failure: refused}]}
+expect: {status: failed, rolled_back: ["check[web-1]"]}
+""",
+        shared=NODES,
+        plan=ITEMS.replace("    max_retries: 1\n", rollback).replace("options: {require_approval: false, continue_on_error: true}\n", ""),
+    )
+    assert result.passed, result.report()
+
+
 def test_a_list_that_ends_before_the_last_item_fails_the_case(run: RunCase) -> None:
     result = run("steps: {check: [{result: {exit_code: 0}}]}", shared=NODES, plan=ITEMS)
-    assert result.unanswered == ("`check[节点二]` was called, and the list of answers ends before it",)
+    assert result.unanswered == ("`check[节点二]` was called, and the list of answers ends before it: write one for each item",)
     assert not result.passed
 
 
@@ -237,6 +250,16 @@ def test_no_tool_is_called_and_its_parameters_are_checked_all_the_same(run: RunC
     bad = run("inputs: {count: many}", shared="", plan=text + steps, tools=tools)
     assert bad.run.step("go").status is StepStatus.FAILED
     assert "`count` should be an integer" in (bad.run.step("go").error or "")
+
+
+def test_every_secret_has_a_made_up_value_that_is_not_recorded(run: RunCase) -> None:
+    plan = """\
+description: D
+options: {require_approval: false}
+steps: [{id: a, tool_name: bash, parameters: {command: exit, env: {X: "${{ secrets.token }} ${{ secrets['secret/db'] }}"}}}]
+"""
+    result = run("steps: {a: {result: value of secret/db}}\nexpect: {results: {a: '***'}}", shared="", plan=plan)
+    assert result.passed, result.report()
 
 
 def test_runs_are_independent_and_a_runner_leaves_no_file(beside: BesidePlan) -> None:

@@ -184,6 +184,11 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "A document from an agent says who may approve or operate it. Only a person may decide that, in the settings or in a "
             "plan that the person saved in the store."
         ),
+        # tests
+        "bad-answer": (
+            "A test file answers what is never asked, or gives an answer that cannot happen: a timeout of a step without one, an answer "
+            "at a gate that the plan does not have, or an answer that is not one of `result`, `failure` and `timeout`."
+        ),
         # tools
         "unknown-tool": (
             "The registry has no tool with this name. Add it with --tools package.module:name, PLAN_ADAPTER_TOOLS, or the entry "

@@ -38,8 +38,8 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "engine store agent",
         "runs",
         "runner",
-        "runbooks session",
-        "cli blocks",
+        "runbooks session testing",
+        "cli blocks pytest_plugin",
         "flows deployed",
     )
 )
@@ -67,6 +67,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "uvicorn": ("engine.server_process",),
     "packaging": ("engine.diagnosis",),
     "mcp": ("cli.mcp.server",),
+    "pytest": ("pytest_plugin",),
 }
 
 # Declared in pyproject.toml and imported nowhere, each for a reason.

@@ -30,6 +30,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
         Verb("init", "Write a starter plan"),
         Verb("validate", "Find every problem in a plan before it runs"),
         Verb("preview", "Show what a run would do, without running anything"),
+        Verb("test", "Run the test cases of plans, with answers in place of tools and people"),
         Verb("draft", "Draft a plan with a language model, or through any chat"),
         Verb("promote", "Turn a good run into a runbook: what varies becomes inputs"),
         Verb("import", "Convert plans that other programs wrote", function="importing:import_plans"),

@@ -17,7 +17,7 @@ from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import begin_server
 from plan_adapter.cli.servers import worker_command
 from plan_adapter.cli.sources import input_texts, named_plan, open_store, tools_of
-from plan_adapter.documents import read_file, read_mapping
+from plan_adapter.documents import is_test_file, read_file, read_mapping
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.approval import os_user, requires_approval
@@ -210,7 +210,7 @@ def _pull_steps(file: Path) -> list[dict[str, Any]]:
 
 def plans_in(folder: Path) -> "list[ExecutionPlan]":
     """Return the plans of a folder's documents. Raises InvalidPlanError with the problems of all that cannot be read."""
-    files = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS and not path.name.startswith("."))
+    files = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS and not path.name.startswith(".") and not is_test_file(path))
     if not files:
         raise UsageError(f"the folder {folder} has no plan documents ({', '.join(ENDINGS)})")
     read = [read_file(str(path)) for path in files]

@@ -8,6 +8,8 @@ from cyclopts import Parameter
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.sources import is_stored, plan_of, read_plan, tools_of
+from plan_adapter.documents import is_test_file
+from plan_adapter.errors import InvalidPlanError
 from plan_adapter.problems import Problem
 from plan_adapter.readable import counted
 from plan_adapter.validation import lint
@@ -20,7 +22,7 @@ def validate(*plans: Annotated[str, Parameter(name="PLAN")], tools: list[str] | 
     """Find every problem in a plan before it runs: file:line:column, the code of the problem, what is wrong and how to fix it.
 
     Args:
-        plans: Plan documents: paths, `-` for stdin, or stored plans.
+        plans: Plan documents: paths, `-` for stdin, or stored plans. Test files (NAME.test.yaml) are checked as well.
         tools: `package.module:name` of a tool or registry that the plans use; may be repeated.
         json: Print each problem as a JSON object, and one line per plan.
     """
@@ -40,8 +42,20 @@ def validate(*plans: Annotated[str, Parameter(name="PLAN")], tools: list[str] | 
 def _findings(source: str, registry: "ToolRegistry") -> list[Problem]:
     if is_stored(source):
         return lint(asyncio.run(plan_of(source)), registry)
+    if is_test_file(source):
+        return _in_test_file(source, registry)
     plan, problems = read_plan(source)
     return problems if plan is None else lint(plan, registry)
+
+
+def _in_test_file(source: str, registry: "ToolRegistry") -> list[Problem]:
+    from plan_adapter.testing.reading import load_cases  # imports SQLAlchemy
+
+    try:
+        load_cases(source, tools=registry)
+    except InvalidPlanError as error:
+        return error.problems
+    return []
 
 
 def _verdict(source: str, *, errors: int, warnings: int, as_json: bool) -> None:

@@ -17,6 +17,7 @@ from plan_adapter.values import find_bad_values
 
 __all__ = [
     "dump_plan",
+    "is_test_file",
     "load_plan",
     "place",
     "plan_schema",
@@ -76,6 +77,14 @@ def read_placed(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Pro
     from plan_adapter.documents.reading import read_values
 
     return read_values(Path(path))
+
+
+TEST_SUFFIXES = (".test.yaml", ".test.yml")
+
+
+def is_test_file(path: str | Path) -> bool:
+    """Return whether `path` names a file of test cases, such as `restart.test.yaml` beside the plan `restart.yaml`."""
+    return str(path).lower().endswith(TEST_SUFFIXES)
 
 
 def load_plan(path_or_text: str | Path) -> ExecutionPlan:

@@ -140,6 +140,11 @@ class StepCall(Protocol):
         ...
 
     @property
+    def item(self) -> int | None:
+        """The index of the item, from 0, or None for a step without `for_each`."""
+        ...
+
+    @property
     def upstream(self) -> tuple[str, ...]:
         """The ids of the steps, or the keys of the calls, that this call waited for, transitively reduced."""
         ...

@@ -11,7 +11,7 @@ from plan_adapter.engine.connection import configured_api_url, quiet_import
 from plan_adapter.errors import InvalidPlanError, NoServerError
 from plan_adapter.execution.secrets import Redactor, RunSecrets
 from plan_adapter.readable import listed
-from plan_adapter.secrets import SecretLocation, SecretUnavailableError, secret_chain, visible_secrets
+from plan_adapter.secrets import SecretChain, SecretLocation, SecretUnavailableError, secret_chain, visible_secrets
 from plan_adapter.settings import Settings
 from plan_adapter.validation import ValidatedPlan
 from plan_adapter.validation.findings import Findings
@@ -19,9 +19,12 @@ from plan_adapter.validation.findings import Findings
 log = logging.getLogger(__name__)
 
 
-def secrets_of(settings: Settings) -> RunSecrets:
-    """Return the secrets of a new run. Values are looked up on use; the credentials of this process are redacted from the start."""
-    secrets = RunSecrets(secret_chain(settings, blocks=KnownServer()))
+def secrets_of(settings: Settings, chain: SecretChain | None = None) -> RunSecrets:
+    """Return the secrets of a new run, from `chain` or the places of `settings`.
+
+    Values are looked up on use; the credentials of this process are redacted from the start.
+    """
+    secrets = RunSecrets(chain or secret_chain(settings, blocks=KnownServer()))
     for value in credential_values(os.environ):
         secrets.redactor.add(value)
     return secrets

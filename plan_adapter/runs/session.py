@@ -17,6 +17,7 @@ from plan_adapter.gates.approval import Approver, os_user
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.hooks import Hooks, Listener
 from plan_adapter.record import Approval, ApprovalRequest, PlanRun, RunContext
+from plan_adapter.secrets import SecretChain
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
@@ -64,6 +65,7 @@ class RunRequest:
     listener: Listener | None = None
     leave: LeaveSignal = field(default_factory=LeaveSignal)
     settings: Settings = field(default_factory=Settings)
+    secrets: SecretChain | None = None  # where to look up secrets; None: the places of the settings
     identity: Identity | None = None  # who makes an operator request; None: `requested_by`, without proof
     server: Server | None = None  # one that has just responded; None: the server in the settings
 

@@ -255,7 +255,7 @@ def scope_of(approved: ApprovedPlan, session: RunSession, recorder: Recorder) ->
         listener=run_request.listener,
         leave=run_request.leave,
         log_sink=session.backend.log_sink,
-        secrets=secrets_of(run_request.settings),
+        secrets=secrets_of(run_request.settings, run_request.secrets),
     )
 
 

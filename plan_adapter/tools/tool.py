@@ -6,7 +6,7 @@ import inspect
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
@@ -110,6 +110,14 @@ class Tool(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<Tool {self.name} ({self.effect}) {self.origin}>"
+
+    def answered_by(self, fn: Callable[..., Coroutine[Any, Any, object]]) -> "Tool[..., Any]":
+        """Return a tool with the same definition whose calls go to the coroutine function `fn` instead: for tests. It has no probe."""
+        changed = cast("Tool[..., Any]", copy.copy(self))
+        changed.fn = changed.source = fn
+        changed.is_async, changed.isolation = True, "thread"
+        changed.task, changed.probe = None, None
+        return changed
 
     @property
     def parameter_names(self) -> frozenset[str]:

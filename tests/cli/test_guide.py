@@ -67,7 +67,7 @@ def test_a_page_that_is_not_there_is_a_usage_error_that_names_the_nearest(plan: 
     assert said.err == "plan: the guide has no page `securty`; did you mean `security`?\n"
 
 
-@pytest.mark.parametrize("text", [text for text in PLANS if "\nsteps:" in text])
+@pytest.mark.parametrize("text", [text for text in PLANS if "\nsteps:" in text and "\ncases:" not in text])
 def test_a_plan_in_the_guide_is_valid(plan: Plan, text: str) -> None:
     Path("plan.yaml").write_text(text, encoding="utf-8")
     said = plan("validate", "plan.yaml")

@@ -7,10 +7,10 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from plan_adapter import ToolRegistry, lint, load_plan
-from plan_adapter.documents import plan_schema
+from plan_adapter.documents import is_test_file, plan_schema
 from tests.deployments.conftest import RUNBOOKS
 
-NAMES = sorted(path.stem for path in RUNBOOKS.glob("*.yaml"))
+NAMES = sorted(path.stem for path in RUNBOOKS.glob("*.yaml") if not is_test_file(path))
 SCHEMA = RUNBOOKS.parent / "plan.schema.json"
 
 

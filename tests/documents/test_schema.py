@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from jsonschema import Draft202012Validator
 
-from plan_adapter.documents import dump_plan, plan_schema, read_document, read_file
+from plan_adapter.documents import dump_plan, is_test_file, plan_schema, read_document, read_file
 from plan_adapter.documents.yaml_text import read_yaml
 from plan_adapter.plan import ApprovalPolicy, ExecutionOptions, ExecutionPlan, Input, Step
 from plan_adapter.problems import CATALOGUE
@@ -16,7 +16,8 @@ from tests.documents.generated import plans
 from tests.documents.test_dumping import FULL
 from tests.documents.test_key_styles import SNAKE
 
-RUNBOOKS = sorted((Path(__file__).parents[2] / "deployments" / "runbooks").glob("*.yaml"))
+FOLDER = Path(__file__).parents[2] / "deployments" / "runbooks"
+RUNBOOKS = sorted(path for path in FOLDER.glob("*.yaml") if not is_test_file(path))
 
 
 @pytest.fixture(scope="module")

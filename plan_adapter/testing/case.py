@@ -1,0 +1,108 @@
+"""`Case`: a plan, its inputs, the answers to its calls and gates, and what is expected of the run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from pydantic import JsonValue
+
+from plan_adapter.expressions import Expression, Template
+from plan_adapter.plan import CallKind, Effect, PlanStatus
+from plan_adapter.record import RunReason
+from plan_adapter.validation import BoundPlan, ValidatedPlan
+
+PLAN = "plan"
+"""The name of the plan's own gate."""
+
+GateAnswer: TypeAlias = Literal["approve", "reject", "expire"]
+"""An answer at a gate. `expire`: nobody answers in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one attempt of a call gets: a result, a failure, or a timeout."""
+
+    result: JsonValue = None
+    failure: str | None = None
+    is_timeout: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The answers to the calls of a step: by item if `by_item`, and for each item by attempt."""
+
+    calls: tuple[tuple[Answer, ...], ...]
+    by_item: bool = False
+
+    def find(self, item: int | None, number: int) -> Answer | None:
+        """Return the answer to attempt `number`, from 0, of `item`. The last one counts for all later attempts."""
+        index = item if self.by_item and item is not None else 0
+        attempts = self.calls[index] if index < len(self.calls) else ()
+        return attempts[min(number, len(attempts) - 1)] if attempts else None
+
+
+Order: TypeAlias = tuple[str | tuple[str, ...], ...]
+"""The ids of steps in the order in which they start. Steps in an inner tuple start in any order."""
+
+Parameters: TypeAlias = dict[str, JsonValue] | list[dict[str, JsonValue]]
+"""The parameters of every call of a step, or of each one in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What is expected of a run. Except for `status`, nothing is expected of what is None."""
+
+    status: PlanStatus = PlanStatus.COMPLETED
+    reason: RunReason | None = None
+    message: str | None = None  # a part of it
+    order: Order | None = None
+    gates: tuple[str, ...] | None = None
+    skipped: Mapping[str, str] | None = None  # by step, a part of the reason
+    failed: Mapping[str, str] | None = None  # by step, a part of the error
+    rolled_back: tuple[str, ...] | None = None  # names of calls
+    effects: Mapping[Effect, tuple[str, ...]] | None = None  # the steps that were called with that effect
+    attempts: Mapping[str, int] | None = None
+    called_with: Mapping[str, Parameters] | None = None
+    results: Mapping[str, JsonValue] | None = None
+    outputs: Mapping[str, JsonValue] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One named case of a test file. Its plan is valid, has all its inputs, and its tools call nothing."""
+
+    name: str
+    file: Path
+    line: int
+    plan: BoundPlan
+    calls: Mapping[tuple[CallKind, str], Answers]  # by kind of call and step
+    gates: Mapping[str, tuple[GateAnswer, ...]]  # by step, or PLAN; several are for the items in turn
+    expect: Expectation = field(default_factory=Expectation)
+
+    def __str__(self) -> str:
+        """Return the file, line and name."""
+        return f"{self.file}:{self.line}: {self.name}"
+
+
+def uses_of_results(validated: ValidatedPlan) -> dict[str, str]:
+    """Return the steps whose results the plan uses, each with the first expression that does so."""
+    uses = dict[str, str]()
+    for step_id, template in validated.done_when.items():
+        _note(uses, template, own=step_id)
+    for step_id, rollback in validated.rollbacks.items():
+        _note(uses, rollback.parameters, own=step_id)
+    several = (validated.parameters, validated.when, validated.for_each, validated.labels, validated.outputs)
+    for template in (template for templates in several for template in templates.values()):
+        _note(uses, template)
+    return uses
+
+
+def _note(uses: dict[str, str], template: Template, *, own: str = "") -> None:
+    """Add the results that `template` uses. `own` is the step that it calls `result`."""
+    for expression in (part for parts in template.texts.values() for part in parts if isinstance(part, Expression)):
+        for path in (variable.path for variable in expression.variables):
+            if path[0] == "result":
+                uses.setdefault(own, str(expression))
+            elif path[0] == "steps" and path[2:3] == ("result",):
+                uses.setdefault(str(path[1]), str(expression))

@@ -1,0 +1,229 @@
+"""Reads test files: finds them, and returns their cases or every problem with its line and column."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pydantic import JsonValue
+
+from plan_adapter.documents import is_test_file, read_file, read_placed
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.gates.approval import requires_approval
+from plan_adapter.gates.policy import effective_policy
+from plan_adapter.plan import CallKind, ExecutionPlan
+from plan_adapter.problems import Problem
+from plan_adapter.settings import Settings
+from plan_adapter.testing.case import PLAN, Answer, Answers, Case, GateAnswer
+from plan_adapter.testing.expectations import ExpectationReader
+from plan_adapter.testing.fields import FieldReader
+from plan_adapter.testing.recorded import with_recorded_tools
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, find_problems, validate
+from plan_adapter.validation.inputs import read_values
+from plan_adapter.values import join
+
+_SHARED = ("inputs", "steps", "rollbacks", "gates")
+_CALLS: Mapping[CallKind, str] = {"step": "steps", "rollback": "rollbacks"}
+_ENDINGS = (".yaml", ".yml", ".json")
+_EXAMPLE = "write `cases:` and under it `it works: {}`"
+
+_Calls: TypeAlias = dict[tuple[CallKind, str], Answers]
+_Gates: TypeAlias = dict[str, tuple[GateAnswer, ...]]
+
+
+def find_test_files(paths: Iterable[str | Path]) -> list[Path]:
+    """Return the test files that `paths` name: files, the test file beside a plan, and all test files in a folder and its subfolders.
+
+    Raises FileNotFoundError, whose text says what is missing, for a path without one.
+    """
+    found = list[Path]()
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*.test.y*ml") if is_test_file(file) and not _is_hidden(file.relative_to(path)))
+            if not inside:
+                raise FileNotFoundError(f"{path} has no test files (NAME.test.yaml)")
+            found += inside
+        elif is_test_file(path):
+            found.append(path)
+        else:
+            found.append(_test_file_of(path))
+    return list(dict.fromkeys(found))
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _test_file_of(plan: Path) -> Path:
+    beside = [plan.with_name(f"{plan.stem}{ending}") for ending in (".test.yaml", ".test.yml")]
+    file = next((path for path in beside if path.is_file()), None)
+    if file is None:
+        raise FileNotFoundError(f"there is no {beside[0].name} beside {plan}" if plan.exists() else f"{plan} does not exist")
+    return file
+
+
+def plan_file_of(test_file: Path) -> Path:
+    """Return the path of the plan that `test_file` tests: `restart.yaml` for `restart.test.yaml`. It may not exist."""
+    name = test_file.name[: test_file.name.lower().rindex(".test.")]
+    beside = [test_file.with_name(name + ending) for ending in _ENDINGS]
+    return next((path for path in beside if path.is_file()), beside[0])
+
+
+def load_cases(path: str | Path, *, tools: ToolRegistry | None = None) -> list[Case]:
+    """Return the cases of a test file. Without `tools`, the plan can use those of the settings and the built-in ones.
+
+    Raises InvalidPlanError with every problem of the test file and its plan.
+    """
+    file = Path(path)
+    values, problems, placed = read_placed(file)
+    if values is None:
+        raise InvalidPlanError(problems)
+    plan, in_plan, validated = _read_plan(plan_file_of(file), tools or ToolRegistry.from_settings(Settings().tools))
+    reader = _CaseReader(plan, validated)
+    cases = reader.cases(values)
+    known = {problem.at for problem in problems}
+    problems += [placed(problem) for problem in dict.fromkeys(reader.problems) if problem.at not in known]
+    if problems or in_plan:
+        raise InvalidPlanError([*in_plan, *sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))])
+    return [replace(case, file=file, line=placed(Problem("", at=join("cases", case.name))).line or 1) for case in cases]
+
+
+def _read_plan(path: Path, tools: ToolRegistry) -> tuple[ExecutionPlan | None, list[Problem], ValidatedPlan | None]:
+    plan, problems = read_file(path)
+    if plan is None:
+        return None, problems, None
+    if problems := find_problems(plan, tools):
+        return plan, problems, None
+    return plan, [], with_recorded_tools(validate(_without_people(plan), tools))
+
+
+def _without_people(plan: ExecutionPlan) -> ExecutionPlan:
+    """Return `plan` so that a case can answer every gate, start every run, and asks no model."""
+    anyone: dict[str, Any] = {"approvers": [], "operators": [], "known_by": [], "self_approval": True, "remind_after_ms": 0}
+    approval = None if plan.approval is None else plan.approval.model_copy(update=anyone)
+    return plan.model_copy(update={"approval": approval, "on_failure": None})
+
+
+class _CaseReader(FieldReader):
+    """Reads the content of a test file. Without a plan, whatever depends on it is not checked."""
+
+    def __init__(self, plan: ExecutionPlan | None, validated: ValidatedPlan | None) -> None:
+        super().__init__(None if plan is None else [step.id for step in plan.all_steps])
+        self._plan = plan
+        self._validated = validated
+        policy = effective_policy(Settings.model_construct())
+        self._asks_first = plan is None or requires_approval(plan, policy)
+
+    def cases(self, values: dict[str, JsonValue]) -> list[Case]:
+        """Return the cases. Those with problems are missing."""
+        self.refuse_others(values, "", (*_SHARED, "cases"), "a test file")
+        inputs, calls, gates = self._shared(values, "")
+        written = self.mapping(values.get("cases"), "cases")
+        if not written and "cases" not in {problem.at for problem in self.problems}:
+            self.report("missing-field", "cases", "the file has no cases", _EXAMPLE)
+        found = [self._case(name, value, inputs, calls, gates) for name, value in written.items()]
+        return [case for case in found if case is not None]
+
+    def _case(self, name: str, value: JsonValue, inputs: dict[str, JsonValue], calls: _Calls, gates: _Gates) -> Case | None:
+        at = join("cases", name)
+        fields = self.mapping(value, at)
+        if not isinstance(value, dict | None):
+            return None
+        self.refuse_others(fields, at, (*_SHARED, "expect"), "a case")
+        own_inputs, own_calls, own_gates = self._shared(fields, at)
+        expect = ExpectationReader(self).expectation(fields.get("expect"), join(at, "expect"))
+        bound = self._bound({**inputs, **own_inputs}, at, own=own_inputs)
+        if bound is None:
+            return None
+        return Case(name, Path(), 0, bound, {**calls, **own_calls}, {**gates, **own_gates}, expect)
+
+    def _bound(self, inputs: dict[str, JsonValue], at: str, *, own: Mapping[str, JsonValue]) -> BoundPlan | None:
+        if self._validated is None:
+            return None
+        _, problems = read_values(self._validated.plan.inputs, inputs, from_text=False)
+        for problem in problems:
+            is_missing = problem.code == "missing-input"
+            place = at if is_missing else join(at, problem.at) if problem.at.split(".")[1] in own else problem.at
+            self.report(problem.code, place, problem.message, "write it under `inputs`" if is_missing else problem.hint)
+        return None if problems else bind_inputs(self._validated, inputs)
+
+    def _shared(self, fields: dict[str, JsonValue], at: str) -> tuple[dict[str, JsonValue], _Calls, _Gates]:
+        """Return the fields that a file and a case have in common: inputs, answers to calls, answers at gates."""
+        calls: _Calls = {}
+        for kind, name in _CALLS.items():
+            for step_id, value in self.of_steps(fields.get(name), join(at, name)).items():
+                answers = self._answers(value, join(join(at, name), step_id), step_id, kind)
+                if answers is not None:
+                    calls[kind, step_id] = answers
+        gates: _Gates = {}
+        for name, value in self.of_steps(fields.get("gates"), join(at, "gates"), also=(PLAN,)).items():
+            gates[name] = self._gate(value, join(join(at, "gates"), name), name)
+        return self.mapping(fields.get("inputs"), join(at, "inputs")), calls, gates
+
+    # Answers to calls.
+
+    def _answers(self, value: JsonValue, at: str, step_id: str, kind: CallKind) -> Answers | None:
+        if self._plan is not None and kind == "rollback" and self._plan.step(step_id).rollback is None:
+            self.report("bad-answer", at, f"`{step_id}` has no rollback", "remove it, or write a `rollback` in the plan")
+        by_item = self._has_items(step_id) and isinstance(value, list)
+        if by_item and isinstance(value, list):
+            calls = tuple(self._attempts(part, join(at, index), step_id) for index, part in enumerate(value))
+        else:
+            calls = (self._attempts(value, at, step_id),)
+        return Answers(calls, by_item)
+
+    def _has_items(self, step_id: str) -> bool:
+        return self._plan is not None and self._plan.step(step_id).for_each is not None
+
+    def _attempts(self, value: JsonValue, at: str, step_id: str) -> tuple[Answer, ...]:
+        if not isinstance(value, list):
+            return (self._answer(value, at, step_id),)
+        if not value:
+            self.report("bad-answer", at, "the list of answers is empty", "write one for each attempt: `[{failure: …}, {result: …}]`")
+        return tuple(self._answer(part, join(at, index), step_id) for index, part in enumerate(value))
+
+    def _answer(self, value: JsonValue, at: str, step_id: str) -> Answer:
+        fields = self.mapping(value, at, "an answer: `result`, `failure` or `timeout`")
+        if not isinstance(value, dict):
+            return Answer()
+        self.refuse_others(fields, at, ("result", "failure", "timeout"), "an answer")
+        if len(fields) != 1:
+            found = " and ".join(f"`{name}`" for name in fields) or "nothing"
+            self.report(
+                "bad-answer", at, f"an answer is one of `result`, `failure` and `timeout`, and this has {found}", "write one of them"
+            )
+        if "timeout" in fields:
+            self._check_timeout(fields["timeout"], join(at, "timeout"), step_id)
+        failure = self.text(fields["failure"], join(at, "failure")) if "failure" in fields else None
+        return Answer(fields.get("result"), failure, is_timeout="timeout" in fields)
+
+    def _check_timeout(self, value: JsonValue, at: str, step_id: str) -> None:
+        if value is not True:
+            self.report("bad-value", at, "`timeout` must be true", "write `timeout: true`, or another answer")
+        if self._validated is None:
+            return
+        limit = self._validated.plan.timeout_ms_of(self._validated.steps[step_id]) or self._validated.tools[step_id].timeout_seconds
+        if not limit:
+            self.report("bad-answer", at, f"`{step_id}` has no timeout", "write `timeout_ms` on the step, or another answer here")
+
+    # Answers at gates.
+
+    def _gate(self, value: JsonValue, at: str, name: str) -> tuple[GateAnswer, ...]:
+        if self._validated is not None and not self._asks(name, self._validated):
+            what = "the plan" if name == PLAN else f"`{name}`"
+            self.report(
+                "bad-answer", at, f"{what} has no gate, so nobody is asked", "remove the answer, or require an approval in the plan"
+            )
+        several = value if isinstance(value, list) and name != PLAN and self._has_items(name) else [value]
+        return tuple(self._gate_answer(part, join(at, index) if several is value else at) for index, part in enumerate(several))
+
+    def _asks(self, name: str, validated: ValidatedPlan) -> bool:
+        return self._asks_first if name == PLAN else validated.has_gate(validated.steps[name])
+
+    def _gate_answer(self, value: JsonValue, at: str) -> GateAnswer:
+        answer = self.choice(value, at, ("approve", "reject", "expire"))
+        if answer == "expire" and self._plan is not None and not self._plan.options.approval_timeout_ms:
+            message = "the gates of this plan never expire, because options.approval_timeout_ms is 0"
+            self.report("bad-answer", at, message, "set it in the plan, or write another answer")
+        return answer or "approve"

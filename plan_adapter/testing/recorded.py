@@ -1,0 +1,128 @@
+"""Recorded answers in place of tools and people: everything else of a run is real."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import JsonValue
+
+from plan_adapter.errors import ToolError
+from plan_adapter.execution.calling import CallTimedOutError
+from plan_adapter.execution.direct import DirectStepRunner
+from plan_adapter.execution.ports import AttemptEnd, StepCall
+from plan_adapter.gates.approval import answer_to
+from plan_adapter.plan import CallKind
+from plan_adapter.readable import call_name
+from plan_adapter.record import Approval, ApprovalRequest
+from plan_adapter.store.store import PlanStore
+from plan_adapter.testing.case import PLAN, Case, uses_of_results
+from plan_adapter.tools.tool import Tool
+from plan_adapter.validation import ValidatedPlan
+
+BY = "plan test"
+"""Who starts the runs of cases, and answers at their gates."""
+
+_answer: ContextVar[Callable[[], JsonValue]] = ContextVar("answer")
+
+
+async def _recorded(**_arguments: object) -> JsonValue:
+    return _answer.get()()
+
+
+def with_recorded_tools(validated: ValidatedPlan) -> ValidatedPlan:
+    """Return `validated` with tools that call nothing. They keep their signatures, effects and permissions."""
+    known = dict[str, Tool[..., Any]]()
+
+    def recorded(tool: Tool[..., Any]) -> Tool[..., Any]:
+        if tool.name not in known:
+            known[tool.name] = tool.answered_by(_recorded)
+        return known[tool.name]
+
+    tools = {step_id: recorded(tool) for step_id, tool in validated.tools.items()}
+    rollbacks = {step_id: replace(rollback, tool=recorded(rollback.tool)) for step_id, rollback in validated.rollbacks.items()}
+    return replace(validated, tools=MappingProxyType(tools), rollbacks=MappingProxyType(rollbacks))
+
+
+class RecordedStepRunner(DirectStepRunner):
+    """Makes attempts that get the answers of `case`, without waiting between them. Implements `ports.StepRunner`."""
+
+    def __init__(self, case: Case) -> None:
+        """Answer the calls of one run of `case`."""
+        self.unanswered: dict[str, str] = {}  # by step: what to write
+        self._case = case
+        self._uses = uses_of_results(case.plan.validated)
+        self._tries = Counter[tuple[CallKind, str, int | None]]()
+
+    async def __call__(self, call: StepCall) -> AttemptEnd:
+        """Make attempts of `call` until one succeeds, no retry is left, or the run stops."""
+        _answer.set(partial(self._answer_to, call))
+        while True:
+            end = await call.attempt(without_prefect=True)
+            if call.retry_delay(end) is None:
+                return end
+
+    def _answer_to(self, call: StepCall) -> JsonValue:
+        """Return the result of the next attempt of `call`. Raises what a tool raises that fails or times out."""
+        kind: CallKind = "step" if call.step_run.undoes is None else "rollback"
+        unit = (kind, call.step.id, call.item)
+        number = self._tries[unit]
+        self._tries[unit] += 1
+        answers = self._case.calls.get((kind, call.step.id))
+        answer = None if answers is None else answers.find(call.item, number)
+        if answer is None:
+            return self._without_answer(call, kind, is_short=answers is not None)
+        if answer.is_timeout:
+            raise CallTimedOutError
+        if answer.failure is not None:
+            raise ToolError(answer.failure)
+        return answer.result
+
+    def _without_answer(self, call: StepCall, kind: CallKind, *, is_short: bool) -> JsonValue:
+        """Return null for a call whose result nothing uses. Raise ToolError for any other."""
+        step_id = call.step.id
+        if is_short:
+            why = f"`{call.name}` was called, and the list of answers ends before it: write one for each item"
+        elif kind == "step" and step_id in self._uses:
+            why = f"`{step_id}` was called, and {self._uses[step_id]} uses its result: write `steps: {{{step_id}: {{result: …}}}}`"
+        else:
+            return None
+        self.unanswered.setdefault(step_id, why)
+        raise ToolError("the case has no answer to this call")
+
+
+class RecordedApprover:
+    """Answers at the gates of `case`, and approves at all others. Implements `approval.Approver`."""
+
+    def __init__(self, case: Case, store: PlanStore) -> None:
+        """Answer at the gates of one run of `case`, which `store` records."""
+        self.opened = list[str]()  # the names of the gates, in the order in which they opened
+        self._case = case
+        self._store = store
+
+    async def ask(self, request: ApprovalRequest) -> Approval:
+        """Return the answer. Never returns for a gate that expires."""
+        step_id = request.step_id or PLAN
+        self.opened.append(call_name(step_id, request.item, request.label))
+        answers = self._case.gates.get(step_id, ("approve",))
+        answer = answers[min(request.item or 0, len(answers) - 1)]
+        if answer == "expire":
+            await self._store.gates.close(request.gate_id or "", "expired")
+            return await asyncio.get_running_loop().create_future()
+        return answer_to(request, decision=answer, by=BY, known_by="unverified")
+
+
+class MadeUpSecrets:
+    """A value for every secret, which looks like none. Implements `secrets.SecretPlace`."""
+
+    def place(self, name: str) -> str:
+        """Return a phrase for messages."""
+        return f"the made-up value of {name}"
+
+    async def secret(self, name: str) -> str | None:
+        """Return a text that contains the name."""
+        return f"value of {name}"

@@ -187,11 +187,13 @@ class Rollback(_Model):
 
 
 class Concurrency(_Model):
-    """Which runs of one plan exclude each other."""
+    """Which runs exclude each other, on all machines that share the store."""
 
-    key: str = Field(description="Runs with the same key exclude each other. It may contain `${{ inputs.name }}`.")
+    key: str = Field(description="Runs with the same key exclude each other, also those of other plans. It may contain `${{ inputs… }}`.")
     when_busy: Literal["refuse", "queue", "cancel_older"] = Field(
-        default="refuse", description="What happens to a new run while another one has the key."
+        default="refuse",
+        description="What happens to an approved run while another one has the key: it ends as cancelled, it waits for its turn, or it "
+        "cancels the older runs of the same plan and then starts.",
     )
 
 
@@ -369,7 +371,7 @@ class ExecutionPlan(_Model):
     options: ExecutionOptions = Field(default_factory=ExecutionOptions)
     steps: list[Step] = Field(default_factory=list, description="The steps. Each runs once its dependencies have completed.")
     finally_: list[Step] = Field(default_factory=list, alias="finally", description=FINALLY_DESCRIPTION)
-    concurrency: Concurrency | None = Field(default=None, description="Which runs exclude each other. Not executed yet.")
+    concurrency: Concurrency | None = Field(default=None, description="Which runs exclude each other.")
     approval: ApprovalPolicy | None = Field(default=None, description="Who may approve and operate, and how they prove it.")
     on_failure: Literal["replan"] | None = Field(default=None, description=ON_FAILURE_DESCRIPTION)
     isolation: Isolation | None = Field(default=None, description="Where sync tools run, unless their step says otherwise.")

@@ -63,6 +63,8 @@ class LiveDisplay:
             self.close()
         elif event.kind == "replanning":
             self._print(Text(replanning_line(event), style="yellow"))
+        elif event.kind == "waits":
+            self._print(Text(event.message or "", style="yellow"))
         elif event.gate is not None:
             self._gate(event)
         elif event.step is not None:

@@ -183,6 +183,8 @@ def plain_lines(event: Event) -> list[str]:
             return [f"{step} | {text}" for text in (event.message or "").splitlines()]
         case "replanning":
             return [replanning_line(event)]
+        case "waits":
+            return [one_line(event.message or "")]
         case "run_ended" | "gate_shown":
             return []  # the result, or the link to the form, says it
         case _:

@@ -128,7 +128,10 @@ async def _execute_approved(approved: ApprovedPlan, keeper: GateKeeper) -> Bound
     try:
         try:
             async with watched(scope, store, partial(store.ledger.cancel_request, run.id), backend.cancellation):
+                has_begun = await wait_for_turn(scope, store)
                 await execute(scope, backend.run_step)
+            if not has_begun:
+                return None
             if scope.is_left:
                 await leave_waiting(run, store)
                 return None
@@ -366,6 +369,7 @@ async def execute_plan(
         with known_secrets_of(server):
             await refuse_missing(bound.validated, run_request.settings)
             await refuse_approver(bound, opened, run_request)
+            await refuse_busy(bound, opened, run_request.context)
             run = await create_run(bound, opened, run_request)
             if not answered and server is None:
                 await open_detached(bound, run, opened, run_request.settings)

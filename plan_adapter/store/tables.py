@@ -201,6 +201,17 @@ step_runs = Table(
     sqlite_with_rowid=False,
 )
 
+concurrency_keys = Table(
+    "concurrency_keys",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    *_whose(),
+    Column("key", Words, nullable=False),
+    Column("since", Instant, nullable=False),  # when the run began to wait for it
+    Column("is_held", Boolean, nullable=False),  # until the run has ended
+    sqlite_with_rowid=False,
+)
+
 
 def _attempt_key() -> list[Column[Any]]:
     # Two processes that execute one run cannot both begin the same attempt.

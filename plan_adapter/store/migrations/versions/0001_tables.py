@@ -22,6 +22,7 @@ def upgrade() -> None:
     _leases()
     _audit()
     _step_runs()
+    _concurrency_keys()
     _attempts()
     _receipts()
     _approvals()
@@ -171,6 +172,21 @@ def _step_runs() -> None:
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_step_runs_runs"),
         sqlite_with_rowid=False,
     )
+
+
+def _concurrency_keys() -> None:
+    op.create_table(
+        "concurrency_keys",
+        *_texts("run_id"),
+        *_owner(),
+        *_texts("key"),
+        *_instants("since"),
+        sa.Column("is_held", sa.Boolean, nullable=False),
+        sa.PrimaryKeyConstraint("run_id", name="pk_concurrency_keys"),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_concurrency_keys_runs"),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ix_concurrency_keys_key", "concurrency_keys", ["tenant_id", "key"])
 
 
 def _attempts() -> None:

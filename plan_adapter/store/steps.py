@@ -49,10 +49,11 @@ def step_runs_of(
         _read_results(connection, found)
     for run_id, steps in planned.items():
         found[run_id].lists = {step["id"] for step in steps if "for_each" in step}
-    return {
-        run_id: [_put(_pending(step, index), found[run_id], run_id in interrupted, with_results) for index, step in enumerate(steps)]
+    pending = {
+        run_id: [StepRun.pending(step, index, depends_on=step["depends_on"]) for index, step in enumerate(steps)]
         for run_id, steps in planned.items()
     }
+    return {run_id: [_put(step, found[run_id], run_id in interrupted, with_results) for step in steps] for run_id, steps in pending.items()}
 
 
 def _planned_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
@@ -84,19 +85,6 @@ def _texts(connection: Connection, table: Table, column: Column[Any], keys: set[
     tenants, digests = {tenant for tenant, _ in keys}, {digest for _, digest in keys}
     query = select(table.c.tenant_id, table.c.digest, column).where(table.c.tenant_id.in_(tenants), table.c.digest.in_(digests))
     return {(tenant, digest): text for tenant, digest, text in connection.execute(query)}
-
-
-def _pending(step: dict[str, Any], index: int) -> StepRun:
-    return StepRun(
-        id=step["id"],
-        index=index,
-        tool_name=step.get("tool_name") or "",
-        description=step.get("description", ""),
-        depends_on=tuple(step["depends_on"]),
-        max_retries=step.get("max_retries", 0),
-        retry_delay_ms=step.get("retry_delay_ms", 0),
-        metadata=dict(step.get("metadata", {})),
-    )
 
 
 def history_of(connection: Connection, run_id: str) -> RunHistory:

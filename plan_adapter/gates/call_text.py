@@ -9,7 +9,6 @@ from plan_adapter.gates.text import (
     EFFECTS_SHOWN,
     FEWEST,
     HEIGHT,
-    IRREVERSIBLE,
     Values,
     description_section,
     digests_section,
@@ -77,7 +76,9 @@ def _danger(effect: Effect, undo: RollbackPreview | None, *, or_fails: bool) -> 
         return f"It {'reads' if effect == 'read' else '**writes**'}. It is undone {when}, as described below."
     if effect == "read":
         return "It reads and changes nothing."
-    return f"**It writes{', can be repeated safely,' if effect == 'idempotent_write' else ''} and {IRREVERSIBLE}.**"
+    if effect == "idempotent_write":
+        return "**It writes, can be repeated safely, and cannot be undone.**"
+    return "**It writes and cannot be undone.**"
 
 
 def _tries(step: Step, timeout_ms: int) -> str:

@@ -3,10 +3,11 @@
 Times are aware datetimes in UTC, by the store's clock. Durations are milliseconds.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from pydantic import JsonValue
 
@@ -141,6 +142,22 @@ class StepRun:
     metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     group: str | None = None  # the id of the group that the step belongs to
     items: list[GroupItem] = field(default_factory=list[GroupItem])  # of a group
+
+    @classmethod
+    def pending(cls, step: Mapping[str, Any], index: int, *, depends_on: Sequence[str], group: str | None, attempts: int = 0) -> "StepRun":
+        """Return the step run of a step that has not started. `step` maps a `Step`'s fields, or those in a document, to values."""
+        return cls(
+            id=step["id"],
+            index=index,
+            tool_name=step.get("tool_name") or "",
+            description=step.get("description", ""),
+            depends_on=tuple(depends_on),
+            attempts=attempts,
+            max_retries=step.get("max_retries", 0),
+            retry_delay_ms=step.get("retry_delay_ms", 0),
+            metadata=dict(step.get("metadata", {})),
+            group=group,
+        )
 
 
 class StepEnd(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from plan_adapter.cli.records import gate_place
 from plan_adapter.commands import answer_command, resume_asked, resume_command
-from plan_adapter.gates.approval import no_approver, requires_approval
+from plan_adapter.gates.approval import no_approver, os_user, refusal, requires_approval
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import call_name, duration, listed, moment, prose
 from plan_adapter.record import Approval, Gate, PlanRun, StandingApproval
@@ -85,7 +85,9 @@ class ApprovalState:
             then = f", then `{self._resumes}`" if is_left else ""
             asked = {gate.kind for gate in self.gates}
             what = "an answer" if len(asked) > 1 else "an approval" if "approval" in asked else "the outcome of a write"
-            return f"waiting for {what}: {commands}{then}; `plan gates` lists everything that waits"
+            refused = why_not_you(self.gates[0])
+            who = "" if refused is None else f"; {refused}"
+            return f"waiting for {what}{who}: {commands}{then}; `plan gates` lists everything that waits"
         if run.status is not PlanStatus.PENDING_APPROVAL:
             return None
         if self.answer is None:
@@ -186,10 +188,15 @@ def _noted(note: str) -> str:
     return f": {prose(note)}" if note else ""
 
 
+def why_not_you(gate: Gate) -> str | None:
+    """Return why the person who runs this command may not approve at `gate`, and who may instead; None if they may, with some proof."""
+    return refusal(replace(gate.rules, known_by=None), by=os_user(), known_by="os_user", decision="approve")
+
+
 def time_left(expires_at: datetime | None, now: datetime) -> str:
     """Return how much time is left to answer."""
     if expires_at is None:
-        return "-"
+        return "no limit"
     return f"in {age(expires_at, now)}" if expires_at > now else "expired"
 
 

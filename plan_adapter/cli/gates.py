@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
-from plan_adapter.cli.approval_state import age, time_left
+from plan_adapter.cli.approval_state import age, time_left, why_not_you
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, known_server
@@ -87,7 +87,8 @@ def _show(found: "list[Gate]", now: datetime, changes: "Mapping[str, Approval]",
         if (asked := changes.get(gate.id)) is not None:
             output.line(f"{gate.run_id} {gate_place(gate)}: {one_line(asked.by)} asks for changes: {one_line(asked.note)}")
     more = f"; {len(found) - limit} more: --limit" if len(found) > limit else ""
-    output.note(f"`{answer_command(shown[0])}` answers the first one{more}")
+    who = f"; {refused}" if (refused := why_not_you(shown[0])) is not None else ""
+    output.note(f"`{answer_command(shown[0])}` answers the first one{who}{more}")
 
 
 def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:
@@ -101,10 +102,10 @@ def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:
     return (
         gate.run_id,
         gate.name,
-        "-" if gate.step_id is None else gate_place(gate) + (": how did it end?" if gate.kind == "outcome" else ""),
+        "the plan" if gate.step_id is None else gate_place(gate) + (": how did it end?" if gate.kind == "outcome" else ""),
         gate.approval_digest[:SHOWN_DIGITS],
         age(now, gate.opened_at),
         time_left(gate.expires_at, now),
         f"{who}{other}{known}",
-        "worker released" if gate.is_released else {True: "a process", False: "-", None: "another host"}[gate.attended],
+        "worker released" if gate.is_released else {True: "a process", False: "no process", None: "another host"}[gate.attended],
     )

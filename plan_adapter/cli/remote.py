@@ -186,7 +186,7 @@ def _row(form: "OpenForm", now: datetime) -> tuple[str, ...]:
     since = "-" if form.opened_at is None else age(now, form.opened_at)
     until = time_left(form.expires_at, now)
     known = " or ".join(form.known_by) if form.known_by is not None else "any way"
-    step = (_step(form) + (": how did it end?" if form.kind == "outcome" else "")) if form.step_id is not None else "-"
+    step = (_step(form) + (": how did it end?" if form.kind == "outcome" else "")) if form.step_id is not None else "the plan"
     return (form.run_id, form.name, step, form.approval_digest[:SHOWN_DIGITS], since, until, known)
 
 

@@ -173,7 +173,9 @@ def refusal(rules: GatePolicy, *, by: str, known_by: str, decision: Decision) ->
         return f"{one_line(by)} is identified only by {known_by}; an answer here needs {proofs}"
     if decision == "approve" and not rules.self_approval and by in (rules.requested_by, rules.revised_by):
         did = "started this run" if by == rules.requested_by else "changed this run"
-        return f"{one_line(by)} {did} and may not approve it; somebody else must approve it"
+        others = [name for name in rules.approvers or () if name not in (rules.requested_by, rules.revised_by)]
+        instead = f"only {', '.join(others)} may" if others else "somebody else must approve it"
+        return f"{one_line(by)} {did} and may not approve it; {instead}"
     return None
 
 

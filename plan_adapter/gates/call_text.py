@@ -9,7 +9,6 @@ from plan_adapter.gates.text import (
     EFFECTS_SHOWN,
     FEWEST,
     HEIGHT,
-    IRREVERSIBLE,
     Values,
     description_section,
     digests_section,
@@ -86,7 +85,7 @@ def _group_gate_text(
     effects: dict[str, Effect] = {one.id: validated.effect_of(one.id) for one in group.steps}
     undone = {one.id: preview_rollback(one.id, validated, Prediction(bound.inputs)) for one in group.steps}
     final = [code(step_id) for step_id, effect in effects.items() if effect != "read" and undone[step_id] is None]
-    danger = f"**{IRREVERSIBLE.capitalize()}: {', '.join(final)}.**" if final else "It only reads, or can be undone."
+    danger = f"**Cannot be undone: {', '.join(final)}.**" if final else "It only reads, or can be undone."
     first = [*notice_lines(notices), *opening(f"Approve {words(name)}?", group.description)]
     asked = [line for key, value in parameters.items() for line in value_lines(key, values.redacted(key, value))]
     first += [f"It runs {counted(len(effects), 'step')}, for:", "", *asked, ""]
@@ -110,7 +109,9 @@ def _danger(effect: Effect, undo: RollbackPreview | None, *, or_fails: bool) -> 
         return f"It {'reads' if effect == 'read' else '**writes**'}. It is undone {when}, as described below."
     if effect == "read":
         return "It reads and changes nothing."
-    return f"**It writes{', can be repeated safely,' if effect == 'idempotent_write' else ''} and {IRREVERSIBLE}.**"
+    if effect == "idempotent_write":
+        return "**It writes, can be repeated safely, and cannot be undone.**"
+    return "**It writes and cannot be undone.**"
 
 
 def _tries(step: Step, timeout_ms: int) -> str:

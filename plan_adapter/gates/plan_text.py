@@ -10,7 +10,6 @@ from plan_adapter.gates.text import (
     EFFECTS_SHOWN,
     FEWEST,
     HEIGHT,
-    IRREVERSIBLE,
     NAMED,
     ORDER,
     Values,
@@ -247,7 +246,7 @@ def _decided(preview: Preview, expires_ms: int) -> list[str]:
     """Return the sentences below the steps on the first screen."""
     final = named([step.step.id for step in preview.irreversible])
     if preview.irreversible:
-        danger = f"**{IRREVERSIBLE.capitalize()}: {final}.**"
+        danger = f"**Cannot be undone: {final}.**"
     else:
         danger = "Every write can be undone." if any(step.effect != "read" for step in preview.steps) else "It only reads."
     return [f"{danger} {expiry(preview.plan, expires_ms, None)}", ""]
@@ -291,10 +290,10 @@ def _order(bound: BoundPlan, preview: Preview, gates: frozenset[str]) -> list[st
 
 def _irreversible(preview: Preview) -> list[str]:
     final = preview.irreversible
-    lines = [f"### What {IRREVERSIBLE}", ""]
+    lines = ["### What cannot be undone", ""]
     if not final:
         return [*lines, "Nothing.", ""]
     if len(final) <= NAMED:
-        return [*lines, *(f"- {code(step.step.id)} writes and {IRREVERSIBLE} by this plan" for step in final), ""]
+        return [*lines, *(f"- {code(step.step.id)} writes and cannot be undone by this plan" for step in final), ""]
     names = ", ".join(code(step.step.id) for step in final)
-    return [*lines, f"These {len(final)} steps write and {IRREVERSIBLE} by this plan: {names}", ""]
+    return [*lines, f"These {len(final)} steps write and cannot be undone by this plan: {names}", ""]

@@ -16,7 +16,7 @@ from plan_adapter.validation import BoundPlan, ValidatedPlan
 EFFECTS_SHOWN: dict[Effect, str] = {"read": "read", "idempotent_write": "write, repeatable", "write": "**write**"}
 
 IRREVERSIBLE = "cannot be undone"
-"""The words about a write without a rollback. A terminal shows every line with them, however long the text is."""
+"""The words of every sentence about a write without a rollback. A terminal shows each line with them, however long the text is."""
 
 NAMED = 12
 """The most steps that get a line each. More are named in one sentence."""

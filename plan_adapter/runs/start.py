@@ -331,18 +331,7 @@ def _pending_steps(validated: ValidatedPlan, history: RunHistory) -> list[StepRu
     for (step_id, _), number in history.attempts.items():
         tried[step_id] = tried.get(step_id, 0) + number
     return [
-        StepRun(
-            id=step.id,
-            index=index,
-            tool_name=step.tool_name or "",
-            description=step.description,
-            depends_on=validated.dependencies[step.id],
-            group=step.group,
-            attempts=tried.get(step.id, 0),
-            max_retries=step.max_retries,
-            retry_delay_ms=step.retry_delay_ms,
-            metadata=dict(step.metadata),
-        )
+        StepRun.pending(dict(step), index, depends_on=validated.dependencies[step.id], group=step.group, attempts=tried.get(step.id, 0))
         for index, step in enumerate(validated.plan.all_steps)
     ]
 

@@ -85,6 +85,16 @@ def test_wrong_usage_is_one_line_and_exit_code_2(plan: Plan, arguments: tuple[st
     assert said.out == ""
 
 
+@pytest.mark.parametrize("value", ["sre=ana", '["ana"]', '{"sre": "ana"}', '{"sre": [7]}', ""])
+def test_wrong_settings_say_how_to_write_them_and_not_what_they_are(plan: Plan, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", value)
+    monkeypatch.setenv("PLAN_ADAPTER_LEASE_SECONDS", "soon")
+    said = plan("gates", "--json")
+    groups = 'PLAN_ADAPTER_GROUPS: write JSON that lists the members of each group, as in {"sre": ["ana", "bo"]}'
+    lease = "PLAN_ADAPTER_LEASE_SECONDS: Input should be a valid number, unable to parse string as a number"
+    assert (said.code, said.err, said.run["error"]) == (2, f"plan: {lease}; {groups}\n", "settings")
+
+
 def test_a_usage_error_is_an_object_with_json(plan: Plan) -> None:
     said = plan("explain", "cyle", "--json")
     assert said.code == 2

@@ -30,6 +30,7 @@ from plan_adapter.runs.replan import AUTOMATIC_REPLAN, draft_automatically, note
 from plan_adapter.runs.secrets import refuse_missing, secrets_of
 from plan_adapter.runs.session import Backend, RunRequest, RunSession, known_secrets_of, opened_store, server_of
 from plan_adapter.runs.step_gates import CallGates, OutcomeGates
+from plan_adapter.runs.turn import refuse_busy, wait_for_turn
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate

@@ -4,6 +4,7 @@ import asyncio
 
 from plan_adapter.errors import InvalidPlanError, RunConflictError
 from plan_adapter.execution.scope import RunScope
+from plan_adapter.expressions import Variables
 from plan_adapter.plan import StepStatus
 from plan_adapter.problems import Problem
 from plan_adapter.readable import one_line
@@ -22,7 +23,7 @@ def concurrency_key(bound: BoundPlan) -> str | None:
     template = bound.validated.concurrency_key
     if template is None:
         return None
-    value = template.resolve_inputs(bound.inputs)
+    value = template.resolve(Variables({}, bound.inputs))
     text = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     if 0 < len(text.strip()) <= MAX_KEY_CHARACTERS:
         return text
@@ -42,8 +43,8 @@ async def refuse_busy(bound: BoundPlan, store: PlanStore, context: RunContext) -
 async def wait_for_turn(scope: RunScope, store: PlanStore) -> bool:
     """Return whether the run may start. Waits for its concurrency key if the plan says so.
 
-    Otherwise `scope.stop` says why it does not start: it is refused, or was cancelled while it waited. Its `finally` steps are skipped then,
-    because nothing was done that they could clean up.
+    Otherwise `scope.stop` says why it does not start: it is refused, or was cancelled while it waited. Its `finally` steps are skipped
+    then, because nothing was done that they could clean up.
     """
     bound = scope.approved.bound
     key, concurrency, shown = concurrency_key(bound), bound.validated.plan.concurrency, ""

@@ -13,8 +13,8 @@ from plan_adapter.plan import CallKind, ExecutionPlan, PlanStatus, StepStatus
 from plan_adapter.record import Approval, PlanRun, RunContext, RunReason
 from plan_adapter.store import approvals, audit, concurrency, entries, gates, leases, operator_requests, plans, steps
 from plan_adapter.store.changes import signal
-from plan_adapter.store.concurrency import RunBefore
 from plan_adapter.store.columns import clock_of, database_now, now_of
+from plan_adapter.store.concurrency import RunBefore
 from plan_adapter.store.database import Database, StorePart, reads, writes
 from plan_adapter.store.digests import instant_text, plain
 from plan_adapter.store.leases import Claim, Owner

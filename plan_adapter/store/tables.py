@@ -209,6 +209,7 @@ concurrency_keys = Table(
     Column("key", Words, nullable=False),
     Column("since", Instant, nullable=False),  # when the run began to wait for it
     Column("is_held", Boolean, nullable=False),  # until the run has ended
+    Index(None, "tenant_id", "key"),
     sqlite_with_rowid=False,
 )
 

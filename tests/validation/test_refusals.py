@@ -71,8 +71,12 @@ def test_the_tool_of_a_rollback_belongs_to_what_is_approved() -> None:
     assert digest(tool(undo)) != digest(tool(effect="read")(undo))
 
 
-def test_a_plan_field_that_is_not_executed_yet_is_refused_never_ignored() -> None:
-    assert found(plan(concurrency=Concurrency(key="x"))) == [("not-yet", "concurrency")]
+def test_a_concurrency_key_must_be_known_before_the_first_step() -> None:
+    assert found(plan(concurrency=Concurrency(key="x"))) == []
+    assert found(plan(concurrency=Concurrency(key=" "))) == [("bad-concurrency", "concurrency.key")]
+    one = step("one")
+    keyed = plan(steps=[one], concurrency=Concurrency(key="${{ string(steps.one.result) }}"))
+    assert found(keyed) == [("bad-concurrency", "concurrency.key")]
 
 
 def test_every_mistake_in_finally_steps_is_reported_at_its_place() -> None:

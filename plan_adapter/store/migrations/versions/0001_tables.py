@@ -186,7 +186,7 @@ def _concurrency_keys() -> None:
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_concurrency_keys_runs"),
         sqlite_with_rowid=False,
     )
-    op.create_index("ix_concurrency_keys_key", "concurrency_keys", ["tenant_id", "key"])
+    op.create_index("ix_concurrency_keys_tenant_id_key", "concurrency_keys", ["tenant_id", "key"])
 
 
 def _attempts() -> None:

@@ -221,6 +221,17 @@ class ApprovalPolicy(_Model):
     release: bool = Field(default=False, description="Whether a run releases its worker while it waits. Applies only to deployments.")
 
 
+class RunWindow(_Model):
+    """When a run may start. It is checked when the run is approved, and a run that has started is not stopped at the end of the window."""
+
+    cron: str = Field(description="When the window opens: minute, hour, day of the month, month and day of the week.")
+    duration_ms: int = Field(ge=60_000, description="How long it stays open, in milliseconds. At least a minute.")
+    time_zone: str = Field(default="UTC", description="The time zone of `cron`, as in `Europe/Berlin`.")
+    outside: Literal["wait", "refuse"] = Field(
+        default="wait", description="What happens to an approved run outside the window: it waits, or it ends as cancelled."
+    )
+
+
 class ExecutionOptions(_Model):
     """How a plan is executed. Times are milliseconds; 0 means no limit."""
 
@@ -238,6 +249,7 @@ class ExecutionOptions(_Model):
     finally_timeout_ms: int = Field(
         default=600_000, ge=0, description="The timeout of the `finally` steps, which the other timeouts do not stop. 0 means no limit."
     )
+    run_window: RunWindow | None = Field(default=None, description="When runs may start. By default at any time.")
 
     def model_post_init(self, _context: Any, /) -> None:
         """Set the error policy that was not written to the opposite of the one that was."""

@@ -116,6 +116,7 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         ),
         "bad-input-definition": "The definition of an input contradicts itself, such as a default that its own pattern refuses.",
         "bad-label": "A label names the items of a step's `for_each`. Write it with `${{ item… }}`, or remove it.",
+        "bad-run-window": "A run window has a `cron` that cannot be read or never happens, or a `time_zone` that does not exist.",
         "bad-concurrency": "The `key` of `concurrency` is empty, or uses what is not known before the first step. Use only `inputs`.",
         "bad-group": (
             "A group is a step with `for_each` and `steps`: its steps run once per item. It calls no tool itself, its steps have no lists "

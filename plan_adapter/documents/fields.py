@@ -9,7 +9,7 @@ from pydantic import BaseModel, JsonValue
 from pydantic.alias_generators import to_camel, to_pascal, to_snake
 
 from plan_adapter.documents.nodes import Node
-from plan_adapter.plan import ApprovalPolicy, Concurrency, ExecutionOptions, ExecutionPlan, Input, Rollback, Step
+from plan_adapter.plan import ApprovalPolicy, Concurrency, ExecutionOptions, ExecutionPlan, Input, Rollback, RunWindow, Step
 from plan_adapter.problems import Problem, did_you_mean
 from plan_adapter.values import join
 
@@ -22,6 +22,7 @@ _PARTS: Mapping[type[BaseModel], Mapping[str, type[BaseModel]]] = {
         "concurrency": Concurrency,
         "approval": ApprovalPolicy,
     },
+    ExecutionOptions: {"run_window": RunWindow},
     Step: {"rollback": Rollback, "steps": Step},
 }
 """The fields with models of their own. The content of any other field is the author's."""

@@ -30,7 +30,7 @@ from plan_adapter.runs.replan import AUTOMATIC_REPLAN, draft_automatically, note
 from plan_adapter.runs.secrets import refuse_missing, secrets_of
 from plan_adapter.runs.session import Backend, RunRequest, RunSession, known_secrets_of, opened_store, server_of
 from plan_adapter.runs.step_gates import CallGates, OutcomeGates
-from plan_adapter.runs.turn import refuse_busy, wait_for_turn
+from plan_adapter.runs.turn import refuse_turn, wait_for_turn
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
@@ -359,7 +359,7 @@ async def execute_plan(
         with known_secrets_of(server):
             await refuse_missing(bound.validated, run_request.settings)
             await refuse_approver(bound, opened, run_request)
-            await refuse_busy(bound, opened, run_request.context)
+            await refuse_turn(bound, opened, run_request.context)
             run = await create_run(bound, opened, run_request)
             if not answered and server is None:
                 await open_detached(bound, run, opened, run_request.settings)

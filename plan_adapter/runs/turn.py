@@ -1,6 +1,7 @@
-"""The turn of an approved run: it starts once no other run has its concurrency key."""
+"""The turn of an approved run: it starts in its run window, once no other run has its concurrency key."""
 
 import asyncio
+from datetime import UTC, datetime
 
 from plan_adapter.errors import InvalidPlanError, RunConflictError
 from plan_adapter.execution.scope import RunScope
@@ -9,6 +10,7 @@ from plan_adapter.plan import StepStatus
 from plan_adapter.problems import Problem
 from plan_adapter.readable import one_line
 from plan_adapter.record import RunContext
+from plan_adapter.run_window import opens_at
 from plan_adapter.runs.ending import finals_of
 from plan_adapter.store.concurrency import RunBefore
 from plan_adapter.store.store import PlanStore
@@ -31,9 +33,12 @@ def concurrency_key(bound: BoundPlan) -> str | None:
     raise InvalidPlanError([Problem("bad-concurrency", at="concurrency.key", message=message, hint="use an input with such a value")])
 
 
-async def refuse_busy(bound: BoundPlan, store: PlanStore, context: RunContext) -> None:
-    """Raise RunConflictError if another run has the key of `bound`, and the plan refuses to start beside it."""
-    key, concurrency = concurrency_key(bound), bound.validated.plan.concurrency
+async def refuse_turn(bound: BoundPlan, store: PlanStore, context: RunContext) -> None:
+    """Raise RunConflictError if a run of `bound` would be refused now: outside its run window, or because another run has its key."""
+    plan, key = bound.validated.plan, concurrency_key(bound)
+    window, concurrency = plan.options.run_window, plan.concurrency
+    if window is not None and window.outside == "refuse" and (opens := opens_at(window, datetime.now(UTC))) is not None:
+        raise RunConflictError(_closed(opens))
     if key is None or concurrency is None or concurrency.when_busy != "refuse":
         return
     if before := await store.ledger.runs_before(key, context):
@@ -41,28 +46,19 @@ async def refuse_busy(bound: BoundPlan, store: PlanStore, context: RunContext) -
 
 
 async def wait_for_turn(scope: RunScope, store: PlanStore) -> bool:
-    """Return whether the run may start. Waits for its concurrency key if the plan says so.
+    """Return whether the run may start. Waits for its run window and its concurrency key if the plan says so.
 
     Otherwise `scope.stop` says why it does not start: it is refused, or was cancelled while it waited. Its `finally` steps are skipped
     then, because nothing was done that they could clean up.
     """
-    bound = scope.approved.bound
-    key, concurrency, shown = concurrency_key(bound), bound.validated.plan.concurrency, ""
-    if key is None or concurrency is None:
-        return True
     while not scope.stop.is_set:
-        before = await store.ledger.take_key(scope.run, key)
-        if not before:
-            return await _tell(scope, store, None)
-        message = _busy(before[0], key)
-        if concurrency.when_busy == "refuse":
+        message, is_refused = await _obstacle(scope, store)
+        if is_refused:
             scope.stop.set("cancelled", message)
             break
-        if message != shown:
-            shown = message
-            await _tell(scope, store, f"waits: {message}")
-        if concurrency.when_busy == "cancel_older":
-            await _cancel([one for one in before if one.name == scope.run.name], scope, store)
+        await _tell(scope, store, f"waits: {message}" if message else None)
+        if not message:
+            return True
         await asyncio.wait({scope.stop.future}, timeout=POLL_SECONDS)
     for step in finals_of(scope):
         step.status, step.reason, step.completed_at = StepStatus.SKIPPED, scope.stop.message, scope.recorder.now()
@@ -70,19 +66,37 @@ async def wait_for_turn(scope: RunScope, store: PlanStore) -> bool:
     return False
 
 
+async def _obstacle(scope: RunScope, store: PlanStore) -> tuple[str, bool]:
+    """Return why the run cannot start now, empty if it can, and whether that refuses it. It has its key if it can."""
+    bound = scope.approved.bound
+    window, concurrency = bound.validated.plan.options.run_window, bound.validated.plan.concurrency
+    if window is not None and (opens := opens_at(window, datetime.now(UTC))) is not None:
+        return _closed(opens), window.outside == "refuse"
+    key = concurrency_key(bound)
+    if key is None or concurrency is None:
+        return "", False
+    before = await store.ledger.take_key(scope.run, key)
+    if before and concurrency.when_busy == "cancel_older":
+        await _cancel([one for one in before if one.name == scope.run.name], scope, store)
+    return _busy(before[0], key) if before else "", bool(before) and concurrency.when_busy == "refuse"
+
+
+def _closed(opens: datetime) -> str:
+    return f"the run window is closed, and opens at {opens:%Y-%m-%d %H:%M} {opens.tzinfo}"
+
+
 def _busy(before: RunBefore, key: str) -> str:
     does = "has" if before.is_held else "waits for"
     return f"run {before.id} of `{one_line(before.name)}` {does} the concurrency key `{one_line(key)}`"
 
 
-async def _tell(scope: RunScope, store: PlanStore, message: str | None) -> bool:
+async def _tell(scope: RunScope, store: PlanStore, message: str | None) -> None:
     """Show why the run waits, or that it no longer does."""
     if scope.run.message != message:
         scope.run.message = None if message is None else scope.secrets.redactor.text(message)
         await store.ledger.update(scope.run)
         if message is not None:
             scope.notify("waits", message=message)
-    return True
 
 
 async def _cancel(older: list[RunBefore], scope: RunScope, store: PlanStore) -> None:

@@ -15,6 +15,7 @@ from plan_adapter.graph import topological_order, transitive_reduction
 from plan_adapter.plan import Effect, ExecutionPlan, Step
 from plan_adapter.problems import Problem
 from plan_adapter.record import RunFolder
+from plan_adapter.run_window import problem_of
 from plan_adapter.settings import Settings
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
@@ -215,6 +216,9 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
     if {"stop_on_error", "continue_on_error"} <= options.model_fields_set and options.stop_on_error == options.continue_on_error:
         message = f"`stop_on_error` and `continue_on_error` are both {str(options.stop_on_error).lower()}"
         findings.add("contradicting-policies", "options.continue_on_error", message, "write one of them")
+    if options.run_window is not None and (wrong := problem_of(options.run_window)) is not None:
+        field, message, hint = wrong
+        findings.add("bad-run-window", f"options.run_window.{field}", message, hint)
     if plan.on_failure == "replan" and not Settings().model:
         message = "no model is configured here, so a failure would not be replanned"
         findings.warn("no-model", "on_failure", message, "set PLAN_ADAPTER_MODEL where the plan runs")

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from plan_adapter.plan import ApprovalPolicy, Concurrency, ExecutionOptions, ExecutionPlan, Input, Rollback, Step
+from plan_adapter.plan import ApprovalPolicy, Concurrency, ExecutionOptions, ExecutionPlan, Input, Rollback, RunWindow, Step
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30) | st.sampled_from(
     [
@@ -103,6 +103,13 @@ inputs = every_field(
     maximum=optional(floats),
     items=optional(types),
 )
+windows = every_field(
+    RunWindow,
+    cron=texts,
+    duration_ms=st.integers(60_000, 10**8),
+    time_zone=texts,
+    outside=st.sampled_from(["wait", "refuse"]),
+)
 options = every_field(
     ExecutionOptions,
     require_approval=st.booleans(),
@@ -115,6 +122,7 @@ options = every_field(
     step_timeout_ms=milliseconds,
     total_timeout_ms=milliseconds,
     finally_timeout_ms=milliseconds,
+    run_window=optional(windows),
 )
 approvals = every_field(
     ApprovalPolicy,

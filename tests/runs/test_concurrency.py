@@ -1,6 +1,7 @@
-"""Runs that exclude each other by a key: refused, queued in order, or in place of the older ones."""
+"""When an approved run may start: in its run window, and once no other run has its concurrency key."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -17,10 +18,12 @@ from plan_adapter import (
     acancel_run,
     aresume_run,
     arun_plan,
+    find_problems,
     tool,
 )
-from plan_adapter.plan import Concurrency, Input, Step
+from plan_adapter.plan import Concurrency, Input, RunWindow, Step
 from plan_adapter.record import ApprovalRequest, PlanRun, RunReason
+from plan_adapter.run_window import opens_at
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run, execute_plan
 from plan_adapter.validation import bind_inputs, validate
@@ -209,3 +212,55 @@ async def test_only_one_of_many_that_start_at_once_has_the_key(node: Node, eithe
     await asyncio.gather(*(begin(plan(str(number), "queue"), node, either) for number in range(6)))
     began = [line.split()[0] for line in node.log if line != "tidied"]
     assert began[::2] == began[1::2]  # each ended before the next began
+
+
+def closed_now(**fields: Any) -> RunWindow:
+    """Return a run window of one minute that opens in twelve hours."""
+    later = datetime.now(UTC) + timedelta(hours=12)
+    return RunWindow(cron=f"{later.minute} {later.hour} * * *", duration_ms=60_000, **fields)
+
+
+async def test_outside_its_run_window_a_run_is_refused(node: Node, store: PlanStore) -> None:
+    node.may_end.set()
+    late = plan("late")
+    late.options.run_window = closed_now(outside="refuse")
+    with pytest.raises(RunConflictError, match="the run window is closed, and opens at "):
+        await begin(late, node, store)
+    late.options.run_window = RunWindow(cron="* * * * *", duration_ms=120_000, outside="refuse")
+    assert (await begin(late, node, store)).status is PlanStatus.COMPLETED
+
+
+async def test_outside_its_run_window_a_run_waits_and_can_be_cancelled(node: Node, store: PlanStore) -> None:
+    late = plan("late")
+    late.options.run_window = closed_now()
+    run = begin(late, node, store)
+    (waits,) = await waiting(store, 1)
+    assert "opens at" in (waits.message or "")
+    await acancel_run(waits.id, reason="morgen", store=store)
+    assert ((await run).status, (await run).message, node.log) == (PlanStatus.CANCELLED, "morgen", [])
+
+
+@pytest.mark.parametrize(
+    ("at", "opens"),
+    [
+        ("2026-06-05T20:30+00:00", None),  # Friday, 22:30 in Berlin
+        ("2026-06-05T23:59+00:00", None),
+        ("2026-06-06T00:00+00:00", "2026-06-08T22:00+02:00"),  # the window is over, and the next one opens on Monday
+        ("2026-06-05T19:59+00:00", "2026-06-05T22:00+02:00"),
+        ("2026-06-05T20:00+00:00", None),
+    ],
+)
+def test_a_window_opens_by_the_clock_of_its_time_zone(at: str, opens: str | None) -> None:
+    window = RunWindow(cron="0 22 * * 1-5", duration_ms=4 * 3_600_000, time_zone="Europe/Berlin")
+    assert opens_at(window, datetime.fromisoformat(at)) == (None if opens is None else datetime.fromisoformat(opens))
+
+
+@pytest.mark.parametrize(
+    ("fields", "at"),
+    [({"cron": "often"}, "cron"), ({"cron": "0 0 31 2 *"}, "cron"), ({"cron": "* * * * *", "time_zone": "Mars/Olympus"}, "time_zone")],
+)
+def test_a_wrong_run_window_is_reported_at_its_field(node: Node, fields: dict[str, str], at: str) -> None:
+    wrong = plan("wrong")
+    wrong.options.run_window = RunWindow(duration_ms=60_000, **fields)
+    (problem,) = find_problems(wrong, node.tools)
+    assert (problem.code, problem.at) == ("bad-run-window", f"options.run_window.{at}")

@@ -49,7 +49,10 @@ def mermaid(
 
 
 def _step_node(node: str, step: Step, effect: Effect, *, gate: bool) -> str:
-    texts = [_label(step.id), _label(step.description or step.tool_name or step.goal or "")]
+    texts = [
+        _label(step.id),
+        _label(step.description or step.tool_name or step.goal or (step.ask.question if step.ask is not None else "")),
+    ]
     return _node(node, [text for text in texts if text], effect, gate=gate)
 
 

@@ -56,7 +56,7 @@ def _description(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
     """Return Markdown: what the plan does, its steps, and who approves."""
     plan = validated.plan
     steps = [
-        f"{number}. {code(step.id)} ({one_line(step.tool_name or '')}, {validated.tools[step.id].effect}): {prose(step.description)}"
+        f"{number}. {code(step.id)} ({one_line(step.called)}, {validated.tools[step.id].effect}): {prose(step.description)}"
         for number, step in enumerate(plan.all_steps[:MOST_STEPS], start=1)
     ]
     if len(plan.all_steps) > MOST_STEPS:

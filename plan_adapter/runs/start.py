@@ -331,7 +331,7 @@ def _pending_steps(validated: ValidatedPlan, history: RunHistory) -> list[StepRu
         StepRun(
             id=step.id,
             index=index,
-            tool_name=step.tool_name or "",
+            tool_name=step.called,
             description=step.description,
             depends_on=validated.dependencies[step.id],
             attempts=tried.get(step.id, 0),

@@ -217,6 +217,8 @@ def _by_hand(connection: Connection, run: Row, call: CallPlace, *, at: datetime)
     step = next((step for step in plans.of_run(connection, run).all_steps if step.id == call.step_id), None)
     if step is None:
         raise RunConflictError(f"no step of run {run['id']} is called `{call.step_id}`")
+    if step.ask is not None:
+        raise RunConflictError(f"`{step.id}` asks a question, whose outcome is its answer: `plan answer {run['id']} {step.id}` gives one")
     tool_name = step.tool_name or ""
     if call.kind == "rollback":
         if step.rollback is None:

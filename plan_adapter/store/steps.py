@@ -15,7 +15,7 @@ from sqlalchemy import Column, Connection, Table, and_, select
 
 from plan_adapter.errors import StoreError
 from plan_adapter.execution.history import RunHistory, Unit
-from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.plan import ASK, PlanStatus, StepStatus
 from plan_adapter.record import Attempt, Outcome, Receipt, StepEnd, StepRun
 from plan_adapter.store.rows import NO_ITEM, Row, attempt_of, load_json, put_end, receipt_of
 from plan_adapter.store.tables import attempts, gates, implied_dependencies, plans, receipts, step_runs
@@ -90,7 +90,7 @@ def _pending(step: dict[str, Any], index: int) -> StepRun:
     return StepRun(
         id=step["id"],
         index=index,
-        tool_name=step.get("tool_name") or "",
+        tool_name=step.get("tool_name") or (ASK if "ask" in step else ""),
         description=step.get("description", ""),
         depends_on=tuple(step["depends_on"]),
         max_retries=step.get("max_retries", 0),

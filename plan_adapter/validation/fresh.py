@@ -37,7 +37,7 @@ def fresh_copy(plan: ExecutionPlan) -> tuple[ExecutionPlan | None, list[Problem]
     return fresh, problems
 
 
-def _document(model: BaseModel, levels: int = 3) -> dict[str, Any]:
+def _document(model: BaseModel, levels: int = 4) -> dict[str, Any]:
     """Return the non-default fields of `model` by their document names. Nested models are expanded; other values stay as they are.
 
     All options that were set are kept, because one of the two error policies follows from the other.
@@ -68,7 +68,7 @@ def _parts(document: dict[str, Any]) -> Iterator[tuple[str, Any, int]]:
 
 
 def _part(value: Any, levels: int) -> Any:
-    if isinstance(value, BaseModel) and levels > 0:  # a plan's models nest three levels deep; deeper ones are not part of it
+    if isinstance(value, BaseModel) and levels > 0:  # a plan's models nest four levels deep; deeper ones are not part of it
         return _document(value, levels - 1)
     if isinstance(value, list):
         return [_part(member, levels) if isinstance(member, BaseModel) else member for member in value]  # pyright: ignore[reportUnknownVariableType]

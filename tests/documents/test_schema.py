@@ -55,7 +55,13 @@ def test_what_is_written_fits_but_for_what_validation_refuses(plan: ExecutionPla
     document = as_json(dump_plan(plan))
     for step in [*document.get("steps", []), *document.get("finally", [])]:
         step.pop("goal", None)
-        step.update({"id": "sound", "tool_name": "t", **{key: "${{ true }}" for key in ("when", "for_each") if key in step}})
+        step.update({"id": "sound", **{key: "${{ true }}" for key in ("when", "for_each") if key in step}})
+        step.pop("tool_name", None)
+        if "ask" in step:
+            fields = {f"field_{number}": written for number, written in enumerate(step["ask"]["fields"].values())}
+            step["ask"] = {"question": f"{step['ask']['question']}?", "fields": fields or {"field": {}}}
+        else:
+            step["tool_name"] = "t"
     if "inputs" in document:  # their names, too, may be what only validation refuses
         document["inputs"] = {f"input_{number}": written for number, written in enumerate(document["inputs"].values())}
     document = {"steps": [{"tool_name": "t"}], **document, "description": "sound"}
@@ -95,6 +101,8 @@ REFUSED = {
     "an unknown effect": step(effect="delete"),
     "an unknown error policy": step(on_error="ignore"),
     "a rollback without a tool": step(rollback={"parameters": {}}),
+    "a question without words": {**BASE, "steps": [{"ask": {"fields": {"a": {}}}}]},
+    "another end of a question": {**BASE, "steps": [{"ask": {"question": "q", "fields": {"a": {}}}, "expires": "approve"}]},
     "a condition that is no text": step(when=True),
     "an unknown isolation": {**BASE, "isolation": "vm"},
     "a concurrency without a key": {**BASE, "concurrency": {"when_busy": "queue"}},

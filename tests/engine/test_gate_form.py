@@ -8,8 +8,9 @@ import pytest
 from prefect.utilities.schema_tools.validation import is_valid
 
 from plan_adapter.engine.form import MAX_TEXT_CHARACTERS, NotAnAnswerError, answer_of, description_of, form_of, text_shown, values_of
-from plan_adapter.plan import KnownBy
-from plan_adapter.record import Answer, GateKind, GatePolicy
+from plan_adapter.plan import Input, KnownBy
+from plan_adapter.record import Answer, ApprovalRequest, GateKind, GatePolicy
+from plan_adapter.validation.input_schema import input_of
 from tests.engine.gates import GOOD, request_of
 
 ANY_WAY = ("ssh_signature", "totp", "os_user", "form", "unverified")
@@ -156,3 +157,62 @@ def test_a_cut_within_a_code_block_closes_it() -> None:
     assert "x\n````\n\n**Cut here:" in text
     indented = description_of(request_of(text="- a:\n\n  ```\n" + "  x\n" * MAX_TEXT_CHARACTERS))
     assert "x\n  ```\n\n**Cut here:" in indented
+
+
+QUESTION = {
+    "choice": Input(type="string", enum=["switch", "wait"], title="怎么办", description="What now"),
+    "nodes": Input(type="integer", minimum=1, maximum=9),
+    "hosts": Input(type="array", items="string", min_length=1, default=["web-1"]),
+}
+
+
+def asking() -> ApprovalRequest:
+    return replace(request_of(step_id="decide", kind="question"), fields=QUESTION)
+
+
+def test_the_form_of_a_question_has_its_typed_fields_first() -> None:
+    properties = form_of(asking()).model_json_schema()["properties"]
+    assert [*properties] == ["choice", "nodes", "hosts", "decision", "approver", "note", "digest"]
+    assert properties["choice"] == {
+        "type": "string",
+        "enum": ["switch", "wait"],
+        "title": "怎么办",
+        "description": "What now",
+        "position": 0,
+    }
+    assert {name: input_of(schema) for name, schema in properties.items() if name in QUESTION} == {
+        name: field.model_copy(update={"title": field.title or name}) for name, field in QUESTION.items()
+    }
+
+
+GIVEN: dict[str, Any] = {"choice": "switch", "nodes": 3, "approver": "ana"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_taken"),
+    [
+        (GIVEN, True),
+        ({**GIVEN, "decision": "answer", "hosts": ["web-2"]}, True),
+        ({"decision": "reject", "approver": "ana"}, True),
+        ({**GIVEN, "choice": "run"}, False),
+        ({**GIVEN, "nodes": "3"}, False),
+        ({**GIVEN, "nodes": 10}, False),
+        ({**GIVEN, "hosts": []}, False),
+        ({**GIVEN, "until": "noon"}, False),
+        ({**GIVEN, "decision": "approve"}, False),
+        ({"choice": "switch", "approver": "ana"}, False),
+        ({"choice": "switch", "nodes": 3}, False),
+    ],
+)
+def test_the_server_takes_what_fits_the_fields_of_a_question(answer: dict[str, Any], is_taken: bool) -> None:
+    assert is_valid(answer, form_of(asking()).model_json_schema()) is is_taken
+
+
+def test_an_answer_to_a_question_holds_its_fields() -> None:
+    answer = answer_of({**GIVEN, "hosts": None, "note": "so"}, "question", QUESTION)
+    assert (answer.decision, answer.by, answer.note, answer.result) == ("approve", "ana", "so", {"choice": "switch", "nodes": 3})
+    assert answer_of(values_of(answer), "question", QUESTION) == answer
+    rejected = answer_of({**GIVEN, "decision": "reject"}, "question", QUESTION)
+    assert (rejected.decision, rejected.result) == ("reject", None)
+    with pytest.raises(NotAnAnswerError, match="until"):
+        answer_of({**GIVEN, "until": "noon"}, "question", QUESTION)

@@ -178,7 +178,7 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         ),
         "too-many-steps": "The plan has more steps than the request allows.",
         "approval-by-agent": (
-            "A document from an agent says who may approve or operate it. Only a person may decide that, in the settings or in a "
+            "A document from an agent says who may approve, answer or operate. Only a person may decide that, in the settings or in a "
             "plan that the person saved in the store."
         ),
         # tools

@@ -82,6 +82,10 @@ async def answer_remotely(place: Place, words: AnswerOptions, settings: "Setting
         if not as_json:
             output.note(gate_summary(request) + (f"\nall of it: {page}" if page else "") + "\n")
         refuse_other_kind(request, words.decision, words.fields, api=True)
+        if words.decision != "approve" and any(field.is_required for field in request.fields.values()):
+            raise UsageError(
+                f"the form of a question takes a rejection only with all its fields: reject on the page {page}, or in the store"
+            )
         words = await with_result(words, request, is_asked=not as_json)
         is_unbound = place.digest is None and words.decision == "approve"
         if is_unbound and (as_json or not is_at_terminal()):

@@ -83,7 +83,7 @@ def _question_form(request: ApprovalRequest, *, takes_codes: bool) -> type[RunIn
     fields: dict[str, Any] = {
         "decision": (
             Literal["answer", "reject"],
-            Field(default="answer", title="Decision", description="With reject the run ends, and the fields do not count."),
+            Field(default="answer", title="Decision", description="With reject the run ends, whatever the fields hold."),
         ),
         "approver": (str, _approver(request.rules)),
         **_proofs(request.rules, signs="plan answer --sign", takes_codes=takes_codes),
@@ -94,12 +94,12 @@ def _question_form(request: ApprovalRequest, *, takes_codes: bool) -> type[RunIn
 
 
 def _put_fields(fields: Mapping[str, Input], schema: dict[str, Any]) -> None:
-    """Put the fields of a question before the others of the form. Those without a default are required, unless somebody rejects."""
+    """Put the fields of a question before the others of the form. Those without a default are required, also to reject."""
     own = form_schema(fields)
     shown = {**cast("dict[str, Any]", own["properties"]), **schema["properties"]}
     schema["properties"] = {name: {**field, "position": position} for position, (name, field) in enumerate(shown.items())}
-    schema["if"] = {"not": {"properties": {"decision": {"const": "reject"}}, "required": ["decision"]}}
-    schema["then"] = {"required": own["required"]}
+    # A condition on `decision` would let a rejection leave them out, but the UIs would call every field optional.
+    schema["required"] = [*cast("list[str]", own["required"]), *schema["required"]]
 
 
 def _outcome_form(request: ApprovalRequest, *, takes_codes: bool) -> type[RunInput]:

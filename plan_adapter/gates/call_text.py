@@ -22,6 +22,7 @@ from plan_adapter.gates.text import (
     quoted,
     redaction_note,
     retries,
+    short_description,
     title,
     uses_secrets,
     value_lines,
@@ -54,12 +55,13 @@ def step_gate_text(
     """
     validated = bound.validated
     before = _what_came_before(validated.dependencies[step.id], results or {}, ends or {}, Values(bound.inputs, expressions=False))
-    closing = [f"A step of {title(validated.plan)}. {expiry(validated.plan, expires_ms, step)}", ""]
+    what = "A step" if step.ask is None else f"Asked by the step {code(step.id)}"
+    closing = [f"{what} of {title(validated.plan)}. {expiry(validated.plan, expires_ms, step)}", ""]
     digests = digests_section(validated.digest, approval_digest=approval_digest)
     if step.ask is not None:
         values = Values.of(bound, expressions=False)
-        asked = _question_lines(step.ask, values.redacted("question", parameters["question"]))
-        first = [*notice_lines(notices), *opening(f"{words(step.id)} asks a question", step.description), *asked, *closing]
+        asked = _question_lines(step, step.ask, values.redacted("question", parameters["question"]))
+        first = [*notice_lines(notices), *asked, *closing]
         return document(first, [*description_section(step.description), *redaction_note(values), *before, *digests])
     secrets = sorted(validated.parameters[step.id].secrets)
     # In this call, everything except secrets is resolved. In its rollback, only expressions that use inputs alone are.
@@ -78,9 +80,13 @@ def step_gate_text(
     return document(first, [*rest, *before, *digests])
 
 
-def _question_lines(question: Question, asked: JsonValue) -> list[str]:
-    """Return a question as it is asked, and the fields of its answer."""
-    return [*quoted(asked if isinstance(asked, str) else as_text(asked)), *map(field_line, question.fields, question.fields.values()), ""]
+def _question_lines(step: Step, question: Question, asked: JsonValue) -> list[str]:
+    """Return a question as it is asked, in the heading, which even a small form shows; then the description and the fields."""
+    text = asked if isinstance(asked, str) else as_text(asked)
+    shown, is_whole = short_description(text.strip())
+    rest = [] if is_whole and "\n" not in text.strip() else quoted(text)
+    heading = opening(f"{words(shown)}{'' if is_whole else ' …'}", step.description)
+    return [*heading, *rest, *map(field_line, question.fields, question.fields.values()), ""]
 
 
 def _danger(effect: Effect, undo: RollbackPreview | None, *, or_fails: bool) -> str:

@@ -370,8 +370,8 @@ async def test_a_question_is_a_form_with_its_typed_fields_in_both_uis(start: Sta
     older = await gate.open_older_form()
     for shown, ui in ((older, "v1"), (form, "v2")):
         await shown.page.bring_to_front()
-        assert await is_in_sight(shown.description.get_by_text("switch to 备用站点?").first), ui
         await shown.see(f"question-{ui}")
+        assert await is_in_sight(shown.description.get_by_role("heading", name="down : switch to 备用站点?")), ui
     assert await form.choices("What now") == ["switch", "wait", "degrade"]
     await form.page.bring_to_front()
     assert "choice" in await form.submit_in_vain()

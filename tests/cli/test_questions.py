@@ -35,7 +35,7 @@ def test_a_question_is_listed_answered_and_the_resumed_run_uses_the_answer(plan:
     assert (gate["asks"], gate["step"], gate["fields"]["choice"]["enum"]) == ("question", "decide", ["switch", "wait"])
     assert "decide: a question" in plan("gates").out
     assert "**waits for an answer to the question of step decide**" in plan("show", run_id).out
-    assert "> Switch to 东站?" in plan("answer", run_id, "decide", "--show").out
+    assert "## Switch to 东站?" in plan("answer", run_id, "decide", "--show").out
     said = plan("answer", run_id, "decide", "choice=switch", "nodes=3", "--note", "说好了")
     assert (said.code, f"answered step decide of 试运行, by {ME} (os_user)" in said.out) == (0, True), said.err
     assert f"`plan resume {run_id} --offline` resumes the run" in said.err

@@ -193,7 +193,8 @@ GIVEN: dict[str, Any] = {"choice": "switch", "nodes": 3, "approver": "ana"}
     [
         (GIVEN, True),
         ({**GIVEN, "decision": "answer", "hosts": ["web-2"]}, True),
-        ({"decision": "reject", "approver": "ana"}, True),
+        ({**GIVEN, "decision": "reject"}, True),
+        ({"decision": "reject", "approver": "ana"}, False),
         ({**GIVEN, "choice": "run"}, False),
         ({**GIVEN, "nodes": "3"}, False),
         ({**GIVEN, "nodes": 10}, False),

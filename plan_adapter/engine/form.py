@@ -28,7 +28,7 @@ MAX_TEXT_CHARACTERS = 100_000
 ARTIFACT = "plan-to-approve"
 """The key of the artifact that holds the full text of a plan gate, with its picture."""
 
-_FOLD = "<details><summary><b>All details: read them before you approve</b></summary>"
+_FOLD = "<details><summary><b>All details: read them before you answer</b></summary>"
 
 _REQUIRED: Any = ...
 _DECISIONS: dict[GateKind, tuple[str, ...]] = {
@@ -273,7 +273,7 @@ def _cut(text: str, request: ApprovalRequest) -> str:
     rest = counted(len(text) - len(kept), "character")
     shown = f"`{show_command(request)}`"
     where = shown if request.step_id is not None else f"{shown}, or the artifact `{ARTIFACT}` of this flow run"
-    return f"{kept}\n\n**Cut here: {rest} more.** Read all of it before you approve: {where}."
+    return f"{kept}\n\n**Cut here: {rest} more.** Read all of it before you answer: {where}."
 
 
 def _open_fence(text: str) -> str | None:

@@ -119,7 +119,7 @@ def test_why_an_answer_was_not_taken_stands_on_top_and_makes_no_markup() -> None
 
 def test_the_first_screen_stands_above_the_rest_which_the_newer_ui_folds() -> None:
     text = description_of(request_of(text="## Approve it?\n\n- **1. a**\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n"))
-    summary = "<details><summary><b>All details: read them before you approve</b></summary>"
+    summary = "<details><summary><b>All details: read them before you answer</b></summary>"
     assert text == f"## Approve it?\n\n- **1. a**\n\n{summary}\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n\n</details>\n"
     assert text_shown(text) == request_of(text="## Approve it?\n\n- **1. a**\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n").text
 
@@ -149,7 +149,7 @@ def test_a_text_that_is_too_long_is_cut_before_a_step_and_says_where_the_rest_is
 
 def test_the_rest_of_a_steps_text_that_is_cut_is_shown_by_a_command() -> None:
     text = description_of(request_of(step_id="部署", item=2, text="x\n" * MAX_TEXT_CHARACTERS))
-    assert re.search(r"Read all of it before you approve: `plan approve \S+ --step 部署 --item 3 --show`\.\n$", text)
+    assert re.search(r"Read all of it before you answer: `plan approve \S+ --step 部署 --item 3 --show`\.\n$", text)
 
 
 def test_a_cut_within_a_code_block_closes_it() -> None:

@@ -46,6 +46,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
     "Decide": (
         Verb("gates", "List the runs and steps that wait for an answer"),
         Verb("approve", "Approve a waiting run or step"),
+        Verb("answer", "Answer the question of a step"),
         Verb("reject", "Reject a waiting run or step, or ask for changes"),
         Verb("resolve", "Record the outcome of a write that was interrupted"),
         Verb("standing", "Approve a plan's scheduled runs in advance"),

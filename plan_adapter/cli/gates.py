@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import age, time_left, why_not_you
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.records import gate_json, gate_place
+from plan_adapter.cli.records import ASKS, gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, known_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.commands import SHOWN_DIGITS, answer_command
@@ -26,8 +26,8 @@ MOST = 1_000_000
 async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> int:
     """List the gates that wait for an answer, newest first: since when, until when, who may answer, and whether a process is waiting.
 
-    Answer with `plan approve RUN` or `plan reject RUN`; where the outcome of a write is asked for, with `plan resolve RUN STEP`. Unknown
-    outcomes of runs that have stopped are listed too.
+    Answer with `plan approve RUN` or `plan reject RUN`; a question with `plan answer RUN STEP`; where the outcome of a write is asked for,
+    with `plan resolve RUN STEP`. Unknown outcomes of runs that have stopped are listed too.
 
     Args:
         limit: Show at most this many; default: 100.
@@ -102,7 +102,7 @@ def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:
     return (
         gate.run_id,
         gate.name,
-        "the plan" if gate.step_id is None else gate_place(gate) + (": how did it end?" if gate.kind == "outcome" else ""),
+        "the plan" if gate.step_id is None else gate_place(gate) + ASKS[gate.kind],
         gate.approval_digest[:SHOWN_DIGITS],
         age(now, gate.opened_at),
         time_left(gate.expires_at, now),

@@ -284,6 +284,7 @@ approvals = Table(
     Column("gate_id", Text),
     Column("standing_id", Text),
     Column("signature", Text),
+    Column("result", Words),  # the answer to a question, as JSON
     Index(None, "approval_digest"),
     Index(None, "run_id"),
     Index(None, "gate_id", unique=True),  # a gate has one answer; NULLs are not compared
@@ -314,6 +315,7 @@ gates = Table(
     Column("kind", Text, nullable=False),
     Column("call_kind", Text, nullable=False),
     Column("label", Words),  # the item's name, unless it is named by number
+    Column("fields", Words),  # of the answer to a question, as JSON
     Column("text", Words, nullable=False),  # last, because SQLite reads a row from its start and this may be long
     Index("ix_gates_open", "run_id", "step_id", "call_kind", "item", unique=True, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
     Index(None, "run_id"),

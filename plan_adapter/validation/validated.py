@@ -17,6 +17,7 @@ from plan_adapter.problems import Problem
 from plan_adapter.record import RunFolder
 from plan_adapter.run_window import problem_of
 from plan_adapter.settings import Settings
+from plan_adapter.tools.question import question_tool
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.calls import Call, RollbackCall, check_calls, check_tags
@@ -119,7 +120,8 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
         raise InvalidPlanError(problems)
     _refuse(problems)
     calls = examined.calls
-    used = {tool.name: tool for call in calls for tool in (call.tool, call.undo_tool) if tool is not None}
+    # The plan itself says what a question asks, and a user's tool may be called `ask`.
+    used = {tool.name: tool for call in calls for tool in (call.tool, call.undo_tool) if tool is not None and tool is not question_tool()}
     finals = {call.step.id for call in calls if call.is_final}
     dependencies = examined.dependencies.of_all() if examined.dependencies.inner else examined.dependencies.outer
     order = topological_order(dependencies)

@@ -29,7 +29,7 @@ def test_help_groups_the_verbs_by_what_a_person_is_doing(plan: Plan, word: str) 
     assert {title: [line.split()[0] for line in text.splitlines()] for title, text in shown.items()} == {
         "Write": ["init", "validate", "preview", "test", "draft", "promote", "import", "schema", "tools"],
         "Run": ["run", "deploy", "undeploy", "serve"],
-        "Decide": ["gates", "approve", "reject", "resolve", "standing", "enroll", "policy"],
+        "Decide": ["gates", "approve", "answer", "reject", "resolve", "standing", "enroll", "policy"],
         "Look": ["runs", "show", "versions", "diff", "logs", "export", "explain", "guide"],
         "Repair": ["resume", "revise", "cancel", "reconcile"],
         "Keep": ["save", "store"],

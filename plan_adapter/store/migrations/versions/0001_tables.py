@@ -240,7 +240,7 @@ def _approvals() -> None:
         *_instants("used_at", nullable=True),
         *_texts("step_id", nullable=True),
         sa.Column("item", sa.Integer, nullable=False),
-        *_texts("gate_id", "standing_id", "signature", nullable=True),
+        *_texts("gate_id", "standing_id", "signature", "result", nullable=True),
         sa.PrimaryKeyConstraint("id", name="pk_approvals"),
     )
     op.create_index("ix_approvals_approval_digest", "approvals", ["approval_digest"])
@@ -262,7 +262,7 @@ def _gates() -> None:
         sa.Column("openings", sa.Integer, nullable=False),
         *_texts("owner", nullable=True),
         *_texts("kind", "call_kind"),
-        *_texts("label", nullable=True),
+        *_texts("label", "fields", nullable=True),
         *_texts("text"),
         sa.PrimaryKeyConstraint("id", name="pk_gates"),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_gates_runs"),

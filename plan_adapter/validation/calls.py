@@ -101,8 +101,8 @@ def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) ->
 
 
 _NOT_OF_GROUPS = (
-    *("tool_name", "goal", "parameters", "input", "done_when", "max_retries", "retry_delay_ms", "timeout_ms", "effect"),
-    *("isolation", "rollback", "tags"),
+    *("tool_name", "goal", "ask", "parameters", "input", "done_when", "max_retries", "retry_delay_ms", "timeout_ms", "effect"),
+    *("isolation", "rollback", "tags", "approvers", "expires"),
 )
 
 

@@ -131,7 +131,7 @@ def _run_copy(run: PlanRun) -> PlanRun:
 
 
 def _step_copy(step: StepRun) -> StepRun:
-    return replace(step, result=_json_copy(step.result), metadata=_json_copy(step.metadata))
+    return replace(step, result=_json_copy(step.result), metadata=_json_copy(step.metadata), items=[*step.items])
 
 
 _RUN_FIELDS = [field.name for field in fields(PlanRun) if field.name != "steps"]

@@ -45,6 +45,21 @@ class Browsing:
         await page.goto(url)
         return RunPage(page, self)
 
+    async def open_runbook(self, url: str) -> "RunbookForm":
+        """Follow the link of a runbook's form, in the newer UI."""
+        page = await self.context.new_page()
+        await page.goto(url.replace("/deployments/", "/v2/deployments/", 1))
+        await page.get_by_role("button", name="Submit").wait_for()
+        return RunbookForm(page, self)
+
+    async def see_older_runbook(self, url: str, name: str) -> str:
+        """Follow the link, which leads to the older UI. Keep a picture of the form, and return its text."""
+        page = await self.context.new_page()
+        await page.goto(url)
+        await page.get_by_role("button", name="Submit").wait_for()
+        await self.keep(page, name)
+        return await page.locator("form").first.inner_text()
+
     async def keep(self, shown: "Page | Locator", name: str) -> None:
         """Keep a picture of a page, or of a part of it, if pictures are kept."""
         if self.screenshots is None:
@@ -270,3 +285,36 @@ async def pictures_of(page: "Page") -> list[str]:
     drawn = page.locator("svg[id^=mermaid]")
     await drawn.first.wait_for(state="attached")
     return await drawn.evaluate_all("pictures => pictures.map(picture => picture.querySelector('.nodes').textContent)")
+
+
+@dataclass(frozen=True)
+class RunbookForm:
+    """The form of a deployed runbook, with which a person starts a run."""
+
+    page: "Page"
+    browsing: Browsing
+
+    async def fill(self, values: dict[str, str]) -> None:
+        """Write the texts, by the titles of their fields."""
+        for title, value in values.items():
+            await self.page.get_by_role("textbox", name=title).fill(value)
+
+    async def choose(self, title: str, value: str) -> list[str]:
+        """Choose `value` under `title`. Return what may be chosen."""
+        await self.page.get_by_role("button", name=f"Select {title}").click()
+        options = self.page.get_by_role("option")
+        await options.first.wait_for()
+        found = await options.all_inner_texts()
+        await options.filter(has_text=value).click()
+        return [text.strip() for text in found]
+
+    async def submit(self) -> None:
+        """Start the run, and see that the server takes it."""
+        async with self.page.expect_response(re.compile("/create_flow_run$")) as answered:
+            await self.page.get_by_role("button", name="Submit").click()
+        answer = await answered.value
+        assert answer.ok, f"{answer.status}: {await answer.text()}"
+
+    async def see(self, name: str) -> None:
+        """Keep a picture of the page."""
+        await self.browsing.keep(self.page, name)

@@ -15,7 +15,21 @@ SCHEMA = RUNBOOKS.parent / "plan.schema.json"
 
 
 def test_there_are_these_runbooks() -> None:
-    assert NAMES == ["ci-pipeline", "data-pipeline", "own-pipeline", "site-check"]
+    assert NAMES == [
+        "ci-pipeline",
+        "data-pipeline",
+        "data-quality",
+        "dependency-upgrade",
+        "disk-full",
+        "own-pipeline",
+        "postgres-backup",
+        "release-package",
+        "rolling-restart",
+        "schema-migration",
+        "site-check",
+        "tls-rotation",
+        "user-offboarding",
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -54,7 +54,7 @@ def resolve_command(
 def answer_command(asked: Question, decision: Decision = "approve", *, api: bool = False) -> str:
     """Return the command that gives this answer to a gate. `--digest` binds the answer to the content that the gate shows.
 
-    An outcome gate is answered with `plan resolve`. With `api`, the command needs only Prefect's API.
+    A question is answered with `plan answer`, and an outcome gate with `plan resolve`. With `api`, the command needs only Prefect's API.
     """
     option, digest = " --api" if api else "", f" --digest {asked.approval_digest[:SHOWN_DIGITS]}"
     if asked.kind == "outcome":
@@ -62,6 +62,8 @@ def answer_command(asked: Question, decision: Decision = "approve", *, api: bool
         return resolve_command(str(asked.run_id), unit, label=asked.label, kind=asked.call_kind) + option + digest
     where = f"{asked.run_id}{option}{_place(asked)}{digest}"
     match decision:
+        case "approve" if asked.kind == "question":
+            return f"plan answer {asked.run_id} {asked.step_id}{option}{digest} FIELD=VALUE…"
         case "approve":
             return f"plan approve {where}"
         case "reject":
@@ -84,6 +86,8 @@ def show_command(asked: Question, *, api: bool = False) -> str:
     """Return the command that prints everything a gate asks about and answers nothing; of an outcome gate, the run with its calls."""
     if asked.kind == "outcome":
         return f"plan show {asked.run_id}"
+    if asked.kind == "question":
+        return f"plan answer {asked.run_id} {asked.step_id}{' --api' if api else ''} --show"
     return f"plan approve {asked.run_id}{' --api' if api else ''}{_place(asked)} --show"
 
 

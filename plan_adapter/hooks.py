@@ -29,6 +29,7 @@ EventKind: TypeAlias = Literal[
     "gate_answered",  # the gate is closed; `gate` says how, `message` by whom and their note
     "log",  # a line of a step's log (a command's output, the tool's own logger)
     "replanning",  # a failed step has ended the run, and a model drafts the remaining steps again; `message` is the failure
+    "waits",  # the run is approved and cannot start yet; `message` says why
     "run_ended",
 ]
 

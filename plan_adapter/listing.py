@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from pydantic import JsonValue
 
-from plan_adapter.plan import EFFECTS, ApprovalPolicy, Effect, ExecutionPlan, Step
+from plan_adapter.plan import EFFECTS, ApprovalPolicy, Effect, ExecutionPlan, Input, Step
 from plan_adapter.readable import as_text, code, counted, duration, fenced, prose
 
 REPLAN_FACT = "when failed steps end the run: a model redrafts the remaining steps, at most twice, and each new version needs an approval"
@@ -31,7 +31,7 @@ def step_listing(
     own gate. `rollback` is the effect, if known, and the parameters of its rollback. `is_final` marks a `finally` step. `at_once` is how
     many items of a group are in progress at once.
     """
-    what = "group" if step.is_group else code(step.tool_name) if step.tool_name is not None else f"goal: {prose(step.goal or '')}"
+    what = "group" if step.is_group else f"goal: {prose(step.goal or '')}" if step.goal is not None else code(step.called)
     head = f"{number}. **{prose(step.id)}** {what}" + (f" ({effect})" if effect and not step.is_group else "")
     lines = [head + (f": {prose(step.description)}" if step.description else "")]
     lines += ["   - always runs, after all other steps have ended"] if is_final else []
@@ -45,11 +45,15 @@ def step_listing(
         lines.append(f"   - for each: {code(step.for_each)}" + (f" ({counted(items, 'item')})" if items is not None else ""))
     if step.label is not None:
         lines.append(f"   - label: {code(step.label)}")
-    if gate:
+    if step.ask is not None:
+        lines.append("   - **asks a person**" + (f": {' or '.join(map(code, step.approvers))} may answer" if step.approvers else ""))
+    elif gate:
         lines.append(f"   - **waits for an approval of its own**{', each item' if step.for_each is not None else ''}")
     for name, value in parameters.items():
         lines += _parameter_lines(code(name), value)
-    lines += [f"   - {patience}"] if patience else []
+    lines += [] if step.ask is None else [f"   {field_line(name, field)}" for name, field in step.ask.fields.items()]
+    lines += [f"   - if nobody answers in time: {step.expires}"] if step.expires is not None else []
+    lines += [f"   - {patience}"] if patience and step.ask is None else []
     return [*lines, *_rollback_lines(step, *rollback)] if rollback is not None else lines
 
 
@@ -69,6 +73,14 @@ def group_facts(group: Step, items: int | None, at_once: int) -> list[str]:
         f"starts no further item after {stop}",
         *([f"rolls back {only}"] if undone else []),
     ]
+
+
+def field_line(name: str, field: Input) -> str:
+    """Return a line about a field of a question: its name, title, type, choices and default."""
+    kind = " or ".join(code(as_text(choice)) for choice in field.enum) if field.enum else field.type
+    about = ", ".join(prose(text) for text in (field.title, field.description) if text)
+    default = "" if field.is_required else f", by default {code(as_text(field.default))}"
+    return f"- {code(name)}{f' ({about})' if about else ''}: {kind}{default}"
 
 
 def _rollback_lines(step: Step, effect: Effect | None, parameters: Mapping[str, JsonValue]) -> list[str]:

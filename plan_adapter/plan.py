@@ -26,6 +26,9 @@ In order: an SSH signature, a one-time code, the operating system account that r
 program passed.
 """
 
+ASK = "ask"
+"""What a question is called where other steps have the name of their tool."""
+
 EFFECTS: tuple[Effect, ...] = ("read", "idempotent_write", "write")
 """All effects, from the weakest to the strongest."""
 
@@ -34,6 +37,9 @@ STEP_ID = "[A-Za-z_][A-Za-z0-9_-]{0,63}"
 
 RESERVED_IDS = ("false", "in", "null", "true")
 """Words of the expression language, which cannot be step ids."""
+
+Expiry: TypeAlias = Literal["reject", "skip", "default"]
+"""What happens at a gate that nobody answers in time. `default` is for questions: the defaults of their fields are the answer."""
 
 MAX_TAG_CHARACTERS = 64
 TAGS_SCHEMA: dict[str, Any] = {"items": {"type": "string", "minLength": 1, "maxLength": MAX_TAG_CHARACTERS, "pattern": r"^\S(.*\S)?$"}}
@@ -176,6 +182,12 @@ RUN_NAME_DESCRIPTION = (
 )
 
 
+EXPIRES_DESCRIPTION = (
+    "What happens if nobody answers the question in time: the run is rejected, the step is skipped, or the defaults of the fields are the "
+    "answer. The default is the plan's."
+)
+
+
 class Rollback(_Model):
     """The call that undoes a completed step. It is approved with the plan, tried once, and has the step's timeout."""
 
@@ -186,12 +198,24 @@ class Rollback(_Model):
     )
 
 
-class Concurrency(_Model):
-    """Which runs of one plan exclude each other."""
+class Question(_Model):
+    """A question to a person: a form with typed fields. The result of the step holds the answer, by field."""
 
-    key: str = Field(description="Runs with the same key exclude each other. It may contain `${{ inputs.name }}`.")
+    question: str = Field(description="What is asked, in words. It may contain `${{ }}`.", json_schema_extra={"minLength": 1})
+    fields: dict[str, Input] = Field(
+        description="The fields of the answer, by name, typed like `inputs`. A field without a default is required.",
+        json_schema_extra={"minProperties": 1},
+    )
+
+
+class Concurrency(_Model):
+    """Which runs exclude each other, on all machines that share the store."""
+
+    key: str = Field(description="Runs with the same key exclude each other, also those of other plans. It may contain `${{ inputs… }}`.")
     when_busy: Literal["refuse", "queue", "cancel_older"] = Field(
-        default="refuse", description="What happens to a new run while another one has the key."
+        default="refuse",
+        description="What happens to an approved run while another one has the key: it ends as cancelled, it waits for its turn, or it "
+        "cancels the older runs of the same plan and then starts.",
     )
 
 
@@ -219,6 +243,17 @@ class ApprovalPolicy(_Model):
     release: bool = Field(default=False, description="Whether a run releases its worker while it waits. Applies only to deployments.")
 
 
+class RunWindow(_Model):
+    """When a run may start. It is checked when the run is approved, and a run that has started is not stopped at the end of the window."""
+
+    cron: str = Field(description="When the window opens: minute, hour, day of the month, month and day of the week.")
+    duration_ms: int = Field(ge=60_000, description="How long it stays open, in milliseconds. At least a minute.")
+    time_zone: str = Field(default="UTC", description="The time zone of `cron`, as in `Europe/Berlin`.")
+    outside: Literal["wait", "refuse"] = Field(
+        default="wait", description="What happens to an approved run outside the window: it waits, or it ends as cancelled."
+    )
+
+
 class ExecutionOptions(_Model):
     """How a plan is executed. Times are milliseconds; 0 means no limit."""
 
@@ -236,6 +271,7 @@ class ExecutionOptions(_Model):
     finally_timeout_ms: int = Field(
         default=600_000, ge=0, description="The timeout of the `finally` steps, which the other timeouts do not stop. 0 means no limit."
     )
+    run_window: RunWindow | None = Field(default=None, description="When runs may start. By default at any time.")
 
     def model_post_init(self, _context: Any, /) -> None:
         """Set the error policy that was not written to the opposite of the one that was."""
@@ -267,7 +303,7 @@ class ExecutionOptions(_Model):
 
 # guide/contributing.md lists what else a new field belongs in.
 class Step(_Model):
-    """One step of a plan: a tool call, or a goal in words."""
+    """One step of a plan: a tool call, a question to a person, or a goal in words."""
 
     id: str = Field(
         default="",
@@ -275,6 +311,13 @@ class Step(_Model):
         json_schema_extra={"pattern": f"^{STEP_ID}$", "not": {"enum": [*RESERVED_IDS]}},
     )
     tool_name: str | None = Field(default=None, description="The tool that the step calls.")
+    ask: Question | None = Field(
+        default=None, description="A question to a person, in place of a tool. The result of the step is the answer, by field."
+    )
+    approvers: list[str] = Field(
+        default_factory=list, description="The names and groups that may answer the question. The default is those of the plan."
+    )
+    expires: Expiry | None = Field(default=None, description=EXPIRES_DESCRIPTION)
     goal: str | None = Field(default=None, description="What a model has to achieve with `tools`, in words. Not executed yet.")
     description: str = Field(default="", description="What the step is for. Approvers read it.")
     for_each: str | None = Field(
@@ -332,6 +375,11 @@ class Step(_Model):
     rollback_failed: bool = Field(default=False, description=ROLLBACK_FAILED_DESCRIPTION)
     metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Free-form notes about the step. The engine ignores them.")
 
+    @property
+    def called(self) -> str:
+        """The name of what the step calls: its tool, or `ask` for a question."""
+        return self.tool_name or (ASK if self.ask is not None else "")
+
     # Kept outside the fields, like a cached_property. A private attribute on each of thousands of steps would double their load time.
     @property
     def index(self) -> int:
@@ -369,7 +417,7 @@ class ExecutionPlan(_Model):
     options: ExecutionOptions = Field(default_factory=ExecutionOptions)
     steps: list[Step] = Field(default_factory=list, description="The steps. Each runs once its dependencies have completed.")
     finally_: list[Step] = Field(default_factory=list, alias="finally", description=FINALLY_DESCRIPTION)
-    concurrency: Concurrency | None = Field(default=None, description="Which runs exclude each other. Not executed yet.")
+    concurrency: Concurrency | None = Field(default=None, description="Which runs exclude each other.")
     approval: ApprovalPolicy | None = Field(default=None, description="Who may approve and operate, and how they prove it.")
     on_failure: Literal["replan"] | None = Field(default=None, description=ON_FAILURE_DESCRIPTION)
     isolation: Isolation | None = Field(default=None, description="Where sync tools run, unless their step says otherwise.")
@@ -435,7 +483,26 @@ class ExecutionPlan(_Model):
         if "write" in asked_of:
             asked_of.add("idempotent_write")
         own = step.effect if declared is None or (step.effect and EFFECTS.index(step.effect) > EFFECTS.index(declared)) else None
-        return bool(step.requires_approval) or not asked_of.isdisjoint({declared, own, rollback})
+        is_asked = step.ask is not None or bool(step.requires_approval)
+        return is_asked or not asked_of.isdisjoint({declared, own, rollback})
+
+    def approvers_at(self, step_id: str | None) -> list[str]:
+        """Return who may answer at the plan gate, or at the gate of a step, as written. A question may name its own approvers."""
+        step = self._question(step_id)
+        return (step.approvers if step is not None else []) or (self.approval or ApprovalPolicy()).approvers
+
+    @property
+    def approvers_of_questions(self) -> list[str]:
+        """The names and groups that questions name, as written."""
+        return [name for step in self.all_steps for name in step.approvers]
+
+    def expires_at(self, step_id: str | None) -> Expiry:
+        """Return what happens if nobody answers in time at the plan gate, or at the gate of a step."""
+        step = self._question(step_id)
+        return (step.expires if step is not None else None) or (self.approval or ApprovalPolicy()).expires
+
+    def _question(self, step_id: str | None) -> Step | None:
+        return next((step for step in self.all_steps if step.id == step_id and step.ask is not None), None)
 
     def timeout_ms_of(self, step: Step) -> int:
         """Return the limit of one attempt of `step` in milliseconds: the step's own, else the plan's. 0 means no limit."""
@@ -543,7 +610,7 @@ def _document(model: BaseModel) -> dict[str, JsonValue]:
                 document[alias] = part
         elif name in ("steps", "finally_"):
             document[alias] = [_document(step) for step in value]
-        elif name == "inputs":
+        elif name in ("inputs", "fields"):
             document[alias] = {key: _document(part) for key, part in value.items()}
         else:
             document[alias] = value

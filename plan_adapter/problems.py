@@ -112,10 +112,13 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "duplicate-id": "Two steps have the same id, so references and receipts could not distinguish them.",
         "unused-input": "No expression uses the input, or a step has both `input` and `parameters`, and passes only `parameters`.",
         "bad-name": (
-            "An input's name is a letter, then letters, digits or underscores (ASCII). Words of Python, CEL and Prefect are reserved."
+            "The name of an input, or of a field of a question, is a letter, then letters, digits or underscores (ASCII). Words of Python, "
+            "CEL and Prefect are reserved, and in a question also the names of the fields that every form has."
         ),
         "bad-input-definition": "The definition of an input contradicts itself, such as a default that its own pattern refuses.",
         "bad-label": "A label names the items of a step's `for_each`. Write it with `${{ item… }}`, or remove it.",
+        "bad-run-window": "A run window has a `cron` that cannot be read or never happens, or a `time_zone` that does not exist.",
+        "bad-concurrency": "The `key` of `concurrency` is empty, or uses what is not known before the first step. Use only `inputs`.",
         "bad-group": (
             "A group is a step with `for_each` and `steps`: its steps run once per item. It calls no tool itself, its steps have no lists "
             "of their own, and only they see each other's results. Elsewhere use `steps.<group>.result`."
@@ -145,6 +148,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "bad-operator": (
             "A name under `operators` is empty, or contains invisible characters or spaces around it, so it can match nobody. Write "
             "names, groups and deployments (`flow/deployment`) exactly as in the settings, the policy and Prefect."
+        ),
+        "bad-question": (
+            "A question (`ask`) has a text and at least one field, and no field of a tool call. No field holds a secret. With "
+            "`expires: default` every field needs a default. `approvers` and `expires` of a step belong to a question."
         ),
         "duplicate-entry": "A list of tags, or of the approval policy, contains the same entry twice.",
         "idle-policy": (
@@ -181,7 +188,7 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         ),
         "too-many-steps": "The plan has more steps than the request allows.",
         "approval-by-agent": (
-            "A document from an agent says who may approve or operate it. Only a person may decide that, in the settings or in a "
+            "A document from an agent says who may approve, answer or operate. Only a person may decide that, in the settings or in a "
             "plan that the person saved in the store."
         ),
         # tests

@@ -3,15 +3,16 @@
 Times are aware datetimes in UTC, by the store's clock. Durations are milliseconds.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from pydantic import JsonValue
 
 from plan_adapter.errors import RunFailedError
-from plan_adapter.plan import CallKind, Effect, PlanStatus, StepStatus
+from plan_adapter.plan import ASK, CallKind, Effect, Expiry, Input, PlanStatus, StepStatus
 
 LEAST_ID_CHARACTERS = 4
 """The fewest characters of a run's id that identify the run. Fewer would let a typo pick a run."""
@@ -141,6 +142,22 @@ class StepRun:
     metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     group: str | None = None  # the id of the group that the step belongs to
     items: list[GroupItem] = field(default_factory=list[GroupItem])  # of a group
+
+    @classmethod
+    def pending(cls, step: Mapping[str, Any], index: int, *, depends_on: Sequence[str], group: str | None, attempts: int = 0) -> "StepRun":
+        """Return the step run of a step that has not started. `step` maps a `Step`'s fields, or those in a document, to values."""
+        return cls(
+            id=step["id"],
+            index=index,
+            tool_name=step.get("tool_name") or (ASK if step.get("ask") else ""),
+            description=step.get("description", ""),
+            depends_on=tuple(depends_on),
+            attempts=attempts,
+            max_retries=step.get("max_retries", 0),
+            retry_delay_ms=step.get("retry_delay_ms", 0),
+            metadata=dict(step.get("metadata", {})),
+            group=group,
+        )
 
 
 class StepEnd(NamedTuple):
@@ -306,8 +323,11 @@ OperatorRequestKind: TypeAlias = Literal["skip", "run_from", "rollback"]
 """What an operator can request outside a gate: skip steps, run from a skipped step after all, or roll the run back."""
 
 Decision: TypeAlias = Literal["approve", "reject", "request_changes"]
-GateKind: TypeAlias = Literal["approval", "outcome"]
-"""What a gate asks: whether the plan or a call may run, or how a call with an unknown outcome ended. The latter approves nothing."""
+GateKind: TypeAlias = Literal["approval", "question", "outcome"]
+"""What a gate asks: whether the plan or a call may run, a question of the plan, or how a call with an unknown outcome ended.
+
+`approve` answers a question, with the values of its fields. An outcome gate approves nothing.
+"""
 
 GateEnd: TypeAlias = Literal["answered", "expired", "cancelled", "superseded"] | Resolution
 """How a gate was closed. `superseded`: a new version of the plan replaced the question. An outcome gate closes with the resolution."""
@@ -332,6 +352,7 @@ class Approval:
     standing_id: str | None = None  # the standing approval it came from
     signature: str | None = None  # an armored SSH signature of `signed_text`
     used_at: datetime | None = None  # when the run or the call started with it
+    result: JsonValue = None  # the answer to a question, by field
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +365,7 @@ class Answer:
     channel: Literal["os_user", "form", "unverified"] = "unverified"  # how `by` is known without `code` and `signature`
     code: str | None = None  # a one-time code
     signature: str | None = None  # an armored SSH signature of `text_to_sign`
-    result: JsonValue = None  # with `done`: what the call returned
+    result: JsonValue = None  # with `done`: what the call returned; at a question: the answer, by field
     digest: str | None = None  # a prefix of the digest shown with the question; None: not given
 
 
@@ -357,7 +378,7 @@ class GatePolicy:
     self_approval: bool = True
     requested_by: str = ""  # who started the run
     revised_by: str = ""  # who replaced an earlier version with the content in question
-    expires: Literal["reject", "skip"] = "reject"
+    expires: Expiry = "reject"
     remind_after_ms: int = 0
     release: bool = False
     excluded_by: str = ""  # the environment variable that leaves nobody, or no proof, to answer with
@@ -387,6 +408,7 @@ class Gate:
     kind: GateKind = "approval"
     label: str | None = None  # the item's name; None: its number
     call_kind: CallKind = "step"
+    fields: Mapping[str, Input] = field(default_factory=dict[str, Input])  # of the answer to a question
 
     @property
     def is_released(self) -> bool:
@@ -418,6 +440,7 @@ class ApprovalRequest:
     operator_request: OperatorRequestKind | None = None  # a request made outside any gate; the answer approves it
     label: str | None = None  # the item's name; None: its number
     call_kind: CallKind = "step"
+    fields: Mapping[str, Input] = field(default_factory=dict[str, Input])  # of the answer to a question
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, TypeAdapter, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from plan_adapter.plan import Effect, KnownBy
@@ -72,7 +72,7 @@ class Settings(BaseSettings):
     Empty: those that the plan names. If both are set, a person must be in both.
     """
 
-    groups: dict[str, list[str]] = Field(default_factory=dict)
+    groups: Annotated[dict[str, list[str]], NoDecode] = Field(default_factory=dict)
     """The members of groups, as JSON: `{"sre": ["ana", "bo"]}`."""
 
     known_by: Annotated[tuple[KnownBy, ...], NoDecode] = ()
@@ -134,6 +134,14 @@ class Settings(BaseSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("groups", mode="before")
+    @classmethod
+    def _read_groups(cls, value: object) -> object:
+        try:
+            return TypeAdapter(dict[str, list[str]]).validate_json(value) if isinstance(value, str) else value
+        except ValueError:
+            raise ValueError('write JSON that lists the members of each group, as in {"sre": ["ana", "bo"]}') from None
 
     @cached_property
     def store_url(self) -> str:

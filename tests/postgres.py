@@ -162,7 +162,7 @@ def _make_cluster(server: PostgresServer) -> None:
     if os.geteuid() == 0 and (found := _server_user()) is not None:
         for path in (server.folder, secret):
             os.chown(path, found.pw_uid, found.pw_gid)
-    how = ("--username", USER, "--pwfile", secret, "--auth", "password", "--encoding", "UTF8", "--no-locale", "--no-sync")
+    how = ("--username", USER, "--pwfile", secret, "--auth", "md5", "--encoding", "UTF8", "--no-locale", "--no-sync")
     as_server_user(server.bin / "initdb", "-D", server.folder / "data", *how)
 
 

@@ -28,7 +28,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "errors values",
         "plan expressions",
         "settings private_files credentials record",
-        "canonical documents drafts listing plan_import tools secrets",
+        "canonical documents drafts listing plan_import run_window tools secrets",
         "commands",
         "validation hooks pictures formatting",
         "preview",
@@ -68,6 +68,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "packaging": ("engine.diagnosis",),
     "mcp": ("cli.mcp.server",),
     "pytest": ("pytest_plugin",),
+    "cronsim": ("run_window",),
 }
 
 # Declared in pyproject.toml and imported nowhere, each for a reason.

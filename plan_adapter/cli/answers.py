@@ -9,6 +9,7 @@ from plan_adapter.cli.approval_state import after_changes
 from plan_adapter.cli.asking import agrees, is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
+from plan_adapter.cli.questions import refuse_other_kind, result_of
 from plan_adapter.cli.records import gate_json, gate_place
 from plan_adapter.cli.servers import answering_server, has_only_the_api, show_end
 from plan_adapter.cli.sources import find_run
@@ -39,6 +40,12 @@ DECISION_WORDS: dict[Decision | Resolution, str] = {
     "again": "recorded `again` for",
     "abort": "recorded `abort` for",
 }
+
+
+def decision_word(asked: Question, decision: Decision | Resolution) -> str:
+    """Return what somebody did who gave this answer: `approved`, or `answered` for a question."""
+    return "answered" if asked.kind == "question" and decision == "approve" else DECISION_WORDS[decision]
+
 
 _ASKS: dict[Decision | Resolution, str] = {
     "approve": "Approve",
@@ -82,7 +89,8 @@ class AnswerOptions:
     sign: bool = False
     code: str | None = None
     by: str | None = None  # None: the operating system's user
-    result: "JsonValue" = None  # with `done`: what the call returned
+    result: "JsonValue" = None  # with `done`: what the call returned; at a question: the answer, by field
+    fields: tuple[str, ...] | None = None  # the answer to a question, each `name=value`; None: not the answer to a question
 
     def __post_init__(self) -> None:
         """Raise UsageError for options that no gate would accept."""
@@ -98,9 +106,10 @@ async def answer_here(place: Place, words: AnswerOptions, store: "PlanStore", se
     if words.decision == "approve" and (reason := await _why_cancelled(run, store, settings)) is not None:
         raise UsageError(f"too late to approve: run {run.id} was cancelled in Prefect: {reason}")
     request = request_of(gate)
+    refuse_other_kind(request, words.decision, words.fields)
     policy = await store.policy.effective(settings)
     if gate.attended is False or policy.number is not None:
-        rules = with_current_policy(gate.rules, await store.get(run.digest), policy)
+        rules = with_current_policy(gate.rules, await store.get(run.digest), policy, step_id=gate.step_id)
         request = replace(request, rules=rules)
     is_named = gate.step_id is None or place.step is not None or place.digest is not None
     if not place.is_of(gate.approval_digest):
@@ -110,8 +119,9 @@ async def answer_here(place: Place, words: AnswerOptions, store: "PlanStore", se
         refuse_unnamed(run.id, command_of(gate, words), is_asked=not as_json)
     if not as_json:
         output.note(gate_summary(request) + "\n")
+    words = await with_result(words, request, is_asked=not as_json)
     if not is_named or (place.digest is None and words.decision == "approve" and is_at_terminal() and not as_json):
-        await confirm(_what(gate), words)
+        await confirm(_what(gate), words, gate)
     elif place.digest is None and words.decision == "approve" and await _was_changed(gate, store):
         raise await _refused(run.id, must_be_bound(gate, command_of(gate, words)), words, gate, store)
     closed, approval = await _given(words, gate, request, store, settings)
@@ -145,11 +155,18 @@ def must_be_bound(asked: Question, command: str, *, api: bool = False) -> str:
     return f"{why}, so name what you approve: `{show_command(asked, api=api)}` prints it, then `{command}` approves it"
 
 
+async def with_result(words: AnswerOptions, request: ApprovalRequest, *, is_asked: bool) -> AnswerOptions:
+    """Return `words` with the answer to a question, by field, if they give one. Raises what `result_of` raises."""
+    if words.fields is None:
+        return words
+    return replace(words, result=await result_of(words.fields, request.fields, is_asked=is_asked))
+
+
 async def _was_changed(gate: Gate, store: "PlanStore") -> bool:
     """Return whether this gate has asked about other content before, or the plan was revised."""
     gates = await store.gates.find(run_id=gate.run_id, open_only=False)
     same = [one for one in gates if (one.step_id, one.item) == (gate.step_id, gate.item)]
-    if any(one.kind == "approval" and one.approval_digest != gate.approval_digest for one in same):
+    if any(one.kind != "outcome" and one.approval_digest != gate.approval_digest for one in same):
         return True
     return gate.step_id is None and bool(await store.revisions.of_run(gate.run_id))
 
@@ -191,21 +208,24 @@ def refuse_unnamed(run_id: str, command: str, *, is_asked: bool) -> None:
         raise UsageError(f"run {run_id} waits only at a step; to answer there, name it: `{command}`")
 
 
-async def confirm(what: str, words: AnswerOptions) -> None:
+async def confirm(what: str, words: AnswerOptions, asked: Question) -> None:
     """Return if the user confirms at the terminal. Raises UsageError if they do not."""
-    if not await agrees(f"{_ASKS[words.decision]} {what}?"):
+    verb = "Answer" if asked.kind == "question" and words.decision == "approve" else _ASKS[words.decision]
+    if not await agrees(f"{verb} {what}?"):
         raise UsageError("nothing was answered")
 
 
 def print_answer(gate: "Gate", approval: "Approval", follows: str, *, as_json: bool) -> None:
     """Print the answer, and what happens next."""
     if as_json:
-        answer = {"decision": approval.decision, "by": approval.by, "known_by": approval.known_by, "note": approval.note}
+        answer: dict[str, Any] = {"decision": approval.decision, "by": approval.by, "known_by": approval.known_by, "note": approval.note}
+        if gate.kind == "question":
+            answer["answer"] = approval.result
         fields: dict[str, Any] = {**gate_json(gate), **answer, "next": follows}
         output.json_line(fields)
         return
     what = gate.name if gate.step_id is None else f"step {gate_place(gate)} of {gate.name}"
-    output.line(f"{DECISION_WORDS[approval.decision]} {what}, by {approval.by} ({approval.known_by}): run {gate.run_id}")
+    output.line(f"{decision_word(gate, approval.decision)} {what}, by {approval.by} ({approval.known_by}): run {gate.run_id}")
     output.note(follows)
 
 
@@ -246,7 +266,7 @@ async def show_gate(place: Place, store: "PlanStore", *, as_json: bool) -> int:
         output.json_line({**gate_json(gate), "text": gate.text})
     else:
         output.line(without_picture(gate.text).rstrip("\n"))
-        output.note(f"`{answer_command(gate)}` approves exactly this")
+        output.note(f"`{answer_command(gate)}` {'answers' if gate.kind == 'question' else 'approves exactly this'}")
     return ExitCode.DONE
 
 
@@ -264,7 +284,7 @@ async def find_gate(place: Place, store: "PlanStore") -> tuple[PlanRun, Gate]:
             raise
         raise UsageError(f"{error} in this machine's store; `--api` answers through Prefect's API instead") from error
     open_gates = [gate for gate in await store.gates.find(run_id=run.id) if _fits(gate, place)]
-    fitting = [gate for gate in open_gates if gate.kind == "approval"]
+    fitting = [gate for gate in open_gates if gate.kind != "outcome"]
     of_plan = [gate for gate in fitting if gate.step_id is None]
     if not fitting and open_gates:
         raise UsageError(f"run {run.id} waits for the outcome of a call, not for an approval: `{answer_command(open_gates[0])}`")
@@ -326,7 +346,7 @@ async def _why_none(run: PlanRun, place: Place, store: "PlanStore") -> str:
         return f"step `{place.step}` of run {run.id} does not wait yet; the plan itself does: `{answer_command(of_plan)}`"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL) and run.reason not in (RunReason.REJECTED, RunReason.EXPIRED):
         return f"run {run.id} does not wait for an answer; it is {run.status}: {next_command(run, await store.outcomes.unknown(run.id))}"
-    closed = [gate for gate in gates if gate.end is not None and gate.kind == "approval" and _fits(gate, place)]
+    closed = [gate for gate in gates if gate.end is not None and gate.kind != "outcome" and _fits(gate, place)]
     if closed:
         try:  # a closed gate takes nothing, and says why
             await store.gates.answer(closed[-1].id, answer_to(request_of(closed[-1]), decision="reject", by="", known_by="unverified"))

@@ -46,6 +46,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
     "Decide": (
         Verb("gates", "List the runs and steps that wait for an answer"),
         Verb("approve", "Approve a waiting run or step"),
+        Verb("answer", "Answer the question of a step"),
         Verb("reject", "Reject a waiting run or step, or ask for changes"),
         Verb("resolve", "Record the outcome of a write that was interrupted"),
         Verb("standing", "Approve a plan's scheduled runs in advance"),
@@ -240,7 +241,8 @@ def _too_much(error: "UnusedCliTokensError") -> str:
 def _bad_settings(error: "ValidationError") -> str:
     """Return which environment variables are wrong and what they may be, but never their values."""
     found = error.errors(include_input=False, include_url=False)
-    return "; ".join(f"PLAN_ADAPTER_{'_'.join(str(part) for part in one['loc']).upper()}: {one['msg']}" for one in found)
+    names = ("_".join(str(part) for part in one["loc"]).upper() for one in found)
+    return "; ".join(f"PLAN_ADAPTER_{name}: {one['msg'].removeprefix('Value error, ')}" for name, one in zip(names, found, strict=True))
 
 
 def _refuse(kind: str, message: str, code: ExitCode, *, as_json: bool) -> int:

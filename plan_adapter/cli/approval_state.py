@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from plan_adapter.cli.records import gate_place
 from plan_adapter.commands import answer_command, resume_asked, resume_command
-from plan_adapter.gates.approval import no_approver, requires_approval
+from plan_adapter.gates.approval import no_approver, os_user, refusal, requires_approval
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import call_name, duration, listed, moment, prose
 from plan_adapter.record import Approval, Gate, PlanRun, StandingApproval
@@ -64,7 +64,9 @@ class ApprovalState:
         """Return a Markdown section; empty if nobody was ever asked."""
         listed = [(row.at, _version_line(row)) for row in self.replaced]
         listed += [
-            (row.at, _answer_line(row, self.standing_approvals, self.labels)) for row in self.answers if row.known_by != "not_required"
+            (row.at, _answer_line(row, self.standing_approvals, self.labels))
+            for row in self.answers
+            if row.known_by != "not_required" or row.step_id
         ]
         found = [line for _, line in sorted(listed, key=lambda pair: pair[0])] + [_gate_line(gate, self.now) for gate in self.gates]
         return ["", "## Approvals", "", *found] if found else []
@@ -84,8 +86,10 @@ class ApprovalState:
             is_left = all(gate.attended is False and not gate.is_released for gate in self.gates)
             then = f", then `{self._resumes}`" if is_left else ""
             asked = {gate.kind for gate in self.gates}
-            what = "an answer" if len(asked) > 1 else "an approval" if "approval" in asked else "the outcome of a write"
-            return f"waiting for {what}: {commands}{then}; `plan gates` lists everything that waits"
+            what = "an approval" if asked == {"approval"} else "the outcome of a write" if asked == {"outcome"} else "an answer"
+            refused = why_not_you(self.gates[0])
+            who = "" if refused is None else f"; {refused}"
+            return f"waiting for {what}{who}: {commands}{then}; `plan gates` lists everything that waits"
         if run.status is not PlanStatus.PENDING_APPROVAL:
             return None
         if self.answer is None:
@@ -159,7 +163,7 @@ def _bracketed(words: list[str]) -> str:
 
 def _answer_line(row: Approval, standing: "Mapping[str, StandingApproval]", labels: "Mapping[Unit, str]") -> str:
     step = "" if row.step_id is None else f" step {prose(call_name(row.step_id, row.item, labels.get((row.step_id, row.item))))}"
-    answered = f"- {ANSWERED[row.decision]}{step} by "
+    answered = f"- {'answered' if row.result is not None else ANSWERED[row.decision]}{step} by "
     if row.standing_id is None:
         return f"{answered}{prose(row.by)} ({row.known_by}) at {moment(row.at)}{_noted(row.note)}"
     given = standing.get(row.standing_id)
@@ -176,7 +180,11 @@ def _gate_line(gate: Gate, now: datetime) -> str:
     what = "of the plan" if gate.step_id is None else f"of step {prose(gate_place(gate))}"
     since = f" since {moment(gate.opened_at)} ({age(now, gate.opened_at)})"
     until = f", until {moment(gate.expires_at)} ({time_left(gate.expires_at, now)})" if gate.expires_at is not None else ""
-    asked = f"waits for the outcome of step {prose(gate_place(gate))}" if gate.kind == "outcome" else f"waits for an approval {what}"
+    asked = {
+        "approval": f"waits for an approval {what}",
+        "question": f"waits for an answer to the question {what}",
+        "outcome": f"waits for the outcome of step {prose(gate_place(gate))}",
+    }[gate.kind]
     names = gate.rules.approvers
     who = "" if names is None else f"; only {listed([prose(name) for name in names], 5) or 'nobody'} may answer"
     return f"- **{asked}**{since}{until}{who}; {RELEASED if gate.is_released else ATTENDED[gate.attended]}"
@@ -186,10 +194,15 @@ def _noted(note: str) -> str:
     return f": {prose(note)}" if note else ""
 
 
+def why_not_you(gate: Gate) -> str | None:
+    """Return why the person who runs this command may not approve at `gate`, and who may instead; None if they may, with some proof."""
+    return refusal(replace(gate.rules, known_by=None), by=os_user(), known_by="os_user", decision="approve")
+
+
 def time_left(expires_at: datetime | None, now: datetime) -> str:
     """Return how much time is left to answer."""
     if expires_at is None:
-        return "-"
+        return "no limit"
     return f"in {age(expires_at, now)}" if expires_at > now else "expired"
 
 

@@ -1,19 +1,20 @@
 """What is asked at the terminal: the inputs that a run lacks, and gates, which `--yes` or only the form may answer instead."""
 
-import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import Approver, answer_to, os_user, refusal
-from plan_adapter.gates.terminal import Conversation, Edit, TerminalApprover
-from plan_adapter.readable import counted, is_secret_name, one_line
+from plan_adapter.gates.conversation import Conversation
+from plan_adapter.gates.fields import ask_value
+from plan_adapter.gates.terminal import Edit, TerminalApprover
+from plan_adapter.readable import counted, one_line
 from plan_adapter.record import Approval, ApprovalRequest, GatePolicy
-from plan_adapter.validation.inputs import read_values, type_in_words
+from plan_adapter.validation.inputs import read_values
 
 if TYPE_CHECKING:
-    from plan_adapter.plan import ExecutionPlan, Input
+    from plan_adapter.plan import ExecutionPlan
 
 
 class YesRefusedError(NotApprovedError):
@@ -58,46 +59,11 @@ async def ask_missing_inputs(plan: "ExecutionPlan", given: Mapping[str, str]) ->
     conversation = Conversation()
     conversation.say(f"{one_line(plan.name)} needs {counted(len(missing), 'input')}; Ctrl-C ends the command, and nothing starts")
     for name, definition in missing.items():
-        text = await _ask_input(name, definition, conversation)
+        text = await ask_value(name, definition, conversation, empty=f"`--input {name}=` gives one")
         if text is None:
             break
         texts[name] = text
     return texts
-
-
-async def _ask_input(name: str, definition: "Input", conversation: Conversation) -> str | None:
-    """Return a text that fits the input, or None at the end of the input."""
-    choices = _choices(definition)
-    conversation.say("\n".join(_about_input(name, definition, choices)))
-    while (typed := await conversation.ask(f"{name}: ", hidden=is_secret_name(name))) is not None:
-        text = choices.get(typed, typed)
-        problems = read_values({name: definition}, {name: text}, from_text=True)[1]
-        if typed and not problems:
-            return text
-        for problem in problems:
-            hint = f"; {problem.hint}" if problem.hint and problem.hint != definition.description else ""
-            conversation.say(f"  {problem.message}{hint}")
-        if not problems:
-            conversation.say(f"  an empty text is not taken here; `--input {name}=` gives one")
-    return None
-
-
-def _about_input(name: str, definition: "Input", choices: Mapping[str, str]) -> Iterator[str]:
-    """Yield what a person sees of an input, as in the form: its title, type, description and choices."""
-    named = f"{one_line(definition.title)} ({name})" if definition.title else name
-    yield f"{named}: {type_in_words(definition)}"
-    if definition.description:
-        yield f"  {one_line(definition.description)}"
-    for key, text in choices.items():
-        yield f"  {one_line(text)}" if key == text else f"  {key}) {one_line(text)}"
-
-
-def _choices(definition: "Input") -> dict[str, str]:
-    """Return the texts of the choices by what selects them besides their text: their number, unless a choice is a number itself."""
-    texts = [member if isinstance(member, str) else json.dumps(member, ensure_ascii=False) for member in definition.enum or ()]
-    if any(text.isdecimal() for text in texts):
-        return {text: text for text in texts}
-    return {str(number): text for number, text in enumerate(texts, start=1)}
 
 
 def asks_in_form(*, yes: bool, detach: bool, has_server: bool) -> bool:

@@ -46,4 +46,4 @@ def _tool(plan: ExecutionPlan, name: str) -> str:
     if step is None:
         return ""
     description = f": {one_line(step.description)}" if step.description else ""
-    return f" ({step.tool_name or 'goal'}{description})"
+    return f" ({step.called or 'goal'}{description})"

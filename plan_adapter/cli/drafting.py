@@ -13,7 +13,7 @@ from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.documents import dump_plan
 from plan_adapter.draft_text import cost_of, summary_of
-from plan_adapter.gates.terminal import Conversation
+from plan_adapter.gates.conversation import Conversation
 from plan_adapter.readable import counted, duration, one_line
 
 if TYPE_CHECKING:

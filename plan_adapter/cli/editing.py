@@ -14,7 +14,7 @@ from plan_adapter.cli.differences import difference_lines, difference_title
 from plan_adapter.documents import dump_plan, read_document
 from plan_adapter.errors import InvalidPlanError, PlanAdapterError
 from plan_adapter.gates.approval import os_user
-from plan_adapter.gates.terminal import Conversation
+from plan_adapter.gates.conversation import Conversation
 from plan_adapter.validation import bind_inputs, validate
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from plan_adapter.engine.connection import Server, ui_hint
 from plan_adapter.errors import LeaseLostError, RunConflictError, StoreError, StoreLostError
 from plan_adapter.execution.cancellation import LeaveSignal
 from plan_adapter.execution.printing import captured_prints
-from plan_adapter.gates.terminal import Conversation
+from plan_adapter.gates.conversation import Conversation
 from plan_adapter.hooks import Event
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import as_text

@@ -4,9 +4,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
-from plan_adapter.cli.approval_state import age, time_left
+from plan_adapter.cli.approval_state import age, time_left, why_not_you
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.records import gate_json, gate_place
+from plan_adapter.cli.records import ASKS, gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, known_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.commands import SHOWN_DIGITS, answer_command
@@ -26,8 +26,8 @@ MOST = 1_000_000
 async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> int:
     """List the gates that wait for an answer, newest first: since when, until when, who may answer, and whether a process is waiting.
 
-    Answer with `plan approve RUN` or `plan reject RUN`; where the outcome of a write is asked for, with `plan resolve RUN STEP`. Unknown
-    outcomes of runs that have stopped are listed too.
+    Answer with `plan approve RUN` or `plan reject RUN`; a question with `plan answer RUN STEP`; where the outcome of a write is asked for,
+    with `plan resolve RUN STEP`. Unknown outcomes of runs that have stopped are listed too.
 
     Args:
         limit: Show at most this many; default: 100.
@@ -87,7 +87,8 @@ def _show(found: "list[Gate]", now: datetime, changes: "Mapping[str, Approval]",
         if (asked := changes.get(gate.id)) is not None:
             output.line(f"{gate.run_id} {gate_place(gate)}: {one_line(asked.by)} asks for changes: {one_line(asked.note)}")
     more = f"; {len(found) - limit} more: --limit" if len(found) > limit else ""
-    output.note(f"`{answer_command(shown[0])}` answers the first one{more}")
+    who = f"; {refused}" if (refused := why_not_you(shown[0])) is not None else ""
+    output.note(f"`{answer_command(shown[0])}` answers the first one{who}{more}")
 
 
 def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:
@@ -101,10 +102,10 @@ def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:
     return (
         gate.run_id,
         gate.name,
-        "-" if gate.step_id is None else gate_place(gate) + (": how did it end?" if gate.kind == "outcome" else ""),
+        "the plan" if gate.step_id is None else gate_place(gate) + ASKS[gate.kind],
         gate.approval_digest[:SHOWN_DIGITS],
         age(now, gate.opened_at),
         time_left(gate.expires_at, now),
         f"{who}{other}{known}",
-        "worker released" if gate.is_released else {True: "a process", False: "-", None: "another host"}[gate.attended],
+        "worker released" if gate.is_released else {True: "a process", False: "no process", None: "another host"}[gate.attended],
     )

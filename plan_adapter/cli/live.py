@@ -15,7 +15,7 @@ from rich.text import Text
 from plan_adapter.cli import output
 from plan_adapter.cli.progress import CarriedSummary, LinkOnce, Links, form_lines, gate_line, how_to_answer, recent_lines, replanning_line
 from plan_adapter.cli.records import ASCII_MARKS, MARKS, step_end
-from plan_adapter.gates.terminal import Conversation
+from plan_adapter.gates.conversation import Conversation
 from plan_adapter.hooks import Event
 from plan_adapter.plan import StepStatus
 from plan_adapter.readable import duration, one_line, visible
@@ -63,6 +63,8 @@ class LiveDisplay:
             self.close()
         elif event.kind == "replanning":
             self._print(Text(replanning_line(event), style="yellow"))
+        elif event.kind == "waits":
+            self._print(Text(event.message or "", style="yellow"))
         elif event.gate is not None:
             self._gate(event)
         elif event.step is not None:

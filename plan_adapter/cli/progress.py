@@ -147,7 +147,11 @@ def gate_line(event: Event) -> str:
         closed = "replaced by a new version of the plan" if event.gate.end == "superseded" else event.message
         return f"{place}: {one_line(closed or 'its gate was closed')}"
     until = f" until {moment(event.gate.expires_at)}" if event.gate.expires_at is not None else ""
-    waits = "its outcome is unknown; a person must record it" if event.gate.kind == "outcome" else f"waits for an approval{until}"
+    waits = {
+        "approval": f"waits for an approval{until}",
+        "question": f"waits for an answer to its question{until}",
+        "outcome": "its outcome is unknown; a person must record it",
+    }[event.gate.kind]
     why = f"; {one_line(event.run.message)}" if event.run.message and event.gate.step_id is None else ""
     return f"{place}: {waits}{why}"
 
@@ -183,6 +187,8 @@ def plain_lines(event: Event) -> list[str]:
             return [f"{step} | {text}" for text in (event.message or "").splitlines()]
         case "replanning":
             return [replanning_line(event)]
+        case "waits":
+            return [one_line(event.message or "")]
         case "run_ended" | "gate_shown":
             return []  # the result, or the link to the form, says it
         case _:

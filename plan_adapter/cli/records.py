@@ -7,7 +7,7 @@ from plan_adapter.commands import answer_command
 from plan_adapter.hooks import Event
 from plan_adapter.plan import StepStatus
 from plan_adapter.readable import call_name, counted, duration, one_line
-from plan_adapter.record import Gate, Outcome, PlanRun, StepRun
+from plan_adapter.record import Gate, GateKind, Outcome, PlanRun, StepRun
 
 if TYPE_CHECKING:
     from plan_adapter.store.plans import PlanVersion
@@ -74,9 +74,14 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "self_approval": rules.self_approval,
         "requested_by": rules.requested_by,
         "revised_by": rules.revised_by,
+        "fields": {name: field.model_dump(mode="json", exclude_defaults=True) for name, field in gate.fields.items()},
         "flow_run_id": gate.flow_run_id,
         "attended": gate.attended,
     }
+
+
+ASKS: dict[GateKind, str] = {"approval": "", "question": ": a question", "outcome": ": how did it end?"}
+"""What follows the step of a gate in a list."""
 
 
 def gate_place(gate: Gate) -> str:

@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from plan_adapter.cli import output
 from plan_adapter.cli.answers import (
-    DECISION_WORDS,
     AnswerOptions,
     Place,
     approval_decision,
     confirm,
+    decision_word,
     must_be_bound,
     other_content,
     proofs,
     refuse_unnamed,
+    with_result,
 )
 from plan_adapter.cli.approval_state import age, time_left
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.questions import refuse_other_kind
+from plan_adapter.cli.records import ASKS
 from plan_adapter.cli.servers import running_server
 from plan_adapter.commands import SHOWN_DIGITS, answer_command
 from plan_adapter.engine.connection import Server
@@ -29,7 +32,10 @@ from plan_adapter.readable import call_name, means_item
 from plan_adapter.record import LEAST_ID_CHARACTERS, ApprovalRequest, Decision, GatePolicy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from plan_adapter.engine.gate_forms import OpenForm
+    from plan_adapter.plan import Input
     from plan_adapter.settings import Settings
 
 REFUSAL_SECONDS = 3.0
@@ -59,7 +65,7 @@ async def list_remotely(settings: "Settings", *, limit: int, as_json: bool) -> i
 async def answer_remotely(place: Place, words: AnswerOptions, settings: "Settings", *, show: bool, as_json: bool) -> int:
     """Answer in the form of a gate. Raises UsageError if no form matches, NotApprovedError if the run refuses the answer at once."""
     async with running_server(settings) as server:
-        from plan_adapter.engine.gate_forms import answer_form, open_forms, text_of  # imports Prefect
+        from plan_adapter.engine.gate_forms import answer_form, fields_of, open_forms, text_of  # imports Prefect
 
         form = _the_one(await open_forms(), place, None if show else words)
         page = server.run_url(form.flow_run_id)
@@ -69,17 +75,23 @@ async def answer_remotely(place: Place, words: AnswerOptions, settings: "Setting
         is_named = form.step_id is None or place.step is not None or show or place.digest is not None
         if not is_named:
             refuse_unnamed(form.run_id, command, is_asked=not as_json)
-        request = _request(form, await text_of(form))
+        request = _request(form, await text_of(form), await fields_of(form) if form.kind == "question" else {})
         if show:
             _show_text(form, request, server, as_json=as_json)
             return ExitCode.DONE
         if not as_json:
             output.note(gate_summary(request) + (f"\nall of it: {page}" if page else "") + "\n")
+        refuse_other_kind(request, words.decision, words.fields, api=True)
+        if words.decision != "approve" and any(field.is_required for field in request.fields.values()):
+            raise UsageError(
+                f"the form of a question takes a rejection only with all its fields: reject on the page {page}, or in the store"
+            )
+        words = await with_result(words, request, is_asked=not as_json)
         is_unbound = place.digest is None and words.decision == "approve"
         if is_unbound and (as_json or not is_at_terminal()):
             raise NotApprovedError(must_be_bound(form, command, api=True))
         if not is_named or is_unbound:
-            await confirm("this plan" if form.step_id is None else f"step {_step(form)}", words)
+            await confirm("this plan" if form.step_id is None else f"step {_step(form)}", words, form)
         try:
             await answer_form(form, proofs(words, request, settings))
         except RunConflictError as error:
@@ -91,7 +103,7 @@ async def answer_remotely(place: Place, words: AnswerOptions, settings: "Setting
         output.json_line({**_form_json(form, server), "decision": words.decision})
     else:
         what = form.name if form.step_id is None else f"step {_step(form)} of {form.name}"
-        output.line(f"{DECISION_WORDS[words.decision]} {what}: run {form.run_id}")
+        output.line(f"{decision_word(form, words.decision)} {what}: run {form.run_id}")
         left = f"no process is waiting: `plan resume {form.run_id}`, on a machine with the store, verifies the answer and continues"
         output.note(left if form.is_left else "the run has received the answer and is verifying it")
     return ExitCode.DONE
@@ -141,10 +153,10 @@ def _show_text(form: "OpenForm", request: ApprovalRequest, server: Server, *, as
         output.json_line({**_form_json(form, server), "text": request.text})
     else:
         output.line(request.text.rstrip("\n"))
-        output.note(f"`{_command(form)}` approves exactly this")
+        output.note(f"`{_command(form)}` {'answers' if form.kind == 'question' else 'approves exactly this'}")
 
 
-def _request(form: "OpenForm", text: str) -> ApprovalRequest:
+def _request(form: "OpenForm", text: str, fields: "Mapping[str, Input]") -> ApprovalRequest:
     return ApprovalRequest(
         approval_digest=form.approval_digest,
         name=form.name,
@@ -158,6 +170,7 @@ def _request(form: "OpenForm", text: str) -> ApprovalRequest:
         rules=GatePolicy(known_by=form.known_by),
         kind=form.kind,
         call_kind=form.call_kind,
+        fields=fields,
     )
 
 
@@ -186,7 +199,7 @@ def _row(form: "OpenForm", now: datetime) -> tuple[str, ...]:
     since = "-" if form.opened_at is None else age(now, form.opened_at)
     until = time_left(form.expires_at, now)
     known = " or ".join(form.known_by) if form.known_by is not None else "any way"
-    step = (_step(form) + (": how did it end?" if form.kind == "outcome" else "")) if form.step_id is not None else "-"
+    step = (_step(form) + ASKS[form.kind]) if form.step_id is not None else "the plan"
     return (form.run_id, form.name, step, form.approval_digest[:SHOWN_DIGITS], since, until, known)
 
 

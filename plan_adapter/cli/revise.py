@@ -13,7 +13,7 @@ from plan_adapter.cli.sources import drafting_tools_of, find_run, is_plan, is_wo
 from plan_adapter.commands import SHOWN_DIGITS, resume_asked
 from plan_adapter.errors import RunConflictError
 from plan_adapter.gates.approval import os_user
-from plan_adapter.gates.terminal import Conversation
+from plan_adapter.gates.conversation import Conversation
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:

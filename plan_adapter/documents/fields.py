@@ -9,7 +9,7 @@ from pydantic import BaseModel, JsonValue
 from pydantic.alias_generators import to_camel, to_pascal, to_snake
 
 from plan_adapter.documents.nodes import Node
-from plan_adapter.plan import ApprovalPolicy, Concurrency, ExecutionOptions, ExecutionPlan, Input, Rollback, Step
+from plan_adapter.plan import ApprovalPolicy, Concurrency, ExecutionOptions, ExecutionPlan, Input, Question, Rollback, RunWindow, Step
 from plan_adapter.problems import Problem, did_you_mean
 from plan_adapter.values import join
 
@@ -22,14 +22,16 @@ _PARTS: Mapping[type[BaseModel], Mapping[str, type[BaseModel]]] = {
         "concurrency": Concurrency,
         "approval": ApprovalPolicy,
     },
-    Step: {"rollback": Rollback, "steps": Step},
+    ExecutionOptions: {"run_window": RunWindow},
+    Step: {"ask": Question, "rollback": Rollback, "steps": Step},
+    Question: {"fields": Input},
 }
 """The fields with models of their own. The content of any other field is the author's."""
 
-_SEVERAL = frozenset({"inputs", "steps", "finally"})
+_SEVERAL = frozenset({"inputs", "fields", "steps", "finally"})
 """The fields that hold a list or mapping of such models."""
 
-_NAMES: Mapping[type[BaseModel], str] = {ExecutionPlan: "a plan", Step: "a step", Input: "an input"}
+_NAMES: Mapping[type[BaseModel], str] = {ExecutionPlan: "a plan", Step: "a step", Input: "an input", Question: "a question"}
 
 _TIMES = ("started_at", "completed_at")
 _RUNTIME: Mapping[type[BaseModel], tuple[str, ...]] = {

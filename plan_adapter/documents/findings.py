@@ -25,6 +25,12 @@ _WANTED: Mapping[str, str] = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+_SEVERAL_TYPES: Mapping[str, str] = {
+    "max_failures": 'a whole number, or a share such as "20%"',
+    "requires_approval": "true, false or `each`",
+}
+"""Fields with more than one type, and what they accept."""
+
 _LIMITS: Mapping[str, tuple[str, str]] = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le")}
 _LITERALS: Mapping[str, str] = {"effect": "bad-effect", "version": "unsupported-version"}
 
@@ -36,10 +42,20 @@ def build_plan(document: dict[str, Any]) -> tuple[ExecutionPlan, list[Problem]]:
         try:
             return ExecutionPlan.model_validate(document, strict=True), problems
         except ValidationError as error:
-            found = error.errors(include_url=False)
+            found = _findings(error)
             problems = problems or [_problem(finding) for finding in found]
             if not sum([_leave_out(document, finding) for finding in found]):
                 raise
+
+
+def _findings(error: ValidationError) -> list["ErrorDetails"]:
+    """Return the findings of `error`, one for each field. Of a field with several types, pydantic reports each type on its own."""
+    found: dict[tuple[int | str, ...], ErrorDetails] = {}
+    for finding in error.errors(include_url=False):
+        loc = finding["loc"]
+        end = next((index + 1 for index, part in enumerate(loc) if part in _SEVERAL_TYPES), len(loc))
+        found.setdefault(loc[:end], finding if end == len(loc) else {**finding, "loc": loc[:end], "type": str(loc[end - 1])})
+    return [*found.values()]
 
 
 def _leave_out(document: dict[str, Any], finding: "ErrorDetails") -> bool:
@@ -101,6 +117,8 @@ def _words(finding: "ErrorDetails", name: str) -> tuple[str, str, str]:
     if kind in _LIMITS:
         words, limit = _LIMITS[kind]
         return "bad-value", f"`{name}` must be {words} {context[limit]}, not {_shown(given)}", ""
+    if kind in _SEVERAL_TYPES:
+        return "wrong-type", f"`{name}` must be {_SEVERAL_TYPES[kind]}, not {_shown(given)}", ""
     if kind in _WANTED:
         return "wrong-type", f"`{name}` must be {_WANTED[kind]}, not {_shown(given)}", _hint(_WANTED[kind], given)
     return "bad-value", f"`{name}`: {finding['msg']}", ""

@@ -18,11 +18,13 @@ def plan_schema() -> dict[str, JsonValue]:
     schema: dict[str, Any] = ExecutionPlan.model_json_schema(by_alias=True)
     schema = _plain(schema)
     definitions: dict[str, Any] = schema.pop("$defs")
-    definitions["Step"]["oneOf"] = [{"required": ["tool_name"]}, {"required": ["goal"]}, {"required": ["for_each", "steps"]}]
+    kinds = (["tool_name"], ["ask"], ["goal"], ["for_each", "steps"])
+    definitions["Step"]["oneOf"] = [{"required": fields} for fields in kinds]
     properties: dict[str, Any] = schema["properties"]
     properties["steps"]["minItems"] = 1
     properties["description"]["minLength"] = 1
-    properties["inputs"]["propertyNames"] = {"pattern": "^[A-Za-z][A-Za-z0-9_]*$"}
+    for named in (properties["inputs"], definitions["Question"]["properties"]["fields"]):
+        named["propertyNames"] = {"pattern": "^[A-Za-z][A-Za-z0-9_]*$"}
     properties["$schema"] = {"type": "string", "description": "Where editors find this schema."}
     schema["required"] = ["description", "steps"]
     schema["title"] = "Plan document"

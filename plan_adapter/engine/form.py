@@ -2,15 +2,19 @@
 
 import json
 import re
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
 from prefect.input import RunInput
-from pydantic import Field, JsonValue, create_model
+from pydantic import ConfigDict, Field, JsonValue, create_model
 
 from plan_adapter.commands import SHOWN_DIGITS, open_form_notice, show_command
 from plan_adapter.gates.text import split_text, without_picture
+from plan_adapter.plan import Input
 from plan_adapter.readable import counted, prose
 from plan_adapter.record import Answer, ApprovalRequest, Decision, GateKind, GatePolicy, Resolution
+from plan_adapter.validation.input_schema import form_schema
 
 MAX_NAME_CHARACTERS = 200
 MAX_NOTE_CHARACTERS = 4000
@@ -24,10 +28,14 @@ MAX_TEXT_CHARACTERS = 100_000
 ARTIFACT = "plan-to-approve"
 """The key of the artifact that holds the full text of a plan gate, with its picture."""
 
-_FOLD = "<details><summary><b>All details: read them before you approve</b></summary>"
+_FOLD = "<details><summary><b>All details: read them before you answer</b></summary>"
 
 _REQUIRED: Any = ...
-_DECISIONS: dict[GateKind, tuple[str, ...]] = {"approval": get_args(Decision), "outcome": get_args(Resolution)}
+_DECISIONS: dict[GateKind, tuple[str, ...]] = {
+    "approval": get_args(Decision),
+    "question": ("answer", "reject"),
+    "outcome": get_args(Resolution),
+}
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 _LIMITS = {
     "decision": MAX_NAME_CHARACTERS,
@@ -51,6 +59,8 @@ def form_of(request: ApprovalRequest, *, takes_codes: bool = True) -> type[RunIn
     """
     if request.kind == "outcome":
         return _outcome_form(request, takes_codes=takes_codes)
+    if request.kind == "question":
+        return _question_form(request, takes_codes=takes_codes)
     fields: dict[str, Any] = {
         "decision": (
             Literal[get_args(Decision)],
@@ -62,6 +72,34 @@ def form_of(request: ApprovalRequest, *, takes_codes: bool = True) -> type[RunIn
         "digest": (str, _digest(request)),
     }
     return create_model("Answer", __base__=RunInput, **fields)
+
+
+def _question_form(request: ApprovalRequest, *, takes_codes: bool) -> type[RunInput]:
+    """Return the fields of the form that asks a question: those of the plan, then those of every form."""
+
+    class Asked(RunInput):
+        model_config = ConfigDict(json_schema_extra=partial(_put_fields, request.fields))
+
+    fields: dict[str, Any] = {
+        "decision": (
+            Literal["answer", "reject"],
+            Field(default="answer", title="Decision", description="With reject the run ends, whatever the fields hold."),
+        ),
+        "approver": (str, _approver(request.rules)),
+        **_proofs(request.rules, signs="plan answer --sign", takes_codes=takes_codes),
+        "note": (str, _note()),
+        "digest": (str, _digest(request)),
+    }
+    return create_model("Answer", __base__=Asked, **fields)
+
+
+def _put_fields(fields: Mapping[str, Input], schema: dict[str, Any]) -> None:
+    """Put the fields of a question before the others of the form. Those without a default are required, also to reject."""
+    own = form_schema(fields)
+    shown = {**cast("dict[str, Any]", own["properties"]), **schema["properties"]}
+    schema["properties"] = {name: {**field, "position": position} for position, (name, field) in enumerate(shown.items())}
+    # A condition on `decision` would let a rejection leave them out, but the UIs would call every field optional.
+    schema["required"] = [*cast("list[str]", own["required"]), *schema["required"]]
 
 
 def _outcome_form(request: ApprovalRequest, *, takes_codes: bool) -> type[RunInput]:
@@ -108,7 +146,7 @@ def description_of(request: ApprovalRequest, *, refused: str | None = None, take
         parts.insert(0, f"**No one-time code counts in this form.** {open_form_notice(request)}")
     if refused:
         nothing = "Nothing has run" if request.step_id is None else "This call was not made"
-        nothing = "Nothing was decided" if request.kind == "outcome" else nothing
+        nothing = "Nothing was decided" if request.kind != "approval" else nothing
         parts.insert(0, f"**The answer before was not taken:** {prose(refused).rstrip('.')}. **{nothing}; please answer again.**")
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
@@ -118,14 +156,18 @@ def text_shown(description: str) -> str:
     return description.replace(f"\n{_FOLD}\n\n", "\n").replace("\n\n</details>\n", "\n")
 
 
-def answer_of(raw: object, kind: GateKind = "approval") -> Answer:
+def answer_of(raw: object, kind: GateKind = "approval", fields: Collection[str] = ()) -> Answer:
     """Return the answer given in a form of this kind, not yet verified. Raises NotAnAnswerError unless it is complete.
+
+    `fields` are those of a question, whose values are checked with the identity of who gave them.
 
     An empty answer, a missing decision, an unknown field or a value that is not text is never an approval.
     """
     if not isinstance(raw, dict) or not raw:
         raise NotAnAnswerError("the form came back empty")
-    values, limits = cast("dict[str, object]", raw), _LIMITS if kind == "approval" else _OUTCOME_LIMITS
+    values, limits = cast("dict[str, object]", raw), _OUTCOME_LIMITS if kind == "outcome" else _LIMITS
+    given = cast("dict[str, JsonValue]", {name: values[name] for name in fields if values.get(name) is not None})
+    values = {name: value for name, value in values.items() if name not in fields}
     if unknown := sorted(str(name) for name in values.keys() - limits.keys()):
         raise NotAnAnswerError(f"the answer holds fields that the form does not have: {', '.join(unknown[:5])[:200]}")
     if wrong := [name for name, value in values.items() if not isinstance(value, str) and value is not None]:
@@ -133,7 +175,7 @@ def answer_of(raw: object, kind: GateKind = "approval") -> Answer:
     texts = {name: value for name, value in cast("dict[str, str | None]", values).items() if value is not None}
     if long := [name for name, text in texts.items() if len(text) > limits[name]]:
         raise NotAnAnswerError(f"`{long[0]}` has more than {counted(limits[long[0]], 'character')}")
-    decision = texts.get("decision")
+    decision = texts.get("decision", "answer" if kind == "question" else None)
     if decision not in _DECISIONS[kind]:
         raise NotAnAnswerError(f"the decision is missing; it is one of {', '.join(_DECISIONS[kind])}")
     by = texts.get("approver", "").strip()
@@ -145,13 +187,13 @@ def answer_of(raw: object, kind: GateKind = "approval") -> Answer:
     if decision == "request_changes" and not texts.get("note", "").strip():
         raise NotAnAnswerError("the note is empty: say in it what is to be changed")
     return Answer(
-        decision=cast("Decision | Resolution", decision),
+        decision=cast("Decision | Resolution", "approve" if decision == "answer" else decision),
         by=by,
         note=texts.get("note", ""),
         channel="form",
         code=texts.get("code", "").strip() or None,
         signature=texts.get("signature", "").strip() or None,
-        result=_result(texts.get("result", ""), decision),
+        result=_result(texts.get("result", ""), decision) if kind != "question" else given if decision == "answer" else None,
         digest=digest or None,
     )
 
@@ -171,11 +213,13 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is none")
 
 
-def values_of(answer: Answer) -> dict[str, str]:
+def values_of(answer: Answer) -> dict[str, JsonValue]:
     """Return `answer` as form values."""
-    values = {"decision": answer.decision, "approver": answer.by, "note": answer.note}
+    values: dict[str, JsonValue] = {"decision": answer.decision, "approver": answer.by, "note": answer.note}
     proofs = {"code": answer.code, "signature": answer.signature, "digest": answer.digest}
-    if answer.result is not None:
+    if answer.decision == "approve" and isinstance(answer.result, dict):  # at a question
+        values |= {**answer.result, "decision": "answer"}
+    elif answer.result is not None:
         values["result"] = json.dumps(answer.result, ensure_ascii=False)
     return values | {name: proof for name, proof in proofs.items() if proof}
 
@@ -229,7 +273,7 @@ def _cut(text: str, request: ApprovalRequest) -> str:
     rest = counted(len(text) - len(kept), "character")
     shown = f"`{show_command(request)}`"
     where = shown if request.step_id is not None else f"{shown}, or the artifact `{ARTIFACT}` of this flow run"
-    return f"{kept}\n\n**Cut here: {rest} more.** Read all of it before you approve: {where}."
+    return f"{kept}\n\n**Cut here: {rest} more.** Read all of it before you answer: {where}."
 
 
 def _open_fence(text: str) -> str | None:

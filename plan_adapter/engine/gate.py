@@ -73,7 +73,7 @@ POLL_SECONDS = 1.0
 MAX_NOTE_CHARACTERS = 500
 _NAMES: dict[Decision, str] = {"approve": "Approved", "reject": "Rejected", "request_changes": "ChangesRequested"}
 
-_VERBS: dict[GateKind, str] = {"approval": "approve", "outcome": "resolve"}
+_VERBS: dict[GateKind, str] = {"approval": "approve", "question": "answer", "outcome": "resolve"}
 _RESOLUTION_STATES: dict[str, Callable[[], State]] = {
     "done": lambda: Completed(name="Done", message="it was done; the receipt of the step says by whom"),
     "again": lambda: Completed(name="Again", message="it was not done, and is made again; the receipt of the step says by whom"),
@@ -253,12 +253,13 @@ async def _end_of(asking: Asking, approval_of: ApprovalOf | None) -> State:
             log.info("who answered at gate %s cannot be read: %s", gate.id, error)
     if approval is None:
         return Completed(name="Answered", message="answered")
-    message = f"{_NAMES[approval.decision]} by {one_line(approval.by)} ({approval.known_by})"
+    name = "Answered" if approval.result is not None else _NAMES[approval.decision]
+    message = f"{name} by {one_line(approval.by)} ({approval.known_by})"
     if approval.note:
         message += f": {one_line(approval.note)[:MAX_NOTE_CHARACTERS]}"
     if approval.decision == "approve":
-        return Completed(name="Approved", message=message)
-    return Cancelled(name=_NAMES[approval.decision], message=message)
+        return Completed(name=name, message=message)
+    return Cancelled(name=name, message=message)
 
 
 async def _end_earlier(request: ApprovalRequest, parent: FlowRunContext, own_id: UUID, client: PrefectClient) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.context import FlowRunContext
@@ -45,7 +45,8 @@ def waiting(request: ApprovalRequest) -> str:
     if request.kind == "outcome":
         return f"asks how {place_of(request)} ended; its outcome is unknown: {_IN_THE_UI}, or with `{command}`"
     until = "" if request.expires_at is None else f", until {request.expires_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return f"waits for an approval{until}: {_IN_THE_UI}, or with `{command}`"
+    what = "an answer to a question" if request.kind == "question" else "an approval"
+    return f"waits for {what}{until}: {_IN_THE_UI}, or with `{command}`"
 
 
 PREFIX = "plan_adapter."
@@ -112,12 +113,15 @@ def read_labels(labels: Mapping[str, Any]) -> GateLabels | None:
             known_by=tuple(texts["known_by"].split(",")) if texts.get("known_by") else None,
             keyset=texts["keyset"],
             refused=texts.get("refused") or None,
-            kind="outcome" if texts.get("kind") == "outcome" else "approval",
+            kind=_KINDS.get(texts.get("kind", ""), "approval"),
             label=one_line(texts["label"]) if texts.get("label") else None,
             call_kind="rollback" if texts.get("call_kind") == "rollback" else "step",
         )
     except ValueError:
         return None
+
+
+_KINDS: dict[str, GateKind] = {kind: kind for kind in get_args(GateKind)}
 
 
 def _iso(at: datetime | None) -> str | None:

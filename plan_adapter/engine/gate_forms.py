@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from dataclasses import asdict, dataclass
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -16,15 +17,18 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.input import aread_flow_run_input, keyset_from_base_key
 from prefect.states import Cancelled, Scheduled
+from pydantic import JsonValue
 
 from plan_adapter.engine.connection import describe_server_error
 from plan_adapter.engine.form import NotAnAnswerError, answer_of, text_shown, values_of
 from plan_adapter.engine.gate_display import GateLabels, read_labels
 from plan_adapter.engine.states import WAITING
 from plan_adapter.errors import NoServerError, NotApprovedError, RunConflictError
-from plan_adapter.plan import KnownBy
+from plan_adapter.plan import Input, KnownBy
 from plan_adapter.readable import one_line
 from plan_adapter.record import Answer, Approval, Gate
+from plan_adapter.validation.input_schema import input_of
+from plan_adapter.validation.questions import FORM_FIELDS
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +91,17 @@ async def text_of(form: OpenForm) -> str:
     return text_shown(found) if isinstance(found, str) else ""
 
 
+async def fields_of(form: OpenForm) -> dict[str, Input]:
+    """Return the fields of the question that `form` asks, empty if Prefect no longer has it. Raises NoServerError."""
+    try:
+        key = keyset_from_base_key(form.keyset)["schema"]
+        found: Any = await aread_flow_run_input(key, flow_run_id=UUID(form.flow_run_id))
+        properties: dict[str, Any] = {} if found is None else found["properties"]
+        return {name: input_of(schema) for name, schema in properties.items() if name not in FORM_FIELDS}
+    except httpx.HTTPError as error:
+        raise _no_server(error) from error
+
+
 async def collected_answer(gate: Gate) -> Answer | None:
     """Return the answer given in the form of this opening of `gate`, or None. Raises NotApprovedError if it is incomplete.
 
@@ -97,7 +112,7 @@ async def collected_answer(gate: Gate) -> Answer | None:
     try:
         key = keyset_from_base_key(gate.keyset)["response"]
         raw = await aread_flow_run_input(key, flow_run_id=UUID(gate.flow_run_id))
-        return None if raw is None else answer_of(raw, gate.kind)
+        return None if raw is None else answer_of(raw, gate.kind, gate.fields)
     except NotAnAnswerError as error:
         raise NotApprovedError(str(error)) from error
     except (httpx.HTTPError, ValueError) as error:
@@ -130,7 +145,7 @@ async def resume_released(gate: Gate, approval: Approval | None) -> None:
         raise _no_server(error) from error
 
 
-async def _answer(client: PrefectClient, form: OpenForm, values: dict[str, str]) -> None:
+async def _answer(client: PrefectClient, form: OpenForm, values: dict[str, JsonValue]) -> None:
     flow_run_id = UUID(form.flow_run_id)
     for wait in (*WAITS, None):
         try:

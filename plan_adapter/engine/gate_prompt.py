@@ -135,7 +135,7 @@ class Prompt:
             return ended
         self._wait = FIRST_WAIT
         try:
-            answer = answer_of(raw, self._asking.request.kind)
+            answer = answer_of(raw, self._asking.request.kind, self._asking.request.fields)
         except NotAnAnswerError as error:
             return str(error)
         return await self._asking.submit(answer)
@@ -264,6 +264,8 @@ def _waits_for(request: ApprovalRequest) -> str:
     name = one_line(request.name)[:200]
     if request.kind == "approval":
         return f"Waiting for an approval of {name}"
+    if request.kind == "question":
+        return f"Waiting for an answer to the question `{request.step_id}` of {name}"
     return f"Waiting to know how `{call_name(str(request.step_id), request.item, request.label, kind=request.call_kind)}` of {name} ended"
 
 

@@ -123,8 +123,11 @@ class CallArguments:
             raise ToolError("its parameters would now be different")
         return await self.with_secrets(parameters)
 
-    def context(self, parameters: dict[str, JsonValue], *, attempt: int, timeout_seconds: float | None) -> ToolContext:
-        """Return the tool's context for attempt number `attempt` with `parameters`. The attempt may take `timeout_seconds` from now."""
+    def context(self, parameters: dict[str, JsonValue], *, attempt: int, timeout_seconds: float | None, answer: JsonValue) -> ToolContext:
+        """Return the tool's context for attempt number `attempt` with `parameters`. The attempt may take `timeout_seconds` from now.
+
+        `answer` is what a person answered, if the step asks a question.
+        """
         run = self._scope.run
         # The seed covers this call alone: the receiver recognizes a repeat even after a new version changed the rest of the plan.
         called = self._called
@@ -149,6 +152,7 @@ class CallArguments:
             logger=step_logger(self._scope, self._step_run, self._name),
             deadline=min(limits, default=None),
             redaction=self._scope.secrets.redactor,
+            answer=answer,
         )
 
     def _variables(self, secrets: Mapping[str, str] | None = None) -> Variables:

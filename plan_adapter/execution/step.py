@@ -277,7 +277,12 @@ class Call:
             return AttemptEnd("failed", number, error=self._error_text(error))
         if unmet is not None:
             return AttemptEnd("failed", number, error=unmet)
-        return AttemptEnd("succeeded", number, result=self._keep(result))
+        return AttemptEnd("succeeded", number, result=self._keep(result), reason=self._answered_by)
+
+    @property
+    def _answered_by(self) -> str | None:
+        answer = self.approval
+        return None if self.step.ask is None or answer is None else f"answered by {answer.by} ({answer.known_by})"
 
     def _error_text(self, error: BaseException) -> str:
         """Return the text of an exception with secrets redacted."""
@@ -337,10 +342,20 @@ class Call:
             error=end.error,
             ended_at=self._scope.recorder.now(),
             duration_ms=duration_ms,
+            **self._giver(),
         )
 
+    def _giver(self) -> dict[str, str]:
+        """Return who answered, for the receipt of a question."""
+        answer = self.approval
+        if self.step.ask is None or answer is None:
+            return {}
+        note = {"note": self._scope.secrets.redactor.text(answer.note)} if answer.note else {}
+        return {"by": answer.by, "known_by": answer.known_by, **note}
+
     def _context(self, parameters: dict[str, JsonValue]) -> ToolContext:
-        return self._arguments.context(parameters, attempt=self._number + 1, timeout_seconds=self.timeout_seconds)
+        answer = None if self.approval is None else self.approval.result
+        return self._arguments.context(parameters, attempt=self._number + 1, timeout_seconds=self.timeout_seconds, answer=answer)
 
     @property
     def _isolation(self) -> Isolation:

@@ -19,6 +19,7 @@ from plan_adapter.readable import one_line
 from plan_adapter.record import AUTHOR, Answer, Approval, ApprovalRequest, Decision, Gate, GatePolicy
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
+from plan_adapter.validation.inputs import read_values
 
 Operation: TypeAlias = Literal["run", "resume", "revise", "cancel", "rollback"]
 """What a plan's operators control. Everything else is up to the approvers, or open to anyone."""
@@ -92,9 +93,16 @@ def reject(
 
 
 def answer_to(
-    request: ApprovalRequest, *, decision: Decision, by: str, known_by: str, note: str = "", signature: str | None = None
+    request: ApprovalRequest,
+    *,
+    decision: Decision,
+    by: str,
+    known_by: str,
+    note: str = "",
+    signature: str | None = None,
+    result: JsonValue = None,
 ) -> Approval:
-    """Return the answer to `request`, for use in approvers."""
+    """Return the answer to `request`, for use in approvers. At a question, `approve` needs a `result`: the values of its fields."""
     return Approval(
         id=new_id(),
         approval_digest=request.approval_digest,
@@ -108,13 +116,16 @@ def answer_to(
         item=request.item,
         gate_id=request.gate_id,
         signature=signature,
+        result=result,
     )
 
 
-def gate_policy_of(plan: ExecutionPlan, policy: EffectivePolicy, *, requested_by: str, revised_by: str = "") -> GatePolicy:
-    """Return the gate policy of `plan`: the stricter of its own policy and `policy`, with groups resolved to names."""
+def gate_policy_of(
+    plan: ExecutionPlan, policy: EffectivePolicy, *, requested_by: str, revised_by: str = "", step_id: str | None = None
+) -> GatePolicy:
+    """Return the gate policy of `plan`, or of the gate of a step: the stricter of its own policy and `policy`, with groups as names."""
     own, stored = plan.approval or ApprovalPolicy(), policy.stored
-    named, proofs = policy.members(own.approvers), tuple(own.known_by) or None
+    named, proofs = policy.members(plan.approvers_at(step_id)), tuple(own.known_by) or None
     approvers, known_by, excluded_by = both(named, policy.approvers), both(proofs, policy.known_by), ""
     if approvers == () and both(named, policy.members(stored.approvers)) != ():
         excluded_by = "PLAN_ADAPTER_APPROVERS"
@@ -126,23 +137,23 @@ def gate_policy_of(plan: ExecutionPlan, policy: EffectivePolicy, *, requested_by
         self_approval=own.self_approval and policy.self_approval,
         requested_by=requested_by,
         revised_by=revised_by,
-        expires=own.expires,
+        expires=plan.expires_at(step_id),
         remind_after_ms=own.remind_after_ms,
         release=own.release,
         excluded_by=excluded_by,
     )
 
 
-def with_current_policy(rules: GatePolicy, plan: ExecutionPlan, policy: EffectivePolicy) -> GatePolicy:
+def with_current_policy(rules: GatePolicy, plan: ExecutionPlan, policy: EffectivePolicy, *, step_id: str | None) -> GatePolicy:
     """Return the gate policy that applies now at a gate that was opened with this one.
 
     People who joined a group since then can answer as well. A policy from the store also applies, as it is today. Without one, the gate
     policy stays as it is, because the process that opened the gate may know groups that this process does not.
     """
-    today = gate_policy_of(plan, policy, requested_by=rules.requested_by, revised_by=rules.revised_by)
+    today = gate_policy_of(plan, policy, requested_by=rules.requested_by, revised_by=rules.revised_by, step_id=step_id)
     approvers = rules.approvers
     if approvers is not None and today.approvers is not None:
-        named = (*(plan.approval or ApprovalPolicy()).approvers, *policy.named)
+        named = (*plan.approvers_at(step_id), *policy.named)
         members = [member for name in named for member in policy.groups.get(name, ()) if member in today.approvers]
         approvers = tuple(dict.fromkeys((*approvers, *members)))
     if policy.number is None:
@@ -157,10 +168,14 @@ def with_current_policy(rules: GatePolicy, plan: ExecutionPlan, policy: Effectiv
 
 
 def names_without_group(plan: ExecutionPlan, policy: EffectivePolicy) -> list[str]:
-    """Return the approvers and operators of `plan` that neither are a group nor belong to one: single people, or missing groups."""
+    """Return who may answer or operate, as `plan` names them, without groups and their members: single people, or missing groups."""
     known = {*policy.groups, *(member for members in policy.groups.values() for member in members)}
     own = plan.approval or ApprovalPolicy()
-    return [name for name in dict.fromkeys((*own.approvers, *own.operators)) if name not in known and "/" not in name]
+    return [
+        name
+        for name in dict.fromkeys((*own.approvers, *own.operators, *plan.approvers_of_questions))
+        if name not in known and "/" not in name
+    ]
 
 
 def refusal(rules: GatePolicy, *, by: str, known_by: str, decision: Decision) -> str | None:
@@ -173,7 +188,9 @@ def refusal(rules: GatePolicy, *, by: str, known_by: str, decision: Decision) ->
         return f"{one_line(by)} is identified only by {known_by}; an answer here needs {proofs}"
     if decision == "approve" and not rules.self_approval and by in (rules.requested_by, rules.revised_by):
         did = "started this run" if by == rules.requested_by else "changed this run"
-        return f"{one_line(by)} {did} and may not approve it; somebody else must approve it"
+        others = [name for name in rules.approvers or () if name not in (rules.requested_by, rules.revised_by)]
+        instead = f"only {', '.join(others)} may" if others else "somebody else must approve it"
+        return f"{one_line(by)} {did} and may not approve it; {instead}"
     return None
 
 
@@ -219,15 +236,20 @@ def needs_gate(step: Step, validated: ValidatedPlan, policy: EffectivePolicy) ->
     return validated.has_gate(step, gate_effects=policy.gate_effects)
 
 
-def signed_text(*, approval_digest: str, decision: Decision, run_id: str, gate_id: str) -> str:
-    """Return the text that an approver's SSH key signs. It binds this answer to this content at this gate."""
-    return f"prefect-plan-adapter approval\ndigest: {approval_digest}\ndecision: {decision}\nrun: {run_id}\ngate: {gate_id}\n"
+def signed_text(*, approval_digest: str, decision: Decision, run_id: str, gate_id: str, result: JsonValue = None) -> str:
+    """Return the text that an approver's SSH key signs. It binds this answer, at a question with its `result`, to this content here."""
+    answer = "" if result is None else f"result: {_digest_of(result)}\n"
+    return f"prefect-plan-adapter approval\ndigest: {approval_digest}\ndecision: {decision}\n{answer}run: {run_id}\ngate: {gate_id}\n"
 
 
 def signed_resolution(*, digest: str, resolution: str, result: JsonValue, run_id: str) -> str:
     """Return the text that an SSH key signs to resolve an unknown outcome. It binds this resolution and result to this attempt."""
-    kept = hashlib.sha256(json.dumps(result, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    kept = _digest_of(result)
     return f"prefect-plan-adapter outcome\ndigest: {digest}\nresolution: {resolution}\nresult: {kept}\nrun: {run_id}\n"
+
+
+def _digest_of(result: JsonValue) -> str:
+    return hashlib.sha256(json.dumps(result, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def signed_operator_request(*, digest: str, operator_request: str, because: str, run_id: str) -> str:
@@ -247,7 +269,19 @@ def text_to_sign(answer: Answer, request: ApprovalRequest) -> str:
     if request.kind == "outcome":
         return signed_resolution(digest=request.approval_digest, resolution=answer.decision, result=answer.result, run_id=request.run_id)
     decision, gate_id = decision_of(answer), request.gate_id or ""
-    return signed_text(approval_digest=request.approval_digest, decision=decision, run_id=request.run_id, gate_id=gate_id)
+    result = read_answer(request, answer.result) if request.kind == "question" and decision == "approve" else None
+    return signed_text(approval_digest=request.approval_digest, decision=decision, run_id=request.run_id, gate_id=gate_id, result=result)
+
+
+def read_answer(request: ApprovalRequest | Gate, result: JsonValue) -> JsonValue:
+    """Return the answer to a question, with the defaults of its fields. Raise NotApprovedError, with every problem, if it does not fit."""
+    if not isinstance(result, dict):
+        names = ", ".join(f"`{name}`" for name in request.fields)
+        raise NotApprovedError(f"this gate asks a question: answer with its fields {names}")
+    values, problems = read_values(request.fields, result, from_text=False, what="field")
+    if problems:
+        raise NotApprovedError("; ".join(f"`{problem.at.removeprefix('fields.')}`: {problem.message}" for problem in problems))
+    return values
 
 
 def decision_of(answer: Answer) -> Decision:

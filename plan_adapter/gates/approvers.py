@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TypeAlias, get_args
 
+from pydantic import JsonValue
+
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import Approver, answer_to
 from plan_adapter.record import Approval, ApprovalRequest, Decision
 
-CallbackAnswer: TypeAlias = Decision | bool | str | Approval
+CallbackAnswer: TypeAlias = Decision | bool | str | Approval | Mapping[str, JsonValue]
 """An answer from a function.
 
 `True` approves and `False` rejects. `"approve"`, `"reject"` and `"request_changes"` are decisions. Any other text rejects with that text as
-the note. An `Approval` is used as it is.
+the note. A mapping answers a question, by field. An `Approval` is used as it is.
 """
 
 
@@ -36,6 +38,8 @@ class CallbackApprover:
             answer = await answer
         if isinstance(answer, Approval):
             return answer
+        if isinstance(answer, Mapping) and request.kind == "question":
+            return answer_to(request, decision="approve", by=self._by, known_by="unverified", result=dict(answer))
         decision, note = self._read(answer)
         return answer_to(request, decision=decision, by=self._by, known_by="unverified", note=note)
 
@@ -47,7 +51,8 @@ class CallbackApprover:
             return (decision, "") if decision is not None else ("reject", answer)
         name = getattr(self._answer, "__qualname__", type(self._answer).__name__)
         raise NotApprovedError(
-            f"the approver `{name}` returned {answer!r:.100}, which is not an answer: return True, False, a decision or a reason"
+            f"the approver `{name}` returned {answer!r:.100}, which is not an answer: return True, False, a decision, a reason, "
+            "or the fields of a question"
         )
 
 

@@ -9,7 +9,6 @@ from plan_adapter.gates.text import (
     EFFECTS_SHOWN,
     FEWEST,
     HEIGHT,
-    IRREVERSIBLE,
     Values,
     description_section,
     digests_section,
@@ -19,15 +18,18 @@ from plan_adapter.gates.text import (
     height_of,
     notice_lines,
     opening,
+    quoted,
     redaction_note,
     retries,
+    short_description,
     title,
     uses_secrets,
     value_lines,
 )
-from plan_adapter.plan import Effect, Step
+from plan_adapter.listing import field_line
+from plan_adapter.plan import Effect, Question, Step
 from plan_adapter.preview import RollbackPreview, preview_rollback
-from plan_adapter.readable import call_name, code, counted, duration, moment, words
+from plan_adapter.readable import as_text, call_name, code, counted, duration, moment, words
 from plan_adapter.record import Attempt
 from plan_adapter.validation import BoundPlan
 
@@ -46,20 +48,28 @@ def step_gate_text(
     ends: Mapping[str, str] | None = None,
     notices: Sequence[str] = (),
 ) -> str:
-    """Return the text of a step gate: the parameters as the tool will receive them, and what led to the call.
+    """Return the text of a step gate: the parameters as the tool will receive them, or the question, and what led to it.
 
     `results` are those of the steps that it depends on, and `ends` is how they ended (`completed`, `skipped`). `item` counts from 0.
     """
     validated = bound.validated
     if step.is_group:
         return _group_gate_text(bound, step, parameters, call_name(step.id, item, label), approval_digest, expires_ms, notices)
+    before = _what_came_before(validated.dependencies[step.id], results or {}, ends or {}, Values(bound.inputs, expressions=False))
+    what = "A step" if step.ask is None else f"Asked by the step {code(step.id)}"
+    closing = [f"{what} of {title(validated.plan)}. {expiry(validated.plan, expires_ms, step)}", ""]
+    digests = digests_section(validated.digest, approval_digest=approval_digest)
+    if step.ask is not None:
+        values = Values.of(bound, expressions=False)
+        asked = _question_lines(step, step.ask, values.redacted("question", parameters["question"]))
+        first = [*notice_lines(notices), *asked, *closing]
+        return document(first, [*description_section(step.description), *redaction_note(values), *before, *digests])
     secrets = sorted(validated.parameters[step.id].secrets)
     # In this call, everything except secrets is resolved. In its rollback, only expressions that use inputs alone are.
     values, known = Values.of(bound, expressions=bool(secrets)), Values.of(bound)
     undo = preview_rollback(step.id, validated, Prediction(bound.inputs))
     first = [*notice_lines(notices), *opening(f"Approve {words(call_name(step.id, item, label))}?", step.description)]
     asked = [f"{_danger(effect, undo, or_fails=step.rollback_failed)} It calls {code(step.tool_name or '')} with:", ""]
-    closing = [f"A step of {title(validated.plan)}. {expiry(validated.plan, expires_ms, step)}", ""]
     arguments = values.parameters(validated.tools[step.id].name, parameters)
     shown, is_whole = first_values(arguments, height=max(HEIGHT - height_of([*first, *asked, *closing]), FEWEST))
     first += [*asked, *(shown or ["- no parameters"]), "", *closing]
@@ -68,8 +78,16 @@ def step_gate_text(
     rest += [*description_section(step.description), *_rollback_section(undo, known)]
     values.has_redacted = values.has_redacted or known.has_redacted
     rest += redaction_note(values)
-    rest += _what_came_before(validated.dependencies[step.id], results or {}, ends or {}, Values(bound.inputs, expressions=False))
-    return document(first, [*rest, *digests_section(validated.digest, approval_digest=approval_digest)])
+    return document(first, [*rest, *before, *digests])
+
+
+def _question_lines(step: Step, question: Question, asked: JsonValue) -> list[str]:
+    """Return a question as it is asked, in the heading, which even a small form shows; then the description and the fields."""
+    text = asked if isinstance(asked, str) else as_text(asked)
+    shown, is_whole = short_description(text.strip())
+    rest = [] if is_whole and "\n" not in text.strip() else quoted(text)
+    heading = opening(f"{words(shown)}{'' if is_whole else ' …'}", step.description)
+    return [*heading, *rest, *map(field_line, question.fields, question.fields.values()), ""]
 
 
 def _group_gate_text(
@@ -86,11 +104,11 @@ def _group_gate_text(
     effects: dict[str, Effect] = {one.id: validated.effect_of(one.id) for one in group.steps}
     undone = {one.id: preview_rollback(one.id, validated, Prediction(bound.inputs)) for one in group.steps}
     final = [code(step_id) for step_id, effect in effects.items() if effect != "read" and undone[step_id] is None]
-    danger = f"**{IRREVERSIBLE.capitalize()}: {', '.join(final)}.**" if final else "It only reads, or can be undone."
+    danger = f"**Cannot be undone: {', '.join(final)}.**" if final else "It only reads, or can be undone."
     first = [*notice_lines(notices), *opening(f"Approve {words(name)}?", group.description)]
     asked = [line for key, value in parameters.items() for line in value_lines(key, values.redacted(key, value))]
     first += [f"It runs {counted(len(effects), 'step')}, for:", "", *asked, ""]
-    first += [f"- **{words(one.id)}** ({EFFECTS_SHOWN[effects[one.id]]}): {code(one.tool_name or '')}" for one in group.steps]
+    first += [f"- **{words(one.id)}** ({EFFECTS_SHOWN[effects[one.id]]}): {code(one.called)}" for one in group.steps]
     first += ["", f"{danger} A part of {title(validated.plan)}. {expiry(validated.plan, expires_ms, group)}", ""]
     rest = ["### The steps, as written", ""]
     for one in group.steps:
@@ -110,7 +128,9 @@ def _danger(effect: Effect, undo: RollbackPreview | None, *, or_fails: bool) -> 
         return f"It {'reads' if effect == 'read' else '**writes**'}. It is undone {when}, as described below."
     if effect == "read":
         return "It reads and changes nothing."
-    return f"**It writes{', can be repeated safely,' if effect == 'idempotent_write' else ''} and {IRREVERSIBLE}.**"
+    if effect == "idempotent_write":
+        return "**It writes, can be repeated safely, and cannot be undone.**"
+    return "**It writes and cannot be undone.**"
 
 
 def _tries(step: Step, timeout_ms: int) -> str:

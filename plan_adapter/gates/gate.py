@@ -1,11 +1,11 @@
 """How gates are opened and described, and what a gate needs from the flow engine and from people."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from plan_adapter.gates.approval import Asking
-from plan_adapter.plan import CallKind, new_id
+from plan_adapter.plan import CallKind, Input, new_id
 from plan_adapter.readable import duration
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateKind, GatePolicy, PlanRun, Receipt
 
@@ -56,6 +56,7 @@ def new_gate(
     label: str | None = None,
     kind: GateKind = "approval",
     call_kind: CallKind = "step",
+    fields: Mapping[str, Input] | None = None,
 ) -> Gate:
     """Return a gate to be opened. The store sets its times."""
     return Gate(
@@ -72,6 +73,7 @@ def new_gate(
         opened_at=run.created_at,
         kind=kind,
         call_kind=call_kind,
+        fields=fields or {},
     )
 
 
@@ -92,6 +94,7 @@ def request_of(gate: Gate) -> ApprovalRequest:
         rules=gate.rules,
         kind=gate.kind,
         call_kind=gate.call_kind,
+        fields=gate.fields,
     )
 
 
@@ -107,5 +110,6 @@ def closing_message(gate: Gate, answer: Approval | None, resolution: Receipt | N
         return f"{gate.end}, recorded by {resolution.by} ({resolution.known_by})" + (f": {resolution.note}" if resolution.note else "")
     if answer is None:
         return no_answer(gate) if gate.end == "expired" else gate.end or ""
-    verb = {"approve": "approved", "reject": "rejected", "request_changes": "changes requested"}[answer.decision]
+    done = "answered" if gate.kind == "question" else "approved"
+    verb = {"approve": done, "reject": "rejected", "request_changes": "changes requested"}[answer.decision]
     return f"{verb} by {answer.by} ({answer.known_by})" + (f": {answer.note}" if answer.note else "")

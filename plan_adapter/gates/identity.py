@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.gates.approval import answer_to, decision_of, refusal, signed_text, text_to_sign
+from plan_adapter.gates.approval import answer_to, decision_of, read_answer, refusal, signed_text, text_to_sign
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.gates.signatures import allowed_signers, signer
 from plan_adapter.gates.totp import CodeStore, check
 from plan_adapter.plan import KnownBy
-from plan_adapter.record import Answer, Approval, ApprovalRequest, Decision, Gate
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate
 from plan_adapter.settings import Settings
 
 
@@ -44,8 +44,9 @@ async def known_by(answer: Answer, request: ApprovalRequest, proof_context: Proo
 async def approval_from(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> Approval:
     """Return `answer` as an approval. Raise NotApprovedError, which says why, if its giver is unproved or not allowed."""
     decision = decision_of(answer)
+    result = read_answer(request, answer.result) if request.kind == "question" and decision == "approve" else None
     proof = await proved(answer, request, proof_context)
-    return answer_to(request, decision=decision, by=answer.by, known_by=proof, note=answer.note, signature=answer.signature)
+    return answer_to(request, decision=decision, by=answer.by, known_by=proof, note=answer.note, signature=answer.signature, result=result)
 
 
 async def proved(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> KnownBy:
@@ -78,7 +79,7 @@ def recheck(approval: Approval, request: ApprovalRequest | Gate, policy: Effecti
         return
     if approval.signature is None:
         raise NotApprovedError(f"the approval by {approval.by} is recorded as signed, but has no signature")
-    signer(_signed(request, approval.decision), approval.signature, allowed=allowed_signers(policy), by=approval.by)
+    signer(_signed(request, approval), approval.signature, allowed=allowed_signers(policy), by=approval.by)
 
 
 def _claimed(answer: Answer, request: ApprovalRequest) -> KnownBy:
@@ -93,8 +94,14 @@ def _claimed(answer: Answer, request: ApprovalRequest) -> KnownBy:
     return fitting[0] if fitting else proofs[0]
 
 
-def _signed(request: ApprovalRequest | Gate, decision: Decision) -> str:
+def _signed(request: ApprovalRequest | Gate, approval: Approval) -> str:
     gate_id = request.id if isinstance(request, Gate) else request.gate_id
     if request.run_id is None or gate_id is None:
         raise NotApprovedError("only an answer at a gate of a run can be signed")
-    return signed_text(approval_digest=request.approval_digest, decision=decision, run_id=request.run_id, gate_id=gate_id)
+    return signed_text(
+        approval_digest=request.approval_digest,
+        decision=approval.decision,
+        run_id=request.run_id,
+        gate_id=gate_id,
+        result=approval.result,
+    )

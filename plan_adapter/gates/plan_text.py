@@ -10,7 +10,6 @@ from plan_adapter.gates.text import (
     EFFECTS_SHOWN,
     FEWEST,
     HEIGHT,
-    IRREVERSIBLE,
     NAMED,
     ORDER,
     Values,
@@ -32,7 +31,7 @@ from plan_adapter.gates.text import (
     uses_secrets,
     value_lines,
 )
-from plan_adapter.listing import REPLAN_FACT, group_facts, operators_fact
+from plan_adapter.listing import REPLAN_FACT, field_line, group_facts, operators_fact
 from plan_adapter.pictures import mermaid
 from plan_adapter.plan import EFFECTS, Effect, ExecutionPlan, Step
 from plan_adapter.preview import Preview, StepPreview, preview_plan
@@ -53,7 +52,7 @@ def changes_section(
     diff = diff_plans(earlier, preview.plan)
     lines = ["### What changed", ""]
     lines += [f"- **added** {code(name)}: {_called(now[name])}" for name in diff.added]
-    lines += [f"- **removed** {code(name)}: {code(before[name].tool_name or '')}" for name in diff.removed if name in before]
+    lines += [f"- **removed** {code(name)}: {code(before[name].called)}" for name in diff.removed if name in before]
     secret = {name: secret_parameters(schema) for name, schema in schemas.items()}
     for change in diff.changed[:CHANGES_SHOWN]:
         owner = now.get(_step_of(change, now))
@@ -94,7 +93,7 @@ def _step_of(change: Change, now: Collection[str]) -> str:
 
 
 def _called(step: StepPreview) -> str:
-    return f"{code(step.step.tool_name or '')}, {EFFECTS_SHOWN[step.effect]}"
+    return f"{code(step.step.called)}, {EFFECTS_SHOWN[step.effect]}"
 
 
 def _change_line(change: Change, secret: Collection[str]) -> str:
@@ -149,7 +148,7 @@ def steps_list(preview: Preview, gates: frozenset[str], values: Values, *, limit
 
 def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool) -> _StepLines:
     step, blocks = preview.step, list[str]()
-    parts = group_facts(step, preview.items, preview.at_once) or [code(step.tool_name or "")]
+    parts = group_facts(step, preview.items, preview.at_once) or [code(step.called)]
     for_each = None if step.is_group else step.for_each
     conditions = {"when": step.when, "for each": for_each, "label": step.label, "done when": step.done_when, "on error": step.on_error}
     parameters = [(code(name), value) for name, value in values.parameters(step.tool_name or "", preview.parameters)]
@@ -160,7 +159,10 @@ def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool
         arguments = [(f"undone with {code(name)}", value) for name, value in values.parameters(undo.tool_name, undo.parameters)]
         _add_parts(step.id, arguments, parts, blocks)
     effect = EFFECTS_SHOWN[preview.effect] + (" · **always runs, at the end**" if preview.is_final else "")
-    effect += " · **asks again**" if gate else ""
+    if step.ask is not None:
+        effect = effect.replace(EFFECTS_SHOWN[preview.effect], "**asks a person**")
+        parts += [f"field {field_line(name, field).removeprefix('- ')}" for name, field in step.ask.fields.items()]
+    effect += " · **asks again**" if gate and step.ask is None else ""
     facts = [] if step.is_group else [effect]
     facts += [f"in the group {code(step.group)}"] if step.group is not None else []
     return _StepLines(" · ".join([f"- {_what(preview, number)}", *facts, *parts, *([] if step.is_group else [_at_most(preview)])]), blocks)
@@ -247,7 +249,7 @@ def _decided(preview: Preview, expires_ms: int) -> list[str]:
     """Return the sentences below the steps on the first screen."""
     final = named([step.step.id for step in preview.irreversible])
     if preview.irreversible:
-        danger = f"**{IRREVERSIBLE.capitalize()}: {final}.**"
+        danger = f"**Cannot be undone: {final}.**"
     else:
         danger = "Every write can be undone." if any(step.effect != "read" for step in preview.steps) else "It only reads."
     return [f"{danger} {expiry(preview.plan, expires_ms, None)}", ""]
@@ -257,7 +259,8 @@ def _about(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
     """Return the section about the run as a whole, one fact per line."""
     plan = preview.plan
     counts = ", ".join(counted(count, _DOES[effect]) for effect, count in preview.effects.items())
-    asks = [step.step.id for step in preview.steps if step.step.id in gates]
+    asks = [step.step.id for step in preview.steps if step.step.id in gates and step.step.ask is None]
+    questions = [step.step.id for step in preview.steps if step.step.ask is not None]
     undone = [step.step.id for step in preview.steps if step.rollback is not None]
     or_asked = ", or if an approver requests it" if gates else ""
     longest = "no time limit" if preview.worst_case_ms is None else f"takes at most: {duration(preview.worst_case_ms)}"
@@ -267,11 +270,12 @@ def _about(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
         f"- {counted(len(preview.steps), 'step')}: {counts}",
         *([f"- undone if the run fails{or_asked}: {named(undone)}"] if undone else []),
         *([f"- asks again before {named(asks)}"] if asks else []),
+        *([f"- asks a person: {named(questions)}"] if questions else []),
         *uses_secrets(preview.secrets),
         *([f"- {REPLAN_FACT}"] if plan.on_failure == "replan" else []),
         *([f"- {operators_fact(plan.approval)}"] if plan.approval is not None and plan.approval.operators else []),
         *([f"- works in {code(folder)}"] if folder else []),
-        f"- {longest}" + (", without the waits for answers" if asks else ""),
+        f"- {longest}" + (", without the waits for answers" if asks or questions else ""),
         "",
     ]
 
@@ -291,10 +295,10 @@ def _order(bound: BoundPlan, preview: Preview, gates: frozenset[str]) -> list[st
 
 def _irreversible(preview: Preview) -> list[str]:
     final = preview.irreversible
-    lines = [f"### What {IRREVERSIBLE}", ""]
+    lines = ["### What cannot be undone", ""]
     if not final:
         return [*lines, "Nothing.", ""]
     if len(final) <= NAMED:
-        return [*lines, *(f"- {code(step.step.id)} writes and {IRREVERSIBLE} by this plan" for step in final), ""]
+        return [*lines, *(f"- {code(step.step.id)} writes and cannot be undone by this plan" for step in final), ""]
     names = ", ".join(code(step.step.id) for step in final)
-    return [*lines, f"These {len(final)} steps write and {IRREVERSIBLE} by this plan: {names}", ""]
+    return [*lines, f"These {len(final)} steps write and cannot be undone by this plan: {names}", ""]

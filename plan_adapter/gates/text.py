@@ -8,7 +8,7 @@ from unicodedata import east_asian_width
 from pydantic import JsonValue
 
 from plan_adapter.listing import group_facts
-from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, Step
+from plan_adapter.plan import Effect, ExecutionPlan, Expiry, Step
 from plan_adapter.preview import Preview, StepPreview
 from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, listed, one_line, redacted, visible, words
 from plan_adapter.validation import BoundPlan, ValidatedPlan
@@ -16,7 +16,7 @@ from plan_adapter.validation import BoundPlan, ValidatedPlan
 EFFECTS_SHOWN: dict[Effect, str] = {"read": "read", "idempotent_write": "write, repeatable", "write": "**write**"}
 
 IRREVERSIBLE = "cannot be undone"
-"""The words about a write without a rollback. A terminal shows every line with them, however long the text is."""
+"""The words of every sentence about a write without a rollback. A terminal shows each line with them, however long the text is."""
 
 NAMED = 12
 """The most steps that get a line each. More are named in one sentence."""
@@ -36,8 +36,8 @@ def expiry(plan: ExecutionPlan, expires_ms: int, step: Step | None) -> str:
     """Return a sentence about what happens without an answer at the gate of the plan or of `step`. `expires_ms` 0 means no limit."""
     if not expires_ms:
         return "It waits until somebody answers."
-    skips = step is not None and (plan.approval or ApprovalPolicy()).expires == "skip"
-    return f"{'Skipped' if skips else 'Rejected'} if nobody answers within {duration(expires_ms)}."
+    ends: dict[Expiry, str] = {"reject": "Rejected", "skip": "Skipped", "default": "The defaults are the answer"}
+    return f"{'Rejected' if step is None else ends[plan.expires_at(step.id)]} if nobody answers within {duration(expires_ms)}."
 
 
 def retries(step: Step) -> str:
@@ -273,8 +273,9 @@ def _step_row(number: int, preview: StepPreview, gates: frozenset[str], values: 
         items = f" × {counted(preview.items, 'item')}" if preview.items is not None else " × each item"
     if step.is_group:
         return f"- **{number}. {words(step.id)}**: {group_facts(step, preview.items, preview.at_once)[0]}"
-    asks = (", always at the end" if preview.is_final else "") + (", asks again" if step.id in gates else "")
-    row = f"- **{number}. {words(step.id)}**{items} ({EFFECTS_SHOWN[preview.effect]}{asks}): {code(step.tool_name or '')}"
+    asks = (", always at the end" if preview.is_final else "") + (", asks again" if step.id in gates and step.ask is None else "")
+    does = EFFECTS_SHOWN[preview.effect] if step.ask is None else "asks a person"
+    row = f"- **{number}. {words(step.id)}**{items} ({does}{asks}): {code(step.called)}"
     parameters = values.parameters(step.tool_name or "", preview.parameters)
     for index, (name, value) in enumerate(parameters):
         left = columns - columns_of(row) - columns_of(name) - 6

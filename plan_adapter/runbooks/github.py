@@ -15,7 +15,7 @@ _FIELDS = frozenset({"name", "on", "jobs", "env", "defaults", "run-name", "permi
 _LEFT_OUT = {
     "run-name": "a run is named after its plan",
     "permissions": "steps have the permissions of the worker",
-    "concurrency": "runs do not exclude each other: start one at a time",
+    "concurrency": "write `concurrency: {key, when_busy}` if runs must exclude each other",
 }
 
 

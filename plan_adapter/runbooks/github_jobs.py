@@ -36,7 +36,7 @@ _NOT_NEEDED: Mapping[str, str] = {
     "permissions": "steps have the permissions of the worker",
     "container": "run the worker in this image, or write `docker run` in the scripts",
     "services": "start these services before the run, or in a step",
-    "concurrency": "runs do not exclude each other: start one at a time",
+    "concurrency": "write `concurrency: {key, when_busy}` if runs must exclude each other",
 }
 _STEP_FIELDS = frozenset(
     {"id", "name", "uses", "with", "run", "env", "if", "working-directory", "shell", "timeout-minutes", "continue-on-error"}

@@ -26,7 +26,7 @@ async def why_stale(answer: Approval, plan: ExecutionPlan, run: PlanRun, store: 
     if answer.decision != "approve" or answer.gate_id is None or answer.used_at is not None:
         return None
     policy = await store.policy.effective(settings)
-    rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "")
+    rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "", step_id=answer.step_id)
     if (reason := refusal(rules, by=answer.by, known_by=answer.known_by, decision=answer.decision)) is not None:
         return reason
     try:
@@ -63,7 +63,7 @@ class GateAnswers:
 
         Raises NotApprovedError if the answer is refused, and RunConflictError if another answer came first.
         """
-        if gate.kind == "approval" or gate.step_id is None:
+        if gate.kind != "outcome" or gate.step_id is None:
             return await self.store.gates.answer(gate.id, await self._taken(answer, request))
         await self.store.outcomes.resolve(
             gate.run_id, gate.step_id, await self._resolution(answer, request), item=gate.item, kind=gate.call_kind
@@ -89,8 +89,14 @@ class GateAnswers:
         await self._refuse_open_form(answer, request)
         proof_context = await self._proof_context()
         approval = await approval_from(answer, await self._with_current_policy(request, proof_context.policy), proof_context)
+        self._refuse_secrets(approval)
         self._verified.add(approval.id)
         return approval
+
+    def _refuse_secrets(self, approval: Approval) -> None:
+        """Raise NotApprovedError for an answer to a question that contains the value of a secret of the run."""
+        if self.redact(approval.result) != approval.result:
+            raise NotApprovedError("the answer contains the value of a secret, and answers are recorded and shown: leave it out")
 
     async def _resolution(self, answer: Answer, request: ApprovalRequest) -> ResolutionRecord:
         if answer.decision not in ("done", "again", "abort"):
@@ -112,7 +118,8 @@ class GateAnswers:
         if policy.number is None or request.run_id is None:
             return request
         run = await self.store.run(request.run_id, with_steps=False)
-        return replace(request, rules=with_current_policy(request.rules, await self.store.get(run.digest), policy))
+        rules = with_current_policy(request.rules, await self.store.get(run.digest), policy, step_id=request.step_id)
+        return replace(request, rules=rules)
 
     async def _refuse_open_form(self, answer: Answer, request: ApprovalRequest) -> None:
         """Raise NotApprovedError for a one-time code in a form that anyone can read and submit."""

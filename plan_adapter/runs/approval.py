@@ -329,7 +329,7 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
 
 def _unknown_names(plan: ExecutionPlan, policy: EffectivePolicy) -> list[str]:
     """Return notices about approvers that may be misspelt or missing groups. If no groups exist, every name is a person."""
-    approvers = plan.approval.approvers if plan.approval is not None else ()
+    approvers = [*(plan.approval.approvers if plan.approval is not None else ()), *plan.approvers_of_questions]
     names = [name for name in names_without_group(plan, policy) if name in approvers] if policy.groups else []
     where = "PLAN_ADAPTER_GROUPS" if policy.number is None else "the store's policy"
     return [f"`{one_line(name)}` may answer as a person: {where} has no group with this name." for name in names]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from plan_adapter.crash_points import reached
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.cancellation import first_reason
-from plan_adapter.gates.approval import Approver, refusal
+from plan_adapter.gates.approval import Approver, read_answer, refusal
 from plan_adapter.gates.gate import CanAskOutcomes, GateEventKind, GateForms, closing_message, request_of
 from plan_adapter.hooks import Event, Listener, call_hook, notify
 from plan_adapter.record import Answer, Approval, Gate, PlanRun, StepRun
@@ -67,6 +67,8 @@ class OpenGate:
         if reason is not None:
             return reason
         try:
+            if self.gate.kind == "question" and approval.decision == "approve":
+                approval = replace(approval, result=read_answer(self.gate, approval.result))
             await self._answers.prove(approval, self.request)
             return await self._close_with(approval)
         except NotApprovedError as error:
@@ -281,7 +283,7 @@ class GateKeeper:
         if asking.gate.kind == "outcome":
             if isinstance(self.run_request.approver, CanAskOutcomes):
                 yield self._ask_outcome(self.run_request.approver, asking)
-        elif self.run_request.approver is not None and not self.has_answered(asking.gate.approval_digest):
+        elif self.run_request.approver is not None and self.can_ask(asking.gate):
             yield self._ask_approver(self.run_request.approver, asking)
         if self.session.backend.cancellation is not None and asking.gate.step_id is None and not self.run_request.asks_in_form:
             yield asking.watch_cancellation(
@@ -343,6 +345,13 @@ class GateKeeper:
                 await call_hook(hook, self.run, step, gate)
         except TimeoutError:
             log.warning("hook %s took more than %g s and was ended", getattr(hook, "__name__", hook), HOOK_SECONDS)
+
+    def can_ask(self, gate: Gate) -> bool:
+        """Return whether the approver of this process can answer at `gate`. One who approves in advance answers no question."""
+        approver = self.run_request.approver
+        if approver is None or self.has_answered(gate.approval_digest):
+            return False
+        return gate.kind != "question" or not getattr(approver, "is_beforehand", False)
 
     def has_answered(self, approval_digest: str) -> bool:
         """Return whether the approver has answered about this content. An approver that asks a person each time is not counted."""

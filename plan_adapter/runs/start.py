@@ -30,6 +30,7 @@ from plan_adapter.runs.replan import AUTOMATIC_REPLAN, draft_automatically, note
 from plan_adapter.runs.secrets import refuse_missing, secrets_of
 from plan_adapter.runs.session import Backend, RunRequest, RunSession, known_secrets_of, opened_store, server_of
 from plan_adapter.runs.step_gates import CallGates, OutcomeGates
+from plan_adapter.runs.turn import refuse_turn, wait_for_turn
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
@@ -128,7 +129,10 @@ async def _execute_approved(approved: ApprovedPlan, keeper: GateKeeper) -> Bound
     try:
         try:
             async with watched(scope, store, partial(store.ledger.cancel_request, run.id), backend.cancellation):
+                has_begun = await wait_for_turn(scope, store)
                 await execute(scope, backend.run_step)
+            if not has_begun:
+                return None
             if scope.is_left:
                 await leave_waiting(run, store)
                 return None
@@ -328,18 +332,7 @@ def _pending_steps(validated: ValidatedPlan, history: RunHistory) -> list[StepRu
     for (step_id, _), number in history.attempts.items():
         tried[step_id] = tried.get(step_id, 0) + number
     return [
-        StepRun(
-            id=step.id,
-            index=index,
-            tool_name=step.tool_name or "",
-            description=step.description,
-            depends_on=validated.dependencies[step.id],
-            group=step.group,
-            attempts=tried.get(step.id, 0),
-            max_retries=step.max_retries,
-            retry_delay_ms=step.retry_delay_ms,
-            metadata=dict(step.metadata),
-        )
+        StepRun.pending(dict(step), index, depends_on=validated.dependencies[step.id], group=step.group, attempts=tried.get(step.id, 0))
         for index, step in enumerate(validated.plan.all_steps)
     ]
 
@@ -366,6 +359,7 @@ async def execute_plan(
         with known_secrets_of(server):
             await refuse_missing(bound.validated, run_request.settings)
             await refuse_approver(bound, opened, run_request)
+            await refuse_turn(bound, opened, run_request.context)
             run = await create_run(bound, opened, run_request)
             if not answered and server is None:
                 await open_detached(bound, run, opened, run_request.settings)

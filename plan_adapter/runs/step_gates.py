@@ -7,13 +7,13 @@ from typing import assert_never
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.ports import GatedCall, GateRefusal, RecordedResolution, UnknownOutcome
-from plan_adapter.gates.approval import ApprovedPlan, gate_policy_of, needs_gate
+from plan_adapter.gates.approval import ApprovedPlan, gate_policy_of, needs_gate, read_answer
 from plan_adapter.gates.call_text import outcome_text, step_gate_text
 from plan_adapter.gates.gate import new_gate, no_answer
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.plan import ExecutionPlan, Step, new_id
 from plan_adapter.readable import call_name
-from plan_adapter.record import Approval, Gate, PlanRun, RunReason
+from plan_adapter.record import AUTHOR, Approval, Gate, PlanRun, RunReason
 from plan_adapter.runs.answers import earlier_answers, why_stale
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.standing import approval_by_standing
@@ -62,8 +62,7 @@ class CallGates:
     async def _closed(self, gate: Gate, call: GatedCall) -> Gate | None:
         """Return `gate` closed, or None if it is still open: the call was left, or this process's approver is not allowed to answer."""
         keeper = self.keeper
-        is_asked_here = keeper.run_request.approver is not None and not keeper.has_answered(call.approval_digest)
-        if not is_asked_here and not call.waiting.done():
+        if not keeper.can_ask(gate) and not call.waiting.done():
             call.waiting.set_result(None)
         try:
             closed = await keeper.ask(gate, call.step_run, until=call.withdrawn, left=call.left)
@@ -76,9 +75,8 @@ class CallGates:
 
     async def _gate_of(self, call: GatedCall, answers: list[Approval]) -> Gate:
         keeper, run = self.keeper, self.keeper.run
-        rules = gate_policy_of(
-            self._plan, await keeper.store.policy.effective(keeper.run_request.settings), requested_by=run.requested_by or ""
-        )
+        policy = await keeper.store.policy.effective(keeper.run_request.settings)
+        rules = gate_policy_of(self._plan, policy, requested_by=run.requested_by or "", step_id=call.step.id)
         before = [step for step in run.steps if step.id in self.approved.bound.validated.dependencies[call.step.id]]
         changes, stale = await earlier_answers(
             [row for row in answers if row.decision == "approve" or row.at >= self.approved.approval.at],
@@ -109,6 +107,8 @@ class CallGates:
             step_id=call.step.id,
             item=call.item,
             label=call.label,
+            kind="approval" if call.step.ask is None else "question",
+            fields=None if call.step.ask is None else call.step.ask.fields,
         )
 
     @property
@@ -130,13 +130,19 @@ class CallGates:
         last = next(reversed(await self._answers(call)), None)
         if last is not None and last.decision == "reject" and last.at >= self.approved.approval.at:  # not of an earlier version
             return _refused(last)
-        if last is not None and last.decision == "approve" and last.used_at is None:
+        if last is not None and last.decision == "approve" and (last.used_at is None or self._is_kept(last, call)):
             return last if await self._counts(last) else None
         if (expired := await self._expired(call)) is not None:
             return await self._outcome(expired, call)
+        if call.step.ask is not None:
+            return None
         return await approval_by_standing(
             self.approved.approval, call, self.keeper.run, self._plan, self.keeper.store, self.keeper.run_request
         )
+
+    def _is_kept(self, answer: Approval, call: GatedCall) -> bool:
+        """Return whether `answer`, used by an earlier start, still answers a question: that start died before it wrote the receipt."""
+        return answer.result is not None and call.step.id not in self.asked
 
     async def _counts(self, answer: Approval) -> bool:
         """Return whether `answer` is an approval that is not stale in this process."""
@@ -168,6 +174,8 @@ class CallGates:
                     return None
                 case _:
                     assert_never(answer.decision)
+        if closed.end == "expired" and closed.rules.expires == "default":
+            return await self._default(closed, call)
         if closed.end == "expired":
             message = f"{no_answer(closed)} at the gate of `{closed.step_id}`"
             return GateRefusal(RunReason.EXPIRED, message, ends_run=closed.rules.expires == "reject")
@@ -177,6 +185,24 @@ class CallGates:
             return GateRefusal(RunReason.CANCELLED, f"the gate of `{closed.step_id}` was closed", ends_run=False)
         reason = await keeper.store.ledger.cancel_request(closed.run_id)
         return GateRefusal(RunReason.CANCELLED, reason or f"the gate of `{closed.step_id}` was closed")
+
+    async def _default(self, expired: Gate, call: GatedCall) -> Approval:
+        """Record and return the defaults of the fields as the answer to a question that nobody answered in time."""
+        answer = Approval(
+            id=new_id(),
+            approval_digest=call.approval_digest,
+            decision="approve",
+            by=AUTHOR,
+            known_by="not_required",
+            at=await self.keeper.store.now(),
+            note=f"{no_answer(expired)}: the defaults are the answer",
+            run_id=expired.run_id,
+            step_id=expired.step_id,
+            item=expired.item,
+            result=read_answer(expired, {}),
+        )
+        await self.keeper.store.add_approval(answer)
+        return answer
 
 
 def _refused(answer: Approval) -> GateRefusal:

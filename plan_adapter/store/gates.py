@@ -4,12 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
+from pydantic import JsonValue
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
 
 from plan_adapter.commands import answer_command
 from plan_adapter.errors import NotApprovedError, PlanAdapterError, RunConflictError
+from plan_adapter.plan import Input
 from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import Approval, Gate, GateEnd, GatePolicy
 from plan_adapter.store import audit, entries, leases
@@ -20,7 +22,7 @@ from plan_adapter.store.digests import plain
 from plan_adapter.store.leases import Claim, Owner
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import seen_by
-from plan_adapter.store.rows import Row, approval_of, approval_row, context_of, item_column, item_of, whose
+from plan_adapter.store.rows import Row, approval_of, approval_row, context_of, dump_json, item_column, item_of, whose
 from plan_adapter.store.tables import approvals as answers
 from plan_adapter.store.tables import gates, runs
 
@@ -94,7 +96,7 @@ class Gates(StorePart):
         if connection.execute(select(answers.c.id).where(answers.c.id == approval.id)).first() is not None:
             return NotApprovedError(f"the approval {approval.id} was given before: each answer is one of its own")
         # One statement decides: a concurrent answer waits for this row, finds it closed and changes nothing.
-        same = and_(gates.c.kind == "approval", gates.c.approval_digest == approval.approval_digest, _is_open(), _is_in_time())
+        same = and_(_takes(approval), gates.c.approval_digest == approval.approval_digest, _is_open(), _is_in_time())
         closed = _closed_now(connection, and_(_is(gate_id, self.tenant_id), same), "answered")
         if closed is None:
             return _why_not_taken(connection, self.tenant_id, gate_id, approval)
@@ -204,6 +206,7 @@ def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) 
         step_id=row["step_id"] or None,
         item=item_of(row),
         text=row.get("text") or "",
+        fields={name: Input(**field) for name, field in json.loads(row["fields"] or "{}").items()},
         rules=_gate_policy_of(row["rules"]),
         attended=None if row["closed_at"] is not None else _is_attended(owner) if attended is None else attended[owner],
     )
@@ -243,6 +246,7 @@ def _gate_row(connection: Connection, gate: Gate, timeout_ms: int) -> dict[str, 
         **{name: getattr(gate, name) for name in _WRITTEN},
         "step_id": gate.step_id or "",
         "item": item_column(gate.item),
+        "fields": _fields_text(gate),
         "rules": _rules_text(gate.rules),
         "opened_at": now,
         "expires_at": now + timedelta(milliseconds=timeout_ms) if timeout_ms else None,
@@ -270,6 +274,13 @@ def _closed_now(connection: Connection, which: ColumnElement[bool], end: GateEnd
     return connection.execute(update(gates).where(which).values(closed_at=database_now(), end=end).returning(gates)).mappings().first()
 
 
+def _takes(approval: Approval) -> ColumnElement[bool]:
+    """Return the condition for the kind of gate that `approval` can close: only one with a result answers a question."""
+    if approval.decision != "approve":
+        return gates.c.kind != "outcome"
+    return gates.c.kind == ("approval" if approval.result is None else "question")
+
+
 def _why_not_taken(connection: Connection, tenant: str | None, gate_id: str, approval: Approval) -> PlanAdapterError:
     try:
         gate = _expired(connection, tenant, gate_id)
@@ -280,6 +291,9 @@ def _why_not_taken(connection: Connection, tenant: str | None, gate_id: str, app
             f"this gate asks how `{call_name(gate.step_id or '', gate.item, gate.label, kind=gate.call_kind)}` ended, and takes no "
             f"approval: `{answer_command(gate)}` answers it"
         )
+    if gate.closed_at is None and gate.approval_digest == approval.approval_digest:
+        what = "asks a question, which an approval does not answer" if gate.kind == "question" else "asks for an approval, not for a result"
+        return NotApprovedError(f"this gate {what}: `{answer_command(gate)}` answers it")
     if gate.closed_at is None:
         return NotApprovedError(
             f"the answer is to other content ({approval.approval_digest[:12]}…) than the gate asks about ({gate.approval_digest[:12]}…): "
@@ -322,6 +336,11 @@ def _is_attended(owner: str | None) -> bool | None:
         return False
     found = Owner.parse(owner)
     return found.is_alive if found.is_here else None
+
+
+def _fields_text(gate: Gate) -> str | None:
+    fields = {name: field.model_dump(mode="json", exclude_defaults=True) for name, field in gate.fields.items()}
+    return dump_json(cast("JsonValue", fields)) if fields else None
 
 
 def _rules_text(rules: GatePolicy) -> str:

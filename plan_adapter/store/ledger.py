@@ -11,9 +11,10 @@ from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.plan import CallKind, ExecutionPlan, PlanStatus, StepStatus
 from plan_adapter.record import Approval, PlanRun, RunContext, RunReason
-from plan_adapter.store import approvals, audit, entries, gates, leases, operator_requests, plans, steps
+from plan_adapter.store import approvals, audit, concurrency, entries, gates, leases, operator_requests, plans, steps
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import clock_of, database_now, now_of
+from plan_adapter.store.concurrency import RunBefore
 from plan_adapter.store.database import Database, StorePart, reads, writes
 from plan_adapter.store.digests import instant_text, plain
 from plan_adapter.store.leases import Claim, Owner
@@ -123,6 +124,20 @@ class RunLedger(StorePart):
         started = entries.of_run(plain(runs, claimed), "run_started", message=words, row_id=str(claim.epoch))
         audit.append(connection, run.id, [started])
         return claimed["updated_at"], claim
+
+    async def take_key(self, run: PlanRun, key: str) -> list[RunBefore]:
+        """Give a claimed run its concurrency key. Returns the runs that come before it; empty if it has the key now."""
+        return await self._take_key(run.id, key)
+
+    @writes
+    def _take_key(self, connection: Connection, run_id: str, key: str) -> list[RunBefore]:
+        row = connection.execute(select(runs).where(*matches(run_id, self.tenant_id))).mappings().one()
+        return concurrency.take(connection, row, key)
+
+    @reads
+    def runs_before(self, connection: Connection, key: str, context: RunContext) -> list[RunBefore]:
+        """Return the runs that have the concurrency key, or wait for it."""
+        return concurrency.runs_before(connection, self._whose(context).tenant_id or "", key, None)
 
     async def renew(self, run_id: str) -> None:
         """Renew the lease of a run that this store claimed. Raises LeaseLostError if another process has taken the run."""

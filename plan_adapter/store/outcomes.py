@@ -220,6 +220,8 @@ def _by_hand(connection: Connection, run: Row, call: CallPlace, *, at: datetime)
     if step.is_group:
         names = ", ".join(f"`{one.id}`" for one in step.steps[:5])
         raise RunConflictError(f"`{step.id}` is a group and calls no tool: name one of its steps, {names}")
+    if step.ask is not None:
+        raise RunConflictError(f"`{step.id}` asks a question, whose outcome is its answer: `plan answer {run['id']} {step.id}` gives one")
     tool_name = step.tool_name or ""
     if call.kind == "rollback":
         if step.rollback is None:

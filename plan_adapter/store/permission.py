@@ -45,6 +45,7 @@ class CallApproval(NamedTuple):
     revoked_at: datetime | None
     revoked_by: str | None
     now: datetime
+    is_answer: bool  # to a question
 
 
 def refusals(connection: Connection, run_id: str, attempts: Sequence[Attempt]) -> dict[str, str]:
@@ -103,8 +104,11 @@ def is_same_content(approved: str | None, current: str | None) -> bool:
 
 
 def is_use_left(row: CallApproval) -> bool:
-    """Return whether the approval is unused, or used by this same start of the run. A retried call needs no new approval."""
-    return row.used_at is None or (row.claimed_at is not None and row.used_at >= row.claimed_at)
+    """Return whether the approval is unused, or used by this same start of the run. A retried call needs no new approval.
+
+    The answer to a question lets nothing happen, so it is not used up: a start that died before its receipt does not ask twice.
+    """
+    return row.is_answer or row.used_at is None or (row.claimed_at is not None and row.used_at >= row.claimed_at)
 
 
 def why_revoked(row: PlanApproval | CallApproval) -> str | None:
@@ -184,6 +188,7 @@ _CALL: Any = (
         _standing.revoked_at,
         _standing.revoked_by,
         database_now(),
+        approvals.c.result.is_not(None),
     )
     .select_from(
         approvals.outerjoin(standing_approvals, _standing.id == approvals.c.standing_id).outerjoin(runs, runs.c.id == approvals.c.run_id)

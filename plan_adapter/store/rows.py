@@ -214,6 +214,7 @@ def approval_row(approval: Approval) -> dict[str, Any]:
         "gate_id": approval.gate_id,
         "standing_id": approval.standing_id,
         "signature": approval.signature,
+        "result": None if approval.result is None else dump_json(approval.result),
     }
 
 
@@ -235,4 +236,5 @@ def approval_of(row: Row) -> Approval:
         standing_id=row["standing_id"],
         signature=row["signature"],
         used_at=row["used_at"],
+        result=None if row["result"] is None else load_json(row["result"]),
     )

@@ -74,6 +74,8 @@ def _words(document: Mapping[str, Any], run_id: str, signatures: Mapping[_Key, s
             continue
         # An attempt that a person made by hand was created with the resolution: it has no key.
         is_by_hand = attempt["idempotency_key"] == ""
+        if attempt["effect"] == "read" and not is_by_hand:  # the answer to a question, whose approval has the signature
+            continue
         item = None if attempt["item"] == NO_ITEM else attempt["item"]
         by_hand = by_hand_digest(run_id=run_id, step_id=attempt["step_id"], item=item, number=attempt["number"], kind=attempt["kind"])
         digest = by_hand if is_by_hand else outcome_digest(attempt["id"])
@@ -88,6 +90,7 @@ def _answer(row: Plain) -> Signed:
         decision=row["decision"],  # pyright: ignore[reportArgumentType]  # any value; it is what must have been signed
         run_id=str(row["run_id"] or ""),
         gate_id=str(row["gate_id"] or ""),
+        result=None if row["result"] is None else json.loads(str(row["result"])),
     )
     return Signed("approvals", str(row["id"]), str(row["by"]), text, _optional(row["signature"]), _optional(row["step_id"]))
 

@@ -50,13 +50,12 @@ def step_runs_of(
         _read_results(connection, found)
     for run_id, steps in planned.items():
         found[run_id].lists = {step["id"] for step in steps if "for_each" in step or "group" in step}
-    return {
-        run_id: _with_group_results(
-            [_put(_pending(step, index), found[run_id], run_id in interrupted, with_results) for index, step in enumerate(steps)],
-            found[run_id].results if with_results else None,
-        )
-        for run_id, steps in planned.items()
-    }
+    read = dict[str, list[StepRun]]()
+    for run_id, steps in planned.items():
+        pending = [StepRun.pending(step, index, depends_on=step["depends_on"], group=step.get("group")) for index, step in enumerate(steps)]
+        ended = [_put(step, found[run_id], run_id in interrupted, with_results) for step in pending]
+        read[run_id] = _with_group_results(ended, found[run_id].results if with_results else None)
+    return read
 
 
 def _with_group_results(steps: list[StepRun], results: Mapping[str, dict[int, str]] | None) -> list[StepRun]:
@@ -101,20 +100,6 @@ def _texts(connection: Connection, table: Table, column: Column[Any], keys: set[
     tenants, digests = {tenant for tenant, _ in keys}, {digest for _, digest in keys}
     query = select(table.c.tenant_id, table.c.digest, column).where(table.c.tenant_id.in_(tenants), table.c.digest.in_(digests))
     return {(tenant, digest): text for tenant, digest, text in connection.execute(query)}
-
-
-def _pending(step: dict[str, Any], index: int) -> StepRun:
-    return StepRun(
-        id=step["id"],
-        index=index,
-        tool_name=step.get("tool_name") or "",
-        description=step.get("description", ""),
-        depends_on=tuple(step["depends_on"]),
-        max_retries=step.get("max_retries", 0),
-        retry_delay_ms=step.get("retry_delay_ms", 0),
-        metadata=dict(step.get("metadata", {})),
-        group=step.get("group"),
-    )
 
 
 def history_of(connection: Connection, run_id: str) -> RunHistory:

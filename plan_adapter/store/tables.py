@@ -201,6 +201,18 @@ step_runs = Table(
     sqlite_with_rowid=False,
 )
 
+concurrency_keys = Table(
+    "concurrency_keys",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    *_whose(),
+    Column("key", Words, nullable=False),
+    Column("since", Instant, nullable=False),  # when the run began to wait for it
+    Column("is_held", Boolean, nullable=False),  # until the run has ended
+    Index(None, "tenant_id", "key"),
+    sqlite_with_rowid=False,
+)
+
 
 def _attempt_key() -> list[Column[Any]]:
     # Two processes that execute one run cannot both begin the same attempt.
@@ -272,6 +284,7 @@ approvals = Table(
     Column("gate_id", Text),
     Column("standing_id", Text),
     Column("signature", Text),
+    Column("result", Words),  # the answer to a question, as JSON
     Index(None, "approval_digest"),
     Index(None, "run_id"),
     Index(None, "gate_id", unique=True),  # a gate has one answer; NULLs are not compared
@@ -302,6 +315,7 @@ gates = Table(
     Column("kind", Text, nullable=False),
     Column("call_kind", Text, nullable=False),
     Column("label", Words),  # the item's name, unless it is named by number
+    Column("fields", Words),  # of the answer to a question, as JSON
     Column("text", Words, nullable=False),  # last, because SQLite reads a row from its start and this may be long
     Index("ix_gates_open", "run_id", "step_id", "call_kind", "item", unique=True, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
     Index(None, "run_id"),

@@ -78,6 +78,7 @@ class Case:
     plan: BoundPlan
     calls: Mapping[tuple[CallKind, str], Answers]  # by kind of call and step
     gates: Mapping[str, tuple[GateAnswer, ...]]  # by step, or PLAN; several are for the items in turn
+    answers: Mapping[str, JsonValue]  # to questions, by step: the values of their fields
     expect: Expectation = field(default_factory=Expectation)
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Reads test files: finds them, and returns their cases or every problem with its line and column."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,7 +23,7 @@ from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, find_
 from plan_adapter.validation.inputs import read_values
 from plan_adapter.values import join
 
-_SHARED = ("inputs", "steps", "rollbacks", "gates")
+_SHARED = ("inputs", "steps", "rollbacks", "gates", "answers")
 _CALLS: Mapping[CallKind, str] = {"step": "steps", "rollback": "rollbacks"}
 _ENDINGS = (".yaml", ".yml", ".json")
 _EXAMPLE = "write `cases:` and under it `it works: {}`"
@@ -105,6 +105,16 @@ def _without_people(plan: ExecutionPlan) -> ExecutionPlan:
     return plan.model_copy(update={"approval": approval, "on_failure": None})
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What a file and its cases have in common: inputs, and the answers to calls, at gates and to questions."""
+
+    inputs: dict[str, JsonValue]
+    calls: _Calls
+    gates: _Gates
+    answers: dict[str, JsonValue]
+
+
 class _CaseReader(FieldReader):
     """Reads the content of a test file. Without a plan, whatever depends on it is not checked."""
 
@@ -118,25 +128,26 @@ class _CaseReader(FieldReader):
     def cases(self, values: dict[str, JsonValue]) -> list[Case]:
         """Return the cases. Those with problems are missing."""
         self.refuse_others(values, "", (*_SHARED, "cases"), "a test file")
-        inputs, calls, gates = self._shared(values, "")
+        shared = self._shared(values, "")
         written = self.mapping(values.get("cases"), "cases")
         if not written and "cases" not in {problem.at for problem in self.problems}:
             self.report("missing-field", "cases", "the file has no cases", _EXAMPLE)
-        found = [self._case(name, value, inputs, calls, gates) for name, value in written.items()]
+        found = [self._case(name, value, shared) for name, value in written.items()]
         return [case for case in found if case is not None]
 
-    def _case(self, name: str, value: JsonValue, inputs: dict[str, JsonValue], calls: _Calls, gates: _Gates) -> Case | None:
+    def _case(self, name: str, value: JsonValue, shared: "_Shared") -> Case | None:
         at = join("cases", name)
         fields = self.mapping(value, at)
         if not isinstance(value, dict | None):
             return None
         self.refuse_others(fields, at, (*_SHARED, "expect"), "a case")
-        own_inputs, own_calls, own_gates = self._shared(fields, at)
+        own = self._shared(fields, at)
         expect = ExpectationReader(self).expectation(fields.get("expect"), join(at, "expect"))
-        bound = self._bound({**inputs, **own_inputs}, at, own=own_inputs)
+        bound = self._bound({**shared.inputs, **own.inputs}, at, own=own.inputs)
         if bound is None:
             return None
-        return Case(name, Path(), 0, bound, {**calls, **own_calls}, {**gates, **own_gates}, expect)
+        calls, gates, answers = shared.calls | own.calls, shared.gates | own.gates, shared.answers | own.answers
+        return Case(name, Path(), 0, bound, calls, gates, answers, expect)
 
     def _bound(self, inputs: dict[str, JsonValue], at: str, *, own: Mapping[str, JsonValue]) -> BoundPlan | None:
         if self._validated is None:
@@ -148,8 +159,8 @@ class _CaseReader(FieldReader):
             self.report(problem.code, place, problem.message, "write it under `inputs`" if is_missing else problem.hint)
         return None if problems else bind_inputs(self._validated, inputs)
 
-    def _shared(self, fields: dict[str, JsonValue], at: str) -> tuple[dict[str, JsonValue], _Calls, _Gates]:
-        """Return the fields that a file and a case have in common: inputs, answers to calls, answers at gates."""
+    def _shared(self, fields: dict[str, JsonValue], at: str) -> "_Shared":
+        """Return the fields that a file and a case have in common."""
         calls: _Calls = {}
         for kind, name in _CALLS.items():
             for step_id, value in self.of_steps(fields.get(name), join(at, name)).items():
@@ -159,13 +170,28 @@ class _CaseReader(FieldReader):
         gates: _Gates = {}
         for name, value in self.of_steps(fields.get("gates"), join(at, "gates"), also=(PLAN,)).items():
             gates[name] = self._gate(value, join(join(at, "gates"), name), name)
-        return self.mapping(fields.get("inputs"), join(at, "inputs")), calls, gates
+        given = self.of_steps(fields.get("answers"), join(at, "answers")).items()
+        answers = {step_id: self._answered(value, join(join(at, "answers"), step_id), step_id) for step_id, value in given}
+        return _Shared(self.mapping(fields.get("inputs"), join(at, "inputs")), calls, gates, answers)
+
+    def _answered(self, value: JsonValue, at: str, step_id: str) -> JsonValue:
+        """Return the answer to a question, and report what does not fit its fields."""
+        question = None if self._plan is None else self._plan.step(step_id).ask
+        if question is None:
+            if self._plan is not None:
+                self.report("bad-answer", at, f"`{step_id}` asks no question", "answer its call under `steps`")
+            return value
+        for problem in read_values(question.fields, self.mapping(value, at), from_text=False, what="field")[1]:
+            self.report(problem.code, join(at, problem.at.removeprefix("fields.")), problem.message, problem.hint)
+        return value
 
     # Answers to calls.
 
     def _answers(self, value: JsonValue, at: str, step_id: str, kind: CallKind) -> Answers | None:
         if self._plan is not None and kind == "rollback" and self._plan.step(step_id).rollback is None:
             self.report("bad-answer", at, f"`{step_id}` has no rollback", "remove it, or write a `rollback` in the plan")
+        if self._plan is not None and kind == "step" and self._plan.step(step_id).ask is not None:
+            self.report("bad-answer", at, f"`{step_id}` asks a question", f"write `answers: {{{step_id}: {{field: value}}}}`")
         by_item = self._has_items(step_id) and isinstance(value, list)
         if by_item and isinstance(value, list):
             calls = tuple(self._attempts(part, join(at, index), step_id) for index, part in enumerate(value))
@@ -174,7 +200,8 @@ class _CaseReader(FieldReader):
         return Answers(calls, by_item)
 
     def _has_items(self, step_id: str) -> bool:
-        return self._plan is not None and self._plan.step(step_id).for_each is not None
+        step = None if self._plan is None else self._plan.step(step_id)
+        return step is not None and (step.for_each is not None or step.group is not None)
 
     def _attempts(self, value: JsonValue, at: str, step_id: str) -> tuple[Answer, ...]:
         if not isinstance(value, list):

@@ -43,7 +43,8 @@ def with_recorded_tools(validated: ValidatedPlan) -> ValidatedPlan:
             known[tool.name] = tool.answered_by(_recorded)
         return known[tool.name]
 
-    tools = {step_id: recorded(tool) for step_id, tool in validated.tools.items()}
+    asked = {step.id for step in validated.plan.all_steps if step.ask is not None}  # their result is the answer at their gate
+    tools = {step_id: tool if step_id in asked else recorded(tool) for step_id, tool in validated.tools.items()}
     rollbacks = {step_id: replace(rollback, tool=recorded(rollback.tool)) for step_id, rollback in validated.rollbacks.items()}
     return replace(validated, tools=MappingProxyType(tools), rollbacks=MappingProxyType(rollbacks))
 
@@ -101,6 +102,7 @@ class RecordedApprover:
     def __init__(self, case: Case, store: PlanStore) -> None:
         """Answer at the gates of one run of `case`, which `store` records."""
         self.opened = list[str]()  # the names of the gates, in the order in which they opened
+        self.unanswered: dict[str, str] = {}  # by step: what to write
         self._case = case
         self._store = store
 
@@ -113,7 +115,18 @@ class RecordedApprover:
         if answer == "expire":
             await self._store.gates.close(request.gate_id or "", "expired")
             return await asyncio.get_running_loop().create_future()
+        if request.kind == "question" and answer == "approve":
+            return self._answer(step_id, request)
         return answer_to(request, decision=answer, by=BY, known_by="unverified")
+
+    def _answer(self, step_id: str, request: ApprovalRequest) -> Approval:
+        """Answer a question as the case says, else with the defaults of its fields."""
+        answer = self._case.answers.get(step_id, {})
+        required = [name for name, field in request.fields.items() if field.is_required]
+        if step_id not in self._case.answers and required:
+            self.unanswered[step_id] = f"`{step_id}` asks a question: write `answers: {{{step_id}: {{{required[0]}: …}}}}`"
+            return answer_to(request, decision="reject", by=BY, known_by="unverified", note="the case has no answer to this question")
+        return answer_to(request, decision="approve", by=BY, known_by="unverified", result=answer)
 
 
 class MadeUpSecrets:

@@ -54,7 +54,7 @@ class CaseRunner:
         steps, approver = RecordedStepRunner(case), RecordedApprover(case, self._store)
         run = await self._executed(case, steps, approver)
         calls = Calls(await self._store.attempts(run.id), await self._store.receipts(run.id), approver.opened)
-        unanswered = tuple(steps.unanswered.values())
+        unanswered = (*steps.unanswered.values(), *approver.unanswered.values())
         mismatches = () if unanswered else tuple(compare(case.expect, run, calls))  # they would only follow
         return CaseResult(case, run, mismatches, unanswered, (time.perf_counter() - started) * 1000)
 

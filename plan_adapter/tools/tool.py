@@ -56,6 +56,7 @@ class ToolContext:
     deadline: float | None  # seconds on time.monotonic()'s clock; None: no limit
     redaction: Redaction | None = field(default=None, repr=False, compare=False)
     kind: CallKind = "step"  # `rollback`: the call rolls back the step
+    answer: JsonValue = None  # to the question of the step, by field
 
     def redact(self, text: str) -> str:
         """Return `text` with `***` in place of every secret of the run. Call it before cutting text: half a secret cannot be found."""

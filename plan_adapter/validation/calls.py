@@ -16,10 +16,12 @@ from plan_adapter.expressions.expression import Expression
 from plan_adapter.plan import EFFECTS, MAX_FAILURES, MAX_TAG_CHARACTERS, RESERVED_IDS, STEP_ID, Effect, ExecutionPlan, Input, Step
 from plan_adapter.problems import did_you_mean
 from plan_adapter.readable import visible
+from plan_adapter.tools.question import question_tool
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.json_text import NotJSONError, parse_json
+from plan_adapter.validation.questions import check_question
 from plan_adapter.values import find_bad_values
 
 _NOT_YET: Mapping[str, tuple[str, str]] = {
@@ -99,8 +101,8 @@ def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) ->
 
 
 _NOT_OF_GROUPS = (
-    *("tool_name", "goal", "parameters", "input", "done_when", "max_retries", "retry_delay_ms", "timeout_ms", "effect"),
-    *("isolation", "rollback", "tags"),
+    *("tool_name", "goal", "ask", "parameters", "input", "done_when", "max_retries", "retry_delay_ms", "timeout_ms", "effect"),
+    *("isolation", "rollback", "tags", "approvers", "expires"),
 )
 
 
@@ -198,8 +200,11 @@ def _tool_hint(name: str, tools: ToolRegistry) -> str:
 
 def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, findings: Findings) -> Call:
     for field, (message, hint) in _NOT_YET.items():
-        if getattr(step, field) not in _EMPTY and not (field in ("tools", "max_rounds") and step.goal):
+        if step.ask is None and getattr(step, field) not in _EMPTY and not (field in ("tools", "max_rounds") and step.goal):
             findings.add("not-yet", f"{at}.{field}", message, hint)
+    check_question(step, at, findings)
+    if step.ask is not None:
+        return _compiled(step, (question_tool(), None), {"question": step.ask.question}, (at, f"{at}.ask"), declared, findings)
     if not step.tool_name and step.goal is None:
         findings.add("missing-field", f"{at}.tool_name", "the step has no tool", "write `tool_name`")
     check_tags(step.tags, f"{at}.tags", findings)
@@ -332,7 +337,7 @@ def _compiled(
     at, place = places
     has_item, in_group = step.for_each is not None or step.group is not None, step.group is not None
     compiled = partial(_template, findings)
-    undo = None if step.rollback is None else step.rollback.parameters
+    undo = None if step.rollback is None or step.ask is not None else step.rollback.parameters
     done_when = step.done_when
     if done_when is not None and not has_expression(done_when):
         message, hint = (
@@ -374,6 +379,6 @@ def _label(findings: Findings, text: str, at: str, declared: Declarations) -> Te
 
 
 def _may_have_secrets(tool: Tool[..., Any] | None) -> bool:
-    """Whether `tool` may receive secrets. Prefect's server stores the parameters of run_deployment in plain text."""
+    """Whether `tool` may receive secrets. A question is shown, and Prefect's server stores the parameters of run_deployment as text."""
     deployment = sys.modules.get("plan_adapter.tools.deployment")  # if nobody has imported the module, no tool is from it
-    return tool is None or deployment is None or tool.source is not deployment.run_deployment.source
+    return tool is not question_tool() and (tool is None or deployment is None or tool.source is not deployment.run_deployment.source)

@@ -43,7 +43,7 @@ def _document(model: BaseModel, levels: int = 4) -> dict[str, Any]:
     All options that were set are kept, because one of the two error policies follows from the other.
     """
     if isinstance(model, ExecutionOptions):
-        return {name: value for name, value in vars(model).items() if name in model.model_fields_set}
+        return {name: _part(value, levels) for name, value in vars(model).items() if name in model.model_fields_set}
     known = fields_of(type(model))
     values = {name: getattr(model, name) for name in known}  # a stored plan builds its steps on access
     fields = {known[name][0]: _part(value, levels) for name, value in values.items() if not _is_default(value, known[name][1])}

@@ -28,6 +28,10 @@ def check_gates(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> N
         _check_entries_once(plan.approval, findings)
         _check_is_asked(plan, findings, gates=bool(gated))
         _check_times(plan.approval, plan.options.approval_timeout_ms, findings)
+    for call in calls:
+        if call.step.ask is not None and call.step.expires and not plan.options.approval_timeout_ms:
+            message, hint = "nothing expires: gates wait for an answer without limit", "set options.approval_timeout_ms"
+            findings.warn("idle-policy", f"{call.at}.expires", message, hint)
     for call in gated:
         _check_items(call, f"{call.at}.for_each", findings)
 

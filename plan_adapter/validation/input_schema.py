@@ -1,6 +1,7 @@
 """The JSON Schema of a plan's inputs: for Prefect's forms, and for models and agents that call a plan."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -40,6 +41,15 @@ def _described(declared: Input) -> dict[str, JsonValue]:
     if not declared.is_required:
         schema["default"] = declared.default
     return schema
+
+
+def input_of(schema: Mapping[str, Any]) -> Input:
+    """Return the input that a property of a form describes."""
+    names = {"minLength": "min_length", "minItems": "min_length", "maxLength": "max_length", "maxItems": "max_length"}
+    known = {names.get(key, key): value for key, value in schema.items()}
+    if (items := known.get("items")) is not None:
+        known["items"] = items["type"]
+    return Input(**{name: value for name, value in known.items() if name in Input.model_fields})
 
 
 def form_schema(inputs: Mapping[str, Input]) -> dict[str, JsonValue]:

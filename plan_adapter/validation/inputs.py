@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from keyword import iskeyword
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import JsonValue
 
@@ -40,16 +40,16 @@ _NAME_IN_WORDS = "a letter, then letters from a to z, digits or underscores"
 _TAKEN_NAMES = frozenset({"self", "cls", "return_state", "wait_for", "true", "false", "null"})
 
 
-def check_definitions(inputs: Mapping[str, Input], findings: Findings) -> None:
-    """Add the contradictions in the definitions of inputs: no value could ever fit, or the default does not fit."""
+def check_definitions(inputs: Mapping[str, Input], findings: Findings, *, place: str = "inputs", what: str = "an input") -> None:
+    """Add the contradictions in the definitions at `place`: no value could ever fit, or the default does not fit."""
     for name, definition in inputs.items():
-        at = join("inputs", name)
+        at = join(place, name)
         if not re.fullmatch(INPUT_NAME, name):
-            findings.add("bad-name", at, f"{name[:60]!r} cannot be the name of an input: a name is {_NAME_IN_WORDS}", _other_name(name))
+            findings.add("bad-name", at, f"{name[:60]!r} cannot be the name of {what}: a name is {_NAME_IN_WORDS}", _other_name(name))
         elif iskeyword(name) or name in _TAKEN_NAMES:
-            findings.add("bad-name", at, f"`{name}` cannot be the name of an input: expressions or Prefect use it", f"use `{name}_`")
-        for place, message, hint in _contradictions(definition):
-            findings.add("bad-input-definition", join(at, place), message, hint)
+            findings.add("bad-name", at, f"`{name}` cannot be the name of {what}: expressions or Prefect use it", f"use `{name}_`")
+        for field, message, hint in _contradictions(definition):
+            findings.add("bad-input-definition", join(at, field), message, hint)
 
 
 def _other_name(name: str) -> str:
@@ -60,25 +60,30 @@ def _other_name(name: str) -> str:
     return "use a name such as `env`; its `description`, which forms show, can be in any language"
 
 
-def read_values(inputs: Mapping[str, Input], given: Mapping[str, object], *, from_text: bool) -> tuple[dict[str, JsonValue], list[Problem]]:
-    """Return copies of the values of `inputs`, given or default, and every problem."""
+def read_values(
+    inputs: Mapping[str, Input], given: Mapping[str, object], *, from_text: bool, what: Literal["input", "field"] = "input"
+) -> tuple[dict[str, JsonValue], list[Problem]]:
+    """Return copies of the values of `inputs`, given or default, and every problem. `what` they are: of a plan, or of a question."""
+    owner = "plan" if what == "input" else "question"
     values, problems = dict[str, JsonValue](), list[Problem]()
     for name, definition in inputs.items():
-        at = join("inputs", name)
+        at = join(f"{what}s", name)
         if name in given:
             value, found = _read(given[name], definition, at, from_text=from_text)
             problems += found
             values[name] = value
         elif definition.is_required:
             about = f" ({definition.description})" if definition.description else ""
-            hint = f"give {_WORDS[definition.type]}: --input {name}=…"
+            hint = f"give {_WORDS[definition.type]}: {'--input ' if what == 'input' else ''}{name}=…"
             problems.append(Problem("missing-input", at=at, message=f"no value for `{name}`{about}", hint=hint))
         else:
             values[name] = _copy(definition.default)
     for name in given:
         if name not in inputs:
-            hint = did_you_mean(str(name), frozenset(inputs)) or "the plan declares no inputs"
-            problems.append(Problem("unknown-input", at=join("inputs", str(name)), message=f"the plan has no input `{name}`", hint=hint))
+            hint = did_you_mean(str(name), frozenset(inputs)) or f"the {owner} declares no {what}s"
+            problems.append(
+                Problem("unknown-input", at=join(f"{what}s", str(name)), message=f"the {owner} has no {what} `{name}`", hint=hint)
+            )
     return values, problems
 
 

@@ -15,7 +15,9 @@ from plan_adapter.graph import topological_order, transitive_reduction
 from plan_adapter.plan import Effect, ExecutionPlan, Step
 from plan_adapter.problems import Problem
 from plan_adapter.record import RunFolder
+from plan_adapter.run_window import problem_of
 from plan_adapter.settings import Settings
+from plan_adapter.tools.question import question_tool
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.calls import Call, RollbackCall, check_calls, check_tags
@@ -48,6 +50,7 @@ class ValidatedPlan:
     rollbacks: Mapping[str, RollbackCall]  # only of steps that have one
     outputs: Mapping[str, Template]  # by name
     run_name: Template | None
+    concurrency_key: Template | None
     definitions: tuple[dict[str, JsonValue], ...]  # of all tools in use, including rollback tools, by name; an approval covers them
     secrets: frozenset[str]  # the names of the secrets that the plan uses
     steps: Mapping[str, Step]  # by id
@@ -93,6 +96,7 @@ class Examined:
     dependencies: Dependencies
     outputs: dict[str, Template]
     run_name: Template | None
+    concurrency_key: Template | None
 
 
 def validate(plan: ExecutionPlan, tools: ToolRegistry) -> ValidatedPlan:
@@ -116,7 +120,8 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
         raise InvalidPlanError(problems)
     _refuse(problems)
     calls = examined.calls
-    used = {tool.name: tool for call in calls for tool in (call.tool, call.undo_tool) if tool is not None}
+    # The plan itself says what a question asks, and a user's tool may be called `ask`.
+    used = {tool.name: tool for call in calls for tool in (call.tool, call.undo_tool) if tool is not None and tool is not question_tool()}
     finals = {call.step.id for call in calls if call.is_final}
     dependencies = examined.dependencies.of_all() if examined.dependencies.inner else examined.dependencies.outer
     order = topological_order(dependencies)
@@ -140,6 +145,7 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
         rollbacks=MappingProxyType({call.step.id: call.rollback for call in calls if call.rollback is not None}),
         outputs=MappingProxyType(examined.outputs),
         run_name=examined.run_name,
+        concurrency_key=examined.concurrency_key,
         definitions=tuple(used[name].definition() for name in sorted(used)),
         steps=MappingProxyType({call.step.id: call.step for call in calls}),
         secrets=frozenset(name for call in calls for template in (call.parameters, call.undo) if template for name in template.secrets),
@@ -196,8 +202,10 @@ def _compiled(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> 
     dependencies = check_dependencies(calls, findings)
     outputs = _compiled_outputs(fresh, dependencies.outer, findings)
     run_name = _compiled_run_name(fresh, dependencies.outer, findings)
-    _check_inputs_are_used(fresh, calls, [*outputs.values(), *([run_name] if run_name is not None else [])], findings)
-    return Examined(fresh, calls, dependencies, outputs, run_name)
+    key = _compiled_key(fresh, dependencies.outer, findings)
+    of_plan = [template for template in (run_name, key) if template is not None]
+    _check_inputs_are_used(fresh, calls, [*outputs.values(), *of_plan], findings)
+    return Examined(fresh, calls, dependencies, outputs, run_name, key)
 
 
 def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
@@ -210,11 +218,12 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
     if {"stop_on_error", "continue_on_error"} <= options.model_fields_set and options.stop_on_error == options.continue_on_error:
         message = f"`stop_on_error` and `continue_on_error` are both {str(options.stop_on_error).lower()}"
         findings.add("contradicting-policies", "options.continue_on_error", message, "write one of them")
+    if options.run_window is not None and (wrong := problem_of(options.run_window)) is not None:
+        field, message, hint = wrong
+        findings.add("bad-run-window", f"options.run_window.{field}", message, hint)
     if plan.on_failure == "replan" and not Settings().model:
         message = "no model is configured here, so a failure would not be replanned"
         findings.warn("no-model", "on_failure", message, "set PLAN_ADAPTER_MODEL where the plan runs")
-    if plan.concurrency is not None:
-        findings.add("not-yet", "concurrency", "mutual exclusion of runs is not supported yet", "remove it, and start one run at a time")
 
 
 def _compiled_outputs(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> dict[str, Template]:
@@ -233,12 +242,25 @@ def _compiled_run_name(plan: ExecutionPlan, steps: Iterable[str], findings: Find
         return None
     if not plan.run_name.strip():
         findings.add("bad-run-name", "run_name", "the name of the run is empty", "write a text such as `restart ${{ inputs.host }}`")
-    template, problems = compile_template(plan.run_name, Declarations(frozenset(steps), plan.inputs), at="run_name")
+    return _of_inputs(plan.run_name, "run_name", ("bad-run-name", "the name of the run"), plan, steps, findings)
+
+
+def _compiled_key(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> Template | None:
+    """Return the compiled key of runs that exclude each other, if the plan gives one, and add its problems."""
+    if plan.concurrency is None:
+        return None
+    if not plan.concurrency.key.strip():
+        findings.add("bad-concurrency", "concurrency.key", "the key is empty", "write a text such as `restart-${{ inputs.host }}`")
+    return _of_inputs(plan.concurrency.key, "concurrency.key", ("bad-concurrency", "the key"), plan, steps, findings)
+
+
+def _of_inputs(text: str, at: str, words: tuple[str, str], plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> Template:
+    """Return a compiled text that is needed before any step, so it may use only `inputs`. `words` are the problem's code and subject."""
+    template, problems = compile_template(text, Declarations(frozenset(steps), plan.inputs), at=at)
     findings.extend(problems)
     if template.steps:
         named = ", ".join(f"`steps.{step}`" for step in sorted(template.steps)[:5])
-        message = f"the name of the run uses {named}, and a run gets its name before any step"
-        findings.add("bad-run-name", "run_name", message, "use only `inputs`")
+        findings.add(words[0], at, f"{words[1]} uses {named}, and is needed before any step", "use only `inputs`")
     return template
 
 

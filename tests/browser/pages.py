@@ -95,11 +95,11 @@ class RunPage:
                 return form
         raise AssertionError(f"the form still says:\n{read}")
 
-    async def open_gate_of(self, step: str) -> "RunPage":
+    async def open_gate_of(self, step: str, *, verb: str = "approve") -> "RunPage":
         """Open the page of a step's gate, in a tab of its own, from the list of subflow runs."""
         await self.page.get_by_role("tab", name="Subflow Runs").click()
         # The flow's own name, `approve east`, is a link, too; the run is called `approve east of release`.
-        link = self.page.get_by_role("link", name=re.compile(rf"^approve {re.escape(step)} of "))
+        link = self.page.get_by_role("link", name=re.compile(rf"^{verb} {re.escape(step)} of "))
         return await self.browsing.open_run(await link.evaluate("link => link.href"))
 
     async def see(self, name: str) -> None:
@@ -170,11 +170,11 @@ class GateForm:
     async def fill(self, decision: str, **values: str) -> None:
         """Choose the decision, and choose or write what stands under other titles, named as in TITLES."""
         await self.page.bring_to_front()
-        await self._choose("Decision", decision)
+        await self.choose("Decision", decision)
         for name, value in values.items():
             title = TITLES[name]
             if await self.field(title).get_attribute("aria-haspopup") == "listbox":
-                await self._choose(title, value)
+                await self.choose(title, value)
             else:
                 await self.field(title).fill(value)
 
@@ -216,7 +216,8 @@ class GateForm:
         await self.page.emulate_media(color_scheme="light")
         await self.page.set_viewport_size(usual)
 
-    async def _choose(self, title: str, option: str) -> None:
+    async def choose(self, title: str, option: str) -> None:
+        """Choose an option under `title`."""
         from playwright.async_api import TimeoutError
 
         for _ in range(LOOKS):

@@ -118,6 +118,26 @@ IN_CHINESE = {
 DRAINED_IN_CHINESE = functools.reduce(lambda text, words: text.replace(*words), IN_CHINESE.items(), DRAINED)
 
 
+DECIDE = r"""
+name: switch-site
+description: Switch to the standby site if the manager on duty says so
+options: {require_approval: false, approval_timeout_ms: 1800000}
+steps:
+  - {id: look, tool_name: bash, effect: read, description: Look at both sites, parameters: {command: echo down}}
+  - id: decide
+    ask:
+      question: "${{ steps.look.result.stdout }}: switch to 备用站点?"
+      fields:
+        choice: {type: string, enum: [switch, wait, degrade], title: What now}
+        nodes: {type: integer, minimum: 1, maximum: 9, default: 2, title: 节点数}
+        tell: {type: boolean, default: true, title: Tell the shop}
+  - id: act
+    tool_name: bash
+    description: Do it
+    parameters: {command: "echo $CHOICE > chosen.txt", env: {CHOICE: "${{ steps.decide.result.choice }}"}}
+"""
+
+
 async def approvals(workplace: Workplace, run_id: str) -> list[Approval]:
     """The answers that were recorded for a run, the oldest first."""
     store = PlanStore(f"sqlite:///{workplace.folder / 'plans.db'}")
@@ -338,3 +358,29 @@ async def test_changes_that_are_asked_for_come_as_a_new_version_whose_form_shows
     code, run = await plan.end()
     assert (code, run["status"], [step["id"] for step in run["steps"]]) == (0, "completed", ["make", "install", "check"])
     assert workplace.has("installed.txt")
+
+
+@pytest.mark.thorough
+async def test_a_question_is_a_form_with_its_typed_fields_in_both_uis(start: Start, browsing: Browsing, workplace: Workplace) -> None:
+    plan = start(DECIDE)
+    page = await browsing.open_run(await plan.link())
+    await plan.gate(step="decide")
+    gate = await page.open_gate_of("decide", verb="answer")
+    form = await gate.open_form()
+    older = await gate.open_older_form()
+    for shown, ui in ((older, "v1"), (form, "v2")):
+        await shown.page.bring_to_front()
+        await shown.see(f"question-{ui}")
+        assert await is_in_sight(shown.description.get_by_role("heading", name="down : switch to 备用站点?")), ui
+    assert await form.choices("What now") == ["switch", "wait", "degrade"]
+    await form.page.bring_to_front()
+    assert "choice" in await form.submit_in_vain()
+    await form.fill("answer", name="ana")
+    await form.choose("What now", "degrade")
+    await form.submit()
+    code, run = await plan.end()
+    assert (code, run["status"]) == (0, "completed")
+    assert (workplace.folder / "chosen.txt").read_text() == "degrade\n"
+    await gate.until_state("Answered")
+    [_, answer] = await approvals(workplace, run["id"])
+    assert (answer.by, answer.result) == ("ana", {"choice": "degrade", "nodes": 2, "tell": True})

@@ -124,18 +124,16 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize(("command", "doing"), COMMANDS.values(), ids=COMMANDS)
-def test_a_refused_operator_exits_with_6_and_learns_who_is_allowed(
-    command: tuple[str, ...], doing: str, plan: Plan, ship: Ship, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_operator_exits_with_6_and_learns_who_is_allowed(plan: Plan, ship: Ship, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = failed(plan)
     before = plan("show", run_id, "--json").run
     monkeypatch.setenv("PLAN_ADAPTER_OPERATORS", "deployers")
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", '{"deployers": ["ana-of-elsewhere", "小明"]}')
-    said = plan(*(run_id if word == "RUN" else word for word in command))
-    assert said.code == 6
-    assert f"{os_user()} may not {doing} `试运行`; operators: ana-of-elsewhere, 小明" in said.err
-    assert plan("show", run_id, "--json").run == before
+    for name, (command, doing) in COMMANDS.items():
+        said = plan(*(run_id if word == "RUN" else word for word in command))
+        assert said.code == 6, name
+        assert f"{os_user()} may not {doing} `试运行`; operators: ana-of-elsewhere, 小明" in said.err, name
+        assert plan("show", run_id, "--json").run == before, name
     assert len(plan("runs", "--json").lines) == 1
     monkeypatch.setenv("PLAN_ADAPTER_OPERATORS", os_user())
     assert plan("resume", run_id, *SHOP).code == 1

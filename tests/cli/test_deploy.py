@@ -12,6 +12,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.flows import load_flow_from_entrypoint
 
 from plan_adapter.engine.connection import Server
+from tests.cases import for_each
 from tests.cli.conftest import Plan
 
 ASK: dict[str, Any] = {
@@ -130,9 +131,8 @@ def test_a_stored_plan_is_deployed_by_its_name(plan: Plan, name: str) -> None:
     assert deployed(plan, name)["action"] == "unchanged"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
+@for_each(
+    refused=[
         (["--cron", "0 3 * * *"], "no value for `host` (The node to ask), and a scheduled run asks nobody"),
         (["--cron", "every day", "--input", "host=web-1"], "the schedule `cron every day` is not valid"),
         (["--interval", "soon"], "`--interval soon`: write a time such as `15m`"),
@@ -143,9 +143,10 @@ def test_a_stored_plan_is_deployed_by_its_name(plan: Plan, name: str) -> None:
         (["--input", "hots=web-1"], "the plan has no input `hots`"),
         (["--job-variable", "image"], "write --job-variable name=value"),
         (["--pool", "no-such-pool"], "the work pool `no-such-pool` does not exist: `--yes` creates it"),
-    ],
+    ]
 )
-def test_what_cannot_be_deployed_is_refused_before_anything_changes(plan: Plan, name: str, arguments: list[str], reason: str) -> None:
+def test_what_cannot_be_deployed_is_refused_before_anything_changes(plan: Plan, name: str, refused: tuple[list[str], str]) -> None:
+    arguments, reason = refused
     said = plan("deploy", runbook(name), *arguments)
     assert (said.code, reason in said.err) == (2, True), said.err
     assert plan("undeploy", name).code == 2

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.gates.approval import signed_text
+from tests.cases import for_each
 from tests.cli.conftest import Plan
 
 DOCUMENT = """
@@ -104,20 +105,20 @@ def _change(document: dict[str, Any], *path: Any, value: Any) -> None:
     document[path[-1]] = value
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "words"),
-    [
-        (("receipts", 0, "result"), "{}", "altered: receipts, step `"),
-        (("audit", 2, "at"), "2026-01-01T00:00:00.000000Z", "altered: audit, entry 3"),
-        (("head",), "f" * 64, "altered: audit: the newest entries are missing"),
-        (("run", "status"), "failed", "altered: runs"),
-        (("audit",), None, "altered: document"),
-        (("audit",), [], "altered: audit: the newest entries are missing"),
-        (("run",), [], "altered: document"),
-    ],
-    ids=str,
+ALTERED: tuple[tuple[tuple[Any, ...], Any, str], ...] = (
+    (("receipts", 0, "result"), "{}", "altered: receipts, step `"),
+    (("audit", 2, "at"), "2026-01-01T00:00:00.000000Z", "altered: audit, entry 3"),
+    (("head",), "f" * 64, "altered: audit: the newest entries are missing"),
+    (("run", "status"), "failed", "altered: runs"),
+    (("audit",), None, "altered: document"),
+    (("audit",), [], "altered: audit: the newest entries are missing"),
+    (("run",), [], "altered: document"),
 )
-def test_what_was_altered_in_a_file_is_named(plan: Plan, run_id: str, path: tuple[Any, ...], value: Any, words: str):
+
+
+@for_each(altered=ALTERED)
+def test_what_was_altered_in_a_file_is_named(plan: Plan, run_id: str, altered: tuple[tuple[Any, ...], Any, str]):
+    path, value, words = altered
     document = json.loads(plan("export", run_id).out)
     _change(document, *path, value=value)
     Path("run.json").write_text(json.dumps(document))

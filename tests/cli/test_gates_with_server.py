@@ -315,3 +315,25 @@ def test_a_one_time_code_says_how_a_call_ended(plan: Plan) -> None:
     said = plan("resolve", run_id, "lost", "done", "--code", code, "--by", "zoe")
     assert said.code == 0, said.err
     assert plan("resume", run_id, *TOOLS, "--json").code == 0
+
+
+@pytest.mark.thorough
+def test_a_question_is_answered_from_a_machine_without_the_store(plan: Plan, laptop: Laptop) -> None:
+    fields = {"choice": {"enum": ["switch", "wait"]}, "nodes": {"type": "integer", "maximum": 9, "default": 2}}
+    path = document({"id": "decide", "ask": {"question": "切换?", "fields": fields}})
+    with waiting(path, "plan answer ") as run:
+        form = shown_form(laptop, run.run_id)
+        command = f"plan answer {run.run_id} decide --api --digest {form['digest'][:12]} FIELD=VALUE…"
+        assert (form["asks"], form["step"], form["command"]) == ("question", "decide", command)
+        assert "## 切换?" in laptop("answer", run.run_id, "decide", "--api", "--show").out
+        refused = laptop("approve", run.run_id, "--step", "decide", "--api", "--digest", form["digest"])
+        assert (refused.code, "this gate asks a question" in refused.err) == (2, True), refused.err
+        refused = laptop("reject", run.run_id, "--step", "decide", "--api", "--digest", form["digest"])
+        assert (refused.code, "takes a rejection only with all its fields" in refused.err) == (2, True), refused.err
+        wrong = laptop("answer", run.run_id, "decide", "--api", "--digest", form["digest"], "choice=run", "nodes=10")
+        assert (wrong.code, "at fields.choice" in wrong.err, "at fields.nodes" in wrong.err) == (2, True, True)
+        said = laptop("answer", run.run_id, "decide", "--api", "--digest", form["digest"], "choice=switch", "nodes=3")
+        assert (said.code, "answered step decide" in said.out) == (0, True), said.err
+        code, _ = run.end()
+    shown = plan("show", run.run_id, "--json").run
+    assert (code, shown["steps"][0]["result"]) == (0, {"choice": "switch", "nodes": 3})

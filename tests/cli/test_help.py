@@ -29,7 +29,7 @@ def test_help_groups_the_verbs_by_what_a_person_is_doing(plan: Plan, word: str) 
     assert {title: [line.split()[0] for line in text.splitlines()] for title, text in shown.items()} == {
         "Write": ["init", "validate", "preview", "test", "draft", "promote", "import", "schema", "tools"],
         "Run": ["run", "deploy", "undeploy", "serve"],
-        "Decide": ["gates", "approve", "reject", "resolve", "standing", "enroll", "policy"],
+        "Decide": ["gates", "approve", "answer", "reject", "resolve", "standing", "enroll", "policy"],
         "Look": ["runs", "show", "versions", "diff", "logs", "export", "explain", "guide"],
         "Repair": ["resume", "revise", "cancel", "reconcile"],
         "Keep": ["save", "store"],
@@ -83,6 +83,16 @@ def test_wrong_usage_is_one_line_and_exit_code_2(plan: Plan, arguments: tuple[st
     assert len(said.err.splitlines()) == 1
     assert said.err.startswith("plan: ")
     assert said.out == ""
+
+
+@pytest.mark.parametrize("value", ["sre=ana", '["ana"]', '{"sre": "ana"}', '{"sre": [7]}', ""])
+def test_wrong_settings_say_how_to_write_them_and_not_what_they_are(plan: Plan, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", value)
+    monkeypatch.setenv("PLAN_ADAPTER_LEASE_SECONDS", "soon")
+    said = plan("gates", "--json")
+    groups = 'PLAN_ADAPTER_GROUPS: write JSON that lists the members of each group, as in {"sre": ["ana", "bo"]}'
+    lease = "PLAN_ADAPTER_LEASE_SECONDS: Input should be a valid number, unable to parse string as a number"
+    assert (said.code, said.err, said.run["error"]) == (2, f"plan: {lease}; {groups}\n", "settings")
 
 
 def test_a_usage_error_is_an_object_with_json(plan: Plan) -> None:

@@ -146,7 +146,7 @@ def test_it_is_saved_under_a_name_with_its_report_as_notes(plan: Plan) -> None:
     said = plan("import", str(FIXTURES / "release.yml"), "--save", "--name", "release-shop", "--json")
     line = said.lines[-1]
     assert (said.code, line["plan"]["name"], line["saved"]["version"]) == (0, "release-shop", 1)
-    assert "left out: `concurrency`: runs do not exclude each other: start one at a time" in line["notes"]
+    assert "left out: `concurrency`: write `concurrency: {key, when_busy}` if runs must exclude each other" in line["notes"]
 
 
 @pytest.mark.parametrize("file", ["release.yml", "restart.yaml"])

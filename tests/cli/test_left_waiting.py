@@ -78,9 +78,19 @@ def is_pending(plan: Plan) -> str:
     return run["id"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
-@pytest.mark.parametrize(("gated", "where"), [(False, ()), (True, ("--step", "greet"))], ids=["gate of the plan", "gate of a step"])
-@pytest.mark.parametrize("times", [pytest.param(1, id="once"), pytest.param(2, id="twice", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("number", "gated", "where", "times"),
+    [
+        pytest.param(signal.SIGTERM, False, (), 1, id="SIGTERM, gate of the plan"),
+        pytest.param(signal.SIGHUP, True, ("--step", "greet"), 1, id="SIGHUP, gate of a step"),
+        pytest.param(signal.SIGHUP, False, (), 1, id="SIGHUP, gate of the plan", marks=pytest.mark.thorough),
+        pytest.param(signal.SIGTERM, True, ("--step", "greet"), 1, id="SIGTERM, gate of a step", marks=pytest.mark.thorough),
+        pytest.param(signal.SIGTERM, False, (), 2, id="SIGTERM twice, gate of the plan", marks=pytest.mark.thorough),
+        pytest.param(signal.SIGTERM, True, ("--step", "greet"), 2, id="SIGTERM twice, gate of a step", marks=pytest.mark.thorough),
+        pytest.param(signal.SIGHUP, False, (), 2, id="SIGHUP twice, gate of the plan", marks=pytest.mark.thorough),
+        pytest.param(signal.SIGHUP, True, ("--step", "greet"), 2, id="SIGHUP twice, gate of a step", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_signal_leaves_a_run_that_waits_at_a_gate(
     plan: Plan, terminals: list[Terminal], number: signal.Signals, gated: bool, where: tuple[str, ...], times: int
 ) -> None:
@@ -95,8 +105,15 @@ def test_a_signal_leaves_a_run_that_waits_at_a_gate(
     assert statuses(approved_and_resumed(plan, run_id, *where)) == {"greet": "completed"}
 
 
-@pytest.mark.parametrize("gated", [False, True], ids=["gate of the plan", "gate of a step"])
-@pytest.mark.parametrize("controls", [True, False], ids=["with SIGHUP", "without"])
+@pytest.mark.parametrize(
+    ("controls", "gated"),
+    [
+        pytest.param(True, False, id="with SIGHUP, gate of the plan"),
+        pytest.param(False, True, id="without, gate of a step"),
+        pytest.param(True, True, id="with SIGHUP, gate of a step", marks=pytest.mark.thorough),
+        pytest.param(False, False, id="without, gate of the plan", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_terminal_that_is_closed_leaves_a_run_that_waits_at_a_gate(plan: Plan, gated: bool, controls: bool) -> None:
     path = document({**GREET, "requires_approval": gated}, **({} if gated else NEEDS_APPROVAL))
     terminal = Terminal("run", path, "--offline", *TOOLS, controls=controls)

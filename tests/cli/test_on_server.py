@@ -66,22 +66,19 @@ def test_detached_it_is_started_with_its_inputs_and_those_of_the_deployment(plan
     assert said.err.splitlines() == [page, missing]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
+def test_what_cannot_be_started_says_why(plan: Plan, name: str) -> None:
+    deploy(plan, name)
+    refused = [
         (["NAME"], "no value for `one`"),
         (["NAME", "--input", "two=2"], "the plan has no input `two`"),
         (["no-such-runbook"], "Prefect has no deployment `no-such-runbook/no-such-runbook`: `plan deploy` makes one"),
         (["NAME", "--yes"], "--yes is for a run of this process"),
         (["NAME", "--offline"], "--offline is for a run of this process"),
         (["NAME", "--tools", "tests.cli.some_tools:greet"], "--tools is for a run of this process"),
-    ],
-    ids=["missing input", "unknown input", "unknown name", "yes", "offline", "tools"],
-)
-def test_what_cannot_be_started_says_why(plan: Plan, name: str, arguments: list[str], reason: str) -> None:
-    deploy(plan, name)
-    said = plan("run", "--on-server", *(name if word == "NAME" else word for word in arguments))
-    assert (said.code, reason in said.err, said.out) == (2, True, ""), said.err
+    ]
+    for arguments, reason in refused:
+        said = plan("run", "--on-server", *(name if word == "NAME" else word for word in arguments))
+        assert (said.code, reason in said.err, said.out) == (2, True, ""), said.err
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,6 @@ def done_otherwise(found: dict[str, Any]) -> None:
 
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], None], str, str]] = {
-    "nothing": (lambda _: None, "", ""),
     "the reason": (
         lambda found: said_otherwise(found, "skip_requested", message="x"),
         "audit, step `check`",
@@ -266,19 +265,20 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], None], str, str]] = {
 
 
 @pytest.mark.usefixtures("signer")
-@pytest.mark.parametrize(("forge", "where", "what"), FORGED.values(), ids=FORGED)
-def test_a_forged_request_is_found_on_any_machine_that_knows_the_signers(
-    plan: Plan, forge: Callable[[dict[str, Any]], None], where: str, what: str
-) -> None:
+def test_a_forged_request_is_found_on_any_machine_that_knows_the_signers(plan: Plan) -> None:
     run_id = failed(plan, step("hand", "fail"), options={"require_approval": False, "stop_on_error": False})
     assert plan("resolve", run_id, "hand", "done", "--result", '{"看": 1}', *BY_ANA).code == 0
     assert resume(plan, run_id, *LEFT_OUT, *BY_ANA).code == 0
-    found = json.loads(plan("export", run_id).out)
-    forge(found)
-    told_anew(found)
-    Path("run.json").write_text(json.dumps(found))
+    exported = plan("export", run_id).out
+    untouched = json.loads(exported)
+    told_anew(untouched)
+    Path("run.json").write_text(json.dumps(untouched))
     said = plan("runs", "verify", "run.json")
-    if not what:
-        assert (said.code, ", intact: " in said.out) == (0, True)
-        return
-    assert (said.code, said.out.startswith(f"altered: {where}: the signature of "), what in said.out) == (1, True, True), said.out
+    assert (said.code, ", intact: " in said.out) == (0, True)
+    for forge, where, what in FORGED.values():
+        found = json.loads(exported)
+        forge(found)
+        told_anew(found)
+        Path("run.json").write_text(json.dumps(found))
+        said = plan("runs", "verify", "run.json")
+        assert (said.code, said.out.startswith(f"altered: {where}: the signature of "), what in said.out) == (1, True, True), said.out

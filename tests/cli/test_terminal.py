@@ -146,6 +146,7 @@ def test_a_terminal_without_utf_8_gets_escapes_instead_of_a_crash() -> None:
     assert rb"\u8bd5\u8fd0\u884c: completed in" in done.stdout
 
 
+@pytest.mark.thorough
 def test_json_of_a_terminal_without_utf_8_is_still_json() -> None:
     done = without_utf_8("run", document(GREET), "--offline", "--json", *TOOLS)
     assert json.loads(done.stdout.splitlines()[-1])["steps"][0]["result"] == {"text": "你好, 世界"}

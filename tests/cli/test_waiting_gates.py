@@ -37,8 +37,28 @@ def test_what_waits_is_listed_newest_first_with_all_that_an_answer_needs(plan: P
     assert rows[0].split()[0] == second
     assert re.search(r" in (10 min|9 min 5\d s) ", rows[0])
     assert "ana, bo, with ssh_signature" in rows[0]
-    assert rows[0].split()[-1] == "-"
+    assert rows[0].split("  ")[-1].strip() == "no process"
+    assert " the plan " in rows[1]
+    assert " no limit " in rows[1]
     assert len(plan("gates", "--json", "--limit", "1").lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("approval", "reason"),
+    [
+        ({"approvers": ["ana", "小明"]}, f"{ME} may not answer here; only ana, 小明 may"),
+        ({"approvers": [ME, "bo"], "self_approval": False}, f"{ME} started this run and may not approve it; only bo may"),
+        ({"self_approval": False}, f"{ME} started this run and may not approve it; somebody else must approve it"),
+        ({"approvers": [ME], "known_by": ["ssh_signature"]}, None),
+    ],
+    ids=["another approver", "self-approval, with approvers", "self-approval", "another proof"],
+)
+def test_hints_tell_people_who_may_not_approve_who_may(plan: Plan, approval: dict[str, Any], reason: str | None) -> None:
+    run_id = waiting(plan, approval=approval)
+    command = f"`plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}`"
+    who = "" if reason is None else f"; {reason}"
+    assert plan("gates").err == f"{command} answers the first one{who}\n"
+    assert plan("show", run_id).err.startswith(f"waiting for an approval{who}: {command}, then ")
 
 
 def test_nothing_waits_at_first(plan: Plan) -> None:

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from plan_adapter.plan import ApprovalPolicy, Concurrency, ExecutionOptions, ExecutionPlan, Input, Rollback, Step
+from plan_adapter.plan import ApprovalPolicy, Concurrency, ExecutionOptions, ExecutionPlan, Input, Question, Rollback, RunWindow, Step
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30) | st.sampled_from(
     [
@@ -58,9 +58,28 @@ effects = st.sampled_from(["read", "idempotent_write", "write"])
 names = st.lists(texts, max_size=2)
 tags = st.lists(ids, max_size=2)
 rollbacks = every_field(Rollback, tool_name=ids, parameters=mappings)
+inputs = every_field(
+    Input,
+    type=types,
+    title=texts,
+    description=texts,
+    default=values,
+    enum=optional(st.lists(values, max_size=3)),
+    pattern=optional(texts),
+    min_length=optional(milliseconds),
+    max_length=optional(milliseconds),
+    minimum=optional(floats),
+    maximum=optional(floats),
+    items=optional(types),
+)
+names_of_inputs = ids.map(lambda name: name.replace("-", "_"))
+questions = every_field(Question, question=texts, fields=st.dictionaries(names_of_inputs, inputs, max_size=2))
 step_fields: dict[str, st.SearchStrategy] = {
     "id": ids,
     "tool_name": optional(texts),
+    "ask": optional(questions),
+    "approvers": names,
+    "expires": st.sampled_from([None, "reject", "skip", "default"]),
     "goal": optional(texts),
     "description": texts,
     "label": optional(ids),
@@ -89,19 +108,12 @@ step_fields: dict[str, st.SearchStrategy] = {
     "max_failures": st.integers(0, 9) | st.sampled_from(["0%", "20%", "100%"]),
 }
 steps = every_field(Step, **step_fields, steps=st.just([]) | st.lists(every_field(Step, **step_fields, steps=st.just([])), max_size=2))
-inputs = every_field(
-    Input,
-    type=types,
-    title=texts,
-    description=texts,
-    default=values,
-    enum=optional(st.lists(values, max_size=3)),
-    pattern=optional(texts),
-    min_length=optional(milliseconds),
-    max_length=optional(milliseconds),
-    minimum=optional(floats),
-    maximum=optional(floats),
-    items=optional(types),
+windows = every_field(
+    RunWindow,
+    cron=texts,
+    duration_ms=st.integers(60_000, 10**8),
+    time_zone=texts,
+    outside=st.sampled_from(["wait", "refuse"]),
 )
 options = every_field(
     ExecutionOptions,
@@ -115,6 +127,7 @@ options = every_field(
     step_timeout_ms=milliseconds,
     total_timeout_ms=milliseconds,
     finally_timeout_ms=milliseconds,
+    run_window=optional(windows),
 )
 approvals = every_field(
     ApprovalPolicy,
@@ -133,7 +146,7 @@ plans = every_field(
     id=st.just("") | ids,
     name=texts,
     description=texts,
-    inputs=st.dictionaries(ids.map(lambda name: name.replace("-", "_")), inputs, max_size=2),
+    inputs=st.dictionaries(names_of_inputs, inputs, max_size=2),
     options=options,
     steps=st.lists(steps, max_size=3),
     finally_=st.lists(steps, max_size=1),

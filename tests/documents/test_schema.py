@@ -58,8 +58,15 @@ def test_what_is_written_fits_but_for_what_validation_refuses(plan: ExecutionPla
     for step in [*outer, *(inner for one in outer for inner in one.get("steps", []))]:
         step.pop("goal", None)
         step.pop("tool_name", None)
-        step.update({"for_each": "${{ [] }}"} if step.get("steps") else {"tool_name": "t"})
         step.update({"id": "sound", **{key: "${{ true }}" for key in ("when", "for_each") if key in step}})
+        if step.get("steps"):
+            step.pop("ask", None)
+            step["for_each"] = "${{ [] }}"
+        elif "ask" in step:
+            fields = {f"field_{number}": written for number, written in enumerate(step["ask"]["fields"].values())}
+            step["ask"] = {"question": f"{step['ask']['question']}?", "fields": fields or {"field": {}}}
+        else:
+            step["tool_name"] = "t"
     if "inputs" in document:  # their names, too, may be what only validation refuses
         document["inputs"] = {f"input_{number}": written for number, written in enumerate(document["inputs"].values())}
     document = {"steps": [{"tool_name": "t"}], **document, "description": "sound"}
@@ -99,6 +106,8 @@ REFUSED = {
     "an unknown effect": step(effect="delete"),
     "an unknown error policy": step(on_error="ignore"),
     "a rollback without a tool": step(rollback={"parameters": {}}),
+    "a question without words": {**BASE, "steps": [{"ask": {"fields": {"a": {}}}}]},
+    "another end of a question": {**BASE, "steps": [{"ask": {"question": "q", "fields": {"a": {}}}, "expires": "approve"}]},
     "a condition that is no text": step(when=True),
     "an unknown isolation": {**BASE, "isolation": "vm"},
     "a concurrency without a key": {**BASE, "concurrency": {"when_busy": "queue"}},
@@ -154,8 +163,8 @@ def test_every_field_is_described() -> None:
 def test_fields_that_are_not_executed_yet_say_so() -> None:
     schema: Any = plan_schema()
     fields = {**schema["properties"], **schema["$defs"]["Step"]["properties"]}
-    for name in ("goal", "tools", "max_rounds", "concurrency"):
+    for name in ("goal", "tools", "max_rounds"):
         assert "Not executed yet." in fields[name]["description"], name
-    for name in ("approval", "requires_approval"):
+    for name in ("approval", "requires_approval", "concurrency"):
         assert "Not executed yet." not in fields[name]["description"], name
     assert "not-yet" in CATALOGUE

@@ -8,8 +8,9 @@ import pytest
 from prefect.utilities.schema_tools.validation import is_valid
 
 from plan_adapter.engine.form import MAX_TEXT_CHARACTERS, NotAnAnswerError, answer_of, description_of, form_of, text_shown, values_of
-from plan_adapter.plan import KnownBy
-from plan_adapter.record import Answer, GateKind, GatePolicy
+from plan_adapter.plan import Input, KnownBy
+from plan_adapter.record import Answer, ApprovalRequest, GateKind, GatePolicy
+from plan_adapter.validation.input_schema import input_of
 from tests.engine.gates import GOOD, request_of
 
 ANY_WAY = ("ssh_signature", "totp", "os_user", "form", "unverified")
@@ -118,7 +119,7 @@ def test_why_an_answer_was_not_taken_stands_on_top_and_makes_no_markup() -> None
 
 def test_the_first_screen_stands_above_the_rest_which_the_newer_ui_folds() -> None:
     text = description_of(request_of(text="## Approve it?\n\n- **1. a**\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n"))
-    summary = "<details><summary><b>All details: read them before you approve</b></summary>"
+    summary = "<details><summary><b>All details: read them before you answer</b></summary>"
     assert text == f"## Approve it?\n\n- **1. a**\n\n{summary}\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n\n</details>\n"
     assert text_shown(text) == request_of(text="## Approve it?\n\n- **1. a**\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n").text
 
@@ -148,7 +149,7 @@ def test_a_text_that_is_too_long_is_cut_before_a_step_and_says_where_the_rest_is
 
 def test_the_rest_of_a_steps_text_that_is_cut_is_shown_by_a_command() -> None:
     text = description_of(request_of(step_id="部署", item=2, text="x\n" * MAX_TEXT_CHARACTERS))
-    assert re.search(r"Read all of it before you approve: `plan approve \S+ --step 部署 --item 3 --show`\.\n$", text)
+    assert re.search(r"Read all of it before you answer: `plan approve \S+ --step 部署 --item 3 --show`\.\n$", text)
 
 
 def test_a_cut_within_a_code_block_closes_it() -> None:
@@ -156,3 +157,63 @@ def test_a_cut_within_a_code_block_closes_it() -> None:
     assert "x\n````\n\n**Cut here:" in text
     indented = description_of(request_of(text="- a:\n\n  ```\n" + "  x\n" * MAX_TEXT_CHARACTERS))
     assert "x\n  ```\n\n**Cut here:" in indented
+
+
+QUESTION = {
+    "choice": Input(type="string", enum=["switch", "wait"], title="怎么办", description="What now"),
+    "nodes": Input(type="integer", minimum=1, maximum=9),
+    "hosts": Input(type="array", items="string", min_length=1, default=["web-1"]),
+}
+
+
+def asking() -> ApprovalRequest:
+    return replace(request_of(step_id="decide", kind="question"), fields=QUESTION)
+
+
+def test_the_form_of_a_question_has_its_typed_fields_first() -> None:
+    properties = form_of(asking()).model_json_schema()["properties"]
+    assert [*properties] == ["choice", "nodes", "hosts", "decision", "approver", "note", "digest"]
+    assert properties["choice"] == {
+        "type": "string",
+        "enum": ["switch", "wait"],
+        "title": "怎么办",
+        "description": "What now",
+        "position": 0,
+    }
+    assert {name: input_of(schema) for name, schema in properties.items() if name in QUESTION} == {
+        name: field.model_copy(update={"title": field.title or name}) for name, field in QUESTION.items()
+    }
+
+
+GIVEN: dict[str, Any] = {"choice": "switch", "nodes": 3, "approver": "ana"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_taken"),
+    [
+        (GIVEN, True),
+        ({**GIVEN, "decision": "answer", "hosts": ["web-2"]}, True),
+        ({**GIVEN, "decision": "reject"}, True),
+        ({"decision": "reject", "approver": "ana"}, False),
+        ({**GIVEN, "choice": "run"}, False),
+        ({**GIVEN, "nodes": "3"}, False),
+        ({**GIVEN, "nodes": 10}, False),
+        ({**GIVEN, "hosts": []}, False),
+        ({**GIVEN, "until": "noon"}, False),
+        ({**GIVEN, "decision": "approve"}, False),
+        ({"choice": "switch", "approver": "ana"}, False),
+        ({"choice": "switch", "nodes": 3}, False),
+    ],
+)
+def test_the_server_takes_what_fits_the_fields_of_a_question(answer: dict[str, Any], is_taken: bool) -> None:
+    assert is_valid(answer, form_of(asking()).model_json_schema()) is is_taken
+
+
+def test_an_answer_to_a_question_holds_its_fields() -> None:
+    answer = answer_of({**GIVEN, "hosts": None, "note": "so"}, "question", QUESTION)
+    assert (answer.decision, answer.by, answer.note, answer.result) == ("approve", "ana", "so", {"choice": "switch", "nodes": 3})
+    assert answer_of(values_of(answer), "question", QUESTION) == answer
+    rejected = answer_of({**GIVEN, "decision": "reject"}, "question", QUESTION)
+    assert (rejected.decision, rejected.result) == ("reject", None)
+    with pytest.raises(NotAnAnswerError, match="until"):
+        answer_of({**GIVEN, "until": "noon"}, "question", QUESTION)

@@ -15,8 +15,10 @@ from plan_adapter.plan import Step, StepStatus
 from plan_adapter.readable import call_name
 from plan_adapter.record import RunReason, StandingApproval
 from plan_adapter.store.verification import verify
+from plan_adapter.tools.question import question_tool
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate
+from tests.faults.plans import ANSWER
 from tests.faults.world import ROLLBACK, Line, Unit, digest_of_secret
 
 Row = Mapping[str, Any]
@@ -130,6 +132,11 @@ def no_effect_is_repeated(evidence: Evidence) -> Iterator[Violation]:
 def receipts_are_true(evidence: Evidence) -> Iterator[Violation]:
     for unit, row in evidence.done.items():
         told = json.loads(row["result"])
+        step = evidence.steps.get(unit[0])
+        if step is not None and step.ask is not None:
+            if told != ANSWER:
+                yield Violation("untrue", f"the receipt of {unit} says {told}, and people answered {ANSWER}")
+            continue
         tokens = {line.token for line in evidence.by_unit.get(unit, ())}
         if not isinstance(told, dict) or told.get("token") not in tokens:
             yield Violation("untrue", f"the receipt of {unit} says {told}, the world {sorted(tokens)}")
@@ -156,7 +163,7 @@ def every_effect_has_an_intent(evidence: Evidence) -> Iterator[Violation]:
 def results_are_carried(evidence: Evidence) -> Iterator[Violation]:
     for line in evidence.lines:
         results = [json.loads(row["result"]) for row in evidence.document["receipts"] if row["outcome"] == "succeeded"]
-        known = {result["token"] for result in results if isinstance(result, dict)}
+        known = {word for result in results if isinstance(result, dict) for word in (result.get("token"), result.get("choice"))}
         words = line.body.removeprefix("undo ").split()
         if stale := [word for word in words[1:] if word not in known]:
             yield Violation("stale", f"{line.unit} was told {stale}, which no receipt says")
@@ -181,18 +188,20 @@ def calls_are_approved(evidence: Evidence) -> Iterator[Violation]:
     starts = defaultdict[str, set[int]](set)
     for (unit, number), row in evidence.attempts.items():
         step = evidence.steps.get(unit[0])
-        if step is None or not step.requires_approval:  # what undoes a step is approved with the plan
+        if step is None or not (step.requires_approval or step.ask is not None):  # what undoes a step is approved with the plan
             continue
         approval = approvals.get(row["approval_id"])
         parameters = json.loads(row["parameters"])
-        digest = call_digest(step, unit[1], parameters, evidence.tools.get(step.tool_name or "").definition())
+        tool = evidence.tools.get(step.tool_name or "") if step.ask is None else question_tool()
+        digest = call_digest(step, unit[1], parameters, tool.definition())
         if approval is None:
             yield Violation("call unapproved", f"{unit}, attempt {number}, has no approval")
             continue
         of = (approval["decision"], approval["run_id"], *_unit(approval), approval["approval_digest"])
         if of != ("approve", evidence.run.id, *unit, digest):
             yield Violation("call unapproved", f"{unit}, attempt {number}, has the approval of another call: {of}")
-        starts[row["approval_id"]].add(evidence.started_in.get((unit, number), 0))
+        if step.ask is None:  # an answer lets nothing happen, so a start that died before its receipt does not use it up
+            starts[row["approval_id"]].add(evidence.started_in.get((unit, number), 0))
     for approval_id, epochs in starts.items():
         if len(epochs) > 1:
             yield Violation("reused", f"the approval {approval_id} of a call was used in the starts {sorted(epochs)}")

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,13 +16,14 @@ from types import FrameType
 from typing import Any, Literal
 
 import asyncpg  # noqa: F401  # loaded once, by the server that forks, and not by each process
+from pydantic import JsonValue
 
 from plan_adapter import crash_points
 from plan_adapter.crash_points import CrashPoint
 from plan_adapter.gates.approval import approve
 from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.readable import call_name
-from plan_adapter.record import Attempt, PlanRun, RunContext
+from plan_adapter.record import ApprovalRequest, Attempt, PlanRun, RunContext
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.rollback import rollback_run
 from plan_adapter.runs.session import RunRequest
@@ -33,7 +34,7 @@ from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import bind_inputs, validate
 from tests.faults.broken import VARIANTS
-from tests.faults.plans import SCHEDULE, scenario_of
+from tests.faults.plans import ANSWER, SCHEDULE, scenario_of
 from tests.faults.world import HERE, TOOLS, Unit, lines_of
 
 CANARY = "canary-Zq7/4w+Kp"
@@ -197,6 +198,10 @@ class Listener:
             time.sleep(0.002)
 
 
+def _answered(request: ApprovalRequest) -> bool | Mapping[str, JsonValue]:
+    return ANSWER if request.kind == "question" else True
+
+
 async def _obey(order: Order) -> PlanRun | None:
     place, scenario = order.place, scenario_of(order.place.seed)
     async with PlanStore(place.store_url) as store:
@@ -206,7 +211,7 @@ async def _obey(order: Order) -> PlanRun | None:
         if isinstance(listener := crash_points.listener, Listener):
             listener.store = store
         run_request = RunRequest(
-            approver=CallbackApprover(lambda _: True, by=BY) if scenario.approved_by != "elsewhere" or order.run_id is not None else None,
+            approver=CallbackApprover(_answered, by=BY) if scenario.approved_by != "elsewhere" or order.run_id is not None else None,
             approval=approve(scenario.plan, tools=TOOLS, by=BY) if scenario.approved_by == "beforehand" and order.verb == "start" else None,
             schedule=SCHEDULE if scenario.approved_by == "standing" else None,
             context=RunContext(task_id=place.task_id),

@@ -22,7 +22,7 @@ from plan_adapter.runner import arevise_run
 from plan_adapter.validation import validate
 from tests.faults.check import Evidence, Violation, units_of, violations
 from tests.faults.child import BY, CANARY, REACHED, Fault, Order, Place, Told, Verb
-from tests.faults.plans import FOR_GOOD, SCHEDULE, TOOL_NAMES, Scenario, scenario_of
+from tests.faults.plans import ANSWER, FOR_GOOD, SCHEDULE, TOOL_NAMES, Scenario, scenario_of
 from tests.faults.processes import start
 from tests.faults.world import ROLLBACK, TOOLS, Line, Unit, lines_of
 
@@ -194,7 +194,8 @@ class Trial:
         for gate in await self.store.gates.find(run_id=run.id):
             if self.chance.random() < self.scenario.answers:
                 asked = ApprovalRequest(gate.approval_digest, gate.name, "", "", run.id, gate.step_id, gate.item, gate.id)
-                await self.store.gates.answer(gate.id, answer_to(asked, decision="approve", by=BY, known_by="unverified"))
+                result = ANSWER if gate.kind == "question" else None
+                await self.store.gates.answer(gate.id, answer_to(asked, decision="approve", by=BY, known_by="unverified", result=result))
 
     async def _revise(self, run: PlanRun) -> None:
         """Let a step that has not begun say something else."""
@@ -209,7 +210,10 @@ class Trial:
         if fresh is None or is_enough or run.status is PlanStatus.COMPLETED or any(attempt.kind == "rollback" for attempt in attempts):
             return
         step = plan.step(fresh)
-        step.parameters = {**step.parameters, "body": f"{fresh}-{new_id()} {str(step.parameters['body']).partition(' ')[2]}".rstrip()}
+        if step.ask is not None:
+            step.ask.question = f"{fresh}-{new_id()} {step.ask.question.partition(' ')[2]}".rstrip()
+        else:
+            step.parameters = {**step.parameters, "body": f"{fresh}-{new_id()} {str(step.parameters['body']).partition(' ')[2]}".rstrip()}
         await arevise_run(run.id, plan, tools=TOOLS, by=BY, note="say it otherwise", store=self.store)
 
 
@@ -260,18 +264,18 @@ def only_at(*targets: Target) -> Choice:
 
 def may_reach(trial: Trial, point: CrashPoint, detail: str | None) -> bool:
     """Return whether the next process of a trial may come to a place; it may also end before."""
-    effects: dict[str, Effect] = {name: effect for effect, name in TOOL_NAMES.items()}
+    effects: dict[str, Effect] = {"": "read"} | {name: effect for effect, name in TOOL_NAMES.items()}  # a question has no tool name
     plan = trial.scenario.plan
     calls = [step for step in plan.all_steps if not step.is_group and step not in plan.finally_]
     left = [step for step in calls if any(unit not in trial.done for unit in units_of(step, plan))]
     if point in OF_A_CALL and detail is not None and not detail.startswith(ROLLBACK):
-        return any(effects[step.tool_name or ""] == detail for step in left)
+        return any(effects[step.tool_name or ""] == detail for step in left if step.ask is None or point != "mid-effect")
     if point in OF_A_CALL or detail == "run_changed":
         undone = [step for step in calls if (ROLLBACK + step.id, units_of(step, plan)[0][1]) not in trial.done]
         undo = {ROLLBACK + effects[step.rollback.tool_name] for step in undone if step.rollback is not None}
         fails = any(step.parameters.get("fails") == FOR_GOOD and step.on_error is None for step in left)
         return fails and (detail in undo or (detail == "run_changed" and bool(undo)))
-    is_gated = any(step.requires_approval for step in left)
+    is_gated = any(step.requires_approval or step.ask is not None for step in left)
     if point in ("gate-opened", "gate-answered") or detail in ("gate_opened", "gate_answered"):
         return is_gated or (trial.scenario.approved_by == "approver" and not trial.done)
     return trial.run_id is None or detail != "run_created"

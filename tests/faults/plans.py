@@ -4,14 +4,19 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from plan_adapter import ExecutionPlan
-from plan_adapter.plan import Effect, Rollback, Step
+from pydantic import JsonValue
+
+from plan_adapter import ExecutionPlan, Input
+from plan_adapter.plan import Effect, Question, Rollback, Step
 
 TOOL_NAMES: dict[Effect, str] = {"read": "look", "idempotent_write": "put", "write": "write"}
 SECRET = "${{ secrets.canary }}"
 SCHEDULE = "nightly/faults"
 FOR_GOOD = 99
 """How many attempts of a step fail that never succeeds."""
+
+ANSWER: dict[str, JsonValue] = {"choice": "chosen"}
+"""What people answer to every question."""
 
 ApprovedBy = Literal["nobody", "approver", "beforehand", "standing", "elsewhere"]
 """Who approves the plan: its author's word, somebody who is asked in the process of the run, somebody before it was begun, a standing
@@ -161,6 +166,11 @@ def _add_step(plan: ExecutionPlan, chance: random.Random, index: int, *, fails_f
         fields["rollback"] = Rollback(tool_name=TOOL_NAMES[undo], parameters=body)
     if fails_for_good and chance.random() < 0.2:
         fields["on_error"] = "continue"
+    # A source of its own, so that the rest of the plan of a seed stays as it is without questions.
+    if effect == "read" and not is_list and not fails and random.Random(f"{plan.name} {index}").random() < 0.5:
+        question = Question(question=body_of(plan, index, upstream), fields={"choice": Input()})
+        plan.steps.append(Step(id=f"s{index}", ask=question, description=f"Step {index}", depends_on=upstream))
+        return
     plan.add_step(
         TOOL_NAMES[effect],
         f"Step {index}",
@@ -178,5 +188,9 @@ def _add_step(plan: ExecutionPlan, chance: random.Random, index: int, *, fails_f
 def body_of(plan: ExecutionPlan, index: int, upstream: list[str]) -> str:
     """Return what a step says: its name, and the tokens that its upstream steps were told."""
     steps = {step.id: step for step in plan.steps}
-    tokens = [f"${{{{ steps.{step_id}.result{'[0]' if steps[step_id].for_each else ''}.token }}}}" for step_id in upstream]
+    results = {
+        step_id: "result[0].token" if step.for_each else "result.token" if step.ask is None else "result.choice"
+        for step_id, step in steps.items()
+    }
+    tokens = [f"${{{{ steps.{step_id}.{results[step_id]} }}}}" for step_id in upstream]
     return " ".join((f"s{index}", *tokens))

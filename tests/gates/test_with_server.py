@@ -14,14 +14,17 @@ from uuid import UUID
 import pytest
 from prefect import get_client
 from prefect.client.schemas.objects import State
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.input import aread_flow_run_input, keyset_from_base_key
 from prefect.states import Cancelled, Completed, Running
 
 from plan_adapter import NotApprovedError, PlanRun, PlanStatus, PrefectApprover, RunConflictError, arun_plan, compile_plan, validate
-from plan_adapter.engine.gate_forms import answer_form, open_forms
+from plan_adapter.engine.gate_forms import answer_form, fields_of, open_forms
 from plan_adapter.engine.internals import rerun
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Answer, Decision, Gate, RunReason
 from tests.engine.gates import flow_run, resume
+from tests.gates.questions import deciding
 from tests.gates.world import World
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -75,6 +78,33 @@ async def test_an_answer_in_the_form_continues_the_run_and_is_recorded_as_a_name
     state = (await flow_run(UUID(run.flow_run_id))).state
     assert state is not None
     assert state.is_completed()
+
+
+async def test_a_question_is_answered_in_a_form_with_its_typed_fields(world: World) -> None:
+    work = arun_plan(deciding(), tools=world.tools(), approver=PrefectApprover(), store=world.store)
+    world.going.append(asyncio.ensure_future(work))
+    gate, flow_run_id = await shown(world, step="decide")
+    keys = keyset_from_base_key(str(gate.keyset))
+    schema: Any = await aread_flow_run_input(keys["schema"], flow_run_id=flow_run_id)
+    assert {name: schema["properties"][name]["type"] for name in ("choice", "nodes")} == {"choice": "string", "nodes": "integer"}
+    (form,) = await open_forms()
+    assert (form.kind, [*await fields_of(form)]) == ("question", ["choice", "nodes"])
+    async with get_client() as client:
+        refused = await client.resume_flow_run(flow_run_id, run_input={"choice": "run", "approver": "ana"})
+    assert refused.status is SetStateStatus.REJECT
+    await resume(flow_run_id, {"choice": "switch", "nodes": 3, "approver": "ana", "note": "ок"})
+    run = await world.going[-1]
+    assert (run.status, run.step("decide").result, world.struck) == (
+        PlanStatus.COMPLETED,
+        {"choice": "switch", "nodes": 3},
+        ["switch on 3"],
+    )
+    answer = await world.store.gates.answer_to(gate.id)
+    assert answer is not None
+    assert (answer.by, answer.known_by, answer.note, answer.result) == ("ana", "form", "ок", {"choice": "switch", "nodes": 3})
+    state = (await flow_run(flow_run_id)).state
+    assert state is not None
+    assert (state.name, state.message) == ("Answered", "Answered by ana (form): ок")
 
 
 async def test_a_rejection_in_the_form_ends_the_run_as_rejected(world: World) -> None:

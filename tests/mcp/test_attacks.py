@@ -31,6 +31,11 @@ DOCUMENTS = {
     "approved by the agent": plan(approval={"approvers": ["mcp/agent"], "self_approval": True, "known_by": ["unverified"]}),
     "expires at once, and is skipped": plan(approval={"expires": "skip"}, options={"approval_timeout_ms": 1}),
     "nobody may cancel it": plan(approval={"operators": ["mcp/agent"]}),
+    "answered by the agent": plan(
+        {"id": "decide", "ask": {"question": "Deploy?", "fields": {"choice": {}}}, "approvers": ["mcp/agent"]},
+        {**STEP, "when": "${{ steps.decide.result.choice == 'yes' }}"},
+        options={"require_approval": False},
+    ),
     "expires at once": plan(options={"approval_timeout_ms": 1, "require_approval": False}),
     "released": plan(approval={"release": True, "remind_after_ms": 1}),
     "says what it does is a read": plan({**STEP, "effect": "read"}, options={"require_approval": False}),
@@ -86,6 +91,7 @@ async def test_no_document_runs_unasked(desk: Desk, monkeypatch: pytest.MonkeyPa
     [
         ("approved by the agent", "approval-by-agent"),
         ("nobody may cancel it", "approval-by-agent"),
+        ("answered by the agent", "approval-by-agent"),
         ("says what it does is a read", "lowered-effect"),
         ("says it is safe to repeat", "lowered-effect"),
         ("a secret", "unnamed-secret"),

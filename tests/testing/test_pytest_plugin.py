@@ -24,7 +24,7 @@ def test_pytest_runs_each_case_and_shows_what_is_wrong(pytester: pytest.Pytester
     write(pytester.path / "sound", "cases:\n  重启一个节点: {}\n  it fails: {expect: {order: [drain]}}\n")
     write(pytester.path / "invalid", "cases: {a: {expect: {ordr: [], gats: []}}}")
     (pytester.path / "prompts.test.yaml").write_text("- no plan is beside this file", encoding="utf-8")
-    ended = pytester.runpytest_subprocess("-v", "--continue-on-collection-errors", "-p", pytest_plugin.__name__, "-p", "no:xdist")
+    ended = pytester.runpytest_subprocess("-v", "--continue-on-collection-errors", "-p", "no:xdist")
     out = ended.stdout.str()
     ended.assert_outcomes(passed=1, failed=1, errors=1)
     assert "sound/restart.test.yaml::重启一个节点 PASSED" in out

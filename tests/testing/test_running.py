@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from plan_adapter import StepStatus, ToolContext, ToolRegistry, tool
+from plan_adapter import InvalidPlanError, StepStatus, ToolContext, ToolRegistry, tool
 from plan_adapter.testing import CaseRunner, Mismatch, run_case
 from tests.testing.conftest import RESTART, SHARED, BesidePlan, RunCase
 
@@ -272,3 +272,63 @@ def test_runs_are_independent_and_a_runner_leaves_no_file(beside: BesidePlan) ->
     assert len({result.run.id for result in results}) == 3
     assert not folder.exists()
     assert run_case(cases[2]).passed
+
+
+ROLLING = """\
+description: Restart the nodes if somebody says so
+inputs: {nodes: {type: array, items: string, default: [a, b]}}
+options: {require_approval: false, approval_timeout_ms: 60000}
+steps:
+  - id: decide
+    ask: {question: Now?, fields: {choice: {type: string, enum: [restart, wait]}, by: {type: string, default: somebody}}}
+    expires: skip
+  - id: nodes
+    for_each: ${{ inputs.nodes }}
+    when: ${{ steps.decide.result.choice == 'restart' }}
+    steps:
+      - {id: drain, tool_name: run_command, parameters: {argv: [drain, "${{ item }}"]}}
+      - {id: restart, tool_name: run_command, parameters: {argv: [restart, "${{ steps.drain.result.stdout }}"]}, depends_on: [drain]}
+"""
+
+
+def test_questions_are_answered_and_items_of_groups_get_their_own_answers(run: RunCase) -> None:
+    case = """\
+answers: {decide: {choice: restart}}
+steps:
+  drain: [{result: {stdout: one}}, {result: {stdout: two}}]
+expect:
+  gates: [decide]
+  called_with: {restart: [{argv: [restart, one]}, {argv: [restart, two]}]}
+  results: {decide: {choice: restart, by: somebody}}
+"""
+    result = run(case, shared="", plan=ROLLING)
+    assert result.passed, result.report()
+    assert run("answers: {decide: {choice: wait}}\nexpect: {skipped: [nodes, drain, restart]}", shared="", plan=ROLLING).passed
+
+
+def test_a_failed_item_of_a_group_is_expected_like_any_other(run: RunCase) -> None:
+    case = """\
+answers: {decide: {choice: restart}}
+steps:
+  drain: [{result: {stdout: one}}, {failure: stuck}]
+expect: {status: partial, failed: {nodes: stuck, drain: stuck}, attempts: {drain: 2, restart: 1}}
+"""
+    result = run(case, shared="", plan=ROLLING)
+    assert result.passed, result.report()
+
+
+def test_a_question_without_an_answer_fails_the_case(run: RunCase) -> None:
+    result = run("expect: {}", shared="", plan=ROLLING)
+    assert result.unanswered == ("`decide` asks a question: write `answers: {decide: {choice: …}}`",)
+    assert run("gates: {decide: reject}\nexpect: {status: cancelled, reason: rejected}", shared="", plan=ROLLING).passed
+
+
+def test_an_answer_that_does_not_fit_its_question_is_a_problem_of_the_file(run: RunCase) -> None:
+    with pytest.raises(InvalidPlanError) as raised:
+        run("answers: {decide: {choice: never, who: me}, drain: {a: 1}}\nsteps: {decide: {result: 1}}", shared="", plan=ROLLING)
+    assert {problem.at for problem in raised.value.problems} == {
+        "cases.it works.answers.decide.choice",
+        "cases.it works.answers.decide.who",
+        "cases.it works.answers.drain",
+        "cases.it works.steps.decide",
+    }

@@ -299,9 +299,11 @@ class Operations:
             replace(problem, severity="error", hint="leave the effect out, or raise it") if problem.code == "lowered-effect" else problem
             for problem in lint(plan, self.tools)
         ]
-        if is_document and plan.approval is not None:
-            message = "an agent may not say who approves or operates"
-            found.append(Problem("approval-by-agent", at="approval", message=message, hint="leave `approval` out"))
+        if is_document:
+            places = ["approval"] if plan.approval is not None else []
+            places += [f"{plan.place_of(step)}.approvers" for step in plan.all_steps if step.approvers]
+            message = "an agent may not say who approves, answers or operates"
+            found += [Problem("approval-by-agent", at=at, message=message, hint=f"leave `{at.split('.')[-1]}` out") for at in places]
         if any(problem.severity == "error" for problem in found):
             return found
         return [*found, *unnamed_secrets(validate(plan, self.tools), self.secrets)]

@@ -123,7 +123,7 @@ def gate_output(gate: Gate) -> dict[str, Any]:
         "run": gate.run_id,
         "plan": gate.name,
         "gate": gate_place(gate),
-        "asks": "for the outcome of a write" if gate.kind == "outcome" else "for an approval",
+        "asks": {"approval": "for an approval", "question": "a question", "outcome": "for the outcome of a write"}[gate.kind],
         "description": gate.description,
         "approvers": "anyone who reaches the store" if rules.approvers is None else [*rules.approvers],
         "known_by": "in any way" if rules.known_by is None else [*rules.known_by],

@@ -22,6 +22,7 @@ def upgrade() -> None:
     _leases()
     _audit()
     _step_runs()
+    _concurrency_keys()
     _attempts()
     _receipts()
     _approvals()
@@ -173,6 +174,21 @@ def _step_runs() -> None:
     )
 
 
+def _concurrency_keys() -> None:
+    op.create_table(
+        "concurrency_keys",
+        *_texts("run_id"),
+        *_owner(),
+        *_texts("key"),
+        *_instants("since"),
+        sa.Column("is_held", sa.Boolean, nullable=False),
+        sa.PrimaryKeyConstraint("run_id", name="pk_concurrency_keys"),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_concurrency_keys_runs"),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ix_concurrency_keys_tenant_id_key", "concurrency_keys", ["tenant_id", "key"])
+
+
 def _attempts() -> None:
     op.create_table(
         "attempts",
@@ -224,7 +240,7 @@ def _approvals() -> None:
         *_instants("used_at", nullable=True),
         *_texts("step_id", nullable=True),
         sa.Column("item", sa.Integer, nullable=False),
-        *_texts("gate_id", "standing_id", "signature", nullable=True),
+        *_texts("gate_id", "standing_id", "signature", "result", nullable=True),
         sa.PrimaryKeyConstraint("id", name="pk_approvals"),
     )
     op.create_index("ix_approvals_approval_digest", "approvals", ["approval_digest"])
@@ -246,7 +262,7 @@ def _gates() -> None:
         sa.Column("openings", sa.Integer, nullable=False),
         *_texts("owner", nullable=True),
         *_texts("kind", "call_kind"),
-        *_texts("label", nullable=True),
+        *_texts("label", "fields", nullable=True),
         *_texts("text"),
         sa.PrimaryKeyConstraint("id", name="pk_gates"),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_gates_runs"),

@@ -1,0 +1,169 @@
+"""`Conversation`: questions and answers at the terminal of this process."""
+
+import asyncio
+import os
+import sys
+import termios
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext, suppress
+
+from plan_adapter.readable import visible
+
+CLEARED_LINE = "\r\x1b[K"
+CHUNK_BYTES = 4096
+
+
+class Lines:
+    """The lines of a file descriptor. Cancelling a wait for a line loses no input for the next one."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        """Read from `descriptor`: a terminal, a pipe or a file. None is stdin at the time of the first read."""
+        self._given = descriptor
+        self._rest = b""
+        self._was_terminal = False
+
+    @property
+    def _descriptor(self) -> int:
+        return sys.stdin.fileno() if self._given is None else self._given
+
+    def forget(self) -> None:
+        """Drop what was typed at a terminal before a question appeared. Input from a pipe is kept."""
+        self._was_terminal = os.isatty(self._descriptor)
+        if not self._was_terminal:
+            return
+        self._rest = b""
+        with suppress(termios.error):  # the terminal is gone
+            termios.tcflush(self._descriptor, termios.TCIFLUSH)
+
+    @contextmanager
+    def unseen(self) -> Generator[None]:
+        """Do not show what is typed at the terminal while the block runs, except the end of the line."""
+        before = termios.tcgetattr(self._descriptor)
+        hiding = [*before[:3], (before[3] & ~termios.ECHO) | termios.ECHONL, *before[4:]]
+        termios.tcsetattr(self._descriptor, termios.TCSADRAIN, hiding)
+        try:
+            yield
+        finally:
+            with suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(self._descriptor, termios.TCSADRAIN, before)
+
+    @property
+    def has_hung_up(self) -> bool:
+        """Whether the input was a terminal that is gone now."""
+        return self._was_terminal and not os.isatty(self._descriptor)
+
+    async def next(self) -> str | None:
+        """Return the next line without its end, or None at the end of the input (Ctrl-D at a terminal)."""
+        while b"\n" not in self._rest:
+            chunk = await self._chunk()
+            if not chunk:
+                last, self._rest = self._rest, b""
+                return last.decode(errors="replace") if last else None
+            self._rest += chunk
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode(errors="replace")
+
+    async def _chunk(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+        try:
+            loop.add_reader(self._descriptor, _wake, ready)
+        except (OSError, NotImplementedError):  # a plain file is always ready
+            return self._read()
+        try:
+            await ready
+        finally:
+            loop.remove_reader(self._descriptor)
+        return self._read()
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._descriptor, CHUNK_BYTES)
+        except OSError:  # the terminal was closed
+            return b""
+
+
+class Conversation:
+    """Questions at this process's terminal: shown on stderr, answered on stdin.
+
+    A live display yields while a question is open. It sets `pause` and `resume`, and writes its lines through `above`. An asker that finds
+    the terminal gone calls `hung_up`.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        """Read answers from `descriptor`. None is stdin."""
+        self.pause: Callable[[], None] = _nothing
+        self.resume: Callable[[], None] = _nothing
+        self.hung_up: Callable[[], None] = _nothing
+        self._lines = Lines(descriptor)
+        self._question = ""
+        self._turn = asyncio.Lock()
+
+    @property
+    def has_hung_up(self) -> bool:
+        """Whether the terminal is gone, so that the end of the input came from nobody."""
+        return self._lines.has_hung_up
+
+    @property
+    def turn(self) -> asyncio.Lock:
+        """Held by the current asker."""
+        return self._turn
+
+    @contextmanager
+    def foreground(self) -> Generator[None]:
+        """Pause the live display while the block runs."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def say(self, text: str) -> None:
+        """Write `text` and end the line."""
+        self.above(lambda: _write(visible(text) + "\n"))
+
+    async def ask(self, question: str, *, forget: bool = False, hidden: bool = False) -> str | None:
+        """Return the line that answers `question`, or None at the end of the input. If cancelled, end the question's line.
+
+        With `forget`, lines typed at the terminal before the question appeared are dropped. With `hidden`, the terminal does not show
+        what is typed.
+        """
+        if forget:
+            self._lines.forget()
+        self._question = visible(question)
+        try:
+            with self._lines.unseen() if hidden else nullcontext():  # before the question, which may be answered at once
+                _write(self._question)
+                answer = await self._lines.next()
+        except asyncio.CancelledError:
+            _write("\n")
+            raise
+        finally:
+            self._question = ""
+        if answer is None:
+            _write("\n")
+        return None if answer is None else answer.strip()
+
+    def above(self, write: Callable[[], object]) -> None:
+        """Let `write` write whole lines. An open question is shown again below them."""
+        if not self._question:
+            write()
+            return
+        _write(CLEARED_LINE if os.environ.get("TERM", "dumb") != "dumb" else "\n")
+        write()
+        _write(self._question)
+
+
+def _write(text: str) -> None:
+    with suppress(OSError):  # nobody is watching any more
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+def _nothing() -> None:
+    """Do nothing: there is no live display."""

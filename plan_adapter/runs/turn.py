@@ -1,0 +1,109 @@
+"""The turn of an approved run: it starts in its run window, once no other run has its concurrency key."""
+
+import asyncio
+from datetime import UTC, datetime
+
+from plan_adapter.errors import InvalidPlanError, RunConflictError
+from plan_adapter.execution.scope import RunScope
+from plan_adapter.expressions import Variables
+from plan_adapter.plan import StepStatus
+from plan_adapter.problems import Problem
+from plan_adapter.readable import one_line
+from plan_adapter.record import RunContext
+from plan_adapter.run_window import opens_at
+from plan_adapter.runs.ending import finals_of
+from plan_adapter.store.concurrency import RunBefore
+from plan_adapter.store.store import PlanStore
+from plan_adapter.validation import BoundPlan
+
+POLL_SECONDS = 0.5
+MAX_KEY_CHARACTERS = 200
+
+
+def concurrency_key(bound: BoundPlan) -> str | None:
+    """Return the concurrency key of a run of `bound`, or None if its plan has none. Raises InvalidPlanError if the inputs give none."""
+    template = bound.validated.concurrency_key
+    if template is None:
+        return None
+    value = template.resolve(Variables({}, bound.inputs))
+    text = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    if 0 < len(text.strip()) <= MAX_KEY_CHARACTERS:
+        return text
+    message = f"the inputs give no key: it must be a text of 1 to {MAX_KEY_CHARACTERS} characters"
+    raise InvalidPlanError([Problem("bad-concurrency", at="concurrency.key", message=message, hint="use an input with such a value")])
+
+
+async def refuse_turn(bound: BoundPlan, store: PlanStore, context: RunContext) -> None:
+    """Raise RunConflictError if a run of `bound` would be refused now: outside its run window, or because another run has its key."""
+    plan, key = bound.validated.plan, concurrency_key(bound)
+    window, concurrency = plan.options.run_window, plan.concurrency
+    if window is not None and window.outside == "refuse" and (opens := opens_at(window, datetime.now(UTC))) is not None:
+        raise RunConflictError(_closed(opens))
+    if key is None or concurrency is None or concurrency.when_busy != "refuse":
+        return
+    if before := await store.ledger.runs_before(key, context):
+        raise RunConflictError(_busy(before[0], key))
+
+
+async def wait_for_turn(scope: RunScope, store: PlanStore) -> bool:
+    """Return whether the run may start. Waits for its run window and its concurrency key if the plan says so.
+
+    Otherwise `scope.stop` says why it does not start: it is refused, or was cancelled while it waited. Its `finally` steps are skipped
+    then, because nothing was done that they could clean up.
+    """
+    while not scope.stop.is_set:
+        message, is_refused = await _obstacle(scope, store)
+        if is_refused:
+            scope.stop.set("cancelled", message)
+            break
+        await _tell(scope, store, f"waits: {message}" if message else None)
+        if not message:
+            return True
+        await asyncio.wait({scope.stop.future}, timeout=POLL_SECONDS)
+    for step in finals_of(scope):
+        step.status, step.reason, step.completed_at = StepStatus.SKIPPED, scope.stop.message, scope.recorder.now()
+        scope.recorder.step_ended(step)
+    return False
+
+
+async def _obstacle(scope: RunScope, store: PlanStore) -> tuple[str, bool]:
+    """Return why the run cannot start now, empty if it can, and whether that refuses it. It has its key if it can."""
+    bound = scope.approved.bound
+    window, concurrency = bound.validated.plan.options.run_window, bound.validated.plan.concurrency
+    if window is not None and (opens := opens_at(window, datetime.now(UTC))) is not None:
+        return _closed(opens), window.outside == "refuse"
+    key = concurrency_key(bound)
+    if key is None or concurrency is None:
+        return "", False
+    before = await store.ledger.take_key(scope.run, key)
+    if before and concurrency.when_busy == "cancel_older":
+        await _cancel([one for one in before if one.name == scope.run.name], scope, store)
+    return _busy(before[0], key) if before else "", bool(before) and concurrency.when_busy == "refuse"
+
+
+def _closed(opens: datetime) -> str:
+    return f"the run window is closed, and opens at {opens:%Y-%m-%d %H:%M} {opens.tzinfo}"
+
+
+def _busy(before: RunBefore, key: str) -> str:
+    does = "has" if before.is_held else "waits for"
+    return f"run {before.id} of `{one_line(before.name)}` {does} the concurrency key `{one_line(key)}`"
+
+
+async def _tell(scope: RunScope, store: PlanStore, message: str | None) -> None:
+    """Show why the run waits, or that it no longer does."""
+    if scope.run.message != message:
+        scope.run.message = None if message is None else scope.secrets.redactor.text(message)
+        await store.ledger.update(scope.run)
+        if message is not None:
+            scope.notify("waits", message=message)
+
+
+async def _cancel(older: list[RunBefore], scope: RunScope, store: PlanStore) -> None:
+    """Request the cancellation of `older` runs."""
+    for run in older:
+        try:
+            if await store.ledger.cancel_request(run.id) is None:
+                await store.cancel(run.id, f"run {scope.run.id} takes its place")
+        except RunConflictError:  # it has just ended
+            continue

@@ -1,0 +1,23 @@
+"""A plan that asks a person a question, and strikes what they choose."""
+
+from typing import Any
+
+from plan_adapter import ExecutionPlan, Input, Step
+from plan_adapter.plan import Question
+
+FIELDS = {
+    "choice": Input(type="string", enum=["switch", "wait", "降级"]),
+    "nodes": Input(type="integer", minimum=1, default=2),
+}
+
+
+def deciding(*, timeout_ms: int = 0, fields: dict[str, Input] | None = None, **step: Any) -> ExecutionPlan:
+    """Return a plan whose second step has the answer; nobody has to approve the plan."""
+    plan = ExecutionPlan(description="Decide 决定, then strike", inputs={"site": Input(default="东站")})
+    plan.options.require_approval = False
+    plan.options.approval_timeout_ms = timeout_ms
+    question = Question(question="Switch to ${{ inputs.site }}?", fields=fields or FIELDS)
+    plan.steps.append(Step(id="decide", ask=question, description="Choose what happens", **step))
+    target = {"target": "${{ steps.decide.result.choice }} on ${{ steps.decide.result.nodes }}"}
+    plan.add_step("strike", "Do it", target, id="strike", when="${{ steps.decide.result.choice != 'wait' }}")
+    return plan

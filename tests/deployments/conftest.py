@@ -2,7 +2,7 @@
 
 import shutil
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import ApprovalRequest, CallbackApprover, PlanRun, PlanStore, ToolRegistry, arun_plan, load_plan
+from plan_adapter.gates.approvers import CallbackAnswer
 
 RUNBOOKS = Path(__file__).parents[2] / "deployments" / "runbooks"
 
@@ -24,16 +25,18 @@ def opened() -> list[ApprovalRequest]:
 
 @pytest.fixture
 def run_runbook(tmp_path: Path, opened: list[ApprovalRequest]) -> RunRunbook:
-    """Run the runbook of a name offline with its inputs. Ana approves at each gate."""
+    """Run the runbook of a name offline with its inputs. Ana approves at each gate, and gives `answers` to questions, by step."""
 
-    def approve(request: ApprovalRequest) -> bool:
-        opened.append(request)
-        return True
+    async def run(name: str, *, answers: Mapping[str, CallbackAnswer] | None = None, **inputs: object) -> PlanRun:
+        def answer(request: ApprovalRequest) -> CallbackAnswer:
+            opened.append(request)
+            return (answers or {}).get(request.step_id or "", True)
 
-    async def run(name: str, **inputs: object) -> PlanRun:
         plan, tools = load_plan(RUNBOOKS / f"{name}.yaml"), ToolRegistry.with_builtins()
+        for step in plan.all_steps:
+            step.retry_delay_ms = 0  # a test does not wait
         async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
-            approver = CallbackApprover(approve, by="ana")
+            approver = CallbackApprover(answer, by="ana")
             return await arun_plan(plan, tools=tools, inputs=inputs, approver=approver, store=store, offline=True)
 
     return run

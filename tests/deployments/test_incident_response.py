@@ -78,7 +78,7 @@ async def test_if_the_standby_site_does_not_work_either_the_traffic_goes_back(ru
 
     assert run.status is PlanStatus.PARTIAL
     assert Gateway.routes == ["standby", "primary"]
-    assert Gateway.notices == ["事故 shop：切换备用，未完成，失败的步骤：recovered"]
+    assert Gateway.notices == ["事故 shop：切换备用，失败的步骤：recovered"]
 
 
 async def test_a_restart_runs_the_command_and_leaves_the_traffic_alone(run_runbook: RunRunbook, inputs: dict[str, object]) -> None:

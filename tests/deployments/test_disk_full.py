@@ -86,6 +86,18 @@ async def test_delete_deletes_and_leaves_no_trash(run_runbook: RunRunbook, folde
     assert not (tmp_path / "trash").exists()
 
 
+async def test_a_list_that_a_gate_could_not_show_in_full_is_refused(run_runbook: RunRunbook, folder: Path) -> None:
+    for number in range(40):
+        path = folder / f"{'x' * 200}{number}"
+        path.touch()
+        os.utime(path, (0, 0))
+
+    run = await run_runbook("disk-full", **inputs(folder, count=50))
+
+    assert run.status is PlanStatus.FAILED
+    assert "take fewer files" in (run.step("find").error or "")
+
+
 async def test_a_trash_folder_inside_the_folder_is_refused(run_runbook: RunRunbook, folder: Path) -> None:
     run = await run_runbook("disk-full", **inputs(folder, trash=str(folder / "trash")))
 

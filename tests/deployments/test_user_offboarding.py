@@ -14,7 +14,7 @@ APPLICATION = """
 CREATE TABLE users (id INTEGER PRIMARY KEY, login TEXT UNIQUE, active BOOLEAN NOT NULL, left_because TEXT);
 CREATE TABLE documents (id INTEGER PRIMARY KEY, owner_id INTEGER NOT NULL REFERENCES users);
 CREATE TABLE user_rights (user_id INTEGER NOT NULL REFERENCES users, role TEXT NOT NULL, PRIMARY KEY (user_id, role));
-INSERT INTO users VALUES (1, 'wang', TRUE, NULL), (2, 'ana', TRUE, NULL), (3, 'gone', FALSE, 'retired');
+INSERT INTO users VALUES (1, 'wang', TRUE, 'until 2024, then rehired'), (2, 'ana', TRUE, NULL), (3, 'gone', FALSE, 'retired');
 INSERT INTO documents VALUES (10, 1), (11, 2), (12, 1);
 INSERT INTO user_rights VALUES (1, 'admin'), (1, '财务'), (2, 'admin');
 """

@@ -16,7 +16,7 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import begin_server
 from plan_adapter.cli.servers import worker_command
-from plan_adapter.cli.sources import input_texts, named_plan, open_store, tools_of
+from plan_adapter.cli.sources import documents_in, input_texts, named_plan, open_store, tools_of
 from plan_adapter.documents import is_test_file, read_file, read_mapping
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import InvalidPlanError
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 _Kind: TypeAlias = Literal["cron", "interval", "rrule"]
 
-ENDINGS = (".yaml", ".yml", ".json")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _INTERVAL = re.compile(r"(\d+)\s*([smhd]?)")
 
@@ -210,10 +209,7 @@ def _pull_steps(file: Path) -> list[dict[str, Any]]:
 
 def plans_in(folder: Path) -> "list[ExecutionPlan]":
     """Return the plans of a folder's documents. Raises InvalidPlanError with the problems of all that cannot be read."""
-    files = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS and not path.name.startswith(".") and not is_test_file(path))
-    if not files:
-        raise UsageError(f"the folder {folder} has no plan documents ({', '.join(ENDINGS)})")
-    read = [read_file(str(path)) for path in files]
+    read = [read_file(str(path)) for path in documents_in(folder) if not is_test_file(path)]
     problems = [problem for plan, found in read if plan is None for problem in found]
     if problems:
         raise InvalidPlanError(problems)

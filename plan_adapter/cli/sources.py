@@ -12,7 +12,7 @@ from uuid import UUID
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import UsageError
-from plan_adapter.documents import read_document, read_file, read_mapping
+from plan_adapter.documents import is_test_file, read_document, read_file, read_mapping
 from plan_adapter.errors import InvalidPlanError, ModelError, RunConflictError
 from plan_adapter.readable import one_line
 from plan_adapter.settings import Settings
@@ -32,8 +32,18 @@ GIT = "git:"
 STDIN = "<stdin>"
 """Stands for `-`, which the argument parser would take for an option."""
 
+ENDINGS = (".yaml", ".yml", ".json")
+
 _TOKEN = re.compile(r"[A-Za-z0-9_.@/:-]+")
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
+
+
+def documents_in(folder: Path) -> list[Path]:
+    """Return the plan documents of a folder, and their test files. Raises UsageError if it has no plan documents."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS and not path.name.startswith("."))
+    if all(is_test_file(path) for path in files):
+        raise UsageError(f"the folder {folder} has no plan documents ({', '.join(ENDINGS)})")
+    return files
 
 
 def tools_of(imports: Sequence[str]) -> "ToolRegistry":

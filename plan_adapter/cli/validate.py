@@ -1,13 +1,14 @@
 """`plan validate`."""
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.sources import is_stored, plan_of, read_plan, tools_of
+from plan_adapter.cli.sources import documents_in, is_stored, plan_of, read_plan, tools_of
 from plan_adapter.documents import is_test_file
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.problems import Problem
@@ -22,7 +23,7 @@ def validate(*plans: Annotated[str, Parameter(name="PLAN")], tools: list[str] | 
     """Find every problem in a plan before it runs: file:line:column, the code of the problem, what is wrong and how to fix it.
 
     Args:
-        plans: Plan documents: paths, `-` for stdin, or stored plans. Test files (NAME.test.yaml) are checked as well.
+        plans: Plan documents: paths, folders, `-` for stdin, or stored plans. Test files (NAME.test.yaml) are checked as well.
         tools: `package.module:name` of a tool or registry that the plans use; may be repeated.
         json: Print each problem as a JSON object, and one line per plan.
     """
@@ -30,13 +31,19 @@ def validate(*plans: Annotated[str, Parameter(name="PLAN")], tools: list[str] | 
         raise UsageError("give at least one plan: `plan validate plan.yaml`")
     registry = tools_of(tools or [])
     failed = False
-    for source in plans:
+    for source in [document for name in plans for document in _documents(name)]:
         found = _findings(source, registry)
         errors = sum(problem.severity == "error" for problem in found)
         failed = failed or errors > 0
         output.problems(found, as_json=json, to_stdout=True)
         _verdict(source, errors=errors, warnings=len(found) - errors, as_json=json)
     return ExitCode.USAGE if failed else ExitCode.DONE
+
+
+def _documents(name: str) -> list[str]:
+    """Return the paths of the documents if `name` is that of a folder."""
+    folder = Path(name)
+    return [str(path) for path in documents_in(folder)] if folder.is_dir() else [name]
 
 
 def _findings(source: str, registry: "ToolRegistry") -> list[Problem]:

@@ -292,8 +292,11 @@ class Call:
         template = self._called.done_when
         if template is None:
             return None
-        met = template.resolve(self._scope.variables(item=self._value, result=result))
-        return None if met is True else f"done_when is not met: {self.step.done_when}"
+        variables = self._scope.variables(item=self._value, result=result)
+        if template.resolve(variables) is True:
+            return None
+        used = template.used_of_result(variables)
+        return f"done_when is not met: {self.step.done_when}" + (f"; {used}" if used else "")
 
     def _keep(self, result: JsonValue) -> JsonValue:
         return self._scope.limit.keep(result, run_id=self.run.id, name=f"{self.key}-{self._number}")

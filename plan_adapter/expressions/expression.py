@@ -22,7 +22,6 @@ from plan_adapter.expressions.references import (
     follow,
     hyphenated,
     longest_paths,
-    names,
     references,
     replaced,
     shortened,
@@ -137,7 +136,8 @@ def compile_expression(source: str, declarations: Declarations) -> Expression:
         position = reference.end
     code += source[position:]
     here = [name for name, exists in (("item", declarations.item), ("result", declarations.result)) if exists]
-    variables += [Variable(name, "dyn", (name,)) for name in here if name in names(source)]
+    roots = {path[0] for path in longest_paths(code)}  # not the members of other references: `steps.build.result`
+    variables += [Variable(name, "dyn", (name,)) for name in here if name in roots]
     try:
         kind = cel.type_of(code, _signature(variables))
     except cel.CelSyntaxError as error:

@@ -124,11 +124,6 @@ def with_constants(code: str, text: str, replacement: str) -> str:
     return "".join([*parts, code[position:]])
 
 
-def names(code: str) -> frozenset[str]:
-    """Return every identifier of `code` outside strings and comments."""
-    return frozenset(token["name"] for token in _TOKEN.finditer(code) if token["name"])
-
-
 def count_names(code: str, wanted: Collection[str]) -> int:
     """Return how often identifiers in `wanted` occur in `code` outside strings and comments."""
     return sum(token["name"] in wanted for token in _TOKEN.finditer(code) if token["name"])

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
@@ -10,9 +11,25 @@ from pydantic import JsonValue
 from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions.declarations import INPUT_NAME, Declarations, Expected, RefusedError, check_kind
 from plan_adapter.expressions.expression import Expression, Variables, compile_expression
-from plan_adapter.expressions.references import Code, Path, UnclosedError, described, has_expression, pieces, references, shortened
+from plan_adapter.expressions.references import (
+    Code,
+    NothingThereError,
+    Path,
+    UnclosedError,
+    described,
+    has_expression,
+    longest_paths,
+    pieces,
+    references,
+    shortened,
+    written,
+)
 from plan_adapter.problems import Problem
+from plan_adapter.readable import cut, one_line
 from plan_adapter.values import MAX_DEPTH, TOO_DEEP, join, normalize
+
+SHOWN_CHARACTERS = 300
+"""How much of a value a message shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +56,16 @@ class Template:
             keys = f" with {', '.join(f'`{key}`' for key in [*value][:5])}" if isinstance(value, dict) and value else ""
             raise ExpressionError(f"`{shortened(str(self.source))}` is {described(value)}{keys}, not {wanted}")
         return value
+
+    def used_of_result(self, variables: Variables) -> str:
+        """Return the parts of `result` that the expressions use, with their values, such as `result.status is 503`. Long ones are cut."""
+        values = dict[str, str]()
+        for code in (part.source for parts in self.texts.values() for part in parts if isinstance(part, Expression)):
+            for path in (path for path in longest_paths(code) if path[0] == "result"):
+                with suppress(NothingThereError):
+                    value = one_line(json.dumps(variables.follow(path), ensure_ascii=False))
+                    values[written(path)] = value if len(value) <= SHOWN_CHARACTERS else f"{cut(value, SHOWN_CHARACTERS)}…"
+        return ", ".join(f"{name} is {value}" for name, value in values.items())
 
     def resolve_openly(self, variables: Variables) -> JsonValue:
         """Return the value as `resolve` does, but leave expressions that use a secret as written. For any use but the tool call.

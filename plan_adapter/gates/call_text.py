@@ -82,10 +82,11 @@ def step_gate_text(
 
 
 def _question_lines(step: Step, question: Question, asked: JsonValue) -> list[str]:
-    """Return a question as it is asked, in the heading, which even a small form shows; then the description and the fields."""
+    """Return a question as it is asked: its first line in the heading, which even a small form shows; then the rest and the fields."""
     text = asked if isinstance(asked, str) else as_text(asked)
-    shown, is_whole = short_description(text.strip())
-    rest = [] if is_whole and "\n" not in text.strip() else quoted(text)
+    first, _, more = text.strip().partition("\n")
+    shown, is_whole = short_description(first)
+    rest = [] if is_whole and not more else quoted(text)
     heading = opening(f"{words(shown)}{'' if is_whole else ' …'}", step.description)
     return [*heading, *rest, *map(field_line, question.fields, question.fields.values()), ""]
 

@@ -67,17 +67,18 @@ def _description(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
 
 def _call(step: Step, validated: ValidatedPlan) -> str:
     within = f", in {one_line(step.group)}" if step.group is not None else ""
-    return "group" if step.is_group else f"{one_line(step.tool_name or '')}, {validated.effect_of(step.id)}{within}"
+    if step.tool_name is None:
+        return f"{'group' if step.is_group else 'question'}{within}"
+    return f"{one_line(step.tool_name)}, {validated.effect_of(step.id)}{within}"
 
 
 def _approval(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
     rules = gate_policy_of(validated.plan, policy, requested_by="")
     who = "anyone" if rules.approvers is None else listed([one_line(name) for name in rules.approvers], 20) or "nobody"
     gated = [code(step.id) for step in validated.plan.all_steps if validated.has_gate(step, gate_effects=policy.gate_effects)]
-    asks = f"asks again before {listed(gated, 20)}" if gated else ""
     if requires_approval(validated.plan, policy):
-        return f"each run waits for {who}" + (f" and {asks}" if asks else "")
-    return f"a run {asks}; {who} may answer" if asks else "a run needs none"
+        return f"each run waits for {who}" + (f" and asks again before {listed(gated, 20)}" if gated else "")
+    return f"a run asks before {listed(gated, 20)}; {who} may answer" if gated else "a run needs none"
 
 
 def _tool_packages(validated: ValidatedPlan) -> dict[str, str]:

@@ -14,6 +14,7 @@ from prefect.flows import load_flow_from_entrypoint
 from plan_adapter.engine.connection import Server
 from tests.cases import for_each
 from tests.cli.conftest import Plan
+from tests.deployments.conftest import RUNBOOKS
 
 ASK: dict[str, Any] = {
     "id": "ask",
@@ -124,6 +125,13 @@ def test_a_folder_is_deployed_as_a_whole_or_not_at_all(plan: Plan, name: str) ->
     assert (refused.code, "no_such_tool" in refused.err, refused.out) == (2, True, "")
     (folder / f"{name}-3.yaml").unlink()
     assert "3 runbooks: 1 updated, 2 unchanged\n" in plan("deploy", folder).err
+
+
+def test_the_runbooks_of_this_repository_can_all_be_deployed(plan: Plan) -> None:
+    said = plan("deploy", RUNBOOKS, "--dry-run", "--json")
+    assert said.code == 0, said.err
+    names = sorted(path.stem for path in RUNBOOKS.glob("*.yaml") if not path.stem.endswith(".test"))
+    assert [line["deployment"] for line in said.lines] == [f"{name}/{name}" for name in names]
 
 
 def test_a_stored_plan_is_deployed_by_its_name(plan: Plan, name: str) -> None:

@@ -108,6 +108,17 @@ def test_several_plans_are_validated_and_one_bad_one_is_enough(plan: Plan, sound
     assert "sound.yaml: valid" in said.err
 
 
+def test_a_folder_is_validated_with_its_test_files(plan: Plan, sound: Path, broken: Path) -> None:
+    Path("sound.test.yaml").write_text("cases: {it completes: {expect: {order: [nothing]}}}\n")
+    Path("notes.md").write_text("no plan")
+    said = plan("validate", ".")
+    assert said.code == 2
+    verdicts = [line for line in said.err.splitlines() if line.startswith(("broken", "sound", "notes"))]
+    assert [verdict.partition(" (")[0] for verdict in verdicts] == ["broken.yaml: invalid", "sound.test.yaml: invalid", "sound.yaml: valid"]
+    Path("empty").mkdir()
+    assert "the folder empty has no plan documents" in plan("validate", "empty").err
+
+
 def test_problems_are_objects_with_json(plan: Plan, broken: Path) -> None:
     said = plan("validate", broken, "--json")
     assert said.code == 2

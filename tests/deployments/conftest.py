@@ -1,11 +1,16 @@
 """What the runbooks are run with."""
 
-from collections.abc import Awaitable, Callable
+import shutil
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from plan_adapter import PlanRun, PlanStore, ToolRegistry, approve, arun_plan, load_plan
+from plan_adapter import ApprovalRequest, CallbackApprover, PlanRun, PlanStore, ToolRegistry, arun_plan, load_plan
+from plan_adapter.gates.approvers import CallbackAnswer
 
 RUNBOOKS = Path(__file__).parents[2] / "deployments" / "runbooks"
 
@@ -13,13 +18,40 @@ RunRunbook = Callable[..., Awaitable[PlanRun]]
 
 
 @pytest.fixture
-def run_runbook(tmp_path: Path) -> RunRunbook:
-    """Run the runbook of a name offline with its inputs, approved by a person where it asks for that."""
+def opened() -> list[ApprovalRequest]:
+    """The gates of the runbook, in the order in which they opened."""
+    return []
 
-    async def run(name: str, **inputs: object) -> PlanRun:
+
+@pytest.fixture
+def run_runbook(tmp_path: Path, opened: list[ApprovalRequest]) -> RunRunbook:
+    """Run the runbook of a name offline with its inputs. Ana approves at each gate, and gives `answers` to questions, by step."""
+
+    async def run(name: str, *, answers: Mapping[str, CallbackAnswer] | None = None, **inputs: object) -> PlanRun:
+        def answer(request: ApprovalRequest) -> CallbackAnswer:
+            opened.append(request)
+            return (answers or {}).get(request.step_id or "", True)
+
         plan, tools = load_plan(RUNBOOKS / f"{name}.yaml"), ToolRegistry.with_builtins()
-        approval = approve(plan, tools=tools, by="ana", inputs=inputs) if plan.options.require_approval else None
+        for step in plan.all_steps:
+            step.retry_delay_ms = 0  # a test does not wait
         async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
-            return await arun_plan(plan, tools=tools, inputs=inputs, approval=approval, store=store, offline=True)
+            approver = CallbackApprover(answer, by="ana")
+            return await arun_plan(plan, tools=tools, inputs=inputs, approver=approver, store=store, offline=True)
 
     return run
+
+
+@contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Yield the URL at which `handler` answers on this machine."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def programs(*names: str) -> None:
+    """Skip the test, and say why, if one of these programs is missing."""
+    if missing := [name for name in names if shutil.which(name) is None]:
+        pytest.skip(f"not installed here: {', '.join(missing)}")

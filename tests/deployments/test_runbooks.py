@@ -6,8 +6,12 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from plan_adapter import ToolRegistry, lint, load_plan
+from plan_adapter import ToolRegistry, lint, load_plan, validate
 from plan_adapter.documents import is_test_file, plan_schema
+from plan_adapter.engine.deployments import DeploymentOptions
+from plan_adapter.gates.policy import effective_policy
+from plan_adapter.runbooks.deploy import runbook_deployment
+from plan_adapter.settings import Settings
 from tests.deployments.conftest import RUNBOOKS
 
 NAMES = sorted(path.stem for path in RUNBOOKS.glob("*.yaml") if not is_test_file(path))
@@ -15,7 +19,22 @@ SCHEMA = RUNBOOKS.parent / "plan.schema.json"
 
 
 def test_there_are_these_runbooks() -> None:
-    assert NAMES == ["ci-pipeline", "data-pipeline", "own-pipeline", "site-check"]
+    assert NAMES == [
+        "ci-pipeline",
+        "data-pipeline",
+        "data-quality",
+        "dependency-upgrade",
+        "disk-full",
+        "incident-response",
+        "own-pipeline",
+        "postgres-backup",
+        "release-package",
+        "rolling-restart",
+        "schema-migration",
+        "site-check",
+        "tls-rotation",
+        "user-offboarding",
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -23,6 +42,26 @@ def test_a_runbook_has_no_problem(name: str) -> None:
     problems = lint(load_plan(RUNBOOKS / f"{name}.yaml"), ToolRegistry.with_builtins())
     # A runbook's author says what a command does.
     assert [problem for problem in problems if problem.code != "lowered-effect"] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_runbook_can_be_deployed_with_a_form_that_explains_each_input(name: str) -> None:
+    validated = validate(load_plan(RUNBOOKS / f"{name}.yaml"), ToolRegistry.with_builtins())
+    deployment = runbook_deployment(validated, effective_policy(Settings()), inputs={}, options=DeploymentOptions())
+    assert (deployment.name, deployment.form["required"]) == (name, [key for key, one in validated.plan.inputs.items() if one.is_required])
+    assert all(field["description"] for field in deployment.form["properties"].values())
+
+
+def test_the_description_of_a_deployment_names_questions_and_groups() -> None:
+    described = dict[str, str]()
+    for name in ("incident-response", "rolling-restart"):
+        validated = validate(load_plan(RUNBOOKS / f"{name}.yaml"), ToolRegistry.with_builtins())
+        deployment = runbook_deployment(validated, effective_policy(Settings()), inputs={}, options=DeploymentOptions())
+        described[name] = deployment.description
+    assert "4. `decide` (question): 由值班负责人决定如何处置\n" in described["incident-response"]
+    assert described["incident-response"].endswith("**Approval**: a run asks before `decide`; anyone may answer")
+    assert "2. `drain` (http_send, idempotent_write, in nodes): Take the node out of the pool\n" in described["rolling-restart"]
+    assert described["rolling-restart"].endswith("**Approval**: each run waits for anyone and asks again before `nodes`")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,13 +1,12 @@
 """The runbook site-check against a real HTTP server."""
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from plan_adapter import InvalidPlanError, PlanStatus
-from tests.deployments.conftest import RunRunbook
+from tests.deployments.conftest import RunRunbook, served
 
 
 class Site(BaseHTTPRequestHandler):
@@ -29,10 +28,8 @@ class Site(BaseHTTPRequestHandler):
 @pytest.fixture
 def site() -> Iterator[str]:
     Site.asked = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with served(Site) as url:
+        yield url
 
 
 async def test_a_site_whose_pages_answer_passes(run_runbook: RunRunbook, site: str) -> None:

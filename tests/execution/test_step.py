@@ -95,7 +95,29 @@ async def test_a_false_done_when_fails_the_attempt_and_a_true_one_ends_it():
     execution = Execution(plan, [flaky(0)])
     run = await execution.go()
     assert run.step("a").result == 3
-    assert execution.recorder.receipts[0].error == "done_when is not met: ${{ result >= 3 }}"
+    assert execution.recorder.receipts[0].error == "done_when is not met: ${{ result >= 3 }}; result is 1"
+
+
+@pytest.mark.parametrize(
+    ("done_when", "shown"),
+    [
+        ("${{ result.rows.all(row, row.bad == 0) }}", '; result.rows is [{"bad": 2}]'),
+        ("${{ result.name == 'ana' && result.name.size() == 3 }}", '; result.name is "王小明"'),
+        ("${{ result['rows'][0].bad == 0 }}", "; result.rows[0].bad is 2"),
+        ("${{ result.long == '' }}", f'; result.long is "{"x" * 299}…'),
+        ("${{ 1 == 2 }}", ""),
+    ],
+)
+async def test_a_false_done_when_shows_the_parts_of_the_result_that_it_uses(done_when: str, shown: str):
+    @tool(effect="read")
+    def work(name: str) -> dict[str, object]:
+        """Look."""
+        return {"rows": [{"bad": 2}], "name": "王小明", "long": "x" * 5000}
+
+    plan = plan_of({"a": []})
+    plan.step("a").done_when = done_when
+    run = await Execution(plan, [work]).go()
+    assert run.step("a").error == f"done_when is not met: {done_when}{shown}"
 
 
 async def test_a_large_result_goes_to_a_file_that_the_receipt_names(tmp_path: Path):

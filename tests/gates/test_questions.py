@@ -12,7 +12,7 @@ from plan_adapter import Input, NotApprovedError, PlanStatus, StepStatus, arevis
 from plan_adapter.cli.asking import YesApprover
 from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.gates.gate import request_of
-from plan_adapter.plan import ApprovalPolicy
+from plan_adapter.plan import ApprovalPolicy, Question
 from plan_adapter.record import Answer, RunReason
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store.verification import verify
@@ -47,6 +47,17 @@ async def test_the_answer_is_the_result_of_the_step_with_who_gave_it(world: Worl
     (_, answer) = await world.store.approvals(run.id)
     assert (answer.result, answer.used_at is not None) == (ANSWER, True)
     assert verify(await world.store.export(run.id)).ok
+
+
+async def test_the_heading_is_the_first_line_of_a_question_and_all_of_it_follows(world: World) -> None:
+    plan = deciding()
+    plan.steps[0].ask = Question(question="Switch?\nThe last errors:\npool exhausted", fields=FIELDS)
+    going = world.start(plan)
+    gate = await world.store.gates.get((await world.gate(step="decide")).id)
+    assert gate.text.startswith("## Switch?\n")
+    assert "> Switch?\n>\n> The last errors:\n>\n> pool exhausted\n" in gate.text
+    await world.answer(gate, result=ANSWER)
+    await going
 
 
 async def test_an_altered_answer_shows_in_the_record(world: World) -> None:

@@ -236,6 +236,23 @@ def test_a_call_whose_result_is_used_needs_an_answer(run: RunCase) -> None:
     assert "uses its result" in result.report()
 
 
+def test_a_rollback_that_computes_with_results_of_other_steps_needs_no_answer_to_its_own_step(run: RunCase) -> None:
+    plan = """\
+description: D
+options: {require_approval: false}
+steps:
+  - {id: a, tool_name: bash, parameters: {command: exit}}
+  - id: b
+    tool_name: bash
+    parameters: {command: exit}
+    depends_on: [a]
+    done_when: ${{ size(steps.a.result.stdout) == 1 }}
+    rollback: {tool_name: bash, parameters: {command: exit, env: {X: "${{ steps.a.result.stdout + '!' }}"}}}
+"""
+    result = run("steps: {a: {result: {stdout: x}}}", shared="", plan=plan)
+    assert result.passed, result.report()
+
+
 def test_no_tool_is_called_and_its_parameters_are_checked_all_the_same(run: RunCase) -> None:
     @tool(effect="write", isolation="process")
     def launch(count: int, context: ToolContext) -> None:

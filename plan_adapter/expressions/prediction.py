@@ -23,10 +23,11 @@ class Prediction:
     The plan is not approved yet, and a short expression could fill the memory. So anything that may exceed `characters` is not evaluated.
     """
 
-    def __init__(self, inputs: Mapping[str, JsonValue] | None, *, characters: int = CHARACTERS) -> None:
-        """Start with the full budget of `characters`."""
-        self._variables = Variables(steps={}, inputs=inputs or {})
-        self._sizes = {name: _size(value) for name, value in self._variables.inputs.items()}
+    def __init__(self, inputs: Mapping[str, JsonValue] | None, *, item: JsonValue = None, characters: int = CHARACTERS) -> None:
+        """Start with the full budget of `characters`. An `item` that is known is evaluated as well."""
+        self._variables = Variables(steps={}, inputs=inputs or {}, item=item)
+        self._sizes = {("inputs", name): _size(value) for name, value in self._variables.inputs.items()}
+        self._sizes |= {} if item is None else {("item",): _size(item)}
         self._left = characters
 
     def of(self, template: Template) -> JsonValue:
@@ -48,11 +49,10 @@ class Prediction:
         """Return an upper bound for the characters of a part of a text, or infinity if the inputs alone do not determine it."""
         if isinstance(part, str):
             return len(part)
-        roots = {variable.path[0] for variable in part.variables}
-        names = [str(variable.path[1]) for variable in part.variables if variable.path[0] == "inputs"]
-        if roots - {"inputs"} or any(name not in self._sizes for name in names):
+        used = [variable.path[:1] if variable.path[0] == "item" else variable.path[:2] for variable in part.variables]
+        if any(path not in self._sizes for path in used):
             return float("inf")
-        size = len(part.source) + sum(self._sizes[name] for name in names)
+        size = len(part.source) + sum(self._sizes[path] for path in used)
         growth = count_names(part.code or "", GROWING)
         # A mapped member may be used for both factors of the next product, so each growing call may square the size.
         return float(size) ** 2**growth if growth <= 3 and not count_names(part.code or "", {"format"}) else float("inf")

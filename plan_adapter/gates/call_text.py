@@ -103,7 +103,8 @@ def _group_gate_text(
     """Return the text of the gate of a group, or of one item of it: the steps that will run, and for what."""
     validated, values = bound.validated, Values.of(bound)
     effects: dict[str, Effect] = {one.id: validated.effect_of(one.id) for one in group.steps}
-    undone = {one.id: preview_rollback(one.id, validated, Prediction(bound.inputs)) for one in group.steps}
+    prediction = Prediction(bound.inputs, item=parameters.get("item"))  # as far as it is known before the first step of the item
+    undone = {one.id: preview_rollback(one.id, validated, prediction) for one in group.steps}
     final = [code(step_id) for step_id, effect in effects.items() if effect != "read" and undone[step_id] is None]
     danger = f"**Cannot be undone: {', '.join(final)}.**" if final else "It only reads, or can be undone."
     first = [*notice_lines(notices), *opening(f"Approve {words(name)}?", group.description)]
@@ -111,10 +112,11 @@ def _group_gate_text(
     first += [f"It runs {counted(len(effects), 'step')}, for:", "", *asked, ""]
     first += [f"- **{words(one.id)}** ({EFFECTS_SHOWN[effects[one.id]]}): {code(one.called)}" for one in group.steps]
     first += ["", f"{danger} A part of {title(validated.plan)}. {expiry(validated.plan, expires_ms, group)}", ""]
-    rest = ["### The steps, as written", ""]
+    rest = ["### The steps", ""]
     for one in group.steps:
         rest += [f"- {code(one.id)}: {_tries(one, validated.plan.timeout_ms_of(one))}"]
-        arguments = values.parameters(one.tool_name or "", one.parameters)
+        predicted = prediction.of(validated.parameters[one.id])
+        arguments = values.parameters(one.tool_name or "", predicted if isinstance(predicted, dict) else {})
         rest += [line for key, value in arguments for line in value_lines(f"{code(one.id)} {code(key)}", value)]
         if (undo := undone[one.id]) is not None:
             rest.append(f"- {code(one.id)} is undone by {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]})")

@@ -21,6 +21,7 @@ from plan_adapter.documents import is_test_file, read_file, read_mapping
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.approval import os_user, requires_approval
+from plan_adapter.gates.standing_files import is_standing_file
 from plan_adapter.problems import Problem
 from plan_adapter.readable import counted
 from plan_adapter.settings import Settings
@@ -208,8 +209,12 @@ def _pull_steps(file: Path) -> list[dict[str, Any]]:
 
 
 def plans_in(folder: Path) -> "list[ExecutionPlan]":
-    """Return the plans of a folder's documents. Raises InvalidPlanError with the problems of all that cannot be read."""
-    read = [read_file(str(path)) for path in documents_in(folder) if not is_test_file(path)]
+    """Return the plans of a folder's documents, without the test cases and standing approvals beside them.
+
+    Raises InvalidPlanError with the problems of all that cannot be read.
+    """
+    files = [path for path in documents_in(folder) if not is_test_file(path) and not is_standing_file(path)]
+    read = [read_file(str(path)) for path in files]
     problems = [problem for plan, found in read if plan is None for problem in found]
     if problems:
         raise InvalidPlanError(problems)
@@ -254,12 +259,13 @@ async def apply_runbooks(
     from plan_adapter.engine.deployments import deployer  # imports Prefect
 
     async with deployer() as on_server:
-        planned = [await on_server.compare(one) for _, one in runbooks]
+        planned = await on_server.compare([one for _, one in runbooks])
         if is_dry:
             return planned
         await _provide_pools(planned, on_server, yes=yes, as_json=as_json)
         for validated, _ in runbooks:
             await store.save(validated.plan, author=os_user())
+        # One after the other: a server on SQLite takes four times as long for requests that write at once.
         return [await on_server.apply(one) for one in planned]
 
 

@@ -1,5 +1,6 @@
 """Prefect deployments of runbooks: what one consists of, which parts differ from the deployed one, and how it is created or deleted."""
 
+import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from uuid import UUID
 from prefect import get_client
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import DeploymentCreate, DeploymentScheduleCreate, WorkPoolCreate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName, FlowFilter, FlowFilterName
 from prefect.client.schemas.objects import DeploymentSchedule, DeploymentStatus
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule, RRuleSchedule
@@ -25,6 +27,10 @@ PLAN_LABEL = "plan-adapter.plan"
 """The label of a deployment that `plan deploy` made; its value is the digest of the plan."""
 TOOL_LABEL = "plan-adapter.tool."
 """The beginning of a label for each tool that a package defines; its value names the package and its version."""
+
+NAMES_AT_ONCE = 100
+PAGE = 200
+"""The most that Prefect's server returns for one request."""
 
 POLLED_SECONDS = 60.0
 """A worker sends a heartbeat every 30 seconds by default. One that sent none for longer than this is taken for gone."""
@@ -121,32 +127,36 @@ class Deployer:
 
     client: PrefectClient
 
-    async def compare(self, wanted: RunbookDeployment) -> PlannedDeployment:
-        """Return what differs from the deployment that exists.
+    async def compare(self, wanted: Sequence[RunbookDeployment]) -> list[PlannedDeployment]:
+        """Return what differs from the deployments that exist.
 
-        Raises DeploymentError if somebody else made that one, or if it has a work pool and a process is to serve it.
+        Raises DeploymentError if somebody else made one of them, or if one has a work pool and a process is to serve it.
         """
-        existing = await self._existing(wanted.full_name)
-        if existing is not None and PLAN_LABEL not in existing.labels:
-            raise DeploymentError(
-                f"Prefect already has a deployment `{wanted.full_name}`, which `plan deploy` did not make: rename the plan"
-            )
-        if wanted.options.is_served and existing is not None and (pool := existing.work_pool_name) is not None:
-            raise DeploymentError(
-                f"workers of the pool `{pool}` run `{wanted.full_name}`: start one with `prefect worker start --pool {pool}`, or "
-                f"`plan undeploy {wanted.name}`, which also deletes its schedule, and serve it then"
-            )
-        create = _create(wanted, existing)
-        if existing is None:
-            return PlannedDeployment(wanted.full_name, "created", (), create, None)
-        changes = tuple(_differences(create, existing))
-        return PlannedDeployment(wanted.full_name, "updated" if changes else "unchanged", changes, create, str(existing.id))
+        names = [one.name for one in wanted]
+        existing = dict[str, DeploymentResponse]()
+        for start in range(0, len(names), NAMES_AT_ONCE):
+            existing |= await self._existing_of(names[start : start + NAMES_AT_ONCE])
+        return [_compare(one, existing.get(one.name)) for one in wanted]
+
+    async def _existing_of(self, names: list[str]) -> dict[str, DeploymentResponse]:
+        """Return the deployments `name/name` of these names."""
+        flow_filter, own = FlowFilter(name=FlowFilterName(any_=names)), DeploymentFilter(name=DeploymentFilterName(any_=names))
+        flows = {flow.id: flow.name for flow in await self.client.read_flows(flow_filter=flow_filter)}
+        found = list[DeploymentResponse]()
+        for offset in range(0, sys.maxsize, PAGE):  # the flow of one name may also have deployments with other names
+            page = await self.client.read_deployments(flow_filter=flow_filter, deployment_filter=own, limit=PAGE, offset=offset)
+            found += page
+            if len(page) < PAGE:
+                break
+        return {one.name: one for one in found if flows.get(one.flow_id) == one.name}
 
     async def apply(self, planned: PlannedDeployment) -> PlannedDeployment:
         """Create or update the deployment, unless it is unchanged, and return it with its id. Raises DeploymentError."""
         if planned.action == "unchanged":
             return planned
-        create = planned.create.model_copy(update={"flow_id": await self.client.create_flow_from_name(planned.create.name)})
+        create = planned.create
+        if planned.deployment_id is None:
+            create = create.model_copy(update={"flow_id": await self.client.create_flow_from_name(create.name)})
         return replace(planned, deployment_id=await self._post(create, planned.name))
 
     async def _of_runbook(self, name: str, *, missing: str, otherwise: str) -> tuple[str, DeploymentResponse]:
@@ -262,12 +272,27 @@ def schedule_of(kind: Literal["cron", "interval", "rrule"], value: str | timedel
         raise DeploymentError(f"the schedule `{kind} {value}` is not valid: {_first_message(error)}") from None
 
 
+def _compare(wanted: RunbookDeployment, existing: DeploymentResponse | None) -> PlannedDeployment:
+    if existing is not None and PLAN_LABEL not in existing.labels:
+        raise DeploymentError(f"Prefect already has a deployment `{wanted.full_name}`, which `plan deploy` did not make: rename the plan")
+    if wanted.options.is_served and existing is not None and (pool := existing.work_pool_name) is not None:
+        raise DeploymentError(
+            f"workers of the pool `{pool}` run `{wanted.full_name}`: start one with `prefect worker start --pool {pool}`, or "
+            f"`plan undeploy {wanted.name}`, which also deletes its schedule, and serve it then"
+        )
+    create = _create(wanted, existing)
+    if existing is None:
+        return PlannedDeployment(wanted.full_name, "created", (), create, None)
+    changes = tuple(_differences(create, existing))
+    return PlannedDeployment(wanted.full_name, "updated" if changes else "unchanged", changes, create, str(existing.id))
+
+
 def _create(wanted: RunbookDeployment, existing: DeploymentResponse | None) -> DeploymentCreate:
     """Return the whole deployment as it should be; the server replaces its schedules with those given here."""
     options = wanted.options
     fields: dict[str, Any] = {
         "name": wanted.name,
-        "flow_id": UUID(int=0),  # known once the flow exists
+        "flow_id": UUID(int=0) if existing is None else existing.flow_id,  # known once the flow exists
         "version": wanted.digest[:12],
         "entrypoint": wanted.entrypoint,
         "description": wanted.description,

@@ -34,6 +34,11 @@ def standing_path(plan_path: Path) -> Path:
     return plan_path.with_name(plan_path.stem + SUFFIX)
 
 
+def is_standing_file(path: str | Path) -> bool:
+    """Return whether `path` names a standing approval, such as `nightly.approval.yaml` beside the plan `nightly.yaml`."""
+    return str(path).lower().endswith(SUFFIX)
+
+
 def signature_path(path: Path) -> Path:
     """Return the path of the signature of the file at `path`, which is where `ssh-keygen -Y sign` writes it."""
     return path.with_name(f"{path.name}.sig")

@@ -1,6 +1,7 @@
 """A runbook as a Prefect deployment: its form, its description, and what a worker needs to run it."""
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import packages_distributions, version
 
 from plan_adapter.engine.deployments import DeploymentOptions, RunbookDeployment
@@ -88,8 +89,13 @@ def _tool_packages(validated: ValidatedPlan) -> dict[str, str]:
     foreign = {name: module for name, module in modules.items() if module != "plan_adapter"}
     if not foreign:
         return {}
-    distributions = packages_distributions()
+    distributions = _distributions()
     return {name: _package(module, distributions) for name, module in sorted(foreign.items())}
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    return packages_distributions()  # reads files of every installed package
 
 
 def _package(module: str, distributions: Mapping[str, list[str]]) -> str:

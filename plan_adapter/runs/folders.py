@@ -58,10 +58,18 @@ def refuse_elsewhere(run: PlanRun, settings: Settings) -> None:
     now = current_folder(settings)
     if (why := why_elsewhere(run.folder, now)) is not None:
         here = f"`{resume_asked(run)} --here` asks for an approval of this folder"
-        there = (
-            [] if run.folder is None or why_elsewhere(run.folder, now, by_path=True) is None else [_there(run.folder, resume_asked(run))]
-        )
-        raise NotApprovedError(f"run {run.id} {why}, which nobody approved: {', '.join([*there, here])}")
+        raise NotApprovedError(f"run {run.id} {why}, which nobody approved: {', '.join([*_ways_there(run, now), here])}")
+
+
+def _ways_there(run: PlanRun, now: RunFolder | None) -> list[str]:
+    """Return how to resume `run` where it ran, if that is possible."""
+    if run.folder is None or why_elsewhere(run.folder, now, by_path=True) is None:
+        return []
+    if Path(run.folder.path).is_dir() or run.flow_run_id is None:
+        return [_there(run.folder, resume_asked(run))]
+    return [
+        f"the folder is not on this machine; if a deployment started it, `prefect flow-run retry {run.flow_run_id}` resumes it on a worker"
+    ]
 
 
 def refuse_rollback_elsewhere(run: PlanRun, settings: Settings) -> None:

@@ -10,7 +10,9 @@ import pytest
 from plan_adapter import ExecutionPlan, PlanRun, ToolRegistry, acancel_run
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.plan import PlanStatus, new_id
+from plan_adapter.record import RunFolder
 from plan_adapter.runner import arevise_run
+from plan_adapter.runs.folders import refuse_elsewhere
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run, execute_plan
@@ -255,3 +257,12 @@ async def test_a_run_without_a_recorded_folder_resumes_anywhere(
     done = await going_on(world, run.id, approver=Says())
     assert (done.status, ran(folders)) == (PlanStatus.COMPLETED, ["other"])
     assert (await world.store.verify(run.id)).ok
+
+
+async def test_a_run_whose_folder_is_on_a_workers_machine_is_resumed_by_a_worker(world: World, folders: dict[str, Path]) -> None:
+    bound = bind_inputs(validate(deploy(), BUILT_IN))
+    elsewhere = RunFolder("/tmp/of-a-worker", "/tmp/of-a-worker", "1:2 1:2")
+    run = replace(await create_run(bound, world.store, here(world)), id=new_id(), folder=elsewhere, flow_run_id=new_id())
+    with pytest.raises(NotApprovedError, match=f"not on this machine; .*`prefect flow-run retry {run.flow_run_id}` .*--here` asks"):
+        refuse_elsewhere(run, world.settings)
+    assert ran(folders) == []

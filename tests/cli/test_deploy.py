@@ -115,6 +115,8 @@ def test_a_folder_is_deployed_as_a_whole_or_not_at_all(plan: Plan, name: str) ->
     for number in range(3):
         runbook(f"{name}-{number}", folder=folder)
     (folder / "README.md").write_text("no plan")
+    (folder / f"{name}-0.test.yaml").write_text("cases: {}")
+    (folder / f"{name}-0.approval.yaml").write_text("runbook_digest: 12")
     said = plan("deploy", folder, "--yes")
     assert said.out.splitlines() == [f"{name}-{number}/{name}-{number}: created" for number in range(3)]
     assert "3 runbooks: 3 created\n" in said.err

@@ -101,6 +101,8 @@ def workplace(prefect_server: Server, tmp_path_factory: pytest.TempPathFactory) 
     store_url = f"sqlite:///{folder / 'plans.db'}"
     environment = {
         **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # `prefect deploy` runs `plan save`
+        "PYTHONPATH": str(ROOT),
         "PREFECT_API_URL": prefect_server.api_url,
         "PREFECT_WORKER_QUERY_SECONDS": "1",
         "PLAN_ADAPTER_DATABASE_URL": store_url,

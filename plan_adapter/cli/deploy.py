@@ -21,7 +21,6 @@ from plan_adapter.documents import is_test_file, read_file, read_mapping
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.approval import os_user, requires_approval
-from plan_adapter.gates.standing_files import is_standing_file
 from plan_adapter.problems import Problem
 from plan_adapter.readable import counted
 from plan_adapter.settings import Settings
@@ -213,7 +212,7 @@ def plans_in(folder: Path) -> "list[ExecutionPlan]":
 
     Raises InvalidPlanError with the problems of all that cannot be read.
     """
-    files = [path for path in documents_in(folder) if not is_test_file(path) and not is_standing_file(path)]
+    files = [path for path in documents_in(folder) if not is_test_file(path)]
     read = [read_file(str(path)) for path in files]
     problems = [problem for plan, found in read if plan is None for problem in found]
     if problems:

@@ -40,7 +40,10 @@ _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 
 def documents_in(folder: Path) -> list[Path]:
     """Return the plan documents of a folder, and their test files. Raises UsageError if it has no plan documents."""
-    files = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS and not path.name.startswith("."))
+    from plan_adapter.gates.standing_files import is_standing_file  # needed only for folders
+
+    found = (path for path in folder.iterdir() if path.suffix in ENDINGS and not path.name.startswith("."))
+    files = sorted(path for path in found if not is_standing_file(path))
     if all(is_test_file(path) for path in files):
         raise UsageError(f"the folder {folder} has no plan documents ({', '.join(ENDINGS)})")
     return files

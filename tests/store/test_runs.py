@@ -163,6 +163,7 @@ async def test_every_row_says_whose_it_is(store: PlanStore, sql: Sql):
     recorder.receipt(a_receipt(attempt, at=recorder.now()))
     recorder.step_ended(ended(run, "check", StepStatus.COMPLETED, at=recorder.now()))
     await recorder.flush()
+    assert await store.ledger.take_key(run, "web-1") == []
     await store.ledger.release(run.id)
     run.status = PlanStatus.PENDING_APPROVAL
     await store.ledger.update(run)

@@ -20,6 +20,7 @@ from plan_adapter.store import entries, tombstones
 from plan_adapter.store.audit import append, beginning, entry_digest
 from plan_adapter.store.columns import database_now, readable_words
 from plan_adapter.store.digests import Plain, plain, row_digest
+from plan_adapter.store.entries import OPERATOR_REQUEST_KINDS
 from plan_adapter.store.erased_fields import ERASED, Field, erase_at, read_fields, texts_in
 from plan_adapter.store.rows import NO_ITEM, Row, dump_json, load_json
 from plan_adapter.store.tables import approvals, attempts, audit, gates, receipts, revisions, runs, step_runs
@@ -214,7 +215,8 @@ def _texts_of(record: _Record, wanted: Field) -> list[tuple[Content, str]]:
     if wanted.part == "message":
         return [(content, "message") for content in record.of(runs)]
     if wanted.part == "notes":
-        return [(content, name) for table, name in _NOTES for content in record.of(table)]
+        reasons = [(content, "message") for content in record.of(audit) if content.row["kind"] in OPERATOR_REQUEST_KINDS.values()]
+        return [*((content, name) for table, name in _NOTES for content in record.of(table)), *reasons]
     if wanted.part == "error":
         return [
             (content, "error")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel
     from plan_adapter.agent.plan_tools import plan_tool, tool_inputs
     from plan_adapter.agent.planner import Planner
-    from plan_adapter.documents import dump_plan, load_plan, read_document
+    from plan_adapter.documents import dump_plan, read_document
     from plan_adapter.drafts import Draft, PlanRequest
     from plan_adapter.errors import (
         DraftError,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from plan_adapter.gates.approvers import CallbackApprover, PolicyApprover, PrefectApprover
     from plan_adapter.gates.terminal import TerminalApprover
     from plan_adapter.hooks import Hooks
+    from plan_adapter.loading import aload_plan, load_plan
     from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, PlanStatus, Step, StepStatus
     from plan_adapter.problems import Problem
     from plan_adapter.record import Approval, ApprovalRequest, Gate, PlanRun, PlanSummary, RunContext, RunReason, StandingApproval, StepRun
@@ -61,7 +62,7 @@ _HOMES = {
     "agent.openai_model": ("OpenAIModel",),
     "agent.plan_tools": ("plan_tool", "tool_inputs"),
     "agent.planner": ("Planner",),
-    "documents": ("dump_plan", "load_plan", "read_document"),
+    "documents": ("dump_plan", "read_document"),
     "drafts": ("Draft", "PlanRequest"),
     "errors": (
         "DraftError",
@@ -82,6 +83,7 @@ _HOMES = {
     "gates.approvers": ("CallbackApprover", "PolicyApprover", "PrefectApprover"),
     "gates.terminal": ("TerminalApprover",),
     "hooks": ("Hooks",),
+    "loading": ("aload_plan", "load_plan"),
     "plan": ("ExecutionOptions", "ExecutionPlan", "Input", "PlanStatus", "Step", "StepStatus"),
     "problems": ("Problem",),
     "record": ("Approval", "ApprovalRequest", "Gate", "PlanRun", "PlanSummary", "RunContext", "RunReason", "StandingApproval", "StepRun"),
@@ -158,6 +160,7 @@ __all__ = [
     "UnknownOutcomeError",
     "ValidatedPlan",
     "acancel_run",
+    "aload_plan",
     "approve",
     "aresolve_step",
     "aresume_run",

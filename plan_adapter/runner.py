@@ -95,7 +95,7 @@ def run_plan(
     by: str | None = None,
 ) -> PlanRun:
     """Run `plan` and return the record of the run, however its steps ended. Inside a running event loop, use `arun_plan`."""
-    return _complete(
+    return complete(
         arun_plan(
             plan,
             tools=tools,
@@ -156,7 +156,7 @@ def resume_run(
     here: bool = False,
 ) -> PlanRun:
     """Resume a run and return its record. See `aresume_run`."""
-    return _complete(
+    return complete(
         aresume_run(run_id, tools=tools, approval=approval, approver=approver, store=store, hooks=hooks, offline=offline, by=by, here=here),
         twin="aresume_run",
     )
@@ -205,7 +205,7 @@ def cancel_run(
     by: str | None = None,
 ) -> PlanRun:
     """Cancel a run and return its current record. See `acancel_run`."""
-    return _complete(
+    return complete(
         acancel_run(run_id, reason=reason, rollback=rollback, tools=tools, store=store, offline=offline, by=by), twin="acancel_run"
     )
 
@@ -258,7 +258,7 @@ def resolve_step(
     store: PlanStore | None = None,
 ) -> PlanRun:
     """Record the outcome of a write that was interrupted, and return the run. See `aresolve_step`."""
-    return _complete(
+    return complete(
         aresolve_step(
             run_id, step_id, resolution, by=by, known_by=known_by, item=item, result=result, note=note, rollback=rollback, store=store
         ),
@@ -296,7 +296,7 @@ def revise_run(
     run_id: str, plan: ExecutionPlan, *, tools: ToolRegistry, by: str, note: str = "", store: PlanStore | None = None
 ) -> PlanRun:
     """Make `plan` the new version of a run's plan, and return the run. See `arevise_run`."""
-    return _complete(arevise_run(run_id, plan, tools=tools, by=by, note=note, store=store), twin="arevise_run")
+    return complete(arevise_run(run_id, plan, tools=tools, by=by, note=note, store=store), twin="arevise_run")
 
 
 async def draft_revision(
@@ -360,7 +360,8 @@ def _run_request(approval: Approval | None, approver: Approver | None, hooks: Ho
     return run_request if by is None else replace(run_request, requested_by=by)
 
 
-def _complete(work: Coroutine[Any, Any, T], *, twin: str) -> T:
+def complete(work: Coroutine[Any, Any, T], *, twin: str) -> T:
+    """Return the result of `work`. Raises RuntimeError, which names the async `twin`, inside a running event loop."""
     if _is_in_event_loop():
         work.close()
         raise RuntimeError(f"an event loop is running here: await `{twin}` instead")

@@ -67,7 +67,7 @@ class Settings(BaseSettings):
     """Names and groups that may answer at any gate. Empty: those that the plan names. If both are set, a person must be in both."""
 
     operators: Annotated[tuple[str, ...], NoDecode] = ()
-    """Names, groups and deployments (`flow/deployment`) that may run, resume, revise, cancel and roll back any plan.
+    """Names, groups and deployments (`flow/deployment`) that may run, resume, revise, cancel, roll back, prune and erase runs of any plan.
 
     Empty: those that the plan names. If both are set, a person must be in both.
     """

@@ -38,7 +38,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "engine store agent",
         "runs",
         "runner",
-        "runbooks session testing",
+        "runbooks session testing loading",
         "cli blocks pytest_plugin",
         "flows deployed",
     )

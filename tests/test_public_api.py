@@ -58,6 +58,7 @@ NAMES = [
     "UnknownOutcomeError",
     "ValidatedPlan",
     "acancel_run",
+    "aload_plan",
     "approve",
     "aresolve_step",
     "aresume_run",
@@ -106,7 +107,17 @@ STORE_METHODS = [
     "verify",
     "versions",
 ]
-STORE_PARTS = ["codes", "drafts", "gates", "operator_requests", "outcomes", "policy", "revisions", "standing"]  # beside the internal ledger
+STORE_PARTS = [
+    "codes",
+    "drafts",
+    "gates",
+    "operator_requests",
+    "outcomes",
+    "policy",
+    "retention",
+    "revisions",
+    "standing",
+]  # beside the internal ledger
 
 HEAVY = (
     "prefect",

@@ -71,7 +71,9 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
     ),
     "Keep": (
         Verb("save", "Save a plan in the store, as the next version of its name"),
-        Verb("store", "Show or upgrade the database of plans and runs"),
+        Verb("prune", "Delete the records of old runs"),
+        Verb("erase", "Erase personal data in the record of a run"),
+        Verb("store", "Show, verify or upgrade the database of plans and runs"),
     ),
     "Set up": (
         Verb("doctor", "Check this installation, its server and its store"),

@@ -1,6 +1,7 @@
 """`plan runs`."""
 
 from dataclasses import asdict, replace
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,19 +11,18 @@ from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import statuses_of
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_json
-from plan_adapter.cli.sources import open_store
-from plan_adapter.errors import NotApprovedError
+from plan_adapter.cli.sources import names_of_runbook, open_store, status_of
+from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.policy import EffectivePolicy, effective_policy
 from plan_adapter.gates.signatures import allowed_signers, signer
 from plan_adapter.plan import PlanStatus
-from plan_adapter.problems import did_you_mean
-from plan_adapter.readable import counted, duration, moment, one_line, safe_name
+from plan_adapter.readable import counted, duration, moment, one_line
 from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from plan_adapter.store.signed import Signed
-    from plan_adapter.store.store import PlanStore
+    from plan_adapter.store.tombstones import Tombstone
     from plan_adapter.store.verification import Verification
 
 
@@ -41,7 +41,8 @@ async def runs(
 
     `plan runs verify` names the first row that was altered, inserted or deleted behind the audit log, and then exits with 1. It also exits
     with 1 for a run without an audit log, which cannot be verified. Keep the digest that it prints in another place: somebody who can write
-    the whole database can write a new audit log, but not one with the same digest.
+    the whole database can write a new audit log, but not one with the same digest. For a run that `plan prune` deleted, it checks and shows
+    the tombstone.
 
     Args:
         action: `list` (the default) or `verify`.
@@ -65,8 +66,8 @@ async def runs(
     settings = Settings()
     async with open_store(settings) as store:
         await end_expired(store)
-        names = None if runbook is None else await _names(runbook, store)
-        found = await store.runs(limit=limit, status=_status(status), names=names, tags=tag or ())
+        names = None if runbook is None else await names_of_runbook(runbook, store)
+        found = await store.runs(limit=limit, status=status_of(status), names=names, tags=tag or ())
         statuses = {} if json else await statuses_of(found, store, settings)
     if json:
         for one in found:
@@ -80,18 +81,6 @@ async def runs(
     return ExitCode.DONE
 
 
-async def _names(runbook: str, store: "PlanStore") -> list[str]:
-    """Return the names of plans that `runbook` means: itself, and those of stored plans that Prefect shows so."""
-    return [runbook, *(name for name in await store.names() if safe_name(name) == runbook)]
-
-
-def _status(name: str | None) -> PlanStatus | None:
-    try:
-        return None if name is None else PlanStatus(name)
-    except ValueError:
-        raise UsageError(f"there is no status `{name}`; {did_you_mean(name or '', list(PlanStatus))}") from None
-
-
 def _row(run: PlanRun, status: str) -> tuple[str, ...]:
     summary = run.summary()
     took = duration(run.total_duration_ms) if run.completed_at is not None and run.started_at is not None else "-"
@@ -103,19 +92,45 @@ async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
     settings = Settings()
     document, policy = _read(Path(run_or_file)), effective_policy(settings)  # the store of a file, and its policy, may be elsewhere
     if document is not None:
-        found, signed, run_id = _examined(document)
+        found, signed, run_id, erased = _examined(document)
     else:
         async with open_store(settings) as store:
-            found, signed, run_id = await store.read_export(run_or_file, _examined)
+            try:
+                found, signed, run_id, erased = await store.read_export(run_or_file, _examined)
+            except RunConflictError:
+                pruned = [one for one in await store.retention.tombstones(run_or_file) if one.kind == "pruned"]
+                if len(pruned) != 1:
+                    raise
+                return _print_tombstone(pruned[0], await store.retention.problem(), as_json=as_json)
             policy = await store.policy.effective(settings)
     checked = [_checked(one, policy) for one in signed]
     bad = [line for line in checked if line["problem"] is not None]
     if as_json:
         verdict = "altered" if bad else found.verdict
-        output.json_line({**asdict(found), "verdict": verdict, "ok": verdict == "intact", "run": run_id, "signatures": checked})
+        output.json_line(
+            {**asdict(found), "verdict": verdict, "ok": verdict == "intact", "run": run_id, "erased": erased, "signatures": checked}
+        )
     else:
         _print_verdict(found, checked)
+        if erased:
+            output.note(f"erased: {', '.join(map(one_line, erased))}; the digests of what was there still verify")
     return ExitCode.DONE if found.ok and not bad else ExitCode.FAILED
+
+
+def _print_tombstone(tombstone: "Tombstone", problem: str | None, *, as_json: bool) -> int:
+    """Print what is left of a pruned run. Return 0 if the tombstones are as they were written."""
+    if as_json:
+        verdict = "pruned" if problem is None else "altered"
+        output.json_line(
+            {"run": tombstone.run_id, "verdict": verdict, "ok": problem is None, "problem": problem, "tombstone": asdict(tombstone)}
+        )
+    elif problem is not None:
+        output.line(f"altered: {problem}")
+    else:
+        ended = f"{one_line(tombstone.name)}, {tombstone.status} at {moment(tombstone.completed_at)}"
+        entries = counted(tombstone.entries, "entry", "entries")
+        output.line(f"pruned: {tombstone}: {ended}; {entries}, digest {tombstone.last_digest}")
+    return ExitCode.DONE if problem is None else ExitCode.FAILED
 
 
 def _print_verdict(found: "Verification", checked: list[dict[str, Any]]) -> None:
@@ -134,26 +149,30 @@ def _print_verdict(found: "Verification", checked: list[dict[str, Any]]) -> None
                 "not verifiable: the run has no audit log, so nothing shows whether its record was altered; its entries were deleted"
             )
     for line in checked:
-        if not line["checked"]:
+        if line["erased"]:
+            output.note(f"the signature of {one_line(line['by'])} can no longer be checked: part of what was signed is erased")
+        elif not line["checked"]:
             output.note(
                 f"the signature of {one_line(line['by'])} was not checked: neither the store's policy nor "
                 "PLAN_ADAPTER_ALLOWED_SIGNERS names allowed signers"
             )
 
 
-def _examined(document: dict[str, Any]) -> "tuple[Verification, list[Signed], str | None]":
-    """Return the verification, the signed records if it is intact, and the id of the run."""
+def _examined(document: dict[str, Any]) -> "tuple[Verification, list[Signed], str | None, list[str]]":
+    """Return the verification, the signed records if it is intact, the id of the run, and the erased fields."""
     # These import SQLAlchemy.
     from plan_adapter.store.signed import Signed, signed_of
     from plan_adapter.store.verification import Alteration, verify
 
-    found, run, signed = verify(document), document.get("run"), list[Signed]()
+    found, run, signed, erased = verify(document), document.get("run"), list[Signed](), list[str]()
     try:
         signed = list(signed_of(document)) if found.problem is None else []
+        erased = [field for row in document["tombstones"] for field in loads(row["fields"])] if found.problem is None else []
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # forged by somebody who can write a whole audit log
         problem = Alteration("document", f"its signed records cannot be read ({type(error).__name__}: {error})")
         found = replace(found, problem=problem)
-    return found, signed, run.get("id") if isinstance(run, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    run_id = run.get("id") if isinstance(run, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return found, signed, run_id, erased  # pyright: ignore[reportUnknownVariableType]
 
 
 def _checked(signed: "Signed", policy: EffectivePolicy) -> dict[str, Any]:
@@ -164,10 +183,11 @@ def _checked(signed: "Signed", policy: EffectivePolicy) -> dict[str, Any]:
         "step": signed.step_id,
         "call_kind": signed.call_kind,
         "by": signed.by,
+        "erased": signed.is_erased,
     }
     if signed.signature is None:
         return fields | {"checked": True, "problem": "it is recorded as signed, and there is no signature"}
-    if policy.allowed_signers is None:
+    if signed.is_erased or policy.allowed_signers is None:
         return fields | {"checked": False, "problem": None}
     try:
         signer(signed.text, signed.signature, allowed=allowed_signers(policy), by=signed.by)

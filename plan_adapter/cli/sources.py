@@ -14,7 +14,10 @@ from plan_adapter.cli import output
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.documents import is_test_file, read_document, read_file, read_mapping
 from plan_adapter.errors import InvalidPlanError, ModelError, RunConflictError
-from plan_adapter.readable import one_line
+from plan_adapter.loading import STORED, stored_plan
+from plan_adapter.plan import PlanStatus
+from plan_adapter.problems import did_you_mean
+from plan_adapter.readable import one_line, safe_name
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry
 
-STORED = "store:"
 GIT = "git:"
 STDIN = "<stdin>"
 """Stands for `-`, which the argument parser would take for an option."""
@@ -152,10 +154,7 @@ async def _stored_plan(source: str, store: "PlanStore | None") -> "ExecutionPlan
     digest = _DIGEST.fullmatch(source)
     if digest is not None:
         return await store.get(digest[1])
-    name, at, version = source.removeprefix(STORED).rpartition("@")
-    if at and not version.isdecimal():
-        raise UsageError(f"`{source}`: a version is a number, as in `store:{name}@3`")
-    return await store.get(name, version=int(version)) if at else await store.get(version)
+    return await stored_plan(source, store)
 
 
 async def find_run(run_id: str, store: "PlanStore") -> "PlanRun":
@@ -180,6 +179,19 @@ def _uuid(text: str) -> str | None:
         return str(UUID(text))
     except ValueError:
         return None
+
+
+async def names_of_runbook(runbook: str, store: "PlanStore") -> list[str]:
+    """Return the names of plans that `runbook` means: itself, and those of stored plans that Prefect shows so."""
+    return [runbook, *(name for name in await store.names() if safe_name(name) == runbook)]
+
+
+def status_of(name: str | None) -> PlanStatus | None:
+    """Return the status of this name, or None for None. Raises UsageError."""
+    try:
+        return None if name is None else PlanStatus(name)
+    except ValueError:
+        raise UsageError(f"there is no status `{name}`; {did_you_mean(name or '', list(PlanStatus))}") from None
 
 
 def text_of(source: str, what: str) -> str:

@@ -1,22 +1,27 @@
 """`plan store`."""
 
 from importlib.resources import files
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode
 from plan_adapter.cli.sources import open_store
+from plan_adapter.readable import counted
 from plan_adapter.settings import Settings
 
+if TYPE_CHECKING:
+    from plan_adapter.store.store import PlanStore
 
-async def store(action: Literal["status", "upgrade", "grants"] = "status", /, *, json: bool = False) -> int:
-    """Show the database of plans and runs, or upgrade it to the schema of this version.
+
+async def store(action: Literal["status", "upgrade", "grants", "verify"] = "status", /, *, json: bool = False) -> int:
+    """Show the database of plans and runs, verify it, or upgrade it to the schema of this version.
 
     A SQLite file is created and upgraded automatically; a PostgreSQL database only by `plan store upgrade`.
 
     Args:
         action: `status` (the default) shows where it is and whether it can be used; `upgrade` upgrades its schema; `grants` prints the SQL
-            that creates the roles plan_runner, plan_operator and plan_auditor on PostgreSQL, and what each may do.
+            that creates the roles plan_runner, plan_operator, plan_keeper and plan_auditor on PostgreSQL, and what each may do; `verify`
+            checks the records of all runs, the tombstones of those that were pruned, and the policy, and exits with 1 if one was altered.
         json: Print one JSON object.
     """
     from plan_adapter.store.tables import REVISION  # imports SQLAlchemy
@@ -30,6 +35,8 @@ async def store(action: Literal["status", "upgrade", "grants"] = "status", /, *,
                 output.line(text)
         return ExitCode.DONE
     async with open_store(Settings()) as opened:
+        if action == "verify":
+            return await _verify(opened, as_json=json)
         revision = await opened.upgrade() if action == "upgrade" else REVISION
         newest = await opened.runs(limit=1)
         names = await opened.names()
@@ -40,3 +47,22 @@ async def store(action: Literal["status", "upgrade", "grants"] = "status", /, *,
     output.line(f"{where}: " + ("upgraded to" if action == "upgrade" else "ready,") + f" revision {revision}")
     output.line(f"{len(names)} named plans; newest run: {newest[0].id if newest else 'none yet'}")
     return ExitCode.DONE
+
+
+async def _verify(opened: "PlanStore", *, as_json: bool) -> int:
+    """Return 0 if every record, tombstone and policy of the store is as it was written, 1 otherwise."""
+    problems, page, count = list[str](), list[str](), 0
+    while page := await opened.retention.run_ids(after=page[-1] if page else ""):
+        for run_id in page:
+            found = await opened.verify(run_id)
+            problems += [] if found.ok else [f"run {run_id}: {found.problem or 'it has no audit log'}"]
+        count += len(page)
+    for problem in (await opened.retention.problem(), (await opened.policy.history())[1]):
+        problems += [] if problem is None else [problem]
+    if as_json:
+        output.json_line({"runs": count, "ok": not problems, "problems": problems})
+    for problem in [] if as_json else problems:
+        output.line(f"altered: {problem}")
+    if not problems and not as_json:
+        output.line(f"{counted(count, 'run')}, tombstones and policy: intact")
+    return ExitCode.FAILED if problems else ExitCode.DONE

@@ -51,13 +51,13 @@ class _Form:
         """The pattern, compiled on first use because most forms of a value never appear."""
         return re.compile(self.source)
 
-    def hide_in(self, text: str) -> str:
-        """Return `text` with `***` in place of this form."""
-        return self.pattern.sub(MASK, text) if any(anchor in text for anchor in self.anchors) else text
+    def hide_in(self, text: str, mask: str) -> str:
+        """Return `text` with `mask` in place of this form."""
+        return self.pattern.sub(lambda _: mask, text) if any(anchor in text for anchor in self.anchors) else text
 
 
 class Redactor:
-    """Replaces every known value with `***`: as it is, inside longer text, and encoded.
+    """Replaces every known value with a mask, `***` by default: as it is, inside longer text, and encoded.
 
     Known encodings are base64 (both alphabets, at any offset, with or without padding), hex, and the escapes of URLs, JSON, HTML and
     `repr`, also mixed and nested (JSON in JSON). In a multi-line value, each line of at least `LINE_CHARACTERS` is redacted by itself. A
@@ -67,8 +67,9 @@ class Redactor:
     longest: int
     """The most characters that one of the values takes in a text."""
 
-    def __init__(self) -> None:
-        """Start without values. Everything then passes unchanged, at no cost."""
+    def __init__(self, mask: str = MASK) -> None:
+        """Start without values. Everything then passes unchanged, at no cost. No value may be part of `mask`."""
+        self._mask = mask
         self._pieces: dict[str, list[_Form]] = {}
         self._anchors: tuple[str, ...] = ()
         self._forms: tuple[_Form, ...] = ()
@@ -95,7 +96,7 @@ class Redactor:
         while self._may_be_in(text):  # again, if a mask and its neighbor form a value
             before = text
             for form in self._forms:
-                text = form.hide_in(text)
+                text = form.hide_in(text, self._mask)
             if text == before:
                 break
         return text
@@ -110,7 +111,7 @@ class Redactor:
             # Anchors are letters and digits, which JSON does not escape.
             return self._member(value) if self._may_be_in(json.dumps(value, ensure_ascii=False)) else value
         except RecursionError:
-            return MASK
+            return self._mask
 
     def _may_be_in(self, text: str) -> bool:
         return any(anchor in text for anchor in self._anchors)
@@ -131,7 +132,7 @@ class Redactor:
         if not self._hides_numbers or value is None or isinstance(value, bool):
             return value
         written = json.dumps(value)
-        return value if self.text(written) == written else MASK
+        return value if self.text(written) == written else self._mask
 
 
 class RunSecrets:

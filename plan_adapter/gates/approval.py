@@ -21,7 +21,7 @@ from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 from plan_adapter.validation.inputs import read_values
 
-Operation: TypeAlias = Literal["run", "resume", "revise", "cancel", "rollback"]
+Operation: TypeAlias = Literal["run", "resume", "revise", "cancel", "rollback", "prune", "erase"]
 """What a plan's operators control. Everything else is up to the approvers, or open to anyone."""
 
 
@@ -212,6 +212,13 @@ def refuse_operation(plan: ExecutionPlan, policy: EffectivePolicy, *, by: str, o
         raise NotApprovedError(f"{one_line(by)} may not {_DOES[operation]} `{one_line(plan.name)}`; operators: {who}")
 
 
+def refuse_prune(policy: EffectivePolicy, *, by: str) -> None:
+    """Return if `policy` allows `by` to prune runs; raise NotApprovedError otherwise. Plans may name further operators."""
+    if policy.operators is not None and by not in policy.operators:
+        who = ", ".join(map(one_line, policy.operators)) or "nobody"
+        raise NotApprovedError(f"{one_line(by)} may not prune runs; operators: {who}")
+
+
 def _why_none(excluded_by: str) -> str:
     """Return why nobody is allowed to answer, or no proof is accepted.
 
@@ -228,6 +235,8 @@ _DOES: dict[Operation, str] = {
     "revise": "revise runs of",
     "cancel": "cancel runs of",
     "rollback": "roll back runs of",
+    "prune": "prune runs of",
+    "erase": "erase values in runs of",
 }
 
 

@@ -31,7 +31,10 @@ class Policy(BaseModel):
     approvers: list[str] = Field(default_factory=list)
     """Names and groups that are allowed to answer at any gate."""
     operators: list[str] = Field(default_factory=list)
-    """Names, groups and deployments allowed to run, resume, revise, cancel and roll back; the names can also set the next policy."""
+    """Names, groups and deployments allowed to run, resume, revise, cancel, roll back, prune and erase runs.
+
+    The names can also set the next policy.
+    """
     groups: dict[str, list[str]] = Field(default_factory=dict)
     """The members of each group. With a policy in the store, groups from the environment are ignored."""
     known_by: list[KnownBy] = Field(default_factory=list)

@@ -1,5 +1,6 @@
 """Turn the rows of a run into entries of its audit log. The same functions create the entries and verify them."""
 
+import json
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -36,6 +37,7 @@ AuditKind: TypeAlias = Literal[
     "step_failed",
     "step_skipped",
     "cancel_requested",
+    "erased",  # values of a run that has ended: `message` names the fields, `row_id` is the number of the tombstone
     "refused",  # somebody lacked permission: `message` says for what, and who has it
     "run_ended",
 ]
@@ -145,6 +147,13 @@ def of_revision(row: Plain) -> Entry:
     """Return the entry for a replaced version of the plan."""
     note, digest = _optional(row["note"] or None), row_digest("revisions", row)
     return Entry(_text(row["at"]), "revised", by=_text(row["by"]), message=note, row_id=str(row["number"]), row_digest=digest)
+
+
+def of_erasure(row: Plain) -> Entry:
+    """Return the entry for a tombstone of erased values."""
+    fields, digest = ", ".join(json.loads(_text(row["fields"]))), row_digest("tombstones", row)
+    by, known_by = _text(row["by"]), _text(row["known_by"])
+    return Entry(_text(row["at"]), "erased", by=by, known_by=known_by, message=fields, row_id=str(row["number"]), row_digest=digest)
 
 
 def of_signature(receipt: Plain, signature: str) -> Entry:

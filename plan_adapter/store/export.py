@@ -31,6 +31,7 @@ from plan_adapter.store.tables import (
     revisions,
     runs,
     step_runs,
+    tombstones,
 )
 
 FORMAT = "plan-adapter-run/1"
@@ -38,7 +39,9 @@ FORMAT = "plan-adapter-run/1"
 AT_ONCE = 200
 """How many rows are fetched from a server at a time."""
 
-LISTS = frozenset({"plans", "implied_dependencies", "approvals", "gates", "attempts", "receipts", "step_runs", "revisions", "audit"})
+LISTS = frozenset(
+    {"plans", "implied_dependencies", "approvals", "gates", "attempts", "receipts", "step_runs", "revisions", "tombstones", "audit"}
+)
 """The parts of the document that are lists of rows."""
 
 CHUNK_BYTES = 256 * 1024
@@ -82,7 +85,7 @@ def parts_of(connection: Connection, run_id: str) -> dict[str, Any]:
     implied = select(runs.c.implied_dependencies_digest).where(runs.c.id == run_id).scalar_subquery()
     newest = select(audit.c.number).where(audit.c.run_id == run_id).order_by(audit.c.number.desc()).limit(1).scalar_subquery()
     head = Rows(connection, audit, and_(audit.c.run_id == run_id, audit.c.number == newest)).first()
-    listed = (approvals, gates, attempts, receipts, step_runs, revisions, audit)
+    listed = (approvals, gates, attempts, receipts, step_runs, revisions, tombstones, audit)
     return {
         "format": FORMAT,
         "run": Rows(connection, runs, runs.c.id == run_id).first(),

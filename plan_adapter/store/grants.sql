@@ -3,6 +3,7 @@
 --   plan_runner    runs plans: the command line, workers, the API. Adds to attempts, receipts and audit, and never changes them.
 --   plan_operator  approves, rejects, resolves and cancels, sets the policy, enrolls one-time codes; reads everything. Runs nothing: it
 --                  can write no attempt and no plan.
+--   plan_keeper    prunes runs and erases values: deletes or changes audit entries only once it has written a tombstone.
 --   plan_auditor   reads everything, which is all that `plan runs verify` and `plan export` need.
 --
 -- They cannot log in themselves: CREATE ROLE ana LOGIN PASSWORD '…' IN ROLE plan_operator;
@@ -11,7 +12,7 @@ DO $$
 DECLARE
     role text;
 BEGIN
-    FOREACH role IN ARRAY ARRAY['plan_runner', 'plan_operator', 'plan_auditor'] LOOP
+    FOREACH role IN ARRAY ARRAY['plan_runner', 'plan_operator', 'plan_keeper', 'plan_auditor'] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role) THEN
             EXECUTE format('CREATE ROLE %I NOLOGIN', role);
         END IF;
@@ -20,18 +21,18 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON plans, versions, implied_dependencies, runs, leases, step_runs, attempts, receipts, approvals, gates, standing_approvals,
-    used_codes, revisions, drafts, model_calls, audit, policy_history, totp_history, plan_adapter_revision
-    FROM PUBLIC, plan_runner, plan_operator, plan_auditor;
+REVOKE ALL ON plans, versions, implied_dependencies, runs, leases, concurrency_keys, step_runs, attempts, receipts, approvals, gates,
+    standing_approvals, used_codes, revisions, drafts, model_calls, audit, tombstones, policy_history, totp_history, plan_adapter_revision
+    FROM PUBLIC, plan_runner, plan_operator, plan_keeper, plan_auditor;
 
-GRANT SELECT ON plans, versions, implied_dependencies, runs, leases, step_runs, attempts, receipts, approvals, gates, standing_approvals,
-    used_codes, revisions, drafts, model_calls, audit, policy_history, totp_history, plan_adapter_revision
-    TO plan_runner, plan_operator, plan_auditor;
+GRANT SELECT ON plans, versions, implied_dependencies, runs, leases, concurrency_keys, step_runs, attempts, receipts, approvals, gates,
+    standing_approvals, used_codes, revisions, drafts, model_calls, audit, tombstones, policy_history, totp_history, plan_adapter_revision
+    TO plan_runner, plan_operator, plan_keeper, plan_auditor;
 
-GRANT INSERT ON plans, versions, implied_dependencies, runs, leases, step_runs, attempts, receipts, approvals, gates, standing_approvals,
-    used_codes, revisions, drafts, model_calls, audit TO plan_runner;
-GRANT UPDATE, DELETE ON plans, versions, implied_dependencies, runs, leases, step_runs, approvals, gates, standing_approvals, used_codes,
-    revisions, drafts TO plan_runner;
+GRANT INSERT ON plans, versions, implied_dependencies, runs, leases, concurrency_keys, step_runs, attempts, receipts, approvals, gates,
+    standing_approvals, used_codes, revisions, drafts, model_calls, audit TO plan_runner;
+GRANT UPDATE, DELETE ON plans, versions, implied_dependencies, runs, leases, concurrency_keys, step_runs, approvals, gates, standing_approvals,
+    used_codes, revisions, drafts TO plan_runner;
 
 GRANT INSERT ON approvals, standing_approvals, used_codes, receipts, audit, policy_history, totp_history TO plan_operator;
 GRANT UPDATE (closed_at, "end") ON gates TO plan_operator;
@@ -40,3 +41,15 @@ GRANT UPDATE (status, reason, message, rollback, updated_at, completed_at, cance
     TO plan_operator;
 GRANT UPDATE (status, outcome, error, reason) ON step_runs TO plan_operator;
 GRANT UPDATE (owner) ON leases TO plan_operator;
+
+GRANT INSERT ON audit, tombstones TO plan_keeper;
+GRANT DELETE ON runs, leases, concurrency_keys, step_runs, attempts, receipts, approvals, gates, revisions, audit TO plan_keeper;
+GRANT UPDATE (inputs, outputs, message, rejection_note, cancel_reason, metadata, updated_at) ON runs TO plan_keeper;
+GRANT UPDATE (error, reason, items) ON step_runs TO plan_keeper;
+GRANT UPDATE (parameters, label) ON attempts TO plan_keeper;
+GRANT UPDATE (result, error, note) ON receipts TO plan_keeper;
+GRANT UPDATE (result, note) ON approvals TO plan_keeper;
+GRANT UPDATE (note) ON revisions TO plan_keeper;
+GRANT UPDATE (key) ON concurrency_keys TO plan_keeper;
+GRANT UPDATE (description, text, label) ON gates TO plan_keeper;
+GRANT UPDATE (message) ON audit TO plan_keeper;

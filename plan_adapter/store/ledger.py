@@ -11,7 +11,7 @@ from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.plan import CallKind, ExecutionPlan, PlanStatus, StepStatus
 from plan_adapter.record import Approval, PlanRun, RunContext, RunReason
-from plan_adapter.store import approvals, audit, concurrency, entries, gates, leases, operator_requests, plans, steps
+from plan_adapter.store import approvals, audit, concurrency, entries, gates, leases, operator_requests, plans, steps, tombstones
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import clock_of, database_now, now_of
 from plan_adapter.store.concurrency import RunBefore
@@ -97,8 +97,8 @@ class RunLedger(StorePart):
         What an earlier start left undone is pending again, unless `keeps_ends`, which is for a run that is only rolled back. A request to
         cancel the earlier start is cleared.
 
-        Raises RunConflictError if the run changed since it was read, or if another process executes it. The other process loses the run
-        when it has ended, or has not renewed its lease for so long that it must be dead or stalled.
+        Raises RunConflictError if the run changed since it was read, if values of it were erased, or if another process executes it. The
+        other process loses the run when it has ended, or has not renewed its lease for so long that it must be dead or stalled.
         """
         run.updated_at, self._claims[run.id] = await self._claim(run, keeps_ends=keeps_ends)
 
@@ -109,6 +109,7 @@ class RunLedger(StorePart):
         row = connection.execute(locked).mappings().first()
         if row is None:
             raise RunConflictError(f"there is no run {run.id}")
+        tombstones.refuse_erased(connection, run.id)
         owner = Owner.this()
         claim = leases.take(connection, run.id, owner, whose=whose(run), seconds=self.lease_seconds)
         written = {**_changing(run), "cancel_reason": None, "cancel_requested_at": None, "cancel_rollback": None}
@@ -224,8 +225,9 @@ class RunLedger(StorePart):
 
     @reads
     def recorded(self, connection: Connection, run_id: str) -> Recorded:
-        """Return a consistent snapshot for resuming a run, by its id or an unambiguous prefix."""
+        """Return a consistent snapshot for resuming a run, by its id or prefix. Raises RunConflictError if values of it were erased."""
         row = row_of(connection, self.tenant_id, run_id)
+        tombstones.refuse_erased(connection, row["id"])
         run = find(connection, self.tenant_id, row["id"])
         return Recorded(
             run,

@@ -13,7 +13,7 @@ from plan_adapter.commands import resolve_command
 from plan_adapter.errors import RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun, RunFolder
-from plan_adapter.store import audit, entries, gates, leases, runs
+from plan_adapter.store import audit, entries, gates, leases, runs, tombstones
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.database import StorePart, reads, writes
@@ -149,6 +149,7 @@ def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
     """Lock and return the row of a run that may be revised. Until the transaction ends, nobody claims it and no gate of it opens."""
     run = runs.locked(connection, tenant, run_id)
     found = run["id"]
+    tombstones.refuse_erased(connection, found)
     if run["status"] == PlanStatus.COMPLETED:
         raise RunConflictError(f"run {found} has completed: start a new run of the new version")
     if run["status"] == PlanStatus.EXECUTING and (owner := runs.owner_of(connection, tenant, found)) is not None:

@@ -11,7 +11,7 @@ from plan_adapter.execution.rollback_status import recorded_report
 from plan_adapter.execution.status import ended_status
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import LEAST_ID_CHARACTERS, PlanRun, RunContext, RunReason, StepRun
-from plan_adapter.store import audit, entries, gates, leases
+from plan_adapter.store import audit, entries, gates, leases, tombstones
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
@@ -83,7 +83,9 @@ def row_of(connection: Connection, tenant: str | None, beginning: str, *columns:
     query = wanted.where(runs.c.id.startswith(beginning.lower(), autoescape=True)).order_by(runs.c.id).limit(6)
     found: Sequence[Row] = connection.execute(seen_by(tenant, query, runs)).mappings().all()
     if not found:
-        raise RunConflictError(f"no run has the id `{beginning}`, or one that begins so")
+        gone = [one for one in tombstones.of_run(connection, tenant, beginning) if one.kind == "pruned"]
+        pruned = f": {gone[0]}; `plan runs verify {gone[0].run_id}` shows its tombstone" if gone else ""
+        raise RunConflictError(f"no run has the id `{beginning}`, or one that begins so{pruned}")
     if len(found) > 1:
         shown = ", ".join(row["id"] for row in found[:5]) + (", …" if len(found) > 5 else "")
         raise RunConflictError(f"several runs begin with `{beginning}`: {shown}")

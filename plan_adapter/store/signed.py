@@ -7,11 +7,13 @@ from typing import Any
 
 from plan_adapter.gates.approval import signed_operator_request, signed_resolution, signed_text
 from plan_adapter.record import ABORTED
-from plan_adapter.store.digests import Plain
+from plan_adapter.store.audit import entry_digest
+from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.entries import OPERATOR_REQUEST_KINDS
 from plan_adapter.store.operator_requests import Subject, request_digest
 from plan_adapter.store.outcomes import by_hand_digest, outcome_digest
 from plan_adapter.store.rows import NO_ITEM
+from plan_adapter.store.tombstones import Erased
 
 _OPERATOR_REQUESTS = {entry_kind: kind for kind, entry_kind in OPERATOR_REQUEST_KINDS.items()}
 
@@ -30,6 +32,7 @@ class Signed:
     signature: str | None
     step_id: str | None = None
     call_kind: str | None = None  # of a receipt: whether the call is the step or its rollback
+    is_erased: bool = False  # part of what was signed has been erased, so the signature cannot be checked any more
 
 
 def signed_of(document: Mapping[str, Any]) -> Iterator[Signed]:
@@ -38,15 +41,18 @@ def signed_of(document: Mapping[str, Any]) -> Iterator[Signed]:
     for row in document["approvals"]:
         if row["standing_id"] is None and (row["signature"] is not None or row["known_by"] == "ssh_signature"):
             yield _answer(row)
+    erased = Erased.of(document["tombstones"])
+    changed = _changed_entries(document["audit"], erased) if erased.replaced else frozenset[Any]()
     words, operator_requests, signatures = _told(document["audit"])
-    yield from _words(document, run_id, words)
+    yield from _words(document, run_id, words, erased)
     for number, (request_id, entries) in enumerate(operator_requests.items(), 1):
         kind, first, signature = _OPERATOR_REQUESTS[str(entries[0]["kind"])], entries[0], signatures.get(request_id)
         if signature is not None or first["known_by"] == "ssh_signature":
             subjects = [Subject(_optional(entry["step_id"]), str(entry["row_digest"])) for entry in entries]
             digest = request_digest(run_id, number, kind, subjects)
             text = signed_operator_request(digest=digest, operator_request=kind, because=str(first["message"]), run_id=run_id)
-            yield Signed("audit", request_id, str(first["by"]), text, signature, subjects[0].step_id)
+            is_erased = first["number"] in changed
+            yield Signed("audit", request_id, str(first["by"]), text, signature, subjects[0].step_id, is_erased=is_erased)
 
 
 _Key = tuple[Any, Any, Any, Any]
@@ -65,7 +71,17 @@ def _told(audit: Any) -> tuple[dict[_Key, str], dict[str, list[Plain]], dict[str
     return words, operator_requests, signatures
 
 
-def _words(document: Mapping[str, Any], run_id: str, signatures: Mapping[_Key, str]) -> Iterator[Signed]:
+def _changed_entries(audit: Any, erased: Erased) -> frozenset[Any]:
+    """Return the numbers of the entries in whose messages something was erased."""
+    before, changed = "", set[Any]()
+    for entry in audit:
+        if entry_digest(entry, before) in erased.replaced:
+            changed.add(entry["number"])
+        before = str(entry["digest"])
+    return frozenset(changed)
+
+
+def _words(document: Mapping[str, Any], run_id: str, signatures: Mapping[_Key, str], erased: Erased) -> Iterator[Signed]:
     signed = {_key(row, row["number"], row["kind"]): row for row in document["receipts"] if row["known_by"] == "ssh_signature"}
     if not signed:
         return
@@ -81,7 +97,8 @@ def _words(document: Mapping[str, Any], run_id: str, signatures: Mapping[_Key, s
         digest = by_hand if is_by_hand else outcome_digest(attempt["id"])
         word = "done" if row["outcome"] == "succeeded" else "abort" if row["error"] == ABORTED else "again"
         text = signed_resolution(digest=digest, resolution=word, result=json.loads(row["result"]), run_id=run_id)
-        yield Signed("receipts", str(attempt["id"]), str(row["by"]), text, signatures.get(key), str(row["step_id"]), str(row["kind"]))
+        where, is_erased = (str(row["step_id"]), str(row["kind"])), row_digest("receipts", row) in erased.replaced
+        yield Signed("receipts", str(attempt["id"]), str(row["by"]), text, signatures.get(key), *where, is_erased=is_erased)
 
 
 def _answer(row: Plain) -> Signed:

@@ -34,6 +34,7 @@ from plan_adapter.store.outcomes import UnknownOutcomes
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import PlanVersion
 from plan_adapter.store.policies import StorePolicy
+from plan_adapter.store.retention import Retention
 from plan_adapter.store.revisions import Revisions
 from plan_adapter.store.standing import StandingApprovals
 from plan_adapter.store.verification import Verification, verify
@@ -60,6 +61,7 @@ class PlanStore(StorePart):
     - `policy`: the policy that holds for every run.
     - `codes`: people's one-time codes.
     - `drafts`: drafts of plans and their model calls.
+    - `retention`: old runs that can be deleted, and tombstones of what was pruned or erased.
     - `ledger`: internal. Processes record the runs that they execute with it.
     """
 
@@ -83,6 +85,7 @@ class PlanStore(StorePart):
         self.policy = StorePolicy(*place)
         self.codes = OneTimeCodes(*place)
         self.drafts = Drafts(*place)
+        self.retention = Retention(*place)
 
     def __repr__(self) -> str:
         """Return the store in words, without a password."""

@@ -6,7 +6,6 @@ JSON is stored as text, because PostgreSQL's own JSON types refuse or reorder wh
 from typing import Any
 
 from sqlalchemy import (
-    DDL,
     BigInteger,
     Boolean,
     Column,
@@ -17,38 +16,17 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
-    event,
     text,
 )
 
 from plan_adapter.store.columns import Instant, Words
+from plan_adapter.store.triggers import changed_only_with_a_tombstone, only_added_to
 
 REVISION = "0001"
 """The newest migration. A test checks it."""
 
 REVISION_TABLE = "plan_adapter_revision"
 """Differs from alembic's default, which another application in the same database may use."""
-
-
-def _only_added_to(table: Table) -> None:
-    """Add triggers that reject updates and deletes in `table`. Only the table's owner can drop them."""
-    name = table.name
-    refusal = f"the {name.replace('_', ' ')} is only added to"
-    statements = {
-        "sqlite": tuple(
-            f"CREATE TRIGGER {name}_refuses_{change.lower()} BEFORE {change} ON {name} BEGIN SELECT RAISE(ABORT, '{refusal}'); END"
-            for change in ("UPDATE", "DELETE")
-        ),
-        "postgresql": (
-            "CREATE OR REPLACE FUNCTION plan_adapter_refuse_change() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN RAISE EXCEPTION 'the % is only added to', replace(TG_TABLE_NAME, '_', ' '); END $$",
-            f"CREATE TRIGGER {name}_refuses_changes BEFORE UPDATE OR DELETE ON {name} FOR EACH ROW "
-            "EXECUTE FUNCTION plan_adapter_refuse_change()",
-        ),
-    }
-    for dialect, texts in statements.items():
-        for statement in texts:
-            event.listen(table, "after_create", DDL(statement.replace("%", "%%")).execute_if(dialect=dialect))
 
 
 metadata = MetaData(
@@ -174,7 +152,32 @@ audit = Table(
     sqlite_with_rowid=False,
 )
 
-_only_added_to(audit)
+changed_only_with_a_tombstone(audit)
+
+tombstones = Table(
+    "tombstones",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),  # from 1, without gaps, in the whole store
+    *_whose(),
+    Column("run_id", Text, nullable=False),  # no foreign key: a pruned run is gone
+    Column("kind", Text, nullable=False),  # pruned or erased
+    Column("name", Words, nullable=False),  # of the plan
+    Column("plan_digest", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("completed_at", Instant),
+    Column("entries", Integer, nullable=False),  # of the run's audit log
+    Column("first_digest", Text, nullable=False),  # of the first entry
+    Column("last_digest", Text, nullable=False),  # of the newest entry
+    Column("fields", Words, nullable=False),  # the erased fields, as JSON; empty list if pruned
+    Column("replaced", Text, nullable=False),  # digests of what was erased by the digests of what is there now, as JSON
+    Column("by", Words, nullable=False),
+    Column("known_by", Text, nullable=False),
+    Column("at", Instant, nullable=False),
+    Column("digest", Text, nullable=False),  # of this row and the digest before it
+    Index(None, "run_id"),
+)
+
+only_added_to(tombstones)
 
 # The next three tables are written while steps run. On SQLite they have no row ids: one tree each instead of two or three, so a commit
 # writes fewer pages. Their keys start with the run, because they are read by run.
@@ -416,7 +419,7 @@ policy_history = Table(
     Column("digest", Text, nullable=False),  # of this row and the digest before it
 )
 
-_only_added_to(policy_history)
+only_added_to(policy_history)
 
 totp_history = Table(
     "totp_history",
@@ -430,4 +433,4 @@ totp_history = Table(
     Column("at", Instant, nullable=False),
 )
 
-_only_added_to(totp_history)
+only_added_to(totp_history)

@@ -17,6 +17,7 @@ from plan_adapter.store.audit import beginning, entry_digest
 from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.entries import RUN_KINDS, Entry
 from plan_adapter.store.rows import NO_ITEM
+from plan_adapter.store.tombstones import Erased
 
 Key: TypeAlias = tuple[Any, ...]
 Place: TypeAlias = tuple[str, Key]
@@ -171,26 +172,27 @@ def _problems(document: Mapping[str, Any], told: _AuditSummary) -> Iterator[Alte
     if run is None:
         yield Alteration("runs", "the row of the run is missing")
         return
-    yield from _of_chain(run, document["audit"], document["head"], told)
+    erased = Erased.of(document["tombstones"])
+    yield from _of_chain(run, document["audit"], document["head"], told, erased)
     if not told.count:
         return
     yield from _of_plans(document)
     yield from _of_dependencies(document)
-    yield from _of_rows(document, told)
-    yield from _of_run(run, told)
+    yield from _of_rows(document, told, erased)
+    yield from _of_run(run, told, erased)
     yield from _of_lease(document["lease"], told)
     yield from _of_gates(document)
 
 
-def _of_chain(run: Plain, audit: Iterable[Plain], head: JsonValue, told: _AuditSummary) -> Iterator[Alteration]:
-    before = beginning(run)
+def _of_chain(run: Plain, audit: Iterable[Plain], head: JsonValue, told: _AuditSummary, erased: Erased) -> Iterator[Alteration]:
+    before = erased.original(beginning(run))
     for expected, entry in enumerate(audit, 1):
         number = entry["number"]
         if number != expected:
             yield Alteration("audit", f"the entry is missing: after {expected - 1} comes {number}", entry=expected)
         if entry["run_id"] != run["id"]:
             yield _altered_entry(entry, f"it is of another run, {entry['run_id']}")
-        if entry_digest(entry, before) != entry["digest"]:
+        if erased.original(entry_digest(entry, before)) != entry["digest"]:
             first = ", or what the run was created with" if expected == 1 else ""
             yield _altered_entry(entry, f"it was altered{first}: its digest is not that of its content and of the entry before it")
         if expected == 1 and entry["kind"] != "run_created":
@@ -241,7 +243,7 @@ def _tell_of_gate(row: Plain) -> Entry:
     return entries.of_gate(row) if row["end"] in (None, "answered") else entries.of_gate_end(row)
 
 
-_KEPT = {
+KEPT = {
     kept.table: kept
     for kept in (
         Kept("attempts", _of_attempt, entries.of_attempt),
@@ -250,6 +252,7 @@ _KEPT = {
         Kept("approvals", lambda row: (row["id"],), _tell_of_approval),
         Kept("gates", lambda row: (row["id"],), _tell_of_gate),
         Kept("revisions", lambda row: (row["number"],), entries.of_revision),
+        Kept("tombstones", lambda row: (row["number"],), entries.of_erasure),
     )
 }
 
@@ -267,19 +270,20 @@ def _place_of(entry: Plain) -> Place | None:
         return "approvals", (entry["row_id"],)
     if kind.startswith("gate_"):
         return "gates", (entry["row_id"],)
-    return ("revisions", (int(str(entry["row_id"])),)) if kind == "revised" else None
+    table = {"revised": "revisions", "erased": "tombstones"}.get(kind)
+    return None if table is None else (table, (int(str(entry["row_id"])),))
 
 
-def _of_rows(document: Mapping[str, Any], told: _AuditSummary) -> Iterator[Alteration]:
+def _of_rows(document: Mapping[str, Any], told: _AuditSummary, erased: Erased) -> Iterator[Alteration]:
     """Yield the first row that is missing or differs from its newest entry; then the first row that no entry describes."""
     altered: tuple[int, Kept, Plain] | None = None  # the one with the earliest entry
     untold: tuple[Kept, Plain] | None = None
-    for kept in _KEPT.values():
+    for kept in KEPT.values():
         for row in document[kept.table]:
             found = told.newest.take((kept.table, kept.key(row)))
             if found is None:
                 untold = untold or (kept, row)
-            elif kept.tell(row).row_digest != found.row_digest and (altered is None or found.number < altered[0]):
+            elif erased.original(str(kept.tell(row).row_digest)) != found.row_digest and (altered is None or found.number < altered[0]):
                 altered = (found.number, kept, row)
     # A new start or version of the run deletes the ends of steps that had not completed.
     missing = told.newest.first_left(lambda left: left.table != "step_runs" or left.kind == "step_completed" or left.number > told.restarts)
@@ -306,9 +310,9 @@ def _inserted(kept: Kept, row: Plain) -> Alteration:
     return Alteration(kept.table, words, told.step_id, item, told.attempt, call_kind=told.call_kind)
 
 
-def _of_run(run: Plain, told: _AuditSummary) -> Iterator[Alteration]:
+def _of_run(run: Plain, told: _AuditSummary, erased: Erased) -> Iterator[Alteration]:
     newest = told.of_run
-    if newest is None or row_digest("runs", run) == newest["row_digest"]:
+    if newest is None or erased.original(row_digest("runs", run)) == newest["row_digest"]:
         return
     if run["status"] in ENDED and newest["kind"] != "run_ended":
         words = f"the run has ended, it is {run['status']}, and no entry tells so: the end of the audit is missing, or the row was altered"

@@ -32,7 +32,7 @@ def test_help_groups_the_verbs_by_what_a_person_is_doing(plan: Plan, word: str) 
         "Decide": ["gates", "approve", "answer", "reject", "resolve", "standing", "enroll", "policy"],
         "Look": ["runs", "show", "versions", "diff", "logs", "export", "explain", "guide"],
         "Repair": ["resume", "revise", "cancel", "reconcile"],
-        "Keep": ["save", "store"],
+        "Keep": ["save", "prune", "erase", "store"],
         "Set up": ["doctor", "down", "mcp"],
     }
     assert max(len(line) for line in said.out.splitlines()) <= 120

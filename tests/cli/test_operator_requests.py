@@ -130,10 +130,31 @@ def test_a_step_done_by_hand_is_recorded_with_a_signature(plan: Plan) -> None:
             "step": "check",
             "call_kind": "step",
             "by": "ana",
+            "erased": False,
             "checked": True,
             "problem": None,
         }
     ]
+
+
+@pytest.mark.usefixtures("signer")
+@pytest.mark.parametrize(
+    ("field", "signed"),
+    [
+        ("steps.check.result", ("resolve", "RUN", "check", "done", "--result", '{"看": 1}')),
+        ("notes", ("resume", "RUN", "--offline", *LEFT_OUT, *TOOLS)),
+    ],
+    ids=["the result of a resolution", "the reason to skip a step"],
+)
+def test_a_signature_over_an_erased_value_is_not_checked_and_the_record_verifies(plan: Plan, field: str, signed: tuple[str, ...]) -> None:
+    run_id = failed(plan)
+    assert plan(*[run_id if word == "RUN" else word for word in signed], *BY_ANA).code == 0
+    assert resume(plan, run_id).code in (0, 2)  # the second start has skipped the step and completed
+    assert plan("erase", run_id, "--fields", field, "--yes").code == 0
+    told = plan("runs", "verify", run_id)
+    assert (told.code, "the signature of ana can no longer be checked" in told.err) == (0, True), told.out
+    erased = {"notes": "它没有用", "steps.check.result": "看"}[field]
+    assert erased not in plan("export", run_id).out
 
 
 # Kept for every later start

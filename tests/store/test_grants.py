@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.tables import metadata
 from tests.postgres import PASSWORD, PostgresServer
-from tests.store.builders import a_gate, a_standing_approval, an_answer, an_approval, an_attempt, begun, created
+from tests.store.builders import a_gate, a_standing_approval, a_story, an_answer, an_approval, an_attempt, begun, created
 
 GRANTS = Path(schema.__file__).with_name("grants.sql").read_text(encoding="utf-8")
-PEOPLE = {"rita": "plan_runner", "olga": "plan_operator", "abel": "plan_auditor"}
+PEOPLE = {"rita": "plan_runner", "olga": "plan_operator", "kim": "plan_keeper", "abel": "plan_auditor"}
 
 
 @tool(effect="write")
@@ -95,6 +96,18 @@ async def test_each_role_can_do_its_work(stores: dict[str, PlanStore]):
         assert (await abel.export(run.id))["head"] == found.digest
 
 
+async def test_a_keeper_prunes_and_erases_and_deletes_no_entry_otherwise(stores: dict[str, PlanStore], connections: dict[str, Any]):
+    kim, old, personal = stores["kim"], await a_story(stores["rita"]), await a_story(stores["rita"])
+    with pytest.raises(asyncpg.RaiseError, match="the audit is only added to"):
+        await connections["kim"].execute("DELETE FROM audit")
+    before = await kim.now() + timedelta(hours=1)
+    assert await kim.retention.prune([old.id], ended_before=before, by="kim", known_by="os_user") == {}
+    fields = ("inputs.host", "steps.check.result", "steps.drain.error", "notes")
+    await kim.retention.erase(personal.id, fields, files={}, stage=lambda _files: None, by="kim", known_by="os_user")
+    assert (await stores["abel"].verify(personal.id)).ok
+    assert await stores["abel"].retention.problem() is None
+
+
 async def test_no_role_can_do_more(stores: dict[str, PlanStore], connections: dict[str, Any]):
     run = await begun(stores["rita"])
     tables = [table.name for table in metadata.sorted_tables]
@@ -105,7 +118,10 @@ async def test_no_role_can_do_more(stores: dict[str, PlanStore], connections: di
         assert await _refused(connections["olga"], f"UPDATE {table} SET tenant_id = 'x'"), table
     for table in ("plans", "runs", "leases", "attempts", "step_runs", "gates", "versions", "revisions"):
         assert await _refused(connections["olga"], f"INSERT INTO {table} DEFAULT VALUES"), table
-    for table in ("audit", "attempts", "receipts"):
+    for table in ("plans", "versions", "policy_history", "tombstones", "standing_approvals"):
+        assert await _refused(connections["kim"], f"DELETE FROM {table}"), table
+        assert await _refused(connections["kim"], f"UPDATE {table} SET tenant_id = 'x'"), table
+    for table in ("audit", "attempts", "receipts", "tombstones"):
         assert await _refused(connections["rita"], f"DELETE FROM {table}"), table
         assert await _refused(connections["rita"], f"UPDATE {table} SET tenant_id = 'x'"), table
     for person in PEOPLE:

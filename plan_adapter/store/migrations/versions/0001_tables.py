@@ -10,7 +10,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-_APPEND_ONLY = ("audit", "policy_history", "totp_history")
+_APPEND_ONLY = ("tombstones", "policy_history", "totp_history")
 
 
 def upgrade() -> None:
@@ -21,6 +21,7 @@ def upgrade() -> None:
     _runs()
     _leases()
     _audit()
+    _tombstones()
     _step_runs()
     _concurrency_keys()
     _attempts()
@@ -34,6 +35,7 @@ def upgrade() -> None:
     _model_calls()
     _policy_history()
     _totp_history()
+    _guard_audit()
     for table in _APPEND_ONLY:
         _refuse_changes(table)
 
@@ -151,6 +153,22 @@ def _audit() -> None:
     )
     where = sa.text("kind IN ('skip_requested', 'run_from_requested')")
     op.create_index("ix_audit_operator_requests", "audit", ["run_id", "kind"], sqlite_where=where, postgresql_where=where)
+
+
+def _tombstones() -> None:
+    op.create_table(
+        "tombstones",
+        sa.Column("number", sa.Integer, nullable=False, autoincrement=False),
+        *_owner(),
+        *_texts("run_id", "kind", "name", "plan_digest", "status"),
+        *_instants("completed_at", nullable=True),
+        sa.Column("entries", sa.Integer, nullable=False),
+        *_texts("first_digest", "last_digest", "fields", "replaced", "by", "known_by"),
+        *_instants("at"),
+        *_texts("digest"),
+        sa.PrimaryKeyConstraint("number", name="pk_tombstones"),
+    )
+    op.create_index("ix_tombstones_run_id", "tombstones", ["run_id"])
 
 
 def _step_runs() -> None:
@@ -374,6 +392,38 @@ def _totp_history() -> None:
         *_instants("at"),
         sa.PrimaryKeyConstraint("name", "number", name="pk_totp_history"),
     )
+
+
+_AUDIT = (
+    "run_id", "number", "tenant_id", "agent_id", "org_id", "task_id", "at", "kind", "step_id", "item", "attempt", "call_kind", "by",
+    "known_by", "row_id", "row_digest", "digest",
+)  # fmt: skip
+
+
+def _guard_audit() -> None:
+    """Add triggers to the audit log: a tombstone must come before a delete, or before erasing texts in messages."""
+    old, new = (", ".join(f'{row}."{column}"' for column in _AUDIT) for row in ("OLD", "NEW"))
+    told = "EXISTS (SELECT 1 FROM tombstones WHERE run_id = OLD.run_id AND kind = '{kind}')"
+    pruned, erased = told.format(kind="pruned"), told.format(kind="erased")
+    refusal = "the audit is only added to"
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute(
+            "CREATE OR REPLACE FUNCTION plan_adapter_refuse_audit_change() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            f"IF TG_OP = 'DELETE' THEN IF {pruned} THEN RETURN OLD; END IF; "
+            f"ELSIF {erased} AND position('[erased]' IN NEW.message) > 0 AND to_jsonb(NEW) - 'message' = to_jsonb(OLD) - 'message' "
+            f"THEN RETURN NEW; END IF; RAISE EXCEPTION '{refusal}'; END $$"
+        )
+        op.execute(
+            "CREATE TRIGGER audit_refuses_changes BEFORE UPDATE OR DELETE ON audit FOR EACH ROW "
+            "EXECUTE FUNCTION plan_adapter_refuse_audit_change()"
+        )
+        return
+    conditions = {"UPDATE": f"{erased} AND instr(NEW.message, '[erased]') AND ({new}) IS ({old})", "DELETE": pruned}
+    for change, condition in conditions.items():
+        op.execute(
+            f"CREATE TRIGGER audit_refuses_{change.lower()} BEFORE {change} ON audit WHEN NOT coalesce({condition}, 0) "
+            f"BEGIN SELECT RAISE(ABORT, '{refusal}'); END"
+        )
 
 
 def _refuse_changes(table: str) -> None:

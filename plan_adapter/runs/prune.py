@@ -1,0 +1,73 @@
+"""Delete the records and result files of old runs. Interrupted, it can be repeated."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from plan_adapter.errors import NotApprovedError, StoreError
+from plan_adapter.gates.approval import refuse_operation, refuse_prune
+from plan_adapter.plan import PlanStatus
+from plan_adapter.settings import Settings
+from plan_adapter.store.retention import BATCH, OldRun
+from plan_adapter.store.store import PlanStore
+
+AT_ONCE = 500
+"""How many folders of results are looked up in one query."""
+
+
+async def find_old_runs(
+    older_than: timedelta,
+    *,
+    store: PlanStore,
+    settings: Settings,
+    by: str,
+    names: Collection[str] | None = None,
+    status: PlanStatus | None = None,
+) -> list[OldRun]:
+    """Return the runs that ended longer ago than this, oldest first, each with why it is kept or None.
+
+    Raises NotApprovedError if the policy does not allow `by` to prune. Runs whose own plan does not are kept.
+    """
+    policy = await store.policy.effective(settings)
+    refuse_prune(policy, by=by)
+    found, refused = await store.retention.old_runs(await store.now() - older_than, names=names, status=status), set[str]()
+    for digest in {run.digest for run in found if run.kept is None}:
+        try:
+            refuse_operation(await store.get(digest), policy, by=by, operation="prune")
+        except NotApprovedError:
+            refused.add(digest)
+    return [replace(run, kept=f"{by} is no operator of its plan") if run.kept is None and run.digest in refused else run for run in found]
+
+
+async def prune_runs(
+    found: Sequence[OldRun], older_than: timedelta, *, store: PlanStore, by: str, known_by: str
+) -> AsyncIterator[list[OldRun]]:
+    """Delete the records of the runs that nothing keeps, in batches. Yield each batch once it is deleted, with what is kept after all."""
+    wanted = [run for run in found if run.kept is None]
+    for first in range(0, len(wanted), BATCH):
+        batch = wanted[first : first + BATCH]
+        before = await store.now() - older_than
+        kept = await store.retention.prune([run.id for run in batch], ended_before=before, by=by, known_by=known_by)
+        yield [replace(run, kept=kept.get(run.id)) for run in batch]
+
+
+async def remove_results(store: PlanStore, folder: Path) -> int:
+    """Remove the result files of pruned runs below `folder`, also those that an interrupted prune left. Return of how many runs."""
+    names, count = await asyncio.to_thread(_folders, folder), 0
+    for first in range(0, len(names), AT_ONCE):
+        for name in sorted(await store.retention.are_pruned(names[first : first + AT_ONCE])):
+            try:
+                await asyncio.to_thread(shutil.rmtree, folder / name)
+            except OSError as error:
+                raise StoreError(f"the results in {folder / name} cannot be removed: {error.strerror}; then repeat `plan prune`") from error
+            count += 1
+    return count
+
+
+def _folders(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink())

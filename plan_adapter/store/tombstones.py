@@ -1,0 +1,158 @@
+"""Tombstones: what was pruned or erased, by whom, and the digests of what was there. Functions of a connection.
+
+They form one hash chain for the whole store. The database deletes or changes an audit entry only if its run has a tombstone.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from typing import Any, Literal, TypeAlias
+
+from sqlalchemy import Connection, func, insert, select
+
+from plan_adapter.errors import RunConflictError
+from plan_adapter.readable import moment, one_line
+from plan_adapter.store.columns import now_of
+from plan_adapter.store.digests import Plain, digest_of, plain
+from plan_adapter.store.plans import seen_by
+from plan_adapter.store.rows import Row, context_of, dump_json, load_json, whose
+from plan_adapter.store.tables import audit, tombstones
+
+BEGINNING = sha256(b"prefect-plan-adapter tombstones").hexdigest()
+"""The digest that precedes the first tombstone."""
+
+TombstoneKind: TypeAlias = Literal["pruned", "erased"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """What is known about a run that was pruned, or in which fields were erased. The digests are those of its audit log at that time."""
+
+    number: int
+    run_id: str
+    kind: TombstoneKind
+    name: str  # of the plan
+    plan_digest: str
+    status: str
+    completed_at: datetime | None
+    entries: int
+    first_digest: str
+    last_digest: str
+    fields: tuple[str, ...]
+    by: str
+    known_by: str
+    at: datetime
+    digest: str
+
+    def __str__(self) -> str:
+        """Return what happened, by whom and when."""
+        what = "was pruned" if self.kind == "pruned" else f"has erased fields ({', '.join(map(one_line, self.fields))})"
+        return f"run {self.run_id} {what}, by {one_line(self.by)} ({self.known_by}) at {moment(self.at)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """The digests that rows and entries had before values in them were erased, by the digests that they have now.
+
+    Its tombstone is verified like any other row: an entry of the audit log holds its digest.
+    """
+
+    replaced: Mapping[str, str]
+
+    @classmethod
+    def of(cls, tombstones: Iterable[Plain]) -> "Erased":
+        """Return what the tombstones of a run say, oldest first."""
+        replaced = dict[str, str]()
+        for row in tombstones:
+            digests: dict[str, str] = json.loads(str(row["replaced"]))
+            for now, before in digests.items():
+                replaced[now] = replaced.get(before, before)
+        return cls(replaced)
+
+    def original(self, digest: str) -> str:
+        """Return the digest that belongs to the content before anything was erased."""
+        return self.replaced.get(digest, digest)
+
+
+def add(
+    connection: Connection,
+    run: Row,
+    kind: TombstoneKind,
+    *,
+    by: str,
+    known_by: str,
+    fields: Sequence[str] = (),
+    replaced: Mapping[str, str] | None = None,
+) -> Plain:
+    """Append a tombstone for a locked run and return its row. Other writers of tombstones wait until the transaction ends."""
+    if connection.dialect.name == "postgresql":  # write transactions of SQLite exclude each other anyway
+        connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended("plan_adapter.tombstones", 0))))
+    newest = connection.execute(select(tombstones).order_by(tombstones.c.number.desc()).limit(1)).mappings().first()
+    chain = select(audit.c.digest, audit.c.number).where(audit.c.run_id == run["id"])
+    first, last = (connection.execute(chain.order_by(order).limit(1)).one() for order in (audit.c.number, audit.c.number.desc()))
+    row: dict[str, Any] = {
+        **whose(context_of(run)),
+        "number": 1 if newest is None else newest["number"] + 1,
+        "run_id": run["id"],
+        "kind": kind,
+        "name": run["name"],
+        "plan_digest": run["digest"],
+        "status": run["status"],
+        "completed_at": run["completed_at"],
+        "entries": last.number,
+        "first_digest": first.digest,
+        "last_digest": last.digest,
+        "fields": dump_json(list(fields)),
+        "replaced": json.dumps(dict(replaced or {}), sort_keys=True),
+        "by": by,
+        "known_by": known_by,
+        "at": now_of(connection),
+    }
+    row["digest"] = _digest(row, BEGINNING if newest is None else newest["digest"])
+    connection.execute(insert(tombstones).values(row))
+    return plain(tombstones, row)
+
+
+def of_run(connection: Connection, tenant: str | None, beginning: str) -> list[Tombstone]:
+    """Return the tombstones of the runs with this id or prefix, oldest first."""
+    same = tombstones.c.run_id.startswith(beginning.lower(), autoescape=True)
+    query = seen_by(tenant, select(tombstones).where(same), tombstones).order_by(tombstones.c.number)
+    return [_tombstone_of(row) for row in connection.execute(query).mappings()]
+
+
+def rows_of(connection: Connection, run_id: str) -> list[Plain]:
+    """Return the rows of a run's tombstones, oldest first."""
+    query = select(tombstones).where(tombstones.c.run_id == run_id).order_by(tombstones.c.number)
+    return [plain(tombstones, row) for row in connection.execute(query).mappings()]
+
+
+def problem(connection: Connection) -> str | None:
+    """Return the first tombstone that was altered or deleted, in words, or None if the chain is intact."""
+    before, expected = BEGINNING, 1
+    for row in connection.execute(select(tombstones).order_by(tombstones.c.number).execution_options(yield_per=200)).mappings():
+        if row["number"] != expected:
+            return f"tombstone {expected} is missing: it was deleted behind the back of `plan prune`"
+        if row["digest"] != _digest(row, before):
+            return f"tombstone {expected} of run {row['run_id']} was altered: its digest is not that of its content and the one before"
+        before, expected = row["digest"], expected + 1
+    return None
+
+
+def refuse_erased(connection: Connection, run_id: str) -> None:
+    """Raise RunConflictError if values were erased in the run: it cannot be executed again."""
+    found = [tombstone for tombstone in of_run(connection, None, run_id) if tombstone.kind == "erased"]
+    if found:
+        raise RunConflictError(f"{found[-1]}: it cannot run again, because its steps would get `[erased]` as a value; start a new run")
+
+
+def _digest(row: Mapping[str, Any] | Row, before: str) -> str:
+    kept = plain(tombstones, row)
+    del kept["digest"]
+    return digest_of({**kept, "before": before})
+
+
+def _tombstone_of(row: Row) -> Tombstone:
+    plain_fields = {name: row[name] for name in Tombstone.__dataclass_fields__ if name != "fields"}
+    return Tombstone(**plain_fields, fields=tuple(load_json(row["fields"])))

@@ -1,0 +1,57 @@
+"""Triggers that protect tables which are only added to. A new store gets them with its tables; the migration has the same."""
+
+from collections.abc import Iterable, Mapping
+
+from sqlalchemy import DDL, Table, event
+
+
+def only_added_to(table: Table) -> None:
+    """Add triggers that reject updates and deletes in `table`. Only the table's owner can drop them."""
+    name = table.name
+    refusal = f"the {name.replace('_', ' ')} is only added to"
+    statements = {
+        "sqlite": tuple(
+            f"CREATE TRIGGER {name}_refuses_{change.lower()} BEFORE {change} ON {name} BEGIN SELECT RAISE(ABORT, '{refusal}'); END"
+            for change in ("UPDATE", "DELETE")
+        ),
+        "postgresql": (
+            "CREATE OR REPLACE FUNCTION plan_adapter_refuse_change() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'the % is only added to', replace(TG_TABLE_NAME, '_', ' '); END $$",
+            f"CREATE TRIGGER {name}_refuses_changes BEFORE UPDATE OR DELETE ON {name} FOR EACH ROW "
+            "EXECUTE FUNCTION plan_adapter_refuse_change()",
+        ),
+    }
+    _after_create(table, statements)
+
+
+def changed_only_with_a_tombstone(table: Table) -> None:
+    """Add triggers to the audit log: a tombstone must come before a delete, or before erasing texts in messages."""
+    columns = [f'"{column.name}"' for column in table.c if column.name != "message"]
+    old, new = (", ".join(f"{row}.{column}" for column in columns) for row in ("OLD", "NEW"))
+    told = "EXISTS (SELECT 1 FROM tombstones WHERE run_id = OLD.run_id AND kind = '{kind}')"
+    pruned, erased = told.format(kind="pruned"), told.format(kind="erased")
+    refusal = "the audit is only added to"
+    conditions = {"UPDATE": f"{erased} AND instr(NEW.message, '[erased]') AND ({new}) IS ({old})", "DELETE": pruned}
+    statements = {
+        "sqlite": tuple(
+            f"CREATE TRIGGER audit_refuses_{change.lower()} BEFORE {change} ON audit WHEN NOT coalesce({condition}, 0) "
+            f"BEGIN SELECT RAISE(ABORT, '{refusal}'); END"
+            for change, condition in conditions.items()
+        ),
+        "postgresql": (
+            "CREATE OR REPLACE FUNCTION plan_adapter_refuse_audit_change() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            f"IF TG_OP = 'DELETE' THEN IF {pruned} THEN RETURN OLD; END IF; "
+            f"ELSIF {erased} AND position('[erased]' IN NEW.message) > 0 AND to_jsonb(NEW) - 'message' = to_jsonb(OLD) - 'message' "
+            f"THEN RETURN NEW; END IF; RAISE EXCEPTION '{refusal}'; END $$",
+            "CREATE TRIGGER audit_refuses_changes BEFORE UPDATE OR DELETE ON audit FOR EACH ROW "
+            "EXECUTE FUNCTION plan_adapter_refuse_audit_change()",
+        ),
+    }
+    _after_create(table, statements)
+
+
+def _after_create(table: Table, statements: Mapping[str, Iterable[str]]) -> None:
+    """Execute the statements of the database's dialect once `table` is created."""
+    for dialect, texts in statements.items():
+        for statement in texts:
+            event.listen(table, "after_create", DDL(statement.replace("%", "%%")).execute_if(dialect=dialect))

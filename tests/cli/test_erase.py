@@ -1,0 +1,108 @@
+"""`plan erase`: personal data leaves the record and the result files of one run, which still verifies and is not resumed."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.gates.approval import os_user
+from plan_adapter.runs import erase
+from tests.cli.conftest import Plan
+from tests.cli.test_run import TOOLS, document, step
+
+ME, NAME = os_user(), "安娜·穆勒"
+
+
+@pytest.fixture
+def run_id(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id of a run that greeted a person and then failed; the second greeting is in a result file."""
+    monkeypatch.setenv("PLAN_ADAPTER_RESULT_LIMIT_BYTES", "1024")
+    who = "${{ inputs.who }}"
+    steps = [
+        step("greet", "greet", parameters={"who": who}),
+        step("again", "greet", parameters={"who": f"{'!' * 1000}{who}"}),
+        step("fail", "fail", parameters={"text": f"no {who}"}, depends_on=["greet", "again"]),
+    ]
+    path = document(*steps, inputs={"who": {"type": "string"}})
+    said = plan("run", path, "--offline", "--json", "--input", f"who={NAME}", *TOOLS)
+    assert said.code == 1
+    return said.run["id"]
+
+
+def test_a_dry_run_counts_and_erases_nothing(plan: Plan, run_id: str) -> None:
+    before = plan("export", run_id).out
+    said = plan("erase", run_id[:13], "--fields", "inputs.who", "--dry-run")
+    assert said.code == 0
+    assert said.out.startswith(f"would erase inputs.who of run {run_id}: ")
+    assert said.out.endswith(" and 1 result file\n")
+    assert plan("export", run_id).out == before
+
+
+def test_personal_data_leaves_the_record_and_the_files_and_the_record_verifies(plan: Plan, run_id: str, home: Path) -> None:
+    (file,) = (home / "results" / run_id).iterdir()
+    assert NAME in file.read_text(encoding="utf-8")
+    (told,) = plan("erase", run_id, "--fields", "inputs.who,steps.fail.error", "--yes", "--json").lines
+    assert (told["run"], told["fields"], told["files"], told["erased"]) == (run_id, ["inputs.who", "steps.fail.error"], [str(file)], True)
+
+    assert NAME not in plan("export", run_id).out
+    assert NAME not in file.read_text(encoding="utf-8")
+    assert "[erased]" in json.loads(file.read_text(encoding="utf-8"))["text"]
+    result = json.loads(next(row["result"] for row in json.loads(plan("export", run_id).out)["receipts"] if row["step_id"] == "again"))
+    assert result["digest"] == "sha256:" + hashlib.sha256(file.read_bytes()).hexdigest()
+    verified = plan("runs", "verify", run_id)
+    assert verified.code == 0
+    assert "erased: inputs.who, steps.fail.error" in verified.err
+    Path("run.json").write_text(plan("export", run_id).out, encoding="utf-8")
+    assert plan("runs", "verify", "run.json", "--json").run["erased"] == ["inputs.who", "steps.fail.error"]
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_an_erased_run_is_not_resumed_and_says_why(plan: Plan, run_id: str) -> None:
+    assert plan("erase", run_id, "--fields", "inputs.who", "--yes").code == 0
+    said = plan("resume", run_id, "--offline", *TOOLS)
+    assert said.code == 2
+    assert f"run {run_id} has erased fields (inputs.who), by {ME} (os_user) at " in said.err
+    assert "it cannot run again" in said.err
+    assert plan("show", run_id).code == 0
+
+
+def test_an_erasure_that_is_interrupted_before_the_files_are_replaced_is_completed(
+    plan: Plan, run_id: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file,) = (home / "results" / run_id).iterdir()
+
+    def interrupted(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(erase, "_replace", interrupted)
+        assert plan("erase", run_id, "--fields", "inputs.who", "--yes").code == 130
+    assert NAME in file.read_text(encoding="utf-8")
+    assert NAME not in plan("export", run_id).out
+    assert plan("erase", run_id, "--fields", "inputs.who", "--yes").code == 0
+    assert NAME not in file.read_text(encoding="utf-8")
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_only_operators_erase_and_the_refusal_is_recorded(plan: Plan, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_OPERATORS", "ana")
+    said = plan("erase", run_id, "--fields", "inputs.who", "--yes")
+    assert (said.code, f"{ME} may not erase values in runs of" in said.err) == (6, True)
+    assert NAME in plan("export", run_id).out
+    assert plan("runs", "verify", run_id).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--fields", "inputs.who"), "add --yes, or --dry-run"),
+        (("--fields", "who,inputs.you", "--yes"), "no field is called `who`; write inputs.NAME"),
+        (("--fields", "inputs.you,steps.greet.error", "--yes"), "has no value at `inputs.you`, `steps.greet.error`"),
+        (("--fields", ",", "--yes"), "erase what?"),
+    ],
+)
+def test_wrong_fields_erase_nothing(plan: Plan, run_id: str, arguments: tuple[str, ...], words: str) -> None:
+    said = plan("erase", run_id, *arguments)
+    assert (said.code, words in said.err) == (2, True), said.err
+    assert NAME in plan("export", run_id).out

@@ -1,0 +1,108 @@
+"""`plan prune`: old records and result files go, tombstones stay, and `plan runs verify` and `plan store verify` tell of them."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plan_adapter.gates.approval import os_user
+from tests.cli.conftest import Plan
+from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document
+from tests.sql import Sql
+
+ME = os_user()
+
+
+@pytest.fixture
+def runs(plan: Plan) -> list[str]:
+    """The ids of two completed runs, and of one that waits for its approval."""
+    paths: list[dict[str, Any]] = [{}, {"name": "other"}, NEEDS_APPROVAL]
+    return [plan("run", document(GREET, **fields), "--offline", "--json", *TOOLS).run["id"] for fields in paths]
+
+
+def test_a_dry_run_lists_and_deletes_nothing(plan: Plan, runs: list[str]) -> None:
+    said = plan("prune", "--older-than", "0m", "--dry-run")
+    assert (said.code, said.err) == (0, "would delete 2 records\n")
+    assert [line.split()[0] for line in said.out.splitlines()[1:]] == runs[:2]
+    assert len(plan("runs", "--json").lines) == 3
+
+
+def test_old_runs_are_deleted_with_their_results_and_leave_tombstones(plan: Plan, runs: list[str], home: Path) -> None:
+    for run_id in runs:
+        (home / "results" / run_id).mkdir(parents=True)
+        (home / "results" / run_id / "greet-1.json").write_text("{}")
+    digest = plan("runs", "verify", runs[0], "--json").run["digest"]
+    said = plan("prune", "--older-than", "0m", "--yes")
+    assert (said.code, said.out, said.err) == (0, "", "deleted 2 records; removed the result files of 2 runs\n")
+    assert [run["id"] for run in plan("runs", "--json").lines] == [runs[2]]
+    assert [path.name for path in (home / "results").iterdir()] == [runs[2]]
+
+    told = plan("runs", "verify", runs[0])
+    assert told.code == 0
+    assert told.out.startswith(f"pruned: run {runs[0]} was pruned, by {ME} (os_user) at ")
+    assert told.out.endswith(f"digest {digest}\n")
+    as_json = plan("runs", "verify", runs[0], "--json").run
+    assert (as_json["verdict"], as_json["ok"], as_json["tombstone"]["last_digest"]) == ("pruned", True, digest)
+    shown = plan("show", runs[0])
+    assert (shown.code, f"run {runs[0]} was pruned" in shown.err) == (2, True)
+    assert plan("store", "verify").out == "1 run, tombstones and policy: intact\n"
+    assert plan("prune", "--older-than", "0m", "--yes").err == "deleted 0 records\n"
+
+
+def test_results_that_an_interrupted_prune_left_are_removed_by_the_next_one(plan: Plan, runs: list[str], home: Path) -> None:
+    assert plan("prune", "--older-than", "0m", "--yes").code == 0
+    (home / "results" / runs[0]).mkdir(parents=True)
+    (home / "results" / "not-a-run").mkdir()
+    assert plan("prune", "--older-than", "0m", "--yes").err == "deleted 0 records; removed the result files of 1 run\n"
+    assert [path.name for path in (home / "results").iterdir()] == ["not-a-run"]
+
+
+def test_filters_choose_what_is_deleted_and_json_tells_each_run(plan: Plan, runs: list[str]) -> None:
+    assert plan("prune", "--older-than", "1h", "--yes", "--json").lines == []
+    (line,) = plan("prune", "--older-than", "0m", "--runbook", "other", "--yes", "--json").lines
+    assert (line["id"], line["name"], line["status"], line["kept"]) == (runs[1], "other", "completed", None)
+    assert plan("prune", "--older-than", "0m", "--status", "failed", "--yes", "--json").lines == []
+    assert {run["id"] for run in plan("runs", "--json").lines} == {runs[0], runs[2]}
+
+
+def test_only_operators_prune(plan: Plan, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_OPERATORS", "ana,bo")
+    said = plan("prune", "--older-than", "0m", "--yes")
+    assert (said.code, said.err) == (6, f"plan: {ME} may not prune runs; operators: ana, bo\n")
+    assert len(plan("runs", "--json").lines) == 3
+
+
+def test_runs_of_plans_with_other_operators_are_kept(plan: Plan, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"值班": [ME]}))
+    theirs = document(GREET, name="theirs", approval={"operators": ["值班"]})
+    run_id = plan("run", theirs, "--offline", "--json", *TOOLS).run["id"]
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"值班": ["ana"]}))
+    assert plan("prune", "--older-than", "0m", "--yes").err == f"deleted 2 records; kept 1: 1 {ME} is no operator of its plan\n"
+    assert {run["id"] for run in plan("runs", "--json").lines} == {runs[2], run_id}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--older-than", "0m"), "add --yes, or --dry-run"),
+        (("--older-than", "soon", "--yes"), "write a number and m, h, d or w, as in --older-than 90d"),
+        (("--older-than", "1d", "--status", "dead", "--yes"), "there is no status `dead`"),
+        (("--yes",), "--older-than"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_deletes_nothing(plan: Plan, runs: list[str], arguments: tuple[str, ...], words: str) -> None:
+    said = plan("prune", *arguments)
+    assert (said.code, words in said.err) == (2, True), said.err
+    assert len(plan("runs", "--json").lines) == 3
+
+
+def test_an_altered_record_is_kept_and_named(plan: Plan, runs: list[str], home: Path) -> None:
+    change = f"UPDATE runs SET message = 'x' WHERE id = '{runs[0]}'"
+    asyncio.run(Sql(f"sqlite:///{home / 'plans.db'}").change(change))
+    assert plan("prune", "--older-than", "0m", "--yes").err == "deleted 1 record; kept 1: 1 record does not verify\n"
+    verified = plan("store", "verify")
+    assert (verified.code, verified.out.startswith(f"altered: run {runs[0]}: runs: ")) == (1, True)
+    assert plan("store", "verify", "--json").run["ok"] is False

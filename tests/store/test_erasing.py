@@ -1,0 +1,219 @@
+"""Erased values are nowhere in the record any more, and the record verifies as before; nothing else can change unnoticed."""
+
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pydantic import JsonValue
+from sqlalchemy.exc import DBAPIError
+
+from plan_adapter.errors import RunConflictError
+from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.record import PlanRun
+from plan_adapter.store.erased_fields import ERASED, Field, read_fields
+from plan_adapter.store.erasing import Erasure
+from plan_adapter.store.signed import signed_of
+from plan_adapter.store.store import PlanStore
+from plan_adapter.store.verification import verify
+from tests.sql import Sql
+from tests.store.builders import a_gate, a_plan, a_receipt, an_answer, an_approval, an_attempt, begun, ended, validated
+
+EMAIL, NAME = "安娜@example.org", "Ana Müller"
+
+
+async def a_personal_run(store: PlanStore) -> PlanRun:
+    """Return a failed run with an email address and a name in all its tables."""
+    plan = a_plan(lists=("drain",))
+    run = await begun(store, plan, inputs={"email": EMAIL, "age": 42, "host": "web-1"}, requested_by="bo")
+    recorder = await store.ledger.recorder(run)
+    await recorder.intent(attempt := an_attempt(run, at=recorder.now(), parameters={"to": EMAIL, "text": f"Dear {NAME}"}))
+    rows = [{"name": NAME, "id": 1}, {"name": "Bo Li", "id": 2}]
+    recorder.receipt(a_receipt(attempt, {"rows": rows, "mail": f"to {EMAIL}"}, at=recorder.now()))
+    recorder.step_ended(ended(run, "check", StepStatus.COMPLETED, at=recorder.now()))
+    for item in (0, 1):
+        await recorder.intent(attempt := an_attempt(run, "drain", at=recorder.now(), item=item, label=f"{NAME} {item}"))
+        recorder.receipt(a_receipt(attempt, {"who": NAME, "n": item}, at=recorder.now(), error=f"{EMAIL} bounced" if item else None))
+    recorder.step_ended(ended(run, "drain", StepStatus.FAILED, at=recorder.now(), error=f"{EMAIL} bounced"))
+    await recorder.flush()
+    gate = await store.gates.open(a_gate(run, "restart", text=f"重启 for {NAME}", description=f"Mail {EMAIL}"), timeout_ms=0)
+    await store.gates.answer(gate.id, an_answer(gate, decision="reject", note=f"{NAME} said no"))
+    run.status, run.completed_at, run.message = PlanStatus.FAILED, recorder.now() + timedelta(seconds=1), f"step drain: {EMAIL} bounced"
+    run.outputs = {"mail": EMAIL}
+    await store.ledger.update(run)
+    return run
+
+
+async def erase(store: PlanStore, run_id: str, *fields: str, files: Mapping[str, JsonValue] | None = None) -> Erasure:
+    return await store.retention.erase(run_id, fields, files=files or {}, stage=lambda _files: None, by="bo", known_by="os_user")
+
+
+async def text_of(store: PlanStore, run_id: str) -> str:
+    return json.dumps(await store.export(run_id), ensure_ascii=False)
+
+
+async def test_an_erased_value_is_nowhere_in_the_record_which_verifies_as_before(store: PlanStore):
+    run = await a_personal_run(store)
+    before = await store.verify(run.id)
+    assert EMAIL in await text_of(store, run.id)
+
+    erasure = await erase(store, run.id, "inputs.email", "steps.check.result.rows[].name")
+    text = await text_of(store, run.id)
+    assert not [value for value in (EMAIL, NAME, "Bo Li") if value in text]
+    after = await store.verify(run.id)
+    assert (after.ok, str(after.problem)) == (True, "None")
+    assert after.entries == before.entries + 1
+    assert erasure.rows.keys() == {"runs", "step_runs", "attempts", "receipts", "approvals", "gates", "audit"}
+
+    found = await store.run(run.id)
+    assert (found.inputs, found.outputs) == ({"email": ERASED, "age": 42, "host": "web-1"}, {"mail": ERASED})
+    assert found.step("check").result == {"rows": [{"name": ERASED, "id": 1}, {"name": ERASED, "id": 2}], "mail": f"to {ERASED}"}
+    (attempt, first, second) = await store.attempts(run.id)
+    assert (attempt.parameters, first.label, second.label) == ({"to": ERASED, "text": f"Dear {ERASED}"}, f"{ERASED} 0", f"{ERASED} 1")
+    told = (await store.audit(run.id))[-1]
+    assert (told.kind, told.by, told.message) == ("erased", "bo", "inputs.email, steps.check.result.rows[].name")
+    (tombstone,) = await store.retention.tombstones(run.id)
+    assert (tombstone.kind, tombstone.last_digest, tombstone.fields) == ("erased", before.digest, erasure.fields)
+    assert list(signed_of(await store.export(run.id))) == []
+
+
+async def test_fields_are_erased_one_after_the_other_and_the_run_can_be_pruned_then(store: PlanStore):
+    run = await a_personal_run(store)
+    fields = (
+        "steps.drain.result[1].n",
+        "steps.drain.error",
+        "message",
+        "notes",
+        "steps.restart.gate",
+        "inputs.age",
+        "outputs.mail",
+        "inputs.email",
+    )
+    for field in fields:
+        erasure = await erase(store, run.id, field)
+        assert erasure.fields == (field,)
+        found = await store.verify(run.id)
+        assert found.ok, (field, str(found.problem))
+    assert EMAIL not in await text_of(store, run.id)
+    receipts = {receipt.item: receipt.result for receipt in await store.receipts(run.id) if receipt.step_id == "drain"}
+    assert receipts == {0: {"who": NAME, "n": 0}, 1: {"who": NAME, "n": ERASED}}
+    assert len(await store.retention.tombstones(run.id)) == len(fields) - 1  # `outputs.mail` erased the text of `inputs.email`
+    later = await store.now() + timedelta(hours=1)
+    assert await store.retention.prune([run.id], ended_before=later, by="bo", known_by="os_user") == {}
+    assert await store.retention.problem() is None
+
+
+async def test_erasing_again_changes_nothing(store: PlanStore):
+    run = await a_personal_run(store)
+    await erase(store, run.id, "inputs.email")
+    assert (await erase(store, run.id, "inputs.email")).rows == {}
+    assert len(await store.retention.tombstones(run.id)) == 1
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE receipts SET result = '{{\"mail\": \"[erased]\"}}' WHERE run_id = '{run}' AND step_id = 'check'",
+        "UPDATE runs SET inputs = '{{\"host\": \"[erased]\"}}' WHERE id = '{run}'",
+        "UPDATE audit SET message = '[erased] by somebody' WHERE run_id = '{run}' AND number = 3",
+        "UPDATE gates SET text = '[erased]' WHERE run_id = '{run}'",
+    ],
+)
+async def test_what_is_erased_behind_its_back_is_found(store: PlanStore, sql: Sql, statement: str):
+    run = await a_personal_run(store)
+    await erase(store, run.id, "inputs.email")
+    await sql.change(statement.format(run=run.id))
+    assert not (await store.verify(run.id)).ok
+
+
+async def test_the_database_changes_only_messages_and_only_after_a_tombstone(store: PlanStore, sql: Sql):
+    run = await a_personal_run(store)
+    mark = f"UPDATE audit SET message = '[erased]' WHERE run_id = '{run.id}' AND number = 3"
+    with pytest.raises(DBAPIError, match="the audit is only added to"):
+        await sql.change(mark)
+    await erase(store, run.id, "inputs.email")
+    for change in ("message = 'x'", "message = NULL", "message = '[erased]', kind = 'signed'"):
+        with pytest.raises(DBAPIError, match="the audit is only added to"):
+            await sql.change(f"UPDATE audit SET {change} WHERE run_id = '{run.id}' AND number = 3")
+    assert (await store.verify(run.id)).ok
+
+
+async def test_a_run_with_erased_values_does_not_run_again(store: PlanStore):
+    run = await a_personal_run(store)
+    await erase(store, run.id, "inputs.email")
+    why = r"has erased fields \(inputs.email\), by bo .*: it cannot run again, because its steps would get `\[erased\]`"
+    with pytest.raises(RunConflictError, match=why):
+        await store.ledger.recorded(run.id)
+    with pytest.raises(RunConflictError, match=why):
+        await store.ledger.claim(await store.run(run.id), keeps_ends=True)
+    with pytest.raises(RunConflictError, match=why):
+        await store.revisions.revise(run.id, validated(a_plan("其他")), "e" * 64, by="安娜", note="")
+
+
+async def test_runs_in_use_and_records_that_do_not_verify_are_refused(store: PlanStore, sql: Sql):
+    executing, damaged = await begun(store), await a_personal_run(store)
+    with pytest.raises(RunConflictError, match=r"is still in use \(executing\)"):
+        await erase(store, executing.id, "inputs.host")
+    await sql.change(f"UPDATE runs SET message = 'x' WHERE id = '{damaged.id}'")
+    with pytest.raises(RunConflictError, match="does not verify: `plan runs verify"):
+        await erase(store, damaged.id, "inputs.email")
+
+
+async def test_every_field_without_a_value_is_named(store: PlanStore):
+    run = await a_personal_run(store)
+    with pytest.raises(RunConflictError, match=r"no value at `inputs.mail`, `steps.check.error`, `steps.check.result.rows\[9\].name`"):
+        await erase(store, run.id, "inputs.email", "inputs.mail", "steps.check.error", "steps.check.result.rows[9].name")
+    assert await store.retention.tombstones(run.id) == []
+
+
+async def test_a_result_in_a_file_is_erased_there_and_its_receipt_has_the_new_digest(store: PlanStore):
+    run = await begun(store)
+    recorder = await store.ledger.recorder(run)
+    path, other = (f"/results/{run.id}/{name}-1.json" for name in ("check", "drain"))
+    for step_id, file in (("check", path), ("drain", other)):
+        await recorder.intent(attempt := an_attempt(run, step_id, at=recorder.now()))
+        recorder.receipt(a_receipt(attempt, {"path": file, "size": 9, "digest": "sha256:1"}, at=recorder.now()))
+    await recorder.flush()
+    run.status, run.completed_at = PlanStatus.COMPLETED, recorder.now()
+    await store.ledger.update(run)
+
+    erasure = await erase(store, run.id, "steps.check.result[].name", files={path: [{"name": NAME}, {"name": EMAIL}]})
+    assert erasure.files == {path: [{"name": ERASED}, {"name": ERASED}]}
+    assert erasure.elsewhere == (other,)
+    result: Any = (await store.receipts(run.id))[0].result
+    assert (result["path"], result["size"]) == (path, 41)
+    assert (await store.verify(run.id)).ok
+    with pytest.raises(RunConflictError, match=f"no value at `steps.drain.result`; results that are not on this machine: {other}"):
+        await erase(store, run.id, "steps.drain.result", files={path: []})
+
+
+async def test_an_exported_run_verifies_and_a_signed_note_says_that_it_is_erased(store: PlanStore):
+    run = await a_personal_run(store)
+    await store.add_approval(an_approval(run_id=run.id, known_by="ssh_signature", signature="x", note=NAME, decision="reject"))
+    await erase(store, run.id, "notes")
+    document = await store.export(run.id)
+    assert verify(document).ok
+    assert [(signed.table, signed.is_erased) for signed in signed_of(document)] == [("approvals", False)]  # no signature covers the note
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("inputs.email", Field("inputs.email", "inputs", None, ("email",))),
+        ("outputs.rows[0]", Field("outputs.rows[0]", "outputs", None, ("rows", 0))),
+        ("steps.a-b.result", Field("steps.a-b.result", "result", "a-b")),
+        ('steps.a.parameters["x.y"].姓名[]', Field('steps.a.parameters["x.y"].姓名[]', "parameters", "a", ("x.y", "姓名", None))),
+        ("steps.a.gate", Field("steps.a.gate", "gate", "a")),
+        ("notes", Field("notes", "notes")),
+    ],
+)
+def test_a_field_is_read(text: str, field: Field):
+    assert read_fields([text, text]) == [field]
+
+
+def test_all_words_that_are_no_field_are_named():
+    with pytest.raises(
+        RunConflictError, match=r"no field is called `inputs`, `steps.a.status`, `message.x`, `inputs.a\[`; write inputs.NAME"
+    ):
+        read_fields(["inputs", "steps.a.status", "inputs.ok", "message.x", "inputs.a["])

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 
 from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions.expression import Expression, Variables
-from plan_adapter.expressions.references import count_names
+from plan_adapter.expressions.references import Path, count_names
 from plan_adapter.expressions.template import Template, each_text
 
 CHARACTERS = 10_000_000
@@ -26,7 +26,7 @@ class Prediction:
     def __init__(self, inputs: Mapping[str, JsonValue] | None, *, item: JsonValue = None, characters: int = CHARACTERS) -> None:
         """Start with the full budget of `characters`. An `item` that is known is evaluated as well."""
         self._variables = Variables(steps={}, inputs=inputs or {}, item=item)
-        self._sizes = {("inputs", name): _size(value) for name, value in self._variables.inputs.items()}
+        self._sizes: dict[Path, int] = {("inputs", name): _size(value) for name, value in self._variables.inputs.items()}
         self._sizes |= {} if item is None else {("item",): _size(item)}
         self._left = characters
 

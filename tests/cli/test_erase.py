@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -106,3 +108,18 @@ def test_wrong_fields_erase_nothing(plan: Plan, run_id: str, arguments: tuple[st
     said = plan("erase", run_id, *arguments)
     assert (said.code, words in said.err) == (2, True), said.err
     assert NAME in plan("export", run_id).out
+
+
+def test_the_answer_to_a_question_and_the_key_of_a_run_are_erased_too(plan: Plan, home: Path) -> None:
+    asks = {"id": "decide", "ask": {"question": "Who is it?", "fields": {"who": {"type": "string"}}}}
+    uses = step("greet", "greet", parameters={"who": "${{ steps.decide.result.who }}"})
+    inputs = {"mail": {"type": "string"}}
+    path = document(asks, uses, inputs=inputs, concurrency={"key": "of-${{ inputs.mail }}"}, options={"require_approval": False})
+    run_id = plan("run", path, "--offline", "--json", "--detach", "--input", "mail=ana@example.org", *TOOLS).run["id"]
+    assert plan("answer", run_id, "decide", f"who={NAME}").code == 0
+    assert plan("resume", run_id, "--offline", "--yes", *TOOLS).code == 0
+    assert plan("erase", run_id, "--fields", "steps.decide.result.who,inputs.mail", "--yes").code == 0
+    assert plan("runs", "verify", run_id).code == 0
+    with closing(sqlite3.connect(home / "plans.db")) as database:
+        kept = "\n".join(database.iterdump())
+    assert (NAME in kept, "ana@example.org" in kept) == (False, False)

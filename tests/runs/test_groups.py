@@ -3,7 +3,6 @@
 import asyncio
 import signal
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -11,91 +10,28 @@ from prefect.client.schemas.objects import TaskRunResult
 from pydantic import JsonValue
 
 from plan_adapter import (
-    CallbackApprover,
     ExecutionPlan,
     PlanStatus,
     PlanStore,
     StepStatus,
-    ToolContext,
     ToolRegistry,
     acancel_run,
     aresolve_step,
     aresume_run,
     arun_plan,
     dump_plan,
-    find_problems,
     format_plan,
-    lint,
     tool,
 )
-from plan_adapter.documents import read_document
 from plan_adapter.engine.connection import Server
 from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.plan import Input, Rollback, Step
-from plan_adapter.preview import preview_plan, preview_text
-from plan_adapter.record import ApprovalRequest, PlanRun, RunReason
+from plan_adapter.record import PlanRun, RunReason
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
-from plan_adapter.runs.start import execute_plan
-from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import task_runs
 from tests.processes import Program
-
-
-class Cluster:
-    """What was done to the nodes, in order, and what is broken."""
-
-    def __init__(self) -> None:
-        self.done: list[str] = []
-        self.broken: set[str] = set()
-        self.busy = self.most_busy = 0
-        self.waits: asyncio.Event | None = None
-
-        @tool(effect="write")
-        def do(what: str, context: ToolContext) -> str:
-            """Do something to a node."""
-            if what in self.broken:
-                raise ValueError(f"{what} is broken")
-            self.done.append(what)
-            return f"{what} done"
-
-        @tool(effect="read")
-        async def look(what: str) -> str:
-            """Look at a node, while others may be looked at."""
-            self.busy += 1
-            self.most_busy = max(self.busy, self.most_busy)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            self.busy -= 1
-            self.done.append(what)
-            return f"{what} seen"
-
-        @tool(effect="write")
-        async def hang(what: str) -> None:
-            """Write and never come back."""
-            if self.waits is not None:
-                self.waits.set()
-            await asyncio.Event().wait()
-
-        self.tools = ToolRegistry([do, look, hang])
-
-
-def act(name: str, *after: str, tool_name: str = "do", undo: bool = False, **fields: Any) -> Step:
-    """Return the step `name` of a group, which does `name` to the item, after other steps of it."""
-    rollback = Rollback(tool_name="do", parameters={"what": f"un{name} ${{{{ item }}}}"}) if undo else None
-    parameters: dict[str, JsonValue] = {"what": f"{name} ${{{{ item }}}}"}
-    return Step(id=name, tool_name=tool_name, depends_on=[*after], parameters=parameters, rollback=rollback, **fields)
-
-
-def rolling(
-    *steps: Step, items: str = "['a', 'b', 'c']", before: tuple[Step, ...] = (), after: tuple[Step, ...] = (), **fields: Any
-) -> ExecutionPlan:
-    """Return a plan that runs `steps` in the group `nodes`."""
-    inner = list(steps) or [act("drain", undo=True), act("restart", "drain"), act("check", "restart", tool_name="look")]
-    group = Step(id="nodes", for_each=f"${{{{ {items} }}}}", steps=inner, **fields)
-    plan = ExecutionPlan(description="Restart the nodes", steps=[*before, group, *after])
-    plan.options.require_approval = False
-    return plan
+from tests.runs.cluster import Cluster, act, rolling
 
 
 @pytest.fixture
@@ -293,68 +229,6 @@ async def test_hundreds_of_items_that_succeeded_are_carried(cluster: Cluster, st
     assert (resumed.status, cluster.done) == (PlanStatus.COMPLETED, ["drain 400", "restart 400"])
 
 
-def answering(asked: list[str], refused: str = "") -> CallbackApprover:
-    """Return an approver that notes what it is asked about, and refuses one of them."""
-
-    async def answer(request: ApprovalRequest) -> bool:
-        text = request.text.replace("\\", "")
-        asked.append(text)
-        return not refused or f"Approve {refused}?" not in text
-
-    return CallbackApprover(answer)
-
-
-async def test_each_item_is_approved_before_its_first_step(cluster: Cluster, store: PlanStore) -> None:
-    asked = list[str]()
-    plan = rolling(requires_approval="each")
-    ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=answering(asked))
-    assert (ended.status, len(asked), len(cluster.done)) == (PlanStatus.COMPLETED, 3, 9)
-    for node, text in zip("abc", asked, strict=True):
-        assert f"Approve nodes[{node}]?" in text
-        assert "**restart** (**write**): `do`" in text
-        assert f"`restart` `what`: `restart {node}`" in text
-    assert [(row.step_id, row.item) for row in await store.approvals(ended.id) if row.step_id] == [("nodes", 0), ("nodes", 1), ("nodes", 2)]
-
-
-async def test_a_rejected_item_ends_the_run_before_it_starts(cluster: Cluster, store: PlanStore) -> None:
-    plan = rolling(requires_approval="each")
-    approver = answering([], refused="nodes[b]")
-    ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=approver)
-    assert (ended.status, ended.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
-    assert cluster.done == ["drain a", "restart a", "check a"]
-    assert [item.status.value for item in ended.step("nodes").items] == ["completed", "skipped", "skipped"]
-
-
-async def test_a_group_is_approved_once(cluster: Cluster, store: PlanStore) -> None:
-    asked = list[str]()
-    ended = await arun_plan(rolling(requires_approval=True), tools=cluster.tools, store=store, offline=True, approver=answering(asked))
-    assert (ended.status, len(asked), len(cluster.done)) == (PlanStatus.COMPLETED, 1, 9)
-    for refused in (rolling(requires_approval=True), rolling(requires_approval=True, items="['z']")):
-        cluster.done.clear()
-        rejected = await arun_plan(refused, tools=cluster.tools, store=store, offline=True, approver=answering([], refused="nodes"))
-        assert (rejected.status, rejected.reason, cluster.done) == (PlanStatus.CANCELLED, RunReason.REJECTED, [])
-
-
-async def test_an_approved_item_is_not_asked_about_again_when_it_is_resumed(cluster: Cluster, store: PlanStore) -> None:
-    asked = list[str]()
-    cluster.broken.add("restart a")
-    plan = rolling(act("drain"), act("restart", "drain"), items="['a', 'b']", requires_approval="each")
-    ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=answering(asked))
-    cluster.broken.clear()
-    resumed = await aresume_run(ended.id, tools=cluster.tools, store=store, offline=True, approver=answering(asked))
-    assert (resumed.status, len(asked)) == (PlanStatus.COMPLETED, 2)
-    assert cluster.done == ["drain a", "restart a", "drain b", "restart b"]
-
-
-async def test_a_run_that_nobody_waits_for_stops_at_the_gate_of_an_item(cluster: Cluster, store: PlanStore) -> None:
-    plan, request = rolling(requires_approval="each"), RunRequest(waits=False)
-    bound = bind_inputs(validate(plan, cluster.tools))
-    left = await execute_plan(bound, run_request=request, store=store, offline=True, record_pending=True)
-    assert (left.status, cluster.done) == (PlanStatus.PENDING_APPROVAL, [])
-    (gate,) = await store.gates.find(run_id=left.id)
-    assert (gate.step_id, gate.item, gate.label) == ("nodes", 0, "a")
-
-
 PROGRAM = """
 import asyncio, os, signal, sys
 from pathlib import Path
@@ -397,72 +271,6 @@ async def test_a_kill_in_the_middle_of_an_item_loses_and_repeats_nothing(tmp_pat
     assert resumed.status is PlanStatus.COMPLETED
     assert log.read_text().splitlines() == ["drain a", "restart a", "check a", "drain b", "restart b"]
     assert done == ["restart b", "check b", "drain c", "restart c", "check c"]  # the killed call may be repeated: it is idempotent
-
-
-def test_preview_says_how_a_group_runs(cluster: Cluster) -> None:
-    plan = rolling(items="inputs.nodes", batch=2, max_failures="20%")
-    plan.inputs = {"nodes": Input(type="array", default=["a", "b", "c"])}
-    bound = bind_inputs(validate(plan, cluster.tools))
-    preview = preview_plan(bound.validated, inputs=bound.inputs, approval_digest=None, requires_approval=True)
-    text = preview_text(preview)
-    assert "for each of 3 items of `${{ inputs.nodes }}`, one at a time: `drain`, `restart`, `check`" in text
-    assert "starts no further item after more than 20% failed" in text
-    assert "rolls back only items that completed" in text
-    assert [step.step.id for step in preview.steps] == ["nodes", "drain", "restart", "check"]
-
-
-PROBLEMS = """
-description: 组
-inputs: {nodes: {type: array}}
-steps:
-  - {id: first, tool_name: do, parameters: {what: "${{ steps.drain.result }}"}, depends_on: [restart]}
-  - id: nodes
-    for_each: "${{ inputs.nodes }}"
-    tool_name: do
-    max_failures: some
-    steps:
-      - {id: drain, tool_name: do, parameters: {what: x}, depends_on: [nodes], batch: 2}
-      - {id: restart, tool_name: do, parameters: {what: "${{ item }}"}, for_each: "${{ [1] }}"}
-      - {id: inner, for_each: "${{ [1] }}", steps: [{id: x, tool_name: do, parameters: {what: x}}]}
-  - {id: others, steps: [{id: late, tool_name: nothing, parameters: {what: "${{ steps.drain.result }}"}}]}
-"""
-
-
-def test_every_problem_of_a_group_is_reported_at_its_place(cluster: Cluster) -> None:
-    plan, problems = read_document(PROBLEMS)
-    assert plan is not None
-    assert problems == []
-    found = {(problem.code, problem.at): problem for problem in find_problems(plan, cluster.tools)}
-    assert set(found) >= {
-        ("unknown-reference", "steps[0].parameters.what"),
-        ("bad-group", "steps[0].depends_on[0]"),
-        ("bad-group", "steps[1].tool_name"),
-        ("bad-group", "steps[1].max_failures"),
-        ("bad-group", "steps[1].steps[0].depends_on[0]"),
-        ("bad-group", "steps[1].steps[0].batch"),
-        ("bad-group", "steps[1].steps[1].for_each"),
-        ("bad-group", "steps[1].steps[2].steps"),
-        ("bad-group", "steps[2].steps"),
-        ("unknown-tool", "steps[2].steps[0].tool_name"),
-        ("unknown-reference", "steps[2].steps[0].parameters.what"),
-    }
-    problem = found["unknown-reference", "steps[0].parameters.what"]
-    assert (problem.line, problem.hint) == (5, "use steps.nodes.result, a list of {label, status, results}")
-    assert found["bad-group", "steps[1].steps[0].batch"].line == 11
-
-
-def test_steps_of_a_group_take_the_spellings_of_steps() -> None:
-    plan, problems = read_document('{"description": "x", "steps": [{"forEach": "${{ [1] }}", "Steps": [{"toolName": "do"}]}]}')
-    assert (problems, plan and [step.id for step in plan.all_steps]) == ([], ["step_1", "step_1_1"])
-
-
-def test_writes_chained_over_one_list_are_warned_about(cluster: Cluster) -> None:
-    each = {"for_each": "${{ ['a', 'b'] }}"}
-    plan = ExecutionPlan(description="x", steps=[act("drain", **each), act("restart", "drain", for_each="${{['a','b']}}")])
-    (problem,) = [one for one in lint(plan, cluster.tools) if one.code == "chained-for-each-writes"]
-    assert (problem.severity, problem.at) == ("warning", "steps[1].for_each")
-    plan.steps[0].effect = plan.steps[1].effect = "read"
-    assert "chained-for-each-writes" not in {one.code for one in lint(plan, cluster.tools)}
 
 
 async def test_in_prefect_each_call_is_a_task_run_behind_that_of_its_own_item(

@@ -1,0 +1,65 @@
+"""Nodes that the steps of a group work on, and plans with a group."""
+
+import asyncio
+from typing import Any
+
+from pydantic import JsonValue
+
+from plan_adapter import ExecutionPlan, ToolContext, ToolRegistry, tool
+from plan_adapter.plan import Rollback, Step
+
+
+class Cluster:
+    """What was done to the nodes, in order, and what is broken."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.broken: set[str] = set()
+        self.busy = self.most_busy = 0
+        self.waits: asyncio.Event | None = None
+
+        @tool(effect="write")
+        def do(what: str, context: ToolContext) -> str:
+            """Do something to a node."""
+            if what in self.broken:
+                raise ValueError(f"{what} is broken")
+            self.done.append(what)
+            return f"{what} done"
+
+        @tool(effect="read")
+        async def look(what: str) -> str:
+            """Look at a node, while others may be looked at."""
+            self.busy += 1
+            self.most_busy = max(self.busy, self.most_busy)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            self.busy -= 1
+            self.done.append(what)
+            return f"{what} seen"
+
+        @tool(effect="write")
+        async def hang(what: str) -> None:
+            """Write and never come back."""
+            if self.waits is not None:
+                self.waits.set()
+            await asyncio.Event().wait()
+
+        self.tools = ToolRegistry([do, look, hang])
+
+
+def act(name: str, *after: str, tool_name: str = "do", undo: bool = False, **fields: Any) -> Step:
+    """Return the step `name` of a group, which does `name` to the item, after other steps of it."""
+    rollback = Rollback(tool_name="do", parameters={"what": f"un{name} ${{{{ item }}}}"}) if undo else None
+    parameters: dict[str, JsonValue] = {"what": f"{name} ${{{{ item }}}}"}
+    return Step(id=name, tool_name=tool_name, depends_on=[*after], parameters=parameters, rollback=rollback, **fields)
+
+
+def rolling(
+    *steps: Step, items: str = "['a', 'b', 'c']", before: tuple[Step, ...] = (), after: tuple[Step, ...] = (), **fields: Any
+) -> ExecutionPlan:
+    """Return a plan that runs `steps` in the group `nodes`."""
+    inner = list(steps) or [act("drain", undo=True), act("restart", "drain"), act("check", "restart", tool_name="look")]
+    group = Step(id="nodes", for_each=f"${{{{ {items} }}}}", steps=inner, **fields)
+    plan = ExecutionPlan(description="Restart the nodes", steps=[*before, group, *after])
+    plan.options.require_approval = False
+    return plan

@@ -1,0 +1,77 @@
+"""A group, or each of its items, waits at a gate before its first step."""
+
+import pytest
+
+from plan_adapter import CallbackApprover, PlanStatus, PlanStore, aresume_run, arun_plan
+from plan_adapter.record import ApprovalRequest, RunReason
+from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.start import execute_plan
+from plan_adapter.validation import bind_inputs, validate
+from tests.runs.cluster import Cluster, act, rolling
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def answering(asked: list[str], refused: str = "") -> CallbackApprover:
+    """Return an approver that notes what it is asked about, and refuses one of them."""
+
+    async def answer(request: ApprovalRequest) -> bool:
+        text = request.text.replace("\\", "")
+        asked.append(text)
+        return not refused or f"Approve {refused}?" not in text
+
+    return CallbackApprover(answer)
+
+
+async def test_each_item_is_approved_before_its_first_step(cluster: Cluster, store: PlanStore) -> None:
+    asked = list[str]()
+    plan = rolling(requires_approval="each")
+    ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=answering(asked))
+    assert (ended.status, len(asked), len(cluster.done)) == (PlanStatus.COMPLETED, 3, 9)
+    for node, text in zip("abc", asked, strict=True):
+        assert f"Approve nodes[{node}]?" in text
+        assert "**restart** (**write**): `do`" in text
+        assert f"`restart` `what`: `restart {node}`" in text
+    assert [(row.step_id, row.item) for row in await store.approvals(ended.id) if row.step_id] == [("nodes", 0), ("nodes", 1), ("nodes", 2)]
+
+
+async def test_a_rejected_item_ends_the_run_before_it_starts(cluster: Cluster, store: PlanStore) -> None:
+    plan = rolling(requires_approval="each")
+    approver = answering([], refused="nodes[b]")
+    ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=approver)
+    assert (ended.status, ended.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
+    assert cluster.done == ["drain a", "restart a", "check a"]
+    assert [item.status.value for item in ended.step("nodes").items] == ["completed", "skipped", "skipped"]
+
+
+async def test_a_group_is_approved_once(cluster: Cluster, store: PlanStore) -> None:
+    asked = list[str]()
+    ended = await arun_plan(rolling(requires_approval=True), tools=cluster.tools, store=store, offline=True, approver=answering(asked))
+    assert (ended.status, len(asked), len(cluster.done)) == (PlanStatus.COMPLETED, 1, 9)
+    for refused in (rolling(requires_approval=True), rolling(requires_approval=True, items="['z']")):
+        cluster.done.clear()
+        rejected = await arun_plan(refused, tools=cluster.tools, store=store, offline=True, approver=answering([], refused="nodes"))
+        assert (rejected.status, rejected.reason, cluster.done) == (PlanStatus.CANCELLED, RunReason.REJECTED, [])
+
+
+async def test_an_approved_item_is_not_asked_about_again_when_it_is_resumed(cluster: Cluster, store: PlanStore) -> None:
+    asked = list[str]()
+    cluster.broken.add("restart a")
+    plan = rolling(act("drain"), act("restart", "drain"), items="['a', 'b']", requires_approval="each")
+    ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=answering(asked))
+    cluster.broken.clear()
+    resumed = await aresume_run(ended.id, tools=cluster.tools, store=store, offline=True, approver=answering(asked))
+    assert (resumed.status, len(asked)) == (PlanStatus.COMPLETED, 2)
+    assert cluster.done == ["drain a", "restart a", "drain b", "restart b"]
+
+
+async def test_a_run_that_nobody_waits_for_stops_at_the_gate_of_an_item(cluster: Cluster, store: PlanStore) -> None:
+    plan, request = rolling(requires_approval="each"), RunRequest(waits=False)
+    bound = bind_inputs(validate(plan, cluster.tools))
+    left = await execute_plan(bound, run_request=request, store=store, offline=True, record_pending=True)
+    assert (left.status, cluster.done) == (PlanStatus.PENDING_APPROVAL, [])
+    (gate,) = await store.gates.find(run_id=left.id)
+    assert (gate.step_id, gate.item, gate.label) == ("nodes", 0, "a")

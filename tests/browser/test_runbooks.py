@@ -37,7 +37,7 @@ steps:
         CHOICE: ${{ steps.decide.result.choice }}
 """
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.thorough]
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -379,6 +379,9 @@ def _is_readable(document: dict[str, Any]) -> bool:
     return not read_document(json.dumps(model_to_document(document)))[1]
 
 
+WITHOUT_RESULTS = ("ci-pipeline", "data-pipeline", "own-pipeline", "site-check")
+"""Runbooks whose calls `calls` can compute: they use no secrets, and take no results apart."""
+
 RUNBOOKS = Path(__file__).parents[2] / "deployments" / "runbooks"
 
 
@@ -388,5 +391,6 @@ def test_runbooks_written_by_hand_stay_valid(path: Path) -> None:
     plan = load_plan(path)
     promotion = promote(plan, tools)
     assert find_problems(promotion.plan, tools) == []
-    own = {name: "https://given" for name, one in plan.inputs.items() if one.is_required}
-    assert calls(promotion.plan, tools, own) == calls(plan, tools, own)
+    if path.stem in WITHOUT_RESULTS:
+        own = {name: "https://given" for name, one in plan.inputs.items() if one.is_required}
+        assert calls(promotion.plan, tools, own) == calls(plan, tools, own)

@@ -208,6 +208,8 @@ def _step_run_lines(step: StepRun, *, is_interrupted: bool) -> list[str]:
         how += ", outcome unknown"
     elif step.status is StepStatus.RUNNING and is_interrupted:
         how = "interrupted; it can be called again without harm, and resuming the run calls it again"
+        if step.group is not None or not step.tool_name:
+            how = "interrupted; resuming the run keeps the calls that succeeded, and makes the others"
     elif step.status is StepStatus.FAILED and step.reason in ("cancelled", "timed_out"):
         how = step.reason.replace("_", " ")
     is_said = step.status is StepStatus.COMPLETED and step.reason is not None  # resolved: its times are those of a failed attempt

@@ -79,8 +79,15 @@ def field_line(name: str, field: Input) -> str:
     """Return a line about a field of a question: its name, title, type, choices and default."""
     kind = " or ".join(code(as_text(choice)) for choice in field.enum) if field.enum else field.type
     about = ", ".join(prose(text) for text in (field.title, field.description) if text)
-    default = "" if field.is_required else f", by default {code(as_text(field.default))}"
-    return f"- {code(name)}{f' ({about})' if about else ''}: {kind}{default}"
+    default = ", required" if field.is_required else f", by default {code(as_text(field.default))}"
+    return f"- {code(name)}{f' ({about})' if about else ''}: {kind}{_limits(field)}{default}"
+
+
+def _limits(field: Input) -> str:
+    what = " members" if field.type == "array" else " characters"
+    limits = (("at least", field.minimum, ""), ("at most", field.maximum, ""), ("at least", field.min_length, what))
+    found = [f", {words} {limit:g}{of}" for words, limit, of in (*limits, ("at most", field.max_length, what)) if limit is not None]
+    return "".join(found) + (f", matching {code(field.pattern)}" if field.pattern else "")
 
 
 def _rollback_lines(step: Step, effect: Effect | None, parameters: Mapping[str, JsonValue]) -> list[str]:

@@ -123,6 +123,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "A group is a step with `for_each` and `steps`: its steps run once per item. It calls no tool itself, its steps have no lists "
             "of their own, and only they see each other's results. Elsewhere use `steps.<group>.result`."
         ),
+        "never-true": (
+            "A `when` asks whether a step failed. Naming the step makes a dependency, and a step is skipped if one of its dependencies "
+            "fails. Undo the failed step with a `rollback`, or react in `finally`, which knows `steps.<id>.status` and `run.failed_steps`."
+        ),
         "chained-for-each-writes": (
             "Two steps write for the same list, one after the other. The first runs for all items before the second starts for any: all "
             "nodes are drained before one is restarted. To finish one item before the next, make them the `steps` of a group."

@@ -237,7 +237,7 @@ def what_follows(gate: Gate, run: PlanRun, decision: Decision) -> str:
         case "reject":
             if gate.attended is False and gate.step_id is None:
                 return f"`plan show {run.id}` shows the details"
-            return "the waiting process ends the run" if gate.attended else _without_process(gate, run)
+            return "the waiting process ends the run" if gate.attended else _without_process(gate, run, then="ends the run")
         case "request_changes":
             if gate.attended is False:
                 return after_changes(run)
@@ -251,12 +251,12 @@ def what_follows(gate: Gate, run: PlanRun, decision: Decision) -> str:
             assert_never(decision)
 
 
-def _without_process(gate: Gate, run: PlanRun) -> str:
+def _without_process(gate: Gate, run: PlanRun, *, then: str = "resumes the run") -> str:
     if gate.attended is None:
         return "the waiting process, on another host, gets the answer now"
     if gate.is_released:
         return "the run continues on its own: a worker picks it up"
-    return f"no process is waiting: `{resume_asked(run)}` resumes the run"
+    return f"no process is waiting: `{resume_asked(run)}` {then}"
 
 
 async def show_gate(place: Place, store: "PlanStore", *, as_json: bool) -> int:

@@ -152,7 +152,10 @@ class Group:
         one = self._items[item]
         if one.halted:
             return one.halted
-        return next((f"`{before}` was skipped" for before in self._before[step_id] if before in one.left_out), "")
+        first = next((before for before in self._before[step_id] if before in one.left_out), None)
+        if first is None:
+            return ""
+        return f"`{first}` {'failed' if one.values[first]['status'] == StepStatus.FAILED else 'was skipped'}"
 
     def leave_out(self, item: int, step_id: str, cause: str) -> None:
         """Record that a step of an item is not called, for `cause`."""

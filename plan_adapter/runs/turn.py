@@ -42,7 +42,7 @@ async def refuse_turn(bound: BoundPlan, store: PlanStore, context: RunContext) -
     if key is None or concurrency is None or concurrency.when_busy != "refuse":
         return
     if before := await store.ledger.runs_before(key, context):
-        raise RunConflictError(_busy(before[0], key))
+        raise RunConflictError(f"{_busy(before[0], key)}: wait for its end, or `plan cancel {before[0].id}`")
 
 
 async def wait_for_turn(scope: RunScope, store: PlanStore) -> bool:

@@ -208,7 +208,8 @@ def _why_kept(connection: Connection, run: Row, now: datetime) -> str | None:
     of_run = approvals.c.run_id == run["id"]
     usable = (of_run, approvals.c.decision == "approve", approvals.c.used_at.is_(None))
     in_time = or_(approvals.c.expires_at.is_(None), approvals.c.expires_at > now)
-    if run["status"] != PlanStatus.COMPLETED and connection.execute(select(approvals.c.id).where(*usable, in_time).limit(1)).first():
+    can_resume = run["status"] != PlanStatus.COMPLETED and run["rollback"] is None
+    if can_resume and connection.execute(select(approvals.c.id).where(*usable, in_time).limit(1)).first():
         return "usable approval"
     standing = standing_approvals.c
     counts = (of_run, standing.max_runs.is_not(None), standing.revoked_at.is_(None), or_(standing.until.is_(None), standing.until > now))

@@ -1,5 +1,6 @@
 """Which step waits for which: declared dependencies, those that references imply, and the check for cycles."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -53,6 +54,7 @@ def check_dependencies(calls: list[Call], findings: Findings) -> Dependencies:
             inner[group.step.id], lifted[group.step.id] = _of_steps(steps, rest, others | {group.step.id: _OWN_GROUP}, findings)
     outer = _dependencies(first, others, findings, lifted=lifted)
     _check_chained_lists(first, outer, findings)
+    _check_failed_dependencies([call for call in calls if not call.is_final], findings)
     finals = _dependencies(last, others | {call.step.id: _STEP for call in first}, findings)
     return Dependencies(outer | {step_id: after for step_id, after in finals.items() if step_id not in outer}, inner)
 
@@ -67,6 +69,19 @@ def _check_chained_lists(calls: list[Call], dependencies: Mapping[str, tuple[str
                 message = f"`{before}` runs for all items before `{step_id}` starts for any"
                 hint = "to finish one item before the next, put both into a group: a step with this `for_each`, and with `steps`"
                 findings.warn("chained-for-each-writes", f"{call.at}.for_each", message, hint)
+
+
+_IS_FAILED = re.compile(r"""steps(?:\.(\w+)|\[["']([\w-]+)["']\])\.status\s*==\s*["']failed["']""")
+
+
+def _check_failed_dependencies(calls: list[Call], findings: Findings) -> None:
+    """Warn about a condition that asks whether a step failed: naming the step makes a dependency, so the condition is never reached."""
+    for call in calls:
+        for found in _IS_FAILED.finditer(call.step.when or ""):
+            name = found[1] or found[2]
+            message = f"`{call.step.id}` is skipped if `{name}` fails, so this is never true"
+            hint = f"undo `{name}` with a `rollback`, or move `{call.step.id}` to `finally`"
+            findings.warn("never-true", f"{call.at}.when", message, hint)
 
 
 def _of_group(group: str) -> tuple[str, str, str]:

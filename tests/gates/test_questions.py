@@ -30,8 +30,8 @@ async def test_the_answer_is_the_result_of_the_step_with_who_gave_it(world: Worl
     gate = await world.store.gates.get((await world.gate(step="decide")).id)
     assert (gate.kind, gate.fields) == ("question", FIELDS)
     assert "## Switch to 东站?" in gate.text
-    assert "- `choice`: `switch` or `wait` or `降级`" in gate.text
-    assert "- `nodes`: integer, by default `2`" in gate.text
+    assert "- `choice`: `switch` or `wait` or `降级`, required" in gate.text
+    assert "- `nodes`: integer, at least 1, by default `2`" in gate.text
     await world.answer(gate, result=ANSWER, note="as agreed")
     run = await going
     assert (run.status, run.step("decide").result, world.struck) == (PlanStatus.COMPLETED, ANSWER, ["switch on 3"])

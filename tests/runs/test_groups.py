@@ -290,3 +290,11 @@ async def test_in_prefect_each_call_is_a_task_run_behind_that_of_its_own_item(
 
     assert (upstream("drain[b]"), upstream("restart[b]")) == ({"before"}, {"drain[b]"})
     assert upstream("nodes") == {"restart[a]", "restart[b]"}
+
+
+async def test_a_step_behind_a_failed_or_an_unwanted_one_says_which(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken.add("check b")
+    check = act("check", on_error="continue")
+    fix = act("fix", "check", when="${{ item == 'z' }}")
+    ended = await run(rolling(check, fix, items="['a', 'b']", max_failures=2), cluster, store)
+    assert ended.step("fix").reason == "`check` failed"

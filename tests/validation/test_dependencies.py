@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plan_adapter.plan import ExecutionPlan
-from plan_adapter.validation import find_problems, validate
+from plan_adapter.validation import find_problems, lint, validate
 from tests.validation.builders import TOOLS, found, plan, step
 
 
@@ -112,3 +112,11 @@ def test_a_plan_of_ten_thousand_steps_is_validated(implied: bool) -> None:
     validated = validate(plan_of([after for layer in layers for after in layer], implied=implied), TOOLS)
     assert len(validated.order) == 10_000
     assert validated.reduced["s9999"] == ("s9800", "s9820", "s9840", "s9860", "s9880")
+
+
+@pytest.mark.parametrize("when", ["${{ steps.a.status == 'failed' }}", '${{ true && steps["a"].status=="failed" }}'])
+def test_a_condition_on_a_failed_dependency_is_warned_about(when: str) -> None:
+    (problem,) = [one for one in lint(plan(step("a"), step("b", when=when)), TOOLS) if one.code == "never-true"]
+    assert (problem.severity, problem.at) == ("warning", "steps[1].when")
+    other = plan(step("a"), step("b", when="${{ steps.a.status == 'completed' }}"))
+    assert "never-true" not in {one.code for one in lint(other, TOOLS)}

@@ -119,7 +119,9 @@ def _group_gate_text(
         arguments = values.parameters(one.tool_name or "", predicted if isinstance(predicted, dict) else {})
         rest += [line for key, value in arguments for line in value_lines(f"{code(one.id)} {code(key)}", value)]
         if (undo := undone[one.id]) is not None:
-            rest.append(f"- {code(one.id)} is undone by {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]})")
+            rest.append(f"- {code(one.id)} is undone by {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}), without another approval")
+            arguments = values.parameters(undo.tool_name, undo.parameters)
+            rest += [line for key, value in arguments for line in value_lines(f"{code(one.id)} undone with {code(key)}", value)]
     rest += ["", *description_section(group.description), *redaction_note(values)]
     return document(first, [*rest, *digests_section(validated.digest, approval_digest=approval_digest)])
 

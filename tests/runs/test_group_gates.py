@@ -35,6 +35,7 @@ async def test_each_item_is_approved_before_its_first_step(cluster: Cluster, sto
         assert f"Approve nodes[{node}]?" in text
         assert "**restart** (**write**): `do`" in text
         assert f"`restart` `what`: `restart {node}`" in text
+        assert f"`drain` undone with `what`: `undrain {node}`" in text
     assert [(row.step_id, row.item) for row in await store.approvals(ended.id) if row.step_id] == [("nodes", 0), ("nodes", 1), ("nodes", 2)]
 
 

@@ -557,10 +557,6 @@ class ExecutionPlan(_Model):
                 found |= {f"{name}[{index}].steps[{place}]": inner for place, inner in enumerate(step.steps)}
         return found
 
-    def place_of(self, step: Step) -> str:
-        """Return the path of a step in the document."""
-        return next(place for place, one in self.places.items() if one.id == step.id)
-
     def get_step(self, index: int) -> Step | None:
         """Return the step at `index`, from 0, or None if there is none. A negative index returns None."""
         steps = flattened(self.steps)

@@ -83,7 +83,7 @@ def unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str], remainin
     named = ", ".join(f"`{name}`" for name in allowed) or "none"
     handed: Mapping[str, frozenset[str]] = {} if remaining is None else remaining.secrets
     problems = list[Problem]()
-    for step in validated.plan.all_steps:
+    for place, step in validated.plan.places.items():
         if step.is_group or (remaining is not None and step.id in remaining.kept):
             continue
         calls = [("parameters", validated.tools[step.id].name, validated.parameters[step.id])]
@@ -92,7 +92,7 @@ def unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str], remainin
         for field_name, tool, template in calls:
             unnamed = set(template.secrets) - set(allowed)
             if unnamed := sorted(name for name in unnamed if tool not in handed.get(name, ())):
-                at = f"{validated.plan.place_of(step)}.{field_name}"
+                at = f"{place}.{field_name}"
                 message = f"the plan may not use the secret {', '.join(f'`{name}`' for name in unnamed)}"
                 hint = "".join(f"; `{name}` with {', '.join(f'`{one}`' for one in sorted(tools))}" for name, tools in handed.items())
                 problems.append(Problem("unnamed-secret", at=at, message=message, hint=f"it may use: {named}{hint}"))

@@ -28,7 +28,6 @@ class _Item:
     left_out: dict[str, str] = field(default_factory=dict[str, str])  # steps without a call, and why; not those whose `when` is false
     halted: str = ""  # why no further step of the item starts
     failure: str = ""  # the first failure, in words
-    has_started: bool = False
     is_approved: bool = False
     held: list[str] = field(default_factory=list[str])  # steps that wait until the item is approved
 
@@ -107,10 +106,11 @@ class Group:
 
     def is_first_held(self, item: int) -> bool:
         """Return whether the step that was just held is the first of what the same answer releases."""
-        return sum(len(one.held) for one in self._asked_with(item)) == 1
+        return sum(len(self._items[index].held) for index in self._asked_with(item)) == 1
 
-    def _asked_with(self, item: int) -> list[_Item]:
-        return [self._items[item]] if self.step.requires_approval == "each" else self._items
+    def _asked_with(self, item: int) -> range:
+        """Return the items that one answer is about: the item, or all of them."""
+        return range(item, item + 1) if self.step.requires_approval == "each" else range(len(self._items))
 
     def gated(self, item: int) -> GatedCall:
         """Return the item, or the group, as it would run now, to be approved. The digest covers its steps, their tools and the items."""
@@ -135,7 +135,7 @@ class Group:
 
     def approve(self, item: int) -> None:
         """Start what waited for the approval of the item, or of the group."""
-        for index in [item] if self.step.requires_approval == "each" else range(len(self._items)):
+        for index in self._asked_with(item):
             one = self._items[index]
             one.is_approved = True
             self._ready += ((index, step_id) for step_id in one.held)
@@ -143,8 +143,8 @@ class Group:
 
     def refuse(self, item: int, cause: str) -> None:
         """Leave out what waited for the approval of the item, or of the group, for `cause`."""
-        for one in self._asked_with(item):
-            one.halted = one.halted or cause
+        for index in self._asked_with(item):
+            self._items[index].halted = self._items[index].halted or cause
         self.approve(item)
 
     def cause(self, item: int, step_id: str) -> str:
@@ -171,7 +171,6 @@ class Group:
         """Record the end of a call, or None if it was not made."""
         one, state = self._items[item], self.calls[step_id]
         state.end(item, end)
-        one.has_started = one.has_started or end is not None
         one.values[step_id] = _value(end)
         if end is not None:
             one.ends.append(end)
@@ -213,7 +212,7 @@ class Group:
     @property
     def is_skipped(self) -> bool:
         """Whether no call was made, although there are items."""
-        return bool(self._items) and not any(one.has_started for one in self._items) and any(one.left_out for one in self._items)
+        return not any(one.ends for one in self._items) and any(one.left_out for one in self._items)
 
     def summary(self) -> AttemptEnd:
         """Return the end of the group."""

@@ -105,7 +105,7 @@ class _Use:
 
 def _uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, _Use]:
     """Return where the plan uses each secret, by name. Steps in `done` are ignored."""
-    steps = validated.steps
+    places = {step.id: at for at, step in validated.plan.places.items()} if validated.secrets else {}
     after_writes, uses = set[str](), dict[str, _Use]()
     for step_id in (*validated.order, *validated.finally_order):
         if step_id in done:  # whatever it creates exists already
@@ -120,7 +120,7 @@ def _uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, _Us
         for place, template in templates.items():
             for name in template.secrets:
                 use = uses.setdefault(name, _Use())
-                use.places.append(f"{validated.plan.place_of(steps[step_id])}.{place}")
+                use.places.append(f"{places[step_id]}.{place}")
                 use.steps += [] if step_id in use.steps else [step_id]
                 use.is_early = use.is_early or step_id not in after_writes
     return uses

@@ -11,7 +11,7 @@ from plan_adapter.errors import RunConflictError
 from plan_adapter.plan import STEP_ID
 
 ERASED = "[erased]"
-"""Stands in place of an erased value. The database's triggers know it, too."""
+"""The text that replaces an erased value. The database's triggers check for it."""
 
 Path: TypeAlias = tuple[str | int | None, ...]
 """Keys and indices from the outside to the inside. None: every member of a list."""

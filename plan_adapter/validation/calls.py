@@ -113,7 +113,7 @@ def _check_group(step: Step, at: str, declared: Declared, findings: Findings) ->
     if step.for_each is None:
         findings.add("bad-group", f"{at}.steps", "the group has no `for_each`", "write the list whose items its steps run for")
     if isinstance(step.max_failures, str) and not re.fullmatch(MAX_FAILURES, step.max_failures):
-        message = f"{step.max_failures[:40]!r} is no number of items and no share of them"
+        message = f"{step.max_failures[:40]!r} is neither a number of items nor a share of them"
         findings.add("bad-group", f"{at}.max_failures", message, 'write a number such as 1, or a share such as "20%"')
     elif isinstance(step.max_failures, int) and step.max_failures < 0:
         findings.add("bad-group", f"{at}.max_failures", "the number is below 0", "write 0 to stop at the first failed item")

@@ -301,7 +301,7 @@ class Operations:
         ]
         if is_document:
             places = ["approval"] if plan.approval is not None else []
-            places += [f"{plan.place_of(step)}.approvers" for step in plan.all_steps if step.approvers]
+            places += [f"{at}.approvers" for at, step in plan.places.items() if step.approvers]
             message = "an agent may not say who approves, answers or operates"
             found += [Problem("approval-by-agent", at=at, message=message, hint=f"leave `{at.split('.')[-1]}` out") for at in places]
         if any(problem.severity == "error" for problem in found):

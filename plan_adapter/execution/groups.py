@@ -1,8 +1,8 @@
 """`Group`: the steps of a group, item by item. It says which calls are ready, and how the group ends; the scheduler makes the calls."""
 
-from collections import ChainMap, deque
+from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
@@ -10,7 +10,7 @@ from plan_adapter import graph
 from plan_adapter.canonical import call_digest
 from plan_adapter.execution.items import Items
 from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, GatedCall
-from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.scope import RunScope, as_value
 from plan_adapter.plan import EFFECTS, Step, StepStatus, items_at_once
 from plan_adapter.readable import call_name, counted
 from plan_adapter.record import GroupItem
@@ -66,7 +66,7 @@ class Group:
     def _item(self, scope: RunScope, value: JsonValue) -> _Item:
         values = dict[str, dict[str, JsonValue]]()
         missing = {step_id: len(before) for step_id, before in self._before.items()}
-        return _Item(value, replace(scope, values=ChainMap(values, scope.values)), missing, values)
+        return _Item(value, scope.of_item(values), missing, values)
 
     @property
     def is_over(self) -> bool:
@@ -236,9 +236,8 @@ def group_result(items: Collection[GroupItem], results: Sequence[dict[str, JsonV
 
 def _value(end: AttemptEnd | None) -> dict[str, JsonValue]:
     if end is None:
-        return {"result": None, "status": StepStatus.SKIPPED.value, "error": None}
-    status = StepStatus.COMPLETED if end.outcome == "succeeded" else StepStatus.FAILED
-    return {"result": end.result, "status": status.value, "error": end.error}
+        return as_value(StepStatus.SKIPPED)
+    return as_value(StepStatus.COMPLETED if end.outcome == "succeeded" else StepStatus.FAILED, end.result, end.error)
 
 
 def _allowed(max_failures: int | str, items: int) -> int:

@@ -6,7 +6,7 @@ from pydantic import JsonValue
 
 from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd
-from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.scope import RunScope, as_value
 from plan_adapter.expressions import Declarations, Template, Variables, compile_template
 from plan_adapter.plan import ExecutionPlan, Step, StepStatus
 from plan_adapter.readable import one_line
@@ -36,7 +36,7 @@ def recorded_items(plan: ExecutionPlan, run: PlanRun, step_id: str) -> list[str 
     for_each, _ = compile_template(step.for_each, declarations, at="for_each", expect="list")
     label = None if step.label is None else compile_template(step.label, declarations, at="label")[0]
     kept = [one for one in run.steps if one.status in (StepStatus.COMPLETED, StepStatus.SKIPPED)]  # other steps may still end differently
-    ends: dict[str, dict[str, JsonValue]] = {one.id: {"result": one.result, "status": one.status.value, "error": one.error} for one in kept}
+    ends = {one.id: as_value(one.status, one.result, one.error) for one in kept}
 
     def variables(item: JsonValue) -> Variables:
         return Variables(steps=ends, inputs=run.inputs, item=item)

@@ -1,6 +1,5 @@
 """`Rollback`: rolls back what the steps of a run did, dependents first, and reports what was and was not undone."""
 
-from collections import ChainMap
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -23,7 +22,7 @@ from plan_adapter.execution.rollback_status import (
     report_of,
 )
 from plan_adapter.execution.rollback_units import FailedUnit, by_node, rollback_graph, units_left_alone, units_to_roll_back
-from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.scope import RunScope, as_value
 from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.plan import CallKind, Step, StepStatus
@@ -359,11 +358,9 @@ class Rollback:
 
     def _scope_of(self, group: str, item: int | None) -> RunScope:
         """Return the scope of an item of a group, in which expressions see the item's own results."""
-        receipts = {step_id: self._history.succeeded.get((step_id, item)) for step_id in self._validated.groups[group]}
-        ends = {
-            step_id: {"result": one.result, "status": "completed", "error": None} for step_id, one in receipts.items() if one is not None
-        }
-        return replace(self.scope, values=ChainMap[str, dict[str, JsonValue]](ends, self.scope.values))
+        done = self._history.succeeded
+        steps = [step_id for step_id in self._validated.groups[group] if (step_id, item) in done]
+        return self.scope.of_item({step_id: as_value(StepStatus.COMPLETED, done[step_id, item].result) for step_id in steps})
 
     def _value(self, step: Step, item: int | None) -> JsonValue:
         """Return the member of the step's `for_each` that the item stands for."""

@@ -1,8 +1,9 @@
 """`RunScope`: what all steps of one run share, and the logger of a step."""
 
 import logging
+from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
@@ -18,6 +19,11 @@ from plan_adapter.gates.approval import ApprovedPlan
 from plan_adapter.hooks import Event, EventKind, Hooks, Listener, call_hook, notify
 from plan_adapter.plan import StepStatus
 from plan_adapter.record import PlanRun, Recorder, StepRun
+
+
+def as_value(status: StepStatus, result: JsonValue = None, error: str | None = None) -> dict[str, JsonValue]:
+    """Return what expressions see of a step that has ended."""
+    return {"result": result, "status": status.value, "error": error}
 
 
 @dataclass(slots=True)
@@ -51,7 +57,11 @@ class RunScope:
 
     def keep_value(self, step: StepRun) -> None:
         """Let expressions use how `step` ended."""
-        self.values[step.id] = {"result": step.result, "status": step.status.value, "error": step.error}
+        self.values[step.id] = as_value(step.status, step.result, step.error)
+
+    def of_item(self, values: MutableMapping[str, dict[str, JsonValue]]) -> "RunScope":
+        """Return the scope of an item of a group. Expressions there see `values`, how the steps of the item ended, before all others."""
+        return replace(self, values=ChainMap(values, self.values))
 
     def notify(
         self,

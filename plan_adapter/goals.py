@@ -100,7 +100,7 @@ class Goal:
     step_index: int  # of the goal step in its plan, from 0
     goal: str
     done_when: str  # empty: the goal itself
-    tools: tuple[Mapping[str, JsonValue], ...]  # `Tool.definition()` of each tool, with its effect
+    tools: tuple[Mapping[str, JsonValue], ...]  # as `ToolRegistry.definitions()` has them
     effects: Mapping[str, Effect]  # by tool
     plan: tuple[str, ...] = ()  # a line per step of the plan, with its status
     is_last: bool = True  # whether no other step of the plan is left
@@ -137,6 +137,6 @@ class GoalModel(Protocol):
         """Return the model's answer in the next round. A faulty answer has `faults`. Raises ModelError if there is no answer."""
         ...
 
-    async def verify(self, goal: Goal, goal_check: str) -> Verdict:
-        """Judge whether `done_when` is met. Raises ModelError if there is no answer."""
+    async def verify(self, goal: Goal) -> Verdict:
+        """Judge whether `done_when` is met by the evidence alone. Raises ModelError if there is no answer."""
         ...

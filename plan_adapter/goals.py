@@ -13,6 +13,7 @@ from plan_adapter.plan import Effect
 
 GoalAction: TypeAlias = Literal["continue", "ask_user", "confirm", "next_plan", "done", "abort"]
 EvidenceSource: TypeAlias = Literal["tool_observation", "write_receipt", "user_reply"]
+VerdictWord: TypeAlias = Literal["met", "not_met", "cannot_tell"]
 
 MAX_ROUNDS = 60
 """How many rounds a goal step has if it does not say."""
@@ -120,7 +121,7 @@ class Verdict(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    verdict: Literal["met", "not_met", "cannot_tell"]
+    verdict: VerdictWord
     reason: str = ""
     tokens: int = 0
 

@@ -251,7 +251,7 @@ class _Mask:
 
     def of(self, value: "JsonValue", schemas: _Schemas) -> "JsonValue":
         """Return `value` redacted according to all of `schemas`."""
-        if any(map(_says_secret, schemas)):
+        if schemas and any(map(_says_secret, schemas)):
             return self._secret(value)
         if isinstance(value, str):
             return self._text(value)
@@ -283,7 +283,7 @@ class _Mask:
             if secret and member is not None and not isinstance(member, bool) and not (only_texts and isinstance(member, int | float)):
                 shown[key] = self._secret(member)
             else:
-                shown[key] = self.of(member, self.resolved([_property(schema, key) for schema in schemas]))
+                shown[key] = self.of(member, self.resolved([_property(schema, key) for schema in schemas]) if schemas else ())
         return shown
 
     def _text(self, text: str) -> str:

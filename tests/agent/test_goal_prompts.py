@@ -15,6 +15,7 @@ from plan_adapter.agent.goal_prompts import (
 from plan_adapter.agent.model import Message
 from plan_adapter.execution.secrets import Redactor
 from plan_adapter.goals import Evidence, ExecuteDecision, Goal, Round, RoundAnswer
+from tests.agent import goal_players
 from tests.agent.goals import a_goal, corrected, looked, refused
 
 SECRET = "canary-密-7"
@@ -25,9 +26,7 @@ def sent(goal: Goal, redactor: Redactor | None = None) -> tuple[Message, ...]:
 
 
 def blocks(message: Message) -> dict[str, Any]:
-    """The JSON of each block of a message, by name."""
-    parts = (part.split(" (JSON):\n", 1) for part in message.content.split("\n\n"))
-    return {part[0]: json.loads(part[1]) for part in parts if len(part) == 2}
+    return goal_players.blocks(message.content)
 
 
 def asked(number: int, question: str, answer: str) -> Round:

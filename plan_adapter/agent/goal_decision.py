@@ -15,7 +15,6 @@ from plan_adapter.agent.answers import Reading
 from plan_adapter.agent.schema import GOAL_ACTIONS, VERDICTS
 from plan_adapter.agent.strictness import as_meant
 from plan_adapter.goals import AbortIntent, ExecuteDecision, Goal, GoalAction, ToolCallIntent, VerdictWord
-from plan_adapter.problems import did_you_mean
 from plan_adapter.tools.registry import ToolRegistry
 
 _EVIDENCE_ID = re.compile(r"(?<![A-Za-z0-9_])E[0-9]+(?![A-Za-z0-9_])")
@@ -121,8 +120,7 @@ class _Reader:
     def _checked_call(self, name: str, written: Mapping[str, JsonValue]) -> ToolCallIntent | None:
         tool, arguments = self.tools.get(name) if name in self.goal.effects else None, written.get("arguments", {})
         if tool is None:
-            near = did_you_mean(name, frozenset(self.goal.effects))
-            self.faults.append(f"this step has no tool {_quoted(name)}; {near} It has {_among(sorted(self.goal.effects))}")
+            self.faults.append(f"this step has no tool {_quoted(name)}: use one of {_among(sorted(self.goal.effects))}")
             return None
         if not isinstance(arguments, dict):
             takes = _among(sorted(tool.parameter_names)) or "none"

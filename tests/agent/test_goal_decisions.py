@@ -54,7 +54,7 @@ FAULTS: dict[str, tuple[object, tuple[str, ...]]] = {
     "a call without a name": (said("continue", tool_call={"arguments": {}}), ("has no `name`",)),
     "an unknown tool": (
         said("continue", tool_call=call("lok", host="a")),
-        ('no tool "lok"', "did you mean `look`?", "`label`, `look`, `restart`"),
+        ('no tool "lok"', "`label`, `look`, `restart`"),
     ),
     "arguments that are no object": (
         said("continue", tool_call={"name": "look", "arguments": ["web-1"]}),

@@ -1,10 +1,14 @@
 """`plan pursue`: a goal is drafted, approved, run and summed up."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
 from plan_adapter.cli.asking import YesApprover
 from tests.agent.conftest import no_memory_of_servers
@@ -116,3 +120,21 @@ def test_a_bad_request_costs_nothing(pursue: Pursue) -> None:
         assert server.requests == []
     assert said.code == 2
     assert all(word in said.err for word in ("--max-steps is less than 1", "a --constraint is empty", "--context starts like JSON"))
+
+
+async def artifacts_of(flow_run_id: str) -> dict[str | None, Any]:
+    async with get_client() as client:
+        of_run = ArtifactFilterFlowRunId(any_=[UUID(flow_run_id)])
+        return {one.key: one.data for one in await client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=of_run))}
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("approved", "prefect_server")
+def test_with_a_server_the_summary_is_an_artifact_of_the_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plan_adapter.cli.foreground.asks_in_form", lambda **_: False)
+    with scripted(says(GOOD), SUMMARY) as server:
+        configure(monkeypatch, server.url)
+        said = plan("pursue", TASK, *TOOLS, "--json")
+    assert said.code == 0, said.err
+    assert said.lines[-1] == {"summary": "问候了两次。\n全部完成。"}
+    assert asyncio.run(artifacts_of(said.lines[-2]["flow_run_id"]))["summary"] == "问候了两次。\n\n全部完成。"

@@ -72,7 +72,7 @@ def round_messages(goal: Goal, redactor: Redactor) -> tuple[Message, ...]:
     opening = [
         block("tools", [dict(definition) for definition in goal.tools]),
         block("goal", {"step": goal.step_id, "goal": goal.goal, "done_when": _done_when(goal)}),
-        *([block("context", _shown(dict(goal.context), redactor))] if goal.context else []),
+        *([block("context", _context(goal, redactor))] if goal.context else []),
         *([block("earlier rounds", older)] if older else []),
     ]
     messages = [Message("user", "\n\n".join(opening)), *(message for pair in pairs for message in pair)]
@@ -137,11 +137,24 @@ def _came_of(one: Round, goal: Goal, redactor: Redactor) -> str:
     return block("result", fields | {"result": _shown(one.observation, redactor)})
 
 
+def _context(goal: Goal, redactor: Redactor) -> JsonValue:
+    """Return what the step can use, each value cut by itself: the inputs, and the results of earlier steps."""
+    shown = redacted(dict(goal.context), expressions=False)
+    assert isinstance(shown, dict)
+    return {
+        name: {key: _bounded(member, redactor) for key, member in value.items()} if isinstance(value, dict) else _bounded(value, redactor)
+        for name, value in shown.items()
+    }
+
+
 def _shown(value: JsonValue, redactor: Redactor) -> JsonValue:
     """Return a value as the model sees it: without what is called a secret, and cut if it is long."""
-    shown = redacted(value, expressions=False)
-    text = as_data(shown)
-    return shown if len(text) <= RESULT_CHARACTERS else {"begins": _beginning(text, RESULT_CHARACTERS, redactor), "characters": len(text)}
+    return _bounded(redacted(value, expressions=False), redactor)
+
+
+def _bounded(value: JsonValue, redactor: Redactor) -> JsonValue:
+    text = as_data(value)
+    return value if len(text) <= RESULT_CHARACTERS else {"begins": _beginning(text, RESULT_CHARACTERS, redactor), "characters": len(text)}
 
 
 def _lines(rounds: Sequence[Round], redactor: Redactor) -> list[JsonValue]:

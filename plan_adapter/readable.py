@@ -105,11 +105,11 @@ def safe_name(name: str) -> str:
 
 
 def call_name(step_id: str, item: int | None, label: str | None = None, *, kind: "CallKind" = "step") -> str:
-    """Return the name of a call: `restart`, `rollback restart`, or `restart[web-2]` for an item.
+    """Return the name of a call: `restart`, `rollback restart`, `decision report`, or `restart[web-2]` for an item.
 
     An item without a label is identified by its number, from 1.
     """
-    name = step_id if kind == "step" else f"rollback {step_id}"
+    name = step_id if kind == "step" else f"{kind} {step_id}"
     return name if item is None else f"{name}[{label or item + 1}]"
 
 

@@ -18,7 +18,7 @@ from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.status import rolls_back
+from plan_adapter.execution.status import FAILURES, rolls_back
 from plan_adapter.gates.approval import ApprovedPlan, refuse_operation
 from plan_adapter.plan import PlanStatus, StepStatus, new_id
 from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun
@@ -203,7 +203,7 @@ async def _replanned(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | N
     """
     run, store, validated = scope.run, keeper.store, scope.approved.bound.validated
     ending = ending_without_finals(scope)
-    if ending.reason is not RunReason.STEP_FAILED or not await wants_replanning(run, validated.plan, store):
+    if ending.reason not in FAILURES or not await wants_replanning(run, validated.plan, store):
         return None, None
     run.transition(ending.status, reason=ending.reason, message=ending.message)
     run.message = scope.secrets.redactor.text(run.message or "")  # it goes to a model and into the note of the version

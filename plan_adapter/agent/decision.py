@@ -172,6 +172,8 @@ class _Reader:
             elif value is not None:
                 step["goal" if key == "content" else key] = value
         step["id"] = self.ids[number]
+        if "goal" in step and "tools" not in step:
+            step["tools"] = [*self.tools.names()]
         if "depends_on" in step:
             step["depends_on"] = self._dependencies(step["depends_on"], at)
         if self.remaining is not None and step.get("tool_name") in self.remaining.gated:

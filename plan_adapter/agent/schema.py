@@ -34,7 +34,7 @@ def draft_schema(tools: ToolRegistry, *, max_steps: int | None = None) -> dict[s
         kinds.append(_object(call | fields, required=("tool_name", "description", "parameters")))
         undoing.append(_object(call, required=("tool_name", "parameters")))
     definitions["rollback"] = {"anyOf": undoing}
-    return {**_decision(kinds, max_steps), "$defs": definitions}
+    return {**_decision([*kinds, _goal_step(_choice(tools.names(), "A tool."))], max_steps), "$defs": definitions}
 
 
 def draft_outline(*, max_steps: int | None = None) -> dict[str, JsonValue]:
@@ -42,7 +42,22 @@ def draft_outline(*, max_steps: int | None = None) -> dict[str, JsonValue]:
     call: Schema = {"tool_name": {"type": "string"}, "parameters": {"type": "object"}}
     kind = _object(call | _REFERRED | {"effect": _choice(EFFECTS, _EFFECT)}, required=("tool_name", "description", "parameters"))
     rollback = _object(call, required=("tool_name", "parameters"))
-    return {**_decision([kind], max_steps), "$defs": {**_FIELDS, "rollback": rollback}}
+    return {**_decision([kind, _goal_step({"type": "string"})], max_steps), "$defs": {**_FIELDS, "rollback": rollback}}
+
+
+def _goal_step(tool: Schema) -> Schema:
+    fields: Schema = {
+        "content": _text("What is wanted, in words: a model works out the calls during the run. Only if they cannot be named in advance."),
+        "done_when": _text("When it is met, in words that calls of the tools can prove."),
+        "tools": {
+            "type": "array",
+            "items": tool,
+            "minItems": 1,
+            "description": "What may be called. A person confirms each write.",
+        },
+    }
+    named = {name: _REFERRED[name] for name in ("id", "description", "depends_on")}
+    return _object(fields | named, required=("content", "done_when", "tools"))
 
 
 def goal_schema(definitions: Sequence[Mapping[str, JsonValue]]) -> dict[str, JsonValue]:

@@ -133,7 +133,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a reference ahead": (done(*AHEAD), "[cycle]"),
     "a reference to nothing": (done(step("look", {"url": "${{ steps.nobody.result }}"})), "[unknown-reference]"),
     "a reserved key": (done(step("back_up", {"database": "a", "labels": {"__prefect_kind": "jinja"}})), "__prefect"),
-    "a goal": (done({"content": "Make it nice"}), "[not-yet]"),
+    "a goal with a tool of others": (done({"content": "Make it nice", "tools": ["wipe"]}), "[unknown-tool]"),
     "a broken constraint": (UNBACKED, "constraints[0]: [broken-constraint] `deploy` can start before"),
     "a question of nothing": ({"action": "ask_user", "speak": " ", "reason": ""}, "speak: [missing-field]"),
 }  # fmt: skip

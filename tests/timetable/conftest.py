@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.agent.conftest import configured, no_memory_of_servers, store
 from tests.timetable import week
+
+__all__ = ["configured", "no_memory_of_servers", "store"]
 
 
 @pytest.fixture

@@ -1,0 +1,95 @@
+"""A goal of the timetable, pursued by a model behind a real server, with a person who answers its gates."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import JsonValue
+
+from plan_adapter import CallbackApprover, ExecutionPlan, PlanRun, PlanStore, ToolRegistry, arun_plan, load_plan
+from plan_adapter.record import ApprovalRequest
+from tests.agent.goal_players import Answer, Player, Seen, Verifier, playing, reads, writes
+from tests.agent.server import Reply, Request, ScriptedServer, scripted
+from tests.timetable import week
+
+PLACE = """
+name: 排课
+description: 安排高数作业
+options: {require_approval: false}
+steps:
+  - id: schedule
+    goal: 把高数作业安排到星期二的一个空闲时段
+    done_when: 高数作业在星期二有一个时段，并且有写入回执证明
+    tools: [list_tasks, find_free, get_overview, place, move, unplace]
+    max_rounds: 12
+"""
+
+DAY = 2
+
+
+@dataclass
+class Person:
+    """Answers every gate, and keeps what they were asked: `answer` to a write, `reply` to a question."""
+
+    answer: Callable[[ApprovalRequest], bool | str] = lambda _: True
+    reply: Mapping[str, JsonValue] = field(default_factory=lambda: {"answer": "不知道"})
+    asked: list[ApprovalRequest] = field(default_factory=list[ApprovalRequest])
+
+    def __call__(self, request: ApprovalRequest) -> Any:
+        self.asked.append(request)
+        return self.reply if request.kind == "question" else self.answer(request)
+
+
+@dataclass
+class Pursuit:
+    """What came of a goal."""
+
+    run: PlanRun
+    person: Person
+    requests: list[Request]
+
+    @property
+    def decisions(self) -> list[Request]:
+        """The requests for a decision."""
+        return [one for one in self.requests if one["response_format"]["json_schema"]["name"] == "goal_decision"]
+
+
+async def pursue(
+    player: Player | Callable[[Request], Reply],
+    store: PlanStore,
+    configured: Callable[[ScriptedServer], ScriptedServer],
+    *,
+    plan: str | ExecutionPlan = PLACE,
+    person: Person | None = None,
+    verifier: Verifier | None = None,
+    tools: ToolRegistry = week.TOOLS,
+    script: Callable[[Request], Reply] | None = None,
+) -> Pursuit:
+    """Run `plan`, whose goals `player` pursues. `script` plays everything in place of `player` and `verifier`."""
+    person, document = person or Person(), load_plan(plan) if isinstance(plan, str) else plan
+    with scripted(script or playing(player, verifier=verifier)) as server:
+        configured(server)
+        run = await arun_plan(document, tools=tools, approver=CallbackApprover(person, by="ana"), store=store, offline=True)
+    return Pursuit(run, person, server.requests)
+
+
+def places_a_task(name: str = "高数作业", day: int = DAY) -> Player:
+    """Find the task, find a free slot of the day, place the task there, and end with the receipt as evidence."""
+
+    def answer(seen: Seen) -> Answer:
+        if proof := seen.proof("place"):
+            return seen.end(f"{proof}: {name}已安排")
+        pending, free = seen.result("list_tasks"), seen.result("find_free")
+        if pending is None:
+            return reads("list_tasks", status="pending")
+        if free is None:
+            return reads("find_free", day=day)
+        task = next(one["state_id"] for one in pending if one["name"] == name)
+        return writes("place", task=task, **free[len(seen.refusals) % len(free)])
+
+    return answer
+
+
+def placed() -> dict[str, tuple[int, int]]:
+    """Every task that has a place."""
+    return {row["name"]: (row["day"], row["slot"]) for row in week.list_tasks("placed")}

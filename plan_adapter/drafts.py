@@ -21,8 +21,8 @@ class PlanRequest:
     `context` is a text, or a mapping of facts by name.
 
     `available_tools` restricts the planner to these tools, by name; None: all of its tools. `available_secrets` are the names that the plan
-    may use in `${{ secrets.name }}`; a model never sees a value. `options` and `metadata` become the plan's. Neither can waive the approval
-    that a drafted plan needs.
+    may use in `${{ secrets.name }}`; a model never sees a value. `options`, `permissions` and `metadata` become the plan's. None of these
+    can waive the approval that a drafted plan needs.
     """
 
     task: str
@@ -32,11 +32,12 @@ class PlanRequest:
     available_tools: tuple[str, ...] | None = None
     available_secrets: tuple[str, ...] = ()
     options: ExecutionOptions | None = None
+    permissions: tuple[str, ...] = ()
     metadata: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
     def __post_init__(self) -> None:
         """Raise TypeError for a text where a list of texts is expected. Each of its characters would become an item."""
-        for name in ("constraints", "available_tools", "available_secrets"):
+        for name in ("constraints", "available_tools", "available_secrets", "permissions"):
             if isinstance(text := getattr(self, name), str):
                 raise TypeError(f"PlanRequest.{name} is a list of texts, not one text: write {name}=[{text[:60]!r}]")
 

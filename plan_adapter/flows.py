@@ -70,6 +70,7 @@ async def draft_plan(
     max_steps: int | None = None,
     available_tools: list[str] | None = None,
     available_secrets: list[str] | None = None,
+    permissions: list[str] | None = None,
     tools: list[str] | None = None,
     model: str | None = None,
     database: str | None = None,
@@ -87,11 +88,12 @@ async def draft_plan(
         available_tools: Names of built-in tools that the plan may use beside `tools`. If a name is one of `tools`,
             the plan may use no other of those.
         available_secrets: Names of the secrets that the plan may use.
+        permissions: Permissions that the plan gives to its tools.
         tools: Import strings (package.module:name) of tools or registries.
         model: Name of a Language Model block. By default the worker's settings name the model.
         database: Name of a Plan Store Database block. By default the worker's settings name the store.
     """
-    request, registry = _draft_request(task, context, constraints, max_steps, available_tools, available_secrets, tools)
+    request, registry = _draft_request(task, context, constraints, max_steps, available_tools, available_secrets, permissions, tools)
     asked = await _open_model(model)
     try:
         async with await _open_store(database) as store:
@@ -113,6 +115,7 @@ async def pursue_goal(
     max_steps: int | None = None,
     available_tools: list[str] | None = None,
     available_secrets: list[str] | None = None,
+    permissions: list[str] | None = None,
     tools: list[str] | None = None,
     model: str | None = None,
     database: str | None = None,
@@ -130,11 +133,12 @@ async def pursue_goal(
         available_tools: Names of built-in tools that the plan may use beside `tools`. If a name is one of `tools`,
             the plan may use no other of those.
         available_secrets: Names of the secrets that the plan may use.
+        permissions: Permissions that the plan gives to its tools.
         tools: Import strings (package.module:name) of tools or registries.
         model: Name of a Language Model block. By default the worker's settings name the model.
         database: Name of a Plan Store Database block. By default the worker's settings name the store.
     """
-    request, registry = _draft_request(goal, context, constraints, max_steps, available_tools, available_secrets, tools)
+    request, registry = _draft_request(goal, context, constraints, max_steps, available_tools, available_secrets, permissions, tools)
     asked = await _open_model(model)
     try:
         async with await _open_store(database) as store:
@@ -159,6 +163,7 @@ def _draft_request(
     max_steps: int | None,
     available_tools: list[str] | None,
     available_secrets: list[str] | None,
+    permissions: list[str] | None,
     tools: list[str] | None,
 ) -> tuple[PlanRequest, ToolRegistry]:
     """Return what the parameters of a flow ask for, and the tools to plan with."""
@@ -168,6 +173,7 @@ def _draft_request(
         constraints=tuple(constraints or ()),
         max_steps=max_steps,
         available_secrets=tuple(available_secrets or ()),
+        permissions=tuple(permissions or ()),
     )
     return request, ToolRegistry.for_drafts([*Settings().tools, *(tools or [])], available_tools or [])
 

@@ -111,13 +111,14 @@ def step_patience(step: Step, timeout_ms: int) -> str:
 
 
 def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Effect] = ()) -> list[str]:
-    """Return the gate policy, one fact per line: who may operate and approve, the required identity, timeout and expiry.
+    """Return the gate policy, one fact per line: who may operate and approve, what tools may do, the required identity, timeout and expiry.
 
     Approvals are left out if nobody is asked: `asks` says whether the plan or one of its steps waits for one. Of the settings' own demands,
     only `gate_effects` is included.
     """
     policy, timeout = plan.approval or ApprovalPolicy(), plan.options.approval_timeout_ms
     facts = [operators_fact(policy)] if policy.operators else []
+    facts += [permissions_fact(plan)] if plan.permissions else []
     facts += [REPLAN_FACT] if plan.on_failure == "replan" else []
     if not asks or not (plan.approval or timeout or gate_effects):
         return facts
@@ -127,6 +128,11 @@ def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Ef
     if effects := [effect for effect in EFFECTS if effect in policy.effects or effect in gate_effects]:
         facts.append(f"steps that wait for an approval of their own: those with the effect {' or '.join(effects)}")
     return [*facts, _waiting(policy, timeout)]
+
+
+def permissions_fact(plan: ExecutionPlan) -> str:
+    """Return a phrase about the permissions that `plan` gives."""
+    return f"permissions that its tools get: {', '.join(map(code, plan.permissions))}"
 
 
 def operators_fact(policy: ApprovalPolicy) -> str:

@@ -52,6 +52,9 @@ MAX_TAG_CHARACTERS = 64
 TAGS_SCHEMA: dict[str, Any] = {"items": {"type": "string", "minLength": 1, "maxLength": MAX_TAG_CHARACTERS, "pattern": r"^\S(.*\S)?$"}}
 """The JSON schema of a list of tags. Validation explains in words what is wrong with a tag."""
 
+PERMISSIONS_SCHEMA: dict[str, Any] = {"items": {"type": "string", "minLength": 1, "pattern": r"^\S(.*\S)?$"}}
+"""The JSON schema of a list of permissions."""
+
 LABEL_DESCRIPTION = (
     "The name of each item of the `for_each` in task runs, messages and gates: a text with `${{ item… }}`. The default is the item itself "
     "if it is a short text or a number, else its `name` or `id`, else its number from 1. The second item with the same label gets ` (2)`."
@@ -174,6 +177,11 @@ ROLLBACK_DESCRIPTION = (
 ROLLBACK_FAILED_DESCRIPTION = (
     "Whether the step or item that failed is rolled back as well. Needs a `rollback`, whose `result` may then be null. "
     "A step with an unknown outcome is never rolled back automatically."
+)
+
+
+PERMISSIONS_DESCRIPTION = (
+    "The permissions that the tools of the plan get, by the names that tools declare. A step whose tool needs another one is refused."
 )
 
 
@@ -444,6 +452,7 @@ class ExecutionPlan(_Model):
     finally_: list[Step] = Field(default_factory=list, alias="finally", description=FINALLY_DESCRIPTION)
     concurrency: Concurrency | None = Field(default=None, description="Which runs exclude each other.")
     approval: ApprovalPolicy | None = Field(default=None, description="Who may approve and operate, and how they prove it.")
+    permissions: list[str] = Field(default_factory=list, description=PERMISSIONS_DESCRIPTION, json_schema_extra=PERMISSIONS_SCHEMA)
     on_failure: Literal["replan"] | None = Field(default=None, description=ON_FAILURE_DESCRIPTION)
     isolation: Isolation | None = Field(default=None, description="Where sync tools run, unless their step says otherwise.")
     outputs: dict[str, JsonValue] = Field(default_factory=dict, description="The results of a run, by name. They may contain `${{ }}`.")

@@ -116,6 +116,7 @@ class Preview:
             "inputs": self.inputs,
             "missing_inputs": list(self.missing),
             "secrets": list(self.secrets),
+            "permissions": list(self.plan.permissions),
             "order": [step.step.id for step in self.steps],
             "waves": [list(wave) for wave in self.waves],
             "max_parallel_steps": self.plan.options.parallel_limit,

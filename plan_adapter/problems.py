@@ -161,7 +161,7 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "A question (`ask`) has a text and at least one field, and no field of a tool call. No field holds a secret. With "
             "`expires: default` every field needs a default. `approvers` and `expires` of a step belong to a question."
         ),
-        "duplicate-entry": "A list of tags, or of the approval policy, contains the same entry twice.",
+        "duplicate-entry": "A list of tags or permissions, or of the approval policy, contains the same entry twice.",
         "idle-policy": (
             "A field about approvals has no effect in this plan, because nobody is asked or because gates never expire. "
             "Set options.require_approval, a step's requires_approval or options.approval_timeout_ms, or remove the field."
@@ -196,8 +196,8 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         ),
         "too-many-steps": "The plan has more steps than the request allows.",
         "approval-by-agent": (
-            "A document from an agent says who may approve, answer or operate. Only a person may decide that, in the settings or in a "
-            "plan that the person saved in the store."
+            "A document from an agent says who may approve, answer or operate, or gives permissions. Only a person may decide that, in the "
+            "settings or in a plan that the person saved in the store."
         ),
         # tests
         "bad-answer": (
@@ -214,6 +214,13 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "lowered-effect": (
             "The step declares a weaker effect than its tool. This is the author's claim. The digest covers it, and it is shown at "
             "the gate."
+        ),
+        "not-permitted": (
+            "A step calls a tool that needs a permission, and the plan does not give it. A person gives it with `permissions: [name]` in "
+            "the plan, and whoever approves the plan approves that, too."
+        ),
+        "bad-permission": (
+            "A name under `permissions` is empty, or contains invisible characters or spaces around it. Write it exactly as the tool does."
         ),
         "retried-write": (
             "A step that writes has `max_retries`. Only known failures are retried, but a call that is not idempotent should not be "

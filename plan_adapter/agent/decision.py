@@ -1,7 +1,7 @@
 """Read one answer of a planning model: its action and, with `plan_done`, the plan and all of its problems."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast
 
@@ -67,9 +67,17 @@ class Decision:
 
 
 def read_decision(
-    value: Mapping[str, JsonValue], tools: ToolRegistry, *, task: str, max_steps: int | None, remaining: RemainingPlan | None = None
+    value: Mapping[str, JsonValue],
+    tools: ToolRegistry,
+    *,
+    task: str,
+    max_steps: int | None,
+    permissions: Sequence[str] = (),
+    remaining: RemainingPlan | None = None,
 ) -> Decision:
     """Return the decision in `value`, with every problem of it and of its plan. Never raises for what a model wrote.
+
+    `permissions` are those of the plan, which no model can give.
 
     With `remaining`, the model's steps replace those of a run's plan that are left. The returned plan is the whole plan: the model's steps,
     then the steps that are kept.
@@ -87,7 +95,7 @@ def read_decision(
         reader.add("missing-field", "speak", "`ask_user` without a question", "write the question in `speak`")
     plan = None
     if action == "plan_done":
-        plan = reader.plan(task, max_steps)
+        plan = reader.plan(task, max_steps, permissions)
     elif reader.steps is not None:
         reader.add("bad-value", "steps", f"steps with `{action}`", "send steps with `plan_done`, and only then")
     return Decision(action, plan=plan, problems=tuple(reader.problems), statements=reader.statements(plan), **fields)
@@ -127,7 +135,7 @@ class _Reader:
         complexity = self.value.get("complexity")
         return complexity.strip() if isinstance(complexity, str) and complexity.strip() in COMPLEXITIES else None
 
-    def plan(self, task: str, max_steps: int | None) -> ExecutionPlan | None:
+    def plan(self, task: str, max_steps: int | None, permissions: Sequence[str]) -> ExecutionPlan | None:
         """Return the plan as written, with whatever problems it has, or None if there is no list of steps or no plan can be read."""
         written = self.steps
         if not isinstance(written, list):
@@ -140,6 +148,8 @@ class _Reader:
         document = {"description": description, "steps": [self._step(step, at) for at, step in enumerate(written)]}
         plan, found = read_document(json.dumps(document))
         self.problems += [Problem(p.code, p.severity, p.at, message=p.message, hint=p.hint) for p in found]
+        if plan is not None:
+            plan.permissions = [*permissions]
         if plan is not None and self.remaining is not None:
             self.problems += self.remaining.problems_of(plan.steps)
             plan = self._whole(plan, self.remaining)

@@ -72,6 +72,8 @@ def unplannable(request: PlanRequest, tools: ToolRegistry) -> str | None:
         return "there are no tools to plan with: name at least one"
     if request.max_steps is not None and request.max_steps < 1:
         return "max_steps is less than 1: a plan has at least one step"
+    if any(not name.strip() for name in request.permissions):
+        return "a permission is empty: write its name as the tool declares it"
     return None
 
 
@@ -113,7 +115,14 @@ class Judge:
         if reading.value is None:
             return None, [Problem("syntax", message=reading.problem, hint="answer with one JSON object")]
         request = self.draft.request
-        decision = read_decision(reading.value, self.tools, task=request.task, max_steps=request.max_steps, remaining=self.remaining)
+        decision = read_decision(
+            reading.value,
+            self.tools,
+            task=request.task,
+            max_steps=request.max_steps,
+            permissions=request.permissions,
+            remaining=self.remaining,
+        )
         problems = list(decision.problems)
         if decision.plan is not None and not problems:
             validated = validate(decision.plan, self.tools)

@@ -25,7 +25,8 @@ is missing that only the person knows, and guessing it could do harm; "continue"
 - "complexity": "simple", "moderate" or "complex". "need_thinking": true if a deeper second pass would make a better plan.
 
 Rules for steps:
-- Use only the tools below, by their exact names, with parameters that fit their schemas.
+- Use only the tools below, by their exact names, with parameters that fit their schemas. A tool with "permissions" \
+can be used only if all of them are among the permissions below.
 - "depends_on" names every step that must complete first, by its position from 0 or its id. Steps without a path between them may run at \
 the same time. Never leave an order to chance.
 - A later step uses an earlier result by a reference, as in "${{ steps.ID.result.field }}"; the earlier step then needs an "id".
@@ -61,6 +62,8 @@ def opening(request: PlanRequest, tools: ToolRegistry, *, deep: bool = False, is
         parts.append(block("context", request.context if isinstance(request.context, str) else dict(request.context)))
     if request.available_secrets:
         parts.append(block("secrets", [*request.available_secrets]))
+    if request.permissions:
+        parts.append(block("permissions", [*request.permissions]))
     if request.constraints:
         parts.append(block("constraints", [{"number": number, "text": text} for number, text in enumerate(request.constraints, 1)]))
     if request.max_steps is not None:

@@ -40,6 +40,7 @@ async def draft(
     constraint: list[str] | None = None,
     max_steps: int | None = None,
     secret: list[str] | None = None,
+    allow: list[str] | None = None,
     tool: list[str] | None = None,
     tools: list[str] | None = None,
     model: str | None = None,
@@ -72,6 +73,7 @@ async def draft(
             which constraints were not.
         max_steps: The largest number of steps that the plan may have.
         secret: A name that the plan may use as `${{ secrets.NAME }}`; may be repeated. The model never sees its value.
+        allow: A permission that the plan gives to its tools; may be repeated. Without it, no tool that needs the permission can be used.
         tool: The name of a tool that the model may use; may be repeated. If you name one of your own tools, it gets only the named ones.
         tools: `package.module:name` of a tool or registry that the model may use; may be repeated.
         model: The model's name; default: PLAN_ADAPTER_MODEL. Its key is PLAN_ADAPTER_MODEL_KEY, else OPENAI_API_KEY.
@@ -88,7 +90,17 @@ async def draft(
         raise UsageError("stdin can hold the task or the answer, not both: put one of them in a file")
     faults, destination = list[str](), Destination(output, force=force, tools=tuple(tools or ()))
     if resume is not None:
-        if task is not None or context or constraint or max_steps is not None or secret or tool or print_prompt or answer is not None:
+        if (
+            task is not None
+            or context
+            or constraint
+            or max_steps is not None
+            or secret
+            or allow
+            or tool
+            or print_prompt
+            or answer is not None
+        ):
             raise UsageError(
                 "--resume continues a draft as it was started: give no task, and only the options --tools, --model, -o and --json"
             )
@@ -105,6 +117,7 @@ async def draft(
         max_steps=max_steps,
         available_tools=tuple(registry.names()),
         available_secrets=tuple(secret or ()),
+        permissions=tuple(allow or ()),
     )
     asked = None if print_prompt or answer is not None else _model(model, model_url, faults)
     faults += [*request_faults(request, registry), *destination.faults()]
@@ -162,12 +175,14 @@ def _context_file(path: Path) -> str | dict[str, Any]:
 def request_faults(request: PlanRequest, tools: "ToolRegistry") -> list[str]:
     """Return everything that is wrong with the request, before a model costs anything."""
     context = request.context if isinstance(request.context, str) else dict(request.context)
-    given = {"TASK": request.task, "--context": context, "--constraint": [*request.constraints]}
+    given = {"TASK": request.task, "--context": context, "--constraint": [*request.constraints], "--allow": [*request.permissions]}
     faults = [f"{problem.at}: {problem.message}" for problem in find_bad_values(given)]
     if not request.task:
         faults.append("TASK is empty: say in words what is to be done")
     if any(not text.strip() for text in request.constraints):
         faults.append("a --constraint is empty")
+    if any(not name.strip() for name in request.permissions):
+        faults.append("an --allow is empty")
     if request.max_steps is not None and request.max_steps < 1:
         faults.append("--max-steps is less than 1")
     if not len(tools):

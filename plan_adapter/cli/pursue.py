@@ -33,6 +33,7 @@ async def pursue(
     constraint: list[str] | None = None,
     max_steps: int | None = None,
     secret: list[str] | None = None,
+    allow: list[str] | None = None,
     tool: list[str] | None = None,
     tools: list[str] | None = None,
     model: str | None = None,
@@ -54,6 +55,7 @@ async def pursue(
         constraint: A rule that the plan must keep, such as "back up first"; may be repeated.
         max_steps: The largest number of steps that the plan may have.
         secret: A name that the plan may use as `${{ secrets.NAME }}`; may be repeated. The model never sees its value.
+        allow: A permission that the plan gives to its tools; may be repeated. Without it, no tool that needs the permission can be used.
         tool: The name of a tool that the model may use; may be repeated. If you name one of your own tools, it gets only the named ones.
         tools: `package.module:name` of a tool or registry that the model may use; may be repeated.
         model: The model's name; default: PLAN_ADAPTER_MODEL.
@@ -71,6 +73,7 @@ async def pursue(
         max_steps=max_steps,
         available_tools=tuple(registry.names()),
         available_secrets=tuple(secret or ()),
+        permissions=tuple(allow or ()),
     )
     if faults := [*faults, *request_faults(request, registry)]:
         raise UsageError("; ".join(faults))

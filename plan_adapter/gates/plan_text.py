@@ -31,7 +31,7 @@ from plan_adapter.gates.text import (
     uses_secrets,
     value_lines,
 )
-from plan_adapter.listing import REPLAN_FACT, field_line, group_facts, operators_fact
+from plan_adapter.listing import REPLAN_FACT, field_line, group_facts, operators_fact, permissions_fact
 from plan_adapter.pictures import mermaid
 from plan_adapter.plan import EFFECTS, Effect, ExecutionPlan, Step
 from plan_adapter.preview import Preview, StepPreview, preview_plan
@@ -272,6 +272,7 @@ def _about(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
         *([f"- asks again before {named(asks)}"] if asks else []),
         *([f"- asks a person: {named(questions)}"] if questions else []),
         *uses_secrets(preview.secrets),
+        *([f"- {permissions_fact(plan)}"] if plan.permissions else []),
         *([f"- {REPLAN_FACT}"] if plan.on_failure == "replan" else []),
         *([f"- {operators_fact(plan.approval)}"] if plan.approval is not None and plan.approval.operators else []),
         *([f"- works in {code(folder)}"] if folder else []),

@@ -172,5 +172,6 @@ def _request(document: dict[str, Any]) -> PlanRequest:
         available_tools=None if tools is None else tuple(tools),
         available_secrets=tuple(document["available_secrets"]),
         options=None if options is None else ExecutionOptions.model_validate(options),
+        permissions=tuple(document["permissions"]),
         metadata=document["metadata"],
     )

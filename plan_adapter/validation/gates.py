@@ -1,4 +1,4 @@
-"""Checks the gates of a plan: its gate policy against its options and steps."""
+"""Checks who and what is allowed: the gate policy of a plan against its options and steps, and its permissions against its tools."""
 
 from collections.abc import Iterable
 
@@ -110,3 +110,19 @@ def _check_items(call: Call, at: str, findings: Findings) -> None:
     if isinstance(items, list) and len(items) > MANY_GATES:
         message = f"each of {counted(len(items), 'item')} waits for an approval of its own"
         findings.warn("many-gates", at, message, "let the whole plan be approved instead, or use fewer items")
+
+
+def check_permissions(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> None:
+    """Add the problems of the permissions that the plan gives, and one for each call whose tool needs another."""
+    for index, name in enumerate(plan.permissions):
+        at = f"permissions[{index}]"
+        if not name.strip() or name != name.strip() or visible(name) != name or not name.isprintable():
+            hint = "write the name as the tool declares it, without spaces around it and without invisible characters"
+            findings.add("bad-permission", at, f"{name[:80]!r} cannot be a permission", hint)
+        elif name in plan.permissions[:index]:
+            findings.warn("duplicate-entry", at, f"`{name[:80]}` is written twice", "remove one of them")
+    for call in calls:
+        for field, tool in (("tool_name", call.tool), ("rollback.tool_name", call.undo_tool)):
+            if tool is not None and (why := tool.why_not_permitted(plan.permissions)) is not None:
+                hint = "let the step call another tool, or let a person add the name to `permissions` of the plan"
+                findings.add("not-permitted", f"{call.at}.{field}", why, hint)

@@ -25,7 +25,7 @@ from plan_adapter.validation.calls import Call, RollbackCall, check_calls, check
 from plan_adapter.validation.dependencies import Dependencies, check_dependencies
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import fresh_copy
-from plan_adapter.validation.gates import check_gates
+from plan_adapter.validation.gates import check_gates, check_permissions
 from plan_adapter.validation.inputs import check_definitions, read_values
 from plan_adapter.values import join
 
@@ -216,6 +216,7 @@ def _compiled(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> 
     check_definitions(fresh.inputs, findings)
     calls = check_calls(fresh, tools, findings)
     check_gates(fresh, calls, findings)
+    check_permissions(fresh, calls, findings)
     dependencies = check_dependencies(calls, findings)
     outputs = _compiled_outputs(fresh, dependencies.outer, findings)
     run_name = _compiled_run_name(fresh, dependencies.outer, findings)

@@ -263,7 +263,7 @@ async def test_a_secret_in_a_context_that_is_a_text_is_hidden() -> None:
     assert "in `context`; a plan refers to a secret" in draft.notes[0]
 
 
-@pytest.mark.parametrize("field", ["constraints", "available_tools", "available_secrets"])
+@pytest.mark.parametrize("field", ["constraints", "available_tools", "available_secrets", "permissions"])
 def test_one_text_in_place_of_a_list_is_refused(field: str) -> None:
     with pytest.raises(TypeError, match=rf"PlanRequest.{field} is a list of texts, not one text: write {field}=\['back up first'\]"):
         PlanRequest("Deploy", **{field: "back up first"})  # type: ignore[arg-type]
@@ -370,3 +370,43 @@ async def test_the_seeds_generator_shape_without_an_action_is_a_plan() -> None:
     with scripted(says({"description": "Deploy", "plan_steps": [step("deploy", {"version": "1"})]})) as server:
         draft = await drafted(server, PlanRequest("Deploy"))
     assert draft.plan is not None
+
+
+@tool(effect="write", permissions=["allow_reorder"])
+def reorder(subject: str) -> str:
+    """Reorder the tasks of a subject."""
+    return subject
+
+
+REORDER = done(step("reorder", {"subject": "数学"}))
+
+
+async def reordered(server: ScriptedServer, *permissions: str) -> Draft:
+    request = PlanRequest("Reorder the tasks", permissions=permissions)
+    return await Planner(OpenAIModel("m", base_url=server.url), ToolRegistry([look, reorder])).drafted(request)
+
+
+async def test_a_person_gives_the_permissions_of_a_draft_and_a_model_cannot() -> None:
+    with scripted(says({**REORDER, "permissions": ["allow_reorder", "more"]})) as server:
+        draft = await reordered(server, "allow_reorder")
+        assert 'permissions (JSON):\n["allow_reorder"]' in server.requests[0]["messages"][1]["content"]
+    assert draft.plan is not None
+    assert draft.plan.permissions == ["allow_reorder"]
+    assert draft.notes == ["ignored in the answer, because a model may not decide it: `permissions`"]
+
+
+async def test_without_the_permission_the_model_is_sent_to_another_tool() -> None:
+    with scripted(says({**REORDER, "permissions": ["allow_reorder"]}), says(done(step("look", {"url": "http://week"})))) as server:
+        draft = await reordered(server)
+        correction = server.requests[1]["messages"][-1]["content"]
+    assert "`reorder` needs the permission `allow_reorder`, which the plan does not give" in correction
+    assert "let the step call another tool" in correction
+    assert draft.plan is not None
+    assert ([one.tool_name for one in draft.plan.steps], draft.plan.permissions) == (["look"], [])
+
+
+async def test_a_permission_without_a_name_costs_no_question() -> None:
+    with scripted() as server:
+        draft = await reordered(server, " ")
+        assert server.requests == []
+    assert draft.failure == "a permission is empty: write its name as the tool declares it"

@@ -37,9 +37,10 @@ async def test_a_goal_is_drafted_approved_run_and_summed_up(
     with scripted(says(GOOD), summary) as server, use_server(prefect_server):
         monkeypatch.setenv("PLAN_ADAPTER_MODEL_URL", server.url)
         async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
-            goal = cast("Any", pursue_goal)(TASK.task, tools=TOOLS, return_state=True)
+            goal = cast("Any", pursue_goal)(TASK.task, permissions=["net"], tools=TOOLS, return_state=True)
             work = asyncio.ensure_future(goal)
             gate = await shown(store, work)
+            assert "- permissions that its tools get: `net`\n" in (await store.gates.get(gate.id)).text
             await store.gates.answer(gate.id, answer_to(request_of(gate), decision=decision, by="ana", known_by="form"))
             state: Any = await work
             run = await store.run(gate.run_id)

@@ -195,6 +195,14 @@ def test_preview_shows_the_name_of_the_run(plan: Plan) -> None:
     assert plan("preview", "named.json", "--json").run["run_name"] == "greet ${{ inputs.who }}"
 
 
+def test_show_and_preview_name_the_permissions_of_a_plan(plan: Plan) -> None:
+    step = {"id": "a", "tool_name": "run_command", "parameters": {"argv": ["true"]}}
+    Path("given.json").write_text(json.dumps({"description": "Greet", "permissions": ["允许", "net"], "steps": [step]}))
+    for verb in ("show", "preview"):
+        assert "- permissions that its tools get: `允许`, `net`\n" in plan(verb, "given.json").out
+    assert plan("preview", "given.json", "--json").run["permissions"] == ["允许", "net"]
+
+
 def test_preview_shows_what_a_raw_input_hands_over(plan: Plan) -> None:
     raw = """{"argv": ["echo", "${{ inputs.who }}"]}"""
     step = {"id": "a", "tool_name": "run_command", "input": raw}

@@ -54,7 +54,7 @@ def test_the_plan_goes_to_stdout_and_what_is_to_be_known_of_it_to_stderr(draft: 
 
 def test_every_question_and_answer_is_kept(draft: Drafting) -> None:
     with scripted(says(WRONG), says(GOOD)) as server:
-        said = draft(server, TASK, "--json")
+        said = draft(server, TASK, "--json", "--allow", "大声", "--allow", "net")
 
     async def kept() -> Any:
         async with PlanStore(Settings().store_url) as store:
@@ -62,7 +62,9 @@ def test_every_question_and_answer_is_kept(draft: Drafting) -> None:
 
     found = asyncio.run(kept())
     assert [json.loads(call.answer) for call in found.calls] == [WRONG, GOOD]
-    assert (found.request.task, found.failure, found.plan is not None) == (TASK, None, True)
+    assert (found.request.task, found.request.permissions, found.failure) == (TASK, ("大声", "net"), None)
+    assert found.plan is not None
+    assert found.plan.permissions == ["大声", "net"]
 
 
 def test_json_is_one_object_with_plan_calls_and_notes(draft: Drafting) -> None:

@@ -89,8 +89,9 @@ def test_a_summary_that_the_model_cannot_write_is_mechanical(pursue: Pursue, ans
 @pytest.mark.usefixtures("approved")
 def test_json_is_the_draft_the_events_the_run_and_the_summary(pursue: Pursue) -> None:
     with scripted(says(GOOD), SUMMARY) as server:
-        said = pursue(server, "--json")
+        said = pursue(server, "--json", "--allow", "大声")
     assert said.lines[0]["plan"]["steps"][0]["id"] == "first"
+    assert said.lines[0]["plan"]["permissions"] == ["大声"]
     assert said.lines[-2]["status"] == "completed"
     assert said.lines[-1] == {"summary": "问候了两次。\n全部完成。"}
 
@@ -116,10 +117,13 @@ def test_without_a_plan_nothing_runs(pursue: Pursue, plan: Plan) -> None:
 
 def test_a_bad_request_costs_nothing(pursue: Pursue) -> None:
     with scripted(says(GOOD)) as server:
-        said = pursue(server, "--max-steps", "0", "--constraint", " ", "--context", "{")
+        said = pursue(server, "--max-steps", "0", "--constraint", " ", "--allow", "", "--context", "{")
         assert server.requests == []
     assert said.code == 2
-    assert all(word in said.err for word in ("--max-steps is less than 1", "a --constraint is empty", "--context starts like JSON"))
+    assert all(
+        word in said.err
+        for word in ("--max-steps is less than 1", "a --constraint is empty", "an --allow is empty", "--context starts like JSON")
+    )
 
 
 async def artifacts_of(flow_run_id: str) -> dict[str | None, Any]:

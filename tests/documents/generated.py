@@ -153,6 +153,7 @@ plans = every_field(
     concurrency=optional(every_field(Concurrency, key=texts, when_busy=st.sampled_from(["refuse", "queue", "cancel_older"]))),
     approval=optional(approvals),
     isolation=isolations,
+    permissions=tags,
     on_failure=optional(st.just("replan")),
     run_name=optional(texts.filter(bool)),
     tags=tags,

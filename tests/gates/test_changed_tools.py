@@ -8,6 +8,7 @@ import pytest
 
 from plan_adapter import (
     ExecutionPlan,
+    InvalidPlanError,
     NotApprovedError,
     PlanRun,
     PlanStatus,
@@ -64,7 +65,7 @@ class Shop:
 
     def plan(self, *, policy: ApprovalPolicy | None = None, timeout_ms: int = 0, asks: bool = True) -> ExecutionPlan:
         """Build, then ship."""
-        plan = ExecutionPlan(description="Build 商店, then ship it", approval=policy)
+        plan = ExecutionPlan(description="Build 商店, then ship it", approval=policy, permissions=["net", "disk", "网络", "a", "b"])
         plan.add_step("build", "Build", {"name": "商店"}, id="build")
         plan.add_step("ship", "Ship", {"name": "${{ steps.build.result }}"}, id="ship", depends_on=["build"])
         plan.options.approval_timeout_ms = timeout_ms
@@ -306,3 +307,19 @@ async def test_a_record_that_was_altered_is_not_taken_for_changed_tools(world: W
     with pytest.raises(NotApprovedError, match="its record was altered"):
         await world.resume(run.id, tools=shop.tools(effect="write"), approver=Says())
     assert shop.called == ["build 商店"]
+
+
+async def test_a_tool_that_now_needs_a_permission_that_the_plan_does_not_give_is_not_called(world: World, shop: Shop) -> None:
+    plan = shop.plan()
+    plan.permissions = []
+    run, locked = await stopped(world, shop, plan), shop.tools(permissions=("net",))
+    with pytest.raises(InvalidPlanError, match="`ship` needs the permission `net`, which the plan does not give"):
+        await world.resume(run.id, tools=locked, approver=Says())
+    assert shop.called == ["build 商店"]
+    plan.permissions = ["net"]
+    await arevise_run(run.id, plan, tools=locked, by="li", store=world.store)
+    text = (await with_text(world, await world.gate())).text
+    assert '- `permissions`: nothing → `["net"]`\n' in text
+    assert "- permissions that its tools get: `net`\n" in text
+    done = await world.resume(run.id, tools=locked, approver=Says(by="ana"))
+    assert (done.status, shop.called) == (PlanStatus.COMPLETED, ["build 商店", "ship 商店-1"])

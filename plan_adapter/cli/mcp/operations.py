@@ -293,16 +293,16 @@ class Operations:
     def _problems(self, plan: ExecutionPlan, *, is_document: bool) -> list[Problem]:
         """Return the problems that `lint` finds, and a problem for everything that an agent may not write.
 
-        That is an effect lower than the tool's, secrets that were not named to it, and who approves or operates its plans.
+        That is an effect lower than the tool's, secrets that were not named to it, who approves or operates its plans, and permissions.
         """
         found = [
             replace(problem, severity="error", hint="leave the effect out, or raise it") if problem.code == "lowered-effect" else problem
             for problem in lint(plan, self.tools)
         ]
         if is_document:
-            places = ["approval"] if plan.approval is not None else []
+            places = [name for name in ("approval", "permissions") if getattr(plan, name)]
             places += [f"{at}.approvers" for at, step in plan.places.items() if step.approvers]
-            message = "an agent may not say who approves, answers or operates"
+            message = "an agent may not say who approves, answers or operates, or what tools are permitted to do"
             found += [Problem("approval-by-agent", at=at, message=message, hint=f"leave `{at.split('.')[-1]}` out") for at in places]
         if any(problem.severity == "error" for problem in found):
             return found

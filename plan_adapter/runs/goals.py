@@ -28,14 +28,14 @@ def refuse_without_model(validated: ValidatedPlan, run_request: RunRequest, *, d
 
 @asynccontextmanager
 async def goal_model_of(validated: ValidatedPlan, run_request: RunRequest) -> AsyncGenerator[GoalModel | None]:
-    """Yield the model that pursues the goals of a run: that of the request, else that of the settings. None without goals.
+    """Yield the model that pursues the goals of a run: that of the request, else that of the settings. None without goals or a model.
 
     Raises ModelError if the settings do not say how to reach it.
     """
-    if not validated.goal_tools or run_request.goal_model is not None:
+    settings = run_request.settings
+    if not validated.goal_tools or run_request.goal_model is not None or not settings.model:
         yield run_request.goal_model
         return
-    settings = run_request.settings
     model = model_of(settings)
     try:
         redactor = await model_redactor(settings, validated.secrets)

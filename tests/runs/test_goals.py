@@ -1,0 +1,233 @@
+"""Goals with a store: what is recorded, and what a start of the run does that follows another."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from plan_adapter import CallbackApprover, InvalidPlanError, PlanStatus, PlanStore, ToolRegistry, aresolve_step, crash_points
+from plan_adapter.errors import PlanAdapterError
+from plan_adapter.gates.approval import answer_to
+from plan_adapter.gates.gate import request_of
+from plan_adapter.goals import Goal, RoundAnswer, Verdict
+from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.record import ApprovalRequest, PlanRun
+from plan_adapter.runs.resume import execute_resume
+from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.start import execute_plan
+from plan_adapter.store.leases import Owner
+from plan_adapter.tools.tool import tool
+from plan_adapter.validation import bind_inputs, validate
+from tests.execution.pursuing import BROKEN, Board, ScriptedModel, ends, gives_up, goal_plan, reads, says, writes
+from tests.runs.lives import EndedError, Life
+
+
+class RoundModel(ScriptedModel):
+    """Answers by the number of rounds that it sees, so that a second process goes on where the first one was."""
+
+    async def decide(self, goal: Goal) -> RoundAnswer:
+        self.seen.append(goal)
+        return self.answers[min(len(goal.rounds), len(self.answers) - 1)]
+
+
+def unapproved(plan: ExecutionPlan) -> ExecutionPlan:
+    plan.options.require_approval = False
+    return plan
+
+
+def approving(asked: list[str], answer: Callable[[ApprovalRequest], bool | str] = lambda _: True) -> CallbackApprover:
+    async def ask(request: ApprovalRequest) -> bool | str:
+        asked.append(request.text)
+        return answer(request)
+
+    return CallbackApprover(ask)
+
+
+async def started(plan: ExecutionPlan, board: Board, request: RunRequest, store: PlanStore) -> PlanRun:
+    bound = bind_inputs(validate(plan, ToolRegistry(board.tools)))
+    return await execute_plan(bound, run_request=request, store=store, offline=True, record_pending=True)
+
+
+async def resumed(run: PlanRun, board: Board, request: RunRequest, store: PlanStore) -> PlanRun:
+    return await execute_resume(run.id, tools=ToolRegistry(board.tools), run_request=request, store=store, offline=True)
+
+
+async def test_the_record_has_every_decision_call_and_check(store: PlanStore) -> None:
+    board, model, asked = Board(), RoundModel([reads(), writes(note="hello"), ends("E2")]), list[str]()
+    run = await started(unapproved(goal_plan()), board, RunRequest(goal_model=model, approver=approving(asked)), store)
+    assert (run.status, board.notes, len(asked)) == (PlanStatus.COMPLETED, ["hello"], 1)
+    stored = await store.run(run.id)
+    assert stored.step("report").result["summary"] == "E2"
+    assert stored.step("report").result == run.step("report").result
+    calls = [(one.kind, one.item, one.tool_name, one.label) for one in await store.attempts(run.id)]
+    assert calls == [
+        ("decision", 0, "decide", None),
+        ("step", 0, "look", "round 1: look()"),
+        ("decision", 1, "decide", None),
+        ("step", 1, "post", "round 2: post(note=hello)"),
+        ("decision", 2, "decide", None),
+        ("check", 2, "check", None),
+        ("step", None, "goal", None),
+    ]
+
+
+async def test_a_plan_with_a_goal_is_refused_before_anybody_is_asked_if_no_model_is_configured(store: PlanStore) -> None:
+    asked = list[str]()
+    with pytest.raises(InvalidPlanError, match="PLAN_ADAPTER_MODEL") as error:
+        await started(goal_plan(), Board(), RunRequest(approver=approving(asked)), store)
+    assert [(one.code, one.at) for one in error.value.problems] == [("no-model", "steps[0].goal")]
+    assert asked == []
+
+
+async def test_a_goal_that_was_left_at_a_gate_goes_on_once_somebody_answers(store: PlanStore) -> None:
+    board, model = Board(), RoundModel([writes(note="hello"), ends()])
+    request = RunRequest(goal_model=model, waits=False)
+    run = await started(unapproved(goal_plan()), board, request, store)
+    assert (run.status, board.notes) == (PlanStatus.PENDING_APPROVAL, [])
+    (gate,) = await store.gates.find(run_id=run.id)
+    assert (gate.step_id, gate.item, gate.label, gate.kind) == ("report", 0, "round 1: post(note=hello)", "approval")
+    assert "`note`: `hello`" in gate.text.replace("\\", "")
+    await store.gates.answer(gate.id, answer_to(request_of(gate), decision="approve", by="ana", known_by="os_user"))
+    ended = await resumed(run, board, request, store)
+    assert (ended.status, board.notes) == (PlanStatus.COMPLETED, ["hello"])
+    assert [len(goal.rounds) for goal in model.seen] == [0, 1]
+
+
+async def test_a_question_that_was_left_is_answered_later(store: PlanStore) -> None:
+    model = RoundModel([says("ask_user", speak="什么时候？"), ends()])
+    request = RunRequest(goal_model=model, waits=False)
+    run = await started(unapproved(goal_plan()), Board(), request, store)
+    (gate,) = await store.gates.find(run_id=run.id)
+    assert (gate.kind, [*(gate.fields or {})]) == ("question", ["answer"])
+    assert "什么时候" in gate.text
+    answer = answer_to(request_of(gate), decision="approve", by="ana", known_by="os_user", result={"answer": "三点"})
+    await store.gates.answer(gate.id, answer)
+    ended = await resumed(run, Board(), request, store)
+    assert ended.status is PlanStatus.COMPLETED
+    assert model.seen[-1].evidence[0].summary == '{"answer":"三点"}'
+
+
+async def test_a_rejection_is_kept_when_the_run_is_resumed(store: PlanStore) -> None:
+    board, asked = Board(), list[str]()
+    model = RoundModel([writes(note="hello"), BROKEN, BROKEN, BROKEN])
+    request = RunRequest(goal_model=model, approver=approving(asked, lambda _: "say it politely"))
+    run = await started(unapproved(goal_plan()), board, request, store)
+    assert run.status is PlanStatus.FAILED
+    model.answers = [writes(note="hello"), BROKEN, BROKEN, BROKEN, writes(note="hello"), reads(), ends()]
+    ended = await resumed(run, board, request, store)
+    assert (ended.status, board.notes, len(asked)) == (PlanStatus.COMPLETED, [], 1)
+    assert "a person refused exactly this call" in model.seen[-2].rounds[4].refusal
+
+
+@pytest.mark.parametrize("answer", [gives_up(), BROKEN])
+async def test_a_goal_that_failed_gets_new_rounds_when_it_is_resumed_and_keeps_its_evidence(store: PlanStore, answer: RoundAnswer) -> None:
+    model = RoundModel([reads(), answer])
+    request = RunRequest(goal_model=model)
+    failed = await started(unapproved(goal_plan(max_rounds=4)), Board(), request, store)
+    assert failed.status is PlanStatus.FAILED
+    begun = len(model.seen)
+    model.answers = [reads()] * begun + [reads(), ends("E2")]
+    ended = await resumed(failed, Board(), request, store)
+    assert ended.status is PlanStatus.COMPLETED
+    assert [len(goal.rounds) for goal in model.seen[begun:]] == [begun, begun + 1]
+    assert [one.id for one in model.seen[-1].evidence] == ["E1", "E2"]
+
+
+async def test_a_completed_goal_is_carried_when_another_step_is_resumed(store: PlanStore) -> None:
+    works = [False]
+
+    @tool(effect="read")
+    def after() -> None:
+        """Fail at first."""
+        if not works[0]:
+            raise ValueError("not yet")
+
+    board, model = Board(), RoundModel([reads(), ends(action="next_plan")])
+    board.tools.append(after)
+    plan = unapproved(goal_plan())
+    plan.steps.append(Step(id="after", tool_name="after", depends_on=["report"]))
+    request = RunRequest(goal_model=model)
+    run = await started(plan, board, request, store)
+    assert run.status is PlanStatus.PARTIAL
+    works[0] = True
+    ended = await resumed(run, board, RunRequest(), store)
+    assert (ended.status, ended.step("report").carried, len(model.seen)) == (PlanStatus.COMPLETED, True, 2)
+
+
+@pytest.fixture
+def lives(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Count the processes of a test. Each is another owner of runs."""
+    count, place = [0], Owner.this().place
+    monkeypatch.setattr(Owner, "this", classmethod(lambda _: Owner(place, os.getpid(), f"life {count[0]}")))
+    yield count
+    crash_points.listener = None
+
+
+POINTS = ["before-intent", "in-transaction", "after-intent", "mid-effect", "after-effect", "after-receipt", "gate-opened", "gate-answered"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("point", POINTS)
+def test_a_goal_whose_process_dies_goes_on_and_neither_decides_nor_writes_twice(point: str, lives: list[int]) -> None:
+    """Kill the run at the first, second, … time that it reaches `point`, until it no longer dies."""
+    for count in range(1, 40):
+        life = Life(point, count)
+        if not _dies_once(life, lives):
+            assert count > 1, f"the run never reached {point}"
+            return
+    raise AssertionError("it dies for ever")
+
+
+def _dies_once(life: Life, lives: list[int]) -> bool:
+    board, asked = Board(), list[str]()
+
+    @tool(effect="write")
+    def post(note: str) -> int:
+        """Post a note."""
+        crash_points.reached("mid-effect")
+        board.notes.append(note)
+        crash_points.reached("mid-effect")
+        return len(board.notes)
+
+    board.tools[1] = post
+    verdicts = [Verdict(verdict="met")] * 3
+    model = RoundModel([reads(), BROKEN, writes(note="hello"), ends("E2")], verdicts)
+    request = RunRequest(goal_model=model, approver=approving(asked))
+    plan = unapproved(goal_plan(done_when="A note says hello"))
+
+    async def first() -> None:
+        async with PlanStore() as store:
+            await started(plan, board, request, store)
+
+    async def second() -> PlanRun:
+        async with PlanStore() as store:
+            runs = await store.runs()
+            if not runs or runs[0].plan_id != plan.id:
+                return await started(plan, board, request, store)
+            (run,) = [one for one in runs if one.plan_id == plan.id]
+            if run.status is PlanStatus.COMPLETED:
+                return await store.run(run.id)
+            for lost in await store.outcomes.unknown(run.id):
+                resolution = "done" if board.notes else "again"
+                await aresolve_step(run.id, lost.step_id, resolution, item=lost.item, by="ana", result=1, store=store)
+            return await resumed(run, board, request, store)
+
+    lives[0] += 1
+    crash_points.listener = life.reach
+    try:
+        with life.guard():
+            asyncio.run(first())
+    except (EndedError, PlanAdapterError):
+        assert life.has_ended
+    finally:
+        crash_points.listener = None
+    lives[0] += 1
+    run = asyncio.run(second())
+    assert (run.status, board.notes) == (PlanStatus.COMPLETED, ["hello"])
+    assert run.step("report").result["rounds"] == 4
+    decided = [len(goal.rounds) for goal in model.seen]
+    assert sorted(set(decided)) == [0, 1, 2, 3]
+    assert len(decided) <= 5, "only the decision in which the process died may be made again"
+    assert len(model.judged) <= 2
+    return life.has_ended

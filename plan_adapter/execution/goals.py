@@ -189,6 +189,8 @@ class Pursuit:
             return self._corrected(answer, f"this step has no tool `{call.name}`: use one of {_among(self._tools)}")
         if tool.effect != "read" and decision.action == "continue":
             return self._corrected(answer, f"`{call.name}` does more than read: use `confirm` with the same `tool_call`")
+        if (missing := tool.why_not_permitted(self._scope.approved.bound.validated.plan.permissions)) is not None:
+            return self._corrected(answer, f"{missing}: find another way, or use `abort`")
         if digest in self._refused:
             why = f"a person refused exactly this call: {self._refused[digest]}; change it, ask the person with `ask_user`, or use `abort`"
             return self._corrected(answer, why)

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("timetable")
 Configure = Callable[[ScriptedServer], ScriptedServer]
 
 
-def result(pursuit: Pursuit) -> Any:
-    return pursuit.run.step("schedule").result
+def result(pursuit: Pursuit, step: str = "schedule") -> Any:
+    return pursuit.run.step(step).result
 
 
 async def test_a_good_model_reaches_the_goal_and_every_write_is_confirmed(store: PlanStore, configured: Configure) -> None:
@@ -130,3 +130,45 @@ async def test_a_hijacked_model_writes_nothing_that_nobody_confirmed(
     assert done.run.status is not PlanStatus.COMPLETED
     assert list(placed().values()) == [(1, 1)]
     assert len(person.asked) == 1
+
+
+REORDER = """
+name: 理顺
+description: 减少科目切换
+options: {require_approval: false}
+permissions: PERMISSIONS
+steps:
+  - {id: order, tool_name: get_order, description: 记下顺序}
+  - id: schedule
+    goal: 减少科目之间的切换
+    done_when: 同一科目的任务连在一起
+    tools: [list_tasks, min_context_switch, swap]
+    depends_on: [order]
+  - id: guard
+    tool_name: check_order
+    description: 比较顺序
+    parameters: {baseline: "${{ steps.order.result }}"}
+    depends_on: [schedule]
+"""
+
+
+def reorders(seen: Seen) -> Answer:
+    """Group the subjects with the tool for it, or, if that is refused, by swapping two tasks."""
+    if proof := seen.proof("min_context_switch", "swap"):
+        return seen.end(f"{proof}: 科目连在一起了")
+    return writes("swap", one=4, other=5) if seen.refusals else writes("min_context_switch")
+
+
+@pytest.mark.parametrize(("permissions", "used"), [("[]", "swap"), ("[allow_reorder]", "min_context_switch")])
+async def test_a_tool_whose_permission_nobody_gave_is_refused_in_words_and_the_model_finds_another_way(
+    store: PlanStore, configured: Configure, full: Path, permissions: str, used: str
+) -> None:
+    switched = week.switches()
+    done = await pursue(reorders, store, configured, plan=REORDER.replace("PERMISSIONS", permissions))
+    assert done.run.status is PlanStatus.COMPLETED
+    assert [one["name"] for one in result(done)["evidence"]] == [used]
+    assert len(done.person.asked) == 1
+    assert week.switches() < switched
+    refused = any("`min_context_switch` needs the permission `allow_reorder`" in str(one["messages"]) for one in done.decisions)
+    assert refused is (used == "swap")
+    assert result(done, "guard")["moved"] != []

@@ -91,6 +91,8 @@ def playing(player: Player, *, verifier: Verifier | None = None, plan: Answer | 
         if name == "plan_decision":
             assert plan is not None, "nobody drafts here"
             return says(plan)
+        if name == "summary":
+            return says({"summary": "完成了。"})
         said = player(seen(request))
         return said if isinstance(said, Reply) else says(said)
 

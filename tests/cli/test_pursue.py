@@ -12,10 +12,11 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 
 from plan_adapter.cli.asking import YesApprover
 from tests.agent.conftest import no_memory_of_servers
+from tests.agent.goal_players import Answer, Seen, decides, playing
 from tests.agent.server import Reply, Said, ScriptedServer, says, scripted
 from tests.cli import conftest
 from tests.cli.conftest import Plan
-from tests.cli.drafting import GOOD, KEY, QUESTION, TASK, WRONG, configure
+from tests.cli.drafting import FIRST, GOOD, KEY, QUESTION, TASK, WRONG, configure, done
 from tests.cli.test_run import TOOLS
 from tests.cli.test_terminal import Terminal, terminals
 
@@ -124,6 +125,23 @@ def test_a_bad_request_costs_nothing(pursue: Pursue) -> None:
         word in said.err
         for word in ("--max-steps is less than 1", "a --constraint is empty", "an --allow is empty", "--context starts like JSON")
     )
+
+
+@pytest.mark.usefixtures("approved")
+def test_a_plan_may_mix_calls_and_goals(pursue: Pursue) -> None:
+    goal = {"id": "all", "content": "问候所有人", "done_when": "每个人都收到了问候", "tools": ["greet"], "depends_on": [0]}
+
+    def greets(seen: Seen) -> Answer:
+        assert "你好, 世界" in seen.text  # the result of the first step
+        whom = [one for one in ("甲", "乙") if one not in str(seen.evidence)]
+        return decides("continue", tool_call={"name": "greet", "arguments": {"who": whom[0]}}) if whom else seen.end(seen.proof("greet"))
+
+    with scripted(playing(greets, plan=done(FIRST, goal))) as server:
+        said = pursue(server, "--json")
+    assert said.code == 0, said.err
+    assert said.lines[-1] == {"summary": "完成了。"}
+    result = next(step for step in said.lines[-2]["steps"] if step["id"] == "all")["result"]
+    assert [one["summary"] for one in result["evidence"]] == ['{"text":"你好, 甲"}', '{"text":"你好, 乙"}']
 
 
 async def artifacts_of(flow_run_id: str) -> dict[str | None, Any]:

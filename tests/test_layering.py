@@ -38,7 +38,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "engine store agent",
         "runs",
         "runner",
-        "runbooks session testing loading",
+        "runbooks session testing loading tool_functions",
         "cli blocks pytest_plugin",
         "flows deployed",
     )

@@ -21,9 +21,13 @@ def canonical_document(plan: ExecutionPlan) -> dict[str, JsonValue]:
 
     Raises InvalidPlanError for a plan whose document had problems, because it is not what the author wrote.
     """
-    if plan._problems:  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
-        raise InvalidPlanError(plan._problems)  # pyright: ignore[reportPrivateUsage]
-    document = plan.to_document()
+    problems = [problem for one in (plan, *plan.sub_plans) for problem in one._problems]  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
+    if problems:
+        raise InvalidPlanError(problems)
+    return _canonical(plan.to_document())
+
+
+def _canonical(document: dict[str, JsonValue]) -> dict[str, JsonValue]:
     for steps in ("steps", "finally"):
         if steps in document:
             document[steps] = [_canonical_step(step) for step in cast("list[dict[str, JsonValue]]", document[steps])]
@@ -31,6 +35,8 @@ def canonical_document(plan: ExecutionPlan) -> dict[str, JsonValue]:
 
 
 def _canonical_step(step: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    if "pinned" in step:
+        step = {**step, "pinned": _canonical(cast("dict[str, JsonValue]", step["pinned"]))}
     if "depends_on" not in step:
         return step
     return {**step, "depends_on": cast("list[JsonValue]", sorted(set(cast("list[str]", step["depends_on"]))))}

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions import Declarations, compile_template
 from plan_adapter.listing import policy_facts, step_listing, step_patience
-from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus, flattened, items_at_once
+from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus, flattened
 from plan_adapter.readable import as_text, code, counted, duration, moment, prose, redacted
 from plan_adapter.record import AUTHOR, Attempt, Outcome, PlanRun, Receipt, Resolution, RunReason, StandingApproval, StepRun
 
@@ -137,7 +137,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
             gate=_gate(plan, step),
             rollback=None if step.rollback is None else (None, step.rollback.parameters),
             is_final=number > count,
-            at_once=items_at_once(step, plan.options),
+            at_once=plan.items_at_once(step),
         )
     return lines
 

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from plan_adapter import graph
 from plan_adapter.expressions import Prediction
 from plan_adapter.listing import policy_facts, step_listing, step_patience
-from plan_adapter.plan import EFFECTS, Effect, ExecutionOptions, ExecutionPlan, Step, items_at_once
+from plan_adapter.plan import EFFECTS, Effect, ExecutionOptions, ExecutionPlan, Step
 from plan_adapter.readable import MAX_NAME_CHARACTERS, as_text, code, cut, duration, one_line, prose, redacted, without_passwords
 from plan_adapter.validation import ValidatedPlan
 
@@ -201,7 +201,7 @@ def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, 
         implied=frozenset(after) - frozenset(step.depends_on),
         timeout_ms=timeout,
         items=items,
-        at_once=items_at_once(step, validated.plan.options),
+        at_once=validated.plan.items_at_once(step),
         worst_case_ms=0.0 if step.is_group else None if once is None or items is None else once * items,
         gate=validated.has_gate(step, gate_effects=gate_effects),
         rollback=preview_rollback(step.id, validated, prediction),

@@ -1,5 +1,6 @@
 """The plan, run, tools, inputs and store that the arguments of a command name."""
 
+import asyncio
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.documents import is_test_file, read_document, read_file, read_mapping
 from plan_adapter.errors import InvalidPlanError, ModelError, RunConflictError
-from plan_adapter.loading import STORED, stored_plan
+from plan_adapter.loading import STORED, pin_files, pin_stored, stored_plan
 from plan_adapter.plan import PlanStatus
 from plan_adapter.problems import did_you_mean
 from plan_adapter.readable import one_line, safe_name
@@ -119,7 +120,14 @@ async def plan_of(source: str, store: "PlanStore | None" = None) -> "ExecutionPl
     plan, problems = read_plan(source)
     if plan is None:
         raise InvalidPlanError(problems)
+    await pin_stored(pin_files(plan), store)
     return plan
+
+
+def pin(plan: "ExecutionPlan") -> None:
+    """Load the plans that steps of `plan` run. Their problems become those of the document that names them."""
+    if stored := pin_files(plan):
+        asyncio.run(pin_stored(stored))
 
 
 async def named_plan(source: str, store: "PlanStore") -> "ExecutionPlan":

@@ -139,8 +139,18 @@ def diff_plans(old: ExecutionPlan, new: ExecutionPlan) -> PlanDiff:
 def _parts(plan: ExecutionPlan) -> tuple[_Document, dict[str, _Document]]:
     """Return the canonical document without its steps, and the steps by id. Steps of `finally` are called `finally.<id>`."""
     document: dict[str, Any] = canonical_document(plan)
-    steps = {step["id"]: step for step in document.pop("steps", [])}
+    steps = _steps_by_name(document.pop("steps", []))
     return document, steps | {f"finally.{step['id']}": step for step in document.pop("finally", [])}
+
+
+def _steps_by_name(steps: list[dict[str, Any]], prefix: str = "") -> dict[str, _Document]:
+    """Return steps, and the steps of the plans that they run, by their ids in the whole plan."""
+    found = dict[str, _Document]()
+    for step in steps:
+        name = f"{prefix}{step['id']}"
+        found[name] = step if "pinned" not in step else {**step, "pinned": {k: v for k, v in step["pinned"].items() if k != "steps"}}
+        found |= _steps_by_name(step.get("pinned", {}).get("steps", []), f"{name}.")
+    return found
 
 
 def _changes(old: _Document, new: _Document, at: str) -> list[Change]:

@@ -124,7 +124,7 @@ async def pin_stored(unpinned: Sequence[Unpinned], store: "PlanStore | None" = N
     If `store` is None, the settings name the store.
     """
     if not unpinned:
-        return
+        return None
     if store is None:
         from plan_adapter.store.store import PlanStore  # imports SQLAlchemy
 

@@ -62,8 +62,8 @@ STEPS_DESCRIPTION = (
 )
 
 PLAN_DESCRIPTION = (
-    "Another plan that the step runs: `store:NAME@VERSION`, `store:DIGEST`, or a file, relative to this document. Its gates stay its own. The "
-    "result of the step is that plan's `outputs`, by name."
+    "Another plan that the step runs: `store:NAME@VERSION`, `store:DIGEST`, or a file, relative to this document. Its gates stay its own. "
+    "The result of the step is that plan's `outputs`, by name."
 )
 
 PINNED_DESCRIPTION = (
@@ -253,7 +253,6 @@ class ApprovalPolicy(_Model):
     )
     release: bool = Field(default=False, description="Whether a run releases its worker while it waits. Applies only to deployments.")
 
-
     def is_met_by(self, other: "ApprovalPolicy") -> bool:
         """Return whether an answer at a gate with the policy `other` is also one that this policy accepts."""
         who = not self.approvers or {*self.approvers} == {*other.approvers}
@@ -426,7 +425,7 @@ class Step(_Model):
 
     @property
     def inner(self) -> list["Step"]:
-        """The steps inside this one: those of a group, or of the plan that it runs, whose ids then begin with this step's: `verify.check`."""
+        """The steps inside this one: of a group, or of the plan that it runs, whose ids then begin with this step's: `verify.check`."""
         return self.steps or vars(self).get("_inner", [])
 
     @property
@@ -595,8 +594,9 @@ class ExecutionPlan(_Model):
     def approvers_at(self, step_id: str | None) -> list[str]:
         """Return who may answer at the plan gate, or at the gate of a step, as written. A question may name its own approvers."""
         step = self.find_step(step_id)
-        own = [] if step is None else [step.approvers]
-        return next((names for names in (*own, *(policy.approvers for policy in self.policies_at(step))) if names), [])
+        if step is not None and step.approvers:
+            return step.approvers
+        return next((policy.approvers for policy in self.policies_at(step) if policy.approvers), list[str]())
 
     @property
     def sub_plans(self) -> list["ExecutionPlan"]:
@@ -611,8 +611,10 @@ class ExecutionPlan(_Model):
     def expires_at(self, step_id: str | None) -> Expiry:
         """Return what happens if nobody answers in time at the plan gate, or at the gate of a step."""
         step = self.find_step(step_id)
-        own = None if step is None else step.expires
-        return own or next((policy.expires for policy in self.policies_at(step)), "reject")
+        if step is not None and step.expires is not None:
+            return step.expires
+        policies = self.policies_at(step)
+        return policies[0].expires if policies else "reject"
 
     def gate_timeout_ms(self, step: Step) -> int:
         """Return how long the gate of `step` waits for an answer in milliseconds. 0 means no limit."""

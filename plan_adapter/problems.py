@@ -158,8 +158,8 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "`expires: default` every field needs a default. `approvers` and `expires` of a step belong to a question."
         ),
         "bad-sub-plan": (
-            "A step that runs another plan has fields of a call, gives inputs that the plan does not have, or its plan cannot be loaded: there "
-            "is no such file or version, the name has no version, plans run each other in a circle, or are nested more than 3 deep."
+            "A step that runs another plan has fields of a call, or its plan cannot be loaded: there is no such file or version, the name "
+            "has no version, plans run each other in a circle, or are nested more than 3 deep."
         ),
         "duplicate-entry": "A list of tags, or of the approval policy, contains the same entry twice.",
         "idle-policy": (

@@ -10,7 +10,6 @@ from pydantic import JsonValue
 from plan_adapter.plan import Effect, Step
 from plan_adapter.record import Approval, Attempt, PlanRun, Resolution, RunReason, StepRun
 
-
 AttemptOutcome: TypeAlias = Literal["succeeded", "failed", "unknown", "cancelled", "timed_out"]
 
 

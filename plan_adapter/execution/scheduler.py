@@ -312,7 +312,9 @@ class Scheduler:
             return self._queue(state, item, group.value_of(item))
         if fate is not None and fate.kind == "skipped":
             return group.skip(item, step_id)
-        cause = self._why_halted(group.step) or group.cause(item, step_id) or (fate.reason if fate is not None and fate.kind == "left" else "")
+        cause = (
+            self._why_halted(group.step) or group.cause(item, step_id) or (fate.reason if fate is not None and fate.kind == "left" else "")
+        )
         if cause:
             group.leave_out(item, step_id, cause)
             return group.ended(item, step_id, None)

@@ -22,7 +22,9 @@ def rolls_back(run: PlanRun, plan: ExecutionPlan) -> bool:
         return True
     policies = {step.id: plan.on_error_of(step) for step in plan.steps}
     ended = [step for step in run.steps if step.status is StepStatus.FAILED and step.reason != NOT_APPROVED]
-    return run.reason is RunReason.STEP_FAILED and any(policies.get(step.id) == "stop" for step in ended)  # a group or a sub-plan speaks for its steps
+    return run.reason is RunReason.STEP_FAILED and any(
+        policies.get(step.id) == "stop" for step in ended
+    )  # a group or a sub-plan speaks for its steps
 
 
 def ended_status(reason: RunReason | None, *, completed: bool) -> PlanStatus:

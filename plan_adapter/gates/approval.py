@@ -175,11 +175,7 @@ def names_without_group(plan: ExecutionPlan, policy: EffectivePolicy) -> list[st
     known = {*policy.groups, *(member for members in policy.groups.values() for member in members)}
     policies = [one.approval for one in (plan, *plan.sub_plans) if one.approval is not None]
     named = [name for own in policies for name in (*own.approvers, *own.operators)]
-    return [
-        name
-        for name in dict.fromkeys((*named, *plan.approvers_of_questions))
-        if name not in known and "/" not in name
-    ]
+    return [name for name in dict.fromkeys((*named, *plan.approvers_of_questions)) if name not in known and "/" not in name]
 
 
 def refusal(rules: GatePolicy, *, by: str, known_by: str, decision: Decision) -> str | None:

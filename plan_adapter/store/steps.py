@@ -60,7 +60,7 @@ def step_runs_of(
 
 
 def _with_group_results(steps: list[StepRun], results: Mapping[str, dict[int, str]] | None, names: Mapping[str, str]) -> list[StepRun]:
-    """Fill in the results of groups from `results`, the texts by step and item, and return `steps`. `names` are their ids in their plans."""
+    """Fill in the results of groups from `results`, the texts by step and item, and return `steps`. `names` are their ids in their plan."""
     for group in steps:
         if group.items and results is not None:
             inner = {names[step.id]: results[step.id] for step in steps if step.group == group.id}

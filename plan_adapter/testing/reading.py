@@ -254,8 +254,10 @@ class _CaseReader(FieldReader):
 
     def _gate_answer(self, value: JsonValue, at: str) -> GateAnswer:
         answer = self.choice(value, at, ("approve", "reject", "expire"))
-        if answer == "expire" and self._plan is not None and not any(
-            plan.options.approval_timeout_ms for plan in (self._plan, *self._plan.sub_plans)
+        if (
+            answer == "expire"
+            and self._plan is not None
+            and not any(plan.options.approval_timeout_ms for plan in (self._plan, *self._plan.sub_plans))
         ):
             message = "the gates of this plan never expire, because options.approval_timeout_ms is 0"
             self.report("bad-answer", at, message, "set it in the plan, or write another answer")

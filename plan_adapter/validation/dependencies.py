@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from plan_adapter.graph import find_cycle
@@ -18,7 +18,7 @@ class Dependencies:
 
     outer: dict[str, tuple[str, ...]]  # of the steps that are not in a group
     inner: dict[str, dict[str, tuple[str, ...]]]  # by group: of its steps, among themselves
-    nested: dict[str, "Dependencies"] = field(default_factory=dict[str, "Dependencies"])  # by step that runs a plan: of that plan's steps
+    nested: dict[str, "Dependencies"]  # by step that runs a plan: of that plan's steps
 
     def of_all(self, before: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
         """Return the dependencies of every step: of the first steps inside another those of that step; of that step its steps, too.
@@ -38,7 +38,9 @@ class Dependencies:
 
     def prefixed(self, prefix: str, nested: dict[str, "Dependencies"]) -> "Dependencies":
         """Return the same of steps whose ids begin with `prefix`, and with what is `nested` in them."""
-        return Dependencies(_prefixed(self.outer, prefix), {f"{prefix}{one}": _prefixed(of, prefix) for one, of in self.inner.items()}, nested)
+        return Dependencies(
+            _prefixed(self.outer, prefix), {f"{prefix}{one}": _prefixed(of, prefix) for one, of in self.inner.items()}, nested
+        )
 
     @property
     def parts(self) -> "list[Dependencies]":
@@ -77,7 +79,7 @@ def check_dependencies(calls: list[Call], findings: Findings) -> Dependencies:
     _check_chained_lists(first, outer, findings)
     _check_failed_dependencies([call for call in calls if not call.is_final], findings)
     finals = _dependencies(last, others | {call.step.id: _STEP for call in first}, findings)
-    return Dependencies(outer | {step_id: after for step_id, after in finals.items() if step_id not in outer}, inner)
+    return Dependencies(outer | {step_id: after for step_id, after in finals.items() if step_id not in outer}, inner, {})
 
 
 def _check_chained_lists(calls: list[Call], dependencies: Mapping[str, tuple[str, ...]], findings: Findings) -> None:

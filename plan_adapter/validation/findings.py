@@ -43,7 +43,9 @@ class Findings:
 
     def take(self, problems: Iterable[Problem], at: str) -> None:
         """Add the located problems of the plan at the path `at`. Only those of a plan without a document get that path."""
-        self._found += [problem if problem.line is not None else replace(problem, at=f"{at}{problem.at}", file=None) for problem in problems]
+        self._found += [
+            problem if problem.line is not None else replace(problem, at=f"{at}{problem.at}", file=None) for problem in problems
+        ]
 
     def _follows(self, problem: Problem) -> bool:
         """Return whether `problem` only follows from an earlier one."""

@@ -60,7 +60,9 @@ def check_sub_plan(step: Step, at: str, findings: Findings) -> None:
         findings.add("missing-field", f"{at}.plan", "the step has a plan, and not its name", "write `plan`")
     elif step.pinned is None:
         message = f"the plan `{step.plan[:80]}` was not loaded"
-        findings.add(CODE, f"{at}.plan", message, "load this plan with `load_plan` or the command line, which also load the plans that it runs")
+        findings.add(
+            CODE, f"{at}.plan", message, "load this plan with `load_plan` or the command line, which also load the plans that it runs"
+        )
 
 
 def check_place(step: Step, at: str, where: str, findings: Findings) -> None:

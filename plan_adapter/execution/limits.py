@@ -98,5 +98,5 @@ class InnerSlots(Slots):
 
     def release(self) -> None:
         """Give a slot back, here and around."""
+        super().release()  # first, so that what waits here asks for the slot around before it is given to others
         self._around.release()
-        super().release()

@@ -151,14 +151,14 @@ class Scheduler:
         self.asked.withdraw()
 
     def _halt_around(self, step: Step, cause: str) -> None:
-        """Start no further step of the plan that `step` belongs to."""
+        """Start no further step of the plan that `step` belongs to, nor of the one around it if it stops when that plan fails."""
         if step.within is None:
             return self._halt(cause)
         state = self._sub_plans[step.within.id]
         state.halted = state.halted or cause
         for one in flattened(step.within.inner):
             self.asked.withdraw(one.id)
-        return None
+        return self._halt_around(step.within, cause) if self._stops_on_error(step.within) else None
 
     def _why_halted(self, step: Step) -> str:
         """Return why no further step starts of the plan that `step` belongs to, or of one around it. Nothing if they may."""

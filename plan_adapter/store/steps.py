@@ -83,27 +83,34 @@ def _planned_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, lis
                 raise StoreError(f"of the steps of run {row['id']} not all is there: `plan runs verify {row['id']}` tells more")
             after = load_json(others)["steps"]
             read[key] = [
-                {**step, "depends_on": after.get(step["id"]) or step.get("depends_on", ())} for step in _all_steps(load_json(document))
+                {**step, "depends_on": after.get(step["id"]) or step.get("depends_on", ())}
+                for step in steps_of_document(load_json(document))
             ]
         found[row["id"]] = read[key]
     return found
 
 
-def _all_steps(document: dict[str, Any]) -> list[dict[str, Any]]:
+def steps_of_document(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the steps of a plan's document, each followed by the steps inside it, whose ids are those of the whole plan."""
     steps = list[dict[str, Any]]()
     for step in document["steps"]:
         steps += [step, *({**one, "group": step["id"], "in_items": True} for one in step.get("steps", ()))]
         if "pinned" in step:
-            steps += [_inside(step["id"], one) for one in _all_steps(step["pinned"])]
+            steps += [_inside(step, one) for one in steps_of_document(step["pinned"])]
     return [*steps, *document.get("finally", ())]
 
 
-def _inside(outer: str, step: dict[str, Any]) -> dict[str, Any]:
-    """Return a step of the plan that the step `outer` runs, as a step of the whole plan."""
-    after = [f"{outer}.{one}" for one in step.get("depends_on", ())]
-    group = f"{outer}.{step['group']}" if "group" in step else outer
-    return {**step, "id": f"{outer}.{step['id']}", "depends_on": after, "group": group, "local_id": step.get("local_id", step["id"])}
+def _inside(outer: dict[str, Any], step: dict[str, Any]) -> dict[str, Any]:
+    """Return a step of the plan that the step `outer` runs, as a step of the whole plan: with what `outer` gives it."""
+    prefix = outer["id"]
+    return {
+        **step,
+        "id": f"{prefix}.{step['id']}",
+        "depends_on": [f"{prefix}.{one}" for one in step.get("depends_on", ())],
+        "group": f"{prefix}.{step['group']}" if "group" in step else prefix,
+        "local_id": step.get("local_id", step["id"]),
+        "given": [outer.get("inputs", {}), *step.get("given", ())],
+    }
 
 
 def _texts(connection: Connection, table: Table, column: Column[Any], keys: set[tuple[str, str]]) -> dict[tuple[str, str], str]:

@@ -18,8 +18,15 @@ def site(*steps: Step, **fields: Any) -> ExecutionPlan:
     """Return a plan with the input `site` that checks and marks it."""
     own = steps or (do("check", "check ${{ inputs.site }}", undo=True), do("mark", "mark ${{ steps.check.result }}", undo=True))
     outputs = {} if steps else {"marked": "${{ steps.mark.result }}"}
-    given: dict[str, Any] = {"inputs": {"site": Input(description="Which")}, "options": UNASKED.model_copy(), "outputs": outputs, **fields}
-    return ExecutionPlan(name="verify-site", description="Verify a site", steps=[*own], **given)
+    given: dict[str, Any] = {
+        "name": "verify-site",
+        "description": "Verify a site",
+        "inputs": {"site": Input(description="Which")},
+        "options": UNASKED.model_copy(),
+        "outputs": outputs,
+        **fields,
+    }
+    return ExecutionPlan(steps=[*own], **given)
 
 
 def around(plan: ExecutionPlan, *after: Step, before: tuple[Step, ...] = (), **fields: Any) -> ExecutionPlan:

@@ -6,10 +6,12 @@ import pytest
 
 from plan_adapter import (
     ExecutionPlan,
+    InvalidPlanError,
     PlanStatus,
     PlanStore,
     StepStatus,
     acancel_run,
+    aload_plan,
     aresolve_step,
     aresume_run,
     arun_plan,
@@ -79,7 +81,8 @@ async def test_lists_groups_and_plans_inside_a_sub_plan_see_its_own_names(cluste
         drained[1],
         restarted[1],
         "; ".join(f"{one} done" for one in restarted),
-    ] + ["completed"]
+        "completed",
+    ]
     stored = await store.run(ended.id)
     assert stored.step("move.verify.nodes").result == ended.step("move.verify.nodes").result
     assert [step.group for step in stored.steps if step.id.endswith("drain")] == ["move.verify.nodes"]
@@ -203,3 +206,31 @@ async def test_a_changed_or_deleted_file_does_not_affect_a_run(cluster: Cluster,
     stored = await store.get(failed.digest)
     assert [step.id for step in stored.all_steps] == ["verify", "verify.check", "verify.mark"]
     assert stored.sub_plans[0].outputs == {"marked": "${{ steps.mark.result }}"}
+
+
+MOVE = """\
+description: Move
+steps:
+  - id: verify
+    plan: {}
+    inputs: {{site: 北京}}
+"""
+
+
+async def test_a_stored_plan_is_named_with_a_version_or_a_digest(store: PlanStore) -> None:
+    version = await store.save(site(description="检查站点"), author="ana")
+    for source in ("store:verify-site@1", f"store:{version.digest}", f"store:{version.digest[:12]}"):
+        plan = await aload_plan(MOVE.format(source), store=store)
+        assert plan.sub_plans[0].description == "检查站点"
+    kept = await store.save(plan, author="ana")
+    assert (await store.get(kept.digest)).sub_plans == plan.sub_plans
+    for source, message in {
+        "store:verify-site": "`store:verify-site` names no version, so what it runs could change",
+        "store:verify-site@7": "there is no version 7 of a plan `verify-site`",
+        "store:0123456789abcdef": "no plan is called `0123456789abcdef`, and no digest begins so",
+    }.items():
+        with pytest.raises(InvalidPlanError) as refused:
+            await aload_plan(MOVE.format(source), store=store)
+        (problem,) = refused.value.problems
+        assert (problem.code, problem.at, problem.line) == ("bad-sub-plan", "steps[0].plan", 4)
+        assert problem.message.startswith(message)

@@ -1,8 +1,12 @@
 """Sub-plans: a plan runs another one in a step, with inputs, results, gates and rollbacks of its own."""
 
 import asyncio
+import signal
+from pathlib import Path
+from uuid import UUID
 
 import pytest
+from prefect.client.schemas.objects import TaskRunResult
 
 from plan_adapter import (
     ExecutionPlan,
@@ -10,18 +14,24 @@ from plan_adapter import (
     PlanStatus,
     PlanStore,
     StepStatus,
+    ToolRegistry,
     acancel_run,
     aload_plan,
     aresolve_step,
     aresume_run,
     arun_plan,
+    dump_plan,
     format_plan,
+    tool,
 )
+from plan_adapter.engine.connection import Server
 from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.plan import ExecutionOptions, Input, Step
 from plan_adapter.record import PlanRun, RunReason
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
+from tests.engine.calls import task_runs
+from tests.processes import Program
 from tests.runs.cluster import Cluster
 from tests.runs.sub_plans import around, do, site
 
@@ -234,3 +244,84 @@ async def test_a_stored_plan_is_named_with_a_version_or_a_digest(store: PlanStor
         (problem,) = refused.value.problems
         assert (problem.code, problem.at, problem.line) == ("bad-sub-plan", "steps[0].plan", 4)
         assert problem.message.startswith(message)
+
+
+PROGRAM = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from plan_adapter import PlanStore, ToolRegistry, arun_plan, load_plan, tool
+
+log = Path(sys.argv[1])
+
+@tool(effect="idempotent_write")
+def do(what: str) -> str:
+    \"\"\"Do something.\"\"\"
+    with log.open("a") as file:
+        file.write(what + "\\n")
+    if what.startswith("mark"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return what
+
+asyncio.run(arun_plan(load_plan(Path(sys.argv[2])), tools=ToolRegistry([do]), store=PlanStore(sys.argv[3]), offline=True))
+"""
+
+
+def write_documents(folder: Path) -> None:
+    """Write `site.yaml`, and `move.yaml`, which runs it."""
+    plan = around(site(), do("after", "after ${{ steps.verify.result.marked }}"))
+    plan.steps[0].pinned, plan.steps[0].plan = None, "site.yaml"
+    (folder / "site.yaml").write_text(dump_plan(site()), encoding="utf-8")
+    (folder / "move.yaml").write_text(dump_plan(plan), encoding="utf-8")
+
+
+async def test_a_kill_in_the_middle_of_a_sub_plan_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    log, url = tmp_path / "log", f"sqlite:///{tmp_path / 'plans.db'}"
+    write_documents(tmp_path)
+    assert Program(PROGRAM, log, tmp_path / "move.yaml", url).wait() == -signal.SIGKILL
+    (tmp_path / "site.yaml").unlink()  # the run has its own copy
+    done: list[str] = []
+
+    @tool(effect="idempotent_write")
+    def do(what: str) -> str:
+        """Do something."""
+        done.append(what)
+        return what
+
+    async with PlanStore(url) as store:
+        (killed,) = await store.runs()
+        resumed = await aresume_run(killed.id, tools=ToolRegistry([do]), store=store, offline=True)
+    assert (resumed.status, log.read_text(encoding="utf-8").splitlines()) == (PlanStatus.COMPLETED, ["check 北京", "mark check 北京"])
+    assert done == ["mark check 北京", "after mark check 北京"]  # the killed call may be repeated: it is idempotent
+    assert resumed.step("verify.check").carried
+
+
+async def test_in_prefect_the_steps_of_a_sub_plan_are_task_runs_behind_those_that_they_waited_for(
+    cluster: Cluster, store: PlanStore, prefect_server: Server
+) -> None:
+    plan = around(site(), do("after", "${{ steps.verify.result.marked }}"), before=(do("before", "before"),))
+    ended = await arun_plan(plan, tools=cluster.tools, store=store)
+    assert ended.status is PlanStatus.COMPLETED
+    found = await task_runs(UUID(ended.flow_run_id), ["before", "verify.check", "verify.mark", "verify", "after"])
+    assert {one.state_name for one in found.values()} == {"Completed"}
+    names = {one.id: name for name, one in found.items()}
+
+    def upstream(name: str) -> set[str]:
+        return {names[one.id] for one in found[name].task_inputs.get("wait_for", ()) if isinstance(one, TaskRunResult)}
+
+    assert {name: upstream(name) for name in found} == {
+        "before": set(),
+        "verify.check": {"before"},
+        "verify.mark": {"verify.check"},
+        "verify": {"verify.mark"},
+        "after": {"verify"},
+    }
+
+
+async def test_the_outputs_of_a_sub_plan_can_be_erased(cluster: Cluster, store: PlanStore) -> None:
+    ended = await run(around(site()), cluster, store)
+    fields = ["steps.verify.result.marked", "steps.verify.check.parameters.what"]
+    await store.retention.erase(ended.id, fields, files={}, stage=lambda _files: None, by="bo", known_by="os_user")
+    erased = await store.run(ended.id)
+    assert erased.step("verify").result == {"marked": "[erased]"}
+    assert "check 北京" not in [attempt.parameters["what"] for attempt in await store.attempts(ended.id)]
+    assert (await store.verify(ended.id)).ok

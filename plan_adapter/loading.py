@@ -1,10 +1,10 @@
 """Load plans: from a file, a text, or the store (`store:NAME`, `store:NAME@VERSION`), with the plans that their steps run."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from plan_adapter import documents
 from plan_adapter.errors import InvalidPlanError, StoreError
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from plan_adapter.store.store import PlanStore
 
 STORED = "store:"
+
+Read: TypeAlias = "Callable[[Path], tuple[ExecutionPlan | None, list[Problem]]]"
+"""Reads the document at a path, as `documents.read_file` does."""
 
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
 
@@ -81,18 +84,20 @@ class Unpinned:
     at: str  # its path in the innermost of these plans
 
 
-def pin_files(plan: "ExecutionPlan") -> list[Unpinned]:
+def pin_files(plan: "ExecutionPlan", *, read: Read = documents.read_file) -> list[Unpinned]:
     """Load the plan files that steps of `plan` run, and those that these run. Return the steps that run plans of the store.
 
-    Paths are relative to the file of the document. A file that cannot be loaded becomes a problem of the document that names it.
+    Paths are relative to the file of the document, or to the working directory for a text without one. A file that `read` cannot load
+    becomes a problem of the document that names it.
     """
-    found = _pin_files((plan,), (_path_of(plan),))
+    file = plan._file  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
+    found = _pin_files((plan,), (Path(file or "plan").resolve(),), read)
     if any(step.plan is not None for step in plan.steps):
         plan.number_steps()
     return found
 
 
-def _pin_files(around: "tuple[ExecutionPlan, ...]", paths: tuple[Path | None, ...]) -> list[Unpinned]:
+def _pin_files(around: "tuple[ExecutionPlan, ...]", paths: tuple[Path, ...], read: Read) -> list[Unpinned]:
     plan, found = around[-1], list[Unpinned]()
     for index, step in enumerate(plan.steps):
         if step.plan is None or step.pinned is not None:
@@ -101,20 +106,20 @@ def _pin_files(around: "tuple[ExecutionPlan, ...]", paths: tuple[Path | None, ..
         if _is_stored(step.plan):
             found.append(Unpinned(around, step, at))
             continue
-        path = ((paths[-1] or Path()).parent / step.plan).resolve() if paths[-1] is not None else Path(step.plan).resolve()
-        names = [one.name for one in (*paths, path) if one is not None]
+        path = (paths[-1].parent / step.plan).resolve()
+        names = [one.name for one in (*paths, path)]
         if path in paths:
             _refuse(plan, at, f"the plans run each other in a circle: {' → '.join(names)}", "remove one of these steps")
         elif len(paths) > MAX_SUB_PLANS:
             _add(plan, too_deep(at, names))
         else:
-            read, problems = documents.read_file(path)
-            if read is None:
+            inner, problems = read(path)
+            if inner is None:
                 for problem in problems:
                     _refuse(plan, at, f"`{step.plan}`: {problem.message}", problem.hint)
             else:
-                step.pinned = read
-                found += _pin_files((*around, read), (*paths, path))
+                step.pinned = inner
+                found += _pin_files((*around, inner), (*paths, path), read)
     return found
 
 
@@ -155,12 +160,6 @@ async def _pinned_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
     if not plan_digest(plan).startswith(digest[1]):
         raise StoreError(f"no plan has a digest that begins with {digest[1]}")
     return plan
-
-
-def _path_of(plan: "ExecutionPlan") -> Path | None:
-    """Return the file of a document, or None for a text."""
-    file = plan._file  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
-    return Path(file).resolve() if file is not None and Path(file).is_file() else None
 
 
 def _refuse(plan: "ExecutionPlan", at: str, message: str, hint: str) -> None:

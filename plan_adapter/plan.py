@@ -566,10 +566,10 @@ class ExecutionPlan(_Model):
         if "write" in asked_of:
             asked_of.add("idempotent_write")
         own = step.effect if declared is None or (step.effect and EFFECTS.index(step.effect) > EFFECTS.index(declared)) else None
-        is_asked = step.ask is not None or bool(step.requires_approval) or self._asks_before(step)
+        is_asked = step.ask is not None or bool(step.requires_approval) or self.asks_before(step)
         return is_asked or not asked_of.isdisjoint({declared, own, rollback})
 
-    def _asks_before(self, step: Step) -> bool:
+    def asks_before(self, step: Step) -> bool:
         """Return whether `step` runs a plan that requires an approval, and no gate around it asks for all that this plan demands."""
         if step.pinned is None or not step.pinned.options.asks:
             return False

@@ -133,14 +133,19 @@ def pin(plan: "ExecutionPlan") -> None:
 async def named_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
     """Return the plan of a path, of the store by its bare name, or of a git revision. Raises as `plan_of` does, and UsageError."""
     if source.startswith(GIT):
-        return _plan_of_git(source)
+        revision, colon, path = source.removeprefix(GIT).partition(":")
+        if not (revision and colon and path):
+            raise UsageError(f"`{source}`: write git:REVISION:FILE, as in `git:HEAD~1:restart.yaml`")
+        plan, problems = _read_git(revision, path)
+        if plan is None:
+            raise InvalidPlanError(problems)
+        await pin_stored(pin_files(plan, read=lambda file: _read_git(revision, os.path.relpath(file))), store)
+        return plan
     return await plan_of(source if is_plan(source) else f"{STORED}{source}", store)
 
 
-def _plan_of_git(source: str) -> "ExecutionPlan":
-    revision, colon, path = source.removeprefix(GIT).partition(":")
-    if not (revision and colon and path):
-        raise UsageError(f"`{source}`: write git:REVISION:FILE, as in `git:HEAD~1:restart.yaml`")
+def _read_git(revision: str, path: str) -> "tuple[ExecutionPlan | None, list[Problem]]":
+    """Return the plan of a file as it was in a git revision, and the problems of its document. Raises UsageError if it was not there."""
     where = path if path.startswith("/") else f"./{path}"
     command = ["git", "show", "--end-of-options", f"{revision}:{where}"]
     try:
@@ -148,11 +153,8 @@ def _plan_of_git(source: str) -> "ExecutionPlan":
     except FileNotFoundError as error:
         raise UsageError("git is not installed") from error
     if shown.returncode != 0:
-        raise UsageError(f"`{source}`: {one_line(shown.stderr.decode(errors='replace').strip())}")
-    plan, problems = read_document(shown.stdout.decode(errors="replace"), file=path)
-    if plan is None:
-        raise InvalidPlanError(problems)
-    return plan
+        raise UsageError(f"`{GIT}{revision}:{path}`: {one_line(shown.stderr.decode(errors='replace').strip())}")
+    return read_document(shown.stdout.decode(errors="replace"), file=path)
 
 
 async def _stored_plan(source: str, store: "PlanStore | None") -> "ExecutionPlan":

@@ -66,7 +66,7 @@ class Rollback:
         self.scope = replace(scope, history=history, stop=Stop(), clock=None, gates=None, refusal=None)
         ended = dict[str, RunScope]()  # of the sub-plans, like that of the run
         for step_id, one in scope.inside.items():
-            ended[step_id] = replace(self.scope, values=one.values, inputs=one.inputs, slots=one.slots, inside=ended)
+            ended[step_id] = replace(self.scope, values=one.values, inputs=one.inputs, inside=ended)
         self.scope.inside = ended
         self.halt = Stop()  # setting it prevents further calls; a stop of the scope also ends running ones
         self._history = history

@@ -97,7 +97,7 @@ def rollback_needs_approver(plan: ExecutionPlan, policy: EffectivePolicy) -> boo
     and a person who requests any other rollback approves it with that request.
     """
     effects = {effect for one in (plan, *plan.sub_plans) for effect in (one.approval or ApprovalPolicy()).effects}
-    return bool(effects or policy.gate_effects) or any(step.requires_approval for step in plan.all_steps)
+    return bool(effects or policy.gate_effects) or any(step.requires_approval or plan.asks_before(step) for step in plan.all_steps)
 
 
 def refuse_unknown_outcome(run: PlanRun, history: RunHistory) -> None:

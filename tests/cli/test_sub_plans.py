@@ -1,6 +1,7 @@
 """A plan in git that runs another one, on the command line: it is validated, previewed, tested, saved, run, resolved and resumed."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,12 @@ def test_an_exported_picture_shows_the_steps_inside(plan: Plan) -> None:
     assert said.code == 0, said
     assert "verify#46;check" in said.out
     assert '"DependsOn": ["verify"]' in plan("export", "move.yaml", "--format", "aster", "--json").out
+
+
+def test_a_difference_to_a_git_revision_reads_the_inner_plan_of_that_revision(plan: Plan) -> None:
+    for command in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first"]):
+        subprocess.run(["git", *command], check=True)
+    assert plan("diff", "git:HEAD:move.yaml", "move.yaml").err == "no differences\n"
+    path = Path("parts/site.yaml")
+    path.write_text(path.read_text(encoding="utf-8").replace("Check it", "Look at it"), encoding="utf-8")
+    assert "~ verify.check.description: Check it → Look at it" in plan("diff", "git:HEAD:move.yaml", "move.yaml").out

@@ -26,6 +26,7 @@ from plan_adapter import (
 )
 from plan_adapter.engine.connection import Server
 from plan_adapter.execution.history import ResumeOptions
+from plan_adapter.execution.items import recorded_items
 from plan_adapter.plan import ExecutionOptions, Input, Step
 from plan_adapter.record import PlanRun, RunReason
 from plan_adapter.runs.resume import execute_resume
@@ -96,6 +97,21 @@ async def test_lists_groups_and_plans_inside_a_sub_plan_see_its_own_names(cluste
     stored = await store.run(ended.id)
     assert stored.step("move.verify.nodes").result == ended.step("move.verify.nodes").result
     assert [step.group for step in stored.steps if step.id.endswith("drain")] == ["move.verify.nodes"]
+
+
+async def test_the_record_tells_the_items_of_a_step_inside(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken = {"each x"}
+    first = do("first", "${{ inputs.site }}")
+    each = Step(
+        id="each", tool_name="do", for_each="${{ [inputs.site, 'x', steps.first.result] }}", parameters={"what": "each ${{ item }}"}
+    )
+    plan = around(site(first, each))
+    failed = await run(plan, cluster, store)
+    assert recorded_items(plan, await store.run(failed.id), "verify.each") == ["北京", "x", "北京 done"]
+    cluster.broken.clear()
+    await aresolve_step(failed.id, "verify.each", "done", item=1, by="ana", store=store)
+    ended = await aresume_run(failed.id, tools=cluster.tools, store=store, offline=True)
+    assert (ended.status, cluster.done) == (PlanStatus.COMPLETED, ["北京", "each 北京", "each 北京 done"])
 
 
 async def test_an_input_that_does_not_fit_fails_the_step_that_gives_it(cluster: Cluster, store: PlanStore) -> None:

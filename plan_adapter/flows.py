@@ -1,4 +1,4 @@
-"""The flows to deploy: `plan_adapter.flows.run_plan`, `.draft_plan` and `.reconcile` are their entrypoints."""
+"""The flows to deploy: `plan_adapter.flows.run_plan`, `.draft_plan`, `.pursue_goal` and `.reconcile` are their entrypoints."""
 
 import asyncio
 import re
@@ -13,12 +13,13 @@ from plan_adapter.agent.configured import model_of
 from plan_adapter.agent.model import Model, ModelAnswer, Question
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Budget, Planner
+from plan_adapter.agent.summary import summarize
 from plan_adapter.blocks import LanguageModel, PlanStoreDatabase
 from plan_adapter.canonical import plan_digest
 from plan_adapter.draft_text import cost_of, draft_text
-from plan_adapter.drafts import PlanRequest
-from plan_adapter.engine.drafting import as_task_run, ask_in_form, current_flow_run, publish_draft
-from plan_adapter.errors import ModelError, PlanAdapterError
+from plan_adapter.drafts import Draft, PlanRequest
+from plan_adapter.engine.drafting import as_task_run, ask_in_form, current_flow_run, publish_draft, publish_summary
+from plan_adapter.errors import ModelError, PlanAdapterError, StoreError
 from plan_adapter.loading import aload_plan
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.runner import compile_plan
@@ -90,24 +91,11 @@ async def draft_plan(
         model: Name of a Language Model block. By default the worker's settings name the model.
         database: Name of a Plan Store Database block. By default the worker's settings name the store.
     """
-    registry = ToolRegistry.for_drafts([*Settings().tools, *(tools or [])], available_tools or [])
-    request = PlanRequest(
-        task=task,
-        context=context or {},
-        constraints=tuple(constraints or ()),
-        max_steps=max_steps,
-        available_secrets=tuple(available_secrets or ()),
-    )
+    request, registry = _draft_request(task, context, constraints, max_steps, available_tools, available_secrets, tools)
     asked = await _open_model(model)
     try:
         async with await _open_store(database) as store:
-            redactor = await model_redactor(Settings(), request.available_secrets)
-            budget = Budget.of(Settings())
-            planner = Planner(
-                asked, registry, asker=ask_in_form, budget=budget, keep=store.drafts, redactor=redactor, ask_model=_ask_as_task_run
-            )
-            draft = await planner.drafted(request, draft_id=current_flow_run())
-            await publish_draft(draft_text(draft))
+            draft = await _draft(request, registry, asked, store)
     finally:
         await asked.aclose()
     if draft.plan is None:
@@ -115,6 +103,109 @@ async def draft_plan(
     return Completed(
         message=f"plan {plan_digest(draft.plan)} by {draft.model}: {cost_of(draft)}; `plan show --draft {draft.id}` shows everything"
     )
+
+
+@flow(name="pursue-goal", persist_result=False)
+async def pursue_goal(
+    goal: str,
+    context: dict[str, Any] | None = None,
+    constraints: list[str] | None = None,
+    max_steps: int | None = None,
+    available_tools: list[str] | None = None,
+    available_secrets: list[str] | None = None,
+    tools: list[str] | None = None,
+    model: str | None = None,
+    database: str | None = None,
+) -> State:
+    """Pursue a goal: draft a plan for it, wait for a person to approve the plan, run it, and summarize what came of it.
+
+    The steps of the plan are the task runs of this flow run, and the summary is an artifact of it. A retry of the flow run keeps the plan
+    that was drafted and carries completed steps.
+
+    Args:
+        goal: What is wanted, in words.
+        context: Facts that the plan may need, by name.
+        constraints: Rules that the plan has to follow, one sentence each.
+        max_steps: The maximum number of steps.
+        available_tools: Names of built-in tools that the plan may use beside `tools`. If a name is one of `tools`,
+            the plan may use no other of those.
+        available_secrets: Names of the secrets that the plan may use.
+        tools: Import strings (package.module:name) of tools or registries.
+        model: Name of a Language Model block. By default the worker's settings name the model.
+        database: Name of a Plan Store Database block. By default the worker's settings name the store.
+    """
+    request, registry = _draft_request(goal, context, constraints, max_steps, available_tools, available_secrets, tools)
+    asked = await _open_model(model)
+    try:
+        async with await _open_store(database) as store:
+            flow_run_id = str(current_flow_run())
+            draft = await _kept_draft(store, flow_run_id) or await _draft(request, registry, asked, store)
+            if draft.plan is None:
+                return Failed(message=draft.failure or "no valid plan for the goal")
+            compiled = compile_plan(validate(draft.plan, registry), tools=registry, store=store)
+            state = cast("State", await compiled.fn())  # not as a subflow, as in `run_plan`
+            await _summarize(request, asked, store, flow_run_id)
+            return state
+    except PlanAdapterError as error:
+        return Failed(message=str(error))
+    finally:
+        await asked.aclose()
+
+
+def _draft_request(
+    task: str,
+    context: dict[str, Any] | None,
+    constraints: list[str] | None,
+    max_steps: int | None,
+    available_tools: list[str] | None,
+    available_secrets: list[str] | None,
+    tools: list[str] | None,
+) -> tuple[PlanRequest, ToolRegistry]:
+    """Return what the parameters of a flow ask for, and the tools to plan with."""
+    request = PlanRequest(
+        task=task,
+        context=context or {},
+        constraints=tuple(constraints or ()),
+        max_steps=max_steps,
+        available_secrets=tuple(available_secrets or ()),
+    )
+    return request, ToolRegistry.for_drafts([*Settings().tools, *(tools or [])], available_tools or [])
+
+
+async def _draft(request: PlanRequest, registry: ToolRegistry, model: Model, store: PlanStore) -> Draft:
+    """Return the draft of this flow run, published as an artifact. Each question to the model is a task run."""
+    planner = Planner(
+        model,
+        registry,
+        asker=ask_in_form,
+        budget=Budget.of(Settings()),
+        keep=store.drafts,
+        redactor=await model_redactor(Settings(), request.available_secrets),
+        ask_model=_ask_as_task_run,
+    )
+    draft = await planner.drafted(request, draft_id=current_flow_run())
+    await publish_draft(draft_text(draft))
+    return draft
+
+
+async def _kept_draft(store: PlanStore, draft_id: str) -> Draft | None:
+    """Return the draft of an earlier try of this flow run, if it has a plan. A plan that is drafted anew needs another approval."""
+    try:
+        draft = await store.drafts.get(draft_id)
+    except StoreError:  # there is none
+        return None
+    return draft if draft.plan is not None else None
+
+
+async def _summarize(request: PlanRequest, model: Model, store: PlanStore, flow_run_id: str) -> None:
+    """Publish the summary of the run of this flow run, if its steps have ended."""
+    run = await store.ledger.run_of_flow(flow_run_id)
+    if run is None or not run.status.has_ended or run.started_at is None:
+        return
+    summary = await summarize(request.task, run, model, await model_redactor(Settings(), request.available_secrets))
+    if summary.failure:
+        get_run_logger().warning("the summary is mechanical: %s", summary.failure)
+    await publish_summary(summary.text, flow_run_id)
 
 
 async def _ask_as_task_run(model: Model, question: Question) -> ModelAnswer:

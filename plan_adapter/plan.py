@@ -16,8 +16,12 @@ from plan_adapter.problems import Problem
 
 Effect: TypeAlias = Literal["read", "idempotent_write", "write"]
 Isolation: TypeAlias = Literal["thread", "process"]
-CallKind: TypeAlias = Literal["step", "rollback"]
-"""What a call is: a step or one item of it, or the rollback of either."""
+CallKind: TypeAlias = Literal["step", "rollback", "decision", "check"]
+"""What a call is.
+
+`step`: a step, one item of it, or the tool call of a round of a goal. `rollback`: the rollback of a step or an item. `decision`: a model's
+decision of a round. `check`: what that decision was checked for.
+"""
 
 InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "array", "object"]
 KnownBy: TypeAlias = Literal["ssh_signature", "totp", "os_user", "form", "unverified"]
@@ -29,6 +33,9 @@ program passed.
 
 ASK = "ask"
 """What a question is called where other steps have the name of their tool."""
+
+GOAL = "goal"
+"""What a goal is called where other steps have the name of their tool."""
 
 EFFECTS: tuple[Effect, ...] = ("read", "idempotent_write", "write")
 """All effects, from the weakest to the strongest."""
@@ -199,6 +206,24 @@ EXPIRES_DESCRIPTION = (
 )
 
 
+GOAL_DESCRIPTION = (
+    "What a model has to achieve with `tools`, in words, round by round. It may contain `${{ }}`. Each call that writes waits for a "
+    "confirmation. The result is {summary, rounds, evidence, results}."
+)
+
+
+DONE_WHEN_DESCRIPTION = (
+    "An expression in `${{ }}` over `result` that must be true after the call. For a goal it may also be a text, which a model judges by "
+    "the evidence."
+)
+
+
+TIMEOUT_DESCRIPTION = (
+    "The timeout of one attempt in milliseconds. Overrides the options. 0 means no limit. For a goal, the time that all its calls may take "
+    "together."
+)
+
+
 class Rollback(_Model):
     """The call that undoes a completed step. It is approved with the plan, tried once, and has the step's timeout."""
 
@@ -340,7 +365,7 @@ class Step(_Model):
         default_factory=list, description="The names and groups that may answer the question. The default is those of the plan."
     )
     expires: Expiry | None = Field(default=None, description=EXPIRES_DESCRIPTION)
-    goal: str | None = Field(default=None, description="What a model has to achieve with `tools`, in words. Not executed yet.")
+    goal: str | None = Field(default=None, description=GOAL_DESCRIPTION)
     description: str = Field(default="", description="What the step is for. Approvers read it.")
     for_each: str | None = Field(
         default=None,
@@ -372,16 +397,16 @@ class Step(_Model):
         description="An expression. If it is false, the step is skipped.",
         json_schema_extra={"pattern": WHOLE_EXPRESSION},
     )
-    done_when: str | None = Field(default=None, description="An expression in `${{ }}` over `result` that must be true after the call.")
-    tools: list[str] = Field(default_factory=list, description="The tools that a goal step may use. Not executed yet.")
-    max_rounds: int | None = Field(default=None, ge=1, description="The maximum number of rounds of a goal step. Not executed yet.")
+    done_when: str | None = Field(default=None, description=DONE_WHEN_DESCRIPTION)
+    tools: list[str] = Field(default_factory=list, description="The tools that the model may use for the goal.")
+    max_rounds: int | None = Field(default=None, ge=1, description="The maximum number of rounds of a goal. The default is 60.")
     max_retries: int = Field(default=0, ge=0, description="How often the step is retried after a known failure.")
     retry_delay_ms: int = Field(default=0, ge=0, description="Milliseconds before the second attempt.")
     retry_backoff: float = Field(
         default=1.0, ge=1.0, description="Each delay is the previous one times this number. 1.0 means a fixed delay."
     )
     retry_jitter: float = Field(default=0.0, ge=0.0, le=1.0, description="Each delay varies randomly by up to this share of it.")
-    timeout_ms: int | None = Field(default=None, ge=0, description="The timeout of one attempt. Overrides the options. 0 means no limit.")
+    timeout_ms: int | None = Field(default=None, ge=0, description=TIMEOUT_DESCRIPTION)
     effect: Effect | None = Field(default=None, description="The effect of this call, if it differs from the tool's own effect.")
     isolation: Isolation | None = Field(default=None, description="Where a sync tool runs. A process can be killed at a timeout.")
     depends_on: list[str] = Field(
@@ -404,8 +429,8 @@ class Step(_Model):
 
     @property
     def called(self) -> str:
-        """The name of what the step calls: its tool, the plan that it runs, or `ask` for a question."""
-        return self.tool_name or self.plan or (ASK if self.ask is not None else "")
+        """The name of what the step calls: its tool, the plan that it runs, `ask` for a question, or `goal`."""
+        return self.tool_name or self.plan or (ASK if self.ask is not None else GOAL if self.goal is not None else "")
 
     # Kept outside the fields, like a cached_property. A private attribute on each of thousands of steps would double their load time.
     @property

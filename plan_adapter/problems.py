@@ -123,6 +123,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "A group is a step with `for_each` and `steps`: its steps run once per item. It calls no tool itself, its steps have no lists "
             "of their own, and only they see each other's results. Elsewhere use `steps.<group>.result`."
         ),
+        "bad-goal": (
+            "A goal is a step whose `goal` says in words what is wanted. A model works it out with the step's `tools`, and chooses their "
+            "arguments. The fields of a single call are not for goals, and `tools` and `max_rounds` are for nothing else."
+        ),
         "never-true": (
             "A `when` asks whether a step failed. Naming the step makes a dependency, and a step is skipped if one of its dependencies "
             "fails. Undo the failed step with a `rollback`, or react in `finally`, which knows `steps.<id>.status` and `run.failed_steps`."

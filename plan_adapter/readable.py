@@ -105,11 +105,11 @@ def safe_name(name: str) -> str:
 
 
 def call_name(step_id: str, item: int | None, label: str | None = None, *, kind: "CallKind" = "step") -> str:
-    """Return the name of a call: `restart`, `rollback restart`, or `restart[web-2]` for an item.
+    """Return the name of a call: `restart`, `rollback restart`, `decision report`, or `restart[web-2]` for an item.
 
     An item without a label is identified by its number, from 1.
     """
-    name = step_id if kind == "step" else f"rollback {step_id}"
+    name = step_id if kind == "step" else f"{kind} {step_id}"
     return name if item is None else f"{name}[{label or item + 1}]"
 
 
@@ -251,7 +251,7 @@ class _Mask:
 
     def of(self, value: "JsonValue", schemas: _Schemas) -> "JsonValue":
         """Return `value` redacted according to all of `schemas`."""
-        if any(map(_says_secret, schemas)):
+        if schemas and any(map(_says_secret, schemas)):
             return self._secret(value)
         if isinstance(value, str):
             return self._text(value)
@@ -283,7 +283,7 @@ class _Mask:
             if secret and member is not None and not isinstance(member, bool) and not (only_texts and isinstance(member, int | float)):
                 shown[key] = self._secret(member)
             else:
-                shown[key] = self.of(member, self.resolved([_property(schema, key) for schema in schemas]))
+                shown[key] = self.of(member, self.resolved([_property(schema, key) for schema in schemas]) if schemas else ())
         return shown
 
     def _text(self, text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from pydantic import JsonValue
 
 from plan_adapter.errors import RunFailedError
-from plan_adapter.plan import ASK, CallKind, Effect, Expiry, Input, PlanStatus, StepStatus
+from plan_adapter.plan import ASK, GOAL, CallKind, Effect, Expiry, Input, PlanStatus, StepStatus
 
 LEAST_ID_CHARACTERS = 4
 """The fewest characters of a run's id that identify the run. Fewer would let a typo pick a run."""
@@ -35,6 +35,7 @@ class RunReason(StrEnum):
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"  # a write began, and whether it happened is unknown
     INTERRUPTED = "interrupted"  # its process died
+    EXHAUSTED = "exhausted"  # a goal was not met within its budget
 
 
 class Outcome(StrEnum):
@@ -150,7 +151,7 @@ class StepRun:
         return cls(
             id=step["id"],
             index=index,
-            tool_name=step.get("tool_name") or (ASK if step.get("ask") else ""),
+            tool_name=step.get("tool_name") or (ASK if step.get("ask") else GOAL if step.get("goal") else ""),
             description=step.get("description", ""),
             depends_on=tuple(depends_on),
             attempts=attempts,

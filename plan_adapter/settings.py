@@ -118,6 +118,9 @@ class Settings(BaseSettings):
     draft_answer_tokens: int = Field(default=8192, gt=0)
     """The token limit of one answer, including a reasoning model's thoughts. A second, deeper pass has twice as many."""
 
+    goal_tokens: int = Field(default=1_000_000, gt=0)
+    """How many tokens the model of one goal may use in one start of a run."""
+
     @classmethod
     def settings_customise_sources(
         cls,

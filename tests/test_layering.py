@@ -28,7 +28,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "errors values",
         "plan expressions",
         "settings private_files credentials record",
-        "canonical documents drafts listing plan_import run_window tools secrets",
+        "canonical documents drafts goals listing plan_import run_window tools secrets",
         "commands",
         "validation hooks pictures formatting",
         "preview",

@@ -1,16 +1,22 @@
-"""The JSON Schema of a planning decision: one kind of step per available tool, with that tool's own parameters."""
+"""The JSON Schemas of what a model is asked for: a planning decision, a goal step's decision, and the verdict on a goal.
+
+A tool's own parameters are part of the first two: one kind of step, or of call, per available tool.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from pydantic import JsonValue
 
+from plan_adapter.goals import GoalAction, VerdictWord
 from plan_adapter.plan import EFFECTS, STEP_ID
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 
 ACTIONS = ("continue", "ask_user", "plan_done")
 COMPLEXITIES = ("simple", "moderate", "complex")
+GOAL_ACTIONS: tuple[GoalAction, ...] = get_args(GoalAction)
+VERDICTS: tuple[VerdictWord, ...] = get_args(VerdictWord)
 
 Schema = dict[str, Any]
 
@@ -37,6 +43,58 @@ def draft_outline(*, max_steps: int | None = None) -> dict[str, JsonValue]:
     kind = _object(call | _REFERRED | {"effect": _choice(EFFECTS, _EFFECT)}, required=("tool_name", "description", "parameters"))
     rollback = _object(call, required=("tool_name", "parameters"))
     return {**_decision([kind], max_steps), "$defs": {**_FIELDS, "rollback": rollback}}
+
+
+def goal_schema(definitions: Sequence[Mapping[str, JsonValue]]) -> dict[str, JsonValue]:
+    """Return the JSON Schema of one decision of a goal step with the tools in `definitions`. The same tools give the same bytes."""
+    shared, calls = Schema(), list[Schema]()
+    for number, definition in enumerate(definitions):
+        arguments = cast("Schema", _renamed(definition["parameters"], number))
+        shared |= {f"{name}_{number}": part for name, part in arguments.pop("$defs", {}).items()}
+        fields: Schema = {"name": _choice([str(definition["name"])], "The tool."), "arguments": arguments}
+        calls.append(_object(fields, required=("name", "arguments")))
+    return {**_goal_decision({"anyOf": calls}), "$defs": shared}
+
+
+def goal_outline() -> dict[str, JsonValue]:
+    """Return the same schema without the tools, for a prompt that already lists them."""
+    return _goal_decision(_object({"name": {"type": "string"}, "arguments": {"type": "object"}}, required=("name", "arguments")))
+
+
+def verdict_schema() -> dict[str, JsonValue]:
+    """Return the JSON Schema of a verdict on a goal."""
+    fields: Schema = {
+        "verdict": _choice(VERDICTS, "Whether done_when is met, by the evidence alone."),
+        "receipts": _ids("The ids of the evidence that the verdict rests on, as in E1."),
+        "reason": _text("Why, in one or two sentences."),
+    }
+    return _object(fields, required=("verdict", "receipts", "reason"))
+
+
+def _goal_decision(call: Schema) -> Schema:
+    abort: Schema = {
+        "code": _text("A short word for why, such as no_access."),
+        "user_message": _text("What the person reads."),
+        "internal_reason": _text("What the log keeps."),
+    }
+    fields: Schema = {
+        "action": _choice(GOAL_ACTIONS, "What to do in this round."),
+        "speak": _text("What the person reads: one sentence, or the question."),
+        "reason": _text("Why this action."),
+        "goal_check": _text("With next_plan and done: why done_when is met, citing evidence by its id, as in E1."),
+        "tool_call": {**call, "description": "The one call of this round: with confirm, and with continue if it reads."},
+        "abort": {**_object(abort, required=("code", "user_message")), "description": "Only and always with abort."},
+    }
+    return _object(fields, required=("action", "speak", "reason"))
+
+
+def _renamed(schema: JsonValue, number: int) -> JsonValue:
+    """Return a tool's schema whose references are those of tool `number` among several."""
+    if isinstance(schema, list):
+        return [_renamed(part, number) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return _moved({key: _renamed(part, number) for key, part in schema.items()}, number)
 
 
 def _decision(kinds: list[Schema], max_steps: int | None) -> Schema:

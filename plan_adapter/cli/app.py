@@ -42,6 +42,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
         Verb("deploy", "Deploy a runbook to Prefect, with a form and a schedule"),
         Verb("undeploy", "Delete the deployment of a runbook"),
         Verb("serve", "Serve runbooks from this process, without a work pool"),
+        Verb("pursue", "Pursue a goal in words: draft, approve, run, summarize"),
     ),
     "Decide": (
         Verb("gates", "List the runs and steps that wait for an answer"),

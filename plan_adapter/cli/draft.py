@@ -100,14 +100,14 @@ async def draft(
     registry = drafting_tools_of(tools or [], tool or [])
     request = PlanRequest(
         task=(text_of(STDIN, "the task") if task == STDIN else task).strip(),
-        context=_context(context, faults),
+        context=context_of(context, faults),
         constraints=tuple(constraint or ()),
         max_steps=max_steps,
         available_tools=tuple(registry.names()),
         available_secrets=tuple(secret or ()),
     )
     asked = None if print_prompt or answer is not None else _model(model, model_url, faults)
-    faults += [*_faults(request, registry), *destination.faults()]
+    faults += [*request_faults(request, registry), *destination.faults()]
     if faults:
         raise UsageError("; ".join(faults))
     job = DraftJob(request, registry, destination, as_json=json)
@@ -131,8 +131,8 @@ async def _resume(
     return await _plan(DraftJob(draft.request, registry, destination, as_json), model, begun=draft)
 
 
-def _context(text: str | None, faults: list[str]) -> str | dict[str, Any]:
-    """Return the context: a text, a JSON object, or the content of a file."""
+def context_of(text: str | None, faults: list[str]) -> str | dict[str, Any]:
+    """Return the context of `--context`: a text, a JSON object, or the content of a file. Adds what is wrong with it to `faults`."""
     if text is None:
         return {}
     if text.startswith("@"):
@@ -159,7 +159,7 @@ def _context_file(path: Path) -> str | dict[str, Any]:
     return values
 
 
-def _faults(request: PlanRequest, tools: "ToolRegistry") -> list[str]:
+def request_faults(request: PlanRequest, tools: "ToolRegistry") -> list[str]:
     """Return everything that is wrong with the request, before a model costs anything."""
     context = request.context if isinstance(request.context, str) else dict(request.context)
     given = {"TASK": request.task, "--context": context, "--constraint": [*request.constraints]}
@@ -185,6 +185,27 @@ def _model(name: str | None, url: str | None, faults: list[str]) -> "OpenAIModel
 
 async def _plan(job: DraftJob, model: "OpenAIModel", *, begun: Draft | None = None) -> int:
     """Draft with a model; `begun`: the draft to continue."""
+    began = time.monotonic()
+    try:
+        drafted, question = await draft_with(model, job, begun=begun)
+    finally:
+        await model.aclose()
+    if job.as_json:
+        streams.json_line(draft_json(drafted, question=question))
+    code = report(drafted, job.destination, as_json=job.as_json)
+    if question is not None:
+        streams.note(f"answer it at a terminal; {_how_to_continue(job, drafted.id)}")
+        return ExitCode.USAGE
+    if drafted.plan is None and time.monotonic() - began >= Settings().draft_timeout_seconds:
+        streams.note(f"PLAN_ADAPTER_DRAFT_TIMEOUT_SECONDS gives it longer; {_how_to_continue(job, drafted.id)}")
+    return code
+
+
+async def draft_with(model: "OpenAIModel", job: DraftJob, *, begun: Draft | None = None) -> tuple[Draft, str | None]:
+    """Draft with a model, and show the rounds. Return the draft, and the model's question if nobody answered it.
+
+    `begun` is the draft to continue. Raises ModelError that says how to continue.
+    """
     from plan_adapter.agent.planner import Budget, Planner  # only where a model drafts
 
     settings, asker, draft_id = Settings(), TerminalAsker(), begun.id if begun is not None else new_id()
@@ -193,9 +214,7 @@ async def _plan(job: DraftJob, model: "OpenAIModel", *, begun: Draft | None = No
     def on_call(call: ModelCall) -> None:
         streams.note(call_line(call) + ("; kept from before" if call.number in kept else ""))
 
-    how_to_continue = f"the answers so far are kept; continue with: {job.destination.resume_command(draft_id)}"
     streams.note(f"draft {draft_id}: asking {model.name}, which may plan with {listed(job.tools.names(), NAMED)}")
-    began = time.monotonic()
     try:
         redactor = await model_redactor(settings, job.request.available_secrets)
         async with open_store(settings) as store:
@@ -204,21 +223,15 @@ async def _plan(job: DraftJob, model: "OpenAIModel", *, begun: Draft | None = No
             )
             drafted = await planner.drafted(job.request, draft_id=draft_id)
     except asyncio.CancelledError:
-        streams.note(how_to_continue)
+        streams.note(_how_to_continue(job, draft_id))
         raise
     except ModelError as error:
-        raise ModelError(f"{error}\n{how_to_continue}") from None
-    finally:
-        await model.aclose()
-    if job.as_json:
-        streams.json_line(draft_json(drafted, question=asker.unanswered))
-    code = report(drafted, job.destination, as_json=job.as_json)
-    if asker.unanswered is not None:
-        streams.note(f"answer it at a terminal; {how_to_continue}")
-        return ExitCode.USAGE
-    if drafted.plan is None and time.monotonic() - began >= settings.draft_timeout_seconds:
-        streams.note(f"PLAN_ADAPTER_DRAFT_TIMEOUT_SECONDS gives it longer; {how_to_continue}")
-    return code
+        raise ModelError(f"{error}\n{_how_to_continue(job, draft_id)}") from None
+    return drafted, asker.unanswered
+
+
+def _how_to_continue(job: DraftJob, draft_id: str) -> str:
+    return f"the answers so far are kept; continue with: {job.destination.resume_command(draft_id)}"
 
 
 async def _draft_by_hand(job: DraftJob, answer: str | None) -> int:

@@ -1,11 +1,13 @@
 """Drafting inside a flow run: model calls as task runs, questions to a person as forms, and the draft as an artifact."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 from uuid import UUID, uuid4
 
 from prefect import get_client, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.actions import ArtifactCreate
 from prefect.exceptions import FlowPauseTimeout
 from prefect.flow_runs import pause_flow_run
 from prefect.input import RunInput
@@ -17,6 +19,8 @@ from plan_adapter.engine.gate_display import publish_text
 from plan_adapter.readable import prose
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 24 * 3600
 """How long a person may take to answer a model's question."""
@@ -56,6 +60,17 @@ def current_flow_run() -> str | None:
     """Return the id of the current flow run, or None outside one."""
     found: str | None = flow_run.id
     return found
+
+
+async def publish_summary(text: str, flow_run_id: str) -> None:
+    """Publish the summary of what came of a goal as an artifact of a flow run, which may have ended."""
+    data = "\n\n".join(prose(line) for line in text.splitlines() if line.strip())
+    summary = ArtifactCreate(key="summary", type="markdown", description="What came of the goal", data=data, flow_run_id=UUID(flow_run_id))
+    try:
+        async with get_client() as client:
+            await client.create_artifact(summary)
+    except Exception as error:
+        log.warning("the artifact %s was not written: %s", summary.key, error)
 
 
 async def publish_draft(text: str) -> None:

@@ -66,6 +66,7 @@ class Called:
     done_when: Template | None = None
     result: JsonValue = None  # what a rollback's parameters see as `result`
     kind: CallKind = "step"
+    timeout_seconds: float | None = None  # a limit in addition to the step's and the tool's
 
     @property
     def name(self) -> str:

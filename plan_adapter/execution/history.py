@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from plan_adapter import graph
 from plan_adapter.errors import RunConflictError
@@ -134,6 +134,7 @@ class CallHistory:
     repeatable: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # idempotent writes that may have been done
     interrupted_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which run again
     aborted: set[Unit] = field(default_factory=set[Unit])  # writes that may have been done, where a person ended the run without saying
+    receipts: dict[Unit, Receipt] = field(default_factory=dict[Unit, Receipt])  # the last one, whatever its outcome
     last: dict[str, datetime] = field(default_factory=dict[str, datetime])  # by step: when an attempt last started or ended
     outdated: dict[Unit, int] = field(default_factory=dict[Unit, int])  # `finally` steps to run again: the attempt that had succeeded
 
@@ -148,6 +149,7 @@ class CallHistory:
             self._note(receipt.step_id, receipt.ended_at)
             self.attempts[unit] = max(self.attempts.get(unit, 0), number)
             ended.add((unit, number))
+            self.receipts[unit] = receipt
             if receipt.outcome is Outcome.SUCCEEDED:
                 self.succeeded[unit] = receipt
             elif receipt.is_abort:
@@ -173,9 +175,11 @@ class CallHistory:
 
 @dataclass(frozen=True, slots=True)
 class RunHistory(CallHistory):
-    """What earlier starts of a run left: the calls of its steps and of their `rollbacks`. Empty on the first start."""
+    """What earlier starts of a run left: the calls of its steps, of their `rollbacks`, and of goals. Empty on the first start."""
 
     rollbacks: CallHistory = field(default_factory=CallHistory)
+    decisions: CallHistory = field(default_factory=CallHistory)  # of the models of goals
+    checks: CallHistory = field(default_factory=CallHistory)  # of those decisions
     choices: Mapping[str, StepChoice] = field(
         default_factory=dict[str, StepChoice]
     )  # steps covered by a person's request, in this start or an earlier one
@@ -187,7 +191,7 @@ class RunHistory(CallHistory):
 
     def calls(self, kind: CallKind) -> CallHistory:
         """Return the calls of this kind."""
-        return self if kind == "step" else self.rollbacks
+        return {"step": self, "rollback": self.rollbacks, "decision": self.decisions, "check": self.checks}[kind]
 
     @property
     def left(self) -> list[str]:
@@ -239,7 +243,6 @@ class RunHistory(CallHistory):
     def of(cls, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> "RunHistory":
         """Return the history given by `attempts` and `receipts`. Attempts that have receipts may be omitted."""
         history, tried, ended = cls(), list(attempts), list(receipts)
-        kinds: tuple[CallKind, ...] = ("step", "rollback")
-        for kind in kinds:
+        for kind in get_args(CallKind):
             history.calls(kind).take((row for row in tried if row.kind == kind), (row for row in ended if row.kind == kind))
         return history

@@ -74,7 +74,7 @@ def _labels(
                 written = _short(template.resolve(variables(value)), cut=True)
             except ExpressionError:  # the item lacks a field of the label; its number names it, and it still runs
                 written = None
-        label = _redact(written, mask) or str(number)
+        label = shown_label(written, mask) or str(number)
         unique, count = label, 2
         while unique in taken:
             unique, count = f"{label} ({count})", count + 1
@@ -97,7 +97,8 @@ def _short(value: JsonValue, *, cut: bool = False) -> str | None:
     return text if cut or (len(text) <= MAX_LABEL_CHARACTERS and len(text.splitlines()) <= 1) else None
 
 
-def _redact(text: str | None, mask: Callable[[str], str]) -> str:
+def shown_label(text: str | None, mask: Callable[[str], str]) -> str:
+    """Return `text` as a label: one short line, with secrets redacted by `mask`. Empty for None."""
     if text is None:
         return ""
     shown = one_line(mask(text)).replace("`", "'").strip()  # redacted before it is cut, because a cut could expose part of a secret

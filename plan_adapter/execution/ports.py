@@ -28,7 +28,7 @@ class AttemptEnd:
     can_retry: bool = True  # false if another attempt would fail the same way
     was_interrupted: bool = False  # the call had started, and its end was not awaited or was lost
     not_done: bool = False  # the tool's probe reported that nothing was done; the next attempt costs no retry
-    reason: str | None = None  # who reported the success, if not the tool itself
+    reason: str | None = None  # who reported the success, if not the tool itself; why a goal failed
 
 
 WORST_FIRST: tuple[AttemptOutcome, ...] = ("unknown", "cancelled", "timed_out", "failed", "succeeded")

@@ -9,6 +9,8 @@ from pydantic import JsonValue
 from plan_adapter import graph
 from plan_adapter.errors import ExpressionError, error_text
 from plan_adapter.execution.asked import AskedCalls, is_open
+from plan_adapter.execution.goal_calls import CutShortError, GoalCalls
+from plan_adapter.execution.goals import Pursuit
 from plan_adapter.execution.groups import Group, group_result
 from plan_adapter.execution.items import Items, item_labels
 from plan_adapter.execution.limits import RunClock
@@ -201,6 +203,8 @@ class Scheduler:
             for one in step.inner:
                 self._skip(one, f"`{step.id}` failed")
             return self.tasks.spawn(self._close(step, show=True))
+        if step.goal is not None:
+            return self.tasks.spawn(self._pursue(step))
         scope = self._scope.of(step)
         labels = item_labels(scope, step, [value for _, value in items]) if step.for_each is not None else [None]
         if step.is_group:
@@ -284,6 +288,24 @@ class Scheduler:
         self._finish(step, end, was_refused=was_refused(state, runs), continues=state.continues)
         run.carried = all(one.carried for one in runs)
         return await self._close(step, show=True)
+
+    async def _pursue(self, step: Step) -> None:
+        """Pursue the goal of a step, and close the step unless it is left waiting for a person."""
+        run, urgency, was_refused, is_shown = self._runs[step.id], self._urgency[step.id], False, False
+        if (receipt := self._scope.history.succeeded.get((step.id, None))) is not None:
+            end, run.carried = AttemptEnd("succeeded", receipt.number, result=receipt.result), True
+        else:
+            run.status = StepStatus.RUNNING
+            halted = partial(self._why_halted, step)
+            calls = GoalCalls(self._scope, step, run, asked=self.asked, run_step=self._call_step, urgency=urgency, halted=halted)
+            try:
+                end, is_shown = await Pursuit(self._scope.of(step), step, calls).pursue(), True
+            except CutShortError as error:
+                end, was_refused = error.end, error.was_refused
+        if end is None:
+            return
+        self._finish(step, end, was_refused=was_refused)
+        await self._close(step, show=not is_shown)
 
     # Groups: each item's steps are queued as they become ready.
 
@@ -559,7 +581,7 @@ class Scheduler:
         if end.outcome == "succeeded":
             run.status, run.outcome, run.result, run.reason = StepStatus.COMPLETED, Outcome.SUCCEEDED, end.result, end.reason
             return
-        run.status, run.error, run.reason = StepStatus.FAILED, end.error, NOT_APPROVED if was_refused else end.outcome
+        run.status, run.error, run.reason = StepStatus.FAILED, end.error, NOT_APPROVED if was_refused else end.reason or end.outcome
         run.outcome = Outcome.UNKNOWN if end.outcome == "unknown" or self._was_cut_short(step, end) else Outcome.FAILED
         if end.outcome == "failed" and self._stops_on_error(step) and not (was_refused and continues):
             self._halt_around(step, f"stopped because `{step.id}` failed")

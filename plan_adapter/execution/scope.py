@@ -16,6 +16,7 @@ from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.secrets import RunSecrets, redact
 from plan_adapter.expressions import Variables
 from plan_adapter.gates.approval import ApprovedPlan
+from plan_adapter.goals import GoalModel
 from plan_adapter.hooks import Event, EventKind, Hooks, Listener, call_hook, notify
 from plan_adapter.plan import Step, StepStatus
 from plan_adapter.record import PlanRun, Recorder, StepRun
@@ -43,6 +44,8 @@ class RunScope:
     values: MutableMapping[str, dict[str, JsonValue]] = field(default_factory=dict[str, dict[str, JsonValue]])
     gates: StepGates | None = None  # None: no step has a gate
     outcomes: Outcomes | None = None  # None: nobody is asked about unknown outcomes
+    goal_model: GoalModel | None = None  # None: no model is configured
+    goal_tokens: int | None = None  # how many tokens the model of one goal may use; None means no limit
     refusal: GateRefusal | None = None  # the first refusal at a step gate that ends the run
     is_left: bool = False  # only step gates are open, and this start of the run no longer waits at them
     leave: LeaveSignal = field(default_factory=LeaveSignal)

@@ -13,6 +13,10 @@ NOT_APPROVED = "not_approved"
 """The reason of a failed step if some of its items were called and others were not approved."""
 
 
+FAILURES = (RunReason.STEP_FAILED, RunReason.EXHAUSTED)
+"""The reasons of a run that a failed step ended."""
+
+
 def rolls_back(run: PlanRun, plan: ExecutionPlan) -> bool:
     """Return whether `run` is rolled back automatically: a failed step or the total timeout ended it.
 
@@ -22,9 +26,7 @@ def rolls_back(run: PlanRun, plan: ExecutionPlan) -> bool:
         return True
     policies = {step.id: plan.on_error_of(step) for step in plan.steps}
     ended = [step for step in run.steps if step.status is StepStatus.FAILED and step.reason != NOT_APPROVED]
-    return run.reason is RunReason.STEP_FAILED and any(
-        policies.get(step.id) == "stop" for step in ended
-    )  # a group or a sub-plan speaks for its steps
+    return run.reason in FAILURES and any(policies.get(step.id) == "stop" for step in ended)  # a group or a sub-plan speaks for its steps
 
 
 def ended_status(reason: RunReason | None, *, completed: bool) -> PlanStatus:
@@ -54,7 +56,7 @@ def with_finals(ending: Ending, finals: Sequence[StepRun], why_stopped: str = ""
     cause = _unknown(unknown) if unknown else _failure(failed) if failed else why_stopped
     message = f"{ending.message}; {cause}" if ending.message else cause
     reason = ending.reason
-    if reason in (None, RunReason.STEP_FAILED):
+    if reason is None or reason in FAILURES:
         reason = RunReason.UNKNOWN if unknown else RunReason.STEP_FAILED if failed else reason or RunReason.TIMED_OUT
     return Ending(PlanStatus.PARTIAL if ending.status is PlanStatus.COMPLETED else ending.status, reason, message)
 
@@ -78,7 +80,8 @@ def ending_of(steps: Sequence[StepRun], stop: Stop, refusal: GateRefusal | None 
     if unknown:
         return Ending(broken, RunReason.UNKNOWN, _unknown(unknown))
     if failed:
-        return Ending(broken, RunReason.STEP_FAILED, _failure(failed))
+        is_exhausted = all(step.reason == RunReason.EXHAUSTED for step in failed)
+        return Ending(broken, RunReason.EXHAUSTED if is_exhausted else RunReason.STEP_FAILED, _failure(failed))
     if refusal is not None:
         return Ending(PlanStatus.CANCELLED, refusal.reason, refusal.message)
     if missing := [step.id for step in steps if step.id in left and step.status is StepStatus.SKIPPED]:

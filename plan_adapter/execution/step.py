@@ -15,6 +15,7 @@ from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, 
 from plan_adapter.execution.ports import AttemptEnd, GatedCall
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.scope import RunScope
+from plan_adapter.expressions import Template, Variables
 from plan_adapter.plan import Effect, Isolation, Step, new_id
 from plan_adapter.readable import call_name
 from plan_adapter.record import Approval, Attempt, Outcome, PlanRun, Receipt, StepRun
@@ -22,6 +23,14 @@ from plan_adapter.secrets import SecretUnavailableError
 from plan_adapter.tools.probing import Done, NotDone
 from plan_adapter.tools.source import code_digest
 from plan_adapter.tools.tool import Tool, ToolContext, as_json
+
+
+def unmet(done_when: Template, variables: Variables) -> str | None:
+    """Return why `done_when` is not met, with the parts of the result that it uses. None if it is."""
+    if done_when.resolve(variables) is True:
+        return None
+    used = done_when.used_of_result(variables)
+    return f"done_when is not met: {done_when.source}" + (f"; {used}" if used else "")
 
 
 class Call:
@@ -83,10 +92,10 @@ class Call:
 
     @property
     def timeout_seconds(self) -> float | None:
-        """The limit of one attempt, or None for no limit: the shorter of the step's and the tool's."""
+        """The limit of one attempt, or None for no limit: the shortest of those of the step, the tool and the call itself."""
         milliseconds = self._scope.approved.bound.validated.plan.timeout_ms_of(self.step)
         limits = [milliseconds / 1000] if milliseconds else []
-        return min(limits + ([self._tool.timeout_seconds] if self._tool.timeout_seconds else []), default=None)
+        return min(limits + [limit for limit in (self._tool.timeout_seconds, self._called.timeout_seconds) if limit], default=None)
 
     @property
     def task(self) -> object | None:
@@ -105,8 +114,8 @@ class Call:
 
     @property
     def _place(self) -> str:
-        """The effect, marked as a rollback if it is one. Names the crash points."""
-        return self.effect if self._called.kind == "step" else f"rollback {self.effect}"
+        """The effect, marked with the kind of call unless it is a step. Names the crash points."""
+        return self.effect if self._called.kind == "step" else f"{self._called.kind} {self.effect}"
 
     async def gated(self) -> GatedCall:
         """Return the call as it would be made now, to be approved. Raise ToolError, which says why, if it cannot be made at all."""
@@ -245,8 +254,8 @@ class Call:
             error = "it was not done, says its probe"
             return AttemptEnd("failed", lost.number, error=error, not_done=True)
         result = self._scope.secrets.redactor.value(as_json(answer.result))
-        if (unmet := self._unmet(result)) is not None:
-            return AttemptEnd("failed", lost.number, error=unmet)
+        if (failure := self._unmet(result)) is not None:
+            return AttemptEnd("failed", lost.number, error=failure)
         return AttemptEnd("succeeded", lost.number, result=self._keep(result), reason=f"it was done, says the probe of `{self._tool.name}`")
 
     async def _begin(self, intent: Attempt) -> None:
@@ -264,7 +273,7 @@ class Call:
             work = work_of(self._tool, arguments, isolation=self._isolation, without_prefect=without_prefect)
             value = await complete(work, self._tool.name, timeout=self.timeout_seconds, stop=self._scope.stop)
             result = self._scope.secrets.redactor.value(value if self._isolation == "process" else as_json(value))
-            unmet = self._unmet(result)
+            failure = self._unmet(result)
         except CallStoppedError:
             return self._stopped_end(was_interrupted=True)
         except CallTimedOutError:
@@ -275,8 +284,8 @@ class Call:
             if isinstance(error, asyncio.CancelledError):
                 raise
             return AttemptEnd("failed", number, error=self._error_text(error))
-        if unmet is not None:
-            return AttemptEnd("failed", number, error=unmet)
+        if failure is not None:
+            return AttemptEnd("failed", number, error=failure)
         return AttemptEnd("succeeded", number, result=self._keep(result), reason=self._answered_by)
 
     @property
@@ -290,15 +299,11 @@ class Call:
 
     def _unmet(self, result: JsonValue) -> str | None:
         template = self._called.done_when
-        if template is None:
-            return None
-        variables = self._scope.variables(item=self._value, result=result)
-        if template.resolve(variables) is True:
-            return None
-        used = template.used_of_result(variables)
-        return f"done_when is not met: {self.step.done_when}" + (f"; {used}" if used else "")
+        return None if template is None else unmet(template, self._scope.variables(item=self._value, result=result))
 
     def _keep(self, result: JsonValue) -> JsonValue:
+        if self._called.kind in ("decision", "check"):  # the next start reads them again
+            return result
         return self._scope.limit.keep(result, run_id=self.run.id, name=f"{self.key}-{self._number}")
 
     def _timeout_text(self) -> str:

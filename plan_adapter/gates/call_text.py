@@ -69,7 +69,7 @@ def step_gate_text(
     undo = preview_rollback(step.id, validated, Predictions(validated, bound.inputs).of(step))
     first = [*notice_lines(notices), *opening(f"Approve {words(call_name(step.id, item, label))}?", step.description)]
     asked = [f"{_danger(effect, undo, or_fails=step.rollback_failed)} It calls {code(step.tool_name or '')} with:", ""]
-    arguments = values.parameters(validated.tools[step.id].name, parameters)
+    arguments = values.parameters(step.tool_name or "", parameters)
     shown, is_whole = first_values(arguments, height=max(HEIGHT - height_of([*first, *asked, *closing]), FEWEST))
     first += [*asked, *(shown or ["- no parameters"]), "", *closing]
     rest = [] if is_whole else ["### Parameters", "", *(line for name, value in arguments for line in value_lines(code(name), value)), ""]

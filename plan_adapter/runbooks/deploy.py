@@ -84,8 +84,7 @@ def _approval(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
 
 def _tool_packages(validated: ValidatedPlan) -> dict[str, str]:
     """Return the package, with its version, that defines each tool that this package does not define itself."""
-    used = [*validated.tools.values(), *(rollback.tool for rollback in validated.rollbacks.values())]
-    modules = {tool.name: tool.source.__module__.partition(".")[0] for tool in used}
+    modules = {name: tool.source.__module__.partition(".")[0] for name, tool in validated.used_tools.items()}
     foreign = {name: module for name, module in modules.items() if module != "plan_adapter"}
     if not foreign:
         return {}

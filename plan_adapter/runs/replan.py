@@ -112,7 +112,7 @@ async def draft_automatically(
 
 def tools_of_plan(validated: ValidatedPlan) -> ToolRegistry:
     """Return a registry with the tools that a plan uses."""
-    return ToolRegistry([*validated.tools.values(), *(undo.tool for undo in validated.rollbacks.values())])
+    return ToolRegistry(validated.used_tools.values())
 
 
 def note_of(draft: Draft, words: str) -> str:

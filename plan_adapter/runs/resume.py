@@ -16,6 +16,7 @@ from plan_adapter.record import PlanRun, RunReason
 from plan_adapter.runs.approval import end_overdue, is_answered, not_approved, open_detached, refuse_approver
 from plan_adapter.runs.cancel import cancelled_before, is_cancelled
 from plan_adapter.runs.folders import in_folder, moved_here, refuse_elsewhere, refuse_rollback_elsewhere
+from plan_adapter.runs.goals import refuse_without_model
 from plan_adapter.runs.operator_requests import choices_of, with_operator_requests
 from plan_adapter.runs.permissions import require_resume_operator
 from plan_adapter.runs.replan import tools_of_plan
@@ -36,11 +37,12 @@ async def needs_approval(bound: BoundPlan, run: PlanRun, store: PlanStore, run_r
 
 
 async def refuse_missing_now(bound: BoundPlan, run: PlanRun, history: RunHistory, run_request: RunRequest) -> None:
-    """Raise InvalidPlanError if secrets are missing for steps of `run` that are not done yet."""
+    """Raise InvalidPlanError if secrets or a model are missing for steps of `run` that are not done yet."""
     validated = bound.validated
-    if validated.secrets:
+    if validated.secrets or validated.goal_tools:
         choices = {**choices_of(run, validated, history, ResumeOptions()), **history.choices}
         done = [step_id for step_id, fate in choices.items() if fate.kind != "run"]
+        refuse_without_model(validated, run_request, done=done)
         await refuse_missing(validated, run_request.settings, done=done)
 
 
@@ -197,6 +199,7 @@ async def execute_in_flow(
         if run is None:
             policy = await opened.policy.effective(run_request.settings)
             refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
+            refuse_without_model(bound.validated, run_request)
             await refuse_missing(bound.validated, run_request.settings)
             run = await create_run(bound, opened, run_request, flow_run_id=flow_run_id)
         elif run.reason in (RunReason.REJECTED, RunReason.EXPIRED):  # while its worker was released

@@ -15,6 +15,7 @@ from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.ports import StepRunner
 from plan_adapter.gates.approval import Approver, os_user
 from plan_adapter.gates.gate import GateForms
+from plan_adapter.goals import GoalModel
 from plan_adapter.hooks import Hooks, Listener
 from plan_adapter.record import Approval, ApprovalRequest, PlanRun, RunContext
 from plan_adapter.secrets import SecretChain
@@ -65,6 +66,7 @@ class RunRequest:
     listener: Listener | None = None
     leave: LeaveSignal = field(default_factory=LeaveSignal)
     settings: Settings = field(default_factory=Settings)
+    goal_model: GoalModel | None = None  # pursues the goals of the plan; None: the model of the settings
     secrets: SecretChain | None = None  # where to look up secrets; None: the places of the settings
     identity: Identity | None = None  # who makes an operator request; None: `requested_by`, without proof
     server: Server | None = None  # one that has just responded; None: the server in the settings

@@ -18,13 +18,15 @@ from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.status import rolls_back
+from plan_adapter.execution.status import FAILURES, rolls_back
 from plan_adapter.gates.approval import ApprovedPlan, refuse_operation
+from plan_adapter.goals import GoalModel
 from plan_adapter.plan import PlanStatus, StepStatus, new_id
 from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun
 from plan_adapter.runs.approval import approve_run, is_answered, load_new_version, not_approved, open_detached, refuse_approver
 from plan_adapter.runs.ending import answer_soon, conclude_run, ending_without_finals, leave_waiting, release_run, watched
 from plan_adapter.runs.folders import current_folder, in_folder
+from plan_adapter.runs.goals import goal_model_of, refuse_without_model
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.replan import AUTOMATIC_REPLAN, draft_automatically, note_of, wants_replanning
 from plan_adapter.runs.secrets import refuse_missing, secrets_of
@@ -113,6 +115,11 @@ def _for_drafted(run_request: RunRequest) -> RunRequest:
 
 async def _execute_approved(approved: ApprovedPlan, keeper: GateKeeper) -> BoundPlan | None:
     """Execute the steps of the approved plan. If a failure leads to a new version, which waits for approval, return it, else None."""
+    async with goal_model_of(approved.bound.validated, keeper.run_request) as goal_model:
+        return await _execute_with(goal_model, approved, keeper)
+
+
+async def _execute_with(goal_model: GoalModel | None, approved: ApprovedPlan, keeper: GateKeeper) -> BoundPlan | None:
     session, run, store = keeper.session, keeper.run, keeper.store
     backend = session.backend
     run.transition(PlanStatus.EXECUTING)
@@ -123,6 +130,7 @@ async def _execute_approved(approved: ApprovedPlan, keeper: GateKeeper) -> Bound
     reached("claimed")
     scope = scope_of(approved, session, await store.ledger.recorder(run))
     scope.gates = CallGates(approved, keeper, scope.stop, await store.policy.effective(keeper.run_request.settings), session.history.asked)
+    scope.goal_model, scope.goal_tokens = goal_model, keeper.run_request.settings.goal_tokens
     enable_outcome_gates(scope, keeper)
     scope.notify("run_started")
     rollback = undrafted = None
@@ -203,7 +211,7 @@ async def _replanned(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | N
     """
     run, store, validated = scope.run, keeper.store, scope.approved.bound.validated
     ending = ending_without_finals(scope)
-    if ending.reason is not RunReason.STEP_FAILED or not await wants_replanning(run, validated.plan, store):
+    if ending.reason not in FAILURES or not await wants_replanning(run, validated.plan, store):
         return None, None
     run.transition(ending.status, reason=ending.reason, message=ending.message)
     run.message = scope.secrets.redactor.text(run.message or "")  # it goes to a model and into the note of the version
@@ -357,6 +365,7 @@ async def execute_plan(
         if not answered and not record_pending:
             raise await not_approved(bound, opened, run_request.settings)
         with known_secrets_of(server):
+            refuse_without_model(bound.validated, run_request)
             await refuse_missing(bound.validated, run_request.settings)
             await refuse_approver(bound, opened, run_request)
             await refuse_turn(bound, opened, run_request.context)

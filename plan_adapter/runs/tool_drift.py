@@ -12,7 +12,6 @@ from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.source import code_digest
-from plan_adapter.tools.tool import Tool
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate_recorded
 
 OTHER_TOOLS = (
@@ -103,6 +102,4 @@ async def code_notices(validated: ValidatedPlan, run: PlanRun, store: PlanStore)
     attempts = await store.attempts(run.id)
     if not attempts:
         return []
-    used: dict[str, Tool[..., object]] = {tool.name: tool for tool in validated.tools.values()}
-    used |= {call.tool.name: call.tool for call in validated.rollbacks.values()}
-    return changed_code(attempts, {name: code_digest(tool) for name, tool in used.items()})
+    return changed_code(attempts, {name: code_digest(tool) for name, tool in validated.used_tools.items()})

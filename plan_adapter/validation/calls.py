@@ -16,20 +16,17 @@ from plan_adapter.expressions.expression import Expression
 from plan_adapter.plan import EFFECTS, MAX_FAILURES, MAX_TAG_CHARACTERS, RESERVED_IDS, STEP_ID, Effect, ExecutionPlan, Input, Step
 from plan_adapter.problems import did_you_mean
 from plan_adapter.readable import visible
+from plan_adapter.tools.goal import goal_tool
 from plan_adapter.tools.question import question_tool
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.findings import Findings
+from plan_adapter.validation.goals import check_goal, check_no_goal
 from plan_adapter.validation.json_text import NotJSONError, parse_json
 from plan_adapter.validation.questions import check_question
 from plan_adapter.validation.sub_plans import check_has_plan, check_inputs, check_place, check_sub_plan
 from plan_adapter.values import find_bad_values
 
-_NOT_YET: Mapping[str, tuple[str, str]] = {
-    "goal": ("goals are not pursued yet", "call a tool: `tool_name`"),
-    "tools": ("only a goal has tools, and goals are not pursued yet", "call one tool: `tool_name`"),
-    "max_rounds": ("only a goal has rounds, and goals are not pursued yet", "remove it"),
-}
 _EMPTY: tuple[object, ...] = (None, False, "", [])
 
 Declared: TypeAlias = Mapping[tuple[bool, bool, bool], Declarations]
@@ -58,6 +55,7 @@ class Call:
     done_when: Template | None
     undo: Template | None  # the parameters of its rollback
     undo_tool: Tool[..., Any] | None
+    goal_tools: tuple[Tool[..., Any], ...] = ()  # that the model of a goal may use
 
     @property
     def effect(self) -> Effect | None:
@@ -190,6 +188,7 @@ def _check_tools_exist(places: Mapping[str, Step], tools: ToolRegistry, findings
     users: dict[str, list[str]] = {}
     for at, step in places.items():
         called = {f"{at}.tool_name": step.tool_name}
+        called |= {f"{at}.tools[{index}]": name for index, name in enumerate(step.tools)}
         if step.rollback is not None:
             called[f"{at}.rollback.tool_name"] = step.rollback.tool_name
         for field, name in called.items():
@@ -212,13 +211,13 @@ def _tool_hint(name: str, tools: ToolRegistry) -> str:
 
 
 def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, findings: Findings) -> Call:
-    for field, (message, hint) in _NOT_YET.items():
-        if step.ask is None and getattr(step, field) not in _EMPTY and not (field in ("tools", "max_rounds") and step.goal):
-            findings.add("not-yet", f"{at}.{field}", message, hint)
     check_question(step, at, findings)
     if step.ask is not None:
         return _compiled(step, (question_tool(), None), {"question": step.ask.question}, (at, f"{at}.ask"), declared, findings)
-    if not step.tool_name and step.goal is None and step.plan is None:
+    if step.goal is not None:
+        return _goal(step, at, declared, tools, findings)
+    check_no_goal(step, at, findings)
+    if not step.tool_name and step.plan is None:
         findings.add("missing-field", f"{at}.tool_name", "the step has no tool", "write `tool_name`")
     check_tags(step.tags, f"{at}.tags", findings)
     tool = tools.get(step.tool_name or "")
@@ -227,14 +226,31 @@ def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, fi
         _check_effect(step, tool, at, findings)
         if parameters is not None:
             _check_parameters(tool, parameters, place, findings)
+    _check_only_of_groups(step, at, findings)
+    _check_label(step, at, findings)
+    undo_tool = _check_rollback(step, at, tools, findings)
+    return _compiled(step, (tool, undo_tool), parameters or {}, (at, place), declared, findings)
+
+
+def _check_only_of_groups(step: Step, at: str, findings: Findings) -> None:
     for name in ("batch", "max_failures"):
         if getattr(step, name) != Step.model_fields[name].default:
             findings.add("bad-group", f"{at}.{name}", f"only a group has `{name}`, and this step has no `steps`", "remove it")
     if step.requires_approval == "each":
         findings.add("bad-group", f"{at}.requires_approval", "`each` is for groups", "write true: each item has a gate of its own then")
-    _check_label(step, at, findings)
-    undo_tool = _check_rollback(step, at, tools, findings)
-    return _compiled(step, (tool, undo_tool), parameters or {}, (at, place), declared, findings)
+
+
+def _goal(step: Step, at: str, declared: Declared, tools: ToolRegistry, findings: Findings) -> Call:
+    """Return a step with a goal, compiled. Its parameters are what the model is told: the goal, and a `done_when` in words."""
+    check_tags(step.tags, f"{at}.tags", findings)
+    goal_tools = check_goal(step, at, tools, findings)
+    _check_only_of_groups(step, at, findings)
+    told: dict[str, JsonValue] = {"goal": step.goal}
+    if step.done_when is not None and not has_expression(step.done_when):
+        told["done_when"] = step.done_when
+    one = step if step.for_each is None else step.model_copy(update={"for_each": None, "label": None})
+    one = one if step.rollback is None else one.model_copy(update={"rollback": None})
+    return replace(_compiled(one, (goal_tool(), None), told, (at, at), declared, findings), goal_tools=goal_tools)
 
 
 def _check_label(step: Step, at: str, findings: Findings) -> None:
@@ -353,11 +369,9 @@ def _compiled(
     undo = None if step.rollback is None or step.ask is not None else step.rollback.parameters
     done_when = step.done_when
     if done_when is not None and not has_expression(done_when):
-        message, hint = (
-            "conditions in words are not supported yet",
-            "write an expression: `${{ result.… }}`",
-        )
-        findings.add("not-yet", f"{at}.done_when", message, hint)
+        if step.goal is None:
+            message, hint = "only a goal has a condition in words", "write an expression: `${{ result.… }}`"
+            findings.add("not-yet", f"{at}.done_when", message, hint)
         done_when = None
     label = step.label if step.for_each is not None else None
     return Call(
@@ -392,6 +406,8 @@ def _label(findings: Findings, text: str, at: str, declared: Declarations) -> Te
 
 
 def _may_have_secrets(tool: Tool[..., Any] | None) -> bool:
-    """Whether `tool` may receive secrets. A question is shown, and Prefect's server stores the parameters of run_deployment as text."""
+    """Whether `tool` may receive secrets. A question is shown, a goal is sent to a model, and Prefect stores those of run_deployment."""
     deployment = sys.modules.get("plan_adapter.tools.deployment")  # if nobody has imported the module, no tool is from it
-    return tool is not question_tool() and (tool is None or deployment is None or tool.source is not deployment.run_deployment.source)
+    if tool in (question_tool(), goal_tool()):
+        return False
+    return tool is None or deployment is None or tool.source is not deployment.run_deployment.source

@@ -37,6 +37,8 @@ def check_gates(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> N
 
 
 def _has_gate(plan: ExecutionPlan, call: Call) -> bool:
+    if any(tool.effect != "read" for tool in call.goal_tools):  # each call that writes waits
+        return True
     rollback = None if call.undo_tool is None else call.undo_tool.effect
     return plan.has_gate(call.step, None if call.tool is None else call.tool.effect, rollback=rollback)
 

@@ -13,11 +13,12 @@ from plan_adapter.canonical import approval_digest, plan_digest
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.expressions import INPUT_NAME, Declarations, Template, compile_template
 from plan_adapter.graph import topological_order, transitive_reduction
-from plan_adapter.plan import Effect, ExecutionPlan, Step
+from plan_adapter.plan import EFFECTS, Effect, ExecutionPlan, Step
 from plan_adapter.problems import Problem
 from plan_adapter.record import RunFolder
 from plan_adapter.run_window import problem_of
 from plan_adapter.settings import Settings
+from plan_adapter.tools.goal import goal_tool
 from plan_adapter.tools.question import question_tool
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
@@ -45,6 +46,7 @@ class ValidatedPlan:
     groups: Mapping[str, Mapping[str, tuple[str, ...]]]  # by group: its steps in order, with the siblings they wait for
     sub_plans: Mapping[str, SubPlan]  # by the step that runs it
     tools: Mapping[str, Tool[..., Any]]
+    goal_tools: Mapping[str, Mapping[str, Tool[..., Any]]]  # only of goals: the tools that their models may use, by name
     parameters: Mapping[str, Template]  # or the inputs that a step gives the plan that it runs
     when: Mapping[str, Template]  # only of steps that have one; likewise the next three
     for_each: Mapping[str, Template]
@@ -59,9 +61,17 @@ class ValidatedPlan:
     steps: Mapping[str, Step]  # by id
 
     def effect_of(self, step_id: str) -> Effect:
-        """Return the effect of the call that a step makes. A step with steps inside it calls nothing itself."""
+        """Return the effect of the call that a step makes: of a goal, the strongest of its tools. One with inner steps calls nothing."""
         step = self.steps[step_id]
+        if step_id in self.goal_tools:
+            return max((tool.effect for tool in self.goal_tools[step_id].values()), key=EFFECTS.index)
         return "read" if step.inner else step.effect or self.tools[step_id].effect
+
+    @property
+    def used_tools(self) -> dict[str, Tool[..., Any]]:
+        """All tools that calls of the plan may use, by name, with those of rollbacks and goals."""
+        undo = (rollback.tool for rollback in self.rollbacks.values())
+        return _used_tools([*self.tools.values(), *undo, *(tool for tools in self.goal_tools.values() for tool in tools.values())])
 
     @property
     def edges(self) -> Mapping[str, tuple[str, ...]]:
@@ -145,8 +155,7 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
         raise InvalidPlanError(problems)
     _refuse(problems)
     calls = examined.all_calls({step.id: step for step in examined.plan.all_steps}) if examined.sub_plans else examined.calls
-    # The plan itself says what a question asks, and a user's tool may be called `ask`.
-    used = {tool.name: tool for call in calls for tool in (call.tool, call.undo_tool) if tool is not None and tool is not question_tool()}
+    used = _used_tools(tool for call in calls for tool in (call.tool, call.undo_tool, *call.goal_tools))
     finals = {call.step.id for call in calls if call.is_final}
     known = examined.all_dependencies()
     dependencies = known.of_all() if known.inner or known.nested else known.outer
@@ -165,6 +174,7 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
         groups=MappingProxyType({group: _reduced(after) for part in known.parts for group, after in part.inner.items()}),
         sub_plans=MappingProxyType(_sub_plans(examined, known)),
         tools=MappingProxyType({call.step.id: call.tool for call in calls if call.tool is not None}),
+        goal_tools=MappingProxyType({call.step.id: {tool.name: tool for tool in call.goal_tools} for call in calls if call.goal_tools}),
         parameters=MappingProxyType({call.step.id: call.parameters for call in calls}),
         when=MappingProxyType({call.step.id: call.when for call in calls if call.when is not None}),
         for_each=MappingProxyType({call.step.id: call.for_each for call in calls if call.for_each is not None}),
@@ -178,6 +188,13 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
         steps=MappingProxyType({call.step.id: call.step for call in calls}),
         secrets=frozenset(name for call in calls for template in (call.parameters, call.undo) if template for name in template.secrets),
     )
+
+
+def _used_tools(tools: Iterable[Tool[..., Any] | None]) -> dict[str, Tool[..., Any]]:
+    """Return those of `tools` that a registry has, by name."""
+    # The plan itself says what a question asks and what a goal is, and a user's tool may be called `ask` or `goal`.
+    own = (None, question_tool(), goal_tool())
+    return {tool.name: tool for tool in tools if tool is not None and tool not in own}
 
 
 def _reduced(dependencies: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

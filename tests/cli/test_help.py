@@ -28,7 +28,7 @@ def test_help_groups_the_verbs_by_what_a_person_is_doing(plan: Plan, word: str) 
     shown = {title: text.split("\n\n")[0] for title in GROUPS for text in [said.out.partition(f"\n\n{title}:\n")[2]]}
     assert {title: [line.split()[0] for line in text.splitlines()] for title, text in shown.items()} == {
         "Write": ["init", "validate", "preview", "test", "draft", "promote", "import", "schema", "tools"],
-        "Run": ["run", "deploy", "undeploy", "serve"],
+        "Run": ["run", "deploy", "undeploy", "serve", "pursue"],
         "Decide": ["gates", "approve", "answer", "reject", "resolve", "standing", "enroll", "policy"],
         "Look": ["runs", "show", "versions", "diff", "logs", "export", "explain", "guide"],
         "Repair": ["resume", "revise", "cancel", "reconcile"],

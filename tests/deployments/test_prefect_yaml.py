@@ -13,7 +13,7 @@ from plan_adapter.documents import is_test_file
 ROOT = Path(__file__).parents[2]
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
 
-REQUIRED = {"any-plan": {"plan": "x"}, "from-words": {"task": "x"}}
+REQUIRED = {"any-plan": {"plan": "x"}, "from-words": {"task": "x"}, "in-words": {"goal": "x"}}
 """What whoever starts a run gives."""
 
 

@@ -21,6 +21,7 @@ from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import ending_of
 from plan_adapter.gates.approval import approved_plan, without_approval
+from plan_adapter.goals import GoalModel
 from plan_adapter.hooks import Event, Hooks
 from plan_adapter.plan import ExecutionPlan, PlanStatus, new_id
 from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
@@ -72,6 +73,8 @@ class Execution:
     folder: Path = Path("unused")
     gates: StepGates | None = None
     outcomes: Outcomes | None = None
+    goal_model: GoalModel | None = None
+    goal_tokens: int | None = None
     events: list[Event] = field(default_factory=list)
     run: PlanRun = field(init=False)
     scope: RunScope = field(init=False)
@@ -103,6 +106,8 @@ class Execution:
             listener=self._listen,
             gates=self.gates,
             outcomes=self.outcomes,
+            goal_model=self.goal_model,
+            goal_tokens=self.goal_tokens,
         )
         await execute(self.scope, DirectStepRunner())
         status, reason, message = ending_of(self.run.steps, self.scope.stop, self.scope.refusal)

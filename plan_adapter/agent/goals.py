@@ -1,0 +1,77 @@
+"""`PromptedGoalModel`: a language model decides the rounds of goal steps, and judges whether a goal is met."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pydantic import JsonValue
+
+from plan_adapter.agent import goal_prompts
+from plan_adapter.agent.goal_decision import read_goal_decision, read_verdict
+from plan_adapter.agent.model import Message, Model, Question
+from plan_adapter.agent.redaction import text_for_model
+from plan_adapter.agent.schema import goal_outline, goal_schema, verdict_schema
+from plan_adapter.execution.secrets import Redactor
+from plan_adapter.goals import Goal, RoundAnswer, Verdict
+from plan_adapter.readable import cut
+from plan_adapter.tools.registry import ToolRegistry
+
+VERIFIER_ANSWERS = 3
+"""How many answers of the verifier are read before nobody can tell."""
+
+TEXT_CHARACTERS = 8_000
+"""How much of an answer's text is kept."""
+
+
+class PromptedGoalModel:
+    """The model behind goal steps, as prompts to `model`. Implements `goals.GoalModel`."""
+
+    def __init__(self, model: Model, tools: ToolRegistry, *, redactor: Redactor | None = None, answer_tokens: int | None = 8192) -> None:
+        """Check calls against `tools`, which contain those of the goals. Everything `redactor` knows is redacted from prompts."""
+        self._model = model
+        self._tools = tools
+        self._redactor = redactor or Redactor()
+        self._answer_tokens = answer_tokens
+        self._schemas: dict[tuple[str, ...], dict[str, JsonValue]] = {}
+        self._verdict: Mapping[str, JsonValue] = verdict_schema()
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._model.name
+
+    async def decide(self, goal: Goal) -> RoundAnswer:
+        """Return the model's answer in the next round. A faulty answer has `faults`. Raises ModelError if there is no answer."""
+        messages = goal_prompts.round_messages(goal, self._redactor)
+        answer = await self._model.ask(Question(messages, self._schema(goal), "goal_decision", goal_outline(), self._answer_tokens))
+        decision, faults = read_goal_decision(answer.reading, goal, self._tools)
+        text = cut(text_for_model(answer.text, self._redactor), TEXT_CHARACTERS)
+        return RoundAnswer(decision=decision, faults=faults, text=text, model=answer.model, tokens=answer.usage.total)
+
+    async def verify(self, goal: Goal) -> Verdict:
+        """Judge whether `done_when` is met by the evidence alone. Without a usable answer nobody can tell.
+
+        Raises ModelError if there is no answer.
+        """
+        if not goal.evidence:
+            return Verdict(verdict="not_met", reason="there is no evidence")
+        question = Question(goal_prompts.verifier_messages(goal, self._redactor), self._verdict, "goal_verdict", None, self._answer_tokens)
+        tokens, problem = 0, ""
+        for _ in range(VERIFIER_ANSWERS):
+            answer = await self._model.ask(question)
+            tokens += answer.usage.total
+            found = read_verdict(answer.reading, goal)
+            if not isinstance(found, str):
+                return Verdict(verdict=found[0], reason=text_for_model(found[1], self._redactor), tokens=tokens)
+            problem = found
+            said = Message("assistant", self._redactor.text(answer.text) or "(nothing)")
+            question = replace(question, messages=(*question.messages, said, goal_prompts.verdict_correction(problem)))
+        return Verdict(verdict="cannot_tell", reason=f"the verifier's answer could not be used: {problem}", tokens=tokens)
+
+    def _schema(self, goal: Goal) -> dict[str, JsonValue]:
+        """Return the form of a decision: the same object for the same tools, so that its strict form is made once."""
+        names = tuple(str(definition["name"]) for definition in goal.tools)
+        if names not in self._schemas:
+            schema = self._redactor.value(goal_schema(goal.tools))
+            assert isinstance(schema, dict)
+            self._schemas[names] = schema
+        return self._schemas[names]

@@ -1,0 +1,135 @@
+"""`plan pursue`."""
+
+from typing import TYPE_CHECKING, Any
+
+from plan_adapter.cli import output as streams
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.daemon_thread import in_daemon_thread
+from plan_adapter.cli.draft import context_of, draft_with, request_faults
+from plan_adapter.cli.drafting import Destination, DraftJob, draft_json, print_report
+from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
+from plan_adapter.cli.sources import drafting_tools_of, model_of, open_store, tools_of
+from plan_adapter.drafts import PlanRequest
+from plan_adapter.readable import one_line, visible
+from plan_adapter.runs.secrets import model_redactor
+from plan_adapter.settings import Settings
+from plan_adapter.validation import bind_inputs, validate
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from plan_adapter.agent.openai_model import OpenAIModel
+    from plan_adapter.agent.summary import RunSummary
+    from plan_adapter.engine.connection import Server
+    from plan_adapter.plan import ExecutionPlan
+    from plan_adapter.record import PlanRun
+
+
+async def pursue(
+    goal: str,
+    /,
+    *,
+    context: str | None = None,
+    constraint: list[str] | None = None,
+    max_steps: int | None = None,
+    secret: list[str] | None = None,
+    tool: list[str] | None = None,
+    tools: list[str] | None = None,
+    model: str | None = None,
+    model_url: str | None = None,
+    offline: bool = False,
+    detach: bool = False,
+    json: bool = False,
+) -> int:
+    """Pursue a goal in words: a model drafts a plan, you approve it, it runs, and the model summarizes what came of it.
+
+    The plan is drafted as `plan draft` does it, and runs as with `plan run`. Nothing happens before a person has approved the plan. The
+    summary goes to stdout, and with a server to the page of the run as an artifact. It is mechanical if the model fails.
+
+    If the run is left waiting, there is no summary: `plan show RUN` shows what came of it.
+
+    Args:
+        goal: What is wanted, in words.
+        context: What the model needs to know: a text, a JSON object, or `@FILE` with either (JSON or YAML by its name).
+        constraint: A rule that the plan must keep, such as "back up first"; may be repeated.
+        max_steps: The largest number of steps that the plan may have.
+        secret: A name that the plan may use as `${{ secrets.NAME }}`; may be repeated. The model never sees its value.
+        tool: The name of a tool that the model may use; may be repeated. If you name one of your own tools, it gets only the named ones.
+        tools: `package.module:name` of a tool or registry that the model may use; may be repeated.
+        model: The model's name; default: PLAN_ADAPTER_MODEL.
+        model_url: The base URL of a server with OpenAI's chat completions; default: PLAN_ADAPTER_MODEL_URL.
+        offline: Run without Prefect: same steps, same record, no UI.
+        detach: Do not wait for answers: leave the run waiting and exit with 6.
+        json: Print the draft, the events, the run and the summary as JSON Lines.
+    """
+    faults = list[str]()
+    registry = drafting_tools_of(tools or [], tool or [])
+    request = PlanRequest(
+        task=goal.strip(),
+        context=context_of(context, faults),
+        constraints=tuple(constraint or ()),
+        max_steps=max_steps,
+        available_tools=tuple(registry.names()),
+        available_secrets=tuple(secret or ()),
+    )
+    if faults := [*faults, *request_faults(request, registry)]:
+        raise UsageError("; ".join(faults))
+    asked = model_of(Settings(), model, model_url)
+    job = DraftJob(request, registry, Destination(None, force=False, tools=tuple(tools or ())), as_json=json)
+    try:
+        draft, question = await draft_with(asked, job)
+        if json:
+            streams.json_line(draft_json(draft, question=question))
+        print_report(draft)
+        if question is not None:
+            streams.note("answer it at a terminal, or say it with --context")
+            return ExitCode.USAGE
+        if draft.plan is None:
+            return ExitCode.FAILED
+        return await _run(draft.plan, asked, request, RunOptions(yes=False, detach=detach, json=json), tools or [], offline=offline)
+    finally:
+        await asked.aclose()
+
+
+async def _run(
+    plan: "ExecutionPlan", model: "OpenAIModel", request: PlanRequest, wanted: RunOptions, imports: list[str], *, offline: bool
+) -> int:
+    """Run the drafted plan once a person has approved it, and print the summary."""
+    from plan_adapter.runs.start import execute_plan  # imports SQLAlchemy
+
+    settings, summaries = Settings(), list["RunSummary"]()
+    pending = begin_server(settings, offline=offline)
+    async with open_store(settings) as store:
+        registry = tools_of(imports)
+        server = await in_daemon_thread(pending.wait) if pending is not None else None
+        foreground = ForegroundRun(server, wanted, store=store, tools=registry)
+        bound = bind_inputs(validate(plan, registry), {}, from_text=True)
+        work = execute_plan(bound, run_request=foreground.request(settings), store=store, offline=offline, record_pending=True)
+        code = await foreground.complete(_summarized(work, model, request, server, summaries))
+    for summary in summaries:
+        streams.json_line({"summary": summary.text}) if wanted.json else streams.line(visible(summary.text))
+        if summary.failure:
+            streams.note(f"the summary is mechanical: {one_line(summary.failure)}")
+    return code
+
+
+async def _summarized(
+    work: "Coroutine[Any, Any, PlanRun]", model: "OpenAIModel", request: PlanRequest, server: "Server | None", summaries: "list[RunSummary]"
+) -> "PlanRun":
+    """Return the run of `work`, after adding its summary to `summaries`, and to its page, if its steps have ended."""
+    from plan_adapter.agent.summary import summarize
+
+    run = await work
+    if run.status.has_ended and run.started_at is not None:
+        summaries.append(await summarize(request.task, run, model, await model_redactor(Settings(), request.available_secrets)))
+        if server is not None and run.flow_run_id is not None:
+            await _publish(summaries[0].text, run.flow_run_id, server)
+    return run
+
+
+async def _publish(text: str, flow_run_id: str, server: "Server") -> None:
+    from plan_adapter.engine.connection import use_server
+    from plan_adapter.engine.drafting import publish_summary  # imports Prefect
+
+    with use_server(server):
+        await publish_summary(text, flow_run_id)

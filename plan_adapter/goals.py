@@ -1,0 +1,143 @@
+"""The values of a goal step: what the model is told, its decision of one round, what came of it, and the evidence.
+
+The loop in `execution` creates them, `agent` turns them into prompts and answers, and receipts keep them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from plan_adapter.plan import Effect
+
+GoalAction: TypeAlias = Literal["continue", "ask_user", "confirm", "next_plan", "done", "abort"]
+EvidenceSource: TypeAlias = Literal["tool_observation", "write_receipt", "user_reply"]
+VerdictWord: TypeAlias = Literal["met", "not_met", "cannot_tell"]
+
+MAX_ROUNDS = 60
+"""How many rounds a goal step has if it does not say."""
+
+MAX_CORRECTIONS = 3
+"""A goal step fails after this many faulty decisions in a row."""
+
+
+class ToolCallIntent(BaseModel):
+    """The one tool call of a decision."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    arguments: dict[str, JsonValue] = {}
+
+
+class AbortIntent(BaseModel):
+    """Why the model gives up. `user_message` is for the person, `internal_reason` for the log."""
+
+    model_config = ConfigDict(frozen=True)
+
+    code: str
+    user_message: str
+    internal_reason: str = ""
+
+
+class ExecuteDecision(BaseModel):
+    """A model's decision of one round."""
+
+    model_config = ConfigDict(frozen=True)
+
+    action: GoalAction
+    speak: str = ""
+    reason: str = ""
+    goal_check: str = ""
+    tool_call: ToolCallIntent | None = None
+    abort: AbortIntent | None = None
+
+
+class RoundAnswer(BaseModel):
+    """What the model answered in one round: a decision, or the faults that it is corrected with. The receipt of the round holds it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    decision: ExecuteDecision | None = None
+    faults: tuple[str, ...] = ()  # in words that the model is sent; not empty exactly if there is no usable decision
+    text: str = ""  # as the model wrote it, redacted
+    model: str = ""
+    tokens: int = 0
+
+
+class Evidence(BaseModel):
+    """A fact of the run that a `goal_check` may cite, by `id`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str  # E1, E2, … in the order of the run
+    step: str
+    step_index: int
+    round: int
+    source: EvidenceSource
+    name: str  # of the tool, or `ask_user`
+    arguments_digest: str
+    success: bool
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round that has ended: the answer, and what came of it."""
+
+    number: int
+    answer: RoundAnswer
+    observation: JsonValue = None  # the tool's result or error, or the person's reply
+    refusal: str = ""  # why the call was not made, or the goal not passed, in words that the model is sent
+    evidence: Evidence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a model is told before each round."""
+
+    step_id: str
+    step_index: int  # of the goal step in its plan, from 0
+    goal: str
+    done_when: str  # empty: the goal itself
+    tools: tuple[Mapping[str, JsonValue], ...]  # as `ToolRegistry.definitions()` has them
+    effects: Mapping[str, Effect]  # by tool
+    plan: tuple[str, ...] = ()  # a line per step of the plan, with its status
+    is_last: bool = True  # whether no other step of the plan is left
+    context: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # inputs, and results of earlier steps
+    rounds: tuple[Round, ...] = ()
+    max_rounds: int = MAX_ROUNDS
+    needs_no_confirmation: frozenset[str] = frozenset()  # write tools that `always_execute` allows
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """The evidence of all rounds so far."""
+        return tuple(one.evidence for one in self.rounds if one.evidence is not None)
+
+
+class Verdict(BaseModel):
+    """Whether `done_when` is met, judged by a verifier that sees only the goal, `done_when` and the evidence."""
+
+    model_config = ConfigDict(frozen=True)
+
+    verdict: VerdictWord
+    reason: str = ""
+    tokens: int = 0
+
+
+class GoalModel(Protocol):
+    """The model behind goal steps."""
+
+    @property
+    def name(self) -> str:
+        """The name under which its answers are recorded."""
+        ...
+
+    async def decide(self, goal: Goal) -> RoundAnswer:
+        """Return the model's answer in the next round. A faulty answer has `faults`. Raises ModelError if there is no answer."""
+        ...
+
+    async def verify(self, goal: Goal) -> Verdict:
+        """Judge whether `done_when` is met by the evidence alone. Raises ModelError if there is no answer."""
+        ...

@@ -1,0 +1,62 @@
+"""The flow `pursue-goal`: a goal is drafted, approved in a form, run as the task runs of the flow run, and summed up in an artifact."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
+
+from plan_adapter.engine.connection import Server, use_server
+from plan_adapter.flows import pursue_goal
+from plan_adapter.gates.approval import answer_to
+from plan_adapter.gates.gate import request_of
+from plan_adapter.plan import PlanStatus
+from plan_adapter.store.store import PlanStore
+from tests.agent.server import Reply, says, scripted
+from tests.agent.test_planner import GOOD, TASK
+from tests.agent.test_replanning_by_itself import shown
+
+pytestmark = pytest.mark.thorough
+
+TOOLS = ["tests.agent.test_planner:look", "tests.agent.test_planner:back_up", "tests.agent.test_planner:deploy"]
+
+
+SUMMARIES = {"by the model": says({"summary": "部署好了。"}), "mechanical": Reply(status=500, error="out of order")}
+
+
+@pytest.mark.parametrize("summary", SUMMARIES.values(), ids=[*SUMMARIES])
+@pytest.mark.parametrize("decision", ["approve", "reject"])
+async def test_a_goal_is_drafted_approved_run_and_summed_up(
+    prefect_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, summary: Reply, decision: Any
+) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path))
+    monkeypatch.setenv("PLAN_ADAPTER_MODEL", "m")
+    with scripted(says(GOOD), summary) as server, use_server(prefect_server):
+        monkeypatch.setenv("PLAN_ADAPTER_MODEL_URL", server.url)
+        async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
+            goal = cast("Any", pursue_goal)(TASK.task, tools=TOOLS, return_state=True)
+            work = asyncio.ensure_future(goal)
+            gate = await shown(store, work)
+            await store.gates.answer(gate.id, answer_to(request_of(gate), decision=decision, by="ana", known_by="form"))
+            state: Any = await work
+            run = await store.run(gate.run_id)
+    flow_run_id = UUID(str(run.flow_run_id))
+    with use_server(prefect_server):
+        async with get_client() as client:
+            of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_id]))
+            artifacts = {one.key: str(one.data) for one in await client.read_artifacts(artifact_filter=of_run)}
+            names = {one.name for one in await client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id])))}
+    assert "draft" in artifacts
+    if decision == "reject":
+        assert (state.name, run.status) == ("Rejected", PlanStatus.CANCELLED)
+        assert "summary" not in artifacts
+        assert len(server.requests) == 1
+        return
+    assert state.is_completed(), state.message
+    assert run.status is PlanStatus.COMPLETED
+    assert {step.id for step in run.steps} <= names
+    mechanical = f"The run is completed. It completed {len(run.steps)} of {len(run.steps)} steps."
+    assert artifacts["summary"] == ("部署好了。" if summary.status == 200 else mechanical)

@@ -1,0 +1,148 @@
+"""Calls of a goal that write, and questions of its model: what people are asked, and what their answers do."""
+
+import pytest
+
+from plan_adapter.execution.ports import GateRefusal
+from plan_adapter.goals import ToolCallIntent
+from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.record import RunReason
+from tests.execution.pursuing import Answering, Board, ScriptedModel, ends, goal_plan, reads, says, writes
+from tests.execution.support import Execution
+
+REJECTED = GateRefusal(RunReason.REJECTED, "bo rejected it: say it politely")
+
+
+def pursued(model: ScriptedModel, board: Board, gates: Answering, **fields) -> Execution:
+    return Execution(goal_plan(**fields), board.tools, goal_model=model, gates=gates)
+
+
+async def test_a_write_waits_for_a_confirmation_of_exactly_this_call():
+    board, gates = Board(), Answering()
+    model = ScriptedModel([writes(note="hello"), ends()])
+    execution = pursued(model, board, gates)
+    run = await execution.go()
+    (call,) = gates.asked
+    assert (run.status, board.notes) == (PlanStatus.COMPLETED, ["hello"])
+    assert (call.name, call.item, call.effect) == ("report[round 1: post(note=hello)]", 0, "write")
+    assert (call.parameters, call.step.tool_name, call.step.description) == ({"note": "hello"}, "post", "好")
+    (intent,) = [attempt for attempt in execution.recorder.attempts if attempt.tool_name == "post"]
+    assert (intent.kind, intent.item, intent.approval_digest) == ("step", 0, call.approval_digest)
+    assert model.seen[1].evidence[0].source == "write_receipt"
+
+
+async def test_the_reason_of_a_rejection_goes_to_the_model_which_cannot_propose_the_same_call_again():
+    board, gates = Board(), Answering([REJECTED])
+    model = ScriptedModel([writes(note="hello"), writes(note="hello"), writes(note="hello, please"), ends("E1")])
+    run = await pursued(model, board, gates).go()
+    assert (run.status, board.notes, len(gates.asked)) == (PlanStatus.COMPLETED, ["hello, please"], 2)
+    first, again = (one.rounds[-1].refusal for one in model.seen[1:3])
+    assert first == "bo rejected it: say it politely"
+    assert again == (
+        "a person refused exactly this call: bo rejected it: say it politely; change it, ask the person with `ask_user`, or use `abort`"
+    )
+
+
+async def test_a_stubborn_model_fails_and_asks_nobody_twice():
+    board, gates = Board(), Answering([REJECTED])
+    run = await pursued(ScriptedModel([writes(note="hello")]), board, gates).go()
+    assert (run.reason, board.notes, len(gates.asked)) == (RunReason.STEP_FAILED, [], 1)
+    assert "3 decisions in a row could not be carried out" in (run.step("report").error or "")
+
+
+async def test_a_person_answers_a_question_of_the_model():
+    board, gates = Board(), Answering([{"answer": "三点"}])
+    model = ScriptedModel([says("ask_user", speak="When?"), ends()])
+    run = await pursued(model, board, gates).go()
+    assert run.status is PlanStatus.COMPLETED
+    (call,) = gates.asked
+    assert call.parameters == {"question": "When?"}
+    assert call.step.ask is not None
+    assert list(call.step.ask.fields) == ["answer"]
+    (evidence,) = model.seen[1].evidence
+    assert (evidence.source, evidence.name, evidence.summary) == ("user_reply", "ask_user", '{"answer":"三点"}')
+    assert model.seen[1].rounds[0].observation == {"answer": "三点"}
+
+
+async def test_a_question_that_nobody_wants_to_answer_is_told_to_the_model():
+    gates = Answering([REJECTED])
+    model = ScriptedModel([says("ask_user", speak="When?"), reads(), ends()])
+    run = await pursued(model, Board(), gates).go()
+    assert run.status is PlanStatus.COMPLETED
+    assert model.seen[1].rounds[0].refusal == REJECTED.message
+
+
+async def test_a_gate_that_expires_ends_the_run():
+    expired = GateRefusal(RunReason.EXPIRED, "nobody answered within 5 min")
+    board = Board()
+    run = await pursued(ScriptedModel([writes(note="x")]), board, Answering([expired])).go()
+    assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.EXPIRED, expired.message)
+    assert board.notes == []
+
+
+async def test_a_gate_that_expires_as_skipped_is_told_to_the_model():
+    skipped = GateRefusal(RunReason.EXPIRED, "nobody answered within 5 min", ends_run=False)
+    model = ScriptedModel([writes(note="x"), reads(), ends()])
+    run = await pursued(model, Board(), Answering([skipped])).go()
+    assert run.status is PlanStatus.COMPLETED
+    assert model.seen[1].rounds[0].refusal == "nobody answered within 5 min"
+
+
+async def test_a_run_that_waits_for_nobody_leaves_the_goal_open():
+    class Leaving(Answering):
+        async def ask(self, call):
+            self.asked.append(call)
+            call.waiting.set_result(None)
+            await call.left
+
+    board, gates = Board(), Leaving(waits=False)
+    execution = pursued(ScriptedModel([writes(note="x")]), board, gates)
+    await execution_ended_or_left(execution)
+    assert execution.scope.is_left
+    assert not execution.run.step("report").status.has_ended
+    assert board.notes == []
+
+
+async def execution_ended_or_left(execution: Execution) -> None:
+    try:
+        await execution.go()
+    except ValueError:  # a run with an open step has no end
+        assert execution.scope.is_left
+
+
+async def test_a_call_with_arguments_that_do_not_fit_is_evidence_and_nobody_is_asked():
+    gates = Answering()
+    model = ScriptedModel([writes(text="x"), reads(), ends("E2")])
+    run = await pursued(model, Board(), gates).go()
+    assert (run.status, gates.asked) == (PlanStatus.COMPLETED, [])
+    assert not model.seen[1].evidence[0].success
+
+
+async def test_a_goal_that_requires_approval_asks_about_its_reads_as_well():
+    gates = Answering()
+    run = await pursued(ScriptedModel([reads(), ends()]), Board(), gates, requires_approval=True).go()
+    assert (run.status, [call.name for call in gates.asked]) == (PlanStatus.COMPLETED, ["report[round 1: look()]"])
+
+
+async def test_a_write_whose_step_is_not_confirmed_by_the_decision_alone_is_never_made():
+    board = Board()
+    call = ToolCallIntent(name="post", arguments={"note": "x"})
+    run = await Execution(goal_plan(), board.tools, goal_model=ScriptedModel([says("confirm", tool_call=call)]), gates=None).go()
+    assert (run.step("report").status, board.notes) == (StepStatus.FAILED, [])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_run_that_stops_ends_the_goal_between_two_rounds(number):
+    board, gates = Board(), Answering()
+    model = ScriptedModel([reads()])
+    execution = pursued(model, board, gates)
+    decide = model.decide
+
+    async def stopping(goal):
+        if len(model.seen) == number:
+            execution.scope.stop.set("cancelled", "ana cancelled it")
+        return await decide(goal)
+
+    model.decide = stopping
+    run = await execution.go()
+    assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "ana cancelled it")
+    assert run.step("report").status is StepStatus.FAILED

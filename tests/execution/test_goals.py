@@ -1,0 +1,174 @@
+"""A goal, round by round: what the model is told, what is called, and how the step ends."""
+
+import pytest
+
+from plan_adapter.goals import Verdict
+from plan_adapter.plan import PlanStatus, Step, StepStatus
+from plan_adapter.record import Outcome, RunReason
+from tests.execution.pursuing import BROKEN, Answering, Board, ScriptedModel, ends, gives_up, goal_plan, reads, says, writes
+from tests.execution.support import Execution
+
+
+def pursued(model: ScriptedModel, board: Board | None = None, gates: Answering | None = None, **fields) -> Execution:
+    return Execution(goal_plan(**fields), (board or Board()).tools, goal_model=model, gates=gates or Answering())
+
+
+async def test_a_goal_is_read_for_and_ends_with_its_evidence():
+    board = Board()
+    board.notes.append("hello")
+    model = ScriptedModel([reads(), ends("E1 shows the note")])
+    execution = pursued(model, board)
+    run = await execution.go()
+    step = run.step("report")
+    assert (run.status, step.status, step.outcome) == (PlanStatus.COMPLETED, StepStatus.COMPLETED, Outcome.SUCCEEDED)
+    assert step.result["summary"] == "E1 shows the note"
+    assert (step.result["rounds"], step.result["results"]) == (2, {"look": ["hello"]})
+    (evidence,) = step.result["evidence"]
+    assert (evidence["id"], evidence["source"], evidence["name"], evidence["success"]) == ("E1", "tool_observation", "look", True)
+    assert evidence["summary"] == '["hello"]'
+    assert [(attempt.kind, attempt.item, attempt.tool_name) for attempt in execution.recorder.attempts] == [
+        ("decision", 0, "decide"), ("step", 0, "look"), ("decision", 1, "decide"), ("check", 1, "check"), ("step", None, "goal"),
+    ]  # fmt: skip
+    assert len(execution.recorder.receipts) == 5
+
+
+async def test_the_model_is_told_the_goal_its_tools_the_plan_and_what_the_steps_before_found():
+    board = Board()
+    model = ScriptedModel([reads(), ends()])
+    plan = goal_plan()
+    plan.steps.insert(0, Step(id="first", tool_name="look", parameters={}))
+    plan.steps[1].goal = "Tell of ${{ steps.first.result }}"
+    board.notes.append("an old note")
+    await Execution(plan, board.tools, goal_model=model, gates=Answering()).go()
+    goal = model.seen[0]
+    assert (goal.goal, goal.step_id, goal.step_index, goal.is_last) == ('Tell of ["an old note"]', "report", 1, True)
+    assert [(one["name"], one["description"]) for one in goal.tools] == [("look", "Read the notes."), ("post", "Post a note.")]
+    assert goal.effects == {"look": "read", "post": "write"}
+    assert goal.plan == ("first: completed", "report: running")
+    assert goal.context == {"steps": {"first": ["an old note"]}}
+    assert [one.number for one in model.seen[1].rounds] == [1]
+
+
+async def test_the_arguments_of_a_model_are_never_expressions():
+    model = ScriptedModel([reads(at="${{ inputs.nothing }} ${{ secrets.token }}"), ends()])
+    execution = pursued(model)
+    assert (await execution.go()).status is PlanStatus.COMPLETED
+    (call,) = [attempt for attempt in execution.recorder.attempts if attempt.tool_name == "look"]
+    assert call.parameters == {"at": "${{ inputs.nothing }} ${{ secrets.token }}"}
+
+
+async def test_a_failed_call_is_evidence_that_the_model_sees():
+    model = ScriptedModel([reads(wrong=1), reads(), ends("E2")])
+    run = await pursued(model).go()
+    failed, found = model.seen[2].evidence
+    assert (failed.success, found.success) == (False, True)
+    assert "wrong" in failed.summary
+    assert run.status is PlanStatus.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (BROKEN, "the answer is not JSON"),
+        (reads("drop"), "this step has no tool `drop`: use one of `look`, `post`"),
+        (reads("post", note="x"), "`post` does more than read: use `confirm` with the same `tool_call`"),
+        (ends("E1"), "there is no evidence yet: call a tool first"),
+        (says("confirm"), "`confirm` without `tool_call`: write the call that a person should confirm"),
+        (says("ask_user", speak=""), "`ask_user` without a question: write it in `speak`"),
+    ],
+)
+async def test_three_decisions_in_a_row_that_cannot_be_carried_out_fail_the_step(answer, fault):
+    board, model = Board(), ScriptedModel([answer])
+    run = await pursued(model, board).go()
+    step = run.step("report")
+    assert (run.status, run.reason, step.reason) == (PlanStatus.FAILED, RunReason.STEP_FAILED, "failed")
+    assert step.error == f"3 decisions in a row could not be carried out; the last one: {fault}"
+    assert (len(model.seen), board.notes) == (3, [])
+
+
+async def test_only_a_round_that_was_carried_out_ends_a_row_of_faults():
+    model = ScriptedModel([BROKEN, BROKEN, reads(), BROKEN, ends("nothing is cited"), says("continue"), BROKEN])
+    run = await pursued(model).go()
+    assert run.step("report").error == "3 decisions in a row could not be carried out; the last one: the answer is not JSON"
+    assert len(model.seen) == 7
+    assert model.seen[5].rounds[-1].refusal == "`goal_check` has to cite evidence by its id: `E1`"
+
+
+async def test_done_is_refused_while_other_steps_are_left_and_next_plan_is_not():
+    board, model = Board(), ScriptedModel([reads(), ends(), ends(action="next_plan")])
+    plan = goal_plan()
+    plan.steps.append(Step(id="after", tool_name="look", depends_on=["report"]))
+    run = await Execution(plan, board.tools, goal_model=model, gates=Answering()).go()
+    assert run.status is PlanStatus.COMPLETED
+    assert "use `next_plan`" in model.seen[2].rounds[-1].refusal
+
+
+async def test_a_goal_that_is_not_met_within_its_rounds_is_exhausted():
+    model = ScriptedModel([reads()])
+    run = await pursued(model, max_rounds=5).go()
+    step = run.step("report")
+    assert (run.status, run.reason, step.reason) == (PlanStatus.FAILED, RunReason.EXHAUSTED, "exhausted")
+    assert step.error == "the goal was not met within 5 rounds"
+    assert len(model.seen) == 5
+
+
+async def test_the_last_round_may_meet_the_goal():
+    run = await pursued(ScriptedModel([reads(), ends()]), max_rounds=2).go()
+    assert run.status is PlanStatus.COMPLETED
+
+
+async def test_a_goal_that_used_its_tokens_is_exhausted():
+    execution = pursued(ScriptedModel([reads()]))
+    execution.goal_tokens = 250
+    run = await execution.go()
+    assert (run.reason, run.step("report").error) == (RunReason.EXHAUSTED, "the goal was not met with 300 tokens; the limit is 250")
+
+
+async def test_rounds_without_new_evidence_fail_the_step():
+    model = ScriptedModel([reads(), says("continue")])
+    run = await pursued(model).go()
+    assert (run.reason, run.step("report").error) == (RunReason.STEP_FAILED, "8 rounds in a row brought no new evidence")
+    assert len(model.seen) == 9
+
+
+async def test_a_model_that_gives_up_fails_the_step_with_its_words():
+    run = await pursued(ScriptedModel([gives_up()])).go()
+    step = run.step("report")
+    assert (run.status, step.status, step.reason) == (PlanStatus.FAILED, StepStatus.FAILED, "aborted")
+    assert step.error == "the model gave up (no_access): 打不开"
+
+
+async def test_a_condition_is_computed_from_the_result():
+    board = Board()
+    model = ScriptedModel([reads(), ends(), writes(note="hello"), reads(), ends("E3")])
+    run = await pursued(model, board, done_when="${{ 'hello' in result.results.look }}").go()
+    assert run.status is PlanStatus.COMPLETED
+    assert model.seen[2].rounds[-1].refusal.startswith("done_when is not met: ${{ 'hello' in result.results.look }}")
+    assert board.notes == ["hello"]
+
+
+async def test_a_condition_in_words_is_judged_by_the_verifier():
+    verdicts = [Verdict(verdict="not_met", reason="nothing was posted", tokens=7), Verdict(verdict="met")]
+    model = ScriptedModel([reads(), ends(), writes(note="hello"), ends("E2")], verdicts)
+    run = await pursued(model, done_when="A note says hello").go()
+    assert run.status is PlanStatus.COMPLETED
+    assert model.seen[2].rounds[-1].refusal == "nothing was posted"
+    assert [one.done_when for one in model.judged] == ["A note says hello"] * 2
+
+
+@pytest.mark.parametrize(("is_met", "rounds"), [(True, 2), (False, 4)])
+async def test_a_person_says_whether_a_goal_is_met_that_the_verifier_cannot_judge(is_met, rounds):
+    verdicts = [Verdict(verdict="cannot_tell", reason="no time is given"), Verdict(verdict="met")]
+    model = ScriptedModel([reads(), ends(), reads(), ends("E2")], verdicts)
+    gates = Answering([{"met": is_met}])
+    run = await pursued(model, gates=gates, done_when="The note is new").go()
+    assert run.status is PlanStatus.COMPLETED
+    assert gates.asked[0].parameters == {"question": "Is this met: The note is new\n\nThe verifier cannot tell: no time is given"}
+    assert run.step("report").result["rounds"] == rounds
+
+
+async def test_without_a_model_a_goal_fails():
+    execution = pursued(ScriptedModel([]))
+    execution.goal_model = None
+    run = await execution.go()
+    assert run.step("report").error == "no model is configured to pursue the goal: set PLAN_ADAPTER_MODEL"

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     )
     from plan_adapter.session import PlanSession
     from plan_adapter.store.store import PlanStore
+    from plan_adapter.tool_functions import as_functions
     from plan_adapter.tools.probing import Done, NotDone
     from plan_adapter.tools.registry import ToolRegistry
     from plan_adapter.tools.shell import command_tool
@@ -105,6 +106,7 @@ _HOMES = {
     "tools.probing": ("Done", "NotDone"),
     "tools.registry": ("ToolRegistry",),
     "tools.shell": ("command_tool",),
+    "tool_functions": ("as_functions",),
     "tools.tool": ("Tool", "ToolContext", "as_tool", "tool"),
     "validation": ("ValidatedPlan", "find_problems", "lint", "validate"),
 }
@@ -166,6 +168,7 @@ __all__ = [
     "aresume_run",
     "arevise_run",
     "arun_plan",
+    "as_functions",
     "as_tool",
     "cancel_run",
     "command_tool",

@@ -21,9 +21,13 @@ def canonical_document(plan: ExecutionPlan) -> dict[str, JsonValue]:
 
     Raises InvalidPlanError for a plan whose document had problems, because it is not what the author wrote.
     """
-    if plan._problems:  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
-        raise InvalidPlanError(plan._problems)  # pyright: ignore[reportPrivateUsage]
-    document = plan.to_document()
+    problems = [problem for one in (plan, *plan.sub_plans) for problem in one._problems]  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
+    if problems:
+        raise InvalidPlanError(problems)
+    return _canonical(plan.to_document())
+
+
+def _canonical(document: dict[str, JsonValue]) -> dict[str, JsonValue]:
     for steps in ("steps", "finally"):
         if steps in document:
             document[steps] = [_canonical_step(step) for step in cast("list[dict[str, JsonValue]]", document[steps])]
@@ -31,6 +35,8 @@ def canonical_document(plan: ExecutionPlan) -> dict[str, JsonValue]:
 
 
 def _canonical_step(step: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    if "pinned" in step:
+        step = {**step, "pinned": _canonical(cast("dict[str, JsonValue]", step["pinned"]))}
     if "depends_on" not in step:
         return step
     return {**step, "depends_on": cast("list[JsonValue]", sorted(set(cast("list[str]", step["depends_on"]))))}
@@ -133,8 +139,18 @@ def diff_plans(old: ExecutionPlan, new: ExecutionPlan) -> PlanDiff:
 def _parts(plan: ExecutionPlan) -> tuple[_Document, dict[str, _Document]]:
     """Return the canonical document without its steps, and the steps by id. Steps of `finally` are called `finally.<id>`."""
     document: dict[str, Any] = canonical_document(plan)
-    steps = {step["id"]: step for step in document.pop("steps", [])}
+    steps = _steps_by_name(document.pop("steps", []))
     return document, steps | {f"finally.{step['id']}": step for step in document.pop("finally", [])}
+
+
+def _steps_by_name(steps: list[dict[str, Any]], prefix: str = "") -> dict[str, _Document]:
+    """Return steps, and the steps of the plans that they run, by their ids in the whole plan."""
+    found = dict[str, _Document]()
+    for step in steps:
+        name = f"{prefix}{step['id']}"
+        found[name] = step if "pinned" not in step else {**step, "pinned": {k: v for k, v in step["pinned"].items() if k != "steps"}}
+        found |= _steps_by_name(step.get("pinned", {}).get("steps", []), f"{name}.")
+    return found
 
 
 def _changes(old: _Document, new: _Document, at: str) -> list[Change]:

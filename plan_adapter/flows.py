@@ -16,11 +16,11 @@ from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.agent.summary import summarize
 from plan_adapter.blocks import LanguageModel, PlanStoreDatabase
 from plan_adapter.canonical import plan_digest
-from plan_adapter.documents import load_plan
 from plan_adapter.draft_text import cost_of, draft_text
 from plan_adapter.drafts import Draft, PlanRequest
 from plan_adapter.engine.drafting import as_task_run, ask_in_form, current_flow_run, publish_draft, publish_summary
 from plan_adapter.errors import ModelError, PlanAdapterError, StoreError
+from plan_adapter.loading import aload_plan
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.runner import compile_plan
 from plan_adapter.runs.forms import end_released
@@ -265,6 +265,6 @@ async def _find_plan(source: str, store: PlanStore) -> ExecutionPlan:
     """Return the plan that `source` names, in the same notation as on the command line."""
     stored = _STORED.fullmatch(source.strip())
     if stored is None:
-        return load_plan(source)
+        return await aload_plan(source, store=store)
     version = stored["version"]
     return await store.get(stored["name"] or stored["digest"], version=int(version) if version else None)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pydantic import JsonValue
 
 from plan_adapter.expressions import Declarations, compile_template
-from plan_adapter.listing import policy_facts, step_listing, step_patience
-from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus, flattened, items_at_once
+from plan_adapter.listing import indented, policy_facts, step_listing, step_patience
+from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus, flattened
 from plan_adapter.readable import as_text, code, counted, duration, moment, prose, redacted
 from plan_adapter.record import AUTHOR, Attempt, Outcome, PlanRun, Receipt, Resolution, RunReason, StandingApproval, StepRun
 
@@ -94,16 +94,27 @@ class Dependencies:
         """Both, named ones first."""
         return (*self.named, *self.implied)
 
+    def inside(self, outer: str) -> "Dependencies":
+        """Return the same of a step inside the sub-plan that the step `outer` runs."""
+        return Dependencies(tuple(f"{outer}.{one}" for one in self.named), tuple(f"{outer}.{one}" for one in self.implied))
+
 
 def dependencies_of(plan: ExecutionPlan) -> dict[str, Dependencies]:
     """Return each step's dependencies, as far as the plan is valid. Implied ones are in plan order."""
-    declarations = Declarations({step.id: step for step in plan.all_steps}, plan.inputs, item=True, result=True, run=True)
-    sides = (flattened(plan.steps), plan.finally_)  # `finally` steps wait only for each other
-    return {step.id: _dependencies(step, declarations, [one.id for one in side]) for side in sides for step in side}
+    declarations = Declarations(
+        {step.id: step for step in plan.all_steps if step.within is None}, plan.inputs, item=True, result=True, run=True
+    )
+    first = [step for step in flattened(plan.steps) if step.within is None]
+    sides = (first, plan.finally_)  # `finally` steps wait only for each other
+    found = {step.id: _dependencies(step, declarations, [one.id for one in side]) for side in sides for step in side}
+    for step in first:
+        if step.pinned is not None:
+            found |= {f"{step.id}.{inner}": after.inside(step.id) for inner, after in dependencies_of(step.pinned).items()}
+    return found
 
 
 def _dependencies(step: Step, declarations: Declarations, possible: Sequence[str]) -> Dependencies:
-    texts = [*step.parameters.values(), step.input, step.when, step.for_each, step.label, step.done_when]
+    texts = [*step.parameters.values(), *step.inputs.values(), step.input, step.when, step.for_each, step.label, step.done_when]
     if step.rollback is not None:
         texts += step.rollback.parameters.values()
     template, _ = compile_template([text for text in texts if text is not None], declarations, at="")
@@ -126,19 +137,20 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
     for number, step in enumerate(plan.all_steps, start=1):
         after = dependencies[step.id]
         timeout = plan.timeout_ms_of(step)
-        lines += step_listing(
+        listed = step_listing(
             step,
             number=number,
             effect=step.effect,
             depends_on=after.all,
             implied=after.implied,
-            parameters=step.parameters if step.parameters or not step.input else {"input": step.input},
+            parameters=step.parameters or ({"input": step.input} if step.input else step.inputs),
             patience=step_patience(step, timeout) if timeout or step.max_retries else "",
             gate=_gate(plan, step),
             rollback=None if step.rollback is None else (None, step.rollback.parameters),
             is_final=number > count,
-            at_once=items_at_once(step, plan.options),
+            at_once=plan.items_at_once(step),
         )
+        lines += indented(listed, step.depth)
     return lines
 
 
@@ -194,9 +206,12 @@ def _run_lines(run: PlanRun, standing: StandingApproval | None, calls: Mapping[s
     lines += [f"- input {code(name)}: {code(_cut(as_text(value)))}" for name, value in run.inputs.items()]
     lines += [f"- output {code(name)}: {code(_cut(as_text(value)))}" for name, value in run.outputs.items()]
     lines += ["", "## Steps", ""]
+    depths = dict[str, int]()  # an outer step comes before those inside it
     for step in run.steps:
-        lines += _step_run_lines(step, is_interrupted=run.reason is RunReason.INTERRUPTED)
-        lines += _call_lines(calls.get(step.id, ()), run.id)
+        depths[step.id] = depths.get(step.group or "", 0)
+        shown = _step_run_lines(step, is_interrupted=run.reason is RunReason.INTERRUPTED)
+        lines += indented([*shown, *_call_lines(calls.get(step.id, ()), run.id)], depths[step.id])
+        depths[step.id] += bool(step.plan)
     return lines
 
 
@@ -215,7 +230,7 @@ def _step_run_lines(step: StepRun, *, is_interrupted: bool) -> list[str]:
     is_said = step.status is StepStatus.COMPLETED and step.reason is not None  # resolved: its times are those of a failed attempt
     took = f" in {duration(step.duration_ms)}" if step.started_at is not None and step.completed_at is not None and not is_said else ""
     tries = f", {counted(step.retry_count, 'retry', 'retries')}" if step.retry_count else ""
-    what = code(step.tool_name) if step.tool_name else "group"
+    what = code(step.tool_name) if step.tool_name else f"plan {code(step.plan)}" if step.plan else "group"
     lines = [f"{step.index + 1}. **{prose(step.id)}** {what}: {how}{took}{tries}"]
     if step.reason and (is_said or step.status is StepStatus.SKIPPED):
         lines.append(f"   - {prose(step.reason)}")

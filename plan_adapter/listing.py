@@ -31,14 +31,22 @@ def step_listing(
     own gate. `rollback` is the effect, if known, and the parameters of its rollback. `is_final` marks a `finally` step. `at_once` is how
     many items of a group are in progress at once.
     """
-    what = "group" if step.is_group else f"goal: {prose(step.goal or '')}" if step.goal is not None else code(step.called)
-    head = f"{number}. **{prose(step.id)}** {what}" + (f" ({effect})" if effect and not step.is_group else "")
+    what = (
+        "group"
+        if step.is_group
+        else f"plan {code(step.plan)}"
+        if step.plan is not None
+        else f"goal: {prose(step.goal or '')}"
+        if step.goal is not None
+        else code(step.called)
+    )
+    head = f"{number}. **{prose(step.id)}** {what}" + (f" ({effect})" if effect and not step.inner else "")
     lines = [head + (f": {prose(step.description)}" if step.description else "")]
     lines += ["   - always runs, after all other steps have ended"] if is_final else []
     if depends_on:
         lines.append("   - after " + ", ".join(code(d) + (" (by reference)" if d in implied else "") for d in depends_on))
     lines += [f"   - in the group {code(step.group)}"] if step.group is not None else []
-    lines += [f"   - {fact}" for fact in group_facts(step, items, at_once)]
+    lines += [f"   - {fact}" for fact in (*group_facts(step, items, at_once), *sub_plan_facts(step))]
     lines += [f"   - {name}: {code(text)}" for name, text in _conditions(step)]
     lines += [f"   - tags: {', '.join(map(code, step.tags))}"] if step.tags else []
     if step.for_each is not None and not step.is_group:
@@ -73,6 +81,20 @@ def group_facts(group: Step, items: int | None, at_once: int) -> list[str]:
         f"starts no further item after {stop}",
         *([f"rolls back {only}"] if undone else []),
     ]
+
+
+def sub_plan_facts(step: Step) -> list[str]:
+    """Return what a step says about the plan that it runs, one fact per line. Empty for any other step."""
+    if step.pinned is None:
+        return []
+    policy = step.pinned.approval or ApprovalPolicy()
+    who = [f"at its gates may answer: {' or '.join(map(code, policy.approvers))}"] if policy.approvers else []
+    return [f"runs {counted(len(step.pinned.steps), 'step')} of {prose(step.pinned.name)}", *who]
+
+
+def indented(lines: list[str], depth: int) -> list[str]:
+    """Return the lines of a step that is inside `depth` sub-plans."""
+    return [f"{'   ' * depth}{line}" for line in lines]
 
 
 def field_line(name: str, field: Input) -> str:

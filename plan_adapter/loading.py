@@ -1,16 +1,26 @@
-"""Load plans: from a file, a text, or the store (`store:NAME`, `store:NAME@VERSION`)."""
+"""Load plans: from a file, a text, or the store (`store:NAME`, `store:NAME@VERSION`), with the plans that their steps run."""
 
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from plan_adapter import documents
-from plan_adapter.errors import StoreError
+from plan_adapter.errors import InvalidPlanError, StoreError
+from plan_adapter.problems import Problem
+from plan_adapter.validation.fresh import MAX_SUB_PLANS, too_deep
 
 if TYPE_CHECKING:
-    from plan_adapter.plan import ExecutionPlan
+    from plan_adapter.plan import ExecutionPlan, Step
     from plan_adapter.store.store import PlanStore
 
 STORED = "store:"
+
+Read: TypeAlias = "Callable[[Path], tuple[ExecutionPlan | None, list[Problem]]]"
+"""Reads the document at a path, as `documents.read_file` does."""
+
+_DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
 
 
 async def stored_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
@@ -23,25 +33,30 @@ async def stored_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
 
 async def aload_plan(source: str | Path, *, store: "PlanStore | None" = None) -> "ExecutionPlan":
     """Return a plan. The async twin of `load_plan`."""
-    if not _is_stored(source):
-        return documents.load_plan(source)
-    if store is not None:
-        return await stored_plan(str(source), store)
-    from plan_adapter.store.store import PlanStore  # imports SQLAlchemy
+    if _is_stored(source):
+        if store is None:
+            from plan_adapter.store.store import PlanStore  # imports SQLAlchemy
 
-    async with PlanStore() as opened:
-        return await stored_plan(str(source), opened)
+            async with PlanStore() as opened:
+                return await stored_plan(str(source), opened)
+        return await stored_plan(str(source), store)
+    plan, problems = documents.read_source(source)
+    if plan is not None:
+        await pin_stored(pin_files(plan), store)
+    return _sound(plan, problems)
 
 
 def load_plan(source: str | Path, *, store: "PlanStore | None" = None) -> "ExecutionPlan":
     """Return a plan from a file, from a text, or from the store: `store:NAME@3`, or `store:NAME` for the newest version.
 
-    A text counts as a path if a file of that name exists, or if it is one line that ends in .yaml, .yml or .json. If `store` is None, the
-    settings name the store. Raises InvalidPlanError with every problem, and StoreError. Inside a running event loop, use `aload_plan` to
-    load from the store.
+    A text counts as a path if a file of that name exists, or if it is one line that ends in .yaml, .yml or .json. The plans that its steps
+    run are loaded, too. If `store` is None, the settings name the store. Raises InvalidPlanError with every problem, and StoreError. Inside
+    a running event loop, use `aload_plan` for everything that is in the store.
     """
     if not _is_stored(source):
-        return documents.load_plan(source)
+        plan, problems = documents.read_source(source)
+        if plan is None or not pin_files(plan):
+            return _sound(plan, problems)
     from plan_adapter.runner import complete  # imports SQLAlchemy
 
     return complete(aload_plan(source, store=store), twin="aload_plan")
@@ -49,3 +64,115 @@ def load_plan(source: str | Path, *, store: "PlanStore | None" = None) -> "Execu
 
 def _is_stored(source: str | Path) -> bool:
     return isinstance(source, str) and source.startswith(STORED) and "\n" not in source
+
+
+def _sound(plan: "ExecutionPlan | None", problems: list[Problem]) -> "ExecutionPlan":
+    """Return `plan` if neither its document nor those of the plans that it runs have problems. Raise InvalidPlanError otherwise."""
+    if plan is not None:
+        problems = [problem for one in (plan, *plan.sub_plans) for problem in one._problems]  # pyright: ignore[reportPrivateUsage]  # of the reader
+    if plan is None or problems:
+        raise InvalidPlanError(problems)
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class Unpinned:
+    """A step that runs a plan of the store, which is not loaded yet. `around` are the plans around that step, the whole plan first."""
+
+    around: "tuple[ExecutionPlan, ...]"
+    step: "Step"
+    at: str  # its path in the innermost of these plans
+
+
+def pin_files(plan: "ExecutionPlan", *, read: Read = documents.read_file) -> list[Unpinned]:
+    """Load the plan files that steps of `plan` run, and those that these run. Return the steps that run plans of the store.
+
+    Paths are relative to the file of the document, or to the working directory for a text without one. What a document brings as `pinned`
+    counts only where the plan that it names does not exist: the two might differ. A file that `read` cannot load
+    becomes a problem of the document that names it.
+    """
+    file = plan._file  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
+    found = _pin_files((plan,), (Path(file or "plan").resolve(),), read)
+    if any(step.plan is not None for step in plan.steps):
+        plan.number_steps()
+    return found
+
+
+def _pin_files(around: "tuple[ExecutionPlan, ...]", paths: tuple[Path, ...], read: Read) -> list[Unpinned]:
+    plan, found = around[-1], list[Unpinned]()
+    for index, step in enumerate(plan.steps):
+        if step.plan is None:
+            continue
+        at = f"steps[{index}].plan"
+        if _is_stored(step.plan):
+            found.append(Unpinned(around, step, at))
+            continue
+        path = (paths[-1].parent / step.plan).resolve()
+        if step.pinned is not None and not path.exists():
+            continue
+        names = [one.name for one in (*paths, path)]
+        if path in paths:
+            _refuse(plan, at, f"the plans run each other in a circle: {' → '.join(names)}", "remove one of these steps")
+        elif len(paths) > MAX_SUB_PLANS:
+            _add(plan, too_deep(at, names))
+        else:
+            inner, problems = read(path)
+            if inner is None:
+                for problem in problems:
+                    _refuse(plan, at, f"`{step.plan}`: {problem.message}", problem.hint)
+            else:
+                step.pinned = inner
+                found += _pin_files((*around, inner), (*paths, path), read)
+    return found
+
+
+async def pin_stored(unpinned: Sequence[Unpinned], store: "PlanStore | None" = None) -> None:
+    """Load the plans of the store that steps run. One that does not exist becomes a problem of the document that names it.
+
+    If `store` is None, the settings name the store.
+    """
+    if not unpinned:
+        return None
+    if store is None:
+        from plan_adapter.store.store import PlanStore  # imports SQLAlchemy
+
+        async with PlanStore() as opened:
+            return await pin_stored(unpinned, opened)
+    for one in unpinned:
+        try:
+            one.step.pinned = await _pinned_plan(one.step.plan or "", store)
+        except StoreError as error:
+            if one.step.pinned is not None:  # a document of another machine, which brings the plan
+                continue
+            hint = f"name a version, as in `{STORED}verify-site@3`: `plan versions NAME` lists them"
+            _refuse(one.around[-1], one.at, str(error), hint)
+    for plan in {id(one.around[0]): one.around[0] for one in unpinned}.values():
+        plan.number_steps()
+    return None
+
+
+async def _pinned_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
+    """Return the plan of a name with a version, or of a digest. Raises StoreError for a name alone, whose newest version may change."""
+    name = source.removeprefix(STORED)
+    if "@" in name:
+        return await stored_plan(source, store)
+    digest = _DIGEST.fullmatch(name)
+    if digest is None:
+        raise StoreError(f"`{source}` names no version, so what it runs could change")
+    from plan_adapter.canonical import plan_digest  # only here
+
+    plan = await store.get(digest[1])
+    if not plan_digest(plan).startswith(digest[1]):
+        raise StoreError(f"no plan has a digest that begins with {digest[1]}")
+    return plan
+
+
+def _refuse(plan: "ExecutionPlan", at: str, message: str, hint: str) -> None:
+    _add(plan, Problem("bad-sub-plan", at=at, message=message, hint=hint))
+
+
+def _add(plan: "ExecutionPlan", problem: Problem) -> None:
+    """Add a problem to those of the document of `plan`."""
+    file, line, column = documents.place(plan, problem.at)
+    found = replace(problem, file=file, line=line, column=column)
+    plan._problems = (*plan._problems, found)  # pyright: ignore[reportPrivateUsage]  # as the reader does

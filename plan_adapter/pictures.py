@@ -49,7 +49,7 @@ def mermaid(
 
 
 def _step_node(node: str, step: Step, effect: Effect, *, gate: bool) -> str:
-    asked = "group" if step.ask is None else step.ask.question
+    asked = step.plan or "group" if step.ask is None else step.ask.question
     texts = [_label(step.id), _label(step.description or step.tool_name or step.goal or asked)]
     return _node(node, [text for text in texts if text], effect, gate=gate)
 

@@ -4,11 +4,12 @@ Field names, defaults and statuses are those of the seeds' ExecutionPlan. A plan
 """
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, WithJsonSchema
 from uuid_utils import uuid7
 
 from plan_adapter.problems import Problem
@@ -68,6 +69,16 @@ FINALLY_DESCRIPTION = (
 STEPS_DESCRIPTION = (
     "The steps of a group, which run once per item of its `for_each`, in the order of their dependencies. In them `item` is the item, and "
     "`steps.<id>.result` is that of the same item. Other steps see `steps.<group>.result`: a list of {label, status, results}."
+)
+
+PLAN_DESCRIPTION = (
+    "Another plan that the step runs: `store:NAME@VERSION`, `store:DIGEST`, or a file, relative to this document. Its gates stay its own. "
+    "The result of the step is that plan's `outputs`, by name."
+)
+
+PINNED_DESCRIPTION = (
+    "The plan that `plan` named when this document was loaded. Stored plans and runs keep it, so later changes do not affect them. Do not "
+    "write it yourself."
 )
 
 MAX_FAILURES = r"^(\d+|\d{1,2}%|100%)$"
@@ -275,6 +286,12 @@ class ApprovalPolicy(_Model):
     )
     release: bool = Field(default=False, description="Whether a run releases its worker while it waits. Applies only to deployments.")
 
+    def is_met_by(self, other: "ApprovalPolicy") -> bool:
+        """Return whether an answer at a gate with the policy `other` is also one that this policy accepts."""
+        who = not self.approvers or {*self.approvers} == {*other.approvers}
+        proof = not self.known_by or bool(other.known_by and {*other.known_by} <= {*self.known_by})
+        return who and proof and (self.self_approval or not other.self_approval)
+
 
 class RunWindow(_Model):
     """When a run may start. It is checked when the run is approved, and a run that has started is not stopped at the end of the window."""
@@ -329,6 +346,11 @@ class ExecutionOptions(_Model):
         return "stop" if self.stop_on_error else "continue"
 
     @property
+    def asks(self) -> bool:
+        """Whether a run needs an approval before it starts, as far as its plan says so."""
+        return self.require_approval and not self.auto_approve
+
+    @property
     def parallel_limit(self) -> int:
         """How many steps may run at once."""
         return self.max_parallel_steps if self.allow_parallel else 1
@@ -368,6 +390,11 @@ class Step(_Model):
         description="A group starts no further item after more failed items than this: a number, or a share of the items such as `20%`.",
         json_schema_extra={"minimum": 0, "pattern": MAX_FAILURES},
     )
+    plan: str | None = Field(default=None, description=PLAN_DESCRIPTION, json_schema_extra={"minLength": 1})
+    inputs: dict[str, JsonValue] = Field(
+        default_factory=dict, description="The inputs of the plan that the step runs, by name. They may contain `${{ }}`."
+    )
+    pinned: "Annotated[ExecutionPlan | None, WithJsonSchema({'type': 'object'})]" = Field(default=None, description=PINNED_DESCRIPTION)
     parameters: dict[str, JsonValue] = Field(
         default_factory=dict,
         description="The arguments of the tool. Any text may contain `${{ }}`. A text of only one `${{ }}` keeps the type of its value.",
@@ -410,13 +437,13 @@ class Step(_Model):
 
     @property
     def called(self) -> str:
-        """The name of what the step calls: its tool, `ask` for a question, or `goal`."""
-        return self.tool_name or (ASK if self.ask is not None else GOAL if self.goal is not None else "")
+        """The name of what the step calls: its tool, the plan that it runs, `ask` for a question, or `goal`."""
+        return self.tool_name or self.plan or (ASK if self.ask is not None else GOAL if self.goal is not None else "")
 
     # Kept outside the fields, like a cached_property. A private attribute on each of thousands of steps would double their load time.
     @property
     def index(self) -> int:
-        """The step's index in its plan, from 0. The steps of a group follow it."""
+        """The step's index in its plan, from 0. The steps inside it follow it."""
         return vars(self).get("_index", 0)
 
     @property
@@ -429,11 +456,67 @@ class Step(_Model):
         """Whether the step is a group: it has steps of its own and calls no tool."""
         return bool(self.steps)
 
+    @property
+    def inner(self) -> list["Step"]:
+        """The steps inside this one: of a group, or of the plan that it runs, whose ids then begin with this step's: `verify.check`."""
+        return self.steps or vars(self).get("_inner", [])
+
+    @property
+    def within(self) -> "Step | None":
+        """The step that runs the plan to which this step belongs, or None for a step of the whole plan."""
+        place: _Place | None = vars(self).get("_place")
+        return None if place is None else place.within
+
+    @property
+    def outer(self) -> str | None:
+        """The id of the step that this one is inside of: its group, or the step that runs its plan. None outside of both."""
+        return self.group or (None if self.within is None else self.within.id)
+
+    @property
+    def local_id(self) -> str:
+        """The step's id in the document of its own plan. Expressions there use it."""
+        place: _Place | None = vars(self).get("_place")
+        return self.id if place is None else place.local_id
+
+    @property
+    def depth(self) -> int:
+        """How many sub-plans the step is inside of."""
+        return 0 if self.within is None else 1 + self.within.depth
+
+    def number_inner(self) -> None:
+        """Create the steps of the plan that this step runs again, as its plan shows and runs them."""
+        if isinstance(self.pinned, ExecutionPlan) and not self.steps:  # Python code may put in a mapping, which validation copies
+            self.pinned.number_steps()
+            vars(self)["_inner"] = [_inside(self, one) for one in self.pinned.steps]
+        else:
+            vars(self).pop("_inner", None)
+
     def put_at(self, index: int, *, group: str | None = None) -> None:
         """Record the step's index in its plan and its group. Called by the plan."""
         vars(self)["_index"] = index
         if group is not None or "_group" in vars(self):
             vars(self)["_group"] = group
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # two steps are equal wherever they are, and comparing their surroundings would never end
+class _Place:
+    """Where a step of a sub-plan belongs."""
+
+    within: Step
+    local_id: str
+
+
+def _inside(outer: Step, step: Step) -> Step:
+    """Return a copy of `step`, of the plan that `outer` runs, with an id and dependencies that begin with the id of `outer`."""
+    copy = step.model_copy(
+        update={
+            "id": f"{outer.id}.{step.id}",
+            "depends_on": [f"{outer.id}.{after}" for after in step.depends_on],
+            "steps": [_inside(outer, one) for one in step.steps],
+        }
+    )
+    vars(copy)["_place"] = _Place(outer, step.id)
+    return copy
 
 
 class ExecutionPlan(_Model):
@@ -513,17 +596,46 @@ class ExecutionPlan(_Model):
         is stronger. `write` includes `idempotent_write`. `rollback` is the effect of the rollback's tool. Nobody is asked before a
         rollback, so a step that reads has a gate if its rollback writes.
         """
-        asked_of = {*gate_effects, *(self.approval.effects if self.approval is not None else ())}
+        asked_of = {*gate_effects, *(effect for policy in self.policies_at(step) for effect in policy.effects)}
         if "write" in asked_of:
             asked_of.add("idempotent_write")
         own = step.effect if declared is None or (step.effect and EFFECTS.index(step.effect) > EFFECTS.index(declared)) else None
-        is_asked = step.ask is not None or bool(step.requires_approval)
+        is_asked = step.ask is not None or bool(step.requires_approval) or self.asks_before(step)
         return is_asked or not asked_of.isdisjoint({declared, own, rollback})
+
+    def asks_before(self, step: Step) -> bool:
+        """Return whether `step` runs a plan that requires an approval, and no gate around it asks for all that this plan demands."""
+        if step.pinned is None or not step.pinned.options.asks:
+            return False
+        demanded = step.pinned.approval or ApprovalPolicy()
+        around = self.plans_around(step)
+        return not any(plan.options.asks and demanded.is_met_by(plan.approval or ApprovalPolicy()) for plan in around)
+
+    def plans_around(self, step: Step) -> list["ExecutionPlan"]:
+        """Return the plans that `step` belongs to, from the innermost to this one."""
+        found, within = list[ExecutionPlan](), step.within
+        while within is not None:
+            found += [within.pinned] if within.pinned is not None else []
+            within = within.within
+        return [*found, self]
+
+    def policies_at(self, step: Step | None) -> list[ApprovalPolicy]:
+        """Return the gate policies that hold at the plan gate, or for `step`: the innermost first, that of the plan that it runs before."""
+        own = [] if step is None or step.pinned is None else [step.pinned]
+        plans = [self] if step is None else [*own, *self.plans_around(step)]
+        return [plan.approval for plan in plans if plan.approval is not None]
 
     def approvers_at(self, step_id: str | None) -> list[str]:
         """Return who may answer at the plan gate, or at the gate of a step, as written. A question may name its own approvers."""
-        step = self._question(step_id)
-        return (step.approvers if step is not None else []) or (self.approval or ApprovalPolicy()).approvers
+        step = self.find_step(step_id)
+        if step is not None and step.approvers:
+            return step.approvers
+        return next((policy.approvers for policy in self.policies_at(step) if policy.approvers), list[str]())
+
+    @property
+    def sub_plans(self) -> list["ExecutionPlan"]:
+        """The plans that steps of this plan run, and the plans inside them."""
+        return [step.pinned for step in self.all_steps if step.pinned is not None]
 
     @property
     def approvers_of_questions(self) -> list[str]:
@@ -532,15 +644,39 @@ class ExecutionPlan(_Model):
 
     def expires_at(self, step_id: str | None) -> Expiry:
         """Return what happens if nobody answers in time at the plan gate, or at the gate of a step."""
-        step = self._question(step_id)
-        return (step.expires if step is not None else None) or (self.approval or ApprovalPolicy()).expires
+        step = self.find_step(step_id)
+        if step is not None and step.expires is not None:
+            return step.expires
+        policies = self.policies_at(step)
+        return policies[0].expires if policies else "reject"
 
-    def _question(self, step_id: str | None) -> Step | None:
-        return next((step for step in self.all_steps if step.id == step_id and step.ask is not None), None)
+    def gate_timeout_ms(self, step: Step) -> int:
+        """Return how long the gate of `step` waits for an answer in milliseconds. 0 means no limit."""
+        plans = [step.pinned, *self.plans_around(step)] if step.pinned is not None else self.plans_around(step)
+        return next((plan.options.approval_timeout_ms for plan in plans if plan.options.approval_timeout_ms), 0)
+
+    def find_step(self, step_id: str | None) -> Step | None:
+        """Return the step with this id, also one inside another, or None."""
+        return None if step_id is None else next((step for step in self.all_steps if step.id == step_id), None)
 
     def timeout_ms_of(self, step: Step) -> int:
-        """Return the limit of one attempt of `step` in milliseconds: the step's own, else the plan's. 0 means no limit."""
-        return self.options.step_timeout_ms if step.timeout_ms is None else step.timeout_ms
+        """Return the limit of one attempt of `step` in milliseconds: the step's own, else its plan's. 0 means no limit."""
+        if step.timeout_ms is not None:
+            return step.timeout_ms
+        return next((plan.options.step_timeout_ms for plan in self.plans_around(step) if plan.options.step_timeout_ms), 0)
+
+    def on_error_of(self, step: Step) -> Literal["stop", "continue"]:
+        """Return what a failure of `step` does to the plan that it belongs to."""
+        return step.on_error or self.plans_around(step)[0].options.on_error
+
+    def isolation_of(self, step: Step) -> Isolation | None:
+        """Return where a sync tool of `step` runs, unless the tool itself decides."""
+        return step.isolation or next((plan.isolation for plan in self.plans_around(step) if plan.isolation), None)
+
+    def items_at_once(self, group: Step) -> int:
+        """Return how many items of a group are in progress at once."""
+        limit = min(plan.options.parallel_limit for plan in self.plans_around(group))
+        return min(group.batch or limit, limit)
 
     def number_steps(self) -> None:
         """Renumber the steps, and fill in missing ids and the name. Called by validation after edits."""
@@ -565,7 +701,7 @@ class ExecutionPlan(_Model):
         _number([step], "", len(self.steps) + self._nested, taken)
         self.steps.append(step)
         self._counted += 1
-        self._nested += len(step.steps)
+        self._nested += len(flattened(step.inner))
         return step
 
     def _taken_ids(self) -> set[str]:
@@ -573,23 +709,18 @@ class ExecutionPlan(_Model):
         count = len(self.steps) + len(self.finally_)
         if count != self._counted:
             self._ids, self._counted = {step.id for step in self.all_steps}, count
-            self._nested = sum(len(step.steps) for step in self.steps)
+            self._nested = sum(len(flattened(step.inner)) for step in self.steps)
         return self._ids
 
     @property
     def all_steps(self) -> list[Step]:
-        """The steps, each group followed by its own steps, and the `finally` steps after them."""
+        """The steps, each followed by the steps inside it, and the `finally` steps after them."""
         return [*flattened(self.steps), *self.finally_]
 
     @property
     def places(self) -> dict[str, Step]:
-        """All steps by their path in the document: `steps[0]`, `steps[1].steps[0]`, `finally[0]`."""
-        found = dict[str, Step]()
-        for name, steps in (("steps", self.steps), ("finally", self.finally_)):
-            for index, step in enumerate(steps):
-                found[f"{name}[{index}]"] = step
-                found |= {f"{name}[{index}].steps[{place}]": inner for place, inner in enumerate(step.steps)}
-        return found
+        """All steps by their path in the document: `steps[0]`, `steps[1].steps[0]`, `steps[2].pinned.steps[0]`, `finally[0]`."""
+        return {**_places("steps", self.steps), **_places("finally", self.finally_)}
 
     def get_step(self, index: int) -> Step | None:
         """Return the step at `index`, from 0, or None if there is none. A negative index returns None."""
@@ -606,13 +737,22 @@ class ExecutionPlan(_Model):
 
 
 def flattened(steps: Collection[Step]) -> list[Step]:
-    """Return `steps`, each group followed by its own steps."""
-    return [one for step in steps for one in (step, *step.steps)]
+    """Return `steps`, each followed by the steps inside it."""
+    found = list[Step]()
+    for step in steps:
+        found.append(step)
+        if inner := step.inner:
+            found += flattened(inner)
+    return found
 
 
-def items_at_once(group: Step, options: ExecutionOptions) -> int:
-    """Return how many items of a group are in progress at once."""
-    return min(group.batch or options.parallel_limit, options.parallel_limit)
+def _places(at: str, steps: Collection[Step]) -> dict[str, Step]:
+    found = dict[str, Step]()
+    for index, step in enumerate(steps):
+        found[f"{at}[{index}]"] = step
+        if step.inner:
+            found |= _places(f"{at}[{index}].{'steps' if step.is_group else 'pinned.steps'}", step.inner)
+    return found
 
 
 def _number(steps: Collection[Step], prefix: str, index: int, taken: set[str], *, group: str | None = None) -> int:
@@ -623,8 +763,10 @@ def _number(steps: Collection[Step], prefix: str, index: int, taken: set[str], *
         taken.add(step.id)
         step.put_at(index, group=group)
         index += 1
-        if step.steps:
-            index = _number(step.steps, step.id[:58], index, taken, group=step.id)
+        if step.plan is not None:
+            step.number_inner()
+        if step.inner:
+            index = _number(step.inner, step.id[:58], index, taken, group=step.id if step.is_group else None)
     return index
 
 
@@ -635,12 +777,14 @@ def _document(model: BaseModel) -> dict[str, JsonValue]:
         value = getattr(model, name)
         if value == default:
             continue
-        if isinstance(value, BaseModel):
+        if isinstance(value, ExecutionPlan):
+            document[alias] = value.to_document()
+        elif isinstance(value, BaseModel):
             if part := _document(value):
                 document[alias] = part
         elif name in ("steps", "finally_"):
             document[alias] = [_document(step) for step in value]
-        elif name in ("inputs", "fields"):
+        elif name in ("inputs", "fields") and not isinstance(model, Step):
             document[alias] = {key: _document(part) for key, part in value.items()}
         else:
             document[alias] = value

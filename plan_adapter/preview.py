@@ -8,9 +8,9 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from plan_adapter import graph
-from plan_adapter.expressions import Prediction
-from plan_adapter.listing import policy_facts, step_listing, step_patience
-from plan_adapter.plan import EFFECTS, Effect, ExecutionOptions, ExecutionPlan, Step, items_at_once
+from plan_adapter.expressions import Prediction, has_expression
+from plan_adapter.listing import indented, policy_facts, step_listing, step_patience
+from plan_adapter.plan import EFFECTS, Effect, ExecutionOptions, ExecutionPlan, Step
 from plan_adapter.readable import MAX_NAME_CHARACTERS, as_text, code, cut, duration, one_line, prose, redacted, without_passwords
 from plan_adapter.validation import ValidatedPlan
 
@@ -44,7 +44,7 @@ class StepPreview:
     def as_json(self) -> dict[str, Any]:
         """Return the step for `plan preview --json`: its non-default fields, and what follows from them."""
         step = self.step
-        written = step.model_dump(mode="json", exclude_defaults=True, exclude={"parameters", "input"})
+        written = step.model_dump(mode="json", exclude_defaults=True, exclude={"parameters", "input", "inputs", "pinned"})
         return {
             **written,
             "description": step.description,
@@ -58,6 +58,7 @@ class StepPreview:
             "items": self.items,
             **({"items_at_once": self.at_once} if step.is_group else {}),
             **({"group": step.group} if step.group is not None else {}),
+            **({"within": step.within.id} if step.within is not None else {}),
             "worst_case_ms": self.worst_case_ms,
             "finally": self.is_final,
             **({"rollback": asdict(self.rollback)} if self.rollback is not None else {}),
@@ -91,7 +92,7 @@ class Preview:
         """The number of steps by effect."""
         counts: dict[Effect, int] = dict.fromkeys(EFFECTS, 0)
         for step in self.steps:
-            counts[step.effect] += not step.step.is_group
+            counts[step.effect] += not step.step.inner
         return {effect: count for effect, count in counts.items() if count}
 
     @property
@@ -145,9 +146,9 @@ def preview_plan(
     """
     plan = validated.plan
     written = validated.steps
-    prediction = Prediction(inputs)
-    order = _groups_first(validated)
-    steps = {step_id: _preview_step(written[step_id], validated, prediction, gate_effects) for step_id in order}
+    predictions = Predictions(validated, inputs)
+    order = _outer_first(validated)
+    steps = {step_id: _preview_step(written[step_id], validated, predictions.of(written[step_id]), gate_effects) for step_id in order}
     return Preview(
         plan=plan,
         digest=validated.digest,
@@ -164,10 +165,48 @@ def preview_plan(
     )
 
 
-def _groups_first(validated: ValidatedPlan) -> list[str]:
-    """Return all steps in the order of their dependencies, each group followed by its own steps."""
+class Predictions:
+    """Predictions for the steps of one plan. Those inside a sub-plan see its inputs, as far as the inputs of the run determine them."""
+
+    def __init__(self, validated: ValidatedPlan, inputs: Mapping[str, JsonValue] | None) -> None:
+        """Predict for a run with `inputs`, or None while they are unknown."""
+        self._validated = validated
+        self._inputs = inputs
+        self._inside = dict[str, dict[str, JsonValue]]()  # by the step that runs the plan: its inputs
+        self._of_plan = Prediction(inputs)
+
+    def of(self, step: Step, *, item: JsonValue = None) -> Prediction:
+        """Return the prediction of expressions of `step`, whose item may be known."""
+        if step.within is None:
+            return self._of_plan if item is None else Prediction(self._inputs, item=item)
+        return Prediction(self._inputs_of(step.within), item=item)
+
+    def _inputs_of(self, step: Step) -> dict[str, JsonValue]:
+        """Return the known inputs of the plan that `step` runs."""
+        if step.id not in self._inside:
+            given = self.of(step).of(self._validated.parameters[step.id])
+            known = {name: value for name, value in given.items() if not _is_open(value)} if isinstance(given, dict) else {}
+            declared = step.pinned.inputs if step.pinned is not None else {}
+            defaults = {name: one.default for name, one in declared.items() if name not in step.inputs}
+            self._inside[step.id] = defaults | known
+        return self._inside[step.id]
+
+
+def _is_open(value: JsonValue) -> bool:
+    """Return whether an expression in `value` is not evaluated yet."""
+    return has_expression(json.dumps(value, ensure_ascii=False))
+
+
+def _outer_first(validated: ValidatedPlan) -> list[str]:
+    """Return all steps in the order of their dependencies, each followed by the steps inside it."""
     order = (*validated.order, *validated.finally_order)
-    return [one for step_id in order if validated.steps[step_id].group is None for one in (step_id, *validated.groups.get(step_id, ()))]
+    return [one for step_id in order if validated.steps[step_id].outer is None for one in _with_inner(step_id, validated)]
+
+
+def _with_inner(step_id: str, validated: ValidatedPlan) -> list[str]:
+    sub_plan = validated.sub_plans.get(step_id)
+    inner = validated.groups.get(step_id, ()) if sub_plan is None else sub_plan.steps
+    return [step_id, *(one for inside in inner for one in _with_inner(inside, validated))]
 
 
 def run_name(validated: ValidatedPlan, inputs: Mapping[str, JsonValue] | None) -> str | None:
@@ -188,12 +227,14 @@ def run_name(validated: ValidatedPlan, inputs: Mapping[str, JsonValue] | None) -
 
 def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, gate_effects: Collection[Effect]) -> StepPreview:
     effect = validated.effect_of(step.id)
-    after = tuple(one for one in validated.dependencies[step.id] if validated.steps[one].group == step.group)  # the group names the others
+    after = tuple(
+        one for one in validated.dependencies[step.id] if validated.steps[one].outer == step.outer
+    )  # the outer step names the others
     parameters = prediction.of(validated.parameters[step.id])
     for_each = validated.for_each.get(step.group or step.id)
     items = 1 if for_each is None else _count(prediction.of(for_each))
     timeout = validated.plan.timeout_ms_of(step)
-    once = 0.0 if step.is_group else _longest_call(step, timeout)
+    once = 0.0 if step.inner else _longest_call(step, timeout)
     return StepPreview(
         step=step,
         effect=effect,
@@ -202,8 +243,8 @@ def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, 
         implied=frozenset(after) - frozenset(step.depends_on),
         timeout_ms=timeout,
         items=items,
-        at_once=items_at_once(step, validated.plan.options),
-        worst_case_ms=0.0 if step.is_group else None if once is None or items is None else once * items,
+        at_once=validated.plan.items_at_once(step),
+        worst_case_ms=0.0 if step.inner else None if once is None or items is None else once * items,
         gate=validated.has_gate(step, gate_effects=gate_effects),
         rollback=preview_rollback(step.id, validated, prediction),
         is_final=step.id in validated.finally_order,
@@ -263,7 +304,7 @@ def preview_text(preview: Preview) -> str:
     plan = preview.plan
     lines = [f"# {prose(plan.name)}", "", prose(plan.description), "", *_facts(preview), "", "## Steps", ""]
     for number, step in enumerate(preview.steps, start=1):
-        lines += [*_step_lines(step, number), ""]
+        lines += [*indented(_step_lines(step, number), step.step.depth), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -315,7 +356,7 @@ def _step_lines(preview: StepPreview, number: int) -> list[str]:
         implied=preview.implied,
         parameters=preview.parameters,
         items=preview.items,
-        patience="" if preview.step.is_group else step_patience(preview.step, preview.timeout_ms) + longest,
+        patience="" if preview.step.inner else step_patience(preview.step, preview.timeout_ms) + longest,
         at_once=preview.at_once,
         gate=preview.gate,
         rollback=None if preview.rollback is None else (preview.rollback.effect, preview.rollback.parameters),

@@ -161,6 +161,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "A question (`ask`) has a text and at least one field, and no field of a tool call. No field holds a secret. With "
             "`expires: default` every field needs a default. `approvers` and `expires` of a step belong to a question."
         ),
+        "bad-sub-plan": (
+            "A step that runs another plan has fields of a call, or its plan cannot be loaded: there is no such file or version, the name "
+            "has no version, plans run each other in a circle, or are nested more than 3 deep."
+        ),
         "duplicate-entry": "A list of tags or permissions, or of the approval policy, contains the same entry twice.",
         "idle-policy": (
             "A field about approvals has no effect in this plan, because nobody is asked or because gates never expire. "

@@ -141,8 +141,9 @@ class StepRun:
     completed_at: datetime | None = None
     duration_ms: int = 0
     metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-    group: str | None = None  # the id of the group that the step belongs to
+    group: str | None = None  # the id of the step that this one is inside of: a group, or one that runs a plan
     items: list[GroupItem] = field(default_factory=list[GroupItem])  # of a group
+    plan: str = ""  # the plan that the step runs, as written
 
     @classmethod
     def pending(cls, step: Mapping[str, Any], index: int, *, depends_on: Sequence[str], group: str | None, attempts: int = 0) -> "StepRun":
@@ -158,6 +159,7 @@ class StepRun:
             retry_delay_ms=step.get("retry_delay_ms", 0),
             metadata=dict(step.get("metadata", {})),
             group=group,
+            plan=step.get("plan") or "",
         )
 
 

@@ -38,7 +38,8 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "engine store agent",
         "runs",
         "runner",
-        "runbooks session testing loading",
+        "loading",
+        "runbooks session testing tool_functions",
         "cli blocks pytest_plugin",
         "flows deployed",
     )

@@ -64,6 +64,7 @@ NAMES = [
     "aresume_run",
     "arevise_run",
     "arun_plan",
+    "as_functions",
     "as_tool",
     "cancel_run",
     "command_tool",

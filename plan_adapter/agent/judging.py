@@ -86,7 +86,7 @@ def unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str], remainin
     handed: Mapping[str, frozenset[str]] = {} if remaining is None else remaining.secrets
     problems = list[Problem]()
     for place, step in validated.plan.places.items():
-        if step.is_group or (remaining is not None and step.id in remaining.kept):
+        if step.inner or (remaining is not None and step.id in remaining.kept):
             continue
         calls = [("parameters", validated.tools[step.id].name, validated.parameters[step.id])]
         if (undo := validated.rollbacks.get(step.id)) is not None:

@@ -12,9 +12,9 @@ from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.secrets import Redactor
 from plan_adapter.expressions.references import Code, UnclosedError, pieces, references
 from plan_adapter.graph import ancestors_of
-from plan_adapter.plan import ExecutionPlan, Step, step_document
+from plan_adapter.plan import ExecutionPlan, Step, flattened, step_document
 from plan_adapter.problems import Problem
-from plan_adapter.readable import is_secret_name, redacted
+from plan_adapter.readable import call_name, is_secret_name, redacted
 from plan_adapter.record import PlanRun, StepRun
 from plan_adapter.validation import ValidatedPlan
 
@@ -41,7 +41,7 @@ class RemainingPlan:
     def of(cls, validated: ValidatedPlan, history: RunHistory) -> "RemainingPlan":
         """Return the part of a validated plan that is left, by its run's history. The history must have no unknown outcomes."""
         plan = validated.plan
-        outer = {one.id: step.id for step in plan.steps for one in (step, *step.steps)}  # a group stays whole once a step of it has begun
+        outer = {one.id: step.id for step in plan.steps for one in flattened([step])}  # a step stays whole once one inside it has begun
         begun = {outer[step_id] for step_id, _ in (*history.succeeded, *history.repeatable) if step_id in outer}
         ancestors = ancestors_of(validated.dependencies)
         kept = begun.union(*(ancestors[step_id] for step_id in begun))
@@ -112,9 +112,9 @@ def replan_context(run: PlanRun, remaining: RemainingPlan, history: RunHistory, 
 def _kept(step: Step, history: RunHistory, cut: _Cut) -> dict[str, JsonValue]:
     """Return a kept step and its results. A step with items may be partly done, and continues with the remaining items."""
     results = {item: receipt.result for (step_id, item), receipt in history.succeeded.items() if step_id == step.id}
-    if step.is_group:
-        inner = {one.id for one in step.steps}
-        made = {f"{step_id}[{item}]": receipt.result for (step_id, item), receipt in history.succeeded.items() if step_id in inner}
+    if step.inner:
+        inner = {one.id for one in flattened(step.inner)}
+        made = {call_name(*unit): receipt.result for unit, receipt in history.succeeded.items() if unit[0] in inner}
         came: dict[str, JsonValue] = {"results": cut(made)}
     elif step.for_each is None:
         came = {"result": cut(results[None])} if None in results else {"result": None}

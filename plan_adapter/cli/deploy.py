@@ -16,7 +16,7 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import begin_server
 from plan_adapter.cli.servers import worker_command
-from plan_adapter.cli.sources import documents_in, input_texts, named_plan, open_store, tools_of
+from plan_adapter.cli.sources import documents_in, input_texts, named_plan, open_store, pin, tools_of
 from plan_adapter.documents import is_test_file, read_file, read_mapping
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import InvalidPlanError
@@ -218,6 +218,8 @@ def plans_in(folder: Path) -> "list[ExecutionPlan]":
     if problems:
         raise InvalidPlanError(problems)
     plans = [plan for plan, _ in read if plan is not None]
+    for plan in plans:
+        pin(plan)
     refuse_equal_names(plans)
     return plans
 

@@ -1,5 +1,6 @@
 """The plan, run, tools, inputs and store that the arguments of a command name."""
 
+import asyncio
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.documents import is_test_file, read_document, read_file, read_mapping
 from plan_adapter.errors import InvalidPlanError, ModelError, RunConflictError
-from plan_adapter.loading import STORED, stored_plan
+from plan_adapter.loading import STORED, pin_files, pin_stored, stored_plan
 from plan_adapter.plan import PlanStatus
 from plan_adapter.problems import did_you_mean
 from plan_adapter.readable import one_line, safe_name
@@ -119,20 +120,32 @@ async def plan_of(source: str, store: "PlanStore | None" = None) -> "ExecutionPl
     plan, problems = read_plan(source)
     if plan is None:
         raise InvalidPlanError(problems)
+    await pin_stored(pin_files(plan), store)
     return plan
+
+
+def pin(plan: "ExecutionPlan") -> None:
+    """Load the plans that steps of `plan` run. Their problems become those of the document that names them."""
+    if stored := pin_files(plan):
+        asyncio.run(pin_stored(stored))
 
 
 async def named_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
     """Return the plan of a path, of the store by its bare name, or of a git revision. Raises as `plan_of` does, and UsageError."""
     if source.startswith(GIT):
-        return _plan_of_git(source)
+        revision, colon, path = source.removeprefix(GIT).partition(":")
+        if not (revision and colon and path):
+            raise UsageError(f"`{source}`: write git:REVISION:FILE, as in `git:HEAD~1:restart.yaml`")
+        plan, problems = _read_git(revision, path)
+        if plan is None:
+            raise InvalidPlanError(problems)
+        await pin_stored(pin_files(plan, read=lambda file: _read_git(revision, os.path.relpath(file))), store)
+        return plan
     return await plan_of(source if is_plan(source) else f"{STORED}{source}", store)
 
 
-def _plan_of_git(source: str) -> "ExecutionPlan":
-    revision, colon, path = source.removeprefix(GIT).partition(":")
-    if not (revision and colon and path):
-        raise UsageError(f"`{source}`: write git:REVISION:FILE, as in `git:HEAD~1:restart.yaml`")
+def _read_git(revision: str, path: str) -> "tuple[ExecutionPlan | None, list[Problem]]":
+    """Return the plan of a file as it was in a git revision, and the problems of its document. Raises UsageError if it was not there."""
     where = path if path.startswith("/") else f"./{path}"
     command = ["git", "show", "--end-of-options", f"{revision}:{where}"]
     try:
@@ -140,11 +153,8 @@ def _plan_of_git(source: str) -> "ExecutionPlan":
     except FileNotFoundError as error:
         raise UsageError("git is not installed") from error
     if shown.returncode != 0:
-        raise UsageError(f"`{source}`: {one_line(shown.stderr.decode(errors='replace').strip())}")
-    plan, problems = read_document(shown.stdout.decode(errors="replace"), file=path)
-    if plan is None:
-        raise InvalidPlanError(problems)
-    return plan
+        raise UsageError(f"`{GIT}{revision}:{path}`: {one_line(shown.stderr.decode(errors='replace').strip())}")
+    return read_document(shown.stdout.decode(errors="replace"), file=path)
 
 
 async def _stored_plan(source: str, store: "PlanStore | None") -> "ExecutionPlan":

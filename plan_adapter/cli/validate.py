@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.sources import documents_in, is_stored, plan_of, read_plan, tools_of
+from plan_adapter.cli.sources import documents_in, is_stored, pin, plan_of, read_plan, tools_of
 from plan_adapter.documents import is_test_file
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.problems import Problem
@@ -52,7 +52,10 @@ def _findings(source: str, registry: "ToolRegistry") -> list[Problem]:
     if is_test_file(source):
         return _in_test_file(source, registry)
     plan, problems = read_plan(source)
-    return problems if plan is None else lint(plan, registry)
+    if plan is None:
+        return problems
+    pin(plan)
+    return lint(plan, registry)
 
 
 def _in_test_file(source: str, registry: "ToolRegistry") -> list[Problem]:

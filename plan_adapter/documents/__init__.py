@@ -27,6 +27,7 @@ __all__ = [
     "read_mapping",
     "read_mapping_text",
     "read_placed",
+    "read_source",
 ]
 
 
@@ -87,12 +88,17 @@ def is_test_file(path: str | Path) -> bool:
     return str(path).lower().endswith(TEST_SUFFIXES)
 
 
-def load_plan(path_or_text: str | Path) -> ExecutionPlan:
-    """Return the plan in a file or text. Raises InvalidPlanError with every problem.
+def read_source(path_or_text: str | Path) -> tuple[ExecutionPlan | None, list[Problem]]:
+    """Return the result of `read_document` for a file or a text.
 
     A text counts as a path if a file of that name exists, or if it is one line that ends in .yaml, .yml or .json.
     """
-    plan, problems = read_file(path_or_text) if _is_path(path_or_text) else read_document(str(path_or_text))
+    return read_file(path_or_text) if _is_path(path_or_text) else read_document(str(path_or_text))
+
+
+def load_plan(path_or_text: str | Path) -> ExecutionPlan:
+    """Return the plan in a file or text, without the plans that its steps run. Raises InvalidPlanError with every problem."""
+    plan, problems = read_source(path_or_text)
     if plan is None or problems:
         raise InvalidPlanError(problems)
     return plan

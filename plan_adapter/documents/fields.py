@@ -23,7 +23,7 @@ _PARTS: Mapping[type[BaseModel], Mapping[str, type[BaseModel]]] = {
         "approval": ApprovalPolicy,
     },
     ExecutionOptions: {"run_window": RunWindow},
-    Step: {"ask": Question, "rollback": Rollback, "steps": Step},
+    Step: {"ask": Question, "rollback": Rollback, "steps": Step, "pinned": ExecutionPlan},
     Question: {"fields": Input},
 }
 """The fields with models of their own. The content of any other field is the author's."""

@@ -18,7 +18,8 @@ def plan_schema() -> dict[str, JsonValue]:
     schema: dict[str, Any] = ExecutionPlan.model_json_schema(by_alias=True)
     schema = _plain(schema)
     definitions: dict[str, Any] = schema.pop("$defs")
-    kinds = (["tool_name"], ["ask"], ["goal"], ["for_each", "steps"])
+    kinds = (["tool_name"], ["ask"], ["goal"], ["for_each", "steps"], ["plan"])
+    definitions["Step"]["properties"]["pinned"] |= {"$ref": "#"}
     definitions["Step"]["oneOf"] = [{"required": fields} for fields in kinds]
     properties: dict[str, Any] = schema["properties"]
     properties["steps"]["minItems"] = 1

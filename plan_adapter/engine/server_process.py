@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from plan_adapter.engine.internals import record_singly_what_fails_together
+from plan_adapter.engine.internals import record_singly_what_fails_together, refuse_soon_what_waits_for_a_lock
 from plan_adapter.engine.server_state import ServerFolder, ServerState, process_start
 
 COLLECT_SECONDS = 1.0
@@ -53,6 +53,7 @@ def _serve(listening: socket.socket) -> None:
             collect_apart()
 
     record_singly_what_fails_together()
+    refuse_soon_what_waits_for_a_lock()
     # A browser's open event stream must not delay shutdown.
     config = uvicorn.Config(create_app(final=True), log_level="warning", access_log=False, timeout_graceful_shutdown=3)
     Server(config).run(sockets=[listening])

@@ -314,8 +314,10 @@ class Pursuit:
         """The goal as the model sees it in the next round."""
         scope, step = self._scope, self._step
         bound, told = scope.approved.bound, {key: str(value) for key, value in self._told.items()}
-        before = {one: scope.values[one]["result"] for one in bound.validated.dependencies[step.id] if one in scope.values}
-        context: dict[str, JsonValue] = {"inputs": bound.inputs} if bound.inputs else {}
+        names = [bound.validated.steps[one].local_id for one in bound.validated.dependencies[step.id]]
+        before = {name: scope.values[name]["result"] for name in names if name in scope.values}
+        inputs = bound.inputs if scope.inputs is None else dict(scope.inputs)
+        context: dict[str, JsonValue] = {"inputs": inputs} if inputs else {}
         return Goal(
             step_id=step.id,
             step_index=step.index,

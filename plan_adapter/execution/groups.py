@@ -11,7 +11,7 @@ from plan_adapter.canonical import call_digest
 from plan_adapter.execution.items import Items
 from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, GatedCall
 from plan_adapter.execution.scope import RunScope, as_value
-from plan_adapter.plan import EFFECTS, Step, StepStatus, items_at_once
+from plan_adapter.plan import EFFECTS, Step, StepStatus
 from plan_adapter.readable import call_name, counted
 from plan_adapter.record import GroupItem
 
@@ -53,10 +53,11 @@ class Group:
         self.labels = labels
         self.is_advancing = False  # a call of `next_call` is being made
         self.calls = {one.id: Items(one, labels, is_list=True) for one in step.steps}
+        self._names = {one.id: one.local_id for one in step.steps}  # what expressions call them
         self._before = validated.groups[step.id]
         self._after = graph.successors(self._before)
         self._items = [self._item(scope, value) for value in values]
-        self._at_once = items_at_once(step, validated.plan.options)
+        self._at_once = validated.plan.items_at_once(step)
         self._allowed = _allowed(step.max_failures, len(values))
         self._ready = deque[tuple[int, str]]()
         self._started = self._ended = self._failed = 0
@@ -155,7 +156,7 @@ class Group:
         first = next((before for before in self._before[step_id] if before in one.left_out), None)
         if first is None:
             return ""
-        return f"`{first}` {'failed' if one.values[first]['status'] == StepStatus.FAILED else 'was skipped'}"
+        return f"`{first}` {'failed' if one.values[self._names[first]]['status'] == StepStatus.FAILED else 'was skipped'}"
 
     def leave_out(self, item: int, step_id: str, cause: str) -> None:
         """Record that a step of an item is not called, for `cause`."""
@@ -171,7 +172,7 @@ class Group:
         """Record the end of a call, or None if it was not made."""
         one, state = self._items[item], self.calls[step_id]
         state.end(item, end)
-        one.values[step_id] = _value(end)
+        one.values[self._names[step_id]] = _value(end)
         if end is not None:
             one.ends.append(end)
             if end.outcome != "succeeded":

@@ -1,6 +1,7 @@
 """`Items`: the calls of one step, one or one per item of its `for_each`, and how they add up to the step's end. Also the item labels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from pydantic import JsonValue
 
@@ -11,6 +12,7 @@ from plan_adapter.expressions import Declarations, Template, Variables, compile_
 from plan_adapter.plan import ExecutionPlan, Step, StepStatus
 from plan_adapter.readable import one_line
 from plan_adapter.record import PlanRun
+from plan_adapter.validation.sub_plans import fill_inputs
 
 MAX_LABEL_CHARACTERS = 40
 """The longest text that is used as a label by itself. A longer label from the plan is cut to this length."""
@@ -32,20 +34,33 @@ def recorded_items(plan: ExecutionPlan, run: PlanRun, step_id: str) -> list[str 
     step = steps.get(step.group or step_id) if step is not None else None
     if step is None or step.for_each is None:
         return []
-    declarations = Declarations(steps={one.id: one for one in plan.all_steps}, inputs=plan.inputs, item=True)
+    declarations = _declarations(plan, step.within)
     for_each, _ = compile_template(step.for_each, declarations, at="for_each", expect="list")
     label = None if step.label is None else compile_template(step.label, declarations, at="label")[0]
-    kept = [one for one in run.steps if one.status in (StepStatus.COMPLETED, StepStatus.SKIPPED)]  # other steps may still end differently
-    ends = {one.id: as_value(one.status, one.result, one.error) for one in kept}
-
-    def variables(item: JsonValue) -> Variables:
-        return Variables(steps=ends, inputs=run.inputs, item=item)
-
     try:
-        values = for_each.resolve(variables(None))
+        variables = _recorded_variables(steps, plan, run, step.within)
+        values = for_each.resolve(variables)
     except ExpressionError:
         return []
-    return _labels(values, label, variables, str) if isinstance(values, list) else []
+    return _labels(values, label, lambda item: replace(variables, item=item), str) if isinstance(values, list) else []
+
+
+def _declarations(plan: ExecutionPlan, within: Step | None) -> Declarations:
+    """Return what expressions of the plan that `within` runs may use, or those of `plan` itself if it is None."""
+    inputs = plan.inputs if within is None or within.pinned is None else within.pinned.inputs
+    return Declarations(steps={one.local_id for one in plan.all_steps if one.within is within}, inputs=inputs, item=True)
+
+
+def _recorded_variables(steps: Mapping[str, Step], plan: ExecutionPlan, run: PlanRun, within: Step | None) -> Variables:
+    """Return what expressions of the plan that `within` runs, or of the whole plan, see by the record. Raises ExpressionError."""
+    kept = [one for one in run.steps if one.status in (StepStatus.COMPLETED, StepStatus.SKIPPED)]  # other steps may still end differently
+    own = [one for one in kept if one.id in steps and steps[one.id].within is within]
+    ends = {steps[one.id].local_id: as_value(one.status, one.result, one.error) for one in own}
+    if within is None or within.pinned is None:
+        return Variables(steps=ends, inputs=run.inputs)
+    given, _ = compile_template({**within.inputs}, _declarations(plan, within.within), at="inputs")
+    values = given.resolve(_recorded_variables(steps, plan, run, within.within))
+    return Variables(steps=ends, inputs=fill_inputs(within.pinned.inputs, values if isinstance(values, dict) else {})[0])
 
 
 def _labels(

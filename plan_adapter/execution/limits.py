@@ -82,3 +82,21 @@ class Slots:
         while self._free and self._waiting:
             self._free -= 1
             heapq.heappop(self._waiting)[2]()
+
+
+class InnerSlots(Slots):
+    """The slots of a sub-plan: a limit of its own, within the slots around it."""
+
+    def __init__(self, limit: int, around: Slots) -> None:
+        """Create `limit` free slots, each of which also takes one of `around`."""
+        super().__init__(limit)
+        self._around = around
+
+    def request(self, urgency: float, granted: Callable[[], None]) -> None:
+        """Call `granted` once a slot is free here and around."""
+        super().request(urgency, lambda: self._around.request(urgency, granted))
+
+    def release(self) -> None:
+        """Give a slot back, here and around."""
+        super().release()  # first, so that what waits here asks for the slot around before it is given to others
+        self._around.release()

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from pydantic import JsonValue
 
 from plan_adapter.plan import Effect, Step
 from plan_adapter.record import Approval, Attempt, PlanRun, Resolution, RunReason, StepRun
+
+AttemptOutcome: TypeAlias = Literal["succeeded", "failed", "unknown", "cancelled", "timed_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class AttemptEnd:
     for a read or an idempotent write, and `unknown` for a write. An outcome is certain only if the attempt is not `was_interrupted`.
     """
 
-    outcome: Literal["succeeded", "failed", "unknown", "cancelled", "timed_out"]
+    outcome: AttemptOutcome
     number: int
     result: JsonValue = None
     error: str | None = None
@@ -29,7 +31,7 @@ class AttemptEnd:
     reason: str | None = None  # who reported the success, if not the tool itself; why a goal failed
 
 
-WORST_FIRST = ("unknown", "cancelled", "timed_out", "failed", "succeeded")
+WORST_FIRST: tuple[AttemptOutcome, ...] = ("unknown", "cancelled", "timed_out", "failed", "succeeded")
 """The outcomes of an attempt, the one that matters most first."""
 
 

@@ -64,6 +64,10 @@ class Rollback:
         A stop of the run itself does not stop the rollback.
         """
         self.scope = replace(scope, history=history, stop=Stop(), clock=None, gates=None, refusal=None)
+        ended = dict[str, RunScope]()  # of the sub-plans, like that of the run
+        for step_id, one in scope.inside.items():
+            ended[step_id] = replace(self.scope, values=one.values, inputs=one.inputs, inside=ended)
+        self.scope.inside = ended
         self.halt = Stop()  # setting it prevents further calls; a stop of the scope also ends running ones
         self._history = history
         self._call_step = run_step
@@ -103,10 +107,10 @@ class Rollback:
         if (template := self._validated.for_each.get(whole.id)) is None:
             return
         try:
-            values = template.resolve(self.scope.variables())
+            values = template.resolve(self.scope.of(whole).variables())
         except ExpressionError:  # only the record names them then
             return
-        for item, label in enumerate(item_labels(self.scope, whole, values) if isinstance(values, list) else ()):
+        for item, label in enumerate(item_labels(self.scope.of(whole), whole, values) if isinstance(values, list) else ()):
             if label is not None:
                 self._labels.setdefault((step.id, item), label)
             if (step.id, item) not in self._history.attempts:
@@ -352,7 +356,7 @@ class Rollback:
             result=receipt.result,
         )
         value, label = self._value(step, receipt.item), self._labels.get((step.id, receipt.item))
-        scope = self.scope if step.group is None else self._scope_of(step.group, receipt.item)
+        scope = self.scope.of(step) if step.group is None else self._scope_of(step.group, receipt.item)
         urgency = self._urgency[undoing.node]
         return Call(scope, step, undoing.run, urgency=urgency, item=receipt.item, value=value, label=label, called=called)
 
@@ -360,7 +364,9 @@ class Rollback:
         """Return the scope of an item of a group, in which expressions see the item's own results."""
         done = self._history.succeeded
         steps = [step_id for step_id in self._validated.groups[group] if (step_id, item) in done]
-        return self.scope.of_item({step_id: as_value(StepStatus.COMPLETED, done[step_id, item].result) for step_id in steps})
+        names = {step_id: self._steps[step_id].local_id for step_id in steps}
+        values = {names[step_id]: as_value(StepStatus.COMPLETED, done[step_id, item].result) for step_id in steps}
+        return self.scope.of(self._steps[group]).of_item(values)
 
     def _value(self, step: Step, item: int | None) -> JsonValue:
         """Return the member of the step's `for_each` that the item stands for."""
@@ -368,7 +374,7 @@ class Rollback:
         template = self._validated.for_each.get(whole.id)
         if template is None or item is None:
             return None
-        values = template.resolve(self.scope.variables())
+        values = template.resolve(self.scope.of(whole).variables())
         if not isinstance(values, list) or item >= len(values):
             raise ExpressionError(f"`for_each` gives no item {item + 1} any more: {whole.for_each}")
         return values[item]

@@ -36,7 +36,7 @@ def units_to_roll_back(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
 def units_left_alone(plan: ExecutionPlan, history: RunHistory) -> set[Unit]:
     """Return the calls of items that did not complete, in groups that roll back only completed items."""
     kept = set[Unit]()
-    for group in plan.steps:
+    for group in plan.all_steps:
         if group.steps and not group.rollback_failed:
             begun = {item for step in group.steps for step_id, item in history.attempts if step_id == step.id and item is not None}
             kept |= {(step.id, item) for item in begun if not _is_complete(group, item, history) for step in group.steps}
@@ -52,14 +52,24 @@ def _is_complete(group: Step, item: int, history: RunHistory) -> bool:
 def rollback_graph(validated: ValidatedPlan, history: RunHistory) -> dict[Unit, tuple[Unit, ...]]:
     """Return what each step ran after, in order. A step outside of groups stands for all its items.
 
-    Of a group, each item of each step is on its own: the items are undone one after the other, the last one first.
+    Of a group, each item of each step is on its own: the items are undone one after the other, the last one first. A step that runs a plan
+    ended after all steps of that plan.
     """
     found = dict[Unit, tuple[Unit, ...]]()
     for step_id in validated.order:
-        if validated.steps[step_id].group is None:
-            before = tuple((one, None) for one in validated.outer[step_id])
+        step = validated.steps[step_id]
+        if step.group is None:
+            after = tuple(validated.sub_plans[step_id].steps) if step_id in validated.sub_plans else _waited_for(step, validated)
+            before = tuple((one, None) for one in after)
             found[step_id, None] = _put_items(found, validated.groups.get(step_id, {}), before, history)
     return found
+
+
+def _waited_for(step: Step, validated: ValidatedPlan) -> tuple[str, ...]:
+    """Return what a step waited for. The first steps of a sub-plan waited for what the step that runs it waited for."""
+    while not validated.outer[step.id] and step.within is not None:
+        step = step.within
+    return validated.outer[step.id]
 
 
 def _put_items(

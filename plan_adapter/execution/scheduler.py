@@ -1,6 +1,7 @@
 """`execute`: starts each step once its dependencies have ended and a slot is free, the longest path first."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from pydantic import JsonValue
@@ -18,8 +19,9 @@ from plan_adapter.execution.rollback_status import NEVER_KNOWN
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.execution.step import Call
+from plan_adapter.execution.sub_plans import SubPlanRun, end_of_sub_plan, gated_sub_plan, outputs_of, sub_plan_inputs, was_refused
 from plan_adapter.execution.task_set import TaskSet
-from plan_adapter.plan import Step, StepStatus
+from plan_adapter.plan import Step, StepStatus, flattened
 from plan_adapter.readable import counted
 from plan_adapter.record import Attempt, Outcome, StepRun
 
@@ -69,8 +71,9 @@ class Scheduler:
         self._steps = self._validated.steps
         self._finals = finals
         order = self._validated.finally_order if finals else self._validated.order
-        self._order = [step_id for step_id in order if self._steps[step_id].group is None]
+        self._order = [step_id for step_id in order if self._steps[step_id].group is None and self._steps[step_id].within is None]
         self._groups = dict[str, Group]()  # by step: the group that has begun
+        self._sub_plans = dict[str, SubPlanRun]()  # by step: the sub-plan that has begun
         self._runs = {step.id: step for step in scope.run.steps}
         self._after = dict[str, list[str]]()  # by step that is not carried: the steps that wait for it
         self._missing = dict[str, int]()  # by such step: how many steps it waits for
@@ -90,7 +93,9 @@ class Scheduler:
             step_id: tuple(after for after in waits[step_id] if after not in carried) for step_id in self._order if step_id not in carried
         }
         self._open -= len(carried)
-        self._after, self._missing = graph.successors(left), {step_id: len(afters) for step_id, afters in left.items()}
+        inside = {step_id: before for sub_plan in self._validated.sub_plans.values() for step_id, before in sub_plan.steps.items()}
+        self._after = graph.successors(left) | graph.successors(inside)
+        self._missing = {step_id: len(afters) for step_id, afters in {**left, **inside}.items()}
         self._urgency = self._urgencies(left)
         if carried:
             await self._call_step.show_carried([*carried], carried, waits, tags_of=lambda step_id: self._steps[step_id].tags)
@@ -100,7 +105,7 @@ class Scheduler:
     def _carry(self, step: Step) -> bool:
         """End `step` if all of it succeeded before. Return whether it did."""
         history, run = self._scope.history, self._runs[step.id]
-        if step.is_group or (step.id, None if step.for_each is None else 0) not in history.succeeded:
+        if step.inner or (step.id, None if step.for_each is None else 0) not in history.succeeded:
             return False
         try:
             units = [(step.id, item) for item, _ in self._items_of(step)]
@@ -122,7 +127,7 @@ class Scheduler:
     def begin(self) -> None:
         """Start every step whose dependencies, if any, were all carried."""
         self._scope.stop.future.add_done_callback(lambda _: self._halt(self._scope.stop.message))
-        for step_id in [step_id for step_id, count in self._missing.items() if not count]:
+        for step_id in [step_id for step_id in self._order if not self._missing.get(step_id, 1)]:
             self._ready(self._steps[step_id])
         self.tasks.end_if_done()
 
@@ -131,12 +136,40 @@ class Scheduler:
             found = graph.path_lengths(left, left)
         else:
             found = {step_id: -float(position) for position, step_id in enumerate(left)}
-        return found | {step_id: found[group] for group, steps in self._validated.groups.items() if group in found for step_id in steps}
+        for outer in [self._steps[step_id] for step_id in left]:
+            self._share_urgency(outer, found, 1.0)
+        return found
+
+    def _share_urgency(self, outer: Step, found: dict[str, float], share: float) -> None:
+        """Give the steps inside `outer` its urgency: all the same in a group; in a sub-plan, less than `share` lower, in their order."""
+        part = 0.0 if outer.is_group else share / (len(outer.inner) + 1)
+        for place, step in enumerate(outer.inner):
+            found[step.id] = found[outer.id] - place * part
+            self._share_urgency(step, found, part)
 
     def _halt(self, cause: str) -> None:
         """Start no further step. Steps that have not started are skipped for `cause`."""
         self._halted = self._halted or cause
         self.asked.withdraw()
+
+    def _halt_around(self, step: Step, cause: str) -> None:
+        """Start no further step of the plan that `step` belongs to, nor of the one around it if it stops when that plan fails."""
+        if step.within is None:
+            return self._halt(cause)
+        state = self._sub_plans[step.within.id]
+        state.halted = state.halted or cause
+        for one in flattened(step.within.inner):
+            self.asked.withdraw(one.id)
+        return self._halt_around(step.within, cause) if self._stops_on_error(step.within) else None
+
+    def _why_halted(self, step: Step) -> str:
+        """Return why no further step starts of the plan that `step` belongs to, or of one around it. Nothing if they may."""
+        within = step.within
+        while within is not None and not self._halted:
+            if within.id in self._sub_plans and (cause := self._sub_plans[within.id].halted):
+                return cause
+            within = within.within
+        return self._halted
 
     def _halt_items(self, state: Items) -> None:
         """Start no further call of the step."""
@@ -147,29 +180,35 @@ class Scheduler:
 
     def _ready(self, step: Step) -> None:
         fate = self._scope.history.choices.get(step.id)
-        if fate is not None and fate.kind == "skipped" and not self._halted:
+        halted = self._why_halted(step)
+        if fate is not None and fate.kind == "skipped" and not halted:
             self._without_call.add(step.id)
             return self._skip(step, fate.reason)
         cause = self._failed_dependency(step) or (fate.reason if fate is not None and fate.kind == "left" else "")
-        if self._halted and (step.id, None) not in self._scope.history.succeeded:  # a step that succeeded has already ended
-            cause = self._halted
+        if halted and (step.id, None) not in self._scope.history.succeeded:  # a step that succeeded has already ended
+            cause = halted
         if cause:
             return self._skip(step, cause)
+        if step.within is not None and self._carry(step):
+            return self.tasks.spawn(self._close(step, show=True))
         try:
-            if not self._is_wanted(step, self._scope):
+            if not self._is_wanted(step, self._scope.of(step)):
                 self._without_call.add(step.id)
                 return self._skip(step, f"its condition is false: {step.when}")
+            if step.pinned is not None:
+                return self._begin_sub_plan(step)
             items = self._items_of(step)
         except ExpressionError as error:
             self._finish(step, AttemptEnd("failed", 0, error=str(error)))
-            for one in step.steps:
+            for one in step.inner:
                 self._skip(one, f"`{step.id}` failed")
             return self.tasks.spawn(self._close(step, show=True))
         if step.goal is not None:
             return self.tasks.spawn(self._pursue(step))
-        labels = item_labels(self._scope, step, [value for _, value in items]) if step.for_each is not None else [None]
+        scope = self._scope.of(step)
+        labels = item_labels(scope, step, [value for _, value in items]) if step.for_each is not None else [None]
         if step.is_group:
-            return self._begin_group(Group(self._scope, step, [value for _, value in items], labels))
+            return self._begin_group(Group(scope, step, [value for _, value in items], labels))
         state = Items(step, labels, is_list=step.for_each is not None)
         for item, value in items:
             self._queue(state, item, value)
@@ -189,12 +228,66 @@ class Scheduler:
         return self._request(state, item, made)  # built when its turn comes, because thousands of calls may be ready at once
 
     def _call(self, step: Step, item: int | None, value: JsonValue, label: str | None) -> Call:
-        scope, upstream = self._scope, None
+        scope, upstream = self._scope.of(step), None
         if step.group is not None and item is not None:
             group = self._groups[step.group]
             scope, upstream = group.scope_of(item), group.upstream_of(item, step.id)
         run, urgency = self._runs[step.id], self._urgency[step.id]
         return Call(scope, step, run, urgency=urgency, item=item, value=value, label=label, upstream=upstream)
+
+    # Sub-plans: their steps become ready like those of the run, with a scope of their own.
+
+    def _begin_sub_plan(self, step: Step) -> None:
+        """Start the plan that `step` runs, once it is approved. Raises ExpressionError if its inputs do not fit."""
+        inputs = sub_plan_inputs(self._scope, step)
+        run, gates = self._runs[step.id], self._gates_of(step)
+        run.status, run.started_at = StepStatus.RUNNING, self._scope.recorder.now()
+        is_done = all((one.id, None) in self._scope.history.succeeded for one in flattened(step.inner) if not one.inner)
+        if gates is None or is_done:
+            self._start_sub_plan(step, inputs)
+        else:
+            self.tasks.spawn(self._ask_about_plan(gates, step, inputs))
+
+    async def _ask_about_plan(self, gates: StepGates, step: Step, inputs: dict[str, JsonValue]) -> None:
+        gated = gated_sub_plan(self._scope, step, inputs)
+        answer = await self.asked.answer(gates, gated)
+        if is_open(gated, answer):
+            return self._reset(step)
+        if answer is None or isinstance(answer, GateRefusal):
+            state = Items(step, [None], is_list=False)
+            self._refuse(state, answer, withdrawn=gated.withdrawn.done())
+            return self._skip(step, state.refused or self._why_halted(step))
+        return self._start_sub_plan(step, inputs)
+
+    def _reset(self, step: Step) -> None:
+        """Let a step that nobody has approved yet wait again."""
+        run = self._runs[step.id]
+        run.status, run.started_at = StepStatus.PENDING, None
+
+    def _start_sub_plan(self, step: Step, inputs: dict[str, JsonValue]) -> None:
+        self._scope.begin_plan(step, inputs)
+        steps = self._validated.sub_plans[step.id].steps
+        self._sub_plans[step.id] = SubPlanRun(step, len(steps))
+        for step_id in [step_id for step_id, before in steps.items() if not before]:
+            self._ready(self._steps[step_id])
+
+    async def _close_sub_plan(self, state: SubPlanRun) -> None:
+        step, run = state.step, self._runs[state.step.id]
+        sub_plan = self._validated.sub_plans[step.id]
+        runs = [self._runs[step_id] for step_id in sub_plan.steps]
+        end = end_of_sub_plan(runs, self._without_call)
+        if end is None:
+            why = state.refused or next(one.reason or "" for one in runs if one.id not in self._without_call)
+            run.status, run.reason, run.completed_at = StepStatus.SKIPPED, why, self._scope.recorder.now()
+            return await self._close(step, show=True)
+        if end.outcome == "succeeded":
+            try:
+                end = replace(end, result=outputs_of(self._scope, step, sub_plan.outputs))
+            except ExpressionError as error:
+                end = AttemptEnd("failed", 0, error=str(error))
+        self._finish(step, end, was_refused=was_refused(state, runs), continues=state.continues)
+        run.carried = all(one.carried for one in runs)
+        return await self._close(step, show=True)
 
     async def _pursue(self, step: Step) -> None:
         """Pursue the goal of a step, and close the step unless it is left waiting for a person."""
@@ -203,11 +296,10 @@ class Scheduler:
             end, run.carried = AttemptEnd("succeeded", receipt.number, result=receipt.result), True
         else:
             run.status = StepStatus.RUNNING
-            calls = GoalCalls(
-                self._scope, step, run, asked=self.asked, run_step=self._call_step, urgency=urgency, halted=lambda: self._halted
-            )
+            halted = partial(self._why_halted, step)
+            calls = GoalCalls(self._scope, step, run, asked=self.asked, run_step=self._call_step, urgency=urgency, halted=halted)
             try:
-                end, is_shown = await Pursuit(self._scope, step, calls).pursue(), True
+                end, is_shown = await Pursuit(self._scope.of(step), step, calls).pursue(), True
             except CutShortError as error:
                 end, was_refused = error.end, error.was_refused
         if end is None:
@@ -228,7 +320,7 @@ class Scheduler:
         if group.is_advancing:  # a call that ended at once; the loop below goes on
             return
         group.is_advancing = True
-        while (ready := group.next_call(self._halted)) is not None:
+        while (ready := group.next_call(self._why_halted(group.step))) is not None:
             self._queue_in(group, *ready)
         group.is_advancing = False
         for state in group.take_ended():
@@ -242,7 +334,9 @@ class Scheduler:
             return self._queue(state, item, group.value_of(item))
         if fate is not None and fate.kind == "skipped":
             return group.skip(item, step_id)
-        cause = self._halted or group.cause(item, step_id) or (fate.reason if fate is not None and fate.kind == "left" else "")
+        cause = (
+            self._why_halted(group.step) or group.cause(item, step_id) or (fate.reason if fate is not None and fate.kind == "left" else "")
+        )
         if cause:
             group.leave_out(item, step_id, cause)
             return group.ended(item, step_id, None)
@@ -264,7 +358,7 @@ class Scheduler:
         if answer is None or isinstance(answer, GateRefusal):
             state = next(iter(group.calls.values()))
             self._refuse(state, answer, withdrawn=gated.withdrawn.done())
-            group.refuse(item, state.refused or self._halted)
+            group.refuse(item, state.refused or self._why_halted(group.step))
         else:
             group.approve(item)
         self._advance(group)
@@ -276,7 +370,7 @@ class Scheduler:
             state.end(item, end)
             return not state.open
         if end is None:
-            group.leave_out(item, state.step.id, state.refused or self._halted)
+            group.leave_out(item, state.step.id, state.refused or self._why_halted(group.step))
         group.ended(item, state.step.id, end)
         self._advance(group)
         return False
@@ -285,7 +379,7 @@ class Scheduler:
         step, run = group.step, self._runs[group.step.id]
         run.items, calls = group.items(), group.calls.values()
         if group.is_skipped:
-            why = next((state.refused or state.cause for state in calls if state.refused or state.cause), self._halted)
+            why = next((state.refused or state.cause for state in calls if state.refused or state.cause), self._why_halted(step))
             run.status, run.reason, run.completed_at = StepStatus.SKIPPED, why, self._scope.recorder.now()
         else:
             refused = [state for state in calls if state.refused]
@@ -320,18 +414,19 @@ class Scheduler:
 
     async def _probed(self, call: Call, lost: Attempt) -> AttemptEnd | None:
         self.asked.work(1)
-        await self._scope.slots.acquire(self._urgency[call.step.id])
+        slots = self._scope.of(call.step).slots
+        await slots.acquire(self._urgency[call.step.id])
         try:
             return None if self._scope.stop.is_set else await call.probed(lost)
         finally:
-            self._scope.slots.release()
+            slots.release()
             self.asked.work(-1)
 
     async def _unknown_outcome(self, state: Items, call: Call, lost: Attempt, end: AttemptEnd) -> None:
         """Ask people how `lost` ended and act on the answer. `end` is what is known so far. A call that waits for people holds no slot."""
         unknown_outcome = UnknownOutcome(call.step, call.step_run, lost, end.error or "")
-        resolved = None if self._halted else await self.asked.resolution(unknown_outcome)
-        if resolved is not None and resolved.resolution == "again" and not (self._halted or state.halted):
+        resolved = None if self._why_halted(call.step) else await self.asked.resolution(unknown_outcome)
+        if resolved is not None and resolved.resolution == "again" and not (self._why_halted(call.step) or state.halted):
             return self._offer(state, call)
         state.settled = state.settled or resolved is not None
         if resolved is not None and resolved.resolution == "done":
@@ -346,7 +441,7 @@ class Scheduler:
 
     async def _ask(self, gates: StepGates, state: Items, call: Call) -> None:
         """Have `call` approved, then request a slot. A call that waits for a person holds no slot."""
-        if self._halted or state.halted:
+        if self._why_halted(state.step) or state.halted:
             return await self._leave_out(state, call)
         try:
             gated = await call.gated()
@@ -367,11 +462,14 @@ class Scheduler:
             return
         state.refused = state.refused or refusal.message
         state.continues = not refusal.ends_run
+        if (within := state.step.within) is not None:
+            around = self._sub_plans[within.id]
+            around.refused, around.continues = around.refused or refusal.message, state.continues
         if refusal.ends_run:
             self._scope.refusal = self._scope.refusal or refusal
             if self._stops_on_error(self._steps[state.step.group or state.step.id]):
                 self._halt_items(state)
-                self._halt(f"stopped because `{state.step.id}` was not approved")
+                self._halt_around(state.step, f"stopped because `{state.step.id}` was not approved")
 
     async def _leave_out(self, state: Items, call: Call) -> None:
         if self._note(state, call.item, None):
@@ -379,11 +477,11 @@ class Scheduler:
 
     def _request(self, state: Items, item: int | None, made: Callable[[], Call]) -> None:
         self.asked.work(1)
-        self._scope.slots.request(self._urgency[state.step.id], lambda: self._granted(state, item, made))
+        self._scope.of(state.step).slots.request(self._urgency[state.step.id], lambda: self._granted(state, item, made))
 
     def _granted(self, state: Items, item: int | None, made: Callable[[], Call]) -> None:
-        if self._halted or state.halted:
-            self._scope.slots.release()
+        if self._why_halted(state.step) or state.halted:
+            self._scope.of(state.step).slots.release()
             self.asked.work(-1)
             return self.tasks.spawn(self._close_items(state)) if self._note(state, item, None) else None
         state.started = True
@@ -407,7 +505,7 @@ class Scheduler:
             await self._close_items(state)
 
     async def _close_items(self, state: Items) -> None:
-        cause = state.refused or state.cause or self._halted
+        cause = state.refused or state.cause or self._why_halted(state.step)
         if state.missing + state.unwanted == state.count > 0:
             return self._skip(state.step, cause or f"its condition is false for every item: {state.step.when}")
         if state.step.group is not None and state.is_cut_short:
@@ -429,10 +527,17 @@ class Scheduler:
             await self._call_step.show(run, self._validated.reduced[step.id], tags=step.tags)
         await self._scope.notify_end(run)
         self._open -= 1
+        around = None if step.within is None or step.group is not None else self._sub_plans.get(step.within.id)
+        if step.within is not None and around is None:  # a step of a group, or of a sub-plan that is skipped as a whole
+            return
         for successor in self._after.get(step.id, ()):  # what waits for a step of a group is its group's business
             self._missing[successor] -= 1
             if not self._missing[successor]:
                 self._ready(self._steps[successor])
+        if around is not None:
+            around.open -= 1
+            if not around.open:
+                self.tasks.spawn(self._close_sub_plan(around))
 
     # The end of a step.
 
@@ -458,13 +563,13 @@ class Scheduler:
         template = self._validated.for_each.get(step.id)
         if template is None:
             return [(None, None)]
-        items = template.resolve(self._scope.variables())
+        items = template.resolve(self._scope.of(step).variables())
         if not isinstance(items, list):
             raise ExpressionError(f"`for_each` gave {type(items).__name__}, not a list: {step.for_each}")
         return list(enumerate(items))
 
     def _skip(self, step: Step, reason: str) -> None:
-        for one in step.steps:
+        for one in step.inner:
             self._skip(one, reason)
         run = self._runs[step.id]
         run.status, run.reason, run.completed_at = StepStatus.SKIPPED, reason, self._scope.recorder.now()
@@ -479,7 +584,7 @@ class Scheduler:
         run.status, run.error, run.reason = StepStatus.FAILED, end.error, NOT_APPROVED if was_refused else end.reason or end.outcome
         run.outcome = Outcome.UNKNOWN if end.outcome == "unknown" or self._was_cut_short(step, end) else Outcome.FAILED
         if end.outcome == "failed" and self._stops_on_error(step) and not (was_refused and continues):
-            self._halt(f"stopped because `{step.id}` failed")
+            self._halt_around(step, f"stopped because `{step.id}` failed")
 
     def _end_now(self, run: StepRun) -> None:
         run.completed_at = self._scope.recorder.now()
@@ -493,4 +598,4 @@ class Scheduler:
     def _stops_on_error(self, step: Step) -> bool:
         if self._finals or step.group is not None:  # a group decides what the failure of one of its steps means
             return False
-        return (step.on_error or self._validated.plan.options.on_error) == "stop"
+        return self._validated.plan.on_error_of(step) == "stop"

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from plan_adapter.execution.cancellation import LeaveSignal, Stop
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.execution.limits import RunClock, Slots
+from plan_adapter.execution.limits import InnerSlots, RunClock, Slots
 from plan_adapter.execution.ports import GateRefusal, Outcomes, StepGates
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.results import ResultLimit
@@ -18,7 +18,7 @@ from plan_adapter.expressions import Variables
 from plan_adapter.gates.approval import ApprovedPlan
 from plan_adapter.goals import GoalModel
 from plan_adapter.hooks import Event, EventKind, Hooks, Listener, call_hook, notify
-from plan_adapter.plan import StepStatus
+from plan_adapter.plan import Step, StepStatus
 from plan_adapter.record import PlanRun, Recorder, StepRun
 
 
@@ -53,14 +53,29 @@ class RunScope:
     secrets: RunSecrets = field(default_factory=RunSecrets)
     end: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # what `finally` steps call `run`
     why_finals_stopped: str = ""  # if not all `finally` steps could start
+    inputs: Mapping[str, JsonValue] | None = None  # of a sub-plan; None: those of the run
+    inside: dict[str, "RunScope"] = field(default_factory=dict[str, "RunScope"])  # of the sub-plans that began, by the step that runs each
 
     def variables(self, *, item: JsonValue = None, result: JsonValue = None, secrets: Mapping[str, str] | None = None) -> Variables:
         """Return what an expression can use now. Pass `secrets` only for what goes to a tool."""
-        return Variables(self.values, self.approved.bound.inputs, item, result, secrets or {}, self.end)
+        inputs = self.approved.bound.inputs if self.inputs is None else self.inputs
+        return Variables(self.values, inputs, item, result, secrets or {}, self.end)
 
     def keep_value(self, step: StepRun) -> None:
-        """Let expressions use how `step` ended."""
-        self.values[step.id] = as_value(step.status, step.result, step.error)
+        """Let expressions of the step's own plan use how `step` ended."""
+        planned = self.approved.bound.validated.steps[step.id]
+        if planned.within is None or planned.within.id in self.inside:  # nothing sees the steps of a sub-plan that did not begin
+            self.of(planned).values[planned.local_id] = as_value(step.status, step.result, step.error)
+
+    def of(self, step: Step) -> "RunScope":
+        """Return the scope of the plan that `step` belongs to, which has begun if it is a sub-plan."""
+        return self if step.within is None else self.inside[step.within.id]
+
+    def begin_plan(self, step: Step, inputs: Mapping[str, JsonValue]) -> "RunScope":
+        """Return the scope of the plan that `step` runs with `inputs`, from now on the scope of its steps."""
+        outer, limit = self.of(step), step.pinned.options.parallel_limit if step.pinned is not None else 1
+        self.inside[step.id] = begun = replace(outer, values={}, inputs=inputs, slots=InnerSlots(limit, outer.slots))
+        return begun
 
     def of_item(self, values: MutableMapping[str, dict[str, JsonValue]]) -> "RunScope":
         """Return the scope of an item of a group. Expressions there see `values`, how the steps of the item ended, before all others."""

@@ -24,9 +24,9 @@ def rolls_back(run: PlanRun, plan: ExecutionPlan) -> bool:
     """
     if run.reason in (RunReason.TIMED_OUT, RunReason.UNKNOWN):
         return True
-    policies = {step.id: step.on_error or plan.options.on_error for step in plan.steps}
+    policies = {step.id: plan.on_error_of(step) for step in plan.steps}
     ended = [step for step in run.steps if step.status is StepStatus.FAILED and step.reason != NOT_APPROVED]
-    return run.reason in FAILURES and any(policies.get(step.id) == "stop" for step in ended)  # a group speaks for its steps
+    return run.reason in FAILURES and any(policies.get(step.id) == "stop" for step in ended)  # a group or a sub-plan speaks for its steps
 
 
 def ended_status(reason: RunReason | None, *, completed: bool) -> PlanStatus:
@@ -95,7 +95,7 @@ def _unknown(steps: Sequence[StepRun]) -> str:
 
 def _failure(failed: Sequence[StepRun]) -> str:
     groups = {step.id for step in failed}
-    first, *others = [step for step in failed if step.group not in groups]  # a failed group names its failed steps
+    first, *others = [step for step in failed if step.group not in groups]  # a failed group or sub-plan names its failed steps
     return f"`{first.id}` failed: {first.error}" + (f"; and so did {_named([step.id for step in others])}" if others else "")
 
 

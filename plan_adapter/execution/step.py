@@ -366,7 +366,7 @@ class Call:
     def _isolation(self) -> Isolation:
         if self._tool.is_async:  # it can be cancelled; killing its process would skip its cleanup and leave a command running
             return self._tool.isolation
-        return self.step.isolation or self._scope.approved.bound.validated.plan.isolation or self._tool.isolation
+        return self._scope.approved.bound.validated.plan.isolation_of(self.step) or self._tool.isolation
 
 
 _FINDINGS = {Done: "done", NotDone: "not done"}

@@ -124,8 +124,11 @@ def gate_policy_of(
     plan: ExecutionPlan, policy: EffectivePolicy, *, requested_by: str, revised_by: str = "", step_id: str | None = None
 ) -> GatePolicy:
     """Return the gate policy of `plan`, or of the gate of a step: the stricter of its own policy and `policy`, with groups as names."""
-    own, stored = plan.approval or ApprovalPolicy(), policy.stored
-    named, proofs = policy.members(plan.approvers_at(step_id)), tuple(own.known_by) or None
+    step = None if step_id is None else plan.find_step(step_id)
+    policies, stored = plan.policies_at(step), policy.stored
+    named, proofs = policy.members(plan.approvers_at(step_id)), None
+    for own in policies:
+        proofs = both(proofs, tuple(own.known_by) or None)
     approvers, known_by, excluded_by = both(named, policy.approvers), both(proofs, policy.known_by), ""
     if approvers == () and both(named, policy.members(stored.approvers)) != ():
         excluded_by = "PLAN_ADAPTER_APPROVERS"
@@ -134,12 +137,12 @@ def gate_policy_of(
     return GatePolicy(
         approvers=approvers,
         known_by=known_by,
-        self_approval=own.self_approval and policy.self_approval,
+        self_approval=all(own.self_approval for own in policies) and policy.self_approval,
         requested_by=requested_by,
         revised_by=revised_by,
         expires=plan.expires_at(step_id),
-        remind_after_ms=own.remind_after_ms,
-        release=own.release,
+        remind_after_ms=next((own.remind_after_ms for own in policies if own.remind_after_ms), 0),
+        release=(plan.approval or ApprovalPolicy()).release,
         excluded_by=excluded_by,
     )
 
@@ -170,12 +173,9 @@ def with_current_policy(rules: GatePolicy, plan: ExecutionPlan, policy: Effectiv
 def names_without_group(plan: ExecutionPlan, policy: EffectivePolicy) -> list[str]:
     """Return who may answer or operate, as `plan` names them, without groups and their members: single people, or missing groups."""
     known = {*policy.groups, *(member for members in policy.groups.values() for member in members)}
-    own = plan.approval or ApprovalPolicy()
-    return [
-        name
-        for name in dict.fromkeys((*own.approvers, *own.operators, *plan.approvers_of_questions))
-        if name not in known and "/" not in name
-    ]
+    policies = [one.approval for one in (plan, *plan.sub_plans) if one.approval is not None]
+    named = [name for own in policies for name in (*own.approvers, *own.operators)]
+    return [name for name in dict.fromkeys((*named, *plan.approvers_of_questions)) if name not in known and "/" not in name]
 
 
 def refusal(rules: GatePolicy, *, by: str, known_by: str, decision: Decision) -> str | None:
@@ -204,7 +204,9 @@ def refuse_operation(plan: ExecutionPlan, policy: EffectivePolicy, *, by: str, o
 
     The stricter of the plan's own policy and `policy` decides.
     """
-    named = policy.members((plan.approval or ApprovalPolicy()).operators)
+    named = None
+    for own in (plan, *plan.sub_plans):  # who operates a run also operates the plans inside it
+        named = both(named, policy.members((own.approval or ApprovalPolicy()).operators))
     operators = both(named, policy.operators)
     if operators is not None and by not in operators:
         is_environment = both(named, policy.members(policy.stored.operators)) != ()

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
 
-from plan_adapter.expressions import Prediction
 from plan_adapter.gates.text import (
     EFFECTS_SHOWN,
     FEWEST,
@@ -27,8 +26,8 @@ from plan_adapter.gates.text import (
     value_lines,
 )
 from plan_adapter.listing import field_line
-from plan_adapter.plan import Effect, Question, Step
-from plan_adapter.preview import RollbackPreview, preview_rollback
+from plan_adapter.plan import Effect, Question, Step, flattened
+from plan_adapter.preview import Predictions, RollbackPreview, preview_rollback
 from plan_adapter.readable import as_text, call_name, code, counted, duration, moment, words
 from plan_adapter.record import Attempt
 from plan_adapter.validation import BoundPlan
@@ -53,8 +52,8 @@ def step_gate_text(
     `results` are those of the steps that it depends on, and `ends` is how they ended (`completed`, `skipped`). `item` counts from 0.
     """
     validated = bound.validated
-    if step.is_group:
-        return _group_gate_text(bound, step, parameters, call_name(step.id, item, label), approval_digest, expires_ms, notices)
+    if step.inner:
+        return _outer_gate_text(bound, step, parameters, call_name(step.id, item, label), approval_digest, expires_ms, notices)
     before = _what_came_before(validated.dependencies[step.id], results or {}, ends or {}, Values(bound.inputs, expressions=False))
     what = "A step" if step.ask is None else f"Asked by the step {code(step.id)}"
     closing = [f"{what} of {title(validated.plan)}. {expiry(validated.plan, expires_ms, step)}", ""]
@@ -67,7 +66,7 @@ def step_gate_text(
     secrets = sorted(validated.parameters[step.id].secrets)
     # In this call, everything except secrets is resolved. In its rollback, only expressions that use inputs alone are.
     values, known = Values.of(bound, expressions=bool(secrets)), Values.of(bound)
-    undo = preview_rollback(step.id, validated, Prediction(bound.inputs))
+    undo = preview_rollback(step.id, validated, Predictions(validated, bound.inputs).of(step))
     first = [*notice_lines(notices), *opening(f"Approve {words(call_name(step.id, item, label))}?", step.description)]
     asked = [f"{_danger(effect, undo, or_fails=step.rollback_failed)} It calls {code(step.tool_name or '')} with:", ""]
     arguments = values.parameters(step.tool_name or "", parameters)
@@ -91,38 +90,41 @@ def _question_lines(step: Step, question: Question, asked: JsonValue) -> list[st
     return [*heading, *rest, *map(field_line, question.fields, question.fields.values()), ""]
 
 
-def _group_gate_text(
+def _outer_gate_text(
     bound: BoundPlan,
-    group: Step,
+    outer: Step,
     parameters: Mapping[str, JsonValue],
     name: str,
     approval_digest: str,
     expires_ms: int,
     notices: Sequence[str],
 ) -> str:
-    """Return the text of the gate of a group, or of one item of it: the steps that will run, and for what."""
-    validated, values = bound.validated, Values.of(bound)
-    effects: dict[str, Effect] = {one.id: validated.effect_of(one.id) for one in group.steps}
-    prediction = Prediction(bound.inputs, item=parameters.get("item"))  # as far as it is known before the first step of the item
-    undone = {one.id: preview_rollback(one.id, validated, prediction) for one in group.steps}
+    """Return the text of the gate of a group, of one item of it, or of a sub-plan: the steps that will run, and for what."""
+    validated, values, predictions = bound.validated, Values.of(bound), Predictions(bound.validated, bound.inputs)
+    steps = [one for one in flattened(outer.inner) if not one.inner]
+    effects: dict[str, Effect] = {one.id: validated.effect_of(one.id) for one in steps}
+    # As far as it is known before the first step.
+    known = {one.id: predictions.of(one, item=parameters.get("item") if one.group is not None else None) for one in steps}
+    undone = {one.id: preview_rollback(one.id, validated, known[one.id]) for one in steps}
     final = [code(step_id) for step_id, effect in effects.items() if effect != "read" and undone[step_id] is None]
     danger = f"**Cannot be undone: {', '.join(final)}.**" if final else "It only reads, or can be undone."
-    first = [*notice_lines(notices), *opening(f"Approve {words(name)}?", group.description)]
+    first = [*notice_lines(notices), *opening(f"Approve {words(name)}?", outer.description)]
     asked = [line for key, value in parameters.items() for line in value_lines(key, values.redacted(key, value))]
-    first += [f"It runs {counted(len(effects), 'step')}, for:", "", *asked, ""]
-    first += [f"- **{words(one.id)}** ({EFFECTS_SHOWN[effects[one.id]]}): {code(one.called)}" for one in group.steps]
-    first += ["", f"{danger} A part of {title(validated.plan)}. {expiry(validated.plan, expires_ms, group)}", ""]
+    of_plan = "" if outer.plan is None else f" of the plan {code(outer.plan)}"
+    first += [f"It runs {counted(len(effects), 'step')}{of_plan}, for:", "", *asked, ""]
+    first += [f"- **{words(one.id)}** ({EFFECTS_SHOWN[effects[one.id]]}): {code(one.called)}" for one in steps]
+    first += ["", f"{danger} A part of {title(validated.plan)}. {expiry(validated.plan, expires_ms, outer)}", ""]
     rest = ["### The steps", ""]
-    for one in group.steps:
+    for one in steps:
         rest += [f"- {code(one.id)}: {_tries(one, validated.plan.timeout_ms_of(one))}"]
-        predicted = prediction.of(validated.parameters[one.id])
+        predicted = known[one.id].of(validated.parameters[one.id])
         arguments = values.parameters(one.tool_name or "", predicted if isinstance(predicted, dict) else {})
         rest += [line for key, value in arguments for line in value_lines(f"{code(one.id)} {code(key)}", value)]
         if (undo := undone[one.id]) is not None:
             rest.append(f"- {code(one.id)} is undone by {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}), without another approval")
             arguments = values.parameters(undo.tool_name, undo.parameters)
             rest += [line for key, value in arguments for line in value_lines(f"{code(one.id)} undone with {code(key)}", value)]
-    rest += ["", *description_section(group.description), *redaction_note(values)]
+    rest += ["", *description_section(outer.description), *redaction_note(values)]
     return document(first, [*rest, *digests_section(validated.digest, approval_digest=approval_digest)])
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from plan_adapter.canonical import Change, diff_plans
+from plan_adapter.canonical import Change, diff_plans, plan_digest
 from plan_adapter.gates.text import (
     EFFECTS_SHOWN,
     FEWEST,
@@ -31,9 +31,9 @@ from plan_adapter.gates.text import (
     uses_secrets,
     value_lines,
 )
-from plan_adapter.listing import REPLAN_FACT, field_line, group_facts, operators_fact, permissions_fact
+from plan_adapter.listing import REPLAN_FACT, field_line, group_facts, operators_fact, permissions_fact, sub_plan_facts
 from plan_adapter.pictures import mermaid
-from plan_adapter.plan import EFFECTS, Effect, ExecutionPlan, Step
+from plan_adapter.plan import EFFECTS, Effect, ExecutionPlan, Step, flattened
 from plan_adapter.preview import Preview, StepPreview, preview_plan
 from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, redacted, secret_parameters, words
 from plan_adapter.validation import BoundPlan
@@ -82,14 +82,15 @@ def raised_notices(earlier: ExecutionPlan, preview: Preview) -> list[str]:
 
 def _steps_by_name(earlier: ExecutionPlan, preview: Preview) -> tuple[dict[str, Step], dict[str, StepPreview]]:
     """Return the steps before and now by their names in a `PlanDiff`: the id, with `finally.` before that of a `finally` step."""
-    before = {step.id: step for step in earlier.steps} | {f"{FINALLY}{step.id}": step for step in earlier.finally_}
+    before = {step.id: step for step in flattened(earlier.steps)} | {f"{FINALLY}{step.id}": step for step in earlier.finally_}
     return before, {(FINALLY if step.is_final else "") + step.step.id: step for step in preview.steps}
 
 
 def _step_of(change: Change, now: Collection[str]) -> str:
     """Return the name of the changed step, or of the changed field of the plan."""
-    final = ".".join(change.at.split(".")[:2])
-    return final if final.startswith(FINALLY) and final in now else change.at.split(".")[0]
+    parts = change.at.split(".")
+    names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((name for name in names if name in now), parts[0])
 
 
 def _called(step: StepPreview) -> str:
@@ -148,7 +149,9 @@ def steps_list(preview: Preview, gates: frozenset[str], values: Values, *, limit
 
 def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool) -> _StepLines:
     step, blocks = preview.step, list[str]()
-    parts = group_facts(step, preview.items, preview.at_once) or [code(step.called)]
+    parts = group_facts(step, preview.items, preview.at_once) or ([f"plan {code(step.called)}"] if step.plan else [code(step.called)])
+    if step.pinned is not None:
+        parts += [*sub_plan_facts(step), f"digest {code(plan_digest(step.pinned)[:12])}"]
     for_each = None if step.is_group else step.for_each
     conditions = {"when": step.when, "for each": for_each, "label": step.label, "done when": step.done_when, "on error": step.on_error}
     parameters = [(code(name), value) for name, value in values.parameters(step.tool_name or "", preview.parameters)]
@@ -163,9 +166,11 @@ def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool
         effect = effect.replace(EFFECTS_SHOWN[preview.effect], "**asks a person**")
         parts += [f"field {field_line(name, field).removeprefix('- ')}" for name, field in step.ask.fields.items()]
     effect += " · **asks again**" if gate and step.ask is None else ""
-    facts = [] if step.is_group else [effect]
+    asks = ["**asks first**"] if step.inner and gate else []
+    facts = asks if step.inner else [effect]
     facts += [f"in the group {code(step.group)}"] if step.group is not None else []
-    return _StepLines(" · ".join([f"- {_what(preview, number)}", *facts, *parts, *([] if step.is_group else [_at_most(preview)])]), blocks)
+    limits = [] if step.inner else [_at_most(preview)]
+    return _StepLines("  " * step.depth + " · ".join([f"- {_what(preview, number)}", *facts, *parts, *limits]), blocks)
 
 
 def _add_parts(step_id: str, facts: Iterable[tuple[str, JsonValue]], parts: list[str], blocks: list[str]) -> None:

@@ -7,7 +7,7 @@ from unicodedata import east_asian_width
 
 from pydantic import JsonValue
 
-from plan_adapter.listing import group_facts
+from plan_adapter.listing import group_facts, sub_plan_facts
 from plan_adapter.plan import Effect, ExecutionPlan, Expiry, Step
 from plan_adapter.preview import Preview, StepPreview
 from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, listed, one_line, redacted, visible, words
@@ -273,6 +273,9 @@ def _step_row(number: int, preview: StepPreview, gates: frozenset[str], values: 
         items = f" × {counted(preview.items, 'item')}" if preview.items is not None else " × each item"
     if step.is_group:
         return f"- **{number}. {words(step.id)}**: {group_facts(step, preview.items, preview.at_once)[0]}"
+    if step.plan is not None:
+        asks = ", asks first" if step.id in gates else ""
+        return f"- **{number}. {words(step.id)}**: plan {code(step.plan)}, {sub_plan_facts(step)[0]}{asks}"
     asks = (", always at the end" if preview.is_final else "") + (", asks again" if step.id in gates and step.ask is None else "")
     does = EFFECTS_SHOWN[preview.effect] if step.ask is None else "asks a person"
     row = f"- **{number}. {words(step.id)}**{items} ({does}{asks}): {code(step.called)}"

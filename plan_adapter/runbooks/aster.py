@@ -35,7 +35,7 @@ def as_aster(validated: ValidatedPlan) -> tuple[dict[str, JsonValue], list[str]]
     steps = list[dict[str, Any]]()
     document: dict[str, Any] = {"ID": plan.id, **_fields(plan, _PLAN), "Options": _fields(plan.options, _OPTIONS), "Steps": steps}
     for step in plan.steps:
-        after = [one for one in validated.dependencies[step.id] if one in validated.outer]
+        after = [one for one in validated.dependencies[step.id] if validated.steps[one].outer is None]
         steps.append({"ID": step.id, "Index": step.index, **_fields(step, _STEP), "DependsOn": after})
     return document, [*_left_out(plan), *_unevaluated(validated)]
 

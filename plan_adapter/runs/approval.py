@@ -167,7 +167,10 @@ async def _ends_run(gate: Gate, run: PlanRun, store: PlanStore) -> bool:
     if gate.step_id is None:
         return True
     plan = await store.get(run.digest)
-    on_error = next((step.on_error for step in plan.all_steps if step.id == gate.step_id), None) or plan.options.on_error
+    step = plan.find_step(gate.step_id)
+    while step is not None and step.within is not None and plan.on_error_of(step) == "stop":
+        step = step.within  # its failure is one of the plan around it
+    on_error = plan.options.on_error if step is None else plan.on_error_of(step)
     return gate.rules.expires == "reject" and on_error == "stop"
 
 
@@ -329,7 +332,8 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
 
 def _unknown_names(plan: ExecutionPlan, policy: EffectivePolicy) -> list[str]:
     """Return notices about approvers that may be misspelt or missing groups. If no groups exist, every name is a person."""
-    approvers = [*(plan.approval.approvers if plan.approval is not None else ()), *plan.approvers_of_questions]
+    own = [name for one in (plan, *plan.sub_plans) if one.approval is not None for name in one.approval.approvers]
+    approvers = [*own, *plan.approvers_of_questions]
     names = [name for name in names_without_group(plan, policy) if name in approvers] if policy.groups else []
     where = "PLAN_ADAPTER_GROUPS" if policy.number is None else "the store's policy"
     return [f"`{one_line(name)}` may answer as a person: {where} has no group with this name." for name in names]

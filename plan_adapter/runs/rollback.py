@@ -1,16 +1,18 @@
 """`roll_back`: rolls back the completed steps of a run that has ended, or resumes an interrupted rollback."""
 
+from contextlib import suppress
 from dataclasses import replace
 
-from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.errors import ExpressionError, NotApprovedError, RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.rollback_units import units_to_roll_back
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import Ending, ended_status, with_finals
+from plan_adapter.execution.sub_plans import sub_plan_inputs
 from plan_adapter.gates.approval import approved_plan
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, PlanStatus, StepStatus
+from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, PlanStatus, StepStatus, flattened
 from plan_adapter.record import Approval, Outcome, PlanRun, RunReason
 from plan_adapter.runs.approval import is_of_run
 from plan_adapter.runs.ending import end_run, finals_of
@@ -94,8 +96,8 @@ def rollback_needs_approver(plan: ExecutionPlan, policy: EffectivePolicy) -> boo
     This is the case if calls of the plan have step gates. Rollback calls have none: the plan's approval covers rollbacks after a failure,
     and a person who requests any other rollback approves it with that request.
     """
-    own = plan.approval or ApprovalPolicy()
-    return bool(own.effects or policy.gate_effects) or any(step.requires_approval for step in plan.all_steps)
+    effects = {effect for one in (plan, *plan.sub_plans) for effect in (one.approval or ApprovalPolicy()).effects}
+    return bool(effects or policy.gate_effects) or any(step.requires_approval or plan.asks_before(step) for step in plan.all_steps)
 
 
 def refuse_unknown_outcome(run: PlanRun, history: RunHistory) -> None:
@@ -118,7 +120,9 @@ async def _used_approval(run: PlanRun, store: PlanStore) -> Approval:
 
 def _end_steps(scope: RunScope) -> None:
     """Make the results of the steps available to expressions, and end the steps that a dead process left unfinished."""
-    finals = finals_of(scope)
+    finals, planned = finals_of(scope), scope.approved.bound.validated.steps
+    tried = {step_id for step_id, _ in scope.history.attempts}
+    _begin_sub_plans(scope)
     for step in scope.run.steps:
         if step in finals:  # they run after the rollback
             continue
@@ -126,7 +130,7 @@ def _end_steps(scope: RunScope) -> None:
             receipt = scope.history.succeeded.get((step.id, None))
             if receipt is not None:
                 step.status, step.outcome, step.result = StepStatus.COMPLETED, Outcome.SUCCEEDED, receipt.result
-            elif step.attempts or any(step_id == step.id for step_id, _ in scope.history.attempts):
+            elif step.attempts or not tried.isdisjoint(one.id for one in flattened([planned[step.id]])):
                 step.status, step.outcome, step.reason = StepStatus.FAILED, Outcome.FAILED, "cancelled"
                 step.error = "its process ended before it did"
             else:
@@ -134,6 +138,16 @@ def _end_steps(scope: RunScope) -> None:
             step.completed_at = scope.recorder.now()
             scope.recorder.step_ended(step)
         scope.keep_value(step)
+    for step_id, inside in scope.inside.items():
+        with suppress(ExpressionError):  # the step before it failed, so the sub-plan did nothing that could be undone
+            inside.inputs = sub_plan_inputs(scope, planned[step_id])
+
+
+def _begin_sub_plans(scope: RunScope) -> None:
+    """Create the scopes of all sub-plans, so that each can keep the results of its own steps. The inputs follow from results around it."""
+    for step in scope.approved.bound.validated.plan.all_steps:
+        if step.pinned is not None:
+            scope.begin_plan(step, {})
 
 
 async def rollback_run(

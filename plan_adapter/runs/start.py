@@ -340,7 +340,7 @@ def _pending_steps(validated: ValidatedPlan, history: RunHistory) -> list[StepRu
     for (step_id, _), number in history.attempts.items():
         tried[step_id] = tried.get(step_id, 0) + number
     return [
-        StepRun.pending(vars(step), index, depends_on=validated.dependencies[step.id], group=step.group, attempts=tried.get(step.id, 0))
+        StepRun.pending(vars(step), index, depends_on=validated.dependencies[step.id], group=step.outer, attempts=tried.get(step.id, 0))
         for index, step in enumerate(validated.plan.all_steps)
     ]
 

@@ -55,7 +55,7 @@ class CallGates:
         keeper, answers = self.keeper, await self._answers(call)
         if answers and answers[-1].decision == "request_changes" and keeper.has_answered(call.approval_digest) and not self._asks_others:
             raise NotApprovedError(f"{answers[-1].by} asks for changes: {answers[-1].note}")  # asking again would never end
-        gate = await keeper.open(await self._gate_of(call, answers), timeout_ms=self._plan.options.approval_timeout_ms)
+        gate = await keeper.open(await self._gate_of(call, answers), timeout_ms=self._plan.gate_timeout_ms(call.step))
         closed = await keeper.collected(gate) or await self._closed(gate, call)
         return None if closed is None else await self._outcome(closed, call)
 
@@ -93,7 +93,7 @@ class CallGates:
             item=call.item,
             label=call.label,
             approval_digest=call.approval_digest,
-            expires_ms=self._plan.options.approval_timeout_ms,
+            expires_ms=self._plan.gate_timeout_ms(call.step),
             results={step.id: step.result for step in before},
             ends={step.id: step.status.value + (f": {step.reason}" if step.reason else "") for step in before},
             notices=[*changes, *stale],

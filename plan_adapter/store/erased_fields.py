@@ -19,7 +19,8 @@ Path: TypeAlias = tuple[str | int | None, ...]
 Part: TypeAlias = Literal["inputs", "outputs", "parameters", "result", "error", "gate", "message", "notes"]
 
 _FIELD = re.compile(
-    rf"(?:(inputs|outputs)|(message|notes|gate)|steps\.({STEP_ID})\.(?:(parameters|result)|(error|gate)))(?=[.\[]|$)(.*)", re.S
+    rf"(?:(inputs|outputs)|(message|notes|gate)|steps\.({STEP_ID}(?:\.{STEP_ID})*?)\.(?:(parameters|result)|(error|gate)))(?=[.\[]|$)(.*)",
+    re.S,
 )
 _MEMBER = re.compile(r"\.([^.\[\]\"]+)|\[(\d{0,9})\]|\[\"([^\"]+)\"\]")
 _FORMS = "inputs.NAME, outputs.NAME, steps.ID.parameters.NAME, steps.ID.result, steps.ID.error, steps.ID.gate, gate, message or notes"

@@ -29,6 +29,7 @@ from plan_adapter.store.verification import KEPT
 
 _JSON: dict[Table, tuple[str, ...]] = {
     runs: ("inputs", "outputs", "metadata"),
+    step_runs: ("outputs",),
     attempts: ("parameters",),
     receipts: ("result",),
     approvals: ("result",),
@@ -197,6 +198,9 @@ def _erase_field(record: _Record, wanted: Field) -> None:
 
 
 def _erase_result(record: _Record, wanted: Field) -> None:
+    for content in record.of(step_runs):
+        if content.row["step_id"] == wanted.step_id and content.values["outputs"] is not None:
+            content.values["outputs"] = erase_at(content.values["outputs"], wanted.path, record.found)
     for content in record.of(receipts):
         item, path, result = content.row["item"], wanted.path, content.values["result"]
         if content.row["step_id"] != wanted.step_id or result is None:

@@ -45,7 +45,7 @@ GRANT UPDATE (owner) ON leases TO plan_operator;
 GRANT INSERT ON audit, tombstones TO plan_keeper;
 GRANT DELETE ON runs, leases, concurrency_keys, step_runs, attempts, receipts, approvals, gates, revisions, audit TO plan_keeper;
 GRANT UPDATE (inputs, outputs, message, rejection_note, cancel_reason, metadata, updated_at) ON runs TO plan_keeper;
-GRANT UPDATE (error, reason, items) ON step_runs TO plan_keeper;
+GRANT UPDATE (error, reason, items, outputs) ON step_runs TO plan_keeper;
 GRANT UPDATE (parameters, label) ON attempts TO plan_keeper;
 GRANT UPDATE (result, error, note) ON receipts TO plan_keeper;
 GRANT UPDATE (result, note) ON approvals TO plan_keeper;

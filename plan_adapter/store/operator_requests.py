@@ -22,6 +22,7 @@ from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.digests import digest_of, instant_text
 from plan_adapter.store.entries import OPERATOR_REQUEST_KINDS
 from plan_adapter.store.rows import Row
+from plan_adapter.store.steps import steps_of_document
 from plan_adapter.store.tables import IS_OPERATOR_REQUEST, plans
 from plan_adapter.store.tables import audit as audit_log
 from plan_adapter.store.tables import runs as run_table
@@ -132,4 +133,4 @@ def _step_digests(connection: Connection, run: Row) -> Mapping[str, str]:
     """Return the digests of the steps in the run's current plan, by step id."""
     same = (plans.c.tenant_id == run["tenant_id"], plans.c.digest == run["digest"])
     document = json.loads(connection.execute(select(plans.c.document).where(*same)).scalar_one())
-    return {step["id"]: digest_of(step) for name in ("steps", "finally") for step in document.get(name, ())}
+    return {step["id"]: digest_of(step) for step in steps_of_document(document)}

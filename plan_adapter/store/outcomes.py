@@ -217,9 +217,9 @@ def _by_hand(connection: Connection, run: Row, call: CallPlace, *, at: datetime)
     step = next((step for step in plans.of_run(connection, run).all_steps if step.id == call.step_id), None)
     if step is None:
         raise RunConflictError(f"no step of run {run['id']} is called `{call.step_id}`")
-    if step.is_group:
-        names = ", ".join(f"`{one.id}`" for one in step.steps[:5])
-        raise RunConflictError(f"`{step.id}` is a group and calls no tool: name one of its steps, {names}")
+    if step.inner:
+        names, what = ", ".join(f"`{one.id}`" for one in step.inner[:5]), "is a group" if step.is_group else "runs a plan"
+        raise RunConflictError(f"`{step.id}` {what} and calls no tool: name one of its steps, {names}")
     if step.ask is not None:
         raise RunConflictError(f"`{step.id}` asks a question, whose outcome is its answer: `plan answer {run['id']} {step.id}` gives one")
     tool_name = step.tool_name or ""

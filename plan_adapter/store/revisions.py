@@ -20,7 +20,7 @@ from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.digests import Plain, plain
 from plan_adapter.store.plans import implied_row, plan_row, put_implied, put_plan
 from plan_adapter.store.rows import Row, context_of, dump_json, folder_column, folder_of, load_json, whose
-from plan_adapter.store.steps import history_of
+from plan_adapter.store.steps import history_of, steps_of_document
 from plan_adapter.store.tables import plans, revisions, step_runs
 from plan_adapter.store.tables import runs as run_table
 
@@ -189,7 +189,7 @@ def _call_of(step: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
 
 
 def _steps_of(document: dict[str, Any]) -> dict[str, dict[str, JsonValue]]:
-    return {step["id"]: step for name in ("steps", "finally") for step in document.get(name, ())}
+    return {step["id"]: step for step in steps_of_document(document)}
 
 
 def _content(connection: Connection, run: Row, validated: "ValidatedPlan", approval_digest: str) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def item_of(row: Row) -> int | None:
 
 
 def end_row(step: StepRun) -> dict[str, Any]:
-    """Return the row of a step that has ended, without its run and context columns. The result is in its receipts."""
+    """Return the row of a step that has ended, without its run and context columns. The result of a call is in its receipts."""
     return {
         "step_id": step.id,
         "index": step.index,
@@ -164,6 +164,7 @@ def end_row(step: StepRun) -> dict[str, Any]:
         "completed_at": step.completed_at,
         "duration_ms": step.duration_ms,
         "items": dump_json([[item.label, item.status.value] for item in step.items]) if step.items else None,
+        "outputs": dump_json(step.result) if step.plan and step.result is not None else None,
     }
 
 
@@ -175,6 +176,8 @@ def put_end(step: StepRun, row: Row) -> None:
     step.carried, step.rolled_back = row["carried"], row["rolled_back"]
     step.started_at, step.completed_at, step.duration_ms = row["started_at"], row["completed_at"], row["duration_ms"]
     step.items = [GroupItem(label, StepStatus(status)) for label, status in load_json(row["items"] or "[]")]
+    if row["outputs"]:
+        step.result = load_json(row["outputs"])
 
 
 def folder_column(folder: RunFolder | None) -> str | None:

@@ -49,20 +49,21 @@ def step_runs_of(
     if with_results:
         _read_results(connection, found)
     for run_id, steps in planned.items():
-        found[run_id].lists = {step["id"] for step in steps if "for_each" in step or "group" in step}
+        found[run_id].lists = {step["id"] for step in steps if "for_each" in step or "in_items" in step}
     read = dict[str, list[StepRun]]()
     for run_id, steps in planned.items():
         pending = [StepRun.pending(step, index, depends_on=step["depends_on"], group=step.get("group")) for index, step in enumerate(steps)]
         ended = [_put(step, found[run_id], run_id in interrupted, with_results) for step in pending]
-        read[run_id] = _with_group_results(ended, found[run_id].results if with_results else None)
+        names = {step["id"]: step.get("local_id", step["id"]) for step in steps}
+        read[run_id] = _with_group_results(ended, found[run_id].results if with_results else None, names)
     return read
 
 
-def _with_group_results(steps: list[StepRun], results: Mapping[str, dict[int, str]] | None) -> list[StepRun]:
-    """Fill in the results of groups from `results`, the texts by step and item, and return `steps`."""
+def _with_group_results(steps: list[StepRun], results: Mapping[str, dict[int, str]] | None, names: Mapping[str, str]) -> list[StepRun]:
+    """Fill in the results of groups from `results`, the texts by step and item, and return `steps`. `names` are their ids in their plan."""
     for group in steps:
         if group.items and results is not None:
-            inner = {step.id: results[step.id] for step in steps if step.group == group.id}
+            inner = {names[step.id]: results[step.id] for step in steps if step.group == group.id}
             each = [{step_id: load_json(of[item]) for step_id, of in inner.items() if item in of} for item in range(len(group.items))]
             group.result = group_result(group.items, each)
     return steps
@@ -82,17 +83,34 @@ def _planned_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, lis
                 raise StoreError(f"of the steps of run {row['id']} not all is there: `plan runs verify {row['id']}` tells more")
             after = load_json(others)["steps"]
             read[key] = [
-                {**step, "depends_on": after.get(step["id"]) or step.get("depends_on", ())} for step in _all_steps(load_json(document))
+                {**step, "depends_on": after.get(step["id"]) or step.get("depends_on", ())}
+                for step in steps_of_document(load_json(document))
             ]
         found[row["id"]] = read[key]
     return found
 
 
-def _all_steps(document: dict[str, Any]) -> list[dict[str, Any]]:
+def steps_of_document(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the steps of a plan's document, each followed by the steps inside it, whose ids are those of the whole plan."""
     steps = list[dict[str, Any]]()
     for step in document["steps"]:
-        steps += [step, *({**one, "group": step["id"]} for one in step.get("steps", ()))]
+        steps += [step, *({**one, "group": step["id"], "in_items": True} for one in step.get("steps", ()))]
+        if "pinned" in step:
+            steps += [_inside(step, one) for one in steps_of_document(step["pinned"])]
     return [*steps, *document.get("finally", ())]
+
+
+def _inside(outer: dict[str, Any], step: dict[str, Any]) -> dict[str, Any]:
+    """Return a step of the plan that the step `outer` runs, as a step of the whole plan: with what `outer` gives it."""
+    prefix = outer["id"]
+    return {
+        **step,
+        "id": f"{prefix}.{step['id']}",
+        "depends_on": [f"{prefix}.{one}" for one in step.get("depends_on", ())],
+        "group": f"{prefix}.{step['group']}" if "group" in step else prefix,
+        "local_id": step.get("local_id", step["id"]),
+        "given": [outer.get("inputs", {}), *step.get("given", ())],
+    }
 
 
 def _texts(connection: Connection, table: Table, column: Column[Any], keys: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
@@ -179,7 +197,7 @@ def _put(step: StepRun, found: _Found, is_interrupted: bool, with_results: bool)
         put_end(step, end)
         # A step that was complete before the current start keeps its recorded end.
         step.carried = step.carried or (step.status is StepStatus.COMPLETED and _is_before(step, found.claimed_at))
-        if with_results and step.status is StepStatus.COMPLETED:
+        if with_results and step.status is StepStatus.COMPLETED and not step.plan:
             step.result = _result(found.results[step.id], is_list=step.id in found.lists)
     elif tries:
         step.status, step.started_at, step.attempts = StepStatus.RUNNING, tries[0]["started_at"], len(tries)

@@ -89,21 +89,24 @@ class Case:
 def uses_of_results(validated: ValidatedPlan) -> dict[str, str]:
     """Return the steps whose results the plan uses, each with the first expression that does so."""
     uses = dict[str, str]()
-    for step_id, template in validated.done_when.items():
-        _note(uses, template, own=step_id)
-    for step_id, rollback in validated.rollbacks.items():
-        _note(uses, rollback.parameters, own=step_id)
-    several = (validated.parameters, validated.when, validated.for_each, validated.labels, validated.outputs)
-    for template in (template for templates in several for template in templates.values()):
+    rollbacks = {step_id: rollback.parameters for step_id, rollback in validated.rollbacks.items()}
+    for templates in (validated.done_when, rollbacks, validated.parameters, validated.when, validated.for_each, validated.labels):
+        for step_id, template in templates.items():
+            within = validated.steps[step_id].within
+            _note(uses, template, own=step_id, prefix="" if within is None else f"{within.id}.")
+    for template in validated.outputs.values():
         _note(uses, template)
+    for step_id, sub_plan in validated.sub_plans.items():
+        for template in sub_plan.outputs.values():
+            _note(uses, template, prefix=f"{step_id}.")
     return uses
 
 
-def _note(uses: dict[str, str], template: Template, *, own: str = "") -> None:
-    """Add the results that `template` uses. `own` is the step that it calls `result`."""
+def _note(uses: dict[str, str], template: Template, *, own: str = "", prefix: str = "") -> None:
+    """Add the results that `template` uses. `own` is the step that it calls `result`; `prefix` begins the ids of steps of its plan."""
     for expression in (part for parts in template.texts.values() for part in parts if isinstance(part, Expression)):
         for path in (variable.path for variable in expression.variables):
             if path[0] == "result":
                 uses.setdefault(own, str(expression))
             elif path[0] == "steps" and path[2:3] == ("result",):
-                uses.setdefault(str(path[1]), str(expression))
+                uses.setdefault(f"{prefix}{path[1]}", str(expression))

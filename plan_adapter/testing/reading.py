@@ -11,8 +11,10 @@ from plan_adapter.documents import is_test_file, read_file, read_placed
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.approval import requires_approval
 from plan_adapter.gates.policy import effective_policy
+from plan_adapter.loading import pin_files, pin_stored
 from plan_adapter.plan import CallKind, ExecutionPlan
 from plan_adapter.problems import Problem
+from plan_adapter.runner import complete
 from plan_adapter.settings import Settings
 from plan_adapter.testing.case import PLAN, Answer, Answers, Case, GateAnswer
 from plan_adapter.testing.expectations import ExpectationReader
@@ -93,6 +95,8 @@ def _read_plan(path: Path, tools: ToolRegistry) -> tuple[ExecutionPlan | None, l
     plan, problems = read_file(path)
     if plan is None:
         return None, problems, None
+    if stored := pin_files(plan):
+        complete(pin_stored(stored), twin="pin_stored")
     if problems := find_problems(plan, tools):
         return plan, problems, None
     return plan, [], with_recorded_tools(validate(_without_people(plan), tools))
@@ -250,7 +254,11 @@ class _CaseReader(FieldReader):
 
     def _gate_answer(self, value: JsonValue, at: str) -> GateAnswer:
         answer = self.choice(value, at, ("approve", "reject", "expire"))
-        if answer == "expire" and self._plan is not None and not self._plan.options.approval_timeout_ms:
+        if (
+            answer == "expire"
+            and self._plan is not None
+            and not any(plan.options.approval_timeout_ms for plan in (self._plan, *self._plan.sub_plans))
+        ):
             message = "the gates of this plan never expire, because options.approval_timeout_ms is 0"
             self.report("bad-answer", at, message, "set it in the plan, or write another answer")
         return answer or "approve"

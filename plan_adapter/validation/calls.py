@@ -24,6 +24,7 @@ from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.goals import check_goal, check_no_goal
 from plan_adapter.validation.json_text import NotJSONError, parse_json
 from plan_adapter.validation.questions import check_question
+from plan_adapter.validation.sub_plans import check_has_plan, check_inputs, check_place, check_sub_plan
 from plan_adapter.values import find_bad_values
 
 _EMPTY: tuple[object, ...] = (None, False, "", [])
@@ -77,7 +78,7 @@ class Call:
 
 def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> list[Call]:
     """Return the compiled steps, and add every problem of a single step to `findings`."""
-    places = plan.places
+    places = {at: step for at, step in plan.places.items() if step.within is None}
     _check_ids(places, findings)
     _check_tools_exist(places, tools, findings)
     inner = {step.id: group.id for group in plan.steps for step in group.steps}
@@ -85,8 +86,8 @@ def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) ->
     declared = _declarations(outer, plan.inputs, inner)
     for index, step in enumerate(plan.steps):
         at = f"steps[{index}]"
-        calls.append(_check_group(step, at, declared, findings) if step.steps else _check_call(step, at, declared, tools, findings))
-        if step.steps:
+        calls.append(_check_step(step, at, declared, tools, findings))
+        if step.steps and step.plan is None:
             calls += _check_inner(step, at, outer, plan.inputs, inner, tools, findings)
     if not plan.finally_:
         return calls
@@ -96,6 +97,16 @@ def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) ->
         _check_finally(step, at, findings)
         calls.append(replace(_check_call(step, at, declared, tools, findings), is_final=True))
     return calls
+
+
+def _check_step(step: Step, at: str, declared: Declared, tools: ToolRegistry, findings: Findings) -> Call:
+    if step.plan is not None or step.pinned is not None:
+        check_sub_plan(step, at, findings)
+        call = _compiled(step, (None, None), step.inputs, (at, f"{at}.inputs"), declared, findings)
+        check_inputs(step, at, call.parameters, findings)
+        return call
+    check_has_plan(step, at, findings)
+    return _check_group(step, at, declared, findings) if step.steps else _check_call(step, at, declared, tools, findings)
 
 
 _NOT_OF_GROUPS = (
@@ -133,11 +144,13 @@ def _check_inner(
                 hint = "move it out of the group, or give the group the longer list"
                 findings.add("bad-group", f"{place}.{name}", f"a step of a group cannot have {what}", hint)
         one = step.model_copy(update={"for_each": None, "label": None, "steps": []}) if step.for_each or step.steps else step
+        check_place(one, place, "a step of a group", findings)
         calls.append(_check_call(one, place, declared, tools, findings))
     return calls
 
 
 def _check_finally(step: Step, at: str, findings: Findings) -> None:
+    check_place(step, at, "a `finally` step", findings)
     if step.rollback is not None:
         message = "a `finally` step has no rollback, because nothing runs after it"
         findings.add("bad-rollback", f"{at}.rollback", message, "remove it")
@@ -204,7 +217,7 @@ def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, fi
     if step.goal is not None:
         return _goal(step, at, declared, tools, findings)
     check_no_goal(step, at, findings)
-    if not step.tool_name:
+    if not step.tool_name and step.plan is None:
         findings.add("missing-field", f"{at}.tool_name", "the step has no tool", "write `tool_name`")
     check_tags(step.tags, f"{at}.tags", findings)
     tool = tools.get(step.tool_name or "")

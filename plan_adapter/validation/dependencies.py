@@ -18,15 +18,38 @@ class Dependencies:
 
     outer: dict[str, tuple[str, ...]]  # of the steps that are not in a group
     inner: dict[str, dict[str, tuple[str, ...]]]  # by group: of its steps, among themselves
+    nested: dict[str, "Dependencies"]  # by step that runs a plan: of that plan's steps
 
-    def of_all(self) -> dict[str, tuple[str, ...]]:
-        """Return the dependencies of every step: of a group's first steps those of their group; of the group its own steps, too."""
+    def of_all(self, before: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
+        """Return the dependencies of every step: of the first steps inside another those of that step; of that step its steps, too.
+
+        Steps without dependencies wait for `before`.
+        """
         found = dict[str, tuple[str, ...]]()
-        for step_id, after in self.outer.items():
+        for step_id, own in self.outer.items():
+            after = own or before
             steps = self.inner.get(step_id, {})
             found |= {one: siblings or after for one, siblings in steps.items()}
+            if step_id in self.nested:
+                steps = self.nested[step_id].outer
+                found |= self.nested[step_id].of_all(after)
             found[step_id] = (*after, *steps)
         return found
+
+    def prefixed(self, prefix: str, nested: dict[str, "Dependencies"]) -> "Dependencies":
+        """Return the same of steps whose ids begin with `prefix`, and with what is `nested` in them."""
+        return Dependencies(
+            _prefixed(self.outer, prefix), {f"{prefix}{one}": _prefixed(of, prefix) for one, of in self.inner.items()}, nested
+        )
+
+    @property
+    def parts(self) -> "list[Dependencies]":
+        """These dependencies, and those of all plans that steps run."""
+        return [self, *(part for nested in self.nested.values() for part in nested.parts)]
+
+
+def _prefixed(dependencies: Mapping[str, tuple[str, ...]], prefix: str) -> dict[str, tuple[str, ...]]:
+    return {f"{prefix}{step_id}": tuple(f"{prefix}{one}" for one in after) for step_id, after in dependencies.items()}
 
 
 _STEP = "bad-finally", "is not a `finally` step: those run after all other steps anyway", "remove it"
@@ -56,7 +79,7 @@ def check_dependencies(calls: list[Call], findings: Findings) -> Dependencies:
     _check_chained_lists(first, outer, findings)
     _check_failed_dependencies([call for call in calls if not call.is_final], findings)
     finals = _dependencies(last, others | {call.step.id: _STEP for call in first}, findings)
-    return Dependencies(outer | {step_id: after for step_id, after in finals.items() if step_id not in outer}, inner)
+    return Dependencies(outer | {step_id: after for step_id, after in finals.items() if step_id not in outer}, inner, {})
 
 
 def _check_chained_lists(calls: list[Call], dependencies: Mapping[str, tuple[str, ...]], findings: Findings) -> None:

@@ -41,6 +41,12 @@ class Findings:
         """Add `problems`, except those that an earlier problem shares a path with or encloses."""
         self._found += [problem for problem in problems if not self._follows(problem)]
 
+    def take(self, problems: Iterable[Problem], at: str) -> None:
+        """Add the located problems of the plan at the path `at`. Only those of a plan without a document get that path."""
+        self._found += [
+            problem if problem.line is not None else replace(problem, at=f"{at}{problem.at}", file=None) for problem in problems
+        ]
+
     def _follows(self, problem: Problem) -> bool:
         """Return whether `problem` only follows from an earlier one."""
         if not self._earlier:
@@ -53,7 +59,7 @@ class Findings:
     def sorted(self, plan: ExecutionPlan) -> list[Problem]:
         """Return every problem once, located in `plan`'s document and in document order."""
         problems = dict.fromkeys([*self._earlier, *self._found])
-        return sorted((_placed(plan, problem) for problem in problems), key=_position)
+        return sorted((_placed(plan, problem) for problem in problems), key=lambda problem: _position(plan, problem))
 
 
 def _placed(plan: ExecutionPlan, problem: Problem) -> Problem:
@@ -63,8 +69,11 @@ def _placed(plan: ExecutionPlan, problem: Problem) -> Problem:
     return replace(problem, file=file, line=line, column=column)
 
 
-def _position(problem: Problem) -> tuple[int, int, list[tuple[int, int]]]:
+def _position(plan: ExecutionPlan, problem: Problem) -> tuple[str, int, int, list[tuple[int, int]]]:
+    # The problems of this document come first, then those of the plans that its steps run.
+    own = plan._file  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
+    file = "" if problem.file is None or problem.file == own else problem.file
     # Without a document, use the order of the model's fields. Members of a mapping keep the order in which they were found.
     keys = re.findall(r"[^.\[\]]+", problem.at)
     path = [(0, int(key)) if key.isdecimal() else (1, _ORDER.get(key, len(_ORDER))) for key in keys]
-    return problem.line or 0, problem.column or 0, path
+    return file, problem.line or 0, problem.column or 0, path

@@ -10,6 +10,9 @@ from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Step, fields_of
 from plan_adapter.problems import Problem
 from plan_adapter.values import MAX_DEPTH, TOO_DEEP, find_bad_values, normalize
 
+MAX_SUB_PLANS = 3
+"""How deeply plans may be nested in plans."""
+
 MAX_VALUES = 1_000_000
 """The limit of values in one plan. A value that is used several times counts each time."""
 
@@ -19,6 +22,8 @@ def fresh_copy(plan: ExecutionPlan) -> tuple[ExecutionPlan | None, list[Problem]
 
     The copy is None if the plan contains values that are not JSON or nests too deeply to be checked.
     """
+    if problems := _nested_too_deeply(plan):
+        return None, problems
     document = _document(plan)
     if problems := oversize(_parts(document)):
         return None, problems
@@ -37,7 +42,33 @@ def fresh_copy(plan: ExecutionPlan) -> tuple[ExecutionPlan | None, list[Problem]
     return fresh, problems
 
 
-def _document(model: BaseModel, levels: int = 4) -> dict[str, Any]:
+def _nested_too_deeply(plan: ExecutionPlan, depth: int = 0, at: str = "", names: tuple[str, ...] = ()) -> list[Problem]:
+    """Return a problem for each step that runs a plan inside more plans than the limit."""
+    found = list[Problem]()
+    for index, (name, pinned) in _pinned(plan).items():
+        place, chain = f"{at}steps[{index}].", (*names, name or pinned.name)
+        if depth == MAX_SUB_PLANS:
+            found.append(too_deep(f"{place}plan", chain))
+        else:
+            found += _nested_too_deeply(pinned, depth + 1, f"{place}pinned.", chain)
+    return found
+
+
+def _pinned(plan: ExecutionPlan) -> dict[int, tuple[str | None, ExecutionPlan]]:
+    """Return the plans that steps run, with their names, by the index of the step. Python code may have put in anything else."""
+    steps: Any = plan.steps
+    real = [step if isinstance(step, Step) else None for step in (steps if isinstance(steps, list) else ())]  # pyright: ignore[reportUnknownVariableType]
+    pinned = {index: (step.plan, step.pinned) for index, step in enumerate(real) if step is not None}
+    return {index: (name, one) for index, (name, one) in pinned.items() if isinstance(one, ExecutionPlan)}
+
+
+def too_deep(at: str, names: Iterable[str]) -> Problem:
+    """Return the problem of a plan inside too many others, which `names` lists from the outside to the inside."""
+    message = f"plans are nested more than {MAX_SUB_PLANS} deep: {' → '.join(names)}"
+    return Problem("bad-sub-plan", at=at, message=message, hint="move the innermost steps into the plan around them")
+
+
+def _document(model: BaseModel, levels: int = 4 + 3 * MAX_SUB_PLANS) -> dict[str, Any]:
     """Return the non-default fields of `model` by their document names. Nested models are expanded; other values stay as they are.
 
     All options that were set are kept, because one of the two error policies follows from the other.
@@ -68,7 +99,7 @@ def _parts(document: dict[str, Any]) -> Iterator[tuple[str, Any, int]]:
 
 
 def _part(value: Any, levels: int) -> Any:
-    if isinstance(value, BaseModel) and levels > 0:  # a plan's models nest four levels deep; deeper ones are not part of it
+    if isinstance(value, BaseModel) and levels > 0:  # each plan's models nest four levels deep; deeper ones are not part of it
         return _document(value, levels - 1)
     if isinstance(value, list):
         return [_part(member, levels) if isinstance(member, BaseModel) else member for member in value]  # pyright: ignore[reportUnknownVariableType]
@@ -131,9 +162,13 @@ def _take_over(plan: ExecutionPlan, fresh: ExecutionPlan) -> None:
         vars(fresh)["id"] = plan.id  # generated, so it stays unset
     for name in ("_history", "_problems", "_marks", "_file"):
         setattr(fresh, name, getattr(plan, name))
+    copies = _pinned(fresh)
+    for index, (_, pinned) in _pinned(plan).items():
+        if index in copies:
+            _take_over(pinned, copies[index][1])
 
 
 def _number(plan: ExecutionPlan) -> None:
     """Fill in the ids and places that edits of `plan` left out."""
-    if all(isinstance(step, Step) for step in plan.all_steps):  # pyright: ignore[reportUnnecessaryIsInstance]  # Python code may put in a mapping
+    if all(isinstance(step, Step) for step in [*plan.steps, *plan.finally_]):  # pyright: ignore[reportUnnecessaryIsInstance]  # Python code may put in a mapping
         plan.number_steps()

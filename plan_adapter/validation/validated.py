@@ -1,8 +1,9 @@
 """`validate`, `find_problems`, `lint` and `bind_inputs`, and the plans they return: `ValidatedPlan` and `BoundPlan`."""
 
 import re
+from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +28,7 @@ from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import fresh_copy
 from plan_adapter.validation.gates import check_gates, check_permissions
 from plan_adapter.validation.inputs import check_definitions, read_values
+from plan_adapter.validation.sub_plans import SubPlan, check_as_sub_plan
 from plan_adapter.values import join
 
 
@@ -40,11 +42,12 @@ class ValidatedPlan:
     finally_order: tuple[str, ...]  # of the `finally` steps
     dependencies: Mapping[str, tuple[str, ...]]  # all, including those that references imply; a group also waits for its own steps
     reduced: Mapping[str, tuple[str, ...]]  # transitive reduction
-    outer: Mapping[str, tuple[str, ...]]  # the same without the steps of groups: what the scheduler waits for
+    outer: Mapping[str, tuple[str, ...]]  # what the scheduler waits for: without the steps of groups; in a sub-plan, only its own steps
     groups: Mapping[str, Mapping[str, tuple[str, ...]]]  # by group: its steps in order, with the siblings they wait for
+    sub_plans: Mapping[str, SubPlan]  # by the step that runs it
     tools: Mapping[str, Tool[..., Any]]
     goal_tools: Mapping[str, Mapping[str, Tool[..., Any]]]  # only of goals: the tools that their models may use, by name
-    parameters: Mapping[str, Template]
+    parameters: Mapping[str, Template]  # or the inputs that a step gives the plan that it runs
     when: Mapping[str, Template]  # only of steps that have one; likewise the next three
     for_each: Mapping[str, Template]
     labels: Mapping[str, Template]  # of the items of a for_each
@@ -58,11 +61,11 @@ class ValidatedPlan:
     steps: Mapping[str, Step]  # by id
 
     def effect_of(self, step_id: str) -> Effect:
-        """Return the effect of the call that a step makes: of a goal, the strongest of its tools. A group calls nothing itself."""
+        """Return the effect of the call that a step makes: of a goal, the strongest of its tools. One with inner steps calls nothing."""
         step = self.steps[step_id]
         if step_id in self.goal_tools:
             return max((tool.effect for tool in self.goal_tools[step_id].values()), key=EFFECTS.index)
-        return "read" if step.is_group else step.effect or self.tools[step_id].effect
+        return "read" if step.inner else step.effect or self.tools[step_id].effect
 
     @property
     def used_tools(self) -> dict[str, Tool[..., Any]]:
@@ -83,7 +86,7 @@ class ValidatedPlan:
         """Return whether `step` has its own gate, given the effects of its tool and its rollback's tool. See `ExecutionPlan`."""
         rollback = self.rollbacks.get(step.id)
         undoes = None if rollback is None else rollback.tool.effect
-        tool = self.tools.get(step.id)  # a group has none
+        tool = self.tools.get(step.id)  # a step with steps inside it has none
         return self.plan.has_gate(step, "read" if tool is None else tool.effect, rollback=undoes, gate_effects=gate_effects)
 
 
@@ -107,6 +110,28 @@ class Examined:
     outputs: dict[str, Template]
     run_name: Template | None
     concurrency_key: Template | None
+    sub_plans: dict[str, "Examined"]  # by the step that runs it
+
+    def all_calls(self, steps: Mapping[str, Step], prefix: str = "") -> list[Call]:
+        """Return the calls of all steps. `steps` are those of the whole plan; the ids of those here begin with `prefix` there."""
+        found = list[Call]()
+        for call in self.calls:
+            found.append(replace(call, step=steps[f"{prefix}{call.step.id}"]) if prefix else call)
+            if (nested := self.sub_plans.get(call.step.id)) is not None:
+                found += nested.all_calls(steps, f"{prefix}{call.step.id}.")
+        return found
+
+    def all_dependencies(self, prefix: str = "") -> Dependencies:
+        """Return the dependencies of all steps, with ids of the whole plan, where those of the steps here begin with `prefix`."""
+        nested = {f"{prefix}{step_id}": one.all_dependencies(f"{prefix}{step_id}.") for step_id, one in self.sub_plans.items()}
+        return self.dependencies.prefixed(prefix, nested) if prefix or nested else self.dependencies
+
+    def all_outputs(self, prefix: str = "") -> dict[str, Mapping[str, Template]]:
+        """Return the outputs of each sub-plan, by the step that runs it."""
+        found = dict[str, Mapping[str, Template]]()
+        for step_id, nested in self.sub_plans.items():
+            found |= {f"{prefix}{step_id}": nested.outputs, **nested.all_outputs(f"{prefix}{step_id}.")}
+        return found
 
 
 def validate(plan: ExecutionPlan, tools: ToolRegistry) -> ValidatedPlan:
@@ -129,13 +154,15 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
     if examined is None:
         raise InvalidPlanError(problems)
     _refuse(problems)
-    calls = examined.calls
+    calls = examined.all_calls({step.id: step for step in examined.plan.all_steps}) if examined.sub_plans else examined.calls
     used = _used_tools(tool for call in calls for tool in (call.tool, call.undo_tool, *call.goal_tools))
     finals = {call.step.id for call in calls if call.is_final}
-    dependencies = examined.dependencies.of_all() if examined.dependencies.inner else examined.dependencies.outer
+    known = examined.all_dependencies()
+    dependencies = known.of_all() if known.inner or known.nested else known.outer
     order = topological_order(dependencies)
     reduced = transitive_reduction(dependencies, order)
-    outer = examined.dependencies.outer
+    outer = known.outer
+    parts = [_reduced(part.outer) for nested in known.nested.values() for part in nested.parts]
     return ValidatedPlan(
         plan=examined.plan,
         digest=digest or plan_digest(examined.plan),
@@ -143,8 +170,9 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
         finally_order=tuple(step_id for step_id in order if step_id in finals),
         dependencies=MappingProxyType(dependencies),
         reduced=MappingProxyType(reduced),
-        outer=MappingProxyType(reduced if outer is dependencies else transitive_reduction(outer, topological_order(outer))),
-        groups=MappingProxyType({group: _reduced(after) for group, after in examined.dependencies.inner.items()}),
+        outer=MappingProxyType(reduced) if outer is dependencies else MappingProxyType(dict(ChainMap(_reduced(outer), *parts))),
+        groups=MappingProxyType({group: _reduced(after) for part in known.parts for group, after in part.inner.items()}),
+        sub_plans=MappingProxyType(_sub_plans(examined, known)),
         tools=MappingProxyType({call.step.id: call.tool for call in calls if call.tool is not None}),
         goal_tools=MappingProxyType({call.step.id: {tool.name: tool for tool in call.goal_tools} for call in calls if call.goal_tools}),
         parameters=MappingProxyType({call.step.id: call.parameters for call in calls}),
@@ -169,8 +197,13 @@ def _used_tools(tools: Iterable[Tool[..., Any] | None]) -> dict[str, Tool[..., A
     return {tool.name: tool for tool in tools if tool is not None and tool not in own}
 
 
-def _reduced(dependencies: dict[str, tuple[str, ...]]) -> Mapping[str, tuple[str, ...]]:
-    return MappingProxyType(transitive_reduction(dependencies, topological_order(dependencies)))
+def _reduced(dependencies: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    return transitive_reduction(dependencies, topological_order(dependencies))
+
+
+def _sub_plans(examined: Examined, known: Dependencies) -> dict[str, SubPlan]:
+    outputs = examined.all_outputs()
+    return {step_id: SubPlan(_reduced(nested.outer), outputs[step_id]) for part in known.parts for step_id, nested in part.nested.items()}
 
 
 def _refuse(problems: list[Problem]) -> None:
@@ -215,6 +248,7 @@ def _compiled(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> 
     _check_plan(fresh, findings)
     check_definitions(fresh.inputs, findings)
     calls = check_calls(fresh, tools, findings)
+    sub_plans = {call.step.id: examined for call in calls if (examined := _compiled_inside(call, tools, findings)) is not None}
     check_gates(fresh, calls, findings)
     check_permissions(fresh, calls, findings)
     dependencies = check_dependencies(calls, findings)
@@ -223,7 +257,19 @@ def _compiled(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> 
     key = _compiled_key(fresh, dependencies.outer, findings)
     of_plan = [template for template in (run_name, key) if template is not None]
     _check_inputs_are_used(fresh, calls, [*outputs.values(), *of_plan], findings)
-    return Examined(fresh, calls, dependencies, outputs, run_name, key)
+    return Examined(fresh, calls, dependencies, outputs, run_name, key, sub_plans)
+
+
+def _compiled_inside(call: Call, tools: ToolRegistry, findings: Findings) -> Examined | None:
+    """Return the compiled plan that a step runs, if it runs one, and add its problems, located in the document of that plan."""
+    plan = call.step.pinned
+    if plan is None or call.is_final or call.step.group is not None:
+        return None
+    inside = Findings(plan._problems)  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
+    examined = _compiled(plan, tools, inside)
+    check_as_sub_plan(plan, inside)
+    findings.take(inside.sorted(plan), f"{call.at}.pinned.")
+    return examined
 
 
 def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:

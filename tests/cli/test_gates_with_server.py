@@ -176,6 +176,7 @@ def test_the_page_of_a_step_gates_form_is_shown(plan: Plan, laptop: Laptop) -> N
         assert line == f"greet: its form is on {shown_form(laptop, run.run_id)['link']}\n"
 
 
+@pytest.mark.thorough
 def test_a_secret_of_one_time_codes_is_replaced_only_if_that_is_meant(plan: Plan, terminals: list[Terminal]) -> None:
     assert plan("enroll", os_user()).code == 0
     assert plan("enroll", "博").code == 0

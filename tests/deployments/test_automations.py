@@ -106,6 +106,7 @@ def emit(what: str, gate: str, **payload: Any) -> None:
     assert emit_event(f"plan.gate.{what}", resource={"prefect.resource.id": f"plan.gate.{gate}"}, payload=known)
 
 
+@pytest.mark.thorough
 def test_applying_twice_leaves_two_automations_with_the_last_settings(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--block", block]) == 0
     assert capsys.readouterr().out == "created plan-gate-opened\ncreated plan-gate-unanswered\n"

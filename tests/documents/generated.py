@@ -106,8 +106,10 @@ step_fields: dict[str, st.SearchStrategy] = {
     "metadata": mappings,
     "batch": optional(st.integers(1, 9)),
     "max_failures": st.integers(0, 9) | st.sampled_from(["0%", "20%", "100%"]),
+    "plan": optional(texts),
+    "inputs": mappings,
 }
-steps = every_field(Step, **step_fields, steps=st.just([]) | st.lists(every_field(Step, **step_fields, steps=st.just([])), max_size=2))
+inner_steps = every_field(Step, **step_fields, steps=st.just([]), pinned=st.none())
 windows = every_field(
     RunWindow,
     cron=texts,
@@ -140,23 +142,23 @@ approvals = every_field(
     release=st.booleans(),
     remind_after_ms=milliseconds,
 )
-plans = every_field(
-    ExecutionPlan,
-    version=st.just(1),
-    id=st.just("") | ids,
-    name=texts,
-    description=texts,
-    inputs=st.dictionaries(names_of_inputs, inputs, max_size=2),
-    options=options,
-    steps=st.lists(steps, max_size=3),
-    finally_=st.lists(steps, max_size=1),
-    concurrency=optional(every_field(Concurrency, key=texts, when_busy=st.sampled_from(["refuse", "queue", "cancel_older"]))),
-    approval=optional(approvals),
-    isolation=isolations,
-    permissions=tags,
-    on_failure=optional(st.just("replan")),
-    run_name=optional(texts.filter(bool)),
-    tags=tags,
-    outputs=mappings,
-    metadata=mappings,
-)
+plan_fields: dict[str, st.SearchStrategy] = {
+    "version": st.just(1),
+    "id": st.just("") | ids,
+    "name": texts,
+    "description": texts,
+    "inputs": st.dictionaries(names_of_inputs, inputs, max_size=2),
+    "options": options,
+    "concurrency": optional(every_field(Concurrency, key=texts, when_busy=st.sampled_from(["refuse", "queue", "cancel_older"]))),
+    "approval": optional(approvals),
+    "isolation": isolations,
+    "permissions": tags,
+    "on_failure": optional(st.just("replan")),
+    "run_name": optional(texts.filter(bool)),
+    "tags": tags,
+    "outputs": mappings,
+    "metadata": mappings,
+}
+sub_plans = every_field(ExecutionPlan, **plan_fields, steps=st.lists(inner_steps, max_size=2), finally_=st.just([]))
+steps = every_field(Step, **step_fields, steps=st.just([]) | st.lists(inner_steps, max_size=2), pinned=optional(sub_plans))
+plans = every_field(ExecutionPlan, **plan_fields, steps=st.lists(steps, max_size=3), finally_=st.lists(steps, max_size=1))

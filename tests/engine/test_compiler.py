@@ -165,7 +165,13 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize(("run", "expected"), ENDS.values(), ids=ENDS)
+OFTEN = ("completed", "failed", "partial", "rejected with a note", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [pytest.param(*end, id=name, marks=[] if name in OFTEN else [pytest.mark.thorough]) for name, end in ENDS.items()],
+)
 async def test_the_flow_run_ends_in_the_state_of_its_run(
     prefect_server: object, run: PlanRun, expected: tuple[StateType, str, str]
 ) -> None:

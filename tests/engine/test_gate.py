@@ -102,6 +102,7 @@ async def test_an_answer_that_is_refused_is_asked_for_again_with_the_reason_on_t
     assert gate.openings[0][1] != gate.openings[1][1]
 
 
+@pytest.mark.thorough
 async def test_the_log_of_the_page_tells_how_to_answer_what_was_not_taken_and_who_answered() -> None:
     gate = AskedGate(request_of(rules=GatePolicy(self_approval=False, requested_by="ana")))
     async with asked(gate) as running:

@@ -143,6 +143,7 @@ async def test_a_released_run_gives_its_worker_back_and_finds_the_answer_when_it
     assert [answer.by for answer in gate.answers] == ["ana"]
 
 
+@pytest.mark.thorough
 async def test_a_released_run_is_started_again_when_its_gate_was_answered_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = AskedGate(request_of(rules=GatePolicy(release=True)))
 

@@ -61,6 +61,7 @@ async def state_of(flow_run_id: UUID) -> tuple[str | None, str | None]:
     return state.name, state.message
 
 
+@pytest.mark.thorough
 async def test_two_gates_at_once_are_answered_each_on_its_own_page_in_the_other_order() -> None:
     first, second = AskedGate(request_of(step_id="drain")), AskedGate(request_of(step_id="部署"))
     async with flowing(asked(first, second), first, second) as running:

@@ -164,6 +164,25 @@ print(where)
     assert (said, problem) == ("['collector']\n", "")
 
 
+def test_a_locked_database_holds_up_a_request_for_ten_seconds_at_most(tmp_path: Path) -> None:
+    program = f"""
+import asyncio
+from sqlalchemy import text
+from plan_adapter.engine.internals import refuse_soon_what_waits_for_a_lock
+from prefect.server.database.configurations import AioSqliteConfiguration
+
+async def waits():
+    engine = await AioSqliteConfiguration("sqlite+aiosqlite:///{tmp_path / "prefect.db"}").engine()
+    async with engine.connect() as connection:
+        print(await connection.scalar(text("PRAGMA busy_timeout")), await connection.scalar(text("PRAGMA journal_mode")))
+
+refuse_soon_what_waits_for_a_lock()
+asyncio.run(waits())
+"""
+    said, problem = Program(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE).communicate()
+    assert (said, problem) == ("10000 wal\n", "")
+
+
 def test_the_servers_environment_has_nothing_that_redirects_it_or_that_is_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     foreign = ("PREFECT_PROFILE", "PREFECT_API_KEY", "prefect_server_database_password", "UVICORN_WORKERS", "PLAN_ADAPTER_DATABASE_URL")
     for name in foreign:

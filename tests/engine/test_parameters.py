@@ -37,15 +37,20 @@ async def ended(flow: Flow[..., Any], parameters: dict[str, Any]) -> State:
     return await cast("Any", run_flow(flow, flow_run=flow_run, return_type="state"))
 
 
+RARE = [
+    ({"environment": "prod", "zone": "eu"}, ["the plan has no input `zone`; known: `environment`, `times`"]),
+    ({"zone": "eu"}, ["no value for `environment`", "the plan has no input `zone`"]),
+    ({"flow": "x", "self_": 1, "parameters": {}}, ["no input `flow`", "no input `self_`", "no input `parameters`"]),
+]
+
+
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
         ({}, ["no value for `environment`; give text"]),
-        ({"environment": "prod", "zone": "eu"}, ["the plan has no input `zone`; known: `environment`, `times`"]),
-        ({"zone": "eu"}, ["no value for `environment`", "the plan has no input `zone`"]),
         ({"environment": 3, "times": "many"}, ["inputs.environment: the value is an integer", "inputs.times: the value is text"]),
         ({"environmnet": "生产"}, ["no value for `environment`", "did you mean `environment`?"]),
-        ({"flow": "x", "self_": 1, "parameters": {}}, ["no input `flow`", "no input `self_`", "no input `parameters`"]),
+        *(pytest.param(*case, marks=pytest.mark.thorough) for case in RARE),
     ],
 )
 async def test_a_run_whose_parameters_do_not_fit_ends_as_failed_and_says_what_is_wrong(
@@ -71,6 +76,7 @@ async def test_parameters_that_fit_are_taken_with_the_defaults_of_the_plan(prefe
     assert (state.type, given) == (StateType.COMPLETED, [{"environment": "生产", "times": 1}])
 
 
+@pytest.mark.thorough
 async def test_a_served_flow_says_so_in_the_process_of_the_run(prefect_server: object) -> None:
     flow = flow_of(validated(inputs=INPUTS), completed)
     flow_run = await deployed(flow, {"zone": "eu"})
@@ -81,7 +87,9 @@ async def test_a_served_flow_says_so_in_the_process_of_the_run(prefect_server: o
     assert "the plan has no input `zone`" in (state.message or "")
 
 
-@pytest.mark.parametrize("inputs", ["environment=prod", ["prod"], 3])
+@pytest.mark.parametrize(
+    "inputs", ["environment=prod", pytest.param(["prod"], marks=pytest.mark.thorough), pytest.param(3, marks=pytest.mark.thorough)]
+)
 async def test_inputs_of_the_deployed_flow_that_are_no_mapping_are_refused_in_words(
     prefect_server: object, caplog: pytest.LogCaptureFixture, inputs: object
 ) -> None:

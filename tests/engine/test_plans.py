@@ -200,7 +200,10 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("run_name", "name"), NAMES, ids=["inputs", "secrets", "invisible", "a number", "too long"])
+RARE_NAMES = [pytest.param(*name, marks=pytest.mark.thorough) for name in NAMES[2:]]
+
+
+@pytest.mark.parametrize(("run_name", "name"), NAMES[:2] + RARE_NAMES, ids=["inputs", "secrets", "invisible", "a number", "too long"])
 async def test_a_plan_names_its_flow_runs(store: PlanStore, run_name: str, name: str) -> None:
     plan = a_plan()
     plan.inputs = {"host": Input(), "times": Input(type="integer", default=2), "password": Input(default="hush-hush")}

@@ -24,7 +24,7 @@ Shown = dict[str, TaskRun]
 Perform = Callable[[Callable[[PrefectStepRunner], Awaitable[None]], Sequence[str]], Awaitable[Shown]]
 
 
-@pytest.fixture(params=["direct", "plain"])
+@pytest.fixture(params=["direct", pytest.param("plain", marks=pytest.mark.thorough)])
 def way(request: pytest.FixtureRequest) -> str:
     return request.param
 

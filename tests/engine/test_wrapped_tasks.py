@@ -40,6 +40,7 @@ async def occupied(client: PrefectClient, tag: str) -> int:
     return (await client.read_global_concurrency_limit_by_name(f"tag:{tag}")).active_slots
 
 
+@pytest.mark.thorough
 async def test_a_limit_of_one_on_a_tasks_tag_lets_its_steps_run_one_after_the_other(store: PlanStore) -> None:
     together, most = 0, 0
 
@@ -142,6 +143,7 @@ async def test_retries_are_the_steps_and_end_in_one_task_run_with_one_receipt_ea
     assert (found.run_count, found.state_name) == (3, "Completed")
 
 
+@pytest.mark.thorough
 async def test_an_asset_that_a_task_materializes_is_told_of_in_an_event_with_its_metadata(store: PlanStore) -> None:
     key = f"s3://reports/{os.getpid()}"
 

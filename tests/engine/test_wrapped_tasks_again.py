@@ -110,6 +110,7 @@ run_plan(plan, tools=ToolRegistry([as_tool(act, effect="idempotent_write")]))
 """
 
 
+@pytest.mark.thorough
 async def test_after_a_kill_in_a_task_a_resume_carries_what_was_done_in_the_same_task_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

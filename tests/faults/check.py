@@ -213,6 +213,11 @@ def groups_are_approved(evidence: Evidence) -> Iterator[Violation]:
     for (unit, number), row in evidence.attempts.items():
         group = evidence.steps[unit[0]].group if unit[0] in evidence.steps else None
         asks = evidence.steps[group].requires_approval if group is not None else False
+        within = evidence.steps[unit[0]].within if unit[0] in evidence.steps else None
+        while within is not None:
+            if within.requires_approval and (within.id, None) not in approved:
+                yield Violation("plan unapproved", f"{unit}, attempt {number} ({row['id']}), was made before its sub-plan was approved")
+            within = within.within
         if asks and (group, unit[1] if asks == "each" else None) not in approved:
             yield Violation("group unapproved", f"{unit}, attempt {number} ({row['id']}), was made before its group was approved")
 
@@ -325,9 +330,9 @@ def items_of(step: Step) -> list[int | None]:
 
 
 def units_of(step: Step, plan: ExecutionPlan) -> list[Unit]:
-    """Return the calls of a step of `plan`, those of a group's steps for a group."""
-    if step.is_group:
-        return [unit for one in step.steps for unit in units_of(one, plan)]
+    """Return the calls of a step of `plan`: those of the steps inside it, if it has some."""
+    if step.inner:
+        return [unit for one in step.inner for unit in units_of(one, plan)]
     return [(step.id, item) for item in items_of(step if step.group is None else plan.step(step.group))]
 
 

@@ -16,7 +16,7 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.rollback import units_to_roll_back
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.standing import summary_of
-from plan_adapter.plan import Effect, ExecutionPlan, new_id
+from plan_adapter.plan import Effect, ExecutionPlan, Step, new_id
 from plan_adapter.record import ApprovalRequest, RunContext, RunReason, StandingApproval
 from plan_adapter.runner import arevise_run
 from plan_adapter.validation import validate
@@ -203,18 +203,27 @@ class Trial:
         attempts = await self.store.attempts(run.id)
         begun = {attempt.step_id for attempt in attempts}
         plan: ExecutionPlan = await self.store.get(run.digest)
-        anything = [step.id for step in plan.all_steps if not step.is_group]
+        anything = [step.id for step in plan.all_steps if not step.inner]
         candidates = anything if self.scenario.revises == "anything" else [row.step_id for row in answers]
         fresh = next((step_id for step_id in candidates if step_id in anything and step_id not in begun), None)
         is_enough = len(await self.store.revisions.of_run(run.id)) >= MOST_REVISIONS
         if fresh is None or is_enough or run.status is PlanStatus.COMPLETED or any(attempt.kind == "rollback" for attempt in attempts):
             return
-        step = plan.step(fresh)
+        step = _written(plan, plan.step(fresh))
         if step.ask is not None:
             step.ask.question = f"{fresh}-{new_id()} {step.ask.question.partition(' ')[2]}".rstrip()
         else:
             step.parameters = {**step.parameters, "body": f"{fresh}-{new_id()} {str(step.parameters['body']).partition(' ')[2]}".rstrip()}
         await arevise_run(run.id, plan, tools=TOOLS, by=BY, note="say it otherwise", store=self.store)
+
+
+def _written(plan: ExecutionPlan, step: Step) -> Step:
+    """Return the step of a sub-plan as its own document has it, or any other step itself."""
+    if step.within is None:
+        return step
+    inner = _written(plan, step.within).pinned
+    assert inner is not None
+    return inner.step(step.local_id)
 
 
 def _is_expected(told: Told) -> bool:
@@ -266,7 +275,7 @@ def may_reach(trial: Trial, point: CrashPoint, detail: str | None) -> bool:
     """Return whether the next process of a trial may come to a place; it may also end before."""
     effects: dict[str, Effect] = {"": "read"} | {name: effect for effect, name in TOOL_NAMES.items()}  # a question has no tool name
     plan = trial.scenario.plan
-    calls = [step for step in plan.all_steps if not step.is_group and step not in plan.finally_]
+    calls = [step for step in plan.all_steps if not step.inner and step not in plan.finally_]
     left = [step for step in calls if any(unit not in trial.done for unit in units_of(step, plan))]
     if point in OF_A_CALL and detail is not None and not detail.startswith(ROLLBACK):
         return any(effects[step.tool_name or ""] == detail for step in left if step.ask is None or point != "mid-effect")

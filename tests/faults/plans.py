@@ -94,6 +94,7 @@ def plan_of(chance: random.Random, *, name: str) -> ExecutionPlan:
         _add_step(plan, chance, index, fails_for_good=index == fails_at)
     if chance.random() < 0.4:
         _add_group(plan, chance)
+    _add_sub_plan(plan, random.Random(f"sub-plan of {name}"))  # a source of its own, so that the rest of the plan of a seed stays as it is
     if chance.random() < 0.5:
         plan.finally_ = [_final(chance, index) for index in range(chance.randint(1, 2))]
     return plan
@@ -136,6 +137,47 @@ def _add_group(plan: ExecutionPlan, chance: random.Random) -> None:
         )
     )
     plan.number_steps()
+
+
+def _add_sub_plan(plan: ExecutionPlan, chance: random.Random) -> None:
+    """Have the plan run another one of 2 or 3 steps, perhaps with a gate, a failure, or a plan inside."""
+    if chance.random() < 0.5:
+        return
+    after = [step.id for step in plan.steps if chance.random() < 0.3 and step.ask is None and step.for_each is None][-1:]
+    given = {"word": f"${{{{ steps.{after[0]}.result.token }}}}" if after else ""}
+    inner = _sub_plan(chance, "p")
+    if chance.random() < 0.3:
+        deeper = Step(
+            id="q", plan="store:deeper@1", pinned=_sub_plan(chance, "q"), inputs={"word": "${{ inputs.word }}"}, depends_on=["p0"]
+        )
+        inner.steps.append(deeper)
+        inner.number_steps()
+    plan.steps.append(
+        Step(
+            id="p",
+            plan="store:inner@1",
+            pinned=inner,
+            inputs={**given},
+            depends_on=after,
+            requires_approval=chance.random() < 0.1,
+            on_error=chance.choice((None, None, "continue")),
+        )
+    )
+    plan.number_steps()
+
+
+def _sub_plan(chance: random.Random, letter: str) -> ExecutionPlan:
+    inner = ExecutionPlan(description="A plan inside", inputs={"word": Input(default="")})
+    fails_at = chance.choice(("", f"{letter}1")) if chance.random() < 0.3 else ""
+    for index in range(chance.randint(2, 3)):
+        effect: Effect = chance.choice(("read", "idempotent_write", "write"))
+        name, tokens = f"{letter}{index}", f"${{{{ steps.{letter}{index - 1}.result.token }}}}" if index else "${{ inputs.word }}"
+        parameters: dict[str, Any] = {"body": f"{name} {tokens}", "secret": SECRET} | ({"fails": FOR_GOOD} if name == fails_at else {})
+        undo = {"body": f"undo {name} ${{{{ result.token }}}} ${{{{ inputs.word }}}}", "secret": SECRET}
+        is_undone = effect != "read" and chance.random() < 0.6
+        rollback = Rollback(tool_name=TOOL_NAMES[effect], parameters=undo) if is_undone else None
+        inner.add_step(TOOL_NAMES[effect], name, parameters, id=name, rollback=rollback, requires_approval=chance.random() < 0.1)
+    return inner
 
 
 def _final(chance: random.Random, index: int) -> Step:

@@ -191,6 +191,7 @@ async def test_an_answer_from_the_store_ends_the_pause_and_a_later_one_in_the_fo
         await world.answer(gate, "reject", by="bo")
 
 
+@pytest.mark.thorough
 async def test_of_fifty_contradictory_answers_at_once_through_form_and_store_one_wins_and_nobody_sees_an_error_of_the_server(
     world: World,
 ) -> None:

@@ -105,6 +105,7 @@ async def test_a_cancellation_that_killed_the_process_is_never_shown_as_an_inter
     assert (shown.name, REASON in (shown.message or "")) == ("Cancelled", True)
 
 
+@pytest.mark.thorough
 async def test_what_a_killed_process_has_left_as_open_ends_with_its_run(store: PlanStore, sql: Sql) -> None:
     run = await interrupted(store, sql)
     cut_off = [
@@ -139,6 +140,7 @@ async def test_a_workers_message_does_not_replace_the_reason(store: PlanStore) -
     assert await reconcile(store, with_prefect=True) == []
 
 
+@pytest.mark.thorough
 async def test_a_cancellation_that_was_dealt_with_ends_no_later_version(store: PlanStore) -> None:
     run = await waiting(store)
     await show(run, Cancelled(message=REASON))
@@ -150,6 +152,7 @@ async def test_a_cancellation_that_was_dealt_with_ends_no_later_version(store: P
     assert (await store.run(run.id)).status is PlanStatus.PENDING_APPROVAL
 
 
+@pytest.mark.thorough
 async def test_resuming_a_cancelled_run_ends_it_and_a_second_resume_runs_it(store: PlanStore, sql: Sql) -> None:
     run = await interrupted(store, sql)
     await show(run, Cancelled(message=REASON))

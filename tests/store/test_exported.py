@@ -130,6 +130,7 @@ def _peak_once(work: Callable[[], Verification]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.thorough
 async def test_verifying_takes_no_more_memory_for_more_receipts(sqlite: PlanStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "CHUNK_BYTES", 16 * 1024)
     in_store, in_file, at_once = list[int](), list[int](), list[int]()

@@ -185,7 +185,7 @@ def _step_runs() -> None:
         sa.Column("rolled_back", sa.Boolean, nullable=False),
         *_instants("started_at", "completed_at", nullable=True),
         sa.Column("duration_ms", sa.BigInteger, nullable=False),
-        *_texts("items", nullable=True),
+        *_texts("items", "outputs", nullable=True),
         sa.PrimaryKeyConstraint("run_id", "step_id", name="pk_step_runs"),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_step_runs_runs"),
         sqlite_with_rowid=False,

@@ -1,0 +1,93 @@
+"""Sub-plans in progress: the inputs of the plan that a step runs, how far it is, and how it ended."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from pydantic import JsonValue
+
+from plan_adapter.canonical import call_digest
+from plan_adapter.errors import ExpressionError
+from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, AttemptOutcome, GatedCall
+from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.status import NOT_APPROVED
+from plan_adapter.expressions import Template
+from plan_adapter.plan import EFFECTS, Step, StepStatus, flattened
+from plan_adapter.record import Outcome, StepRun
+from plan_adapter.validation.sub_plans import fill_inputs
+
+
+@dataclass(slots=True)
+class SubPlanRun:
+    """A sub-plan in progress."""
+
+    step: Step  # the one that runs it
+    open: int  # how many of its own steps have not ended
+    halted: str = ""  # why no further step of it starts
+    refused: str = ""  # why one of its steps was not approved
+    continues: bool = False  # whether the run continues without that step
+
+
+def sub_plan_inputs(scope: RunScope, step: Step) -> dict[str, JsonValue]:
+    """Return the inputs of the plan that `step` runs, typed and with defaults. Raises ExpressionError with every one that does not fit."""
+    given = scope.approved.bound.validated.parameters[step.id].resolve(scope.of(step).variables())
+    definitions = step.pinned.inputs if step.pinned is not None else {}
+    values, wrong = fill_inputs(definitions, cast("Mapping[str, JsonValue]", given))
+    if wrong:
+        raise ExpressionError(wrong)
+    return values
+
+
+def gated_sub_plan(scope: RunScope, step: Step, inputs: Mapping[str, JsonValue]) -> GatedCall:
+    """Return a sub-plan as it would run now, to be approved. The digest covers its plan, its tools and its inputs."""
+    bound = scope.approved.bound
+    inner = [one for one in flattened(step.inner) if one.id in bound.validated.tools]
+    tools = {bound.validated.tools[one.id].name: bound.validated.tools[one.id].definition() for one in inner}
+    effects = {bound.validated.effect_of(one.id) for one in inner}
+    parameters: dict[str, JsonValue] = {"inputs": dict(inputs)}
+    definition: dict[str, JsonValue] = {"name": "plan", "tools": [tools[name] for name in sorted(tools)]}
+    folder = None if bound.folder is None else bound.folder.content
+    return GatedCall(
+        step=step,
+        step_run=scope.run.step(step.id),
+        name=step.id,
+        item=None,
+        effect=next(effect for effect in reversed(EFFECTS) if effect in effects),
+        parameters=parameters,
+        approval_digest=call_digest(step, None, parameters, definition, folder),
+    )
+
+
+def end_of_sub_plan(runs: Collection[StepRun], without_call: Collection[str]) -> AttemptEnd | None:
+    """Return how a sub-plan ended whose own steps ended as `runs`; its result follows. None if it called nothing and was skipped.
+
+    A step in `without_call` was skipped by its condition or by a person, which does not keep the plan from completing.
+    """
+    failed = [run for run in runs if run.status is StepStatus.FAILED]
+    missing = [run for run in runs if run.status is StepStatus.SKIPPED and run.id not in without_call]
+    if failed:
+        texts = [f"`{run.id}` {'is unknown' if run.outcome is Outcome.UNKNOWN else 'failed'}: {run.error}" for run in failed]
+        shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
+        return AttemptEnd(min(map(_outcome, failed), key=WORST_FIRST.index), 0, error=shown)
+    if not missing:
+        return AttemptEnd("succeeded", 0)
+    if not any(run.status is StepStatus.COMPLETED for run in runs):
+        return None
+    return AttemptEnd("failed", 0, error=f"`{missing[0].id}` was skipped: {missing[0].reason}")
+
+
+def _outcome(run: StepRun) -> AttemptOutcome:
+    if run.outcome is Outcome.UNKNOWN:
+        return "unknown"
+    return "cancelled" if run.reason == "cancelled" else "timed_out" if run.reason == "timed_out" else "failed"
+
+
+def was_refused(state: SubPlanRun, runs: Collection[StepRun]) -> bool:
+    """Return whether a refusal at a gate alone kept a sub-plan from completing."""
+    return bool(state.refused) and all(run.status is not StepStatus.FAILED or run.reason == NOT_APPROVED for run in runs)
+
+
+def outputs_of(scope: RunScope, step: Step, outputs: Mapping[str, Template]) -> dict[str, JsonValue]:
+    """Return the outputs of the plan that `step` ran, which has completed. Raises ExpressionError."""
+    variables = scope.inside[step.id].variables()
+    return {name: template.resolve(variables) for name, template in outputs.items()}

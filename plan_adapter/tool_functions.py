@@ -1,0 +1,114 @@
+"""`as_functions`: our tools as functions for an agent of another library. Each call is a run with its gates and receipts."""
+
+import inspect
+import typing
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.errors import NotApprovedError, ToolError, UnknownOutcomeError
+from plan_adapter.expressions import has_expression
+from plan_adapter.gates.approval import Approver
+from plan_adapter.hooks import Hooks
+from plan_adapter.plan import ApprovalPolicy, ExecutionOptions, ExecutionPlan, Input, PlanStatus, Step
+from plan_adapter.record import Outcome, PlanRun, RunContext, RunReason
+from plan_adapter.runner import arun_plan
+from plan_adapter.store.store import PlanStore
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.tool import Tool, as_json
+
+ToolFunction: TypeAlias = Callable[..., Awaitable[JsonValue]]
+
+
+def as_functions(
+    tools: ToolRegistry,
+    *,
+    agent: str = "agent",
+    approval: ApprovalPolicy | None = None,
+    approver: Approver | None = None,
+    store: PlanStore | None = None,
+    hooks: Hooks | None = None,
+    context: RunContext | None = None,
+    offline: bool = False,
+) -> list[ToolFunction]:
+    """Return an async function for each of `tools`, to be given to an agent of any library. Each has the tool's name and signature.
+
+    A call is a run of one step, tagged `agent`: a tool that only reads is called at once, and any other waits until a person approves
+    exactly this call. `approval` says who may. The arguments are data: `${{ }}` in them is not evaluated. The other parameters are those of
+    `arun_plan`.
+
+    A function returns the tool's result as JSON. It raises ToolError, whose message the agent may read, if the arguments do not fit or the
+    tool failed; UnknownOutcomeError if nobody knows whether a write was done; NotApprovedError, with the person's reason, if the call was
+    not approved; and everything that `arun_plan` raises.
+    """
+    run = partial(arun_plan, tools=tools, approver=approver, store=store, hooks=hooks, context=context, offline=offline)
+    return [_function(tool, partial(_call, tool, agent, approval, run)) for tool in tools]
+
+
+def _function(tool: Tool[..., Any], call: Callable[[Mapping[str, Any]], Awaitable[JsonValue]]) -> ToolFunction:
+    """Return a function with the name, the documentation and the signature of `tool`, but for what a step fills in."""
+    hints = typing.get_type_hints(tool.source, include_extras=True)
+    signature = inspect.signature(tool.source)
+    offered = [
+        parameter.replace(annotation=hints.get(name, parameter.annotation))
+        for name, parameter in signature.parameters.items()
+        if name in tool.parameter_names
+    ]
+    own = inspect.Signature(offered, return_annotation=Any)
+
+    async def function(*args: Any, **kwargs: Any) -> JsonValue:
+        try:
+            arguments = own.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise ToolError(f"the arguments do not fit `{tool.name}`: {error}") from None
+        return await call(arguments)
+
+    function.__name__ = function.__qualname__ = tool.name
+    function.__doc__ = inspect.getdoc(tool.source) or tool.description
+    function.__module__ = tool.source.__module__
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in offered} | {"return": Any}
+    function.__dict__["__signature__"] = own
+    return function
+
+
+async def _call(
+    tool: Tool[..., Any],
+    agent: str,
+    approval: ApprovalPolicy | None,
+    run_plan: Callable[..., Awaitable[PlanRun]],
+    given: Mapping[str, Any],
+) -> JsonValue:
+    arguments = cast("dict[str, JsonValue]", as_json(dict(given)))
+    if problems := tool.check(arguments, lambda _: False):
+        raise ToolError(f"the arguments do not fit `{tool.name}`: " + "; ".join(message for _, message, _ in problems))
+    if code := [name for name in sorted(tool.literal_parameters & arguments.keys()) if has_expression(str(arguments[name]))]:
+        raise ToolError(f"`{code[0]}` of `{tool.name}` is code, and must not contain `${{{{ }}}}`")
+    plan = _plan_of(tool, agent, approval, arguments)
+    run = await run_plan(plan, inputs={"arguments": arguments} if plan.inputs else None)
+    step = run.step("call")
+    if run.status is PlanStatus.COMPLETED:
+        return step.result
+    if step.outcome is Outcome.UNKNOWN:
+        raise UnknownOutcomeError(f"whether `{tool.name}` was done is unknown: {step.error}; see `plan show {run.id}`")
+    if step.outcome is Outcome.FAILED:
+        raise ToolError(step.error or f"`{tool.name}` failed")
+    why = ": ".join(part for part in (run.message, run.rejection_note) if part) or (run.reason or RunReason.CANCELLED).value
+    raise NotApprovedError(f"`{tool.name}` was not called: {why}")
+
+
+def _plan_of(tool: Tool[..., Any], agent: str, approval: ApprovalPolicy | None, arguments: Mapping[str, JsonValue]) -> ExecutionPlan:
+    """Return the plan of one call. Its arguments are the plan's input, because texts in a plan may contain expressions."""
+    is_code = tool.literal_parameters
+    parameters = {name: value if name in is_code else f'${{{{ inputs.arguments["{name}"] }}}}' for name, value in arguments.items()}
+    values = any(name not in is_code for name in arguments)
+    return ExecutionPlan(
+        name=f"{agent}: {tool.name}",
+        description=f"{agent} calls `{tool.name}`" + (f": {tool.description}" if tool.description else ""),
+        inputs={"arguments": Input(type="object", description=f"The arguments of `{tool.name}`.")} if values else {},
+        options=ExecutionOptions(require_approval=tool.effect != "read"),
+        approval=approval,
+        steps=[Step(id="call", tool_name=tool.name, description=tool.description, parameters=parameters)],
+        tags=[agent],
+    )

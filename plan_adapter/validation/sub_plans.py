@@ -1,0 +1,149 @@
+"""Checks the steps that run another plan: their fields, the inputs that they give it, and what that plan cannot have inside another."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from plan_adapter.expressions import Template
+from plan_adapter.expressions.expression import Expression
+from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.problems import Problem
+from plan_adapter.validation.findings import Findings
+from plan_adapter.validation.inputs import read_values
+from plan_adapter.values import join
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pydantic import JsonValue
+
+    from plan_adapter.plan import Input
+
+CODE = "bad-sub-plan"
+
+_OF_OTHERS = (
+    *("tool_name", "ask", "goal", "parameters", "input", "done_when", "tools", "max_rounds", "steps", "batch", "max_failures", "label"),
+    *("max_retries", "retry_delay_ms", "retry_backoff", "retry_jitter", "timeout_ms", "effect", "isolation", "rollback", "rollback_failed"),
+    *("tags", "approvers", "expires"),
+)
+"""The fields of a step that are about a call, a question or a group."""
+
+_TYPES: "Mapping[str, tuple[str, ...]]" = {
+    "string": ("string",),
+    "int": ("integer", "number"),
+    "double": ("integer", "number"),
+    "bool": ("boolean",),
+    "list": ("array",),
+    "map": ("object",),
+}
+"""The types of inputs that take a value of each type of expression."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubPlan:
+    """The plan that a step runs, compiled. Its own steps have ids of the whole plan; its expressions use those of its document."""
+
+    steps: "Mapping[str, tuple[str, ...]]"  # without those of its groups, each with the siblings that it waits for
+    outputs: "Mapping[str, Template]"  # by name
+
+
+def check_sub_plan(step: Step, at: str, findings: Findings) -> None:
+    """Add the problems of the fields of a step that runs a plan."""
+    for name in _OF_OTHERS:
+        if getattr(step, name) != Step.model_fields[name].get_default(call_default_factory=True):
+            findings.add(CODE, f"{at}.{name}", f"a step that runs a plan has no `{name}`", "write it in the steps of that plan")
+    if step.for_each is not None:
+        hint = "write a step with `plan` for each item"
+        findings.add("not-yet", f"{at}.for_each", "a plan cannot be run once per item yet", hint)
+    if step.requires_approval == "each":
+        findings.add(CODE, f"{at}.requires_approval", "`each` is for groups", "write true")
+    if step.plan is None:
+        findings.add("missing-field", f"{at}.plan", "the step has a plan, and not its name", "write `plan`")
+    elif step.pinned is None:
+        message = f"the plan `{step.plan[:80]}` was not loaded"
+        findings.add(
+            CODE, f"{at}.plan", message, "load this plan with `load_plan` or the command line, which also load the plans that it runs"
+        )
+
+
+def check_place(step: Step, at: str, where: str, findings: Findings) -> None:
+    """Add the problem of a step at a place `where` no step can run a plan."""
+    if step.plan is not None or step.pinned is not None:
+        findings.add("not-yet", f"{at}.plan", f"{where} cannot run a plan yet", "write its steps here")
+
+
+def check_has_plan(step: Step, at: str, findings: Findings) -> None:
+    """Add the problems of fields that belong to a step that runs a plan."""
+    if step.inputs:
+        findings.add(CODE, f"{at}.inputs", "`inputs` are for a plan that the step runs, and it has no `plan`", "remove it, or write `plan`")
+
+
+def check_inputs(step: Step, at: str, given: Template, findings: Findings) -> None:
+    """Add the problems of the inputs that a step gives its plan. Values with expressions are checked when the step begins."""
+    if step.pinned is None:
+        return
+    open_values = {name: kind for name, value in step.inputs.items() if (kind := _kind(value, given)) is not None}
+    definitions = {name: definition for name, definition in step.pinned.inputs.items() if name not in open_values}
+    literals = {name: value for name, value in step.inputs.items() if name not in open_values or name not in step.pinned.inputs}
+    for problem in read_values(definitions, literals, from_text=False)[1]:
+        findings.extend([_of_step(problem, at)])
+    for name, kind in open_values.items():
+        definition = step.pinned.inputs.get(name)
+        if definition is not None and kind != "dyn" and definition.type not in _TYPES[kind]:
+            message = f"the value is of type {kind}, and the input `{name}` of type {definition.type}"
+            findings.add("expression-type", join(f"{at}.inputs", name), message, "convert it")
+
+
+def _of_step(problem: Problem, at: str) -> Problem:
+    """Return a problem of an input for the step that gives it."""
+    if problem.code == "missing-input":
+        return replace(problem, at=f"{at}.inputs", hint="write it under `inputs` of the step")
+    return replace(problem, at=f"{at}.{problem.at}")
+
+
+def _kind(value: "JsonValue", given: Template) -> str | None:
+    """Return the type of a value with expressions: that of its single one, or `string` for a longer text. None without expressions."""
+    if isinstance(value, str):
+        parts = given.texts.get(value)
+        if parts is None:
+            return None
+        return parts[0].kind.partition("(")[0] if len(parts) == 1 and isinstance(parts[0], Expression) else "string"
+    if not any(text in given.texts for text in _texts(value)):
+        return None
+    return "map" if isinstance(value, dict) else "list"
+
+
+def _texts(value: "JsonValue") -> "Iterator[str]":
+    if isinstance(value, str):
+        yield value
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for member in members:
+        yield from _texts(member)
+
+
+def check_as_sub_plan(plan: ExecutionPlan, findings: Findings) -> None:
+    """Add the problems of what a plan has that it can have only by itself."""
+    limits = plan.options
+    for at, has, what in (
+        ("finally", bool(plan.finally_), "`finally` steps"),
+        ("concurrency", plan.concurrency is not None, "a concurrency key"),
+        ("on_failure", plan.on_failure is not None, "`on_failure`"),
+        ("options.run_window", limits.run_window is not None, "a run window"),
+        ("options.total_timeout_ms", bool(limits.total_timeout_ms), "a total timeout"),
+    ):
+        if has:
+            message = f"a plan that another plan runs cannot have {what} yet"
+            findings.add("not-yet", at, message, "remove it here and write it in the plan around this one, or run this plan by itself")
+    for at, has in (
+        ("run_name", plan.run_name is not None),
+        ("tags", bool(plan.tags)),
+        ("approval.release", plan.approval is not None and plan.approval.release),
+    ):
+        if has:
+            message = f"`{at}` is about a whole run, so it has no effect in a plan that another plan runs"
+            findings.warn(CODE, at, message, "write it in the plan around this one, if it is meant for its runs")
+
+
+def fill_inputs(definitions: "Mapping[str, Input]", given: "Mapping[str, JsonValue]") -> "tuple[dict[str, JsonValue], str]":
+    """Return the inputs of a sub-plan, typed and with defaults, and what is wrong with them, or nothing."""
+    values, problems = read_values(definitions, given, from_text=False)
+    return values, "; ".join(f"`{problem.at}`: {problem.message}" for problem in problems)

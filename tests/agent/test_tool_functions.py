@@ -1,0 +1,157 @@
+"""Tools as functions of somebody else's agent: every call has its run, its gate and its receipt."""
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, get_type_hints
+
+import pytest
+from pydantic import Field, JsonValue, TypeAdapter
+
+from plan_adapter import (
+    ApprovalRequest,
+    CallbackApprover,
+    NotApprovedError,
+    PlanStore,
+    ToolContext,
+    ToolError,
+    ToolRegistry,
+    as_functions,
+    tool,
+)
+from plan_adapter.errors import UnknownOutcomeError
+from plan_adapter.plan import ApprovalPolicy
+
+
+@tool(effect="read")
+def find(city: str, limit: Annotated[int, Field(ge=1)] = 3) -> list[str]:
+    """Find places.
+
+    Args:
+        city: Where to look.
+        limit: How many to return.
+    """
+    return [city] * limit
+
+
+posted = list[str]()
+
+
+@tool
+async def post(text: str, context: ToolContext) -> dict[str, JsonValue]:
+    """Post a message."""
+    posted.append(text)
+    if text == "fails":
+        raise ToolError("the channel is closed")
+    if text == "lost":
+        raise UnknownOutcomeError("the connection broke")
+    return {"id": len(posted), "key": bool(context.idempotency_key)}
+
+
+@tool(literal_parameters=["command"])
+def execute(command: str) -> str:
+    """Execute a command."""
+    posted.append(command)
+    return command
+
+
+@pytest.fixture(autouse=True)
+def _nothing_posted() -> None:
+    posted.clear()
+
+
+Offered = Callable[..., dict[str, Callable[..., Any]]]
+
+
+@pytest.fixture
+def offered(store: PlanStore) -> Offered:
+    def functions(answer: Callable[[ApprovalRequest], Any] | None = None, **options: Any) -> dict[str, Callable[..., Any]]:
+        approver = None if answer is None else CallbackApprover(answer, by="ana")
+        made = as_functions(ToolRegistry([find, post, execute]), approver=approver, store=store, offline=True, **options)
+        return {function.__name__: function for function in made}
+
+    return functions
+
+
+def agree(_request: ApprovalRequest) -> bool:
+    return True
+
+
+def refuse(_request: ApprovalRequest) -> str:
+    return "not on a Friday"
+
+
+def test_a_function_looks_like_its_tool(offered: Offered) -> None:
+    function = offered()["find"]
+    assert inspect.iscoroutinefunction(function)
+    assert str(inspect.signature(offered()["post"])) == "(text: str) -> Any"
+    assert "Where to look" in (function.__doc__ or "")
+    assert get_type_hints(function) == {"city": str, "limit": int, "return": Any}
+    function_type: Any = function
+    schema = TypeAdapter[Any](function_type).json_schema()
+    assert schema["properties"]["limit"] == {"default": 3, "minimum": 1, "title": "Limit", "type": "integer"}
+
+
+async def test_a_read_is_called_at_once_and_has_a_run(offered: Offered, store: PlanStore) -> None:
+    functions = offered(refuse, agent="concierge")
+    assert await functions["find"]("东京", limit=2) == ["东京", "东京"]
+    [run] = await store.runs()
+    assert (run.name, run.status.value) == ("concierge: find", "completed")
+    assert [receipt.result for receipt in await store.receipts(run.id)] == [["东京", "东京"]]
+
+
+async def test_a_write_waits_for_an_approval_of_exactly_this_call(offered: Offered, store: PlanStore) -> None:
+    seen = list[str]()
+
+    def answer(request: ApprovalRequest) -> bool:
+        seen.append(request.text)
+        return True
+
+    assert await offered(answer)["post"]("Good morning, 早上好") == {"id": 1, "key": True}
+    assert len(seen) == 1
+    assert "Good morning, 早上好" in seen[0]
+    [run] = await store.runs()
+    [approval] = await store.approvals(run.id)
+    assert (approval.by, approval.decision) == ("ana", "approve")
+
+
+async def test_a_refusal_reaches_the_agent_with_its_reason_and_nothing_is_called(offered: Offered) -> None:
+    with pytest.raises(NotApprovedError, match=r"`post` was not called: rejected by ana.*: not on a Friday"):
+        await offered(refuse)["post"]("Hello")
+    assert posted == []
+
+
+async def test_only_the_named_approvers_count(offered: Offered) -> None:
+    with pytest.raises(NotApprovedError):
+        await offered(agree, approval=ApprovalPolicy(approvers=["bo"]))["post"]("Hello")
+    assert posted == []
+
+
+async def test_failures_reach_the_agent_in_words(offered: Offered) -> None:
+    functions = offered(agree)
+    with pytest.raises(ToolError, match="the channel is closed"):
+        await functions["post"]("fails")
+    with pytest.raises(UnknownOutcomeError, match="whether `post` was done is unknown: the connection broke; see `plan show "):
+        await functions["post"]("lost")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("find", {"city": "Oslo", "limit": 0}, "greater than or equal to 1"),
+        ("find", {"town": "Oslo"}, "arguments do not fit `find`"),
+        ("post", {}, "missing a required argument: 'text'"),
+        ("execute", {"command": "echo ${{ secrets.token }}"}, "`command` of `execute` is code"),
+    ],
+)
+async def test_arguments_that_do_not_fit_ask_nobody(offered: Offered, name: str, arguments: dict[str, Any], said: str) -> None:
+    asked = list[ApprovalRequest]()
+    with pytest.raises(ToolError, match=said):
+        await offered(asked.append)[name](**arguments)
+    assert (asked, posted) == ([], [])
+
+
+async def test_an_expression_in_an_argument_is_text(offered: Offered, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_SECRET_TOKEN", "s3cret-value")
+    text = "${{ secrets.token }} ${{ inputs.arguments.text }}"
+    await offered(agree)["post"](text)
+    assert posted == [text]

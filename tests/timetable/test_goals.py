@@ -172,3 +172,38 @@ async def test_a_tool_whose_permission_nobody_gave_is_refused_in_words_and_the_m
     refused = any("`min_context_switch` needs the permission `allow_reorder`" in str(one["messages"]) for one in done.decisions)
     assert refused is (used == "swap")
     assert result(done, "guard")["moved"] != []
+
+
+@pytest.mark.parametrize("met", [True, False])
+async def test_a_person_decides_where_the_verifier_cannot_tell(store: PlanStore, configured: Configure, met: bool) -> None:
+    person = Person(reply={"met": met})
+    done = await pursue(places_a_task(), store, configured, person=person, verifier=lambda _: "cannot_tell")
+    assert done.run.status is (PlanStatus.COMPLETED if met else PlanStatus.FAILED)
+    questions = [request for request in person.asked if request.kind == "question"]
+    assert len(questions) == (1 if met else 3)
+    assert "高数作业在星期二有一个时段" in questions[0].text
+    assert placed() == {"高数作业": (2, 1)}
+
+
+async def test_a_reply_of_the_person_is_evidence_and_reaches_the_model(store: PlanStore, configured: Configure) -> None:
+    def answer(seen: Seen) -> Answer:
+        if proof := seen.proof("place"):
+            return seen.end(f"{seen.proof('ask_user')}, {proof}")
+        if not seen.evidence:
+            return decides("ask_user", speak="星期几？")
+        return writes("place", task=3, day=5 if "星期五" in seen.text else 1, slot=6)
+
+    done = await pursue(answer, store, configured, person=Person(reply={"answer": "星期五"}))
+    assert (done.run.status, placed()) == (PlanStatus.COMPLETED, {"高数作业": (5, 6)})
+    assert [(one["id"], one["source"], one["name"]) for one in result(done)["evidence"]] == [
+        ("E1", "user_reply", "ask_user"),
+        ("E2", "write_receipt", "place"),
+    ]
+
+
+async def test_a_model_that_gives_up_says_why(store: PlanStore, configured: Configure) -> None:
+    gives_up = decides("abort", abort={"code": "no_slot", "user_message": "星期二排满了", "internal_reason": "full"})
+    done = await pursue(lambda _: gives_up, store, configured)
+    assert done.run.status is PlanStatus.FAILED
+    assert "星期二排满了" in (done.run.step("schedule").error or "")
+    assert len(done.requests) == 1

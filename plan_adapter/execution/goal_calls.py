@@ -118,7 +118,7 @@ class GoalCalls:
 
     def _step_of(self, **fields: Any) -> Step:
         """Return the step of one call of the goal."""
-        nothing = {"goal": None, "tools": [], "max_rounds": None, "done_when": None, "timeout_ms": None, "max_retries": 0}
+        nothing: dict[str, Any] = {"goal": None, "tools": [], "max_rounds": None, "done_when": None, "timeout_ms": None, "max_retries": 0}
         return self._step.model_copy(update=nothing | fields)
 
     def _call(

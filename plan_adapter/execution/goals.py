@@ -21,7 +21,6 @@ from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.step import unmet
 from plan_adapter.goals import (
     MAX_CORRECTIONS,
-    MAX_ROUNDS,
     Evidence,
     EvidenceSource,
     ExecuteDecision,
@@ -32,7 +31,7 @@ from plan_adapter.goals import (
     ToolCallIntent,
     Verdict,
 )
-from plan_adapter.plan import Input, Step
+from plan_adapter.plan import MAX_ROUNDS, Input, Step
 from plan_adapter.readable import counted, cut, duration
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import ToolContext
@@ -192,7 +191,8 @@ class Pursuit:
         if digest in self._refused:
             why = f"a person refused exactly this call: {self._refused[digest]}; change it, ask the person with `ask_user`, or use `abort`"
             return self._corrected(answer, why)
-        made = await self._made(item, call, decision, asks=tool.effect != "read")
+        asks = tool.effect != "read" and call.name in self._scope.approved.bound.validated.goal_effects(self._step.id)
+        made = await self._made(item, call, decision, asks=asks)
         if isinstance(made, str):
             self._refused[digest] = made
             return self._corrected(answer, made, is_fault=False)

@@ -148,7 +148,7 @@ def steps_list(preview: Preview, gates: frozenset[str], values: Values, *, limit
 
 def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool) -> _StepLines:
     step, blocks = preview.step, list[str]()
-    parts = group_facts(step, preview.items, preview.at_once) or [code(step.called)]
+    parts = [*(group_facts(step, preview.items, preview.at_once) or [code(step.called)]), *preview.goal_facts]
     for_each = None if step.is_group else step.for_each
     conditions = {"when": step.when, "for each": for_each, "label": step.label, "done when": step.done_when, "on error": step.on_error}
     parameters = [(code(name), value) for name, value in values.parameters(step.tool_name or "", preview.parameters)]
@@ -165,7 +165,8 @@ def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool
     effect += " · **asks again**" if gate and step.ask is None else ""
     facts = [] if step.is_group else [effect]
     facts += [f"in the group {code(step.group)}"] if step.group is not None else []
-    return _StepLines(" · ".join([f"- {_what(preview, number)}", *facts, *parts, *([] if step.is_group else [_at_most(preview)])]), blocks)
+    longest = [] if step.is_group or step.goal is not None else [_at_most(preview)]
+    return _StepLines(" · ".join([f"- {_what(preview, number)}", *facts, *parts, *longest]), blocks)
 
 
 def _add_parts(step_id: str, facts: Iterable[tuple[str, JsonValue]], parts: list[str], blocks: list[str]) -> None:

@@ -139,6 +139,7 @@ approvals = every_field(
     expires=st.sampled_from(["reject", "skip"]),
     release=st.booleans(),
     remind_after_ms=milliseconds,
+    always_execute=names,
 )
 plans = every_field(
     ExecutionPlan,

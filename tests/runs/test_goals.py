@@ -70,6 +70,7 @@ async def test_the_record_has_every_decision_call_and_check(store: PlanStore) ->
         ("check", 2, "check", None),
         ("step", None, "goal", None),
     ]
+    assert (await store.verify(run.id)).ok
 
 
 async def test_a_plan_with_a_goal_is_refused_before_anybody_is_asked_if_no_model_is_configured(store: PlanStore) -> None:

@@ -1,12 +1,15 @@
-"""`rounds_of`: the rounds of the goals of a run, as its record has them."""
+"""`rounds_of`: the rounds of the goals of a run, as its record has them. `evidence_text`: the evidence of a goal as a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from plan_adapter.goals import RoundAnswer
-from plan_adapter.readable import code, prose
+from plan_adapter.goals import Evidence, RoundAnswer
+from plan_adapter.readable import code, cut, prose
 from plan_adapter.record import Outcome, Receipt
+
+CELL_CHARACTERS = 300
+"""How much of the summary of evidence a table shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,15 @@ class RoundRecord:
         why = self.goal_check or self.reason if self.action is not None else "; ".join(self.faults)
         check = ": ".join(prose(text) for text in (self.verdict, self.verdict_reason) if text)
         return f"round {self.round}: {said}" + (f": {prose(why)}" if why else "") + (f" ({check})" if check else "")
+
+
+def evidence_text(evidence: Sequence[Evidence]) -> str:
+    """Return evidence as a Markdown table. Text of tools and people cannot break out of its cell."""
+    lines = ["| Evidence | Round | From | Succeeded | What came of it |", "|---|---|---|---|---|"]
+    for one in evidence:
+        summary = prose(cut(one.summary, CELL_CHARACTERS) + ("…" if len(one.summary) > CELL_CHARACTERS else ""))
+        lines.append(f"| {one.id} | {one.round} | {code(one.name)} | {'yes' if one.success else 'no'} | {summary.replace('|', '&#124;')} |")
+    return "\n".join(lines)
 
 
 def rounds_of(receipts: Sequence[Receipt]) -> dict[str, list[RoundRecord]]:

@@ -1,7 +1,7 @@
 """`GoalCalls`: the calls of a goal, with intents and receipts like those of any step. A call of an earlier start is not repeated."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -16,8 +16,10 @@ from plan_adapter.execution.rollback_status import NEVER_KNOWN
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.step import Call
 from plan_adapter.expressions import Template
+from plan_adapter.goals import Evidence
 from plan_adapter.plan import CallKind, Input, Question, Step
 from plan_adapter.record import Approval, Attempt, Outcome, Receipt, RunReason, StepRun
+from plan_adapter.rounds import evidence_text
 from plan_adapter.tools.goal import goal_tool
 from plan_adapter.tools.question import question_tool
 from plan_adapter.tools.tool import Tool, ToolContext
@@ -87,10 +89,15 @@ class GoalCalls:
         """Return what `answer` returns: what the decision of a round is checked for."""
         return await self._of_round("check", item, _CHECK, answer)
 
-    async def close(self, parameters: dict[str, JsonValue], *, result: JsonValue, error: str | None) -> AttemptEnd:
-        """End the step itself with `result`, or with `error`."""
+    async def close(
+        self, parameters: dict[str, JsonValue], evidence: Sequence[Evidence], *, result: JsonValue, error: str | None
+    ) -> AttemptEnd:
+        """End the step itself with `result`, or with `error`, and publish the evidence."""
 
         async def pursue(**_: object) -> JsonValue:
+            if evidence and self._scope.publish is not None:
+                description = f"The evidence of {self._step.id}"
+                await self._scope.publish(evidence_text(evidence), key=f"evidence-{self._step.id}", description=description)
             if error is not None:
                 raise ToolError(error)
             return result

@@ -261,7 +261,7 @@ class Pursuit:
             return self._corrected(answer, reason)
         self._rounds.append(Round(len(self._rounds) + 1, answer))
         summary = decision.goal_check or decision.reason
-        return await self._calls.close(self._told, result=self._result(summary), error=None)
+        return await self._calls.close(self._told, self._evidence, result=self._result(summary), error=None)
 
     async def _judge(self, decision: ExecuteDecision, model: GoalModel, context: ToolContext) -> JsonValue:
         """Return whether the step may end: whether the plan allows it, evidence is cited, and `done_when` is met."""
@@ -296,7 +296,7 @@ class Pursuit:
         return "" if is_met else f"a person says that done_when is not met: {self._told['done_when']}"
 
     async def _failed(self, reason: str, error: str) -> AttemptEnd:
-        return replace(await self._calls.close(self._told, result=None, error=error), reason=reason)
+        return replace(await self._calls.close(self._told, self._evidence, result=None, error=error), reason=reason)
 
     # What the model is told.
 

@@ -7,6 +7,8 @@ from itertools import pairwise
 from uuid import UUID
 
 import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import TaskRunResult
 
 from plan_adapter import CallbackApprover, InvalidPlanError, PlanStatus, PlanStore, ToolRegistry, aresolve_step, crash_points
@@ -176,6 +178,10 @@ async def test_in_prefect_each_decision_call_and_check_is_a_task_run(store: Plan
     known = {one.id: name for name, one in found.items()}
     for before, name in pairwise(names):
         assert before in {known[one.id] for one in found[name].task_inputs["wait_for"] if isinstance(one, TaskRunResult)}
+    async with get_client() as client:
+        (artifact,) = await client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["evidence-report"])))
+    assert (artifact.flow_run_id, artifact.task_run_id) == (UUID(run.flow_run_id), found["report"].id)
+    assert "| E2 | 2 | `post` | yes | 1 |" in str(artifact.data)
     assert [text for _, text in await logs_of(found["decision report[2]"], 1)] == ["confirm: because"]
 
 

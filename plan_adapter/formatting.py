@@ -121,7 +121,6 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
     lines = [f"# {prose(plan.name)}", "", prose(plan.description), ""]
     lines += [_input_line(name, spec) for name, spec in plan.inputs.items()]
     lines += [f"- name of a run: {code(plan.run_name)}"] if plan.run_name else []
-    lines += [f"- permissions: {', '.join(map(code, plan.permissions))}"] if plan.permissions else []
     lines += [f"- tags: {', '.join(map(code, plan.tags))}"] if plan.tags else []
     lines += [f"- {fact}" for fact in _options(plan.options)]
     asks = _is_asked_for(plan.options) or any(_gate(plan, step) for step in plan.all_steps) or bool(plan.approval and plan.approval.effects)

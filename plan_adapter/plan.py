@@ -198,12 +198,6 @@ EXPIRES_DESCRIPTION = (
 )
 
 
-PERMISSIONS_DESCRIPTION = (
-    "The permissions that the plan's calls have, as tools name them. Whoever approves the plan gives them. A step whose tool needs another "
-    "one is refused, and so is such a call of a goal."
-)
-
-
 GOAL_DESCRIPTION = (
     "What a model has to achieve with `tools`, in words, round by round. It may contain `${{ }}`. Each call that writes waits for a "
     "confirmation. The result is {summary, rounds, evidence, results}."
@@ -457,7 +451,6 @@ class ExecutionPlan(_Model):
     concurrency: Concurrency | None = Field(default=None, description="Which runs exclude each other.")
     approval: ApprovalPolicy | None = Field(default=None, description="Who may approve and operate, and how they prove it.")
     on_failure: Literal["replan"] | None = Field(default=None, description=ON_FAILURE_DESCRIPTION)
-    permissions: list[str] = Field(default_factory=list, description=PERMISSIONS_DESCRIPTION)
     isolation: Isolation | None = Field(default=None, description="Where sync tools run, unless their step says otherwise.")
     outputs: dict[str, JsonValue] = Field(default_factory=dict, description="The results of a run, by name. They may contain `${{ }}`.")
     run_name: str | None = Field(default=None, description=RUN_NAME_DESCRIPTION, json_schema_extra={"minLength": 1})

@@ -117,7 +117,6 @@ class Preview:
             "inputs": self.inputs,
             "missing_inputs": list(self.missing),
             "secrets": list(self.secrets),
-            "permissions": list(self.plan.permissions),
             "order": [step.step.id for step in self.steps],
             "waves": [list(wave) for wave in self.waves],
             "max_parallel_steps": self.plan.options.parallel_limit,
@@ -290,7 +289,6 @@ def _facts(preview: Preview) -> list[str]:
     facts += [f"- input {code(name)}: not given yet" for name in preview.missing]
     facts += [f"- name of the run: {code(preview.run_name)}"] if preview.run_name else []
     facts += [f"- uses the secrets: {', '.join(map(code, preview.secrets))}"] if preview.secrets else []
-    facts += [f"- permissions: {', '.join(map(code, preview.plan.permissions))}"] if preview.plan.permissions else []
     facts.append(f"- steps: {len(preview.steps)} ({effects}), {parallel}; when one fails: {options.on_error}")
     final = ", ".join(code(step.step.id) for step in preview.irreversible)
     facts.append(f"- **cannot be undone: {final}**" if final else "- cannot be undone: nothing")

@@ -123,10 +123,6 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "A group is a step with `for_each` and `steps`: its steps run once per item. It calls no tool itself, its steps have no lists "
             "of their own, and only they see each other's results. Elsewhere use `steps.<group>.result`."
         ),
-        "missing-permission": (
-            "The tool needs a permission that the plan does not have. Write it under `permissions`: the gate shows it, and the approval of "
-            "the plan gives it."
-        ),
         "bad-goal": (
             "A goal is a step whose `goal` says in words what is wanted. A model works it out with the step's `tools`, and chooses their "
             "arguments. The fields of a single call are not for goals, and `tools` and `max_rounds` are for nothing else."

@@ -35,7 +35,6 @@ from plan_adapter.plan import MAX_ROUNDS, Input, Step
 from plan_adapter.readable import counted, cut, duration
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import ToolContext
-from plan_adapter.validation.calls import missing_permissions
 
 MAX_IDLE_ROUNDS = 8
 """A goal fails after this many rounds in a row without new evidence."""
@@ -187,8 +186,6 @@ class Pursuit:
         tool, digest = self._tools.get(call.name), _digest(call.name, call.arguments)
         if tool is None:
             return self._corrected(answer, f"this step has no tool `{call.name}`: use one of {_among(self._tools)}")
-        if why := missing_permissions(tool, self._scope.approved.bound.validated.plan.permissions):
-            return self._corrected(answer, f"{why}: use another tool, or `abort`")
         if tool.effect != "read" and decision.action == "continue":
             return self._corrected(answer, f"`{call.name}` does more than read: use `confirm` with the same `tool_call`")
         if digest in self._refused:

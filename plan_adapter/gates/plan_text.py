@@ -273,7 +273,6 @@ def _about(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
         *([f"- asks again before {named(asks)}"] if asks else []),
         *([f"- asks a person: {named(questions)}"] if questions else []),
         *uses_secrets(preview.secrets),
-        *([f"- may use the permissions {', '.join(map(code, plan.permissions))}"] if plan.permissions else []),
         *([f"- {REPLAN_FACT}"] if plan.on_failure == "replan" else []),
         *([f"- {operators_fact(plan.approval)}"] if plan.approval is not None and plan.approval.operators else []),
         *([f"- works in {code(folder)}"] if folder else []),

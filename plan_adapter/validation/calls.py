@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
@@ -79,7 +79,6 @@ def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) ->
     """Return the compiled steps, and add every problem of a single step to `findings`."""
     places = plan.places
     _check_ids(places, findings)
-    _check_permissions(plan, places, tools, findings)
     _check_tools_exist(places, tools, findings)
     inner = {step.id: group.id for group in plan.steps for step in group.steps}
     outer, calls = [step.id for step in plan.steps], list[Call]()
@@ -185,28 +184,6 @@ def _check_tools_exist(places: Mapping[str, Step], tools: ToolRegistry, findings
     for name, fields in users.items():
         also = f" ({len(fields)} steps call it)" if len(fields) > 1 else ""
         findings.add("unknown-tool", fields[0], f"no tool is called `{name[:80]}`{also}", _tool_hint(name, tools))
-
-
-def _check_permissions(plan: ExecutionPlan, places: Mapping[str, Step], tools: ToolRegistry, findings: Findings) -> None:
-    given = frozenset(plan.permissions)
-    for at, step in places.items():
-        named = {f"{at}.tool_name": step.tool_name, f"{at}.rollback.tool_name": None if step.rollback is None else step.rollback.tool_name}
-        for field, name in named.items():
-            if why := missing_permissions(tools.get(name or ""), given):
-                findings.add("missing-permission", field, why, "write it under `permissions` of the plan, whose approval gives it")
-        for index, name in enumerate(step.tools):
-            if why := missing_permissions(tools.get(name), given):
-                message = f"{why}, so a call of it is refused"
-                findings.warn(
-                    "missing-permission", f"{at}.tools[{index}]", message, "write it under `permissions` of the plan, or remove it"
-                )
-
-
-def missing_permissions(tool: Tool[..., Any] | None, given: Collection[str]) -> str:
-    """Return which permissions a tool needs that are not `given`, in words, or nothing."""
-    missing = [] if tool is None else sorted(tool.permissions.difference(given))
-    names = ", ".join(f"`{name}`" for name in missing)
-    return f"`{tool.name}` needs the permission {names}, which the plan does not have" if tool is not None and missing else ""
 
 
 @cache

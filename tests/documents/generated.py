@@ -147,7 +147,6 @@ plans = every_field(
     id=st.just("") | ids,
     name=texts,
     description=texts,
-    permissions=names,
     inputs=st.dictionaries(names_of_inputs, inputs, max_size=2),
     options=options,
     steps=st.lists(steps, max_size=3),

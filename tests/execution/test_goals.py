@@ -5,7 +5,6 @@ import pytest
 from plan_adapter.goals import Verdict
 from plan_adapter.plan import PlanStatus, Step, StepStatus
 from plan_adapter.record import Outcome, RunReason
-from plan_adapter.tools.tool import tool
 from tests.execution.pursuing import BROKEN, Answering, Board, ScriptedModel, ends, gives_up, goal_plan, reads, says, writes
 from tests.execution.support import Execution
 
@@ -173,23 +172,3 @@ async def test_without_a_model_a_goal_fails():
     execution.goal_model = None
     run = await execution.go()
     assert run.step("report").error == "no model is configured to pursue the goal: set PLAN_ADAPTER_MODEL"
-
-
-@pytest.mark.parametrize("permissions", [[], ["reorder"]])
-async def test_a_tool_whose_permission_the_plan_does_not_have_is_not_called(permissions):
-    called = []
-
-    @tool(effect="read", permissions=["reorder"])
-    def shuffle() -> None:
-        """Shuffle."""
-        called.append("shuffle")
-
-    board, model = Board(), ScriptedModel([reads("shuffle"), reads(), ends()])
-    plan = goal_plan(tools=("look", "shuffle"))
-    plan.permissions = permissions
-    run = await Execution(plan, [*board.tools, shuffle], goal_model=model, gates=Answering()).go()
-    assert run.status is PlanStatus.COMPLETED
-    assert called == ["shuffle"] * len(permissions)
-    if not permissions:
-        why = "`shuffle` needs the permission `reorder`, which the plan does not have: use another tool, or `abort`"
-        assert model.seen[1].rounds[0].refusal == why

@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 
 from plan_adapter.plan import Rollback, Step
-from plan_adapter.tools.registry import ToolRegistry
-from plan_adapter.tools.tool import tool
 from plan_adapter.validation import lint, validate
 from tests.validation.builders import TOOLS, found, plan, step
 
@@ -74,20 +72,3 @@ def test_a_goal_without_a_model_is_a_warning(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("PLAN_ADAPTER_MODEL")
     (problem,) = lint(plan(goal()), TOOLS)
     assert (problem.code, problem.severity, problem.at) == ("no-model", "warning", "steps[0].goal")
-
-
-@tool(effect="read", permissions=["reorder"])
-def shuffle() -> None:
-    """Shuffle."""
-
-
-def test_a_step_whose_tool_needs_a_permission_that_the_plan_does_not_have_is_refused() -> None:
-    tools = ToolRegistry([*TOOLS, shuffle])
-    steps = [step("a", tool_name="shuffle"), step("b", rollback=Rollback(tool_name="shuffle")), goal(tools=["shuffle"])]
-    found = [(one.code, one.severity, one.at) for one in lint(plan(*steps), tools)]
-    assert found == [
-        ("missing-permission", "error", "steps[0].tool_name"),
-        ("missing-permission", "error", "steps[1].rollback.tool_name"),
-        ("missing-permission", "warning", "steps[2].tools[0]"),
-    ]
-    assert lint(plan(*steps, permissions=["reorder"]), tools) == []

@@ -3,14 +3,18 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
 from plan_adapter.expressions import Declarations, compile_template
-from plan_adapter.listing import indented, policy_facts, step_listing, step_patience
+from plan_adapter.listing import goal_facts, indented, policy_facts, step_listing, step_patience
 from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus, flattened
 from plan_adapter.readable import as_text, code, counted, duration, moment, prose, redacted
 from plan_adapter.record import AUTHOR, Attempt, Outcome, PlanRun, Receipt, Resolution, RunReason, StandingApproval, StepRun
+
+if TYPE_CHECKING:
+    from plan_adapter.rounds import RoundRecord
 
 SHOWN_ITEMS = 20
 """How many items of a step's `for_each` are shown."""
@@ -55,7 +59,7 @@ def calls_of(run: PlanRun, attempts: Sequence[Attempt], receipts: Sequence[Recei
     ends = {receipt.attempt_id: receipt for receipt in receipts}
     most = {step.id: step.max_retries + 1 for step in run.steps}
     found = dict[str, list[StepCallRecord]]()
-    for (step_id, item), attempt in sorted(last.items(), key=lambda pair: (pair[0][0], pair[0][1] or 0)):
+    for (step_id, item), attempt in sorted(last.items(), key=lambda pair: (pair[0][0], -1 if pair[0][1] is None else pair[0][1])):
         if step_id in most:
             end, parameters = ends.get(attempt.id), redacted(attempt.parameters, expressions=False)
             outcome, took = (end.outcome.value, end.duration_ms) if end is not None else (None, None)
@@ -71,14 +75,15 @@ def format_plan(
     *,
     standing: StandingApproval | None = None,
     calls: Mapping[str, Sequence[StepCallRecord]] | None = None,
+    rounds: "Mapping[str, Sequence[RoundRecord]] | None" = None,
 ) -> str:
     """Return a plan with its dependencies, implied ones marked, or a run with the results of its steps, as Markdown.
 
     `standing` is the standing approval that the run used, because the run's record does not contain it. `calls` are the run's calls by
-    step.
+    step, and `rounds` those of its goals.
     """
     is_plan = isinstance(plan_or_run, ExecutionPlan)
-    lines = _plan_lines(plan_or_run) if is_plan else _run_lines(plan_or_run, standing, calls or {})
+    lines = _plan_lines(plan_or_run) if is_plan else _run_lines(plan_or_run, standing, calls or {}, rounds or {})
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -114,7 +119,7 @@ def dependencies_of(plan: ExecutionPlan) -> dict[str, Dependencies]:
 
 
 def _dependencies(step: Step, declarations: Declarations, possible: Sequence[str]) -> Dependencies:
-    texts = [*step.parameters.values(), *step.inputs.values(), step.input, step.when, step.for_each, step.label, step.done_when]
+    texts = [*step.parameters.values(), *step.inputs.values(), step.input, step.when, step.for_each, step.label, step.done_when, step.goal]
     if step.rollback is not None:
         texts += step.rollback.parameters.values()
     template, _ = compile_template([text for text in texts if text is not None], declarations, at="")
@@ -133,10 +138,11 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
     lines += [f"- {fact}" for fact in policy_facts(plan, asks=asks)]
     lines += [f"- output {code(name)}: {code(as_text(value))}" for name, value in plan.outputs.items()]
     lines += ["", "## Steps", ""]
+    always = plan.approval.always_execute if plan.approval is not None else ()
     dependencies, count = dependencies_of(plan), len(flattened(plan.steps))
     for number, step in enumerate(plan.all_steps, start=1):
         after = dependencies[step.id]
-        timeout = plan.timeout_ms_of(step)
+        timeout = plan.timeout_ms_of(step) if step.goal is None else 0
         listed = step_listing(
             step,
             number=number,
@@ -149,6 +155,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
             rollback=None if step.rollback is None else (None, step.rollback.parameters),
             is_final=number > count,
             at_once=plan.items_at_once(step),
+            goal=() if step.goal is None else goal_facts(step, dict.fromkeys(step.tools), always),
         )
         lines += indented(listed, step.depth)
     return lines
@@ -178,7 +185,12 @@ def _options(options: ExecutionOptions) -> list[str]:
     return facts
 
 
-def _run_lines(run: PlanRun, standing: StandingApproval | None, calls: Mapping[str, Sequence[StepCallRecord]]) -> list[str]:
+def _run_lines(
+    run: PlanRun,
+    standing: StandingApproval | None,
+    calls: Mapping[str, Sequence[StepCallRecord]],
+    rounds: "Mapping[str, Sequence[RoundRecord]]",
+) -> list[str]:
     summary = run.summary()
     reason = f", {run.reason}" if run.reason and run.reason.value != run.status.value else ""
     lines = [f"# {prose(run.name)}: {run.status}{reason}", "", prose(run.description), "", f"- run: `{run.id}`"]
@@ -210,6 +222,7 @@ def _run_lines(run: PlanRun, standing: StandingApproval | None, calls: Mapping[s
     for step in run.steps:
         depths[step.id] = depths.get(step.group or "", 0)
         shown = _step_run_lines(step, is_interrupted=run.reason is RunReason.INTERRUPTED)
+        shown += [f"   - {_cut(str(one))}" for one in rounds.get(step.id, ())]
         lines += indented([*shown, *_call_lines(calls.get(step.id, ()), run.id)], depths[step.id])
         depths[step.id] += bool(step.plan)
     return lines

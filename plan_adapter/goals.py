@@ -9,14 +9,11 @@ from typing import Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from plan_adapter.plan import Effect
+from plan_adapter.plan import MAX_ROUNDS, Effect
 
 GoalAction: TypeAlias = Literal["continue", "ask_user", "confirm", "next_plan", "done", "abort"]
 EvidenceSource: TypeAlias = Literal["tool_observation", "write_receipt", "user_reply"]
 VerdictWord: TypeAlias = Literal["met", "not_met", "cannot_tell"]
-
-MAX_ROUNDS = 60
-"""How many rounds a goal step has if it does not say."""
 
 MAX_CORRECTIONS = 3
 """A goal step fails after this many faulty decisions in a row."""

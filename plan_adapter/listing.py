@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from pydantic import JsonValue
 
-from plan_adapter.plan import EFFECTS, ApprovalPolicy, Effect, ExecutionPlan, Input, Step
+from plan_adapter.plan import EFFECTS, MAX_ROUNDS, ApprovalPolicy, Effect, ExecutionPlan, Input, Step
 from plan_adapter.readable import as_text, code, counted, duration, fenced, prose
 
 REPLAN_FACT = "when failed steps end the run: a model redrafts the remaining steps, at most twice, and each new version needs an approval"
@@ -24,12 +24,13 @@ def step_listing(
     rollback: tuple[Effect | None, Mapping[str, JsonValue]] | None = None,
     is_final: bool = False,
     at_once: int = 1,
+    goal: Collection[str] = (),
 ) -> list[str]:
     """Return the lines of one step.
 
     `implied` are the dependencies that only a reference makes. `patience` describes timeout and retries. `gate` means that the step has its
     own gate. `rollback` is the effect, if known, and the parameters of its rollback. `is_final` marks a `finally` step. `at_once` is how
-    many items of a group are in progress at once.
+    many items of a group are in progress at once. `goal` are the facts about a goal.
     """
     what = (
         "group"
@@ -46,7 +47,7 @@ def step_listing(
     if depends_on:
         lines.append("   - after " + ", ".join(code(d) + (" (by reference)" if d in implied else "") for d in depends_on))
     lines += [f"   - in the group {code(step.group)}"] if step.group is not None else []
-    lines += [f"   - {fact}" for fact in (*group_facts(step, items, at_once), *sub_plan_facts(step))]
+    lines += [f"   - {fact}" for fact in (*group_facts(step, items, at_once), *sub_plan_facts(step), *goal)]
     lines += [f"   - {name}: {code(text)}" for name, text in _conditions(step)]
     lines += [f"   - tags: {', '.join(map(code, step.tags))}"] if step.tags else []
     if step.for_each is not None and not step.is_group:
@@ -55,7 +56,7 @@ def step_listing(
         lines.append(f"   - label: {code(step.label)}")
     if step.ask is not None:
         lines.append("   - **asks a person**" + (f": {' or '.join(map(code, step.approvers))} may answer" if step.approvers else ""))
-    elif gate:
+    elif gate and (step.goal is None or step.requires_approval):
         lines.append(f"   - **waits for an approval of its own**{', each item' if step.for_each is not None else ''}")
     for name, value in parameters.items():
         lines += _parameter_lines(code(name), value)
@@ -95,6 +96,18 @@ def sub_plan_facts(step: Step) -> list[str]:
 def indented(lines: list[str], depth: int) -> list[str]:
     """Return the lines of a step that is inside `depth` sub-plans."""
     return [f"{'   ' * depth}{line}" for line in lines]
+
+
+def goal_facts(step: Step, tools: Mapping[str, Effect | None], always_execute: Collection[str]) -> list[str]:
+    """Return what a model may do for a goal, one fact per line. `tools` are the effects of its tools, by name; None if unknown."""
+    allowed = list[str]()
+    for name, effect in tools.items():
+        asks = "without a confirmation" if name in always_execute else "each call asks" if effect not in (None, "read") else ""
+        about = ", ".join(text for text in (effect, asks) if text)
+        allowed.append(code(name) + (f" ({about})" if about else ""))
+    rounds = f"at most {counted(step.max_rounds or MAX_ROUNDS, 'round')}"
+    calls = f", and {duration(step.timeout_ms)} in calls" if step.timeout_ms else ""
+    return [f"a model may call {', '.join(allowed)}", rounds + calls]
 
 
 def field_line(name: str, field: Input) -> str:
@@ -147,6 +160,8 @@ def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Ef
     who = " or ".join(code(name) for name in policy.approvers) or "anyone"
     facts.append(f"who may approve: {who}" + ("" if policy.self_approval else ", but not the person who started the run"))
     facts.append("how an approver must prove who they are: " + (" or ".join(policy.known_by) or "in any way"))
+    if policy.always_execute:
+        facts.append(f"tools that models may call without a confirmation: {', '.join(map(code, policy.always_execute))}")
     if effects := [effect for effect in EFFECTS if effect in policy.effects or effect in gate_effects]:
         facts.append(f"steps that wait for an approval of their own: those with the effect {' or '.join(effects)}")
     return [*facts, _waiting(policy, timeout)]

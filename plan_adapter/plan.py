@@ -37,6 +37,9 @@ ASK = "ask"
 GOAL = "goal"
 """What a goal is called where other steps have the name of their tool."""
 
+MAX_ROUNDS = 60
+"""How many rounds a goal has if it does not say."""
+
 EFFECTS: tuple[Effect, ...] = ("read", "idempotent_write", "write")
 """All effects, from the weakest to the strongest."""
 
@@ -277,6 +280,9 @@ class ApprovalPolicy(_Model):
         default_factory=list,
         description="Steps whose tools have these effects wait at a gate of their own, whatever `effect` they declare. `write` includes "
         "`idempotent_write`.",
+    )
+    always_execute: list[str] = Field(
+        default_factory=list, description="The tools that the models of goals may call without a confirmation, although they write."
     )
     expires: Literal["reject", "skip"] = Field(
         default="reject", description="What happens if nobody answers in time. With `skip`, a step is skipped, and a plan is rejected."

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from plan_adapter import graph
 from plan_adapter.expressions import Prediction, has_expression
-from plan_adapter.listing import indented, policy_facts, step_listing, step_patience
+from plan_adapter.listing import goal_facts, indented, policy_facts, step_listing, step_patience
 from plan_adapter.plan import EFFECTS, Effect, ExecutionOptions, ExecutionPlan, Step
 from plan_adapter.readable import MAX_NAME_CHARACTERS, as_text, code, cut, duration, one_line, prose, redacted, without_passwords
 from plan_adapter.validation import ValidatedPlan
@@ -40,6 +40,7 @@ class StepPreview:
     rollback: RollbackPreview | None = None
     is_final: bool = False  # whether it is a `finally` step, which always runs, after all others
     at_once: int = 1  # how many items of a group are in progress at once
+    goal_facts: tuple[str, ...] = ()  # what a model may do for its goal, in words
 
     def as_json(self) -> dict[str, Any]:
         """Return the step for `plan preview --json`: its non-default fields, and what follows from them."""
@@ -233,7 +234,7 @@ def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, 
     parameters = prediction.of(validated.parameters[step.id])
     for_each = validated.for_each.get(step.group or step.id)
     items = 1 if for_each is None else _count(prediction.of(for_each))
-    timeout = validated.plan.timeout_ms_of(step)
+    timeout = validated.plan.timeout_ms_of(step) if step.goal is None else step.timeout_ms or 0
     once = 0.0 if step.inner else _longest_call(step, timeout)
     return StepPreview(
         step=step,
@@ -248,7 +249,15 @@ def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, 
         gate=validated.has_gate(step, gate_effects=gate_effects),
         rollback=preview_rollback(step.id, validated, prediction),
         is_final=step.id in validated.finally_order,
+        goal_facts=_goal_facts(step, validated),
     )
+
+
+def _goal_facts(step: Step, validated: ValidatedPlan) -> tuple[str, ...]:
+    if step.goal is None:
+        return ()
+    always = validated.plan.approval.always_execute if validated.plan.approval is not None else ()
+    return tuple(goal_facts(step, validated.goal_effects(step.id, asked=False), always))
 
 
 def preview_rollback(step_id: str, validated: ValidatedPlan, prediction: Prediction) -> RollbackPreview | None:
@@ -348,6 +357,7 @@ def _endless(preview: Preview) -> str:
 
 def _step_lines(preview: StepPreview, number: int) -> list[str]:
     longest = f"; worst case {_limit(preview.worst_case_ms)}" if preview.step.max_retries or preview.items != 1 else ""
+    is_called = not preview.step.inner and preview.step.goal is None
     head, *lines = step_listing(
         preview.step,
         number=number,
@@ -356,10 +366,11 @@ def _step_lines(preview: StepPreview, number: int) -> list[str]:
         implied=preview.implied,
         parameters=preview.parameters,
         items=preview.items,
-        patience="" if preview.step.inner else step_patience(preview.step, preview.timeout_ms) + longest,
+        patience=step_patience(preview.step, preview.timeout_ms) + longest if is_called else "",
         at_once=preview.at_once,
         gate=preview.gate,
         rollback=None if preview.rollback is None else (preview.rollback.effect, preview.rollback.parameters),
         is_final=preview.is_final,
+        goal=preview.goal_facts,
     )
     return [head, *([] if preview.depends_on or preview.is_final else ["   - waits for no other step"]), *lines]

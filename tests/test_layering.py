@@ -30,6 +30,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "settings private_files credentials record",
         "canonical documents drafts goals listing plan_import run_window tools secrets",
         "commands",
+        "rounds",
         "validation hooks pictures formatting",
         "preview",
         "draft_text",

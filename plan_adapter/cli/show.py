@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from plan_adapter.formatting import Dependencies
     from plan_adapter.plan import ExecutionPlan, Step
     from plan_adapter.record import Attempt, PlanRun, Receipt
+    from plan_adapter.rounds import RoundRecord
 
 SHOWN_CHARACTERS = 500
 """How much of an error is shown."""
@@ -36,7 +37,7 @@ async def show(plan_or_run: str | None = None, /, *, draft: bool = False, json: 
     Args:
         plan_or_run: A plan document, `-` for stdin, `store:name@version`, the id of a run or its beginning, or a plan's digest.
         draft: Show the draft with that id, with every question to the model and its answer; without an id, list the newest drafts.
-        json: Print one JSON object; a run has its `steps` with their `calls`, open `gates`, `approvals`, `code_changes` and
+        json: Print one JSON object; a run has its `steps` with their `calls` and `rounds`, open `gates`, `approvals`, `code_changes` and
             `earlier_steps`.
     """
     if draft:
@@ -79,6 +80,7 @@ class ShownRun:
     state: ApprovalState
     code: list[CodeChange]
     calls: dict[str, list[StepCallRecord]]
+    rounds: "dict[str, list[RoundRecord]]"  # of its goals
     earlier: list[dict[str, Any]]  # steps of earlier versions that the plan no longer has
 
 
@@ -90,11 +92,14 @@ def _show_run(found: ShownRun, *, as_json: bool) -> None:
         shown = run_json(run, steps=True)
         for step in shown["steps"]:
             step["calls"] = [asdict(call) for call in found.calls.get(step["id"], ())]
+            if step["id"] in found.rounds:
+                step["rounds"] = [asdict(one) for one in found.rounds[step["id"]]]
         output.json_line({**shown, "gates": gates, "approvals": answers, "code_changes": changed, "earlier_steps": found.earlier})
         return
     changed = ["", "## Code", "", *(f"- {change}" for change in found.code)] if found.code else []
     gone = ["", "## Steps of earlier versions", "", *map(_earlier_line, found.earlier)] if found.earlier else []
-    text = "\n".join([format_plan(run, standing=state.used, calls=found.calls).rstrip("\n"), *gone, *changed, *state.lines()])
+    record = format_plan(run, standing=state.used, calls=found.calls, rounds=found.rounds)
+    text = "\n".join([record.rstrip("\n"), *gone, *changed, *state.lines()])
     output.line(unescaped(text) if output.is_terminal(sys.stdout) else text)
     if (hint := state.hint()) is not None:
         output.note(hint)
@@ -122,6 +127,7 @@ def _code_json(change: CodeChange) -> dict[str, Any]:
 
 async def _find(source: str) -> "ExecutionPlan | ShownRun":
     # Run ids and plan digests are both hexadecimal: a file with that name comes first, then a run, then a plan.
+    from plan_adapter.rounds import rounds_of  # only for runs
     from plan_adapter.runs.approval import end_overdue  # imports SQLAlchemy
 
     if source == STDIN or source.startswith(STORED) or _looks_like_a_file(source):
@@ -133,7 +139,7 @@ async def _find(source: str) -> "ExecutionPlan | ShownRun":
             attempts = await store.attempts(run.id)
             receipts = await store.receipts(run.id)
             earlier, calls = _earlier_steps(run, attempts, receipts), calls_of(run, attempts, receipts)
-            return ShownRun(await approval_state_of(run, store, settings), code_changes(attempts), calls, earlier)
+            return ShownRun(await approval_state_of(run, store, settings), code_changes(attempts), calls, rounds_of(receipts), earlier)
         except RunConflictError as no_run:
             if not is_stored(source):
                 raise UsageError(f"`{source}` is not a file, and {no_run}") from no_run

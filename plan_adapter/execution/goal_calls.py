@@ -1,7 +1,7 @@
 """`GoalCalls`: the calls of a goal, with intents and receipts like those of any step. A call of an earlier start is not repeated."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -16,8 +16,10 @@ from plan_adapter.execution.rollback_status import NEVER_KNOWN
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.step import Call
 from plan_adapter.expressions import Template
+from plan_adapter.goals import Evidence
 from plan_adapter.plan import CallKind, Input, Question, Step
 from plan_adapter.record import Approval, Attempt, Outcome, Receipt, RunReason, StepRun
+from plan_adapter.rounds import evidence_text
 from plan_adapter.tools.goal import goal_tool
 from plan_adapter.tools.question import question_tool
 from plan_adapter.tools.tool import Tool, ToolContext
@@ -87,10 +89,15 @@ class GoalCalls:
         """Return what `answer` returns: what the decision of a round is checked for."""
         return await self._of_round("check", item, _CHECK, answer)
 
-    async def close(self, parameters: dict[str, JsonValue], *, result: JsonValue, error: str | None) -> AttemptEnd:
-        """End the step itself with `result`, or with `error`."""
+    async def close(
+        self, parameters: dict[str, JsonValue], evidence: Sequence[Evidence], *, result: JsonValue, error: str | None
+    ) -> AttemptEnd:
+        """End the step itself with `result`, or with `error`, and publish the evidence."""
 
         async def pursue(**_: object) -> JsonValue:
+            if evidence and self._scope.publish is not None:
+                description = f"The evidence of {self._step.id}"
+                await self._scope.publish(evidence_text(evidence), key=f"evidence-{self._step.id}", description=description)
             if error is not None:
                 raise ToolError(error)
             return result
@@ -104,7 +111,7 @@ class GoalCalls:
 
         Nobody is asked unless the call `asks`, or the plan or the settings want an approval of its own.
         """
-        fields = {"tool_name": tool.name, "parameters": dict(arguments), "description": why, "effect": tool.effect}
+        fields: dict[str, Any] = {"tool_name": tool.name, "parameters": dict(arguments), "description": why, "effect": tool.effect}
         fields["requires_approval"] = asks or self._step.requires_approval
         step, given = self._step_of(**fields), ", ".join(f"{name}={value}" for name, value in arguments.items())
         label = shown_label(f"round {item + 1}: {tool.name}({given})", self._scope.secrets.redactor.text)
@@ -118,7 +125,7 @@ class GoalCalls:
 
     def _step_of(self, **fields: Any) -> Step:
         """Return the step of one call of the goal."""
-        nothing = {"goal": None, "tools": [], "max_rounds": None, "done_when": None, "timeout_ms": None, "max_retries": 0}
+        nothing: dict[str, Any] = {"goal": None, "tools": [], "max_rounds": None, "done_when": None, "timeout_ms": None, "max_retries": 0}
         return self._step.model_copy(update=nothing | fields)
 
     def _call(

@@ -21,7 +21,6 @@ from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.step import unmet
 from plan_adapter.goals import (
     MAX_CORRECTIONS,
-    MAX_ROUNDS,
     Evidence,
     EvidenceSource,
     ExecuteDecision,
@@ -32,7 +31,7 @@ from plan_adapter.goals import (
     ToolCallIntent,
     Verdict,
 )
-from plan_adapter.plan import Input, Step
+from plan_adapter.plan import MAX_ROUNDS, Input, Step
 from plan_adapter.readable import counted, cut, duration
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import ToolContext
@@ -194,7 +193,8 @@ class Pursuit:
         if digest in self._refused:
             why = f"a person refused exactly this call: {self._refused[digest]}; change it, ask the person with `ask_user`, or use `abort`"
             return self._corrected(answer, why)
-        made = await self._made(item, call, decision, asks=tool.effect != "read")
+        asks = tool.effect != "read" and call.name in self._scope.approved.bound.validated.goal_effects(self._step.id)
+        made = await self._made(item, call, decision, asks=asks)
         if isinstance(made, str):
             self._refused[digest] = made
             return self._corrected(answer, made, is_fault=False)
@@ -260,7 +260,7 @@ class Pursuit:
             return self._corrected(answer, reason)
         self._rounds.append(Round(len(self._rounds) + 1, answer))
         summary = decision.goal_check or decision.reason
-        return await self._calls.close(self._told, result=self._result(summary), error=None)
+        return await self._calls.close(self._told, self._evidence, result=self._result(summary), error=None)
 
     async def _judge(self, decision: ExecuteDecision, model: GoalModel, context: ToolContext) -> JsonValue:
         """Return whether the step may end: whether the plan allows it, evidence is cited, and `done_when` is met."""
@@ -295,7 +295,7 @@ class Pursuit:
         return "" if is_met else f"a person says that done_when is not met: {self._told['done_when']}"
 
     async def _failed(self, reason: str, error: str) -> AttemptEnd:
-        return replace(await self._calls.close(self._told, result=None, error=error), reason=reason)
+        return replace(await self._calls.close(self._told, self._evidence, result=None, error=error), reason=reason)
 
     # What the model is told.
 

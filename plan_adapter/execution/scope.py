@@ -4,6 +4,7 @@ import logging
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from pydantic import JsonValue
 
@@ -20,6 +21,14 @@ from plan_adapter.goals import GoalModel
 from plan_adapter.hooks import Event, EventKind, Hooks, Listener, call_hook, notify
 from plan_adapter.plan import Step, StepStatus
 from plan_adapter.record import PlanRun, Recorder, StepRun
+
+
+class Publish(Protocol):
+    """Shows a Markdown text beside a run."""
+
+    async def __call__(self, text: str, *, key: str, description: str) -> None:
+        """Show `text`. A failure is logged and nothing else changes."""
+        ...
 
 
 def as_value(status: StepStatus, result: JsonValue = None, error: str | None = None) -> dict[str, JsonValue]:
@@ -46,6 +55,7 @@ class RunScope:
     outcomes: Outcomes | None = None  # None: nobody is asked about unknown outcomes
     goal_model: GoalModel | None = None  # None: no model is configured
     goal_tokens: int | None = None  # how many tokens the model of one goal may use; None means no limit
+    publish: Publish | None = None  # shows a Markdown text beside the run; None: nowhere
     refusal: GateRefusal | None = None  # the first refusal at a step gate that ends the run
     is_left: bool = False  # only step gates are open, and this start of the run no longer waits at them
     leave: LeaveSignal = field(default_factory=LeaveSignal)

@@ -149,7 +149,8 @@ def steps_list(preview: Preview, gates: frozenset[str], values: Values, *, limit
 
 def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool) -> _StepLines:
     step, blocks = preview.step, list[str]()
-    parts = group_facts(step, preview.items, preview.at_once) or ([f"plan {code(step.called)}"] if step.plan else [code(step.called)])
+    called = [f"plan {code(step.called)}"] if step.plan else [code(step.called)]
+    parts = [*(group_facts(step, preview.items, preview.at_once) or called), *preview.goal_facts]
     if step.pinned is not None:
         parts += [*sub_plan_facts(step), f"digest {code(plan_digest(step.pinned)[:12])}"]
     for_each = None if step.is_group else step.for_each
@@ -169,7 +170,7 @@ def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool
     asks = ["**asks first**"] if step.inner and gate else []
     facts = asks if step.inner else [effect]
     facts += [f"in the group {code(step.group)}"] if step.group is not None else []
-    limits = [] if step.inner else [_at_most(preview)]
+    limits = [] if step.inner or step.goal is not None else [_at_most(preview)]
     return _StepLines("  " * step.depth + " · ".join([f"- {_what(preview, number)}", *facts, *parts, *limits]), blocks)
 
 

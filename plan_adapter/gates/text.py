@@ -278,7 +278,7 @@ def _step_row(number: int, preview: StepPreview, gates: frozenset[str], values: 
         return f"- **{number}. {words(step.id)}**: plan {code(step.plan)}, {sub_plan_facts(step)[0]}{asks}"
     asks = (", always at the end" if preview.is_final else "") + (", asks again" if step.id in gates and step.ask is None else "")
     does = EFFECTS_SHOWN[preview.effect] if step.ask is None else "asks a person"
-    row = f"- **{number}. {words(step.id)}**{items} ({does}{asks}): {code(step.called)}"
+    row = f"- **{number}. {words(step.id)}**{items} ({does}{asks}): {'; '.join(preview.goal_facts) or code(step.called)}"
     parameters = values.parameters(step.tool_name or "", preview.parameters)
     for index, (name, value) in enumerate(parameters):
         left = columns - columns_of(row) - columns_of(name) - 6

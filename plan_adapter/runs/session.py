@@ -13,6 +13,7 @@ from plan_adapter.execution.cancellation import LeaveSignal
 from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.ports import StepRunner
+from plan_adapter.execution.scope import Publish
 from plan_adapter.gates.approval import Approver, os_user
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.goals import GoalModel
@@ -90,6 +91,7 @@ class Backend:
     cancellation: Callable[[], Awaitable[str | None]] | None = None
     log_sink: Callable[[logging.LogRecord], None] | None = None
     forms: GateForms | None = None
+    publish: Publish | None = None
     is_cut_short: Callable[[], bool] = lambda: False  # whether this process is stopping and the run resumes elsewhere
 
 

@@ -81,11 +81,12 @@ def prefect_backend(flow_run_id: str, store: PlanStore, settings: Settings, serv
     """Return the backend for the flow run `flow_run_id`, in whose context this is called. `server` provides links to its UI."""
     # These import Prefect.
     from plan_adapter.engine.flow_runs import cancellation_of
+    from plan_adapter.engine.gate_display import publish_text
     from plan_adapter.engine.tasks import PrefectStepRunner, log_to_prefect
     from plan_adapter.runs.forms import prefect_forms
 
     steps = PrefectStepRunner(carried_task_runs=settings.carried_task_runs)
-    return Backend(steps, partial(cancellation_of, flow_run_id), log_to_prefect, prefect_forms(flow_run_id, store, server))
+    return Backend(steps, partial(cancellation_of, flow_run_id), log_to_prefect, prefect_forms(flow_run_id, store, server), publish_text)
 
 
 async def execute_run(session: RunSession) -> PlanRun:
@@ -267,6 +268,7 @@ def scope_of(approved: ApprovedPlan, session: RunSession, recorder: Recorder) ->
         listener=run_request.listener,
         leave=run_request.leave,
         log_sink=session.backend.log_sink,
+        publish=session.backend.publish,
         secrets=secrets_of(run_request.settings, run_request.secrets),
     )
 

@@ -26,6 +26,7 @@ def check_gates(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> N
         _check_names(plan.approval, findings)
         _check_known_by(plan.approval, findings)
         _check_entries_once(plan.approval, findings)
+        _check_always_execute(plan.approval, calls, findings)
         _check_is_asked(plan, findings, gates=bool(gated))
         _check_times(plan.approval, plan.options.approval_timeout_ms, findings)
     for call in calls:
@@ -37,7 +38,8 @@ def check_gates(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> N
 
 
 def _has_gate(plan: ExecutionPlan, call: Call) -> bool:
-    if any(tool.effect != "read" for tool in call.goal_tools):  # each call that writes waits
+    allowed = plan.approval.always_execute if plan.approval is not None else ()
+    if any(tool.effect != "read" and tool.name not in allowed for tool in call.goal_tools):  # each call that writes waits
         return True
     rollback = None if call.undo_tool is None else call.undo_tool.effect
     return plan.has_gate(call.step, None if call.tool is None else call.tool.effect, rollback=rollback)
@@ -66,6 +68,7 @@ def _check_entries_once(policy: ApprovalPolicy, findings: Findings) -> None:
         ("operators", policy.operators),
         ("known_by", [*policy.known_by]),
         ("effects", [*policy.effects]),
+        ("always_execute", policy.always_execute),
     )
     for field, entries in lists:
         seen: set[str] = set()
@@ -73,6 +76,14 @@ def _check_entries_once(policy: ApprovalPolicy, findings: Findings) -> None:
             if entry in seen and entry.strip():
                 findings.warn("duplicate-entry", f"approval.{field}[{index}]", f"`{entry[:80]}` is written twice", "remove one of them")
             seen.add(entry)
+
+
+def _check_always_execute(policy: ApprovalPolicy, calls: list[Call], findings: Findings) -> None:
+    writes = {tool.name for call in calls for tool in call.goal_tools if tool.effect != "read"}
+    for index, name in enumerate(policy.always_execute):
+        if name not in writes:
+            message = f"no goal has a tool `{name[:80]}` that writes, so nobody would be asked about it anyway"
+            findings.add("bad-goal", f"approval.always_execute[{index}]", message, "name a tool of a goal, or remove the entry")
 
 
 def _check_is_asked(plan: ExecutionPlan, findings: Findings, *, gates: bool) -> None:

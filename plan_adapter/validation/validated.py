@@ -64,8 +64,14 @@ class ValidatedPlan:
         """Return the effect of the call that a step makes: of a goal, the strongest of its tools. One with inner steps calls nothing."""
         step = self.steps[step_id]
         if step_id in self.goal_tools:
-            return max((tool.effect for tool in self.goal_tools[step_id].values()), key=EFFECTS.index)
+            effects = {tool.effect for tool in self.goal_tools[step_id].values()}
+            return next(effect for effect in reversed(EFFECTS) if effect in effects)
         return "read" if step.inner else step.effect or self.tools[step_id].effect
+
+    def goal_effects(self, step_id: str, *, asked: bool = True) -> dict[str, Effect]:
+        """Return the effects of the tools of a goal, by name. With `asked`, those that the plan always executes are left out."""
+        allowed = self.plan.approval.always_execute if self.plan.approval is not None and asked else ()
+        return {name: tool.effect for name, tool in self.goal_tools.get(step_id, {}).items() if name not in allowed}
 
     @property
     def used_tools(self) -> dict[str, Tool[..., Any]]:
@@ -83,7 +89,9 @@ class ValidatedPlan:
         return {**self.reduced, **{step_id: self.reduced[step_id] or last for step_id in self.finally_order}}
 
     def has_gate(self, step: Step, *, gate_effects: Collection[Effect] = ()) -> bool:
-        """Return whether `step` has its own gate, given the effects of its tool and its rollback's tool. See `ExecutionPlan`."""
+        """Return whether `step` has its own gate, given the effects of its tools and its rollback's tool. See `ExecutionPlan`."""
+        if step.goal is not None and any(effect != "read" for effect in self.goal_effects(step.id).values()):
+            return True
         rollback = self.rollbacks.get(step.id)
         undoes = None if rollback is None else rollback.tool.effect
         tool = self.tools.get(step.id)  # a step with steps inside it has none

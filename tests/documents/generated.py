@@ -141,6 +141,7 @@ approvals = every_field(
     expires=st.sampled_from(["reject", "skip"]),
     release=st.booleans(),
     remind_after_ms=milliseconds,
+    always_execute=names,
 )
 plan_fields: dict[str, st.SearchStrategy] = {
     "version": st.just(1),

@@ -3,10 +3,16 @@
 import asyncio
 import os
 from collections.abc import Callable, Iterator
+from itertools import pairwise
+from uuid import UUID
 
 import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.client.schemas.objects import TaskRunResult
 
 from plan_adapter import CallbackApprover, InvalidPlanError, PlanStatus, PlanStore, ToolRegistry, aresolve_step, crash_points
+from plan_adapter.engine.connection import Server
 from plan_adapter.errors import PlanAdapterError
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
@@ -19,6 +25,7 @@ from plan_adapter.runs.start import execute_plan
 from plan_adapter.store.leases import Owner
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import bind_inputs, validate
+from tests.engine.calls import flow_run, logs_of, task_runs
 from tests.execution.pursuing import BROKEN, Board, ScriptedModel, ends, gives_up, goal_plan, reads, says, writes
 from tests.runs.lives import EndedError, Life
 
@@ -70,6 +77,7 @@ async def test_the_record_has_every_decision_call_and_check(store: PlanStore) ->
         ("check", 2, "check", None),
         ("step", None, "goal", None),
     ]
+    assert (await store.verify(run.id)).ok
 
 
 async def test_a_plan_with_a_goal_is_refused_before_anybody_is_asked_if_no_model_is_configured(store: PlanStore) -> None:
@@ -153,6 +161,36 @@ async def test_a_completed_goal_is_carried_when_another_step_is_resumed(store: P
     works[0] = True
     ended = await resumed(run, board, RunRequest(), store)
     assert (ended.status, ended.step("report").carried, len(model.seen)) == (PlanStatus.COMPLETED, True, 2)
+
+
+async def test_in_prefect_each_decision_call_and_check_is_a_task_run(store: PlanStore, prefect_server: Server) -> None:
+    board, asked = Board(), list[str]()
+    model = RoundModel([reads(), writes(note="hello"), ends("E2", action="next_plan")])
+    plan = unapproved(goal_plan())
+    plan.steps.append(Step(id="after", tool_name="look", depends_on=["report"]))
+    bound = bind_inputs(validate(plan, ToolRegistry(board.tools)))
+    run = await execute_plan(bound, run_request=RunRequest(goal_model=model, approver=approving(asked)), store=store)
+    assert (run.status, board.notes) == (PlanStatus.COMPLETED, ["hello"])
+    names = ["decision report[1]", "report[round 1: look()]", "decision report[2]", "report[round 2: post(note=hello)]"]
+    names += ["decision report[3]", "check report[3]", "report", "after"]
+    found = await task_runs(UUID(run.flow_run_id), names)
+    assert {one.state_name for one in found.values()} == {"Completed"}
+    known = {one.id: name for name, one in found.items()}
+    for before, name in pairwise(names):
+        assert before in {known[one.id] for one in found[name].task_inputs["wait_for"] if isinstance(one, TaskRunResult)}
+    async with get_client() as client:
+        (artifact,) = await client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["evidence-report"])))
+    assert (artifact.flow_run_id, artifact.task_run_id) == (UUID(run.flow_run_id), found["report"].id)
+    assert "| E2 | 2 | `post` | yes | 1 |" in str(artifact.data)
+    assert [text for _, text in await logs_of(found["decision report[2]"], 1)] == ["confirm: because"]
+
+
+async def test_in_prefect_a_goal_that_is_exhausted_ends_its_flow_run_as_exhausted(store: PlanStore, prefect_server: Server) -> None:
+    bound = bind_inputs(validate(unapproved(goal_plan(max_rounds=2)), ToolRegistry(Board().tools)))
+    run = await execute_plan(bound, run_request=RunRequest(goal_model=RoundModel([reads()])), store=store)
+    state = (await flow_run(UUID(run.flow_run_id))).state
+    assert state is not None
+    assert (state.type.value, state.name) == ("FAILED", "Exhausted")
 
 
 @pytest.fixture

@@ -1,0 +1,151 @@
+"""Plans with goals on the command line, pursued by a model over real HTTP, on a timetable in a file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.conftest import no_memory_of_servers
+from tests.agent.goal_players import Player, Seen, decides, playing, reads, writes
+from tests.agent.server import scripted
+from tests.cli.conftest import Plan
+from tests.cli.drafting import configure
+from tests.timetable.conftest import timetable
+
+__all__ = ["no_memory_of_servers", "timetable"]
+
+TOOLS = ("--tools", "tests.timetable.week:TOOLS")
+
+
+def document(**fields: Any) -> Path:
+    path = Path("周计划.json")
+    goal = {
+        "id": "plan_week",
+        "goal": "给高数作业 (任务 3) 找一个空位",
+        "done_when": "任务 3 有了时间",
+        "tools": ["get_task_info", "find_free", "place"],
+        **fields.pop("goal", {}),
+    }
+    plan = {"name": "周计划", "description": "安排一周", "options": {"require_approval": False}, "steps": [goal], **fields}
+    path.write_text(json.dumps(plan, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+def good(seen: Seen) -> dict[str, Any]:
+    """Look for a free place, take it, and cite the receipt."""
+    if seen.proof("place"):
+        return seen.end(f"任务 3 已安排：{seen.proof('place')}")
+    free = seen.result("find_free")
+    if free is None:
+        return reads("find_free", day=2)
+    return writes("place", task=3, day=free[0]["day"], slot=free[0]["slot"])
+
+
+def lying(seen: Seen) -> dict[str, Any]:
+    return decides("done", goal_check="E1: 已经安排好了")
+
+
+@pytest.fixture
+def pursued(plan: Plan, monkeypatch: pytest.MonkeyPatch, timetable: Path):
+    """Runs a command with a model that a player plays."""
+
+    def call(player: Player, *arguments: str | Path):
+        with scripted(playing(player)) as server:
+            configure(monkeypatch, server.url)
+            return plan(*arguments)
+
+    return call
+
+
+def test_a_week_is_planned_and_the_rounds_are_shown(plan: Plan, pursued: Any) -> None:
+    said = pursued(good, "run", document(), "--offline", "--yes", "--json", *TOOLS)
+    assert said.code == 0, said.err
+    run_id = said.run["id"]
+    (step,) = plan("show", run_id, "--json").run["steps"]
+    assert step["result"]["results"]["place"]["name"] == "高数作业"
+    assert [(one["action"], one["tool"], one["verdict"]) for one in step["rounds"]] == [
+        ("continue", "find_free", None),
+        ("confirm", "place", None),
+        ("done", None, "met"),
+    ]
+    shown = plan("show", run_id).out.replace("\\", "")
+    assert "   - round 2: confirm `place`: " in shown
+    assert "   - round 3: done: 任务 3 已安排：E2 (met: 依据证据)" in shown
+    assert "round 2: place(task=3, day=2, slot=1)" in shown
+
+
+def test_a_run_that_nobody_attends_waits_for_each_write(plan: Plan, pursued: Any) -> None:
+    said = pursued(good, "run", document(), "--offline", "--detach", "--json", *TOOLS)
+    assert said.code == 6, said.err
+    run_id = said.run["id"]
+    waiting = plan("show", run_id).out.replace("\\", "")
+    assert "plan_week[round 2: place(task=3, day=2, slot=1)]" in waiting
+    assert plan("approve", run_id, "--step", "plan_week", "--item", "2").code == 0
+    ended = pursued(good, "resume", run_id, "--offline", "--json", *TOOLS)
+    assert ended.code == 0, ended.err
+
+
+def test_a_question_of_the_model_is_answered_with_plan_answer(plan: Plan, pursued: Any) -> None:
+    def asking(seen: Seen) -> dict[str, Any]:
+        answers = [one for one in seen.evidence if one["source"] == "user_reply"]
+        return seen.end(answers[0]["id"]) if answers else decides("ask_user", speak="哪一天？")
+
+    said = pursued(asking, "run", document(), "--offline", "--detach", "--json", *TOOLS)
+    assert said.code == 6, said.err
+    run_id = said.run["id"]
+    assert plan("answer", run_id, "plan_week", "answer=星期二").code == 0
+    assert pursued(asking, "resume", run_id, "--offline", *TOOLS).code == 0
+    (step,) = plan("show", run_id, "--json").run["steps"]
+    assert step["result"]["evidence"][0]["summary"] == '{"answer":"星期二"}'
+
+
+def test_a_rejection_is_told_to_the_model(plan: Plan, pursued: Any) -> None:
+    def obeying(seen: Seen) -> dict[str, Any]:
+        if seen.refusals:
+            assert "太早了" in seen.refusals[0]
+            return decides("abort", abort={"code": "refused", "user_message": "不安排了", "internal_reason": ""})
+        return good(seen)
+
+    run_id = pursued(obeying, "run", document(), "--offline", "--detach", "--json", *TOOLS).run["id"]
+    rejected = plan("reject", run_id, "--step", "plan_week", "--item", "2", "--note", "太早了")
+    assert rejected.code == 0, rejected.err
+    ended = pursued(obeying, "resume", run_id, "--offline", "--json", *TOOLS)
+    assert (ended.code, ended.run["status"]) == (1, "failed"), ended.err
+    (step,) = plan("show", run_id, "--json").run["steps"]
+    assert (step["reason"], step["error"]) == ("aborted", "the model gave up (refused): 不安排了")
+
+
+def test_a_lie_is_corrected_three_times_and_then_fails(plan: Plan, pursued: Any) -> None:
+    said = pursued(lying, "run", document(), "--offline", "--yes", "--json", *TOOLS)
+    assert (said.code, said.run["status"], said.run["reason"]) == (1, "failed", "step_failed")
+    (step,) = plan("show", said.run["id"], "--json").run["steps"]
+    assert [one["action"] for one in step["rounds"]] == [None, None, None]
+    assert "there is none yet" in step["error"]
+
+
+def test_a_looping_model_is_exhausted(pursued: Any) -> None:
+    said = pursued(lambda seen: reads("find_free", day=1), "run", document(goal={"max_rounds": 4}), "--offline", "--yes", "--json", *TOOLS)
+    assert (said.code, said.run["status"], said.run["reason"]) == (1, "failed", "exhausted")
+
+
+def test_always_execute_needs_no_confirmation(plan: Plan, pursued: Any) -> None:
+    path = document(approval={"always_execute": ["place"]})
+    said = pursued(good, "run", path, "--offline", "--detach", "--json", *TOOLS)
+    assert said.code == 0, said.err
+
+
+def test_a_preview_says_what_a_model_may_call(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_MODEL", "m")
+    path = document(goal={"max_rounds": 5, "timeout_ms": 60000}, approval={"always_execute": ["place"]})
+    shown = plan("preview", path, *TOOLS).out
+    assert "a model may call `get_task_info` (read), `find_free` (read), `place` (write, without a confirmation)" in shown
+    assert "at most 5 rounds, and 1 min in calls" in shown
+    assert "each call asks" in plan("preview", document(), *TOOLS).out
+    assert "`place`" in plan("show", path).out
+
+
+def test_a_run_without_a_model_is_refused_before_anybody_is_asked(plan: Plan, timetable: Path) -> None:
+    said = plan("run", document(), "--offline", "--yes", *TOOLS)
+    assert said.code == 2
+    assert "PLAN_ADAPTER_MODEL" in said.err

@@ -121,6 +121,7 @@ def test_the_policy_is_shown_before_anything_runs() -> None:
         "self_approval": False,
         "known_by": ["ssh_signature", "totp"],
         "effects": ["read", "write"],
+        "always_execute": [],
         "expires": "skip",
         "remind_after_ms": 600_000,
         "release": True,

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from pydantic import JsonValue
+
 from plan_adapter.goals import Evidence, RoundAnswer
 from plan_adapter.readable import code, cut, prose
 from plan_adapter.record import Outcome, Receipt
@@ -36,6 +38,11 @@ class RoundRecord:
         return f"round {self.round}: {said}" + (f": {prose(why)}" if why else "") + (f" ({check})" if check else "")
 
 
+def answer_of(result: JsonValue) -> RoundAnswer:
+    """Return the answer that the receipt of a decision holds. One that was erased counts as an answer that could not be used."""
+    return RoundAnswer.model_validate(result) if isinstance(result, dict) else RoundAnswer(faults=("it was erased",))
+
+
 def evidence_text(evidence: Sequence[Evidence]) -> str:
     """Return evidence as a Markdown table. Text of tools and people cannot break out of its cell."""
     lines = ["| Evidence | Round | From | Succeeded | What came of it |", "|---|---|---|---|---|"]
@@ -48,10 +55,10 @@ def evidence_text(evidence: Sequence[Evidence]) -> str:
 def rounds_of(receipts: Sequence[Receipt]) -> dict[str, list[RoundRecord]]:
     """Return the rounds of each goal, by step id, in their order."""
     done = [receipt for receipt in receipts if receipt.outcome is Outcome.SUCCEEDED and receipt.item is not None]
-    checks = {(one.step_id, one.item): cast("dict[str, Any]", one.result) for one in done if one.kind == "check"}
+    checks = {(one.step_id, one.item): one.result for one in done if one.kind == "check" and isinstance(one.result, dict)}
     found = dict[str, list[RoundRecord]]()
     for one in sorted((one for one in done if one.kind == "decision"), key=lambda one: one.item or 0):
-        answer, check = RoundAnswer.model_validate(one.result), checks.get((one.step_id, one.item), {})
+        answer, check = answer_of(one.result), cast("dict[str, Any]", checks.get((one.step_id, one.item), {}))
         decision = answer.decision
         found.setdefault(one.step_id, []).append(
             RoundRecord(

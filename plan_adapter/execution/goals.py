@@ -33,6 +33,7 @@ from plan_adapter.goals import (
 )
 from plan_adapter.plan import MAX_ROUNDS, Input, Step
 from plan_adapter.readable import counted, cut, duration
+from plan_adapter.rounds import answer_of
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import ToolContext
 
@@ -117,7 +118,7 @@ class Pursuit:
         receipt = self._scope.history.decisions.succeeded.get((self._step.id, item))
         is_earlier = receipt is not None and self._failed_at is not None and receipt.ended_at <= self._failed_at
         made = await self._calls.decide(item, partial(self._decide, model))
-        answer = RoundAnswer.model_validate(made.result)
+        answer = answer_of(made.result)
         self._used.rounds += 1
         self._used.tokens += answer.tokens
         end = await self._carry_out(item, answer, model, is_earlier=is_earlier)

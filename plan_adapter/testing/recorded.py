@@ -16,7 +16,7 @@ from plan_adapter.execution.calling import CallTimedOutError
 from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.ports import AttemptEnd, StepCall
 from plan_adapter.gates.approval import answer_to
-from plan_adapter.plan import CallKind
+from plan_adapter.plan import GOAL, CallKind
 from plan_adapter.readable import call_name
 from plan_adapter.record import Approval, ApprovalRequest
 from plan_adapter.store.store import PlanStore
@@ -35,7 +35,7 @@ async def _recorded(**_arguments: object) -> JsonValue:
 
 
 def with_recorded_tools(validated: ValidatedPlan) -> ValidatedPlan:
-    """Return `validated` with tools that call nothing. They keep their signatures, effects and permissions."""
+    """Return `validated` with tools that call nothing. They keep their signatures, effects and permissions. A goal is one call."""
     known = dict[str, Tool[..., Any]]()
 
     def recorded(tool: Tool[..., Any]) -> Tool[..., Any]:
@@ -46,7 +46,11 @@ def with_recorded_tools(validated: ValidatedPlan) -> ValidatedPlan:
     asked = {step.id for step in validated.plan.all_steps if step.ask is not None}  # their result is the answer at their gate
     tools = {step_id: tool if step_id in asked else recorded(tool) for step_id, tool in validated.tools.items()}
     rollbacks = {step_id: replace(rollback, tool=recorded(rollback.tool)) for step_id, rollback in validated.rollbacks.items()}
-    return replace(validated, tools=MappingProxyType(tools), rollbacks=MappingProxyType(rollbacks))
+    goals = {step_id: validated.steps[step_id].model_copy(update={"goal": None, "tool_name": GOAL}) for step_id in validated.goal_tools}
+    steps = MappingProxyType({**validated.steps, **goals})
+    return replace(
+        validated, tools=MappingProxyType(tools), goal_tools=MappingProxyType({}), rollbacks=MappingProxyType(rollbacks), steps=steps
+    )
 
 
 class RecordedStepRunner(DirectStepRunner):

@@ -149,3 +149,12 @@ def test_a_run_without_a_model_is_refused_before_anybody_is_asked(plan: Plan, ti
     said = plan("run", document(), "--offline", "--yes", *TOOLS)
     assert said.code == 2
     assert "PLAN_ADAPTER_MODEL" in said.err
+
+
+def test_rounds_that_were_erased_are_shown_as_erased(plan: Plan, pursued: Any) -> None:
+    run_id = pursued(good, "run", document(), "--offline", "--yes", "--json", *TOOLS).run["id"]
+    assert plan("erase", run_id, "--fields", "steps.plan_week.result", "--yes").code == 0
+    shown = plan("show", run_id).out
+    assert "任务 3 已安排" not in shown
+    assert "   - round 1: an answer that could not be used: it was erased" in shown
+    assert plan("runs", "verify", run_id).code == 0

@@ -349,3 +349,18 @@ def test_an_answer_that_does_not_fit_its_question_is_a_problem_of_the_file(run: 
         "cases.it works.answers.drain",
         "cases.it works.steps.decide",
     }
+
+
+def test_a_goal_is_one_call_that_the_case_answers(beside: BesidePlan, runner: CaseRunner) -> None:
+    plan = """\
+description: Report
+steps:
+  - {id: report, goal: Say how the page is, tools: [http_get, run_command], done_when: "${{ result.rounds < 5 }}"}
+outputs: {said: "${{ steps.report.result.summary }}"}
+"""
+    cases = """\
+cases:
+  met: {steps: {report: {result: {summary: 好, rounds: 2}}}, expect: {outputs: {said: 好}, gates: [plan]}}
+  too long: {steps: {report: {result: {summary: 好, rounds: 5}}}, expect: {status: failed, failed: {report: done_when}}}
+"""
+    assert [runner.run(case).report() for case in beside(cases, plan=plan) if not runner.run(case).passed] == []

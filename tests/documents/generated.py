@@ -161,5 +161,6 @@ plan_fields: dict[str, st.SearchStrategy] = {
     "metadata": mappings,
 }
 sub_plans = every_field(ExecutionPlan, **plan_fields, steps=st.lists(inner_steps, max_size=2), finally_=st.just([]))
-steps = every_field(Step, **step_fields, steps=st.just([]) | st.lists(inner_steps, max_size=2), pinned=optional(st.deferred(lambda: sub_plans)))
+pinned = st.deferred(lambda: sub_plans)  # what it shows of itself stays short
+steps = every_field(Step, **step_fields, steps=st.just([]) | st.lists(inner_steps, max_size=2), pinned=optional(pinned))
 plans = every_field(ExecutionPlan, **plan_fields, steps=st.lists(steps, max_size=3), finally_=st.lists(steps, max_size=1))

@@ -87,7 +87,8 @@ class Unpinned:
 def pin_files(plan: "ExecutionPlan", *, read: Read = documents.read_file) -> list[Unpinned]:
     """Load the plan files that steps of `plan` run, and those that these run. Return the steps that run plans of the store.
 
-    Paths are relative to the file of the document, or to the working directory for a text without one. A file that `read` cannot load
+    Paths are relative to the file of the document, or to the working directory for a text without one. What a document brings as `pinned`
+    counts only where the plan that it names does not exist: the two might differ. A file that `read` cannot load
     becomes a problem of the document that names it.
     """
     file = plan._file  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
@@ -100,13 +101,15 @@ def pin_files(plan: "ExecutionPlan", *, read: Read = documents.read_file) -> lis
 def _pin_files(around: "tuple[ExecutionPlan, ...]", paths: tuple[Path, ...], read: Read) -> list[Unpinned]:
     plan, found = around[-1], list[Unpinned]()
     for index, step in enumerate(plan.steps):
-        if step.plan is None or step.pinned is not None:
+        if step.plan is None:
             continue
         at = f"steps[{index}].plan"
         if _is_stored(step.plan):
             found.append(Unpinned(around, step, at))
             continue
         path = (paths[-1].parent / step.plan).resolve()
+        if step.pinned is not None and not path.exists():
+            continue
         names = [one.name for one in (*paths, path)]
         if path in paths:
             _refuse(plan, at, f"the plans run each other in a circle: {' → '.join(names)}", "remove one of these steps")
@@ -139,6 +142,8 @@ async def pin_stored(unpinned: Sequence[Unpinned], store: "PlanStore | None" = N
         try:
             one.step.pinned = await _pinned_plan(one.step.plan or "", store)
         except StoreError as error:
+            if one.step.pinned is not None:  # a document of another machine, which brings the plan
+                continue
             hint = f"name a version, as in `{STORED}verify-site@3`: `plan versions NAME` lists them"
             _refuse(one.around[-1], one.at, str(error), hint)
     for plan in {id(one.around[0]): one.around[0] for one in unpinned}.values():

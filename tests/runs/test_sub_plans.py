@@ -262,6 +262,20 @@ async def test_a_stored_plan_is_named_with_a_version_or_a_digest(store: PlanStor
         assert problem.message.startswith(message)
 
 
+async def test_a_document_that_brings_another_plan_for_a_name_runs_the_one_of_that_name(tmp_path: Path, store: PlanStore) -> None:
+    await store.save(site(description="the approved one"), author="ana")
+    (tmp_path / "verify-site.yaml").write_text(dump_plan(site(description="the approved one")), encoding="utf-8")
+    forged = around(site(description="another one"))
+    for name in ("store:verify-site@1", "verify-site.yaml"):
+        forged.steps[0].plan = name
+        (tmp_path / "move.yaml").write_text(dump_plan(forged), encoding="utf-8")
+        plan = await aload_plan(tmp_path / "move.yaml", store=store)
+        assert [one.description for one in plan.sub_plans] == ["the approved one"]
+    forged.steps[0].plan = "store:of-another-machine@1"
+    (tmp_path / "move.yaml").write_text(dump_plan(forged), encoding="utf-8")
+    assert [one.description for one in (await aload_plan(tmp_path / "move.yaml", store=store)).sub_plans] == ["another one"]
+
+
 PROGRAM = """
 import asyncio, os, signal, sys
 from pathlib import Path

@@ -43,8 +43,17 @@ REVISED = -2
 """The seed of a run of two steps, of which the second is revised when the first one has begun."""
 
 
+INSIDE = -3
+"""The seed of a run whose only step runs the plan of EVERYTHING."""
+
+
 def scenario_of(seed: int) -> Scenario:
     """Return the scenario of `seed`."""
+    if seed == INSIDE:
+        whole = ExecutionPlan(id="inside", name="inside", description="A plan that runs the plan that comes to every place")
+        whole.steps = [Step(id="p", plan="store:everything@1", pinned=_everything())]
+        whole.number_steps()
+        return Scenario(whole, "approver", revokes=False, revises="nothing", answers=0.0, looks_first=False)
     if seed == REVISED:
         return Scenario(_revised(), "nobody", revokes=False, revises="anything", answers=0.0, looks_first=False)
     if seed == EVERYTHING:

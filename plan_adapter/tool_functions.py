@@ -2,7 +2,8 @@
 
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -27,6 +28,7 @@ def as_functions(
     *,
     agent: str = "agent",
     approval: ApprovalPolicy | None = None,
+    permissions: Iterable[str] = (),
     approver: Approver | None = None,
     store: PlanStore | None = None,
     hooks: Hooks | None = None,
@@ -36,15 +38,26 @@ def as_functions(
     """Return an async function for each of `tools`, to be given to an agent of any library. Each has the tool's name and signature.
 
     A call is a run of one step, tagged `agent`: a tool that only reads is called at once, and any other waits until a person approves
-    exactly this call. `approval` says who may. The arguments are data: `${{ }}` in them is not evaluated. The other parameters are those of
-    `arun_plan`.
+    exactly this call. `approval` says who may. `permissions` are those that the tools get; a tool that needs another one is never called.
+    The arguments are data: `${{ }}` in them is not evaluated. The other parameters are those of `arun_plan`.
 
     A function returns the tool's result as JSON. It raises ToolError, whose message the agent may read, if the arguments do not fit or the
     tool failed; UnknownOutcomeError if nobody knows whether a write was done; NotApprovedError, with the person's reason, if the call was
     not approved; and everything that `arun_plan` raises.
     """
     run = partial(arun_plan, tools=tools, approver=approver, store=store, hooks=hooks, context=context, offline=offline)
-    return [_function(tool, partial(_call, tool, agent, approval, run)) for tool in tools]
+    around = _Around(agent, approval, [*permissions], run)
+    return [_function(tool, partial(_call, tool, around)) for tool in tools]
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What all calls of an agent share."""
+
+    agent: str
+    approval: ApprovalPolicy | None
+    permissions: list[str]
+    run: Callable[..., Awaitable[PlanRun]]
 
 
 def _function(tool: Tool[..., Any], call: Callable[[Mapping[str, Any]], Awaitable[JsonValue]]) -> ToolFunction:
@@ -73,20 +86,16 @@ def _function(tool: Tool[..., Any], call: Callable[[Mapping[str, Any]], Awaitabl
     return function
 
 
-async def _call(
-    tool: Tool[..., Any],
-    agent: str,
-    approval: ApprovalPolicy | None,
-    run_plan: Callable[..., Awaitable[PlanRun]],
-    given: Mapping[str, Any],
-) -> JsonValue:
+async def _call(tool: Tool[..., Any], around: _Around, given: Mapping[str, Any]) -> JsonValue:
+    if (refusal := tool.why_not_permitted(around.permissions)) is not None:
+        raise ToolError(refusal)
     arguments = cast("dict[str, JsonValue]", as_json(dict(given)))
     if problems := tool.check(arguments, lambda _: False):
         raise ToolError(f"the arguments do not fit `{tool.name}`: " + "; ".join(message for _, message, _ in problems))
     if code := [name for name in sorted(tool.literal_parameters & arguments.keys()) if has_expression(str(arguments[name]))]:
         raise ToolError(f"`{code[0]}` of `{tool.name}` is code, and must not contain `${{{{ }}}}`")
-    plan = _plan_of(tool, agent, approval, arguments)
-    run = await run_plan(plan, inputs={"arguments": arguments} if plan.inputs else None)
+    plan = _plan_of(tool, around, arguments)
+    run = await around.run(plan, inputs={"arguments": arguments} if plan.inputs else None)
     step = run.step("call")
     if run.status is PlanStatus.COMPLETED:
         return step.result
@@ -98,17 +107,18 @@ async def _call(
     raise NotApprovedError(f"`{tool.name}` was not called: {why}")
 
 
-def _plan_of(tool: Tool[..., Any], agent: str, approval: ApprovalPolicy | None, arguments: Mapping[str, JsonValue]) -> ExecutionPlan:
+def _plan_of(tool: Tool[..., Any], around: _Around, arguments: Mapping[str, JsonValue]) -> ExecutionPlan:
     """Return the plan of one call. Its arguments are the plan's input, because texts in a plan may contain expressions."""
     is_code = tool.literal_parameters
     parameters = {name: value if name in is_code else f'${{{{ inputs.arguments["{name}"] }}}}' for name, value in arguments.items()}
     values = any(name not in is_code for name in arguments)
     return ExecutionPlan(
-        name=f"{agent}: {tool.name}",
-        description=f"{agent} calls `{tool.name}`" + (f": {tool.description}" if tool.description else ""),
+        name=f"{around.agent}: {tool.name}",
+        description=f"{around.agent} calls `{tool.name}`" + (f": {tool.description}" if tool.description else ""),
         inputs={"arguments": Input(type="object", description=f"The arguments of `{tool.name}`.")} if values else {},
         options=ExecutionOptions(require_approval=tool.effect != "read"),
-        approval=approval,
+        approval=around.approval,
+        permissions=[*sorted(tool.permissions)],
         steps=[Step(id="call", tool_name=tool.name, description=tool.description, parameters=parameters)],
-        tags=[agent],
+        tags=[around.agent],
     )

@@ -155,3 +155,18 @@ async def test_an_expression_in_an_argument_is_text(offered: Offered, monkeypatc
     text = "${{ secrets.token }} ${{ inputs.arguments.text }}"
     await offered(agree)["post"](text)
     assert posted == [text]
+
+
+@tool(effect="read", permissions=["allow_reorder"])
+def reorder() -> str:
+    """Put things into another order."""
+    return "done"
+
+
+async def test_a_tool_is_called_only_with_its_permission(store: PlanStore) -> None:
+    [refused] = as_functions(ToolRegistry([reorder]), store=store, offline=True)
+    with pytest.raises(ToolError, match="allow_reorder"):
+        await refused()
+    assert await store.runs() == []
+    [allowed] = as_functions(ToolRegistry([reorder]), store=store, offline=True, permissions=["allow_reorder"])
+    assert await allowed() == "done"

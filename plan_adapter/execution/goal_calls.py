@@ -248,13 +248,14 @@ class GoalCalls:
             if self._halted():
                 self._scope.slots.release()
                 self._stop_if_halted()
+            call.hold_slot()
             began = time.monotonic()
             end = await self._run_step(call)
             self.spent_ms += round((time.monotonic() - began) * 1000)
         finally:
             self._asked.work(-1)
         self._last = call.key
-        return end
+        return end if call.effect == "write" else replace(end, was_interrupted=False)  # the goal may write, but this call did not
 
     def _recorded(self, receipt: Receipt) -> Made:
         self.spent_ms += receipt.duration_ms

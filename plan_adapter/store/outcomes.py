@@ -222,7 +222,11 @@ def _by_hand(connection: Connection, run: Row, call: CallPlace, *, at: datetime)
         raise RunConflictError(f"`{step.id}` {what} and calls no tool: name one of its steps, {names}")
     if step.ask is not None:
         raise RunConflictError(f"`{step.id}` asks a question, whose outcome is its answer: `plan answer {run['id']} {step.id}` gives one")
-    tool_name = step.tool_name or ""
+    if step.goal is not None and call.item is not None:
+        raise RunConflictError(
+            f"`{call.name()}` has no call in round {call.item + 1} whose outcome is unknown; without --item, `done` ends it"
+        )
+    tool_name = step.called
     if call.kind == "rollback":
         if step.rollback is None:
             raise RunConflictError(f"`{step.id}` declares no rollback: there is nothing to say about one")

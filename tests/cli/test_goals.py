@@ -158,3 +158,13 @@ def test_rounds_that_were_erased_are_shown_as_erased(plan: Plan, pursued: Any) -
     assert "任务 3 已安排" not in shown
     assert "   - round 1: an answer that could not be used: it was erased" in shown
     assert plan("runs", "verify", run_id).code == 0
+
+
+def test_a_goal_that_somebody_reached_by_hand_is_recorded_as_done(plan: Plan, pursued: Any) -> None:
+    said = pursued(lambda seen: reads("find_free", day=1), "run", document(goal={"max_rounds": 2}), "--offline", "--yes", "--json", *TOOLS)
+    run_id = said.run["id"]
+    refused = plan("resolve", run_id, "plan_week", "done", "--item", "2")
+    assert refused.code == 2
+    assert "has no call in round 2 whose outcome is unknown" in refused.err
+    assert plan("resolve", run_id, "plan_week", "done", "--note", "手动安排了").code == 0
+    assert plan("resume", run_id, "--offline", *TOOLS).code == 0

@@ -1,11 +1,16 @@
 """Calls of a goal that write, and questions of its model: what people are asked, and what their answers do."""
 
+import asyncio
+from dataclasses import dataclass, field
+
 import pytest
 
-from plan_adapter.execution.ports import GateRefusal
+from plan_adapter.errors import UnknownOutcomeError
+from plan_adapter.execution.ports import GateRefusal, RecordedResolution, UnknownOutcome
 from plan_adapter.goals import ToolCallIntent
-from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import RunReason
+from plan_adapter.plan import PlanStatus, Step, StepStatus
+from plan_adapter.record import Outcome, Resolution, RunReason
+from plan_adapter.tools.tool import tool
 from tests.execution.pursuing import Answering, Board, ScriptedModel, ends, goal_plan, reads, says, writes
 from tests.execution.support import Execution
 
@@ -146,3 +151,98 @@ async def test_a_run_that_stops_ends_the_goal_between_two_rounds(number):
     run = await execution.go()
     assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "ana cancelled it")
     assert run.step("report").status is StepStatus.FAILED
+
+
+async def test_a_run_that_is_cancelled_while_the_model_decides_leaves_nothing_unknown():
+    board, model = Board(), ScriptedModel([reads()])
+    execution = pursued(model, board, Answering())
+
+    async def slow(goal):
+        execution.scope.stop.set("cancelled", "ana cancelled it")
+        await asyncio.Event().wait()
+
+    model.decide = slow
+    run = await execution.go()
+    assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.CANCELLED)
+    assert run.step("report").outcome is Outcome.FAILED
+
+
+@dataclass
+class Resolving:
+    """Say how each unknown outcome ended. Implements `ports.Outcomes`."""
+
+    resolution: Resolution
+    asked: list[UnknownOutcome] = field(default_factory=list)
+
+    async def ask(self, unknown_outcome: UnknownOutcome) -> RecordedResolution:
+        self.asked.append(unknown_outcome)
+        return RecordedResolution(self.resolution, f"ana recorded `{self.resolution}`", result=7)
+
+
+def losing() -> Board:
+    board = Board()
+
+    @tool(effect="write")
+    def post(note: str) -> int:
+        """Post a note, and lose the first answer."""
+        board.notes.append(note)
+        if len(board.notes) == 1:
+            raise UnknownOutcomeError("the connection was cut")
+        return len(board.notes)
+
+    board.tools[1] = post
+    return board
+
+
+async def test_a_write_whose_outcome_is_unknown_ends_the_goal_if_nobody_can_be_asked():
+    board = losing()
+    run = await pursued(ScriptedModel([writes(note="x")]), board, Answering()).go()
+    assert (run.status, run.reason, run.step("report").outcome) == (PlanStatus.FAILED, RunReason.UNKNOWN, Outcome.UNKNOWN)
+    assert board.notes == ["x"]
+
+
+@pytest.mark.parametrize(("resolution", "notes", "confirmations"), [("done", ["x"], 1), ("again", ["x", "x"], 2)])
+async def test_a_person_says_how_a_write_of_a_goal_ended(resolution, notes, confirmations):
+    board, gates, outcomes = losing(), Answering(), Resolving(resolution)
+    model = ScriptedModel([writes(note="x"), ends()])
+    execution = pursued(model, board, gates)
+    execution.outcomes = outcomes
+    run = await execution.go()
+    assert (run.status, board.notes, len(gates.asked), len(outcomes.asked)) == (PlanStatus.COMPLETED, notes, confirmations, 1)
+    assert outcomes.asked[0].lost.label == "round 1: post(note=x)"
+    assert model.seen[1].evidence[0].summary == ("7" if resolution == "done" else "2")
+
+
+async def test_an_aborted_write_cancels_the_run():
+    board = losing()
+    execution = pursued(ScriptedModel([writes(note="x")]), board, Answering())
+    execution.outcomes = Resolving("abort")
+    run = await execution.go()
+    assert (run.status, run.reason, board.notes) == (PlanStatus.CANCELLED, RunReason.CANCELLED, ["x"])
+
+
+async def test_a_step_that_fails_beside_a_goal_ends_it_after_its_call():
+    board = Board()
+    failing = asyncio.Event()
+
+    @tool(effect="read")
+    async def fail() -> None:
+        """Fail once the model has been asked."""
+        await failing.wait()
+        raise ValueError("broken")
+
+    model = ScriptedModel([reads()])
+    plan = goal_plan()
+    plan.steps.append(Step(id="other", tool_name="fail"))
+    plan.options.allow_parallel = True
+    decide = model.decide
+
+    async def noting(goal):
+        failing.set()
+        return await decide(goal)
+
+    model.decide = noting
+    run = await Execution(plan, [*board.tools, fail], goal_model=model, gates=Answering()).go()
+    assert run.status is PlanStatus.FAILED
+    assert run.step("report").error == "stopped because `other` failed"
+    assert len(model.seen) < 5

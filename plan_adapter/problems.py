@@ -127,6 +127,11 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "A goal is a step whose `goal` says in words what is wanted. A model works it out with the step's `tools`, and chooses their "
             "arguments. The fields of a single call are not for goals, and `tools` and `max_rounds` are for nothing else."
         ),
+        "open-read": (
+            "The model of a goal may use a tool that reads without asking anybody, and `http_get` reads from any address: a text that the "
+            "model was tricked by can make it put what it knows into a URL. Ask about each call (`requires_approval: true`), or write a "
+            "tool that fetches only what the goal needs."
+        ),
         "never-true": (
             "A `when` asks whether a step failed. Naming the step makes a dependency, and a step is skipped if one of its dependencies "
             "fails. Undo the failed step with a `rollback`, or react in `finally`, which knows `steps.<id>.status` and `run.failed_steps`."

@@ -30,7 +30,7 @@ _DECISION_FIELDS = frozenset(
     ("action", "speak", "reason", "complexity", "need_thinking", "description", "steps", "plan_steps", "constraints")
 )
 
-_ADVICE = frozenset(("unused-input", "retried-write", "duplicate-dependency", "many-gates", "no-model"))
+_ADVICE = frozenset(("unused-input", "retried-write", "duplicate-dependency", "many-gates", "no-model", "open-read"))
 """Warnings that are shown to a person but not sent back to the model."""
 
 Edges: TypeAlias = frozenset[tuple[str, str]]

@@ -19,6 +19,10 @@ _NOT_OF_GOALS = {
 }
 
 
+_SENDS = ("http_get",)
+"""Built-in tools that only read, and still send what their caller writes to any address."""
+
+
 def check_goal(step: Step, at: str, tools: ToolRegistry, findings: Findings) -> tuple[Tool[..., Any], ...]:
     """Add the problems of a step with a goal, and return the tools that its model may use."""
     for field, why in _NOT_OF_GOALS.items():
@@ -36,6 +40,10 @@ def check_goal(step: Step, at: str, tools: ToolRegistry, findings: Findings) -> 
     for index, name in enumerate(step.tools):
         if name in step.tools[:index]:
             findings.warn("duplicate-entry", f"{at}.tools[{index}]", f"`{name}` is written twice", "remove one of them")
+        elif name in _SENDS and name in tools and not step.requires_approval:
+            message = f"with `{name}` the model can send what it knows to any address, and nobody is asked"
+            hint = "name a tool of your own for the addresses that it needs, or write `requires_approval: true`"
+            findings.warn("open-read", f"{at}.tools[{index}]", message, hint)
     return tuple(tool for name in dict.fromkeys(step.tools) if (tool := tools.get(name)) is not None)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.plan import Rollback, Step
+from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import lint, validate
 from tests.validation.builders import TOOLS, found, plan, step
 
@@ -35,6 +36,12 @@ def test_an_approval_covers_the_tools_of_a_goal_and_not_the_goal_as_a_tool() -> 
 def test_a_reference_in_the_goal_makes_a_dependency() -> None:
     checked = plan(step("first"), goal(goal="Tell of ${{ steps.first.result }}"))
     assert validate(checked, TOOLS).dependencies["tell"] == ("first",)
+
+
+def test_a_read_of_any_address_that_nobody_confirms_is_warned_about() -> None:
+    open_read = plan(goal(tools=["http_get"]))
+    assert [(one.code, one.at) for one in lint(open_read, ToolRegistry.with_builtins())] == [("open-read", "steps[0].tools[0]")]
+    assert lint(plan(goal(tools=["http_get"], requires_approval=True)), ToolRegistry.with_builtins()) == []
 
 
 @pytest.mark.parametrize(

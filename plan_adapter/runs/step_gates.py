@@ -134,7 +134,7 @@ class CallGates:
             return last if await self._counts(last) else None
         if (expired := await self._expired(call)) is not None:
             return await self._outcome(expired, call)
-        if call.step.ask is not None:
+        if call.step.ask is not None or self._plan.step(call.step.id).goal is not None:  # nobody knew in advance what a model would call
             return None
         return await approval_by_standing(
             self.approved.approval, call, self.keeper.run, self._plan, self.keeper.store, self.keeper.run_request

@@ -12,13 +12,14 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import TaskRunResult
 
 from plan_adapter import CallbackApprover, InvalidPlanError, PlanStatus, PlanStore, ToolRegistry, aresolve_step, crash_points
+from plan_adapter.canonical import runbook_digest
 from plan_adapter.engine.connection import Server
 from plan_adapter.errors import PlanAdapterError
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
 from plan_adapter.goals import Goal, RoundAnswer, Verdict
-from plan_adapter.plan import ExecutionPlan, Step
-from plan_adapter.record import ApprovalRequest, PlanRun
+from plan_adapter.plan import ExecutionPlan, Step, new_id
+from plan_adapter.record import ApprovalRequest, PlanRun, RunContext, StandingApproval
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
@@ -100,6 +101,20 @@ async def test_a_goal_that_was_left_at_a_gate_goes_on_once_somebody_answers(stor
     ended = await resumed(run, board, request, store)
     assert (ended.status, board.notes) == (PlanStatus.COMPLETED, ["hello"])
     assert [len(goal.rounds) for goal in model.seen] == [0, 1]
+
+
+async def test_a_standing_approval_does_not_confirm_what_a_model_calls(store: PlanStore) -> None:
+    asked = list[str]()
+    board, model = Board(), RoundModel([writes(note="hello"), gives_up()])
+    bound = bind_inputs(validate(goal_plan(), ToolRegistry(board.tools)))
+    digest = runbook_digest(bound.validated.digest, bound.validated.definitions)
+    name, at = bound.validated.plan.name, await store.now()
+    standing = StandingApproval(new_id(), digest, name, "ana", "os_user", at, {}, ("a/nightly",), steps=("report",), max_runs=2)
+    await store.standing.add(standing, context=RunContext())
+    request = RunRequest(goal_model=model, approver=approving(asked, lambda _: "no"), schedule="a/nightly")
+    run = await execute_plan(bound, run_request=request, store=store, offline=True)
+    assert (run.approved_by, run.step("report").reason, board.notes) == ("ana", "aborted", [])
+    assert len(asked) == 1, "the plan is approved by the standing approval, and its goal asks"
 
 
 async def test_a_question_that_was_left_is_answered_later(store: PlanStore) -> None:

@@ -282,7 +282,13 @@ class Pursuit:
         if done_when is not None:
             why = unmet(done_when, self._scope.variables(result=self._result(decision.goal_check)))
             return Verdict(verdict="met" if why is None else "not_met", reason=why or "")
-        return await model.verify(self.goal) if self._told.get("done_when") else Verdict(verdict="met")
+        if self._told.get("done_when"):
+            return await model.verify(self.goal)
+        if not any(one.success and one.id in cited for one in self._evidence):
+            return Verdict(
+                verdict="not_met", reason="`goal_check` cites only calls that failed, and there is no `done_when` to judge them by"
+            )
+        return Verdict(verdict="met")
 
     async def _asked_if_met(self, item: int, verdict: Verdict) -> str:
         """Ask a person whether the goal is met, because the verifier cannot tell. Return why it is not, or nothing."""

@@ -66,6 +66,13 @@ async def test_a_failed_call_is_evidence_that_the_model_sees():
     assert run.status is PlanStatus.COMPLETED
 
 
+async def test_without_a_condition_only_a_call_that_succeeded_proves_a_goal():
+    model = ScriptedModel([reads(wrong=1), ends("E1 shows it"), reads(), ends("E1, E2")])
+    run = await pursued(model).go()
+    assert "cites only calls that failed" in model.seen[2].rounds[-1].refusal
+    assert (run.status, run.step("report").result["rounds"]) == (PlanStatus.COMPLETED, 4)
+
+
 @pytest.mark.parametrize(
     ("answer", "fault"),
     [

@@ -77,6 +77,7 @@ class Evidence(BaseModel):
     arguments_digest: str
     success: bool
     summary: str
+    arguments: str = ""  # as JSON, or the beginning of it
 
 
 @dataclass(frozen=True, slots=True)

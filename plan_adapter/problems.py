@@ -236,8 +236,8 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "retried at all."
         ),
         "no-model": (
-            "The plan has `on_failure: replan`, but no model is configured here. Set PLAN_ADAPTER_MODEL and its related settings where the "
-            "plan runs. Without a model, a failure ends the run as usual."
+            "The plan has a goal, or `on_failure: replan`, but no model is configured here. Set PLAN_ADAPTER_MODEL and its related "
+            "settings where the plan runs. Without a model, a plan with a goal is not run, and a failure ends the run as usual."
         ),
         "expression-in-command": (
             '`${{ }}` in a shell script would turn data into code. Pass the value through `env` and use `"$NAME"` in the script.'

@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from plan_adapter.errors import NotApprovedError, ToolError, UnknownOutcomeError
 from plan_adapter.expressions import has_expression
 from plan_adapter.gates.approval import Approver
+from plan_adapter.gates.approvers import PrefectApprover
 from plan_adapter.hooks import Hooks
 from plan_adapter.plan import ApprovalPolicy, ExecutionOptions, ExecutionPlan, Input, PlanStatus, Step
 from plan_adapter.record import Outcome, PlanRun, RunContext, RunReason
@@ -38,15 +39,17 @@ def as_functions(
     """Return an async function for each of `tools`, to be given to an agent of any library. Each has the tool's name and signature.
 
     A call is a run of one step, tagged `agent`: a tool that only reads is called at once, and any other waits until a person approves
-    exactly this call. `approval` says who may. `permissions` are those that the tools get; a tool that needs another one is never called.
+    exactly this call, in Prefect's UI or with `plan approve`. Pass an `approver` to ask elsewhere, or with `offline`. `approval` says who
+    may. `permissions` are those that the tools get; a tool that needs another one is never called.
     The arguments are data: `${{ }}` in them is not evaluated. The other parameters are those of `arun_plan`.
 
     A function returns the tool's result as JSON. It raises ToolError, whose message the agent may read, if the arguments do not fit or the
     tool failed; UnknownOutcomeError if nobody knows whether a write was done; NotApprovedError, with the person's reason, if the call was
     not approved; and everything that `arun_plan` raises.
     """
+    approver = approver if approver is not None or offline else PrefectApprover()
     run = partial(arun_plan, tools=tools, approver=approver, store=store, hooks=hooks, context=context, offline=offline)
-    around = _Around(agent, approval, [*permissions], run)
+    around = _Around(agent, approval, [*permissions], run, asks_nobody=approver is None)
     return [_function(tool, partial(_call, tool, around)) for tool in tools]
 
 
@@ -58,6 +61,7 @@ class _Around:
     approval: ApprovalPolicy | None
     permissions: list[str]
     run: Callable[..., Awaitable[PlanRun]]
+    asks_nobody: bool
 
 
 def _function(tool: Tool[..., Any], call: Callable[[Mapping[str, Any]], Awaitable[JsonValue]]) -> ToolFunction:
@@ -94,6 +98,8 @@ async def _call(tool: Tool[..., Any], around: _Around, given: Mapping[str, Any])
         raise ToolError(f"the arguments do not fit `{tool.name}`: " + "; ".join(message for _, message, _ in problems))
     if code := [name for name in sorted(tool.literal_parameters & arguments.keys()) if has_expression(str(arguments[name]))]:
         raise ToolError(f"`{code[0]}` of `{tool.name}` is code, and must not contain `${{{{ }}}}`")
+    if around.asks_nobody and tool.effect != "read":
+        raise NotApprovedError(f"`{tool.name}` does more than read, and nobody can be asked here: it was not called")
     plan = _plan_of(tool, around, arguments)
     run = await around.run(plan, inputs={"arguments": arguments} if plan.inputs else None)
     step = run.step("call")

@@ -82,7 +82,7 @@ def round_messages(goal: Goal, redactor: Redactor) -> tuple[Message, ...]:
 
 def verifier_messages(goal: Goal, redactor: Redactor) -> tuple[Message, ...]:
     """Return the messages that ask for a verdict. They contain nothing that the model claims."""
-    evidence = [_evidence_entry(one) | {"summary": one.summary} for one in goal.evidence]
+    evidence = [_evidence_entry(one) | {"arguments": one.arguments, "summary": one.summary} for one in goal.evidence]
     asked = [block("goal", goal.goal), block("done_when", _done_when(goal)), block("evidence", [*evidence])]
     return _hidden((Message("system", VERIFIER), Message("user", "\n\n".join(asked))), redactor)
 

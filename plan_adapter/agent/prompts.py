@@ -33,8 +33,9 @@ the same time. Never leave an order to chance.
 - A tool's effect is "read", "idempotent_write" (may be repeated) or "write" (must not be). Give retries only to calls that may be repeated.
 - Prefer few steps. Check before you change, and verify after it. Give a "rollback" where a tool can undo a step.
 - If what to call depends on what is found during the run, write a goal step in place of a call: "content" says what is wanted, \
-"done_when" when it is met, "tools" which tools may be called. A model works on it in rounds, and a person confirms each write. Wherever \
-you can name the call, name it.
+"done_when" when it is met, "tools" which tools may be called. A model works on it in rounds, and a person confirms each write. Its \
+result has "summary", and in "results" the newest result of each tool: "${{ steps.ID.result.results.TOOL.field }}". Wherever you can name \
+the call, name it.
 - Keep every constraint. Say in "constraints" which steps ensure each of them, and which steps may start only after \
 those ("before"): the order is checked.
 

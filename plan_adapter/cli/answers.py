@@ -22,7 +22,7 @@ from plan_adapter.gates.identity import ProofContext, approval_from, proved
 from plan_adapter.gates.signatures import default_key, sign
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.gates.text import without_picture
-from plan_adapter.plan import CallKind, PlanStatus
+from plan_adapter.plan import GOAL, CallKind, PlanStatus
 from plan_adapter.readable import code, listed, means_item, one_line
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Decision, Gate, PlanRun, Resolution, RunReason
 from plan_adapter.settings import Settings
@@ -237,6 +237,8 @@ def what_follows(gate: Gate, run: PlanRun, decision: Decision) -> str:
         case "reject":
             if gate.attended is False and gate.step_id is None:
                 return f"`plan show {run.id}` shows the details"
+            if gate.step_id is not None and gate.item is not None and run.step(gate.step_id).tool_name == GOAL:
+                return "the model reads your reason and goes on" if gate.attended else _without_process(gate, run)
             return "the waiting process ends the run" if gate.attended else _without_process(gate, run, then="ends the run")
         case "request_changes":
             if gate.attended is False:

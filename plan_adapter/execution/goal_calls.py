@@ -111,7 +111,8 @@ class GoalCalls:
 
         Nobody is asked unless the call `asks`, or the plan or the settings want an approval of its own.
         """
-        fields: dict[str, Any] = {"tool_name": tool.name, "parameters": dict(arguments), "description": why, "effect": tool.effect}
+        fields: dict[str, Any] = {"tool_name": tool.name, "parameters": dict(arguments), "effect": tool.effect}
+        fields["description"] = f"A model asks for this call: {why}"
         fields["requires_approval"] = asks or self._step.requires_approval
         step, given = self._step_of(**fields), ", ".join(f"{name}={value}" for name, value in arguments.items())
         label = shown_label(f"round {item + 1}: {tool.name}({given})", self._scope.secrets.redactor.text)

@@ -43,6 +43,9 @@ MAX_IDLE_ROUNDS = 8
 SUMMARY_CHARACTERS = 1000
 """How much of a result the summary of evidence holds."""
 
+ARGUMENTS_CHARACTERS = 500
+"""How much of the arguments evidence holds."""
+
 _ANSWER = {"answer": Input(type="string", title="Answer")}
 _IS_MET = {"met": Input(type="boolean", title="Is it met?")}
 _EVIDENCE_ID = re.compile(r"(?<![A-Za-z0-9_])E[0-9]+(?![A-Za-z0-9_])")
@@ -163,7 +166,7 @@ class Pursuit:
     def _observed(self, answer: RoundAnswer, source: EvidenceSource, name: str, arguments: JsonValue, made: Made) -> None:
         """Add a round whose call was made, and its evidence."""
         observation = made.result if made.error is None else made.error
-        text = observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False, separators=(",", ":"))
+        text = observation if isinstance(observation, str) else _compact(observation)
         number = len(self._rounds) + 1
         evidence = Evidence(
             id=f"E{len(self._evidence) + 1}",
@@ -174,6 +177,7 @@ class Pursuit:
             name=name,
             arguments_digest=_digest(name, arguments),
             success=made.error is None,
+            arguments=cut(_compact(arguments), ARGUMENTS_CHARACTERS),
             summary=cut(text, SUMMARY_CHARACTERS),
         )
         self._used.faults = self._used.idle = 0
@@ -260,7 +264,7 @@ class Pursuit:
         if reason:
             return self._corrected(answer, reason)
         self._rounds.append(Round(len(self._rounds) + 1, answer))
-        summary = decision.goal_check or decision.reason
+        summary = decision.speak or decision.goal_check
         return await self._calls.close(self._told, self._evidence, result=self._result(summary), error=None)
 
     async def _judge(self, decision: ExecuteDecision, model: GoalModel, context: ToolContext) -> JsonValue:
@@ -292,7 +296,9 @@ class Pursuit:
 
     async def _asked_if_met(self, item: int, verdict: Verdict) -> str:
         """Ask a person whether the goal is met, because the verifier cannot tell. Return why it is not, or nothing."""
-        question = f"Is this met: {self._told['done_when']}\n\nThe verifier cannot tell: {verdict.reason or 'the evidence does not say'}"
+        found = "\n".join(f"- {one.id} `{one.name}` {'succeeded' if one.success else 'failed'}: {one.summary}" for one in self._evidence)
+        why = verdict.reason or "the evidence does not say"
+        question = f"Is this met: {self._told['done_when']}\n\nThe model that judges it cannot tell: {why}\n\nWhat was done:\n\n{found}"
         made = await self._calls.ask(item, question, _IS_MET)
         if isinstance(made, GateRefusal):
             return f"nobody confirmed that done_when is met: {made.message}"
@@ -342,6 +348,10 @@ class Pursuit:
     def _result(self, summary: str) -> JsonValue:
         evidence = [one.model_dump(mode="json") for one in self._evidence]
         return {"summary": summary, "rounds": len(self._rounds), "evidence": list[JsonValue](evidence), "results": self._results}
+
+
+def _compact(value: JsonValue) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _digest(name: str, arguments: JsonValue) -> str:

@@ -347,11 +347,16 @@ class GateKeeper:
             log.warning("hook %s took more than %g s and was ended", getattr(hook, "__name__", hook), HOOK_SECONDS)
 
     def can_ask(self, gate: Gate) -> bool:
-        """Return whether the approver of this process can answer at `gate`. One who approves in advance answers no question."""
+        """Return whether the approver of this process can answer at `gate`.
+
+        One who approves in advance answers no question, and confirms nothing that a model wrote during the run.
+        """
         approver = self.run_request.approver
         if approver is None or self.has_answered(gate.approval_digest):
             return False
-        return gate.kind != "question" or not getattr(approver, "is_beforehand", False)
+        step = self.session.bound.validated.steps.get(gate.step_id or "")
+        needs_a_reader = gate.kind == "question" or (step is not None and step.goal is not None)
+        return not (needs_a_reader and getattr(approver, "is_beforehand", False))
 
     def has_answered(self, approval_digest: str) -> bool:
         """Return whether the approver has answered about this content. An approver that asks a person each time is not counted."""

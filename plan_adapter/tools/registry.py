@@ -49,7 +49,8 @@ class ToolRegistry:
         """
         brought = cls.named(imports)
         chosen = cls((*_builtins(), brought)).subset(*names)
-        return chosen if any(name in brought for name in names) else cls([brought, chosen])
+        own = set(brought.names()) - {as_tool(tool).name for tool in _builtins()}
+        return chosen if own.intersection(names) else cls([brought, chosen])
 
     def add(self, item: object) -> None:
         """Add a tool, or all tools of a registry or list. Adding the same tool twice has no effect."""

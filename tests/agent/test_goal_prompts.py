@@ -219,5 +219,5 @@ def test_the_verifier_sees_the_goal_done_when_and_the_evidence_and_nothing_else(
     assert blocks(user) == {
         "goal": goal.goal,
         "done_when": goal.done_when,
-        "evidence": [{"id": "E1", "source": "tool_observation", "name": "look", "success": True, "summary": '"it is up"'}],
+        "evidence": [{"arguments": "", "id": "E1", "source": "tool_observation", "name": "look", "success": True, "summary": '"it is up"'}],
     }

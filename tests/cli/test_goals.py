@@ -58,10 +58,27 @@ def pursued(plan: Plan, monkeypatch: pytest.MonkeyPatch, timetable: Path):
     return call
 
 
-def test_a_week_is_planned_and_the_rounds_are_shown(plan: Plan, pursued: Any) -> None:
-    said = pursued(good, "run", document(), "--offline", "--yes", "--json", *TOOLS)
+def planned(plan: Plan, pursued: Any) -> str:
+    """Plan the week with the good model, and return the id of the run."""
+    run_id = pursued(good, "run", document(), "--offline", "--yes", "--json", *TOOLS).run["id"]
+    assert plan("approve", run_id, "--step", "plan_week", "--item", "2").code == 0
+    said = pursued(good, "resume", run_id, "--offline", "--json", *TOOLS)
     assert said.code == 0, said.err
-    run_id = said.run["id"]
+    return run_id
+
+
+def test_yes_confirms_nothing_that_a_model_calls(plan: Plan, pursued: Any) -> None:
+    said = pursued(good, "run", document(), "--offline", "--yes", "--json", *TOOLS)
+    assert (said.code, said.run["status"]) == (6, "pending_approval"), said.err
+    where = (said.run["id"], "--step", "plan_week", "--item", "2")
+    assert "A model asks for this call" in plan("approve", *where, "--show").out
+    rejected = plan("reject", *where, "--note", "太早了")
+    assert "ends the run" not in rejected.err
+    assert "resumes the run" in rejected.err
+
+
+def test_a_week_is_planned_and_the_rounds_are_shown(plan: Plan, pursued: Any) -> None:
+    run_id = planned(plan, pursued)
     (step,) = plan("show", run_id, "--json").run["steps"]
     assert step["result"]["results"]["place"]["name"] == "高数作业"
     assert [(one["action"], one["tool"], one["verdict"]) for one in step["rounds"]] == [
@@ -152,7 +169,7 @@ def test_a_run_without_a_model_is_refused_before_anybody_is_asked(plan: Plan, ti
 
 
 def test_rounds_that_were_erased_are_shown_as_erased(plan: Plan, pursued: Any) -> None:
-    run_id = pursued(good, "run", document(), "--offline", "--yes", "--json", *TOOLS).run["id"]
+    run_id = planned(plan, pursued)
     assert plan("erase", run_id, "--fields", "steps.plan_week.result", "--yes").code == 0
     shown = plan("show", run_id).out
     assert "任务 3 已安排" not in shown

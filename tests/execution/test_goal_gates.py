@@ -29,7 +29,7 @@ async def test_a_write_waits_for_a_confirmation_of_exactly_this_call():
     (call,) = gates.asked
     assert (run.status, board.notes) == (PlanStatus.COMPLETED, ["hello"])
     assert (call.name, call.item, call.effect) == ("report[round 1: post(note=hello)]", 0, "write")
-    assert (call.parameters, call.step.tool_name, call.step.description) == ({"note": "hello"}, "post", "好")
+    assert (call.parameters, call.step.tool_name, call.step.description) == ({"note": "hello"}, "post", "A model asks for this call: 好")
     (intent,) = [attempt for attempt in execution.recorder.attempts if attempt.tool_name == "post"]
     assert (intent.kind, intent.item, intent.approval_digest) == ("step", 0, call.approval_digest)
     assert model.seen[1].evidence[0].source == "write_receipt"

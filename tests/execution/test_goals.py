@@ -21,7 +21,7 @@ async def test_a_goal_is_read_for_and_ends_with_its_evidence():
     run = await execution.go()
     step = run.step("report")
     assert (run.status, step.status, step.outcome) == (PlanStatus.COMPLETED, StepStatus.COMPLETED, Outcome.SUCCEEDED)
-    assert step.result["summary"] == "E1 shows the note"
+    assert step.result["summary"] == "好"
     assert (step.result["rounds"], step.result["results"]) == (2, {"look": ["hello"]})
     (evidence,) = step.result["evidence"]
     assert (evidence["id"], evidence["source"], evidence["name"], evidence["success"]) == ("E1", "tool_observation", "look", True)
@@ -170,7 +170,8 @@ async def test_a_person_says_whether_a_goal_is_met_that_the_verifier_cannot_judg
     gates = Answering([{"met": is_met}])
     run = await pursued(model, gates=gates, done_when="The note is new").go()
     assert run.status is PlanStatus.COMPLETED
-    assert gates.asked[0].parameters == {"question": "Is this met: The note is new\n\nThe verifier cannot tell: no time is given"}
+    why, done = "The model that judges it cannot tell: no time is given", "What was done:\n\n- E1 `look` succeeded: []"
+    assert gates.asked[0].parameters == {"question": f"Is this met: The note is new\n\n{why}\n\n{done}"}
     assert run.step("report").result["rounds"] == rounds
 
 

@@ -66,7 +66,7 @@ async def test_the_record_has_every_decision_call_and_check(store: PlanStore) ->
     run = await started(unapproved(goal_plan()), board, RunRequest(goal_model=model, approver=approving(asked)), store)
     assert (run.status, board.notes, len(asked)) == (PlanStatus.COMPLETED, ["hello"], 1)
     stored = await store.run(run.id)
-    assert stored.step("report").result["summary"] == "E2"
+    assert stored.step("report").result["summary"] == "好"
     assert stored.step("report").result == run.step("report").result
     calls = [(one.kind, one.item, one.tool_name, one.label) for one in await store.attempts(run.id)]
     assert calls == [

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStore
-from tests.faults.harness import TARGETS, Each, at_random, trial
+from tests.faults.harness import GOAL_TARGETS, TARGETS, Each, at_random, trial
 from tests.faults.races import RACES, race
-from tests.faults.shares import AIMED, Share, share
+from tests.faults.shares import AIMED, AIMS, Share, share
 from tests.postgres import running_server
 
 
@@ -54,16 +54,19 @@ def _all(count: int, seed: int, stores: Sequence[str | None], folder: Path) -> i
         for part in as_completed([pool.submit(share, work) for work in shares]):
             ended = part.result()
             every.done, every.raced, every.found = every.done + ended.done, every.raced + ended.raced, every.found + ended.found
+            every.in_goal_runs += ended.in_goal_runs
             every.processes, every.trials = every.processes + ended.processes, every.trials + ended.trials
     asyncio.run(every.aim())
     done, raced = every.done, every.raced
-    for point, detail in TARGETS:
+    places = (*TARGETS, *GOAL_TARGETS)
+    for point, detail in places:
         print(f"{done[point, detail]:6}  {point}" + (f" ({detail})" if detail else ""))
     for kind in RACES:
         print(f"{raced[kind.__name__]:6}  {kind.__name__}")
-    missed = [target for target in TARGETS if not done[target]] + [kind.__name__ for kind in RACES if not raced[kind.__name__]]
+    missed = [target for target in places if not done[target]] + [kind.__name__ for kind in RACES if not raced[kind.__name__]]
     seconds = time.monotonic() - began
-    counts = f"{done.total()} kills, {raced.total()} races, {every.trials} runs, {every.processes} processes, {len(every.found)} violations"
+    kills = f"{done.total()} kills, {every.in_goal_runs} of them in runs with goals"
+    counts = f"{kills}, {raced.total()} races, {every.trials} runs, {every.processes} processes, {len(every.found)} violations"
     print(f"{counts}, {seconds:.0f} s, SEED={seed}")
     if missed:
         print(f"never came to: {missed}")
@@ -74,7 +77,7 @@ async def _replay(words: str, stores: Sequence[str | None], folder: Path) -> int
     name, seed, database = words.split("/")
     store = next((url for url in stores if (url is None) == (database == "sqlite")), None)
     kind = next((kind for kind in RACES if kind.__name__ == name), None)
-    choose = Each() if name == AIMED else at_random
+    choose = Each(AIMS[int(seed)]) if name == AIMED else at_random
     ended = await trial(int(seed), folder, store, choose=choose) if kind is None else (await race(kind, int(seed), folder, store))[0]
     print("\n".join([*ended.told, *map(str, ended.found)]))
     return 1 if ended.found else 0

@@ -8,8 +8,8 @@ from sqlalchemy import update
 
 from plan_adapter.crash_points import CrashPoint
 from plan_adapter.execution import call_arguments as handing
+from plan_adapter.execution import goal_calls, rollback
 from plan_adapter.execution import history as carry
-from plan_adapter.execution import rollback
 from plan_adapter.execution.secrets import Redactor
 from plan_adapter.execution.status import Ending
 from plan_adapter.plan import PlanStatus
@@ -180,6 +180,23 @@ def _the_first_is_undone_first() -> None:
     rollback.Rollback._end_steps = lambda self, ready: end_steps(self, ready[::-1])
 
 
+def _decisions_are_forgotten(history: carry.RunHistory) -> carry.RunHistory:
+    return replace(history, decisions=replace(history.decisions, succeeded={}))
+
+
+def _writes_of_goals_ask_nobody() -> None:
+    whole = goal_calls.GoalCalls.call
+
+    async def call(self: Any, *given: Any, **named: Any) -> Any:
+        return await whole(self, *given, **{**named, "asks": False})
+
+    goal_calls.GoalCalls.call = call
+
+
+def _has_goals(scenario: Scenario) -> bool:
+    return any(step.goal is not None for step in scenario.plan.all_steps)
+
+
 def _is_gated(scenario: Scenario) -> bool:
     return any(step.requires_approval for step in scenario.plan.steps)
 
@@ -218,6 +235,13 @@ VARIANTS: dict[str, Variant] = {
         _uses_are_not_counted, frozenset({"reused"}), at=(("after-intent", None), ("after-effect", None)), where=_is_gated
     ),
     "no step waits at a gate": Variant(_steps_have_no_gates, frozenset({"call unapproved"}), where=_is_gated),
+    "receipts of decisions are ignored on resume": Variant(
+        _the_past_is(_decisions_are_forgotten),
+        frozenset({"paid twice"}),
+        at=(("before-intent", "check read"), ("gate-answered", None)),
+        where=_has_goals,
+    ),
+    "the write of a goal asks nobody": Variant(_writes_of_goals_ask_nobody, frozenset({"call unapproved"}), where=_has_goals),
     "receipts are written before the effect": Variant(_receipts_come_first, frozenset({"untrue"}), at=(("mid-effect", None),)),
     "an entry of the audit is left out": Variant(_entries_are_left_out, frozenset({"altered"}), at=(("after-receipt", None),)),
     "nothing is scrubbed": Variant(_nothing_is_scrubbed, frozenset({"leaked"}), at=(("after-receipt", None),)),

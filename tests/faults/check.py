@@ -3,103 +3,20 @@
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
-from typing import Any
 
-from plan_adapter import ExecutionPlan, PlanRun, PlanStatus
+from plan_adapter import ExecutionPlan, PlanStatus
 from plan_adapter.canonical import call_digest
 from plan_adapter.graph import successors
 from plan_adapter.plan import Step, StepStatus
-from plan_adapter.readable import call_name
-from plan_adapter.record import RunReason, StandingApproval
+from plan_adapter.record import RunReason
 from plan_adapter.store.verification import verify
 from plan_adapter.tools.question import question_tool
-from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate
-from tests.faults.plans import ANSWER
+from tests.faults.evidence import Evidence, Row, Violation, unit_of
+from tests.faults.goals import NOT_EXPANDED
+from tests.faults.plans import ANSWERS
 from tests.faults.world import ROLLBACK, Line, Unit, digest_of_secret
-
-Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Violation:
-    """A promise that was broken."""
-
-    kind: str
-    words: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.words}"
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """One run between two of its processes: its exported record, how it is shown, and its world."""
-
-    document: Row
-    run: PlanRun
-    plan: ExecutionPlan
-    tools: ToolRegistry
-    lines: Sequence[Line]
-    standing: Sequence[StandingApproval] = ()
-    secret: str = ""
-    is_over: bool = False  # nobody will go on with it
-    leaks: Sequence[str] = ()  # the files in which the secret stands
-
-    @cached_property
-    def attempts(self) -> dict[tuple[Unit, int], Row]:
-        """The intents by unit and number."""
-        return {(_unit(row), row["number"]): row for row in self.document["attempts"]}
-
-    @cached_property
-    def done(self) -> dict[Unit, Row]:
-        """The succeeded receipts."""
-        return {_unit(row): row for row in self.document["receipts"] if row["outcome"] == "succeeded"}
-
-    @cached_property
-    def by_unit(self) -> dict[Unit, list[Line]]:
-        """The effects of each unit."""
-        found = defaultdict[Unit, list[Line]](list)
-        for line in self.lines:
-            found[line.unit].append(line)
-        return dict(found)
-
-    @cached_property
-    def steps(self) -> dict[str, Step]:
-        """The steps of the plan."""
-        return {step.id: step for step in self.plan.all_steps}
-
-    @cached_property
-    def finals(self) -> frozenset[str]:
-        """The ids of the `finally` steps, which run again after anything else has run."""
-        return frozenset(step.id for step in self.plan.finally_)
-
-    @cached_property
-    def rounds(self) -> dict[tuple[Unit, int], int]:
-        """For each attempt of a `finally` step: how many entries of the audit are about attempts of anything else before it."""
-        found, others = dict[tuple[Unit, int], int](), 0
-        for entry in self.document["audit"]:
-            if not entry["kind"].startswith("attempt_"):
-                continue
-            if _unit(entry)[0] not in self.finals:
-                others += 1
-            elif entry["kind"] == "attempt_started":
-                found[_unit(entry), entry["attempt"]] = others
-        return found
-
-    @cached_property
-    def started_in(self) -> dict[tuple[Unit, int], int]:
-        """The epoch in which each attempt began, by the order of the audit."""
-        found, epoch = dict[tuple[Unit, int], int](), 0
-        for entry in self.document["audit"]:
-            if entry["kind"] == "run_started":
-                epoch = int(entry["row_id"])
-            elif entry["kind"] == "attempt_started":
-                found[_unit(entry), entry["attempt"]] = epoch
-        return found
 
 
 def violations(evidence: Evidence) -> list[Violation]:
@@ -131,11 +48,14 @@ def no_effect_is_repeated(evidence: Evidence) -> Iterator[Violation]:
 
 def receipts_are_true(evidence: Evidence) -> Iterator[Violation]:
     for unit, row in evidence.done.items():
+        if evidence.is_of_goal(row):  # `check_goals` looks at it
+            continue
         told = json.loads(row["result"])
         step = evidence.steps.get(unit[0])
         if step is not None and step.ask is not None:
-            if told != ANSWER:
-                yield Violation("untrue", f"the receipt of {unit} says {told}, and people answered {ANSWER}")
+            answer = {name: ANSWERS[name] for name in step.ask.fields}
+            if told != answer:
+                yield Violation("untrue", f"the receipt of {unit} says {told}, and people answered {answer}")
             continue
         tokens = {line.token for line in evidence.by_unit.get(unit, ())}
         if not isinstance(told, dict) or told.get("token") not in tokens:
@@ -156,14 +76,17 @@ def every_effect_has_an_intent(evidence: Evidence) -> Iterator[Violation]:
             yield Violation("unrecorded", f"{line.unit}, attempt {line.attempt}, was done without an intent")
         elif (row["idempotency_key"], json.loads(row["parameters"])["body"]) != (line.key, line.body):
             yield Violation("unrecorded", f"{line.unit}, attempt {line.attempt}, was done with another key or body than its intent has")
-        if line.secret != digest_of_secret(evidence.secret):
+        if line.secret != digest_of_secret(NOT_EXPANDED if line.step in evidence.goals else evidence.secret):
             yield Violation("unrecorded", f"{line.unit} was given another secret")
+
+
+_WORDS = ("token", "choice", "answer", "summary")
 
 
 def results_are_carried(evidence: Evidence) -> Iterator[Violation]:
     for line in evidence.lines:
         results = [json.loads(row["result"]) for row in evidence.document["receipts"] if row["outcome"] == "succeeded"]
-        known = {word for result in results if isinstance(result, dict) for word in (result.get("token"), result.get("choice"))}
+        known = {word for result in results if isinstance(result, dict) for word in map(result.get, _WORDS)}
         words = line.body.removeprefix("undo ").split()
         if stale := [word for word in words[1:] if word not in known]:
             yield Violation("stale", f"{line.unit} was told {stale}, which no receipt says")
@@ -187,7 +110,7 @@ def calls_are_approved(evidence: Evidence) -> Iterator[Violation]:
     approvals = {row["id"]: row for row in evidence.document["approvals"]}
     starts = defaultdict[str, set[int]](set)
     for (unit, number), row in evidence.attempts.items():
-        step = evidence.steps.get(unit[0])
+        step = evidence.called(unit)
         if step is None or not (step.requires_approval or step.ask is not None):  # what undoes a step is approved with the plan
             continue
         approval = approvals.get(row["approval_id"])
@@ -197,7 +120,7 @@ def calls_are_approved(evidence: Evidence) -> Iterator[Violation]:
         if approval is None:
             yield Violation("call unapproved", f"{unit}, attempt {number}, has no approval")
             continue
-        of = (approval["decision"], approval["run_id"], *_unit(approval), approval["approval_digest"])
+        of = (approval["decision"], approval["run_id"], *unit_of(approval), approval["approval_digest"])
         if of != ("approve", evidence.run.id, *unit, digest):
             yield Violation("call unapproved", f"{unit}, attempt {number}, has the approval of another call: {of}")
         if step.ask is None:  # an answer lets nothing happen, so a start that died before its receipt does not use it up
@@ -230,9 +153,9 @@ def one_process_at_a_time(evidence: Evidence) -> Iterator[Violation]:
                 yield Violation("epoch", f"after the start {epoch} comes {entry['row_id']}")
             epoch, ended = int(entry["row_id"]), False
         if entry["kind"] in ("attempt_succeeded", "attempt_failed") and entry["by"] is None:
-            began = evidence.started_in.get((_unit(entry), entry["attempt"]))
+            began = evidence.started_in.get((unit_of(entry), entry["attempt"]))
             if began != epoch:
-                yield Violation("fence", f"{_unit(entry)}, attempt {entry['attempt']} of start {began}, has its receipt in start {epoch}")
+                yield Violation("fence", f"{unit_of(entry)}, attempt {entry['attempt']} of start {began}, has its receipt in start {epoch}")
         if entry["kind"] == "run_ended":
             if ended and entry["message"] and " recorded `" not in entry["message"]:
                 yield Violation("fence", f"start {epoch} ended more than once: {entry['message']}")
@@ -365,8 +288,3 @@ def _digest_at(document: Row, at: float) -> str:
 
 def _moment(text: str) -> datetime:
     return datetime.fromisoformat(text)
-
-
-def _unit(row: Row) -> Unit:
-    kind = row["call_kind"] if "call_kind" in row else row.get("kind", "step")  # an entry of the audit has a kind of its own
-    return call_name(row["step_id"], None, kind=kind), None if row["item"] == -1 else row["item"]

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,7 +23,7 @@ from plan_adapter.crash_points import CrashPoint
 from plan_adapter.gates.approval import approve
 from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.readable import call_name
-from plan_adapter.record import ApprovalRequest, Attempt, PlanRun, RunContext
+from plan_adapter.record import ApprovalRequest, Attempt, Gate, PlanRun, RunContext
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.rollback import rollback_run
 from plan_adapter.runs.session import RunRequest
@@ -34,7 +34,8 @@ from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import bind_inputs, validate
 from tests.faults.broken import VARIANTS
-from tests.faults.plans import ANSWER, SCHEDULE, scenario_of
+from tests.faults.goals import UNWANTED, LoggedModel
+from tests.faults.plans import ANSWERS, SCHEDULE, scenario_of
 from tests.faults.world import HERE, TOOLS, Unit, lines_of
 
 CANARY = "canary-Zq7/4w+Kp"
@@ -74,6 +75,11 @@ class Place:
     def log(self) -> Path:
         """What the processes write."""
         return self.home / "log"
+
+    @property
+    def model(self) -> Path:
+        """The log of the calls of the model. It stands where no secret may."""
+        return self.home / "model"
 
     @property
     def world(self) -> Path:
@@ -199,7 +205,19 @@ class Listener:
 
 
 def _answered(request: ApprovalRequest) -> bool | Mapping[str, JsonValue]:
-    return ANSWER if request.kind == "question" else True
+    if request.kind == "question":
+        return answer_to_fields(request.fields)
+    return not is_unwanted(request)
+
+
+def answer_to_fields(fields: Iterable[str]) -> dict[str, JsonValue]:
+    """Return what people answer to a question with these fields."""
+    return {name: ANSWERS[name] for name in fields}
+
+
+def is_unwanted(gate: ApprovalRequest | Gate) -> bool:
+    """Return whether people reject what a gate asks about."""
+    return gate.step_id is not None and UNWANTED in gate.text
 
 
 async def _obey(order: Order) -> PlanRun | None:
@@ -216,6 +234,7 @@ async def _obey(order: Order) -> PlanRun | None:
             schedule=SCHEDULE if scenario.approved_by == "standing" else None,
             context=RunContext(task_id=place.task_id),
             settings=Settings(),
+            goal_model=LoggedModel(place.model),
             tools=TOOLS,
         )
         offline = order.server is None

@@ -17,12 +17,15 @@ from plan_adapter.execution.rollback import units_to_roll_back
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.standing import summary_of
 from plan_adapter.plan import Effect, ExecutionPlan, Step, new_id
-from plan_adapter.record import ApprovalRequest, RunContext, RunReason, StandingApproval
+from plan_adapter.record import ApprovalRequest, Decision, RunContext, RunReason, StandingApproval
 from plan_adapter.runner import arevise_run
 from plan_adapter.validation import validate
-from tests.faults.check import Evidence, Violation, units_of, violations
-from tests.faults.child import BY, CANARY, REACHED, Fault, Order, Place, Told, Verb
-from tests.faults.plans import ANSWER, FOR_GOOD, SCHEDULE, TOOL_NAMES, Scenario, scenario_of
+from tests.faults.check import units_of, violations
+from tests.faults.check_goals import goal_violations
+from tests.faults.child import BY, CANARY, REACHED, Fault, Order, Place, Told, Verb, answer_to_fields, is_unwanted
+from tests.faults.evidence import Evidence, Violation
+from tests.faults.goals import FOR_GOOD, effects_of, may_fail, model_calls
+from tests.faults.plans import SCHEDULE, TOOL_NAMES, Scenario, scenario_of
 from tests.faults.processes import start
 from tests.faults.world import ROLLBACK, TOOLS, Line, Unit, lines_of
 
@@ -52,7 +55,10 @@ TARGETS: tuple[Target, ...] = (
     ("in-transaction", "run_ended"),
     ("after-end", None),
 )
-"""Every place at which a run without a server can end, in the order in which one comes to them."""
+"""Every place at which a run without a server and without goals can end, in the order in which one comes to them."""
+
+GOAL_TARGETS = _of_calls("decision read", "check read")
+"""The places that only a goal has: in its decisions, and in what they are checked for."""
 
 MOST_PROCESSES = 60
 """After so many processes a run that is not over goes in circles."""
@@ -82,6 +88,11 @@ class Trial:
     has_looked: bool = False
     done: Collection[Unit] = ()  # what has succeeded receipts
     standing: StandingApproval | None = None
+
+    @property
+    def has_goals(self) -> bool:
+        """Whether its plan has goals."""
+        return any(step.goal is not None for step in self.scenario.plan.all_steps)
 
     def __post_init__(self) -> None:
         self.chance, self.scenario = random.Random(~self.seed), scenario_of(self.seed)
@@ -148,7 +159,7 @@ class Trial:
             left = units_to_roll_back(await self.store.get(run.digest), history)
             is_refused = self._was_revoked(run)
             return self.order("undo", fault=self.choose(self)) if left and not is_refused else None
-        if run.reason is RunReason.STEP_FAILED and not unknown:
+        if run.reason in (RunReason.STEP_FAILED, RunReason.EXHAUSTED) and not unknown:
             return None
         return self.order("resume", fault=self.choose(self))
 
@@ -173,9 +184,10 @@ class Trial:
             secret=CANARY,
             is_over=is_over,
             leaks=await leaks(self.place.home),
+            model_calls=model_calls(self.place.model),
         )
         self.done = evidence.done.keys()
-        return violations(evidence)
+        return [*violations(evidence), *goal_violations(evidence)]
 
     def lines(self) -> list[Line]:
         """Return what this run has done in its world."""
@@ -194,8 +206,9 @@ class Trial:
         for gate in await self.store.gates.find(run_id=run.id):
             if self.chance.random() < self.scenario.answers:
                 asked = ApprovalRequest(gate.approval_digest, gate.name, "", "", run.id, gate.step_id, gate.item, gate.id)
-                result = ANSWER if gate.kind == "question" else None
-                await self.store.gates.answer(gate.id, answer_to(asked, decision="approve", by=BY, known_by="unverified", result=result))
+                decision: Decision = "reject" if is_unwanted(gate) else "approve"
+                result = answer_to_fields(gate.fields or ()) if gate.kind == "question" else None
+                await self.store.gates.answer(gate.id, answer_to(asked, decision=decision, by=BY, known_by="unverified", result=result))
 
     async def _revise(self, run: PlanRun) -> None:
         """Let a step that has not begun say something else."""
@@ -212,6 +225,8 @@ class Trial:
         step = _written(plan, plan.step(fresh))
         if step.ask is not None:
             step.ask.question = f"{fresh}-{new_id()} {step.ask.question.partition(' ')[2]}".rstrip()
+        elif step.goal is not None:
+            step.description = f"{fresh}-{new_id()}"
         else:
             step.parameters = {**step.parameters, "body": f"{fresh}-{new_id()} {str(step.parameters['body']).partition(' ')[2]}".rstrip()}
         await arevise_run(run.id, plan, tools=TOOLS, by=BY, note="say it otherwise", store=self.store)
@@ -247,7 +262,7 @@ def at_random(trial: Trial) -> Fault | None:
     """Let the next process end anywhere, or not; seldom near the end, after which there is nothing more to come."""
     if trial.chance.random() < 0.04:
         return None
-    places = [target for target in TARGETS if may_reach(trial, *target)]
+    places = [target for target in (*TARGETS, *GOAL_TARGETS) if may_reach(trial, *target)]
     weights = [4 if point in OF_A_CALL else 1 if "end" in f"{point} {detail}" else 2 for point, detail in places]
     return Fault(*trial.chance.choices(places, weights)[0], trial.chance.choices((1, 2, 3), (8, 1, 1))[0])
 
@@ -277,14 +292,20 @@ def may_reach(trial: Trial, point: CrashPoint, detail: str | None) -> bool:
     plan = trial.scenario.plan
     calls = [step for step in plan.all_steps if not step.inner and step not in plan.finally_]
     left = [step for step in calls if any(unit not in trial.done for unit in units_of(step, plan))]
+    goals = [step for step in left if step.goal is not None]
+    if (point, detail) in GOAL_TARGETS:
+        return bool(goals)
     if point in OF_A_CALL and detail is not None and not detail.startswith(ROLLBACK):
-        return any(effects[step.tool_name or ""] == detail for step in left if step.ask is None or point != "mid-effect")
+        if any(detail in effects_of(step) for step in goals):
+            return True
+        others = [step for step in left if step.goal is None and (step.ask is None or point != "mid-effect")]
+        return any(effects[step.tool_name or ""] == detail for step in others)
     if point in OF_A_CALL or detail == "run_changed":
         undone = [step for step in calls if (ROLLBACK + step.id, units_of(step, plan)[0][1]) not in trial.done]
         undo = {ROLLBACK + effects[step.rollback.tool_name] for step in undone if step.rollback is not None}
-        fails = any(step.parameters.get("fails") == FOR_GOOD and step.on_error is None for step in left)
+        fails = any((step.parameters.get("fails") == FOR_GOOD or may_fail(step)) and step.on_error is None for step in left)
         return fails and (detail in undo or (detail == "run_changed" and bool(undo)))
-    is_gated = any(step.requires_approval or step.ask is not None for step in left)
+    is_gated = any(step.requires_approval or step.ask is not None or step.goal is not None for step in left)
     if point in ("gate-opened", "gate-answered") or detail in ("gate_opened", "gate_answered"):
         return is_gated or (trial.scenario.approved_by == "approver" and not trial.done)
     return trial.run_id is None or detail != "run_created"

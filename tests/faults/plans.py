@@ -7,16 +7,14 @@ from typing import Any, Literal
 from pydantic import JsonValue
 
 from plan_adapter import ExecutionPlan, Input
-from plan_adapter.plan import Effect, Question, Rollback, Step
+from plan_adapter.plan import ApprovalPolicy, Effect, Question, Rollback, Step
+from tests.faults.goals import FOR_GOOD, NOT_EXPANDED, Word, goal_text, verdicts
 
 TOOL_NAMES: dict[Effect, str] = {"read": "look", "idempotent_write": "put", "write": "write"}
-SECRET = "${{ secrets.canary }}"
+SECRET = NOT_EXPANDED  # steps expand it
 SCHEDULE = "nightly/faults"
-FOR_GOOD = 99
-"""How many attempts of a step fail that never succeeds."""
-
-ANSWER: dict[str, JsonValue] = {"choice": "chosen"}
-"""What people answer to every question."""
+ANSWERS: dict[str, JsonValue] = {"choice": "chosen", "answer": "chosen", "met": True}
+"""What people answer to every question, by field."""
 
 ApprovedBy = Literal["nobody", "approver", "beforehand", "standing", "elsewhere"]
 """Who approves the plan: its author's word, somebody who is asked in the process of the run, somebody before it was begun, a standing
@@ -47,8 +45,16 @@ INSIDE = -3
 """The seed of a run whose only step runs the plan of EVERYTHING."""
 
 
+GOAL = -4
+"""The seed of a run whose only step is a goal with a round of each kind."""
+
+GOAL_SCRIPT: tuple[Word, ...] = ("look", "broken", "write", "unwanted", "ask", "end")
+
+
 def scenario_of(seed: int) -> Scenario:
     """Return the scenario of `seed`."""
+    if seed == GOAL:
+        return Scenario(_goal(), "approver", revokes=False, revises="nothing", answers=0.0, looks_first=False)
     if seed == INSIDE:
         whole = ExecutionPlan(id="inside", name="inside", description="A plan that runs the plan that comes to every place")
         whole.steps = [Step(id="p", plan="store:everything@1", pinned=_everything())]
@@ -84,6 +90,14 @@ def _everything() -> ExecutionPlan:
     return plan
 
 
+def _goal() -> ExecutionPlan:
+    plan = ExecutionPlan(id="goal", name="goal", description="A plan with a goal")
+    done_when = verdicts("not_met", "cannot_tell")
+    plan.steps = [Step(id="k0", goal=goal_text(GOAL_SCRIPT), tools=[*TOOL_NAMES.values()], done_when=done_when)]
+    plan.number_steps()
+    return plan
+
+
 def _revised() -> ExecutionPlan:
     plan = ExecutionPlan(id="revised", name="revised", description="A plan that gets a new version")
     plan.options.require_approval = False
@@ -104,6 +118,7 @@ def plan_of(chance: random.Random, *, name: str) -> ExecutionPlan:
     if chance.random() < 0.4:
         _add_group(plan, chance)
     _add_sub_plan(plan, random.Random(f"sub-plan of {name}"))  # a source of its own, so that the rest of the plan of a seed stays as it is
+    _add_goals(plan, random.Random(f"goals of {name}"))
     if chance.random() < 0.5:
         plan.finally_ = [_final(chance, index) for index in range(chance.randint(1, 2))]
     return plan
@@ -175,6 +190,42 @@ def _add_sub_plan(plan: ExecutionPlan, chance: random.Random) -> None:
     plan.number_steps()
 
 
+def _add_goals(plan: ExecutionPlan, chance: random.Random) -> None:
+    """Add one or two goals, a step that depends on them, and perhaps a goal in the sub-plan."""
+    if chance.random() < 0.5:
+        return
+    inner = next((step.pinned for step in plan.steps if step.pinned is not None), None)
+    if inner is not None and chance.random() < 0.4:
+        inner.steps.append(_goal_step(chance, "pk", [inner.steps[0].id], ["${{ inputs.word }}"]))
+        inner.number_steps()
+    plain = [step.id for step in plan.steps if not step.inner]
+    for index in range(chance.choice((1, 1, 2))):
+        before = [step_id for step_id in plain if chance.random() < 1.5 / len(plain)][-2:]
+        plan.steps.append(_goal_step(chance, f"k{index}", before, _tokens(plan, before)))
+        plain.append(f"k{index}")
+    if chance.random() < 0.5:
+        body = body_of(plan, len(plan.steps), plain[-1:])
+        plan.steps.append(Step(id="t", tool_name="put", parameters={"body": body, "secret": SECRET}, depends_on=plain[-1:]))
+    if chance.random() < 0.3:
+        plan.approval = ApprovalPolicy(always_execute=["put"])
+    plan.number_steps()
+
+
+def _goal_step(chance: random.Random, name: str, before: list[str], words: list[str]) -> Step:
+    kinds: tuple[Word, ...] = ("look", "failing", "broken", "put", "write", "unwanted", "ask")
+    script = ["look", *chance.choices(kinds, (3, 1, 2, 3, 4, 2, 2), k=chance.randint(1, 4)), chance.choice(("end",) * 9 + ("abort",))]
+    return Step(
+        id=name,
+        goal=goal_text(script, words),
+        description=f"Goal {name}",
+        tools=[*TOOL_NAMES.values()],
+        done_when=chance.choice((None, verdicts("met"), verdicts("not_met", "met"), verdicts("cannot_tell"))),
+        max_rounds=chance.randint(2, len(script)) if chance.random() < 0.15 else None,
+        requires_approval=chance.random() < 0.1,
+        depends_on=before,
+    )
+
+
 def _sub_plan(chance: random.Random, letter: str) -> ExecutionPlan:
     inner = ExecutionPlan(description="A plan inside", inputs={"word": Input(default="")})
     fails_at = chance.choice(("", f"{letter}1")) if chance.random() < 0.3 else ""
@@ -238,10 +289,16 @@ def _add_step(plan: ExecutionPlan, chance: random.Random, index: int, *, fails_f
 
 def body_of(plan: ExecutionPlan, index: int, upstream: list[str]) -> str:
     """Return what a step says: its name, and the tokens that its upstream steps were told."""
+    return " ".join((f"s{index}", *_tokens(plan, upstream)))
+
+
+def _tokens(plan: ExecutionPlan, upstream: list[str]) -> list[str]:
     steps = {step.id: step for step in plan.steps}
-    results = {
-        step_id: "result[0].token" if step.for_each else "result.token" if step.ask is None else "result.choice"
-        for step_id, step in steps.items()
-    }
-    tokens = [f"${{{{ steps.{step_id}.{results[step_id]} }}}}" for step_id in upstream]
-    return " ".join((f"s{index}", *tokens))
+    return [f"${{{{ steps.{step_id}.{_word_of(steps[step_id])} }}}}" for step_id in upstream]
+
+
+def _word_of(step: Step) -> str:
+    """Return where a step's result has the word that later steps repeat."""
+    if step.goal is not None:
+        return "result.summary"
+    return "result[0].token" if step.for_each else "result.token" if step.ask is None else "result.choice"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from plan_adapter import PlanStatus
 from plan_adapter.store import leases
-from tests.faults.check import Violation
 from tests.faults.child import STOPPED, Fault, Told
-from tests.faults.harness import OF_A_CALL, TARGETS, Target, Trial, may_reach, opened
+from tests.faults.evidence import Violation
+from tests.faults.harness import GOAL_TARGETS, OF_A_CALL, TARGETS, Target, Trial, may_reach, opened
 from tests.faults.plans import scenario_of
 from tests.faults.processes import SILENT, Child, start
 
@@ -127,7 +127,7 @@ async def race(
 
 def interrupting(trial: Trial) -> Fault | None:
     """Let the next process end while it executes the run."""
-    places = [(point, detail) for point, detail in TARGETS if point in OF_A_CALL and may_reach(trial, point, detail)]
+    places = [(point, detail) for point, detail in (*TARGETS, *GOAL_TARGETS) if point in OF_A_CALL and may_reach(trial, point, detail)]
     return Fault(*trial.chance.choice([("claimed", None), *places]))
 
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from tests.faults.harness import TARGETS, Each, Target, Trial, trial
-from tests.faults.plans import EVERYTHING
+from tests.faults.harness import GOAL_TARGETS, TARGETS, Each, Target, Trial, trial
+from tests.faults.plans import EVERYTHING, GOAL
 from tests.faults.races import RACES, Race, race
 
 KILLS = "kills"
 AIMED = "aimed"
+AIMS = {EVERYTHING: TARGETS, GOAL: GOAL_TARGETS}
+"""The seeds of runs that come to every place of a list."""
 MOST_SEEDS = 20
 """A race does not come about where the run ends before it; of so many seeds one does."""
 SIDE_BY_SIDE = 3
@@ -31,6 +33,7 @@ class Share:
     folder: Path
     done: Counter[Target] = field(default_factory=Counter[Target])
     raced: Counter[str] = field(default_factory=Counter[str])
+    in_goal_runs: int = 0  # kills of runs with goals
     processes: int = 0
     trials: int = 0
     found: list[str] = field(default_factory=list[str])
@@ -44,8 +47,9 @@ class Share:
 
     async def aim(self) -> "Share":
         """Come to what all draws together have left out: to places in a run that comes to every place, to races with further seeds."""
-        if left := [target for target in TARGETS if not self.done[target]]:
-            self._count(AIMED, await trial(EVERYTHING, self.folder, self.stores[0], choose=Each(left)))
+        for seed, targets in AIMS.items():
+            if left := [target for target in targets if not self.done[target]]:
+                self._count(AIMED, await trial(seed, self.folder, self.stores[0], choose=Each(left)))
         seeds = iter(self.seeds)
         for kind in RACES:
             for seed in islice(seeds, MOST_SEEDS):
@@ -77,6 +81,7 @@ class Share:
         self.processes += ended.processes
         if kind in (KILLS, AIMED):
             self.done += ended.kills
+            self.in_goal_runs += ended.kills.total() if ended.has_goals else 0
         database = "sqlite" if ended.place.store_url.startswith("sqlite") else "postgresql"
         if ended.found:
             words = [f"VIOLATION: make faults REPLAY={kind}/{ended.seed}/{database}   ({ended.place.folder})"]

@@ -4,15 +4,18 @@ A third of the places are tried in `make test`, all of them on both databases in
 """
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from plan_adapter import PlanStatus, PlanStore
+from plan_adapter.crash_points import CrashPoint
 from tests.faults import processes
 from tests.faults.child import STOPPED, Fault
-from tests.faults.harness import TARGETS, Each, Target, opened, trial
-from tests.faults.plans import EVERYTHING, INSIDE, REVISED
+from tests.faults.goals import model_calls
+from tests.faults.harness import GOAL_TARGETS, OF_A_CALL, TARGETS, Each, Target, opened, trial
+from tests.faults.plans import EVERYTHING, GOAL, GOAL_SCRIPT, INSIDE, REVISED
 from tests.faults.processes import SILENT, start
 from tests.faults.races import RACES, Race, race
 from tests.faults.shares import Share
@@ -34,6 +37,21 @@ ONE_OF_EACH_KIND: tuple[Target, ...] = (
     ("after-end", None),
 )
 """Fewer than TARGETS, in the same order: each kind of crash point, and of what is written where it matters most."""
+
+ONE_ROUND_AT_EVERY_PLACE: tuple[Target, ...] = (
+    *((point, "decision read") for point in OF_A_CALL),
+    ("mid-effect", "read"),
+    ("in-transaction", "gate_opened"),
+    ("gate-answered", None),
+    ("after-intent", "write"),
+    ("mid-effect", "write"),
+    ("after-effect", "write"),
+    *((point, "check read") for point in OF_A_CALL if point != "mid-effect"),  # the first check is of a rejection, without the model
+    ("mid-effect", "check read"),
+)
+"""Of a goal, in the order in which its run comes to them: each place of a decision, of a write at a gate, and of a check."""
+
+ROUNDS = len(GOAL_SCRIPT) + 1  # the verifier says once that the goal is not met
 
 MOST_SEEDS = 10
 """A race does not come about where the run ends before it; of so many one does."""
@@ -63,6 +81,40 @@ async def test_a_run_that_nobody_kills_does_each_thing_once(tmp_path: Path) -> N
         assert [run.status for run in await store.runs()] == [PlanStatus.PARTIAL]
 
 
+async def test_a_goal_that_nobody_kills_pays_each_answer_once(tmp_path: Path) -> None:
+    ended = await trial(GOAL, tmp_path, choose=lambda _: None, keeps=True)
+    assert (ended.found, ended.processes) == ([], 1)
+    assert [(line.step, line.item) for line in lines_of(ended.place.world)] == [("k0", 0), ("k0", 2)]
+    assert [(call.kind, call.round) for call in model_calls(ended.place.model)] == [
+        *(("decision", number) for number in range(6)),
+        ("check", 5),
+        ("decision", 6),
+        ("check", 6),
+    ]
+
+
+async def test_a_goal_that_is_killed_at_one_place_of_each_kind_keeps_its_promises(tmp_path: Path) -> None:
+    ended = await trial(GOAL, tmp_path, choose=Each(ONE_ROUND_AT_EVERY_PLACE))
+    assert ended.found == [], "\n".join(ended.told)
+    assert ended.kills == dict.fromkeys(ONE_ROUND_AT_EVERY_PLACE, 1)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("point", OF_A_CALL)
+async def test_a_goal_that_is_killed_in_every_round_keeps_its_promises(point: CrashPoint, shared_store: str | None, tmp_path: Path) -> None:
+    decided: Target = (point, "decision read")
+    read, written, checked = ([(point, place)] for place in ("read", "write", "check read"))
+    places: list[Target] = [decided, *read, decided, decided, ("gate-opened", None), ("gate-answered", None), *written, decided]
+    asked = [("gate-opened", None), ("gate-answered", None)] + (read if point != "mid-effect" else [])
+    rejected = checked if point != "mid-effect" else []
+    places += [("gate-answered", None), *rejected, decided, *asked, decided, *checked, decided, *checked, *asked]
+    places += read if point != "mid-effect" else []  # the end of the step itself
+    ended = await trial(GOAL, tmp_path, shared_store, choose=Each(places))
+    assert ended.found == [], "\n".join(ended.told)
+    assert ended.kills == Counter(places), "\n".join(ended.told)
+    assert ended.kills[decided] == ROUNDS
+
+
 async def test_a_new_version_of_the_plan_leaves_the_key_of_what_was_begun_as_it_is(tmp_path: Path) -> None:
     faults: list[Target] = [("after-effect", "idempotent_write")]
     ended = await trial(REVISED, tmp_path, choose=Each(faults), keeps=True)
@@ -87,11 +139,11 @@ async def test_of_two_processes_one_executes_a_run(kind: Race, shared_store: str
 async def test_places_that_the_draws_missed_are_targeted(tmp_path: Path) -> None:
     left: Target = ("in-transaction", "run_changed")
     every = Share(0, 0, range(1, sys.maxsize), [None], tmp_path)
-    every.done.update(target for target in TARGETS if target != left)
+    every.done.update(target for target in (*TARGETS, *GOAL_TARGETS) if target != left)
     every.raced.update(kind.__name__ for kind in RACES[1:])
     await every.aim()
     assert every.found == []
-    assert dict(every.done) == dict.fromkeys(TARGETS, 1)
+    assert dict(every.done) == dict.fromkeys((*TARGETS, *GOAL_TARGETS), 1)
     assert dict(every.raced) == dict.fromkeys([kind.__name__ for kind in RACES], 1)
 
 
@@ -114,3 +166,13 @@ async def test_an_effect_of_which_the_record_knows_nothing_is_found(tmp_path: Pa
     async with PlanStore(ended.place.store_url) as store:
         ended.store = store
         assert {violation.kind for violation in await ended.look(is_over=True)} == {"twice", "unrecorded", "repeated"}
+
+
+async def test_an_answer_of_the_model_that_the_record_does_not_have_is_found(tmp_path: Path) -> None:
+    ended = await trial(GOAL, tmp_path, choose=lambda _: None, keeps=True)
+    calls = ended.place.model.read_text().splitlines()
+    text = model_calls(ended.place.model)[-2].text
+    ended.place.model.write_text("\n".join([calls[0], *calls]).replace(f'"text": "{text}"', '"text": "another"') + "\n")
+    async with PlanStore(ended.place.store_url) as store:
+        ended.store = store
+        assert {violation.kind for violation in await ended.look(is_over=True)} == {"paid twice", "untrue"}

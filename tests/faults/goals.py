@@ -1,0 +1,141 @@
+"""Goals of the fault tests: the script that a goal holds, and the model that follows it and logs every call."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import JsonValue
+
+from plan_adapter.crash_points import reached
+from plan_adapter.goals import AbortIntent, ExecuteDecision, Goal, RoundAnswer, ToolCallIntent, Verdict, VerdictWord
+from plan_adapter.plan import Effect, Step
+
+Word = Literal["look", "failing", "broken", "put", "write", "unwanted", "ask", "end", "abort"]
+"""What a round of a script does: a call of a tool, one that fails, a faulty decision, a write that people reject, a question, or an end."""
+
+NOT_EXPANDED = "${{ secrets.canary }}"
+"""What the model writes in place of a secret: tools receive exactly this text."""
+UNWANTED = "unwanted-"
+"""How the body of a call begins that people reject."""
+FOR_GOOD = 99
+"""How many attempts of a step fail that never succeeds."""
+_BAR = " | "
+
+
+def goal_text(script: Sequence[Word], words: Sequence[str] = ()) -> str:
+    """Return a goal that holds a script, of which the last word is repeated, and the words that its calls repeat."""
+    return _BAR.join((" ".join(script), " ".join(words)))
+
+
+def script_of(goal: str) -> list[str]:
+    """Return the script that a goal holds."""
+    return goal.partition(_BAR)[0].split()
+
+
+def effects_of(step: Step) -> set[Effect]:
+    """Return the effects of the calls of a goal."""
+    effects: dict[str, Effect] = {"put": "idempotent_write", "write": "write"}
+    return {effects.get(word, "read") for word in script_of(step.goal or "")} | {"read"}
+
+
+def may_fail(step: Step) -> bool:
+    """Return whether a goal is likely to end without success."""
+    return step.goal is not None and (step.max_rounds is not None or "end" not in script_of(step.goal))
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """One call of the model, as it was logged before it answered."""
+
+    kind: Literal["decision", "check"]
+    step: str
+    round: int  # from 0
+    text: str  # of the answer; each answer has another one
+    told: list[str]  # what the model was told: the texts of its earlier answers
+    observed: list[str | None]  # and what came of them, by round: a token
+    context: dict[str, JsonValue]
+    pid: int
+
+
+def model_calls(path: Path) -> list[ModelCall]:
+    """Return the logged calls of the model, in their order."""
+    return [ModelCall(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class LoggedModel:
+    """Decides by the goal alone, and logs each call before it answers. Implements `goals.GoalModel`.
+
+    Like those of any model, the words of an answer are new each time.
+    """
+
+    name = "scripted"
+
+    def __init__(self, path: Path) -> None:
+        """Log into the file at `path`."""
+        self._path = path
+
+    async def decide(self, goal: Goal) -> RoundAnswer:
+        """Return what the script of the goal has for this round."""
+        script = script_of(goal.goal)
+        text = self._log("decision", goal)
+        word = script[min(len(goal.rounds), len(script) - 1)]
+        if word == "broken":
+            return RoundAnswer(faults=("it is not JSON",), text=text, tokens=1)
+        return RoundAnswer(decision=_decision(word, goal, text), text=text, tokens=1)
+
+    async def verify(self, goal: Goal) -> Verdict:
+        """Return the verdict that `done_when` has for this attempt to end the goal."""
+        text = self._log("check", goal)
+        tries = sum(one.answer.decision is not None and one.answer.decision.action == "next_plan" for one in goal.rounds)
+        verdicts = goal.done_when.split()
+        verdict: Any = verdicts[min(tries, len(verdicts) - 1)]
+        return Verdict(verdict=verdict, reason=text, tokens=1)
+
+    def _log(self, kind: Literal["decision", "check"], goal: Goal) -> str:
+        told = [one.answer.text for one in goal.rounds]
+        observed = [token_of(one.observation) for one in goal.rounds]
+        text = os.urandom(6).hex()
+        call = ModelCall(kind, goal.step_id, len(goal.rounds), text, told, observed, dict(goal.context), os.getpid())
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(file, (json.dumps(asdict(call)) + "\n").encode())
+            os.fsync(file)
+        finally:
+            os.close(file)
+        reached("mid-effect", f"{kind} read")
+        return text
+
+
+def verdicts(*words: VerdictWord) -> str:
+    """Return a `done_when` that holds the verdicts about one attempt to end the goal after the other."""
+    return " ".join(words)
+
+
+def token_of(result: JsonValue) -> str | None:
+    """Return the word that a result of a tool, or an answer, can be recognized by."""
+    found = (result.get("token") or result.get("answer")) if isinstance(result, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _decision(word: str, goal: Goal, text: str) -> ExecuteDecision:
+    last = next((token for one in reversed(goal.rounds) if (token := token_of(one.observation)) is not None), "")
+    number = len(goal.rounds)
+    match word:
+        case "ask":
+            return ExecuteDecision(action="ask_user", speak=f"What about {text}?")
+        case "abort":
+            return ExecuteDecision(action="abort", abort=AbortIntent(code="script", user_message=f"It ends with {text}"))
+        case "end":
+            cited = goal.evidence[-1].id if goal.evidence else "nothing"
+            return ExecuteDecision(action="next_plan", goal_check=f"{cited}:{last}")
+        case _:
+            name = {"failing": "look", "unwanted": "write"}.get(word, word)
+            first = f"{UNWANTED if word == 'unwanted' else ''}{goal.step_id}-{text}"
+            body = " ".join((first, *goal.goal.partition(_BAR)[2].split(), last)).rstrip()
+            arguments: dict[str, JsonValue] = {"body": body, "secret": NOT_EXPANDED, "item": number}
+            arguments |= {"fails": FOR_GOOD} if word == "failing" else {}
+            call = ToolCallIntent(name=name, arguments=arguments)
+            return ExecuteDecision(action="continue" if name == "look" else "confirm", reason=text, tool_call=call)

@@ -82,9 +82,11 @@ class Evidence:
         return row["step_id"] in self.goals
 
     def called(self, unit: Unit) -> Step | None:
-        """Return the step that a call is approved as: for a call of a goal, one with what the model decided."""
-        goal = self.goals.get(unit[0])
-        return self.steps.get(unit[0]) if goal is None or unit[1] is None else decided(self, goal, unit[1])
+        """Return the step that a call is approved as: for a call of a goal, one with what the model decided. None for the goal's end."""
+        goal, item = self.goals.get(unit[0]), unit[1]
+        if goal is None:
+            return self.steps.get(unit[0])
+        return None if item is None else decided(self, goal, item)
 
     @cached_property
     def finals(self) -> frozenset[str]:

@@ -244,7 +244,8 @@ def _written(plan: ExecutionPlan, step: Step) -> Step:
 def _is_expected(told: Told) -> bool:
     """Return whether the product may refuse with this error between two processes of one run."""
     revoked = told.error == NotApprovedError.__name__ and "revoked" in told.words
-    return revoked or (told.error == RunConflictError.__name__ and "waits" in told.words)
+    asks_first = told.error == RunConflictError.__name__ and ("waits" in told.words or "while it is unknown" in told.words)
+    return revoked or asks_first
 
 
 async def leaks(folder: Path) -> list[str]:

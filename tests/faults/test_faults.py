@@ -93,6 +93,7 @@ async def test_a_goal_that_nobody_kills_pays_each_answer_once(tmp_path: Path) ->
     ]
 
 
+@pytest.mark.thorough
 async def test_a_goal_that_is_killed_at_one_place_of_each_kind_keeps_its_promises(tmp_path: Path) -> None:
     ended = await trial(GOAL, tmp_path, choose=Each(ONE_ROUND_AT_EVERY_PLACE))
     assert ended.found == [], "\n".join(ended.told)

@@ -48,6 +48,7 @@ async def test_the_sdks_client_talks_to_it(desk: Desk) -> None:
         assert (await client.call_tool("validate_plan", {"document": DEPLOY})).structured_content == {"valid": True, "problems": []}
 
 
+@pytest.mark.thorough
 async def test_a_client_that_goes_away_ends_the_server_and_no_run(desk: Desk) -> None:
     await desk.save(PATIENT)
     server = await asyncio.create_subprocess_exec(

@@ -60,6 +60,7 @@ def go_on() -> str:
     return "gone on"
 
 
+@pytest.mark.thorough
 async def test_a_server_that_is_killed_in_the_middle_of_a_run_changes_nothing_about_the_run(
     server: Server, store: PlanStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

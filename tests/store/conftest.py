@@ -1,4 +1,7 @@
-"""Stores for tests: every test that asks for `store_url` or `store` runs on SQLite and on PostgreSQL."""
+"""Stores for tests: every test that asks for `store_url` or `store` runs on SQLite, and on PostgreSQL if its file is in ON_BOTH.
+
+`make thorough` runs all others on PostgreSQL, too.
+"""
 
 import asyncio
 import shutil
@@ -13,11 +16,25 @@ from tests.postgres import PostgresServer
 from tests.sql import Sql
 
 on_both_databases = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
-"""For a test outside of this room whose promise rests on the database: a race, a count, a trigger. Its other tests use PostgreSQL in
-`make thorough` only, because tests/store tries every method of the store on both."""
+"""For a test outside of this room whose promise rests on the database: a race, a count, a trigger."""
 
 ON_SQLITE_OR_THOROUGH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)]
 """The parameters of such a room's `store_url`."""
+
+
+ON_BOTH = ("alterations", "changes", "claims", "erasing", "gate_answers", "gates", "migrations", "retention", "runs")
+"""The files of this room whose promises rest on what the databases do differently: locks, races, triggers and clocks."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave PostgreSQL to `make thorough` in the files of this room that are not in ON_BOTH."""
+    names = {f"test_{name}.py" for name in ON_BOTH}
+    for item in items:
+        on = getattr(item, "callspec", None)
+        is_elsewhere = item.path.parent != Path(__file__).parent or item.path.name in names
+        if not is_elsewhere and on is not None and "postgresql" in on.params.values():
+            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

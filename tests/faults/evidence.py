@@ -128,12 +128,20 @@ def decided(evidence: Evidence, goal: Step, item: int) -> Step | None:
     if (call := decision["tool_call"]) is not None:
         tool, always = evidence.tools.get(call["name"]), evidence.plan.approval.always_execute if evidence.plan.approval else ()
         asks = goal.requires_approval or (tool.effect != "read" and tool.name not in always)
-        of = {"tool_name": tool.name, "effect": tool.effect, "parameters": call["arguments"], "description": decision["reason"]}
+        of = {
+            "tool_name": tool.name,
+            "effect": tool.effect,
+            "parameters": call["arguments"],
+            "description": f"A model asks for this call: {decision['reason']}",
+        }
         return goal.model_copy(update={**none, **of, "requires_approval": asks})
     if decision["action"] == "ask_user":
         question = Question(question=decision["speak"], fields={"answer": Input(type="string", title="Answer")})
     elif check is not None and check["verdict"] == "cannot_tell":
-        words = f"Is this met: {goal.done_when}\n\nThe verifier cannot tell: {check['reason']}"
+        words = f"Is this met: {goal.done_when}\n\nThe model that judges it cannot tell: {check['reason']}\n\nWhat was done:"
+        asked = next((row for (unit, _), row in evidence.attempts.items() if unit == (goal.id, item)), None)
+        if asked is not None and (whole := json.loads(asked["parameters"])["question"]).startswith(words):
+            words = whole  # it goes on with the evidence
         question = Question(question=words, fields={"met": Input(type="boolean", title="Is it met?")})
     else:
         return None

@@ -147,10 +147,10 @@ async def test_they_run_after_the_total_timeout_within_a_timeout_of_their_own(wo
     run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
     assert (run.reason, world.done) == (RunReason.TIMED_OUT, ["tidy", "failed: w"])
     plan = tidied(step("a"), finals=[step("hang", "hang"), step("next", depends_on=["hang"])])
-    plan.options.finally_timeout_ms = 50
+    plan.options.finally_timeout_ms = 500
     run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
     assert (run.status, run.reason, world.done[-1]) == (PlanStatus.PARTIAL, RunReason.UNKNOWN, "a")
-    assert run.step("hang").error == "the timeout of the `finally` steps of 0.05 s was exceeded"
+    assert run.step("hang").error == "the timeout of the `finally` steps of 0.5 s was exceeded"
     assert (run.step("hang").outcome, run.step("next").status) == (Outcome.UNKNOWN, StepStatus.SKIPPED)
     await aresolve_step(run.id, "hang", "done", by="ana", store=store)
     again = await aresume_run(run.id, tools=world.tools, store=store, offline=True)
@@ -245,7 +245,7 @@ async def test_a_gate_that_nobody_answers_does_not_hold_a_run_that_was_cancelled
     for main in ("wait", "do"):
         world.waits.clear()
         plan = tidied(step("w", main), finals=[step("tidy", "write", requires_approval=True)])
-        plan.options.finally_timeout_ms = 50
+        plan.options.finally_timeout_ms = 500
         running = asyncio.ensure_future(arun_plan(plan, tools=world.tools, store=store, offline=True, approver=CallbackApprover(answer)))
         if main == "wait":
             await world.waits.wait()

@@ -227,6 +227,7 @@ def plan(locked: Locked, *words: str, **environment: str) -> "subprocess.Complet
     return subprocess.run([*PLAN, *words], env=given, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
 
 
+@pytest.mark.thorough
 def test_a_run_with_a_gate_is_answered_in_its_form_and_shown_to_its_end(
     locked: Locked, waiting: Waiting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

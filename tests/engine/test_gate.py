@@ -135,6 +135,7 @@ async def test_when_the_gate_is_closed_elsewhere_the_flow_run_goes_on_at_once() 
     assert back[1] == "Approved by bo (os_user)"
 
 
+@pytest.mark.thorough
 async def test_setting_running_by_force_opens_nothing_however_often() -> None:
     gate = AskedGate(request_of())
     async with asked(gate) as running, get_client() as client:

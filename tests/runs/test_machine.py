@@ -232,7 +232,7 @@ def explore_all(examples: int, steps: int) -> None:
 
 
 def test_a_few_sequences_of_what_people_and_processes_do_keep_the_promise() -> None:
-    explore(examples=3, steps=14)
+    explore(examples=5, steps=14)
     assert sum(happened[f"ended at {label}"] for label in LABELS), "no process ever ended in the middle"
     assert any(what.startswith("ended ") for what in happened), "no run ever came to its end"
 

@@ -212,6 +212,19 @@ def _start_of(line: Line, evidence: Evidence) -> int | None:
     return evidence.started_in.get((line.unit, line.attempt))
 
 
+def _undone_in_order(step_id: str, later: str, evidence: Evidence) -> Iterator[Violation]:
+    """Check two steps of a group item by item."""
+    first = dict[tuple[str, int | None], int]()
+    for place, line in enumerate(evidence.lines):
+        first.setdefault((line.step, line.item), place)
+    for unit in evidence.done:
+        undone = first.get((ROLLBACK + step_id, unit[1]))
+        if unit[0] != later or undone is None or evidence.steps[later].rollback is None or not _is_undone(unit, evidence):
+            continue
+        if first.get((ROLLBACK + later, unit[1]), len(evidence.lines)) > undone:
+            yield Violation("order", f"item {unit[1]} of {step_id} was undone before that of {later}, which stands on it")
+
+
 def rollbacks_go_backwards(evidence: Evidence) -> Iterator[Violation]:
     if not any(line.step.startswith(ROLLBACK) for line in evidence.lines):
         return
@@ -224,6 +237,10 @@ def rollbacks_go_backwards(evidence: Evidence) -> Iterator[Violation]:
     undone = {step_id for step_id in evidence.steps if ROLLBACK + step_id in first}
     for step_id in undone:
         for later in _all_after(step_id, after):
+            group = evidence.steps[later].group
+            if group is not None and group == evidence.steps[step_id].group:  # each item is undone by itself
+                yield from _undone_in_order(step_id, later, evidence)
+                continue
             if evidence.steps[later].rollback is None or not any(unit[0] == later and _is_undone(unit, evidence) for unit in evidence.done):
                 continue
             if first.get(ROLLBACK + later, len(evidence.lines)) > first[ROLLBACK + step_id]:

@@ -3,6 +3,7 @@
 The loop in `execution` creates them, `agent` turns them into prompts and answers, and receipts keep them.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
@@ -14,6 +15,8 @@ from plan_adapter.plan import MAX_ROUNDS, Effect
 GoalAction: TypeAlias = Literal["continue", "ask_user", "confirm", "next_plan", "done", "abort"]
 EvidenceSource: TypeAlias = Literal["tool_observation", "write_receipt", "user_reply"]
 VerdictWord: TypeAlias = Literal["met", "not_met", "cannot_tell"]
+
+_EVIDENCE_ID = re.compile(r"(?<![A-Za-z0-9_])E[0-9]+(?![A-Za-z0-9_])")
 
 MAX_CORRECTIONS = 3
 """A goal step fails after this many faulty decisions in a row."""
@@ -63,6 +66,11 @@ class RoundAnswer(BaseModel):
     tokens: int = 0
 
 
+def cited_evidence(goal_check: str) -> list[str]:
+    """Return the ids of evidence that a `goal_check` cites, each once, in their order. Not all of them need to exist."""
+    return list(dict.fromkeys(_EVIDENCE_ID.findall(goal_check)))
+
+
 class Evidence(BaseModel):
     """A fact of the run that a `goal_check` may cite, by `id`."""
 
@@ -106,7 +114,6 @@ class Goal:
     context: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # inputs, and results of earlier steps
     rounds: tuple[Round, ...] = ()
     max_rounds: int = MAX_ROUNDS
-    needs_no_confirmation: frozenset[str] = frozenset()  # write tools that `always_execute` allows
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:

@@ -43,6 +43,12 @@ MAX_ROUNDS = 60
 EFFECTS: tuple[Effect, ...] = ("read", "idempotent_write", "write")
 """All effects, from the weakest to the strongest."""
 
+
+def strongest(effects: Collection[Effect]) -> Effect:
+    """Return the strongest of `effects`, of which there is at least one."""
+    return next(effect for effect in reversed(EFFECTS) if effect in effects)
+
+
 STEP_ID = "[A-Za-z_][A-Za-z0-9_-]{0,63}"
 """A regular expression that a whole step id must match."""
 

@@ -49,12 +49,12 @@ def as_functions(
     """
     approver = approver if approver is not None or offline else PrefectApprover()
     run = partial(arun_plan, tools=tools, approver=approver, store=store, hooks=hooks, context=context, offline=offline)
-    around = _Around(agent, approval, [*permissions], run, asks_nobody=approver is None)
-    return [_function(tool, partial(_call, tool, around)) for tool in tools]
+    calls = _AgentCalls(agent, approval, [*permissions], run, asks_nobody=approver is None)
+    return [_function(tool, partial(_call, tool, calls)) for tool in tools]
 
 
 @dataclass(frozen=True, slots=True)
-class _Around:
+class _AgentCalls:
     """What all calls of an agent share."""
 
     agent: str
@@ -90,18 +90,18 @@ def _function(tool: Tool[..., Any], call: Callable[[Mapping[str, Any]], Awaitabl
     return function
 
 
-async def _call(tool: Tool[..., Any], around: _Around, given: Mapping[str, Any]) -> JsonValue:
-    if (refusal := tool.why_not_permitted(around.permissions)) is not None:
+async def _call(tool: Tool[..., Any], calls: _AgentCalls, given: Mapping[str, Any]) -> JsonValue:
+    if (refusal := tool.why_not_permitted(calls.permissions)) is not None:
         raise ToolError(refusal)
     arguments = cast("dict[str, JsonValue]", as_json(dict(given)))
     if problems := tool.check(arguments, lambda _: False):
         raise ToolError(f"the arguments do not fit `{tool.name}`: " + "; ".join(message for _, message, _ in problems))
     if code := [name for name in sorted(tool.literal_parameters & arguments.keys()) if has_expression(str(arguments[name]))]:
         raise ToolError(f"`{code[0]}` of `{tool.name}` is code, and must not contain `${{{{ }}}}`")
-    if around.asks_nobody and tool.effect != "read":
+    if calls.asks_nobody and tool.effect != "read":
         raise NotApprovedError(f"`{tool.name}` does more than read, and nobody can be asked here: it was not called")
-    plan = _plan_of(tool, around, arguments)
-    run = await around.run(plan, inputs={"arguments": arguments} if plan.inputs else None)
+    plan = _plan_of(tool, calls, arguments)
+    run = await calls.run(plan, inputs={"arguments": arguments} if plan.inputs else None)
     step = run.step("call")
     if run.status is PlanStatus.COMPLETED:
         return step.result
@@ -113,18 +113,18 @@ async def _call(tool: Tool[..., Any], around: _Around, given: Mapping[str, Any])
     raise NotApprovedError(f"`{tool.name}` was not called: {why}")
 
 
-def _plan_of(tool: Tool[..., Any], around: _Around, arguments: Mapping[str, JsonValue]) -> ExecutionPlan:
+def _plan_of(tool: Tool[..., Any], calls: _AgentCalls, arguments: Mapping[str, JsonValue]) -> ExecutionPlan:
     """Return the plan of one call. Its arguments are the plan's input, because texts in a plan may contain expressions."""
     is_code = tool.literal_parameters
     parameters = {name: value if name in is_code else f'${{{{ inputs.arguments["{name}"] }}}}' for name, value in arguments.items()}
     values = any(name not in is_code for name in arguments)
     return ExecutionPlan(
-        name=f"{around.agent}: {tool.name}",
-        description=f"{around.agent} calls `{tool.name}`" + (f": {tool.description}" if tool.description else ""),
+        name=f"{calls.agent}: {tool.name}",
+        description=f"{calls.agent} calls `{tool.name}`" + (f": {tool.description}" if tool.description else ""),
         inputs={"arguments": Input(type="object", description=f"The arguments of `{tool.name}`.")} if values else {},
         options=ExecutionOptions(require_approval=tool.effect != "read"),
-        approval=around.approval,
+        approval=calls.approval,
         permissions=[*sorted(tool.permissions)],
         steps=[Step(id="call", tool_name=tool.name, description=tool.description, parameters=parameters)],
-        tags=[around.agent],
+        tags=[calls.agent],
     )

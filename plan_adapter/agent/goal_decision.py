@@ -14,10 +14,9 @@ from pydantic import JsonValue
 from plan_adapter.agent.answers import Reading
 from plan_adapter.agent.schema import GOAL_ACTIONS, VERDICTS
 from plan_adapter.agent.strictness import as_meant
-from plan_adapter.goals import AbortIntent, ExecuteDecision, Goal, GoalAction, ToolCallIntent, VerdictWord
+from plan_adapter.goals import AbortIntent, ExecuteDecision, Goal, GoalAction, ToolCallIntent, VerdictWord, cited_evidence
 from plan_adapter.tools.registry import ToolRegistry
 
-_EVIDENCE_ID = re.compile(r"(?<![A-Za-z0-9_])E[0-9]+(?![A-Za-z0-9_])")
 _LIST_NUMBER = re.compile(r"(?<![A-Za-z0-9.,:/_-])([0-9]{1,2})(?:[.)]\s+|、\s*)")
 
 _SPEAK: Mapping[GoalAction, str] = {
@@ -164,7 +163,7 @@ class _Reader:
         elif not goal_check:
             hint = f"say point by point why done_when is met, citing evidence ({_among(known)})"
             self.faults.append(f"`{action}` without `goal_check`: {hint}")
-        elif not (cited := list(dict.fromkeys(_EVIDENCE_ID.findall(goal_check)))):
+        elif not (cited := cited_evidence(goal_check)):
             self.faults.append(f"`goal_check` cites no evidence: name the evidence by its id, which is one of {_among(known)}")
         elif unknown := [one for one in cited if one not in known]:
             self.faults.append(f"`goal_check` cites {_among(unknown)}, which does not exist: the evidence is {_among(known)}")

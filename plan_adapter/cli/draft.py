@@ -110,14 +110,9 @@ async def draft(
             "say in words what is to be done (`-` for stdin), or continue a draft: --resume ID (`plan show --draft` lists them)"
         )
     registry = drafting_tools_of(tools or [], tool or [])
-    request = PlanRequest(
-        task=(text_of(STDIN, "the task") if task == STDIN else task).strip(),
-        context=context_of(context, faults),
-        constraints=tuple(constraint or ()),
-        max_steps=max_steps,
-        available_tools=tuple(registry.names()),
-        available_secrets=tuple(secret or ()),
-        permissions=tuple(allow or ()),
+    words = text_of(STDIN, "the task") if task == STDIN else task
+    request = request_of(
+        words, registry, context=context_of(context, faults), constraint=constraint, max_steps=max_steps, secret=secret, allow=allow
     )
     asked = None if print_prompt or answer is not None else _model(model, model_url, faults)
     faults += [*request_faults(request, registry), *destination.faults()]
@@ -125,6 +120,28 @@ async def draft(
         raise UsageError("; ".join(faults))
     job = DraftJob(request, registry, destination, as_json=json)
     return await (_plan(job, asked) if asked is not None else _draft_by_hand(job, answer))
+
+
+def request_of(
+    task: str,
+    tools: "ToolRegistry",
+    *,
+    context: str | dict[str, Any],
+    constraint: list[str] | None,
+    max_steps: int | None,
+    secret: list[str] | None,
+    allow: list[str] | None,
+) -> PlanRequest:
+    """Return the request that the options of a command make, with all of `tools`."""
+    return PlanRequest(
+        task=task.strip(),
+        context=context,
+        constraints=tuple(constraint or ()),
+        max_steps=max_steps,
+        available_tools=tuple(tools.names()),
+        available_secrets=tuple(secret or ()),
+        permissions=tuple(allow or ()),
+    )
 
 
 async def _resume(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from plan_adapter.cli import output as streams
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
-from plan_adapter.cli.draft import context_of, draft_with, request_faults
+from plan_adapter.cli.draft import context_of, draft_with, request_faults, request_of
 from plan_adapter.cli.drafting import Destination, DraftJob, draft_json, print_report
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
 from plan_adapter.cli.sources import drafting_tools_of, model_of, open_store, tools_of
@@ -66,14 +66,8 @@ async def pursue(
     """
     faults = list[str]()
     registry = drafting_tools_of(tools or [], tool or [])
-    request = PlanRequest(
-        task=goal.strip(),
-        context=context_of(context, faults),
-        constraints=tuple(constraint or ()),
-        max_steps=max_steps,
-        available_tools=tuple(registry.names()),
-        available_secrets=tuple(secret or ()),
-        permissions=tuple(allow or ()),
+    request = request_of(
+        goal, registry, context=context_of(context, faults), constraint=constraint, max_steps=max_steps, secret=secret, allow=allow
     )
     if faults := [*faults, *request_faults(request, registry)]:
         raise UsageError("; ".join(faults))

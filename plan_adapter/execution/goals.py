@@ -4,7 +4,6 @@ A start of the run that follows another goes through the same rounds again, with
 """
 
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +29,7 @@ from plan_adapter.goals import (
     RoundAnswer,
     ToolCallIntent,
     Verdict,
+    cited_evidence,
 )
 from plan_adapter.plan import MAX_ROUNDS, Input, Step
 from plan_adapter.readable import counted, cut, duration
@@ -48,7 +48,6 @@ ARGUMENTS_CHARACTERS = 500
 
 _ANSWER = {"answer": Input(type="string", title="Answer")}
 _IS_MET = {"met": Input(type="boolean", title="Is it met?")}
-_EVIDENCE_ID = re.compile(r"(?<![A-Za-z0-9_])E[0-9]+(?![A-Za-z0-9_])")
 
 
 @dataclass(slots=True)
@@ -247,7 +246,7 @@ class Pursuit:
 
     async def _abort(self, answer: RoundAnswer, decision: ExecuteDecision, *, is_earlier: bool) -> AttemptEnd | None:
         if is_earlier:
-            return self._corrected(answer, "the step ended here, and a person resumed it: go on with the goal", is_fault=False)
+            return self._corrected(answer, "the step ended here, and a person resumed it: continue with the goal", is_fault=False)
         given = decision.abort
         if given is None:
             return self._corrected(answer, "`abort` without a reason")
@@ -276,7 +275,7 @@ class Pursuit:
     async def _verdict(self, decision: ExecuteDecision, model: GoalModel) -> Verdict:
         done_when = self._scope.approved.bound.validated.done_when.get(self._step.id)
         known = [one.id for one in self._evidence]
-        cited = _EVIDENCE_ID.findall(decision.goal_check)
+        cited = cited_evidence(decision.goal_check)
         if decision.action == "done" and not self._is_last:
             return Verdict(verdict="not_met", reason="`done` ends the plan, and other steps of it are left: use `next_plan`")
         if not known:

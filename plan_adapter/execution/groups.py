@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pydantic import JsonValue
 
 from plan_adapter import graph
-from plan_adapter.canonical import call_digest
 from plan_adapter.execution.items import Items
 from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, GatedCall
 from plan_adapter.execution.scope import RunScope, as_value
-from plan_adapter.plan import EFFECTS, Step, StepStatus
-from plan_adapter.readable import call_name, counted
+from plan_adapter.plan import Step, StepStatus
+from plan_adapter.readable import counted
 from plan_adapter.record import GroupItem
 
 
@@ -116,23 +115,9 @@ class Group:
     def gated(self, item: int) -> GatedCall:
         """Return the item, or the group, as it would run now, to be approved. The digest covers its steps, their tools and the items."""
         first, is_each = self._items[item], self.step.requires_approval == "each"
-        bound = first.scope.approved.bound
         parameters: dict[str, JsonValue] = {"item": first.value} if is_each else {"items": [one.value for one in self._items]}
-        tools = {bound.validated.tools[one.id].name: bound.validated.tools[one.id].definition() for one in self.step.steps}
-        definition: dict[str, JsonValue] = {"name": "group", "tools": [tools[name] for name in sorted(tools)]}
         number, label = (item, self.labels[item]) if is_each else (None, None)
-        effects = {bound.validated.effect_of(one.id) for one in self.step.steps}
-        folder = None if bound.folder is None else bound.folder.content
-        return GatedCall(
-            step=self.step,
-            step_run=first.scope.run.step(self.step.id),
-            name=call_name(self.step.id, number, label),
-            item=number,
-            effect=next(effect for effect in reversed(EFFECTS) if effect in effects),
-            parameters=parameters,
-            approval_digest=call_digest(self.step, number, parameters, definition, folder),
-            label=label,
-        )
+        return first.scope.gated(self.step, self.step.steps, "group", parameters, item=number, label=label)
 
     def approve(self, item: int) -> None:
         """Start what waited for the approval of the item, or of the group."""

@@ -88,7 +88,7 @@ class InnerSlots(Slots):
     """The slots of a sub-plan: a limit of its own, within the slots around it."""
 
     def __init__(self, limit: int, around: Slots) -> None:
-        """Create `limit` free slots, each of which also takes one of `around`."""
+        """Create `limit` free slots. Each also takes one of `around` while it is used."""
         super().__init__(limit)
         self._around = around
 

@@ -19,7 +19,7 @@ from plan_adapter.execution.rollback_status import NEVER_KNOWN
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.execution.step import Call
-from plan_adapter.execution.sub_plans import SubPlanRun, end_of_sub_plan, gated_sub_plan, outputs_of, sub_plan_inputs, was_refused
+from plan_adapter.execution.sub_plans import SubPlanRun, end_of_sub_plan, outputs_of, sub_plan_inputs, was_refused
 from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.plan import Step, StepStatus, flattened
 from plan_adapter.readable import counted
@@ -249,7 +249,7 @@ class Scheduler:
             self.tasks.spawn(self._ask_about_plan(gates, step, inputs))
 
     async def _ask_about_plan(self, gates: StepGates, step: Step, inputs: dict[str, JsonValue]) -> None:
-        gated = gated_sub_plan(self._scope, step, inputs)
+        gated = self._scope.gated(step, flattened(step.inner), "plan", {"inputs": dict(inputs)}, item=None, label=None)
         answer = await self.asked.answer(gates, gated)
         if is_open(gated, answer):
             return self._reset(step)

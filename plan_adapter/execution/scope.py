@@ -2,16 +2,17 @@
 
 import logging
 from collections import ChainMap
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pydantic import JsonValue
 
+from plan_adapter.canonical import call_digest
 from plan_adapter.execution.cancellation import LeaveSignal, Stop
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.limits import InnerSlots, RunClock, Slots
-from plan_adapter.execution.ports import GateRefusal, Outcomes, StepGates
+from plan_adapter.execution.ports import GatedCall, GateRefusal, Outcomes, StepGates
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.secrets import RunSecrets, redact
@@ -19,7 +20,8 @@ from plan_adapter.expressions import Variables
 from plan_adapter.gates.approval import ApprovedPlan
 from plan_adapter.goals import GoalModel
 from plan_adapter.hooks import Event, EventKind, Hooks, Listener, call_hook, notify
-from plan_adapter.plan import Step, StepStatus
+from plan_adapter.plan import Step, StepStatus, strongest
+from plan_adapter.readable import call_name
 from plan_adapter.record import PlanRun, Recorder, StepRun
 
 
@@ -86,6 +88,29 @@ class RunScope:
         outer, limit = self.of(step), step.pinned.options.parallel_limit if step.pinned is not None else 1
         self.inside[step.id] = begun = replace(outer, values={}, inputs=inputs, slots=InnerSlots(limit, outer.slots))
         return begun
+
+    def gated(
+        self, step: Step, inner: Sequence[Step], kind: str, parameters: dict[str, JsonValue], *, item: int | None, label: str | None
+    ) -> GatedCall:
+        """Return the steps `inner` of `step` as they would run now with `parameters`, to be approved together.
+
+        The digest covers the steps, their tools and the parameters. `kind` says what `step` is: a group, or a plan that it runs.
+        """
+        bound = self.approved.bound
+        called = [one for one in inner if one.id in bound.validated.tools]
+        tools = {tool.name: tool.definition() for one in called for tool in bound.validated.tools_of(one.id)}
+        definition: dict[str, JsonValue] = {"name": kind, "tools": [tools[name] for name in sorted(tools)]}
+        folder = None if bound.folder is None else bound.folder.content
+        return GatedCall(
+            step=step,
+            step_run=self.run.step(step.id),
+            name=call_name(step.id, item, label),
+            item=item,
+            effect=strongest({bound.validated.effect_of(one.id) for one in called}),
+            parameters=parameters,
+            approval_digest=call_digest(step, item, parameters, definition, folder),
+            label=label,
+        )
 
     def of_item(self, values: MutableMapping[str, dict[str, JsonValue]]) -> "RunScope":
         """Return the scope of an item of a group. Expressions there see `values`, how the steps of the item ended, before all others."""

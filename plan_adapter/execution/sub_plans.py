@@ -6,13 +6,12 @@ from typing import cast
 
 from pydantic import JsonValue
 
-from plan_adapter.canonical import call_digest
 from plan_adapter.errors import ExpressionError
-from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, AttemptOutcome, GatedCall
+from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, AttemptOutcome
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.expressions import Template
-from plan_adapter.plan import EFFECTS, Step, StepStatus, flattened
+from plan_adapter.plan import Step, StepStatus
 from plan_adapter.record import Outcome, StepRun
 from plan_adapter.validation.sub_plans import fill_inputs
 
@@ -36,26 +35,6 @@ def sub_plan_inputs(scope: RunScope, step: Step) -> dict[str, JsonValue]:
     if wrong:
         raise ExpressionError(wrong)
     return values
-
-
-def gated_sub_plan(scope: RunScope, step: Step, inputs: Mapping[str, JsonValue]) -> GatedCall:
-    """Return a sub-plan as it would run now, to be approved. The digest covers its plan, its tools and its inputs."""
-    bound = scope.approved.bound
-    inner = [one for one in flattened(step.inner) if one.id in bound.validated.tools]
-    tools = {bound.validated.tools[one.id].name: bound.validated.tools[one.id].definition() for one in inner}
-    effects = {bound.validated.effect_of(one.id) for one in inner}
-    parameters: dict[str, JsonValue] = {"inputs": dict(inputs)}
-    definition: dict[str, JsonValue] = {"name": "plan", "tools": [tools[name] for name in sorted(tools)]}
-    folder = None if bound.folder is None else bound.folder.content
-    return GatedCall(
-        step=step,
-        step_run=scope.run.step(step.id),
-        name=step.id,
-        item=None,
-        effect=next(effect for effect in reversed(EFFECTS) if effect in effects),
-        parameters=parameters,
-        approval_digest=call_digest(step, None, parameters, definition, folder),
-    )
 
 
 def end_of_sub_plan(runs: Collection[StepRun], without_call: Collection[str]) -> AttemptEnd | None:

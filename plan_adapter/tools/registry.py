@@ -49,7 +49,7 @@ class ToolRegistry:
         """
         brought = cls.named(imports)
         chosen = cls((*_builtins(), brought)).subset(*names)
-        own = set(brought.names()) - {as_tool(tool).name for tool in _builtins()}
+        own = set(brought.names()).difference(cls(_builtins()).names())
         return chosen if own.intersection(names) else cls([brought, chosen])
 
     def add(self, item: object) -> None:

@@ -13,7 +13,7 @@ from plan_adapter.canonical import approval_digest, plan_digest
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.expressions import INPUT_NAME, Declarations, Template, compile_template
 from plan_adapter.graph import topological_order, transitive_reduction
-from plan_adapter.plan import EFFECTS, Effect, ExecutionPlan, Step
+from plan_adapter.plan import Effect, ExecutionPlan, Step, strongest
 from plan_adapter.problems import Problem
 from plan_adapter.record import RunFolder
 from plan_adapter.run_window import problem_of
@@ -64,14 +64,17 @@ class ValidatedPlan:
         """Return the effect of the call that a step makes: of a goal, the strongest of its tools. One with inner steps calls nothing."""
         step = self.steps[step_id]
         if step_id in self.goal_tools:
-            effects = {tool.effect for tool in self.goal_tools[step_id].values()}
-            return next(effect for effect in reversed(EFFECTS) if effect in effects)
+            return strongest({tool.effect for tool in self.goal_tools[step_id].values()})
         return "read" if step.inner else step.effect or self.tools[step_id].effect
 
     def goal_effects(self, step_id: str, *, asked: bool = True) -> dict[str, Effect]:
         """Return the effects of the tools of a goal, by name. With `asked`, those that the plan always executes are left out."""
         allowed = self.plan.approval.always_execute if self.plan.approval is not None and asked else ()
         return {name: tool.effect for name, tool in self.goal_tools.get(step_id, {}).items() if name not in allowed}
+
+    def tools_of(self, step_id: str) -> list[Tool[..., Any]]:
+        """Return the tool of a step, or the tools that the model of a goal may use as well."""
+        return [self.tools[step_id], *self.goal_tools.get(step_id, {}).values()]
 
     @property
     def used_tools(self) -> dict[str, Tool[..., Any]]:

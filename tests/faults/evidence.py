@@ -40,7 +40,7 @@ class Evidence:
     lines: Sequence[Line]
     standing: Sequence[StandingApproval] = ()
     secret: str = ""
-    is_over: bool = False  # nobody will go on with it
+    is_over: bool = False  # nobody will resume it
     leaks: Sequence[str] = ()  # the files in which the secret stands
     model_calls: Sequence[ModelCall] = ()
 
@@ -141,7 +141,7 @@ def decided(evidence: Evidence, goal: Step, item: int) -> Step | None:
         words = f"Is this met: {goal.done_when}\n\nThe model that judges it cannot tell: {check['reason']}\n\nWhat was done:"
         asked = next((row for (unit, _), row in evidence.attempts.items() if unit == (goal.id, item)), None)
         if asked is not None and (whole := json.loads(asked["parameters"])["question"]).startswith(words):
-            words = whole  # it goes on with the evidence
+            words = whole  # the evidence follows
         question = Question(question=words, fields={"met": Input(type="boolean", title="Is it met?")})
     else:
         return None

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from plan_adapter import ExecutionPlan, ToolContext, ToolRegistry, tool
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolContext, ToolRegistry, arun_plan, tool
 from plan_adapter.plan import Rollback, Step
 
 
@@ -45,6 +45,11 @@ class Cluster:
             await asyncio.Event().wait()
 
         self.tools = ToolRegistry([do, look, hang])
+
+
+async def run(plan: ExecutionPlan, cluster: Cluster, store: PlanStore) -> PlanRun:
+    """Run `plan` offline on the nodes of `cluster`."""
+    return await arun_plan(plan, tools=cluster.tools, store=store, offline=True)
 
 
 def act(name: str, *after: str, tool_name: str = "do", undo: bool = False, **fields: Any) -> Step:

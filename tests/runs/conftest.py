@@ -7,6 +7,7 @@ import pytest
 
 from plan_adapter import PlanStore
 from plan_adapter.settings import Settings
+from tests.runs.cluster import Cluster
 from tests.runs.drained import World
 from tests.sql import Sql
 from tests.store.conftest import ON_SQLITE_OR_THOROUGH, store_at
@@ -24,6 +25,12 @@ async def store(home: Path) -> AsyncIterator[PlanStore]:
     """Return the default store."""
     async with PlanStore() as store:
         yield store
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """Return nodes to which nothing was done."""
+    return Cluster()
 
 
 @pytest.fixture

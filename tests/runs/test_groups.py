@@ -5,12 +5,10 @@ import signal
 from pathlib import Path
 from uuid import UUID
 
-import pytest
 from prefect.client.schemas.objects import TaskRunResult
 from pydantic import JsonValue
 
 from plan_adapter import (
-    ExecutionPlan,
     PlanStatus,
     PlanStore,
     StepStatus,
@@ -26,21 +24,12 @@ from plan_adapter import (
 from plan_adapter.engine.connection import Server
 from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.plan import Input, Rollback, Step
-from plan_adapter.record import PlanRun, RunReason
+from plan_adapter.record import RunReason
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from tests.engine.calls import task_runs
 from tests.processes import Program
-from tests.runs.cluster import Cluster, act, rolling
-
-
-@pytest.fixture
-def cluster() -> Cluster:
-    return Cluster()
-
-
-async def run(plan: ExecutionPlan, cluster: Cluster, store: PlanStore) -> PlanRun:
-    return await arun_plan(plan, tools=cluster.tools, store=store, offline=True)
+from tests.runs.cluster import Cluster, act, rolling, run
 
 
 async def test_one_item_ends_before_the_next_begins(cluster: Cluster, store: PlanStore) -> None:

@@ -16,11 +16,6 @@ from tests.runs.sub_plans import around, do, site
 ASKED = ExecutionOptions()
 
 
-@pytest.fixture
-def cluster() -> Cluster:
-    return Cluster()
-
-
 def answering(asked: list[ApprovalRequest], refused: str | None = None) -> CallbackApprover:
     async def answer(request: ApprovalRequest) -> bool:
         asked.append(request)

@@ -28,22 +28,13 @@ from plan_adapter.engine.connection import Server
 from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.execution.items import recorded_items
 from plan_adapter.plan import ExecutionOptions, Input, Step
-from plan_adapter.record import PlanRun, RunReason
+from plan_adapter.record import RunReason
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from tests.engine.calls import task_runs
 from tests.processes import Program
-from tests.runs.cluster import Cluster
+from tests.runs.cluster import Cluster, run
 from tests.runs.sub_plans import around, do, site
-
-
-@pytest.fixture
-def cluster() -> Cluster:
-    return Cluster()
-
-
-async def run(plan: ExecutionPlan, cluster: Cluster, store: PlanStore) -> PlanRun:
-    return await arun_plan(plan, tools=cluster.tools, store=store, offline=True)
 
 
 async def test_a_sub_plan_has_its_own_inputs_and_steps_and_gives_its_outputs(cluster: Cluster, store: PlanStore) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel
     from plan_adapter.agent.plan_tools import plan_tool, tool_inputs
     from plan_adapter.agent.planner import Planner
+    from plan_adapter.approvals import Approval, ApprovalRequest, Gate, StandingApproval
     from plan_adapter.documents import dump_plan, read_document
     from plan_adapter.drafts import Draft, PlanRequest
     from plan_adapter.errors import (
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     from plan_adapter.gates.terminal import TerminalApprover
     from plan_adapter.hooks import Hooks
     from plan_adapter.loading import aload_plan, load_plan
-    from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, PlanStatus, Step, StepStatus
+    from plan_adapter.options import ExecutionOptions, Input
+    from plan_adapter.plan import ExecutionPlan, Step
     from plan_adapter.problems import Problem
-    from plan_adapter.record import Approval, ApprovalRequest, Gate, PlanRun, PlanSummary, RunContext, RunReason, StandingApproval, StepRun
+    from plan_adapter.record import PlanRun, PlanSummary, RunContext, StepRun
     from plan_adapter.runner import (
         acancel_run,
         aresolve_step,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
         run_plan,
     )
     from plan_adapter.session import PlanSession
+    from plan_adapter.status import PlanStatus, RunReason, StepStatus
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tool_functions import as_functions
     from plan_adapter.tools.probing import Done, NotDone
@@ -63,6 +66,7 @@ _HOMES = {
     "agent.openai_model": ("OpenAIModel",),
     "agent.plan_tools": ("plan_tool", "tool_inputs"),
     "agent.planner": ("Planner",),
+    "approvals": ("Approval", "ApprovalRequest", "Gate", "StandingApproval"),
     "documents": ("dump_plan", "read_document"),
     "drafts": ("Draft", "PlanRequest"),
     "errors": (
@@ -85,9 +89,10 @@ _HOMES = {
     "gates.terminal": ("TerminalApprover",),
     "hooks": ("Hooks",),
     "loading": ("aload_plan", "load_plan"),
-    "plan": ("ExecutionOptions", "ExecutionPlan", "Input", "PlanStatus", "Step", "StepStatus"),
+    "options": ("ExecutionOptions", "Input"),
+    "plan": ("ExecutionPlan", "Step"),
     "problems": ("Problem",),
-    "record": ("Approval", "ApprovalRequest", "Gate", "PlanRun", "PlanSummary", "RunContext", "RunReason", "StandingApproval", "StepRun"),
+    "record": ("PlanRun", "PlanSummary", "RunContext", "StepRun"),
     "runner": (
         "acancel_run",
         "aresolve_step",
@@ -102,6 +107,7 @@ _HOMES = {
         "run_plan",
     ),
     "session": ("PlanSession",),
+    "status": ("PlanStatus", "RunReason", "StepStatus"),
     "store.store": ("PlanStore",),
     "tools.probing": ("Done", "NotDone"),
     "tools.registry": ("ToolRegistry",),

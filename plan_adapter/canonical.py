@@ -10,7 +10,8 @@ import rfc8785
 from pydantic import JsonValue
 
 from plan_adapter.errors import InvalidPlanError
-from plan_adapter.plan import EFFECTS, ExecutionPlan, Step, step_document
+from plan_adapter.options import EFFECTS
+from plan_adapter.plan import ExecutionPlan, Step, step_document
 from plan_adapter.values import find_bad_values, join
 
 _Document: TypeAlias = dict[str, JsonValue]

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Protocol, assert_never
 
-from plan_adapter.plan import CallKind
+from plan_adapter.approvals import Decision, GateKind
+from plan_adapter.options import CallKind
 from plan_adapter.readable import call_name, item_option, listed
-from plan_adapter.record import Decision, GateKind, PlanRun
+from plan_adapter.record import PlanRun
 
 NAMED = 20
 """The most steps that one list names."""

@@ -7,7 +7,8 @@ from typing import Literal, TypeAlias
 
 from pydantic import JsonValue
 
-from plan_adapter.plan import ExecutionOptions, ExecutionPlan, new_id
+from plan_adapter.options import ExecutionOptions
+from plan_adapter.plan import ExecutionPlan, new_id
 from plan_adapter.problems import Problem
 
 Rung: TypeAlias = Literal["strict_schema", "schema", "json_object", "tool_call", "text"]

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
+from plan_adapter.approvals import Resolution, StandingApproval
 from plan_adapter.expressions import Declarations, compile_template
 from plan_adapter.listing import goal_facts, indented, policy_facts, step_listing, step_patience
-from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus, flattened
+from plan_adapter.options import ExecutionOptions, Input
+from plan_adapter.plan import ExecutionPlan, Step, flattened
 from plan_adapter.readable import as_text, code, counted, duration, moment, prose, redacted
-from plan_adapter.record import AUTHOR, Attempt, Outcome, PlanRun, Receipt, Resolution, RunReason, StandingApproval, StepRun
+from plan_adapter.record import AUTHOR, Attempt, PlanRun, Receipt, StepRun
+from plan_adapter.status import Outcome, RunReason, StepStatus
 
 if TYPE_CHECKING:
     from plan_adapter.rounds import RoundRecord

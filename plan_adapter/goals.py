@@ -10,7 +10,8 @@ from typing import Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from plan_adapter.plan import MAX_ROUNDS, Effect
+from plan_adapter.options import Effect
+from plan_adapter.plan import MAX_ROUNDS
 
 GoalAction: TypeAlias = Literal["continue", "ask_user", "confirm", "next_plan", "done", "abort"]
 EvidenceSource: TypeAlias = Literal["tool_observation", "write_receipt", "user_reply"]

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
-from plan_adapter.record import Gate, PlanRun, StepRun
+from plan_adapter.approvals import Gate
+from plan_adapter.record import PlanRun, StepRun
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping
 
 from pydantic import JsonValue
 
-from plan_adapter.plan import EFFECTS, MAX_ROUNDS, ApprovalPolicy, Effect, ExecutionPlan, Input, Step
+from plan_adapter.options import EFFECTS, ApprovalPolicy, Effect, Input
+from plan_adapter.plan import MAX_ROUNDS, ExecutionPlan, Step
 from plan_adapter.readable import as_text, code, counted, duration, fenced, prose
 
 REPLAN_FACT = "when failed steps end the run: a model redrafts the remaining steps, at most twice, and each new version needs an approval"

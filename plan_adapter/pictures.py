@@ -4,7 +4,8 @@ import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 
 from plan_adapter import graph
-from plan_adapter.plan import EFFECTS, Effect, Step
+from plan_adapter.options import EFFECTS, Effect
+from plan_adapter.plan import Step
 from plan_adapter.readable import counted, one_line
 
 NODES = 60

@@ -10,7 +10,8 @@ from pydantic import JsonValue
 from plan_adapter import graph
 from plan_adapter.expressions import Prediction, has_expression
 from plan_adapter.listing import goal_facts, indented, policy_facts, step_listing, step_patience
-from plan_adapter.plan import EFFECTS, Effect, ExecutionOptions, ExecutionPlan, Step
+from plan_adapter.options import EFFECTS, Effect, ExecutionOptions
+from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.readable import MAX_NAME_CHARACTERS, as_text, code, cut, duration, one_line, prose, redacted, without_passwords
 from plan_adapter.validation import ValidatedPlan
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from plan_adapter.plan import CallKind
+    from plan_adapter.options import CallKind
 
 MASK = "***"
 """The replacement for a secret."""

@@ -8,7 +8,8 @@ from pydantic import JsonValue
 
 from plan_adapter.goals import Evidence, RoundAnswer
 from plan_adapter.readable import code, cut, prose
-from plan_adapter.record import Outcome, Receipt
+from plan_adapter.record import Receipt
+from plan_adapter.status import Outcome
 
 CELL_CHARACTERS = 300
 """How much of the summary of evidence a table shows."""

@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from plan_adapter.plan import RunWindow
+from plan_adapter.options import RunWindow
 
 
 def opens_at(window: RunWindow, now: datetime) -> datetime | None:

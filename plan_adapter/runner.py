@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import JsonValue
 
+from plan_adapter.approvals import Approval, Resolution
 from plan_adapter.drafts import Draft
 from plan_adapter.gates.approval import Approver, requires_approval
 from plan_adapter.gates.approvers import PrefectApprover
 from plan_adapter.hooks import Hooks
-from plan_adapter.plan import CallKind, ExecutionPlan
+from plan_adapter.options import CallKind
+from plan_adapter.plan import ExecutionPlan
 from plan_adapter.readable import call_name, one_line
-from plan_adapter.record import Approval, PlanRun, Resolution, RunContext
+from plan_adapter.record import PlanRun, RunContext
 from plan_adapter.runs.approval import open_detached
 from plan_adapter.runs.folders import in_folder
 from plan_adapter.runs.permissions import require_approver, require_operator

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, TypeAdapter, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from plan_adapter.plan import Effect, KnownBy
+from plan_adapter.options import Effect, KnownBy
 
 
 class Settings(BaseSettings):

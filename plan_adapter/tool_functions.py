@@ -14,9 +14,11 @@ from plan_adapter.expressions import has_expression
 from plan_adapter.gates.approval import Approver
 from plan_adapter.gates.approvers import PrefectApprover
 from plan_adapter.hooks import Hooks
-from plan_adapter.plan import ApprovalPolicy, ExecutionOptions, ExecutionPlan, Input, PlanStatus, Step
-from plan_adapter.record import Outcome, PlanRun, RunContext, RunReason
+from plan_adapter.options import ApprovalPolicy, ExecutionOptions, Input
+from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.record import PlanRun, RunContext
 from plan_adapter.runner import arun_plan
+from plan_adapter.status import Outcome, PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool, as_json

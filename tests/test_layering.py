@@ -26,7 +26,8 @@ ROWS: tuple[frozenset[str], ...] = tuple(
     for row in (
         "problems graph readable crash_points",
         "errors values",
-        "plan expressions",
+        "options status",
+        "plan expressions approvals",
         "settings private_files credentials record",
         "canonical documents drafts goals listing plan_import run_window tools secrets",
         "commands",

@@ -11,7 +11,8 @@ from plan_adapter.agent.replan import RemainingPlan
 from plan_adapter.agent.schema import ACTIONS, COMPLEXITIES
 from plan_adapter.agent.strictness import as_meant
 from plan_adapter.documents import read_document
-from plan_adapter.plan import EFFECTS, ExecutionPlan
+from plan_adapter.options import EFFECTS
+from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import Problem
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import lint

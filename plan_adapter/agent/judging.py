@@ -9,7 +9,7 @@ from plan_adapter.agent.replan import RemainingPlan
 from plan_adapter.drafts import Draft, KeptConstraint, PlanRequest
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.graph import ancestors_of
-from plan_adapter.plan import ExecutionOptions
+from plan_adapter.options import ExecutionOptions
 from plan_adapter.problems import Problem
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import ValidatedPlan, validate

@@ -9,7 +9,8 @@ from typing import Any, cast, get_args
 from pydantic import JsonValue
 
 from plan_adapter.goals import GoalAction, VerdictWord
-from plan_adapter.plan import EFFECTS, STEP_ID
+from plan_adapter.options import EFFECTS
+from plan_adapter.plan import STEP_ID
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 

@@ -10,9 +10,9 @@ from plan_adapter.agent.prompts import block
 from plan_adapter.agent.redaction import text_for_model
 from plan_adapter.errors import ModelError
 from plan_adapter.execution.secrets import Redactor
-from plan_adapter.plan import StepStatus
 from plan_adapter.readable import counted, cut, redacted
 from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.status import StepStatus
 
 SYSTEM = """\
 You tell a person what came of a goal that they set. You see the goal and the record of the run that pursued it.

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, assert_never
 
+from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Decision, Gate, Resolution
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import after_changes
 from plan_adapter.cli.asking import agrees, is_at_terminal
@@ -22,10 +23,12 @@ from plan_adapter.gates.identity import ProofContext, approval_from, proved
 from plan_adapter.gates.signatures import default_key, sign
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.gates.text import without_picture
-from plan_adapter.plan import GOAL, CallKind, PlanStatus
+from plan_adapter.options import CallKind
+from plan_adapter.plan import GOAL
 from plan_adapter.readable import code, listed, means_item, one_line
-from plan_adapter.record import Answer, Approval, ApprovalRequest, Decision, Gate, PlanRun, Resolution, RunReason
+from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
+from plan_adapter.status import PlanStatus, RunReason
 
 if TYPE_CHECKING:
     from pydantic import JsonValue

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from plan_adapter.approvals import Approval, Gate, StandingApproval
 from plan_adapter.cli.records import gate_place
 from plan_adapter.commands import answer_command, resume_asked, resume_command
 from plan_adapter.gates.approval import no_approver, os_user, refusal, requires_approval
-from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import call_name, duration, listed, moment, prose
-from plan_adapter.record import Approval, Gate, PlanRun, StandingApproval
+from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
+from plan_adapter.status import PlanStatus
 
 if TYPE_CHECKING:
     from plan_adapter.execution.history import Unit

@@ -4,13 +4,13 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from plan_adapter.approvals import Approval, ApprovalRequest, GatePolicy
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import Approver, answer_to, os_user, refusal
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.gates.fields import ask_value
 from plan_adapter.gates.terminal import Edit, TerminalApprover
 from plan_adapter.readable import counted, one_line
-from plan_adapter.record import Approval, ApprovalRequest, GatePolicy
 from plan_adapter.validation.inputs import read_values
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.cli.servers import show_end
 from plan_adapter.cli.sources import open_store, tools_of
 from plan_adapter.gates.approval import os_user
-from plan_adapter.plan import PlanStatus
 from plan_adapter.settings import Settings
+from plan_adapter.status import PlanStatus
 
 ASKED = "the process that runs it has been asked to stop"
 

@@ -54,8 +54,7 @@ async def has_unknown_rollback(run_id: str, store: "PlanStore") -> bool:
 def code_of_run(run: "PlanRun") -> ExitCode:
     """Return the exit code for the status of `run`."""
     # Only for a command that runs a plan.
-    from plan_adapter.plan import PlanStatus
-    from plan_adapter.record import RunReason
+    from plan_adapter.status import PlanStatus, RunReason
 
     by_reason = {
         RunReason.REJECTED: ExitCode.REJECTED,

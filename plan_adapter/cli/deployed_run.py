@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from plan_adapter.approvals import Gate
 from plan_adapter.cli import output
 from plan_adapter.cli.asking import ask_missing_inputs, is_at_terminal
 from plan_adapter.cli.codes import ExitCode, code_with_rollbacks
@@ -17,10 +18,10 @@ from plan_adapter.engine.connection import Server, ui_hint, use_server
 from plan_adapter.engine.deployments import DeployedRunbook, Deployer, FlowRunEnd, deployer
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.hooks import Event, EventKind
-from plan_adapter.plan import StepStatus
 from plan_adapter.readable import one_line, safe_name
-from plan_adapter.record import Gate, PlanRun, RunReason
+from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
+from plan_adapter.status import RunReason, StepStatus
 from plan_adapter.validation.inputs import read_values
 
 if TYPE_CHECKING:

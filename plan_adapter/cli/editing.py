@@ -18,8 +18,9 @@ from plan_adapter.gates.conversation import Conversation
 from plan_adapter.validation import bind_inputs, validate
 
 if TYPE_CHECKING:
+    from plan_adapter.approvals import ApprovalRequest
     from plan_adapter.plan import ExecutionPlan
-    from plan_adapter.record import ApprovalRequest, PlanRun
+    from plan_adapter.record import PlanRun
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry
 

@@ -10,8 +10,8 @@ from typing import IO, Literal
 from plan_adapter.cli import output as streams
 from plan_adapter.cli.codes import ExitCode
 from plan_adapter.cli.sources import open_store, plan_of, policy_of_store, tools_of
+from plan_adapter.options import Effect
 from plan_adapter.pictures import mermaid
-from plan_adapter.plan import Effect
 from plan_adapter.runbooks.aster import as_aster
 from plan_adapter.settings import Settings
 from plan_adapter.validation import validate

@@ -25,9 +25,9 @@ from plan_adapter.execution.cancellation import LeaveSignal
 from plan_adapter.execution.printing import captured_prints
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.hooks import Event
-from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import as_text
 from plan_adapter.settings import Settings
+from plan_adapter.status import PlanStatus
 
 if TYPE_CHECKING:
     from plan_adapter.engine.local_server import PendingServer

@@ -16,7 +16,7 @@ from plan_adapter.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from plan_adapter.record import Approval, Gate
+    from plan_adapter.approvals import Approval, Gate
     from plan_adapter.store.store import PlanStore
 
 MOST = 1_000_000

@@ -17,9 +17,9 @@ from plan_adapter.cli.progress import CarriedSummary, LinkOnce, Links, form_line
 from plan_adapter.cli.records import ASCII_MARKS, MARKS, step_end
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.hooks import Event
-from plan_adapter.plan import StepStatus
 from plan_adapter.readable import duration, one_line, visible
 from plan_adapter.record import StepRun
+from plan_adapter.status import StepStatus
 
 STYLES = {StepStatus.COMPLETED: "green", StepStatus.FAILED: "red", StepStatus.SKIPPED: "yellow"}
 WIDEST_ID = 32

@@ -16,8 +16,9 @@ from plan_adapter.cli.sources import open_store
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import NoServerError
 from plan_adapter.readable import call_name, counted
-from plan_adapter.record import Outcome, PlanRun, Receipt
+from plan_adapter.record import PlanRun, Receipt
 from plan_adapter.settings import Settings
+from plan_adapter.status import Outcome
 
 if TYPE_CHECKING:
     from plan_adapter.store.store import PlanStore

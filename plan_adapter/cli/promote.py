@@ -14,11 +14,12 @@ from plan_adapter.cli.records import saved_json
 from plan_adapter.cli.sources import find_run, open_store, tools_of
 from plan_adapter.errors import StoreError
 from plan_adapter.gates.approval import os_user
-from plan_adapter.plan import ExecutionPlan, PlanStatus, StepStatus
+from plan_adapter.plan import ExecutionPlan
 from plan_adapter.readable import moment
 from plan_adapter.runbooks.promote import Promotion
 from plan_adapter.runbooks.promote import promote as promoted
 from plan_adapter.settings import Settings
+from plan_adapter.status import PlanStatus, StepStatus
 
 if TYPE_CHECKING:
     from plan_adapter.record import PlanRun

@@ -3,19 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from plan_adapter.approvals import Decision, Resolution
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.commands import Question, answer_command
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.gates.fields import ask_fields
-from plan_adapter.record import Decision, Resolution
 from plan_adapter.validation.inputs import read_values
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from plan_adapter.plan import Input
+    from plan_adapter.options import Input
 
 
 def refuse_other_kind(asked: Question, decision: Decision | Resolution, fields: Sequence[str] | None, *, api: bool = False) -> None:

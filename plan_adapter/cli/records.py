@@ -3,11 +3,12 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from plan_adapter.approvals import Gate, GateKind
 from plan_adapter.commands import answer_command
 from plan_adapter.hooks import Event
-from plan_adapter.plan import StepStatus
 from plan_adapter.readable import call_name, counted, duration, one_line
-from plan_adapter.record import Gate, GateKind, Outcome, PlanRun, StepRun
+from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.status import Outcome, StepStatus
 
 if TYPE_CHECKING:
     from plan_adapter.store.plans import PlanVersion

@@ -5,6 +5,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from plan_adapter.approvals import ApprovalRequest, Decision, GatePolicy
 from plan_adapter.cli import output
 from plan_adapter.cli.answers import (
     AnswerOptions,
@@ -29,13 +30,13 @@ from plan_adapter.engine.connection import Server
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.readable import call_name, means_item
-from plan_adapter.record import LEAST_ID_CHARACTERS, ApprovalRequest, Decision, GatePolicy
+from plan_adapter.record import LEAST_ID_CHARACTERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from plan_adapter.engine.gate_forms import OpenForm
-    from plan_adapter.plan import Input
+    from plan_adapter.options import Input
     from plan_adapter.settings import Settings
 
 REFUSAL_SECONDS = 3.0

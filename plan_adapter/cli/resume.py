@@ -13,10 +13,10 @@ from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server,
 from plan_adapter.cli.sources import open_store, resume_options_of, tools_of
 from plan_adapter.commands import answer_command
 from plan_adapter.errors import RunConflictError
-from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import call_name, moment, one_line
-from plan_adapter.record import PlanRun, RunReason
+from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
+from plan_adapter.status import PlanStatus, RunReason
 
 if TYPE_CHECKING:
     from plan_adapter.execution.history import ResumeOptions

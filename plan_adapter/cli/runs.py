@@ -15,10 +15,10 @@ from plan_adapter.cli.sources import names_of_runbook, open_store, status_of
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.policy import EffectivePolicy, effective_policy
 from plan_adapter.gates.signatures import allowed_signers, signer
-from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import counted, duration, moment, one_line
 from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
+from plan_adapter.status import PlanStatus
 
 if TYPE_CHECKING:
     from plan_adapter.store.signed import Signed

@@ -16,10 +16,10 @@ from plan_adapter.cli.codes import UsageError
 from plan_adapter.documents import is_test_file, read_document, read_file, read_mapping
 from plan_adapter.errors import InvalidPlanError, ModelError, RunConflictError
 from plan_adapter.loading import STORED, pin_files, pin_stored, stored_plan
-from plan_adapter.plan import PlanStatus
 from plan_adapter.problems import did_you_mean
 from plan_adapter.readable import one_line, safe_name
 from plan_adapter.settings import Settings
+from plan_adapter.status import PlanStatus
 
 if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel

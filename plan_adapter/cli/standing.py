@@ -19,8 +19,8 @@ from plan_adapter.settings import Settings
 from plan_adapter.validation import ValidatedPlan, validate
 
 if TYPE_CHECKING:
+    from plan_adapter.approvals import StandingApproval
     from plan_adapter.gates.policy import EffectivePolicy
-    from plan_adapter.record import StandingApproval
 
 LISTED = 100
 

@@ -9,7 +9,8 @@ from pydantic import BaseModel, JsonValue
 from pydantic.alias_generators import to_camel, to_pascal, to_snake
 
 from plan_adapter.documents.nodes import Node
-from plan_adapter.plan import ApprovalPolicy, Concurrency, ExecutionOptions, ExecutionPlan, Input, Question, Rollback, RunWindow, Step
+from plan_adapter.options import ApprovalPolicy, Concurrency, ExecutionOptions, Input, Question, RunWindow
+from plan_adapter.plan import ExecutionPlan, Rollback, Step
 from plan_adapter.problems import Problem, did_you_mean
 from plan_adapter.values import join
 

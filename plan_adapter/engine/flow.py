@@ -21,7 +21,8 @@ from plan_adapter.engine.gate_prompt import left_form
 from plan_adapter.engine.internals import busy_retries, confirm, end_queues, forget, let_flows_check_parameters, rescue, undelivered
 from plan_adapter.engine.states import state_of_error, state_of_run
 from plan_adapter.errors import NoServerError, PlanAdapterError
-from plan_adapter.plan import ExecutionPlan, Input, InputType
+from plan_adapter.options import Input, InputType
+from plan_adapter.plan import ExecutionPlan
 from plan_adapter.preview import run_name
 from plan_adapter.readable import MAX_NAME_CHARACTERS, one_line, prose, safe_name
 from plan_adapter.record import PlanRun

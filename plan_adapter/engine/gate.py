@@ -16,13 +16,13 @@ from prefect.exceptions import Pause
 from prefect.input import keyset_from_base_key
 from prefect.states import Cancelled, Completed, Failed, Suspended
 
+from plan_adapter.approvals import Approval, ApprovalRequest, Decision, Gate, GateKind
 from plan_adapter.engine.connection import under_worker
 from plan_adapter.engine.form import ARTIFACT, description_of, form_of
 from plan_adapter.engine.gate_display import Tell, labels_of, place_of, publish_text, read_labels, teller, waiting
 from plan_adapter.engine.gate_prompt import FIRST_WAIT, LAST_WORD_SECONDS, LONGEST_WAIT, TROUBLE, GateCancelledError, Prompt, takes_codes
 from plan_adapter.gates.approval import Asking
 from plan_adapter.readable import one_line, prose, safe_name
-from plan_adapter.record import Approval, ApprovalRequest, Decision, Gate, GateKind
 
 log = logging.getLogger(__name__)
 

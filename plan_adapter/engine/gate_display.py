@@ -13,10 +13,11 @@ from prefect.context import FlowRunContext
 from prefect.events import emit_event
 from prefect.logging.loggers import flow_run_logger
 
+from plan_adapter.approvals import Approval, ApprovalRequest, Gate, GateKind
 from plan_adapter.commands import answer_command
-from plan_adapter.plan import CallKind
+from plan_adapter.options import CallKind
 from plan_adapter.readable import call_name, one_line
-from plan_adapter.record import Approval, ApprovalRequest, Gate, GateKind, PlanRun
+from plan_adapter.record import PlanRun
 
 MAX_WORDS = 500
 

@@ -19,14 +19,14 @@ from prefect.input import aread_flow_run_input, keyset_from_base_key
 from prefect.states import Cancelled, Scheduled
 from pydantic import JsonValue
 
+from plan_adapter.approvals import Answer, Approval, Gate
 from plan_adapter.engine.connection import describe_server_error
 from plan_adapter.engine.form import NotAnAnswerError, answer_of, text_shown, values_of
 from plan_adapter.engine.gate_display import GateLabels, read_labels
 from plan_adapter.engine.states import WAITING
 from plan_adapter.errors import NoServerError, NotApprovedError, RunConflictError
-from plan_adapter.plan import Input, KnownBy
+from plan_adapter.options import Input, KnownBy
 from plan_adapter.readable import one_line
-from plan_adapter.record import Answer, Approval, Gate
 from plan_adapter.validation.input_schema import input_of
 from plan_adapter.validation.questions import FORM_FIELDS
 

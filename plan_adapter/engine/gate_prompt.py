@@ -24,13 +24,13 @@ from prefect.exceptions import PrefectException
 from prefect.input import acreate_flow_run_input, aread_flow_run_input, keyset_from_base_key
 from prefect.states import Paused, Running
 
+from plan_adapter.approvals import ApprovalRequest
 from plan_adapter.engine.connection import changed_settings, current_server
 from plan_adapter.engine.form import NotAnAnswerError, answer_of, description_of, form_of
 from plan_adapter.engine.gate_display import MAX_WORDS, Tell, labels_of, waiting
 from plan_adapter.engine.server_auth import demands_authentication
 from plan_adapter.gates.approval import Asking
 from plan_adapter.readable import call_name, one_line
-from plan_adapter.record import ApprovalRequest
 
 T = TypeVar("T")
 

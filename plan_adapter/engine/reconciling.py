@@ -13,8 +13,8 @@ from prefect.states import Cancelled, Crashed, Running
 
 from plan_adapter.engine.states import INTERRUPTED, state_of_run, state_of_step
 from plan_adapter.errors import NoServerError
-from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import PlanRun, RunReason
+from plan_adapter.record import PlanRun
+from plan_adapter.status import PlanStatus, RunReason, StepStatus
 
 _ENDED = "the run has ended"
 _OPEN = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING)

@@ -8,9 +8,9 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Paused
 
 from plan_adapter.errors import PlanAdapterError, RunFailedError, StoreError
 from plan_adapter.execution.ports import AttemptEnd
-from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.readable import one_line
-from plan_adapter.record import Outcome, PlanRun, RunReason, StepRun
+from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_NOTE_CHARACTERS = 500

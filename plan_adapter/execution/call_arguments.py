@@ -14,7 +14,8 @@ from plan_adapter.errors import ExpressionError, ToolError
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.execution.scope import RunScope, step_logger
 from plan_adapter.expressions import Template, Variables
-from plan_adapter.plan import CallKind, Effect, Step
+from plan_adapter.options import CallKind, Effect
+from plan_adapter.plan import Step
 from plan_adapter.readable import call_name
 from plan_adapter.record import Attempt, StepRun
 from plan_adapter.tools.tool import Tool, ToolContext

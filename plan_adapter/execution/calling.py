@@ -16,7 +16,7 @@ from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.printing import keep_prints_redacted, prints_of_call
 from plan_adapter.execution.secrets import keep_logs_redacted
 from plan_adapter.execution.worker import call_in_process
-from plan_adapter.plan import Isolation
+from plan_adapter.options import Isolation
 from plan_adapter.tools.probing import Done, NotDone
 from plan_adapter.tools.tool import Tool, ToolContext
 

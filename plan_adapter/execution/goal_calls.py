@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from pydantic import JsonValue
 
+from plan_adapter.approvals import Approval
 from plan_adapter.errors import ToolError
 from plan_adapter.execution.asked import AskedCalls, is_open
 from plan_adapter.execution.call_arguments import Called, RetryPolicy
@@ -17,9 +18,11 @@ from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.step import Call
 from plan_adapter.expressions import Template
 from plan_adapter.goals import Evidence
-from plan_adapter.plan import CallKind, Input, Question, Step
-from plan_adapter.record import Approval, Attempt, Outcome, Receipt, RunReason, StepRun
+from plan_adapter.options import CallKind, Input, Question
+from plan_adapter.plan import Step
+from plan_adapter.record import Attempt, Receipt, StepRun
 from plan_adapter.rounds import evidence_text
+from plan_adapter.status import Outcome, RunReason
 from plan_adapter.tools.goal import goal_tool
 from plan_adapter.tools.question import question_tool
 from plan_adapter.tools.tool import Tool, ToolContext

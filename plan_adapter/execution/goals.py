@@ -31,7 +31,8 @@ from plan_adapter.goals import (
     Verdict,
     cited_evidence,
 )
-from plan_adapter.plan import MAX_ROUNDS, Input, Step
+from plan_adapter.options import Input
+from plan_adapter.plan import MAX_ROUNDS, Step
 from plan_adapter.readable import counted, cut, duration
 from plan_adapter.rounds import answer_of
 from plan_adapter.tools.registry import ToolRegistry

@@ -10,9 +10,10 @@ from plan_adapter import graph
 from plan_adapter.execution.items import Items
 from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, GatedCall
 from plan_adapter.execution.scope import RunScope, as_value
-from plan_adapter.plan import Step, StepStatus
+from plan_adapter.plan import Step
 from plan_adapter.readable import counted
 from plan_adapter.record import GroupItem
+from plan_adapter.status import StepStatus
 
 
 @dataclass(slots=True)

@@ -7,8 +7,9 @@ from typing import Literal, TypeAlias, get_args
 
 from plan_adapter import graph
 from plan_adapter.errors import RunConflictError
-from plan_adapter.plan import CallKind
-from plan_adapter.record import Attempt, Outcome, Receipt, StepEnd
+from plan_adapter.options import CallKind
+from plan_adapter.record import Attempt, Receipt, StepEnd
+from plan_adapter.status import Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd
 from plan_adapter.execution.scope import RunScope, as_value
 from plan_adapter.expressions import Declarations, Template, Variables, compile_template
-from plan_adapter.plan import ExecutionPlan, Step, StepStatus
+from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.readable import one_line
 from plan_adapter.record import PlanRun
+from plan_adapter.status import StepStatus
 from plan_adapter.validation.sub_plans import fill_inputs
 
 MAX_LABEL_CHARACTERS = 40

@@ -7,8 +7,11 @@ from typing import Literal, Protocol, TypeAlias
 
 from pydantic import JsonValue
 
-from plan_adapter.plan import Effect, Step
-from plan_adapter.record import Approval, Attempt, PlanRun, Resolution, RunReason, StepRun
+from plan_adapter.approvals import Approval, Resolution
+from plan_adapter.options import Effect
+from plan_adapter.plan import Step
+from plan_adapter.record import Attempt, PlanRun, StepRun
+from plan_adapter.status import RunReason
 
 AttemptOutcome: TypeAlias = Literal["succeeded", "failed", "unknown", "cancelled", "timed_out"]
 

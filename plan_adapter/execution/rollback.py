@@ -25,9 +25,11 @@ from plan_adapter.execution.rollback_units import FailedUnit, by_node, rollback_
 from plan_adapter.execution.scope import RunScope, as_value
 from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
-from plan_adapter.plan import CallKind, Step, StepStatus
+from plan_adapter.options import CallKind
+from plan_adapter.plan import Step
 from plan_adapter.readable import call_name, listed
-from plan_adapter.record import Attempt, Outcome, Receipt, StepRun
+from plan_adapter.record import Attempt, Receipt, StepRun
+from plan_adapter.status import Outcome, StepStatus
 
 SHOWN_CHARACTERS = 300
 """How much of an error the status message shows. The receipt keeps all of it."""

@@ -21,9 +21,10 @@ from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.execution.step import Call
 from plan_adapter.execution.sub_plans import SubPlanRun, end_of_sub_plan, outputs_of, sub_plan_inputs, was_refused
 from plan_adapter.execution.task_set import TaskSet
-from plan_adapter.plan import Step, StepStatus, flattened
+from plan_adapter.plan import Step, flattened
 from plan_adapter.readable import counted
-from plan_adapter.record import Attempt, Outcome, StepRun
+from plan_adapter.record import Attempt, StepRun
+from plan_adapter.status import Outcome, StepStatus
 
 
 async def execute(scope: RunScope, run_step: StepRunner, *, finals: bool = False) -> None:

@@ -20,9 +20,11 @@ from plan_adapter.expressions import Variables
 from plan_adapter.gates.approval import ApprovedPlan
 from plan_adapter.goals import GoalModel
 from plan_adapter.hooks import Event, EventKind, Hooks, Listener, call_hook, notify
-from plan_adapter.plan import Step, StepStatus, strongest
+from plan_adapter.options import strongest
+from plan_adapter.plan import Step
 from plan_adapter.readable import call_name
 from plan_adapter.record import PlanRun, Recorder, StepRun
+from plan_adapter.status import StepStatus
 
 
 class Publish(Protocol):

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.ports import GateRefusal
-from plan_adapter.plan import ExecutionPlan, PlanStatus, StepStatus
+from plan_adapter.plan import ExecutionPlan
 from plan_adapter.readable import listed
-from plan_adapter.record import Outcome, PlanRun, RunReason, StepRun
+from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 
 NOT_APPROVED = "not_approved"
 """The reason of a failed step if some of its items were called and others were not approved."""

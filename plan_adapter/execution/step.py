@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from plan_adapter.approvals import Approval
 from plan_adapter.canonical import call_digest
 from plan_adapter.crash_points import reached
 from plan_adapter.errors import NotApprovedError, ToolError, UnknownOutcomeError, error_text
@@ -16,10 +17,12 @@ from plan_adapter.execution.ports import AttemptEnd, GatedCall
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.expressions import Template, Variables
-from plan_adapter.plan import Effect, Isolation, Step, new_id
+from plan_adapter.options import Effect, Isolation
+from plan_adapter.plan import Step, new_id
 from plan_adapter.readable import call_name
-from plan_adapter.record import Approval, Attempt, Outcome, PlanRun, Receipt, StepRun
+from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
 from plan_adapter.secrets import SecretUnavailableError
+from plan_adapter.status import Outcome
 from plan_adapter.tools.probing import Done, NotDone
 from plan_adapter.tools.source import code_digest
 from plan_adapter.tools.tool import Tool, ToolContext, as_json

@@ -11,8 +11,9 @@ from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, AttemptOutcome
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.expressions import Template
-from plan_adapter.plan import Step, StepStatus
-from plan_adapter.record import Outcome, StepRun
+from plan_adapter.plan import Step
+from plan_adapter.record import StepRun
+from plan_adapter.status import Outcome, StepStatus
 from plan_adapter.validation.sub_plans import fill_inputs
 
 

@@ -26,7 +26,8 @@ from plan_adapter.gates.text import (
     value_lines,
 )
 from plan_adapter.listing import field_line
-from plan_adapter.plan import Effect, Question, Step, flattened
+from plan_adapter.options import Effect, Question
+from plan_adapter.plan import Step, flattened
 from plan_adapter.preview import Predictions, RollbackPreview, preview_rollback
 from plan_adapter.readable import as_text, call_name, code, counted, duration, moment, words
 from plan_adapter.record import Attempt

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pydantic import JsonValue
 
 from plan_adapter.gates.conversation import Conversation
-from plan_adapter.plan import Input
+from plan_adapter.options import Input
 from plan_adapter.readable import as_text, is_secret_name, one_line
 from plan_adapter.validation.inputs import read_values, type_in_words
 

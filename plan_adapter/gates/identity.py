@@ -4,13 +4,13 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 
+from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import answer_to, decision_of, read_answer, refusal, signed_text, text_to_sign
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.gates.signatures import allowed_signers, signer
 from plan_adapter.gates.totp import CodeStore, check
-from plan_adapter.plan import KnownBy
-from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate
+from plan_adapter.options import KnownBy
 from plan_adapter.settings import Settings
 
 

@@ -32,8 +32,9 @@ from plan_adapter.gates.text import (
     value_lines,
 )
 from plan_adapter.listing import REPLAN_FACT, field_line, group_facts, operators_fact, permissions_fact, sub_plan_facts
+from plan_adapter.options import EFFECTS, Effect
 from plan_adapter.pictures import mermaid
-from plan_adapter.plan import EFFECTS, Effect, ExecutionPlan, Step, flattened
+from plan_adapter.plan import ExecutionPlan, Step, flattened
 from plan_adapter.preview import Preview, StepPreview, preview_plan
 from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, redacted, secret_parameters, words
 from plan_adapter.validation import BoundPlan

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, f
 
 from plan_adapter.documents import read_placed
 from plan_adapter.errors import InvalidPlanError
-from plan_adapter.plan import EFFECTS, Effect, KnownBy
+from plan_adapter.options import EFFECTS, Effect, KnownBy
 from plan_adapter.problems import Problem, did_you_mean
 from plan_adapter.readable import visible
 from plan_adapter.settings import Settings

@@ -5,13 +5,14 @@ from datetime import datetime
 
 from pydantic import JsonValue
 
+from plan_adapter.approvals import StandingApproval
 from plan_adapter.canonical import canonical_json, runbook_digest
 from plan_adapter.errors import ExpressionError, InvalidPlanError
 from plan_adapter.expressions import matches
-from plan_adapter.plan import Input, new_id
+from plan_adapter.options import Input
+from plan_adapter.plan import new_id
 from plan_adapter.problems import Problem, did_you_mean
 from plan_adapter.readable import counted, one_line, visible
-from plan_adapter.record import StandingApproval
 from plan_adapter.validation import BoundPlan, ValidatedPlan
 from plan_adapter.validation.inputs import read_values
 from plan_adapter.values import find_bad_values, join

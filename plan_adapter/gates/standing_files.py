@@ -11,6 +11,7 @@ from typing import cast
 
 from pydantic import JsonValue
 
+from plan_adapter.approvals import StandingApproval
 from plan_adapter.canonical import canonical_json
 from plan_adapter.documents.nodes import Node, UnreadableError
 from plan_adapter.errors import InvalidPlanError, NotApprovedError
@@ -19,7 +20,6 @@ from plan_adapter.gates.signatures import MAX_SIGNATURE_CHARACTERS, allowed_sign
 from plan_adapter.gates.standing import find_standing_problems
 from plan_adapter.problems import Problem, did_you_mean
 from plan_adapter.readable import one_line
-from plan_adapter.record import StandingApproval
 from plan_adapter.values import find_bad_values, join
 
 MAX_BYTES = 256 * 1024

@@ -8,7 +8,8 @@ from unicodedata import east_asian_width
 from pydantic import JsonValue
 
 from plan_adapter.listing import group_facts, sub_plan_facts
-from plan_adapter.plan import Effect, ExecutionPlan, Expiry, Step
+from plan_adapter.options import Effect, Expiry
+from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.preview import Preview, StepPreview
 from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, listed, one_line, redacted, visible, words
 from plan_adapter.validation import BoundPlan, ValidatedPlan

@@ -7,7 +7,8 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from plan_adapter.canonical import canonical_json
-from plan_adapter.plan import EFFECTS, Effect, ExecutionPlan
+from plan_adapter.options import EFFECTS, Effect
+from plan_adapter.plan import ExecutionPlan
 from plan_adapter.readable import as_text, call_name, code, is_secret_name, secret_parameters
 from plan_adapter.record import Attempt
 

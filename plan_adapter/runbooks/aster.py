@@ -6,7 +6,8 @@ from pydantic import JsonValue
 from pydantic.alias_generators import to_pascal
 
 from plan_adapter.expressions import has_expression
-from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Step, fields_of
+from plan_adapter.options import ExecutionOptions
+from plan_adapter.plan import ExecutionPlan, Step, fields_of
 from plan_adapter.readable import listed
 from plan_adapter.validation import ValidatedPlan
 

@@ -9,8 +9,9 @@ from typing import Any, TypeAlias, cast
 from pydantic import JsonValue
 
 from plan_adapter.expressions.references import Code, Path, UnclosedError, pieces, with_constants
-from plan_adapter.plan import ExecutionPlan, Step, StepStatus
+from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.readable import MASK, is_secret_name, redacted
+from plan_adapter.status import StepStatus
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.values import join
 

@@ -11,7 +11,8 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from plan_adapter.expressions.references import UnclosedError, has_expression, pieces
-from plan_adapter.plan import ExecutionPlan, Input, InputType
+from plan_adapter.options import Input, InputType
+from plan_adapter.plan import ExecutionPlan
 from plan_adapter.plan_import import written_secrets
 from plan_adapter.readable import as_text, counted, one_line
 from plan_adapter.runbooks.literals import InputReplacement, Literal, last_word, literals_of, looks, put_at, value_at

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
+from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate
 from plan_adapter.commands import open_form_notice
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import gate_policy_of, refusal, with_current_policy
 from plan_adapter.gates.identity import ProofContext, approval_from, proved, recheck
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.plan import ExecutionPlan
-from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, PlanRun, Receipt
+from plan_adapter.record import PlanRun, Receipt
 from plan_adapter.settings import Settings
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore

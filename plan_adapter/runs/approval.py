@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import fields, replace
 from typing import Protocol, assert_never, runtime_checkable
 
+from plan_adapter.approvals import Approval, Gate, GatePolicy
 from plan_adapter.draft_text import origin_lines
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.approval import (
@@ -20,9 +21,9 @@ from plan_adapter.gates.approval import (
 from plan_adapter.gates.gate import new_gate, no_answer
 from plan_adapter.gates.plan_text import plan_gate_text
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.plan import ExecutionPlan, PlanStatus
+from plan_adapter.plan import ExecutionPlan
 from plan_adapter.readable import one_line
-from plan_adapter.record import Approval, Gate, GatePolicy, PlanRun, RunContext, RunReason
+from plan_adapter.record import PlanRun, RunContext
 from plan_adapter.runs.answers import earlier_answers, why_stale
 from plan_adapter.runs.folders import folder_text, in_folder, move_text
 from plan_adapter.runs.keeper import GateKeeper
@@ -31,6 +32,7 @@ from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.standing import use_standing_approval
 from plan_adapter.runs.tool_drift import code_notices, replaced_version, tool_drift_lines
 from plan_adapter.settings import Settings
+from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
 

@@ -16,8 +16,8 @@ from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.secrets import redacted_logs
 from plan_adapter.execution.status import Ending, ending_of, with_finals
-from plan_adapter.plan import PlanStatus
-from plan_adapter.record import PlanRun, RunReason, StepRun
+from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
 
 log = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+from plan_adapter.approvals import Approval, Gate
 from plan_adapter.engine.connection import Server, current_server
 from plan_adapter.engine.gate import GateCancelledError, ask_in_form
 from plan_adapter.engine.gate_display import emit, publish_text
@@ -12,7 +13,7 @@ from plan_adapter.engine.server_auth import demands_authentication
 from plan_adapter.errors import NoServerError
 from plan_adapter.gates.approval import Asking
 from plan_adapter.gates.gate import GateEventKind, GateForms
-from plan_adapter.record import Approval, Gate, PlanRun
+from plan_adapter.record import PlanRun
 from plan_adapter.runs.approval import end_expired
 from plan_adapter.store.store import PlanStore
 

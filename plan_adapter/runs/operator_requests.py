@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from plan_adapter.approvals import ApprovalRequest, GatePolicy, OperatorRequestKind
 from plan_adapter.commands import resume_command, rollback_command
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.execution.history import Record, ResumeOptions, RunHistory, StepChoice, choices, skipped_by
 from plan_adapter.gates.approval import gate_policy_of, refusal
-from plan_adapter.plan import ExecutionPlan, StepStatus
-from plan_adapter.record import ApprovalRequest, GatePolicy, OperatorRequestKind, PlanRun
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.record import PlanRun
 from plan_adapter.runs.permissions import proof_options
 from plan_adapter.runs.session import Identity, RunRequest
+from plan_adapter.status import StepStatus
 from plan_adapter.store.columns import readable_words
 from plan_adapter.store.operator_requests import OperatorRequest
 from plan_adapter.store.store import PlanStore

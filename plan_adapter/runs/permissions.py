@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+from plan_adapter.approvals import Decision, GatePolicy
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import Operation, gate_policy_of, refusal, refuse_operation
-from plan_adapter.plan import ExecutionPlan, KnownBy
-from plan_adapter.record import Decision, GatePolicy, PlanRun
+from plan_adapter.options import KnownBy
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.record import PlanRun
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore

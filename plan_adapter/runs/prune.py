@@ -9,8 +9,8 @@ from pathlib import Path
 
 from plan_adapter.errors import NotApprovedError, StoreError
 from plan_adapter.gates.approval import refuse_operation, refuse_prune
-from plan_adapter.plan import PlanStatus
 from plan_adapter.settings import Settings
+from plan_adapter.status import PlanStatus
 from plan_adapter.store.retention import BATCH, OldRun
 from plan_adapter.store.store import PlanStore
 

@@ -5,16 +5,17 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal, assert_never
 
+from plan_adapter.approvals import Approval, Gate
 from plan_adapter.commands import names, resolve_command, resume_asked, resume_command, rollback_command
 from plan_adapter.execution.rollback_status import aborted_steps, after_abort, after_aborted_rollback
 from plan_adapter.gates.approval import gate_policy_of
 from plan_adapter.gates.gate import new_gate
-from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import call_name, one_line
-from plan_adapter.record import Approval, Gate, PlanRun, RunReason
+from plan_adapter.record import PlanRun
 from plan_adapter.runs.approval import end_expired, end_rejected
 from plan_adapter.runs.cancel import end_cancelled
 from plan_adapter.settings import Settings
+from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.outcomes import outcome_digest
 from plan_adapter.store.store import PlanStore
 

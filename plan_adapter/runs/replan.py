@@ -15,11 +15,12 @@ from plan_adapter.drafts import Draft, ModelCall, PlanRequest
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.rollback_status import aborted_steps
-from plan_adapter.plan import ExecutionPlan, PlanStatus
+from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import PlanRun
 from plan_adapter.runs.secrets import model_redactor
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.settings import Settings
+from plan_adapter.status import PlanStatus
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import ValidatedPlan

@@ -1,12 +1,13 @@
 """Resolutions of unknown outcomes that are given outside a gate: what they are bound to, and who is allowed to give them."""
 
+from plan_adapter.approvals import Answer, ApprovalRequest, Resolution
 from plan_adapter.commands import resolve_command
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import gate_policy_of
 from plan_adapter.gates.identity import ProofContext, proved
-from plan_adapter.plan import CallKind
+from plan_adapter.options import CallKind
 from plan_adapter.readable import call_name, one_line
-from plan_adapter.record import Answer, ApprovalRequest, PlanRun, Resolution
+from plan_adapter.record import PlanRun
 from plan_adapter.runs.permissions import proof_options
 from plan_adapter.settings import Settings
 from plan_adapter.store.outcomes import ResolutionRecord

@@ -11,8 +11,8 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.history import ResumeOptions, RunHistory
 from plan_adapter.execution.rollback_status import aborted_steps
 from plan_adapter.gates.approval import approved_plan, refuse_operation
-from plan_adapter.plan import ExecutionPlan, PlanStatus
-from plan_adapter.record import PlanRun, RunReason
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.record import PlanRun
 from plan_adapter.runs.approval import end_overdue, is_answered, not_approved, open_detached, refuse_approver
 from plan_adapter.runs.cancel import cancelled_before, is_cancelled
 from plan_adapter.runs.folders import in_folder, moved_here, refuse_elsewhere, refuse_rollback_elsewhere
@@ -25,6 +25,7 @@ from plan_adapter.runs.secrets import refuse_missing
 from plan_adapter.runs.session import RunRequest, RunSession, known_secrets_of, opened_store, server_of
 from plan_adapter.runs.start import RunAction, create_run, execute_run, execute_session, prefect_backend
 from plan_adapter.runs.tool_drift import as_recorded, is_same_but_for_tools, refuse_other_tools, take_tools
+from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs

@@ -3,6 +3,7 @@
 from contextlib import suppress
 from dataclasses import replace
 
+from plan_adapter.approvals import Approval
 from plan_adapter.errors import ExpressionError, NotApprovedError, RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.rollback import Rollback
@@ -12,8 +13,9 @@ from plan_adapter.execution.status import Ending, ended_status, with_finals
 from plan_adapter.execution.sub_plans import sub_plan_inputs
 from plan_adapter.gates.approval import approved_plan
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, PlanStatus, StepStatus, flattened
-from plan_adapter.record import Approval, Outcome, PlanRun, RunReason
+from plan_adapter.options import ApprovalPolicy
+from plan_adapter.plan import ExecutionPlan, flattened
+from plan_adapter.record import PlanRun
 from plan_adapter.runs.approval import is_of_run
 from plan_adapter.runs.ending import end_run, finals_of
 from plan_adapter.runs.folders import refuse_rollback_elsewhere
@@ -23,6 +25,7 @@ from plan_adapter.runs.permissions import require_operator
 from plan_adapter.runs.session import RunRequest, RunSession, server_of
 from plan_adapter.runs.start import enable_outcome_gates, execute_finals, execute_session, scope_of, undo
 from plan_adapter.runs.tool_drift import as_recorded, changes_of_tools, named_changes
+from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from plan_adapter.approvals import Approval, ApprovalRequest
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.execution.cancellation import LeaveSignal
 from plan_adapter.execution.direct import DirectStepRunner
@@ -18,7 +19,7 @@ from plan_adapter.gates.approval import Approver, os_user
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.goals import GoalModel
 from plan_adapter.hooks import Hooks, Listener
-from plan_adapter.record import Approval, ApprovalRequest, PlanRun, RunContext
+from plan_adapter.record import PlanRun, RunContext
 from plan_adapter.secrets import SecretChain
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore

@@ -21,8 +21,8 @@ from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import FAILURES, rolls_back
 from plan_adapter.gates.approval import ApprovedPlan, refuse_operation
 from plan_adapter.goals import GoalModel
-from plan_adapter.plan import PlanStatus, StepStatus, new_id
-from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun
+from plan_adapter.plan import new_id
+from plan_adapter.record import PlanRun, Recorder, StepRun
 from plan_adapter.runs.approval import approve_run, is_answered, load_new_version, not_approved, open_detached, refuse_approver
 from plan_adapter.runs.ending import answer_soon, conclude_run, ending_without_finals, leave_waiting, release_run, watched
 from plan_adapter.runs.folders import current_folder, in_folder
@@ -34,6 +34,7 @@ from plan_adapter.runs.session import Backend, RunRequest, RunSession, known_sec
 from plan_adapter.runs.step_gates import CallGates, OutcomeGates
 from plan_adapter.runs.turn import refuse_turn, wait_for_turn
 from plan_adapter.settings import Settings
+from plan_adapter.status import PlanStatus, RunReason, StepStatus
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 

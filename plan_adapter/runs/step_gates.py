@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from plan_adapter.approvals import Approval, Gate
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.ports import GatedCall, GateRefusal, RecordedResolution, UnknownOutcome
@@ -13,10 +14,11 @@ from plan_adapter.gates.gate import new_gate, no_answer
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.plan import ExecutionPlan, Step, new_id
 from plan_adapter.readable import call_name
-from plan_adapter.record import AUTHOR, Approval, Gate, PlanRun, RunReason
+from plan_adapter.record import AUTHOR, PlanRun
 from plan_adapter.runs.answers import earlier_answers, why_stale
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.standing import approval_by_standing
+from plan_adapter.status import RunReason
 from plan_adapter.store.outcomes import outcome_digest
 
 

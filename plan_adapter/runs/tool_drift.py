@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+from plan_adapter.approvals import Approval
 from plan_adapter.canonical import approval_digest
 from plan_adapter.errors import InvalidPlanError, NotApprovedError
 from plan_adapter.gates.tool_drift import ToolChange, changed_code, tool_change_lines, tool_changes
-from plan_adapter.plan import ExecutionPlan, StepStatus
-from plan_adapter.record import Approval, PlanRun, RunFolder
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.record import PlanRun, RunFolder
 from plan_adapter.runs.folders import in_folder, move_text
+from plan_adapter.status import StepStatus
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry

@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 from plan_adapter.errors import InvalidPlanError, RunConflictError
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.expressions import Variables
-from plan_adapter.plan import StepStatus
 from plan_adapter.problems import Problem
 from plan_adapter.readable import one_line
 from plan_adapter.record import RunContext
 from plan_adapter.run_window import opens_at
 from plan_adapter.runs.ending import finals_of
+from plan_adapter.status import StepStatus
 from plan_adapter.store.concurrency import RunBefore
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan

@@ -4,9 +4,10 @@ from datetime import datetime
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, select, update
 
+from plan_adapter.approvals import Approval
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.readable import one_line
-from plan_adapter.record import Approval, RunContext
+from plan_adapter.record import RunContext
 from plan_adapter.store import audit, entries
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, insert_into, now_of

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, func, insert, select
 
 from plan_adapter.crash_points import reached
-from plan_adapter.plan import CallKind
+from plan_adapter.options import CallKind
 from plan_adapter.store.digests import Plain, digest_of, instant_of, plain
 from plan_adapter.store.entries import AuditKind, Entry
 from plan_adapter.store.rows import item_of

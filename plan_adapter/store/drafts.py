@@ -12,7 +12,7 @@ from plan_adapter.canonical import plan_digest
 from plan_adapter.drafts import Draft, KeptConstraint, ModelCall, PlanRequest, Usage
 from plan_adapter.errors import StoreError
 from plan_adapter.expressions.template import each_text
-from plan_adapter.plan import ExecutionOptions
+from plan_adapter.options import ExecutionOptions
 from plan_adapter.problems import Problem
 from plan_adapter.readable import without_passwords
 from plan_adapter.store import plans

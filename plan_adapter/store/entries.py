@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from plan_adapter.plan import CallKind
-from plan_adapter.record import OperatorRequestKind
+from plan_adapter.approvals import OperatorRequestKind
+from plan_adapter.options import CallKind
 from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.rows import NO_ITEM
 

@@ -9,11 +9,11 @@ from typing import Any, cast
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
 
+from plan_adapter.approvals import Approval, Gate, GateEnd, GatePolicy
 from plan_adapter.commands import answer_command
 from plan_adapter.errors import NotApprovedError, PlanAdapterError, RunConflictError
-from plan_adapter.plan import Input
+from plan_adapter.options import Input
 from plan_adapter.readable import call_name, one_line
-from plan_adapter.record import Approval, Gate, GateEnd, GatePolicy
 from plan_adapter.store import audit, entries, leases
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import JsonValue
 from sqlalchemy import Connection, delete, insert, select, update
 
+from plan_adapter.approvals import Approval
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.plan import CallKind, ExecutionPlan, PlanStatus, StepStatus
-from plan_adapter.record import Approval, PlanRun, RunContext, RunReason
+from plan_adapter.options import CallKind
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.record import PlanRun, RunContext
+from plan_adapter.status import PlanStatus, RunReason, StepStatus
 from plan_adapter.store import approvals, audit, concurrency, entries, gates, leases, operator_requests, plans, steps, tombstones
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import clock_of, database_now, now_of

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from pydantic import JsonValue
 from sqlalchemy import Connection, func, select, update
 
+from plan_adapter.approvals import OperatorRequestKind
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import skipped_by
-from plan_adapter.record import OperatorRequestKind
 from plan_adapter.store import audit, entries, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of

@@ -12,12 +12,15 @@ from typing import Any, NamedTuple
 from pydantic import JsonValue
 from sqlalchemy import Connection, Select, insert, select, update
 
+from plan_adapter.approvals import Resolution
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import Unit
 from plan_adapter.execution.rollback_status import NEVER_KNOWN
-from plan_adapter.plan import CallKind, PlanStatus, StepStatus, new_id
+from plan_adapter.options import CallKind
+from plan_adapter.plan import new_id
 from plan_adapter.readable import call_name
-from plan_adapter.record import ABORTED, Attempt, Outcome, Receipt, Resolution, RunReason
+from plan_adapter.record import ABORTED, Attempt, Receipt
+from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.store import audit, entries, gates, plans, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of

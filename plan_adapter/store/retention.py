@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete, or_, select
 
 from plan_adapter.crash_points import reached
 from plan_adapter.errors import RunConflictError
-from plan_adapter.plan import PlanStatus
+from plan_adapter.status import PlanStatus
 from plan_adapter.store import gates, leases, tombstones
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import now_of

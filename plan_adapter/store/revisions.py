@@ -11,8 +11,8 @@ from sqlalchemy import Connection, delete, insert, select, update
 from plan_adapter.canonical import canonical_document
 from plan_adapter.commands import resolve_command
 from plan_adapter.errors import RunConflictError
-from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun, RunFolder
+from plan_adapter.status import PlanStatus, StepStatus
 from plan_adapter.store import audit, entries, gates, leases, runs, tombstones
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now

@@ -7,8 +7,9 @@ from typing import Any, Protocol, TypeAlias
 from pydantic import JsonValue
 from sqlalchemy import RowMapping
 
-from plan_adapter.plan import StepStatus
-from plan_adapter.record import Approval, Attempt, GroupItem, Outcome, Receipt, RollbackStatus, RunContext, RunFolder, StepRun
+from plan_adapter.approvals import Approval
+from plan_adapter.record import Attempt, GroupItem, Receipt, RollbackStatus, RunContext, RunFolder, StepRun
+from plan_adapter.status import Outcome, StepStatus
 
 Row: TypeAlias = RowMapping
 

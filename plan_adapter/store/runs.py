@@ -9,8 +9,8 @@ from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.rollback_status import recorded_report
 from plan_adapter.execution.status import ended_status
-from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import LEAST_ID_CHARACTERS, PlanRun, RunContext, RunReason, StepRun
+from plan_adapter.record import LEAST_ID_CHARACTERS, PlanRun, RunContext, StepRun
+from plan_adapter.status import PlanStatus, RunReason, StepStatus
 from plan_adapter.store import audit, entries, gates, leases, tombstones
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of

@@ -3,10 +3,11 @@
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, Connection, and_, insert, or_, select, update
 
+from plan_adapter.approvals import Approval, StandingApproval
 from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
 from plan_adapter.plan import new_id
 from plan_adapter.readable import one_line
-from plan_adapter.record import Approval, RunContext, StandingApproval
+from plan_adapter.record import RunContext
 from plan_adapter.store import audit, entries
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of

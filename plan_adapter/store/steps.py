@@ -16,8 +16,8 @@ from sqlalchemy import Column, Connection, Table, and_, select
 from plan_adapter.errors import StoreError
 from plan_adapter.execution.groups import group_result
 from plan_adapter.execution.history import RunHistory, Unit
-from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import Attempt, Outcome, Receipt, StepEnd, StepRun
+from plan_adapter.record import Attempt, Receipt, StepEnd, StepRun
+from plan_adapter.status import Outcome, PlanStatus, StepStatus
 from plan_adapter.store.rows import NO_ITEM, Row, attempt_of, load_json, put_end, receipt_of
 from plan_adapter.store.tables import attempts, gates, implied_dependencies, plans, receipts, step_runs
 

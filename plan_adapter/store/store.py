@@ -14,11 +14,13 @@ from pydantic import JsonValue
 from sqlalchemy import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError
 
+from plan_adapter.approvals import Approval
 from plan_adapter.canonical import plan_digest
 from plan_adapter.errors import RunConflictError, StoreError
-from plan_adapter.plan import ExecutionPlan, PlanStatus
-from plan_adapter.record import Approval, Attempt, PlanRun, Receipt, RunContext
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.record import Attempt, PlanRun, Receipt, RunContext
 from plan_adapter.settings import Settings
+from plan_adapter.status import PlanStatus
 from plan_adapter.store import approvals, plans, runs, steps
 from plan_adapter.store.audit import AuditEntry, entries_of
 from plan_adapter.store.codes import OneTimeCodes

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from plan_adapter.plan import EFFECTS, Effect, PlanStatus
-from plan_adapter.record import RunReason
+from plan_adapter.options import EFFECTS, Effect
+from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.testing.case import PLAN, Expectation, Order, Parameters
 from plan_adapter.testing.fields import FieldReader
 from plan_adapter.values import join

@@ -12,7 +12,8 @@ from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.approval import requires_approval
 from plan_adapter.gates.policy import effective_policy
 from plan_adapter.loading import pin_files, pin_stored
-from plan_adapter.plan import CallKind, ExecutionPlan
+from plan_adapter.options import CallKind
+from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import Problem
 from plan_adapter.runner import complete
 from plan_adapter.settings import Settings

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from plan_adapter.plan import StepStatus
 from plan_adapter.readable import call_name, counted, one_line
-from plan_adapter.record import Attempt, Outcome, PlanRun, Receipt, RunReason, StepRun
+from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
+from plan_adapter.status import Outcome, RunReason, StepStatus
 from plan_adapter.testing.case import Case, Expectation, Parameters
 from plan_adapter.values import join
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Field, JsonValue
 
 from plan_adapter.errors import ToolDefinitionError, ToolError
-from plan_adapter.plan import Effect
+from plan_adapter.options import Effect
 from plan_adapter.tools.processes import run_group
 from plan_adapter.tools.tool import Tool, ToolContext, tool
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 
 from plan_adapter.errors import ToolDefinitionError, ToolError
-from plan_adapter.plan import EFFECTS, CallKind, Effect, Isolation
+from plan_adapter.options import EFFECTS, CallKind, Effect, Isolation
 from plan_adapter.problems import did_you_mean
 from plan_adapter.tools.probing import mismatches
 from plan_adapter.tools.signature import Mismatch, parameter_descriptions, read_signature

@@ -13,7 +13,8 @@ from pydantic import JsonValue
 from plan_adapter.expressions import Declarations, Template, compile_template, has_expression
 from plan_adapter.expressions.declarations import Expected
 from plan_adapter.expressions.expression import Expression
-from plan_adapter.plan import EFFECTS, MAX_FAILURES, MAX_TAG_CHARACTERS, RESERVED_IDS, STEP_ID, Effect, ExecutionPlan, Input, Step
+from plan_adapter.options import EFFECTS, Effect, Input
+from plan_adapter.plan import MAX_FAILURES, MAX_TAG_CHARACTERS, RESERVED_IDS, STEP_ID, ExecutionPlan, Step
 from plan_adapter.problems import did_you_mean
 from plan_adapter.readable import visible
 from plan_adapter.tools.goal import goal_tool

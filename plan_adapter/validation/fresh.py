@@ -6,7 +6,8 @@ from typing import Any, cast
 from pydantic import BaseModel, ValidationError
 
 from plan_adapter.documents.findings import build_plan
-from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Step, fields_of
+from plan_adapter.options import ExecutionOptions
+from plan_adapter.plan import ExecutionPlan, Step, fields_of
 from plan_adapter.problems import Problem
 from plan_adapter.values import MAX_DEPTH, TOO_DEEP, find_bad_values, normalize
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from plan_adapter.expressions import Prediction
-from plan_adapter.plan import ApprovalPolicy, ExecutionPlan
+from plan_adapter.options import ApprovalPolicy
+from plan_adapter.plan import ExecutionPlan
 from plan_adapter.readable import counted, duration, visible
 from plan_adapter.validation.calls import Call
 from plan_adapter.validation.findings import Findings

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from plan_adapter.plan import Input
+from plan_adapter.options import Input
 
 
 def value_schema(declared: Input) -> dict[str, JsonValue]:

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions import INPUT_NAME, has_expression, matches
-from plan_adapter.plan import Input
+from plan_adapter.options import Input
 from plan_adapter.problems import Problem, did_you_mean
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import oversize

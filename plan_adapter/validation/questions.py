@@ -1,6 +1,7 @@
 """Checks the questions of a plan: their fields, who may answer, and the fields of a step that a question does not have."""
 
-from plan_adapter.plan import Question, Step
+from plan_adapter.options import Question
+from plan_adapter.plan import Step
 from plan_adapter.readable import is_secret_name, visible
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.inputs import check_definitions

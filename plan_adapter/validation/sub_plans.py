@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pydantic import JsonValue
 
-    from plan_adapter.plan import Input
+    from plan_adapter.options import Input
 
 CODE = "bad-sub-plan"
 

@@ -13,7 +13,8 @@ from plan_adapter.canonical import approval_digest, plan_digest
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.expressions import INPUT_NAME, Declarations, Template, compile_template
 from plan_adapter.graph import topological_order, transitive_reduction
-from plan_adapter.plan import Effect, ExecutionPlan, Step, strongest
+from plan_adapter.options import Effect, strongest
+from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.problems import Problem
 from plan_adapter.record import RunFolder
 from plan_adapter.run_window import problem_of

@@ -25,8 +25,10 @@ from plan_adapter.documents import load_plan
 from plan_adapter.drafts import Draft, PlanRequest, Usage
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.secrets import Redactor
-from plan_adapter.plan import EFFECTS, ExecutionPlan
-from plan_adapter.record import Outcome, PlanRun, Receipt, StepRun
+from plan_adapter.options import EFFECTS
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.record import PlanRun, Receipt, StepRun
+from plan_adapter.status import Outcome
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation import ValidatedPlan, find_problems, validate
 

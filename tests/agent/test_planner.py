@@ -11,7 +11,7 @@ from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.drafts import Draft, PlanRequest
 from plan_adapter.errors import DraftError, ModelError
-from plan_adapter.plan import ExecutionOptions
+from plan_adapter.options import ExecutionOptions
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import find_problems

@@ -26,6 +26,7 @@ from plan_adapter import (
     compile_plan,
     load_plan,
 )
+from plan_adapter.approvals import Gate
 from plan_adapter.canonical import canonical_document
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.internals import rerun
@@ -33,7 +34,6 @@ from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
 from plan_adapter.listing import REPLAN_FACT
-from plan_adapter.record import Gate
 from plan_adapter.runs.replan import AUTOMATIC_REPLAN, MOST_REPLANS
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest

@@ -19,7 +19,7 @@ from plan_adapter import (
     tool,
 )
 from plan_adapter.errors import UnknownOutcomeError
-from plan_adapter.plan import ApprovalPolicy
+from plan_adapter.options import ApprovalPolicy
 
 
 @tool(effect="read")

@@ -1,7 +1,7 @@
 """An approver who says yes, so that a test can look at what a gate shows."""
 
+from plan_adapter.approvals import Approval, ApprovalRequest
 from plan_adapter.gates.approval import answer_to
-from plan_adapter.record import Approval, ApprovalRequest
 
 
 class Approves:

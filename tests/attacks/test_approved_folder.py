@@ -9,7 +9,7 @@ import pytest
 
 from plan_adapter import ExecutionPlan, PlanRun, ToolRegistry, acancel_run
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.plan import PlanStatus, new_id
+from plan_adapter.plan import new_id
 from plan_adapter.record import RunFolder
 from plan_adapter.runner import arevise_run
 from plan_adapter.runs.folders import refuse_elsewhere
@@ -17,6 +17,7 @@ from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run, execute_plan
 from plan_adapter.settings import Settings
+from plan_adapter.status import PlanStatus
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.world import Says, World
 

@@ -10,6 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from plan_adapter.approvals import ApprovalRequest
 from plan_adapter.engine.form import MAX_TEXT_CHARACTERS, description_of
 from plan_adapter.engine.gate_display import waiting
 from plan_adapter.errors import InvalidPlanError
@@ -17,9 +18,9 @@ from plan_adapter.gates.call_text import step_gate_text
 from plan_adapter.gates.plan_text import plan_gate_text
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.gates.text import HEIGHT, height_of, split_text, without_picture
-from plan_adapter.plan import ExecutionPlan, Input, Step
+from plan_adapter.options import Input
+from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.preview import preview_plan, preview_text
-from plan_adapter.record import ApprovalRequest
 from plan_adapter.validation import BoundPlan, find_problems
 from tests.cases import for_each
 from tests.gates.plans import TOOLS, bound

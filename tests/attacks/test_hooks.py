@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from plan_adapter import CallbackApprover, ExecutionPlan, Hooks, Input, PlanRun, PlanStore, ToolRegistry, aresume_run, run_plan, tool
+from plan_adapter.approvals import ApprovalRequest, Gate
 from plan_adapter.hooks import Event
-from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import ApprovalRequest, Gate, Outcome, RunReason, StepRun
+from plan_adapter.record import StepRun
+from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from tests.execution.support import Execution
 from tests.gates.world import World
 

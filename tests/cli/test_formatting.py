@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from plan_adapter import ExecutionPlan, format_plan
-from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import Outcome, RunReason
+from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from tests.cli.builders import NOW, a_run, a_step
 
 

@@ -13,13 +13,14 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun
 from prefect.workers.process import ProcessWorker
 
+from plan_adapter.approvals import Gate
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.gate_forms import resume_released
 from plan_adapter.flows import run_plan
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
-from plan_adapter.plan import PlanStatus
-from plan_adapter.record import Gate, PlanRun, RunReason
+from plan_adapter.record import PlanRun
+from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
 
 POOL = "released"

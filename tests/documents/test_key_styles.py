@@ -7,7 +7,8 @@ import pytest
 
 from plan_adapter.canonical import plan_digest
 from plan_adapter.documents import dump_plan, load_plan, read_document
-from plan_adapter.plan import ApprovalPolicy, ExecutionPlan
+from plan_adapter.options import ApprovalPolicy
+from plan_adapter.plan import ExecutionPlan
 
 GO = {
     "ID": "plan-1",

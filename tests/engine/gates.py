@@ -14,9 +14,9 @@ from prefect import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import OrchestrationResult
 
+from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate, GateEnd, GateKind, GatePolicy
 from plan_adapter.gates.approval import answer_to, refusal
 from plan_adapter.plan import new_id
-from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateEnd, GateKind, GatePolicy
 
 WAIT_SECONDS = 120.0
 GOOD: dict[str, Any] = {"decision": "approve", "approver": "ana", "note": "looks right"}

@@ -16,9 +16,9 @@ from plan_adapter.engine.flow import flow_of, run_flow
 from plan_adapter.engine.flow_runs import cancellation_of
 from plan_adapter.engine.tasks import PrefectStepRunner
 from plan_adapter.errors import InvalidPlanError, NotApprovedError, RunFailedError
-from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.readable import prose, safe_name
-from plan_adapter.record import PlanRun, RunReason
+from plan_adapter.record import PlanRun
+from plan_adapter.status import PlanStatus, RunReason, StepStatus
 from tests.engine.calls import WrittenCall, failed, flow_run, plan_run, step_run, task_runs, validated
 
 INPUTS: dict[str, Any] = {

@@ -12,12 +12,14 @@ from prefect.context import FlowRunContext
 from prefect.events.worker import EventsWorker
 from prefect.states import Completed
 
+from plan_adapter.approvals import ApprovalRequest, Gate, GatePolicy
 from plan_adapter.engine import gate_display as gate_events
 from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.gate_display import emit, key_of, publish_text
 from plan_adapter.gates.approval import answer_to
-from plan_adapter.plan import PlanStatus, new_id
-from plan_adapter.record import ApprovalRequest, Gate, GatePolicy, PlanRun
+from plan_adapter.plan import new_id
+from plan_adapter.record import PlanRun
+from plan_adapter.status import PlanStatus
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

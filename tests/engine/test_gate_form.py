@@ -7,9 +7,9 @@ from typing import Any, get_args
 import pytest
 from prefect.utilities.schema_tools.validation import is_valid
 
+from plan_adapter.approvals import Answer, ApprovalRequest, GateKind, GatePolicy
 from plan_adapter.engine.form import MAX_TEXT_CHARACTERS, NotAnAnswerError, answer_of, description_of, form_of, text_shown, values_of
-from plan_adapter.plan import Input, KnownBy
-from plan_adapter.record import Answer, ApprovalRequest, GateKind, GatePolicy
+from plan_adapter.options import Input, KnownBy
 from plan_adapter.validation.input_schema import input_of
 from tests.engine.gates import GOOD, request_of
 

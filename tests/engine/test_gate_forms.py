@@ -13,11 +13,11 @@ from prefect.exceptions import Pause
 from prefect.input import acreate_flow_run_input
 from prefect.states import Completed, Running
 
+from plan_adapter.approvals import Answer, GatePolicy
 from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.gate import ask_in_form
 from plan_adapter.engine.gate_forms import OpenForm, answer_form, collected_answer, open_forms, resume_released
 from plan_adapter.errors import NotApprovedError, RunConflictError
-from plan_adapter.record import Answer, GatePolicy
 from tests.engine.gates import GOOD, AskedGate, flow_run, request_of, resume
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

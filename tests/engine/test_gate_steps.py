@@ -12,10 +12,10 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.states import Cancelled, Cancelling, Completed, Running
 
+from plan_adapter.approvals import Answer
 from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.gate import GateCancelledError, ask_in_form
 from plan_adapter.errors import StoreError
-from plan_adapter.record import Answer
 from tests.engine.gates import GOOD, AskedGate, flow_run, request_of, resume
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

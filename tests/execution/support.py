@@ -23,8 +23,9 @@ from plan_adapter.execution.status import ending_of
 from plan_adapter.gates.approval import approved_plan, without_approval
 from plan_adapter.goals import GoalModel
 from plan_adapter.hooks import Event, Hooks
-from plan_adapter.plan import ExecutionPlan, PlanStatus, new_id
+from plan_adapter.plan import ExecutionPlan, new_id
 from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
+from plan_adapter.status import PlanStatus
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import bind_inputs, validate

@@ -6,11 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
+from plan_adapter.approvals import Approval
 from plan_adapter.canonical import call_digest
 from plan_adapter.execution.limits import RunClock
 from plan_adapter.execution.ports import GatedCall, GateRefusal
-from plan_adapter.plan import PlanStatus, Step, StepStatus, new_id
-from plan_adapter.record import Approval, Outcome, RunReason
+from plan_adapter.plan import Step, new_id
+from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.tools.tool import tool
 from tests.execution.support import Execution, plan_of
 from tests.execution.test_scheduler import World

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from plan_adapter.approvals import Resolution
 from plan_adapter.errors import UnknownOutcomeError
 from plan_adapter.execution.ports import GateRefusal, RecordedResolution, UnknownOutcome
 from plan_adapter.goals import ToolCallIntent
-from plan_adapter.plan import PlanStatus, Step, StepStatus
-from plan_adapter.record import Outcome, Resolution, RunReason
+from plan_adapter.plan import Step
+from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.tools.tool import tool
 from tests.execution.pursuing import Answering, Board, ScriptedModel, ends, goal_plan, reads, says, writes
 from tests.execution.support import Execution

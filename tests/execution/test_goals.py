@@ -3,8 +3,8 @@
 import pytest
 
 from plan_adapter.goals import Verdict
-from plan_adapter.plan import PlanStatus, Step, StepStatus
-from plan_adapter.record import Outcome, RunReason
+from plan_adapter.plan import Step
+from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from tests.execution.pursuing import BROKEN, Answering, Board, ScriptedModel, ends, gives_up, goal_plan, reads, says, writes
 from tests.execution.support import Execution
 

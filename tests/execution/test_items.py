@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.plan import ExecutionPlan, Input, Rollback, StepStatus
+from plan_adapter.options import Input
+from plan_adapter.plan import ExecutionPlan, Rollback
+from plan_adapter.status import StepStatus
 from plan_adapter.tools.tool import ToolContext, tool
 from tests.execution.support import Execution
 from tests.execution.undoing import World, rollback_of

@@ -8,8 +8,7 @@ from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.status import rolls_back
 from plan_adapter.hooks import Hooks
 from plan_adapter.plan import Rollback as RollbackCall
-from plan_adapter.plan import StepStatus
-from plan_adapter.record import Outcome, RunReason
+from plan_adapter.status import Outcome, RunReason, StepStatus
 from tests.execution.support import Execution, plan_of
 from tests.execution.undoing import World, rollback_of, run_and_undo, undoable
 

@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import Outcome, RunReason
+from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.tools.tool import tool
 from tests.execution.support import Execution, ancestors, plan_of
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from plan_adapter.expressions import Declarations, Variables, compile_template
-from plan_adapter.plan import Input
+from plan_adapter.options import Input
 from plan_adapter.problems import Problem
 
 INPUTS = {

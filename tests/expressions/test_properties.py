@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions import Declarations, Variables, compile_template, has_expression
-from plan_adapter.plan import Input
+from plan_adapter.options import Input
 from plan_adapter.values import normalize
 from tests.expressions.builders import DECLARED, VALUES
 

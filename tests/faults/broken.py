@@ -12,10 +12,10 @@ from plan_adapter.execution import goal_calls, rollback
 from plan_adapter.execution import history as carry
 from plan_adapter.execution.secrets import Redactor
 from plan_adapter.execution.status import Ending
-from plan_adapter.plan import PlanStatus
-from plan_adapter.record import Attempt, Outcome, Receipt
+from plan_adapter.record import Attempt, Receipt
 from plan_adapter.runs import ending
 from plan_adapter.runs import step_gates as call_gates
+from plan_adapter.status import Outcome, PlanStatus
 from plan_adapter.store import audit, leases, outcomes, permission, recorder
 from plan_adapter.store.tables import leases as lease_table
 from tests.faults.plans import Scenario

@@ -8,8 +8,8 @@ from datetime import datetime
 from plan_adapter import ExecutionPlan, PlanStatus
 from plan_adapter.canonical import call_digest
 from plan_adapter.graph import successors
-from plan_adapter.plan import Step, StepStatus
-from plan_adapter.record import RunReason
+from plan_adapter.plan import Step
+from plan_adapter.status import RunReason, StepStatus
 from plan_adapter.store.verification import verify
 from plan_adapter.tools.question import question_tool
 from plan_adapter.validation import validate

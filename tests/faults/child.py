@@ -19,11 +19,12 @@ import asyncpg  # noqa: F401  # loaded once, by the server that forks, and not b
 from pydantic import JsonValue
 
 from plan_adapter import crash_points
+from plan_adapter.approvals import ApprovalRequest, Gate
 from plan_adapter.crash_points import CrashPoint
 from plan_adapter.gates.approval import approve
 from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.readable import call_name
-from plan_adapter.record import ApprovalRequest, Attempt, Gate, PlanRun, RunContext
+from plan_adapter.record import Attempt, PlanRun, RunContext
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.rollback import rollback_run
 from plan_adapter.runs.session import RunRequest

@@ -11,7 +11,8 @@ from pydantic import JsonValue
 
 from plan_adapter.crash_points import reached
 from plan_adapter.goals import AbortIntent, ExecuteDecision, Goal, RoundAnswer, ToolCallIntent, Verdict, VerdictWord
-from plan_adapter.plan import Effect, Step
+from plan_adapter.options import Effect
+from plan_adapter.plan import Step
 
 Word = Literal["look", "failing", "broken", "put", "write", "unwanted", "ask", "end", "abort"]
 """What a round of a script does: a call of a tool, one that fails, a faulty decision, a write that people reject, a question, or an end."""

@@ -11,14 +11,17 @@ from pathlib import Path
 from uuid import uuid4
 
 from plan_adapter import PlanRun, PlanStatus, PlanStore
+from plan_adapter.approvals import ApprovalRequest, Decision, StandingApproval
 from plan_adapter.crash_points import CrashPoint
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.rollback import units_to_roll_back
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.standing import summary_of
-from plan_adapter.plan import Effect, ExecutionPlan, Step, new_id
-from plan_adapter.record import ApprovalRequest, Decision, RunContext, RunReason, StandingApproval
+from plan_adapter.options import Effect
+from plan_adapter.plan import ExecutionPlan, Step, new_id
+from plan_adapter.record import RunContext
 from plan_adapter.runner import arevise_run
+from plan_adapter.status import RunReason
 from plan_adapter.validation import validate
 from tests.faults.check import units_of, violations
 from tests.faults.check_goals import goal_violations

@@ -7,7 +7,8 @@ from typing import Any, Literal
 from pydantic import JsonValue
 
 from plan_adapter import ExecutionPlan, Input
-from plan_adapter.plan import ApprovalPolicy, Effect, Question, Rollback, Step
+from plan_adapter.options import ApprovalPolicy, Effect, Question
+from plan_adapter.plan import Rollback, Step
 from tests.faults.goals import FOR_GOOD, NOT_EXPANDED, Word, goal_text, verdicts
 
 TOOL_NAMES: dict[Effect, str] = {"read": "look", "idempotent_write": "put", "write": "write"}

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from plan_adapter import ToolContext, ToolRegistry, tool
 from plan_adapter.crash_points import reached
-from plan_adapter.plan import Effect
+from plan_adapter.options import Effect
 from plan_adapter.readable import call_name
 
 ROLLBACK = "rollback "

@@ -13,7 +13,7 @@ from plan_adapter import (
     arun_plan,
     tool,
 )
-from plan_adapter.plan import ApprovalPolicy
+from plan_adapter.options import ApprovalPolicy
 
 
 def world(folder: Path) -> ToolRegistry:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from plan_adapter.approvals import Approval, ApprovalRequest, Decision, GatePolicy
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.approvers import CallbackApprover, PolicyApprover, Rule
-from plan_adapter.record import Approval, ApprovalRequest, Decision, GatePolicy
 
 
 def request(*, name: str = "nightly-backup", step: str | None = None, by: str = "cron", digest: str = "d" * 64) -> ApprovalRequest:

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import true
 
 from plan_adapter import Hooks, NotApprovedError, PlanRun, RunConflictError, approve
-from plan_adapter.plan import ApprovalPolicy
-from plan_adapter.record import Answer
+from plan_adapter.approvals import Answer
+from plan_adapter.options import ApprovalPolicy
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from tests.gates.test_attacks import standing

@@ -18,10 +18,11 @@ from plan_adapter import (
     arevise_run,
     tool,
 )
-from plan_adapter.plan import ApprovalPolicy
-from plan_adapter.record import Gate, RunReason
+from plan_adapter.approvals import Gate
+from plan_adapter.options import ApprovalPolicy
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.status import RunReason
 from tests.gates.world import Says, Silent, World
 from tests.store.conftest import on_both_databases
 

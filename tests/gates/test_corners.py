@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 
 from plan_adapter import Hooks, NotApprovedError, PlanRun, PlanStatus, PlanStore, RunConflictError, StepStatus, StoreError, approve
+from plan_adapter.approvals import Approval, ApprovalRequest, Gate
 from plan_adapter.cli.progress import gate_line
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.hooks import Event
-from plan_adapter.plan import ApprovalPolicy
-from plan_adapter.record import Approval, ApprovalRequest, Gate, RunReason
+from plan_adapter.options import ApprovalPolicy
 from plan_adapter.runner import arevise_run
 from plan_adapter.runs.session import Backend, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.settings import Settings
+from plan_adapter.status import RunReason
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE
 from tests.gates.world import Says, Silent, World

@@ -8,7 +8,7 @@ import pytest
 from plan_adapter import ExecutionPlan, NotApprovedError, PlanRun, PlanStatus, ToolRegistry, acancel_run, aresolve_step, arevise_run, tool
 from plan_adapter.gates.approval import gate_policy_of, os_user, refusal, refuse_operation
 from plan_adapter.gates.policy import Policy, effective_policy
-from plan_adapter.plan import ApprovalPolicy
+from plan_adapter.options import ApprovalPolicy
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from tests.gates.world import World

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plan_adapter.options import Effect
 from plan_adapter.pictures import EDGES, mermaid
-from plan_adapter.plan import Effect, Step
+from plan_adapter.plan import Step
 
 NODE = r's\d+(?:\["[^"]*"\]|\{\{"[^"]*"\}\}):::(?:read|idempotent_write|write)'
 LINE = re.compile(rf"  (?:{NODE}|s\d+ --> s\d+|classDef \w+ [\w#:,-]+)")

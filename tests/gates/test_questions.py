@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from plan_adapter import Input, NotApprovedError, PlanStatus, StepStatus, arevise_run
+from plan_adapter.approvals import Answer
 from plan_adapter.cli.asking import YesApprover
 from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.gates.gate import request_of
-from plan_adapter.plan import ApprovalPolicy, Question
-from plan_adapter.record import Answer, RunReason
+from plan_adapter.options import ApprovalPolicy, Question
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.status import RunReason
 from plan_adapter.store.verification import verify
 from tests.gates.questions import FIELDS, deciding
 from tests.gates.world import FormAnswers, Says, World

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStore
+from plan_adapter.approvals import StandingApproval
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.policy import effective_policy
 from plan_adapter.gates.standing_files import sign_standing, signed_standing, standing_path, verify_standing, write_signed
 from plan_adapter.plan import new_id
-from plan_adapter.record import StandingApproval
 from plan_adapter.settings import Settings
 from tests.identity.conftest import Key, allowed, ana, bo, settings
 from tests.store.conftest import on_both_databases

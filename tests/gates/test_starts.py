@@ -6,11 +6,13 @@ from datetime import timedelta
 import pytest
 
 from plan_adapter import NotApprovedError, PlanRun, PlanStatus, RunConflictError, StepStatus, StoreError, approve, reject
-from plan_adapter.plan import ApprovalPolicy
-from plan_adapter.record import Approval, Attempt, RunReason
+from plan_adapter.approvals import Approval
+from plan_adapter.options import ApprovalPolicy
+from plan_adapter.record import Attempt
 from plan_adapter.runs.approval import end_expired
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
+from plan_adapter.status import RunReason
 from plan_adapter.store.recorder import StoreRecorder
 from tests.gates.test_attacks import standing
 from tests.gates.world import Says, World, another

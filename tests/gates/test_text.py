@@ -15,7 +15,8 @@ from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.call_text import step_gate_text
 from plan_adapter.gates.plan_text import plan_gate_text
 from plan_adapter.gates.text import HEIGHT, height_of, split_text, without_picture
-from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, Step
+from plan_adapter.options import ApprovalPolicy
+from plan_adapter.plan import ExecutionPlan, Step
 from tests.gates.plans import HOSTILE, big_plan, bound, hostile_plan, restart_plan
 
 TEXTS = Path(__file__).parent / "texts"

@@ -19,10 +19,11 @@ from prefect.input import aread_flow_run_input, keyset_from_base_key
 from prefect.states import Cancelled, Completed, Running
 
 from plan_adapter import NotApprovedError, PlanRun, PlanStatus, PrefectApprover, RunConflictError, arun_plan, compile_plan, validate
+from plan_adapter.approvals import Answer, Decision, Gate
 from plan_adapter.engine.gate_forms import answer_form, fields_of, open_forms
 from plan_adapter.engine.internals import rerun
-from plan_adapter.plan import ApprovalPolicy
-from plan_adapter.record import Answer, Decision, Gate, RunReason
+from plan_adapter.options import ApprovalPolicy
+from plan_adapter.status import RunReason
 from tests.engine.gates import flow_run, resume
 from tests.gates.questions import deciding
 from tests.gates.world import World

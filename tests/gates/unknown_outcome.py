@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, UnknownOutcomeError, tool
+from plan_adapter.approvals import Answer, ApprovalRequest, Gate
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.gate import GateForms
-from plan_adapter.plan import ApprovalPolicy
-from plan_adapter.record import Answer, ApprovalRequest, Gate
+from plan_adapter.options import ApprovalPolicy
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import Backend, RunRequest, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from plan_adapter import ExecutionPlan, Input, PlanRun, PlanStore, ToolRegistry, tool
+from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Decision, Gate
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.approval import Asking, answer_to
 from plan_adapter.gates.gate import GateForms
-from plan_adapter.plan import ApprovalPolicy, new_id
-from plan_adapter.record import Answer, Approval, ApprovalRequest, Decision, Gate
+from plan_adapter.options import ApprovalPolicy
+from plan_adapter.plan import new_id
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import Backend, RunRequest, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run

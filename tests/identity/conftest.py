@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from plan_adapter.approvals import ApprovalRequest, Decision, GatePolicy
 from plan_adapter.gates.approval import signed_text
 from plan_adapter.gates.signatures import sign
-from plan_adapter.record import ApprovalRequest, Decision, GatePolicy
 from plan_adapter.settings import Settings
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate, GatePolicy
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import text_to_sign
 from plan_adapter.gates.identity import ProofContext, approval_from, known_by, recheck
 from plan_adapter.gates.policy import effective_policy
-from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GatePolicy
 from plan_adapter.settings import Settings
 from tests.identity.conftest import Key, request_at, text_of
 from tests.identity.test_codes import SECRET, Codes, keyed

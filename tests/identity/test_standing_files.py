@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from plan_adapter.approvals import StandingApproval
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.policy import effective_policy
 from plan_adapter.gates.standing_files import (
@@ -17,7 +18,6 @@ from plan_adapter.gates.standing_files import (
     verify_standing,
     write_signed,
 )
-from plan_adapter.record import StandingApproval
 from plan_adapter.settings import Settings
 from tests.identity.conftest import Key
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.plan import PlanStatus
+from plan_adapter.status import PlanStatus
 from tests.mcp.desk import DEPLOY, IMPORTS, Desk
 
 pytestmark = pytest.mark.skipif(

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from plan_adapter.canonical import approval_digest, canonical_document, canonical_json, plan_digest
 from plan_adapter.documents import load_plan
 from plan_adapter.errors import InvalidPlanError
-from plan_adapter.plan import ApprovalPolicy, ExecutionOptions, ExecutionPlan, Input, Step
+from plan_adapter.options import ApprovalPolicy, ExecutionOptions, Input
+from plan_adapter.plan import ExecutionPlan, Step
 from tests.documents.generated import plans
 
 DOCUMENT: dict[str, Any] = {

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from plan_adapter.formatting import format_plan
-from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, Step
+from plan_adapter.options import ApprovalPolicy, Effect
+from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.preview import Preview, preview_plan, preview_text
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool

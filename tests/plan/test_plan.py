@@ -5,7 +5,8 @@ import pickle
 
 import pytest
 
-from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step
+from plan_adapter.options import ExecutionOptions, Input
+from plan_adapter.plan import ExecutionPlan, Step
 
 
 def test_missing_ids_are_made_and_written_ones_kept() -> None:

@@ -11,7 +11,8 @@ from pydantic import JsonValue
 
 from plan_adapter.documents import is_test_file, load_plan
 from plan_adapter.expressions import Variables
-from plan_adapter.plan import ExecutionPlan, Input, Rollback, Step
+from plan_adapter.options import Input
+from plan_adapter.plan import ExecutionPlan, Rollback, Step
 from plan_adapter.runbooks.promote import MOST_INPUTS, Promotion, promote
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool, tool

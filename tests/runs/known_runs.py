@@ -14,8 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegistry, crash_points
 from plan_adapter.canonical import plan_digest
 from plan_adapter.errors import PlanAdapterError
-from plan_adapter.plan import StepStatus
-from plan_adapter.record import Outcome, RunReason
+from plan_adapter.status import Outcome, RunReason, StepStatus
 from plan_adapter.store.leases import Owner
 from tests.runs.lives import MEMORY, EndedError, Known, Life, World, happened, name_of, tools_of
 

@@ -13,7 +13,8 @@ from plan_adapter import ExecutionPlan, PlanStatus, ToolRegistry, tool
 from plan_adapter.errors import StoreError
 from plan_adapter.plan import Rollback
 from plan_adapter.readable import call_name
-from plan_adapter.record import Attempt, Receipt, RunReason
+from plan_adapter.record import Attempt, Receipt
+from plan_adapter.status import RunReason
 from plan_adapter.tools.tool import ToolContext
 
 LABELS = (

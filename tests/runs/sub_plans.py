@@ -3,7 +3,8 @@
 from typing import Any
 
 from plan_adapter import ExecutionPlan
-from plan_adapter.plan import ExecutionOptions, Input, Rollback, Step
+from plan_adapter.options import ExecutionOptions, Input
+from plan_adapter.plan import Rollback, Step
 
 UNASKED = ExecutionOptions(require_approval=False)
 

@@ -21,11 +21,14 @@ from plan_adapter import (
     find_problems,
     tool,
 )
-from plan_adapter.plan import Concurrency, Input, RunWindow, Step
-from plan_adapter.record import ApprovalRequest, PlanRun, RunReason
+from plan_adapter.approvals import ApprovalRequest
+from plan_adapter.options import Concurrency, Input, RunWindow
+from plan_adapter.plan import Step
+from plan_adapter.record import PlanRun
 from plan_adapter.run_window import opens_at
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run, execute_plan
+from plan_adapter.status import RunReason
 from plan_adapter.validation import bind_inputs, validate
 from tests.store.conftest import on_both_databases
 

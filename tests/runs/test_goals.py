@@ -12,6 +12,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import TaskRunResult
 
 from plan_adapter import CallbackApprover, InvalidPlanError, PlanStatus, PlanStore, ToolRegistry, aresolve_step, crash_points
+from plan_adapter.approvals import ApprovalRequest, StandingApproval
 from plan_adapter.canonical import runbook_digest
 from plan_adapter.engine.connection import Server
 from plan_adapter.errors import PlanAdapterError
@@ -19,7 +20,7 @@ from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
 from plan_adapter.goals import Goal, RoundAnswer, Verdict
 from plan_adapter.plan import ExecutionPlan, Step, new_id
-from plan_adapter.record import ApprovalRequest, PlanRun, RunContext, StandingApproval
+from plan_adapter.record import PlanRun, RunContext
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan

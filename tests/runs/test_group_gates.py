@@ -1,9 +1,10 @@
 """A group, or each of its items, waits at a gate before its first step."""
 
 from plan_adapter import CallbackApprover, PlanStatus, PlanStore, aresume_run, arun_plan
-from plan_adapter.record import ApprovalRequest, RunReason
+from plan_adapter.approvals import ApprovalRequest
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.status import RunReason
 from plan_adapter.validation import bind_inputs, validate
 from tests.runs.cluster import Cluster, act, rolling
 

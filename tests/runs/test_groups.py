@@ -23,10 +23,11 @@ from plan_adapter import (
 )
 from plan_adapter.engine.connection import Server
 from plan_adapter.execution.history import ResumeOptions
-from plan_adapter.plan import Input, Rollback, Step
-from plan_adapter.record import RunReason
+from plan_adapter.options import Input
+from plan_adapter.plan import Rollback, Step
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
+from plan_adapter.status import RunReason
 from tests.engine.calls import task_runs
 from tests.processes import Program
 from tests.runs.cluster import Cluster, act, rolling, run

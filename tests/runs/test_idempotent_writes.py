@@ -8,8 +8,8 @@ import pytest
 
 from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, aresolve_step, aresume_run, arevise_run, arun_plan, tool
 from plan_adapter.errors import RunConflictError
-from plan_adapter.plan import PlanStatus
-from plan_adapter.record import Outcome, PlanRun
+from plan_adapter.record import PlanRun
+from plan_adapter.status import Outcome, PlanStatus
 from plan_adapter.tools.tool import ToolContext
 
 

@@ -14,10 +14,10 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from pydantic import JsonValue
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolContext, ToolRegistry, dump_plan, tool
+from plan_adapter.approvals import Gate
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.flow import drop
 from plan_adapter.engine.local_server import ensure_server, stop_server
-from plan_adapter.record import Gate
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan

@@ -14,15 +14,17 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Crashed, Running
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegistry, arun_plan, flows, tool
+from plan_adapter.approvals import Decision
 from plan_adapter.cli.app import main
 from plan_adapter.engine.connection import Server
 from plan_adapter.plan import new_id
-from plan_adapter.record import Attempt, Decision, RunReason
+from plan_adapter.record import Attempt
 from plan_adapter.runs import reconcile as reconciling
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
+from plan_adapter.status import RunReason
 from plan_adapter.store import leases, tables
 from plan_adapter.store.leases import Owner
 from plan_adapter.validation import bind_inputs, validate

@@ -10,9 +10,10 @@ import pytest
 
 from plan_adapter import PlanStatus, PlanStore, RunConflictError, ToolRegistry, acancel_run, aresolve_step, aresume_run, arun_plan, tool
 from plan_adapter.plan import Rollback
-from plan_adapter.record import Outcome, RollbackStatus, RunReason
+from plan_adapter.record import RollbackStatus
 from plan_adapter.runs.resume import resume_action
 from plan_adapter.runs.rollback import roll_back
+from plan_adapter.status import Outcome, RunReason
 from tests.processes import Program
 from tests.runs.drained import World, pool, undone
 from tests.store.conftest import on_both_databases
@@ -58,7 +59,8 @@ SCRIPT = """\
 import os, sys, time
 from pathlib import Path
 from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
-from plan_adapter.plan import ApprovalPolicy, Rollback
+from plan_adapter.options import ApprovalPolicy
+from plan_adapter.plan import Rollback
 
 world = Path(sys.argv[1])
 

@@ -29,8 +29,9 @@ from plan_adapter import (
     tool,
     validate,
 )
+from plan_adapter.approvals import Approval, ApprovalRequest
 from plan_adapter.gates.approval import answer_to, approve
-from plan_adapter.record import Approval, ApprovalRequest, RunReason
+from plan_adapter.status import RunReason
 
 caller = contextvars.ContextVar("caller", default="nobody")
 

@@ -5,9 +5,11 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
+from plan_adapter.approvals import Approval, Gate, GatePolicy, StandingApproval
 from plan_adapter.canonical import plan_digest
-from plan_adapter.plan import ExecutionPlan, PlanStatus, Step, StepStatus, new_id
-from plan_adapter.record import Approval, Attempt, Gate, GatePolicy, Outcome, PlanRun, Receipt, StandingApproval, StepRun
+from plan_adapter.plan import ExecutionPlan, Step, new_id
+from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
+from plan_adapter.status import Outcome, PlanStatus, StepStatus
 from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 

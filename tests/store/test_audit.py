@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
+from plan_adapter.approvals import Decision, GateEnd, Resolution
 from plan_adapter.errors import RunConflictError
-from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import Decision, GateEnd, Resolution
+from plan_adapter.status import PlanStatus, StepStatus
 from plan_adapter.store import digests, entries
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore

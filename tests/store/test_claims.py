@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from plan_adapter.errors import LeaseLostError, RunConflictError
-from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import Outcome, PlanRun, RunReason
+from plan_adapter.record import PlanRun
+from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.store import tables
 from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore

@@ -10,8 +10,8 @@ from pydantic import JsonValue
 from sqlalchemy.exc import DBAPIError
 
 from plan_adapter.errors import RunConflictError
-from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun
+from plan_adapter.status import PlanStatus, StepStatus
 from plan_adapter.store.erased_fields import ERASED, Field, read_fields
 from plan_adapter.store.erasing import Erasure
 from plan_adapter.store.signed import signed_of

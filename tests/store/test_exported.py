@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.plan import PlanStatus
+from plan_adapter.status import PlanStatus
 from plan_adapter.store import export
 from plan_adapter.store.export import read_exported, write_document
 from plan_adapter.store.store import PlanStore

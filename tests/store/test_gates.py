@@ -7,9 +7,10 @@ from datetime import timedelta
 
 import pytest
 
+from plan_adapter.approvals import GatePolicy
 from plan_adapter.errors import RunConflictError
-from plan_adapter.plan import PlanStatus
-from plan_adapter.record import GatePolicy, PlanRun
+from plan_adapter.record import PlanRun
+from plan_adapter.status import PlanStatus
 from plan_adapter.store import tables
 from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore

@@ -11,7 +11,7 @@ import pytest
 
 from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
 from plan_adapter.errors import StoreError
-from plan_adapter.plan import PlanStatus
+from plan_adapter.status import PlanStatus
 from plan_adapter.store import schema
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore

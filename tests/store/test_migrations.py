@@ -18,7 +18,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, MetaData, Table, event, inspect
 
 from plan_adapter.errors import StoreError
-from plan_adapter.plan import PlanStatus
+from plan_adapter.status import PlanStatus
 from plan_adapter.store import schema
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.tables import REVISION, REVISION_TABLE, metadata

@@ -15,8 +15,8 @@ import pytest
 from sqlalchemy import Connection, Engine, event
 
 from plan_adapter.errors import LeaseLostError, StoreError
-from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun
+from plan_adapter.status import PlanStatus, StepStatus
 from plan_adapter.store import audit, patience
 from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore

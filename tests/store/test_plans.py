@@ -8,7 +8,8 @@ import pytest
 
 from plan_adapter.canonical import plan_digest
 from plan_adapter.errors import RunConflictError, StoreError
-from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step
+from plan_adapter.options import ExecutionOptions, Input
+from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.record import RunContext
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import a_plan, a_run, validated

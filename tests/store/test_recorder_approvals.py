@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from plan_adapter.approvals import Approval
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.record import Approval, PlanRun
+from plan_adapter.record import PlanRun
 from plan_adapter.store import permission, tables
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql

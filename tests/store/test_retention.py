@@ -11,8 +11,8 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from plan_adapter.errors import RunConflictError
-from plan_adapter.plan import PlanStatus
 from plan_adapter.record import PlanRun
+from plan_adapter.status import PlanStatus
 from plan_adapter.store.retention import ALTERED, OldRun
 from plan_adapter.store.store import PlanStore
 from tests.processes import Program

@@ -6,8 +6,7 @@ import pytest
 
 from plan_adapter.canonical import plan_digest
 from plan_adapter.errors import NotApprovedError, RunConflictError
-from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import RunReason
+from plan_adapter.status import PlanStatus, RunReason, StepStatus
 from plan_adapter.store import tables
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore

@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 
 from plan_adapter.errors import RunConflictError
-from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import Outcome, RunContext, RunReason
+from plan_adapter.record import RunContext
+from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
 from tests.store.builders import a_gate, a_plan, a_receipt, a_run, an_attempt, begun, created, ended, validated

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from plan_adapter.errors import LeaseLostError
-from plan_adapter.plan import PlanStatus
+from plan_adapter.status import PlanStatus
 from plan_adapter.store import leases
 from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore

@@ -12,16 +12,17 @@ import pytest
 from markdown_it import MarkdownIt
 
 from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, dump_plan, format_plan, load_plan, pictures, tool
+from plan_adapter.approvals import Approval
 from plan_adapter.cli.app import main
 from plan_adapter.engine.form import NotAnAnswerError, answer_of
 from plan_adapter.engine.gate_display import key_of
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.text import without_picture
-from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import one_line
-from plan_adapter.record import Approval, PlanRun
+from plan_adapter.record import PlanRun
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
+from plan_adapter.status import PlanStatus
 from plan_adapter.store.verification import verify
 from plan_adapter.validation import bind_inputs, validate
 from tests.cases import for_each

@@ -4,7 +4,7 @@ import json
 import sqlite3
 from urllib.parse import unquote
 
-from plan_adapter.record import Outcome
+from plan_adapter.status import Outcome
 from tests.cases import for_each
 from tests.text.conftest import Passed
 from tests.text.payloads import PAYLOADS, PRODUCT, nothing_was_interpreted

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from plan_adapter import CallbackApprover, ExecutionPlan, PlanRun, PlanStore, ToolRegistry, arun_plan, load_plan
-from plan_adapter.record import ApprovalRequest
+from plan_adapter.approvals import ApprovalRequest
 from tests.agent.goal_players import Answer, Player, Seen, Verifier, playing, reads, writes
 from tests.agent.server import Reply, Request, ScriptedServer, scripted
 from tests.timetable import week

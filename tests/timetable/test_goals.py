@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plan_adapter import PlanStatus, PlanStore
-from plan_adapter.record import RunReason
+from plan_adapter.status import RunReason
 from tests.agent.goal_players import Answer, Seen, decides, hijacked, idling, looping, lying, order, reads, sloppy, stubborn, writes
 from tests.agent.server import ScriptedServer
 from tests.timetable import week

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plan_adapter.errors import InvalidPlanError
-from plan_adapter.plan import ExecutionPlan, Input
+from plan_adapter.options import Input
+from plan_adapter.plan import ExecutionPlan
 from plan_adapter.validation import BoundPlan, bind_inputs, find_problems, validate
 from tests.validation.builders import TOOLS, plan, step
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from plan_adapter.documents import load_plan, read_document
-from plan_adapter.plan import Concurrency, ExecutionOptions, ExecutionPlan, Input, Rollback, Step
+from plan_adapter.options import Concurrency, ExecutionOptions, Input
+from plan_adapter.plan import ExecutionPlan, Rollback, Step
 from plan_adapter.problems import CATALOGUE
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool

@@ -9,7 +9,8 @@ from plan_adapter.canonical import diff_plans, plan_digest
 from plan_adapter.documents import read_document, read_file
 from plan_adapter.formatting import format_plan
 from plan_adapter.loading import pin_files
-from plan_adapter.plan import ExecutionOptions, Step
+from plan_adapter.options import ExecutionOptions
+from plan_adapter.plan import Step
 from plan_adapter.preview import preview_plan, preview_text
 from plan_adapter.validation import bind_inputs, validate
 from tests.runs.cluster import Cluster

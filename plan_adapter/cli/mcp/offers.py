@@ -12,7 +12,8 @@ from plan_adapter.agent.plan_tools import function_name, tool_inputs
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.mcp.operations import LONGEST_WAIT, Operations, Output
 from plan_adapter.cli.sources import STORED, is_stored, plan_of
-from plan_adapter.plan import Effect, ExecutionPlan
+from plan_adapter.options import Effect
+from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import did_you_mean
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool, ToolContext

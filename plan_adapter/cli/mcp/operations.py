@@ -27,16 +27,17 @@ from plan_adapter.documents import dump_plan, read_document
 from plan_adapter.drafts import PlanRequest
 from plan_adapter.errors import InvalidPlanError, RunConflictError
 from plan_adapter.gates.approval import refuse_operation, requires_approval
-from plan_adapter.plan import ExecutionPlan, PlanStatus, new_id
+from plan_adapter.plan import ExecutionPlan, new_id
 from plan_adapter.preview import preview_plan
 from plan_adapter.problems import Problem
-from plan_adapter.record import PlanRun, RunContext, RunReason
+from plan_adapter.record import PlanRun, RunContext
 from plan_adapter.runner import acancel_run
 from plan_adapter.runs.approval import end_expired, end_overdue, is_answered, open_detached
 from plan_adapter.runs.secrets import model_redactor
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run
 from plan_adapter.settings import Settings
+from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, lint, validate

@@ -8,15 +8,16 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
+from plan_adapter.approvals import Gate
 from plan_adapter.cli.approval_state import ApprovalState
 from plan_adapter.cli.foreground import next_command
 from plan_adapter.cli.records import gate_place
 from plan_adapter.commands import answer_command
 from plan_adapter.credentials import credential_values
-from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import redacted
-from plan_adapter.record import Gate, PlanRun, RunReason, StepRun
+from plan_adapter.record import PlanRun, StepRun
 from plan_adapter.secrets import ENVIRONMENT_PREFIX
+from plan_adapter.status import PlanStatus, RunReason
 
 MOST_CHARACTERS = 40_000
 """Of one answer, as JSON."""

@@ -1,0 +1,182 @@
+"""How a plan runs and who approves it: `ExecutionOptions`, `ApprovalPolicy`, `Concurrency`, `RunWindow`, and the typed `Input`."""
+
+from collections.abc import Collection
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+Effect: TypeAlias = Literal["read", "idempotent_write", "write"]
+Isolation: TypeAlias = Literal["thread", "process"]
+CallKind: TypeAlias = Literal["step", "rollback", "decision", "check"]
+"""What a call is.
+
+`step`: a step, one item of it, or the tool call of a round of a goal. `rollback`: the rollback of a step or an item. `decision`: a model's
+decision of a round. `check`: what that decision was checked for.
+"""
+
+InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "array", "object"]
+KnownBy: TypeAlias = Literal["ssh_signature", "totp", "os_user", "form", "unverified"]
+"""How the person who answers is identified, from the best proof to none.
+
+In order: an SSH signature, a one-time code, the operating system account that ran the command, a name typed into a form, and a name that a
+program passed.
+"""
+
+EFFECTS: tuple[Effect, ...] = ("read", "idempotent_write", "write")
+"""All effects, from the weakest to the strongest."""
+
+
+def strongest(effects: Collection[Effect]) -> Effect:
+    """Return the strongest of `effects`, of which there is at least one."""
+    return next(effect for effect in reversed(EFFECTS) if effect in effects)
+
+
+Expiry: TypeAlias = Literal["reject", "skip", "default"]
+"""What happens at a gate that nobody answers in time. `default` is for questions: the defaults of their fields are the answer."""
+
+
+class DocumentModel(BaseModel):
+    """A part of a plan document. Unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=False, validate_assignment=False, populate_by_name=True)
+
+
+class Input(DocumentModel):
+    """One typed input of a plan. An input without a default is required."""
+
+    type: InputType = Field(default="string", description="The type of the value.")
+    title: str = Field(default="", description="The name of the field in forms, in any language. The default is the name of the input.")
+    description: str = Field(default="", description="What the input is for. Forms show it next to the field.")
+    default: JsonValue = Field(default=None, description="The value if a run gives none. Without a default the input is required.")
+    enum: list[JsonValue] | None = Field(default=None, description="The only values that are accepted.")
+    pattern: str | None = Field(
+        default=None,
+        description="A regular expression that must match somewhere in the text. Anchor it with ^ and $ to match the whole text.",
+    )
+    min_length: int | None = Field(default=None, ge=0, description="The minimum number of characters of a text, or of members of an array.")
+    max_length: int | None = Field(default=None, ge=0, description="The maximum number of characters of a text, or of members of an array.")
+    minimum: float | None = Field(default=None, description="The smallest accepted number.")
+    maximum: float | None = Field(default=None, description="The largest accepted number.")
+    items: InputType | None = Field(default=None, description="The type of an array's members.")
+
+    @property
+    def is_required(self) -> bool:
+        """Whether the input has no default. `default: null` does not count as one."""
+        return self.default is None
+
+
+class Question(DocumentModel):
+    """A question to a person: a form with typed fields. The result of the step holds the answer, by field."""
+
+    question: str = Field(description="What is asked, in words. It may contain `${{ }}`.", json_schema_extra={"minLength": 1})
+    fields: dict[str, Input] = Field(
+        description="The fields of the answer, by name, typed like `inputs`. A field without a default is required.",
+        json_schema_extra={"minProperties": 1},
+    )
+
+
+class Concurrency(DocumentModel):
+    """Which runs exclude each other, on all machines that share the store."""
+
+    key: str = Field(description="Runs with the same key exclude each other, also those of other plans. It may contain `${{ inputs… }}`.")
+    when_busy: Literal["refuse", "queue", "cancel_older"] = Field(
+        default="refuse",
+        description="What happens to an approved run while another one has the key: it ends as cancelled, it waits for its turn, or it "
+        "cancels the older runs of the same plan and then starts.",
+    )
+
+
+class ApprovalPolicy(DocumentModel):
+    """Who may approve and operate, how approvers prove their identity, which steps wait at a gate, and what happens if nobody answers."""
+
+    approvers: list[str] = Field(default_factory=list, description="The names and groups that may answer. Empty means anyone.")
+    operators: list[str] = Field(
+        default_factory=list,
+        description="The names, groups and deployments that may run, resume, revise, cancel and roll back. Empty means anyone.",
+    )
+    self_approval: bool = Field(default=True, description="Whether the person who started the run may approve it.")
+    known_by: list[KnownBy] = Field(default_factory=list, description="The accepted proofs of an approver's identity. Empty means any.")
+    effects: list[Effect] = Field(
+        default_factory=list,
+        description="Steps whose tools have these effects wait at a gate of their own, whatever `effect` they declare. `write` includes "
+        "`idempotent_write`.",
+    )
+    always_execute: list[str] = Field(
+        default_factory=list, description="The tools that the models of goals may call without a confirmation, although they write."
+    )
+    expires: Literal["reject", "skip"] = Field(
+        default="reject", description="What happens if nobody answers in time. With `skip`, a step is skipped, and a plan is rejected."
+    )
+    remind_after_ms: int = Field(
+        default=0, ge=0, description="How often a reminder of an open gate is sent, in milliseconds. 0 means never."
+    )
+    release: bool = Field(default=False, description="Whether a run releases its worker while it waits. Applies only to deployments.")
+
+    def is_met_by(self, other: "ApprovalPolicy") -> bool:
+        """Return whether an answer at a gate with the policy `other` is also one that this policy accepts."""
+        who = not self.approvers or {*self.approvers} == {*other.approvers}
+        proof = not self.known_by or bool(other.known_by and {*other.known_by} <= {*self.known_by})
+        return who and proof and (self.self_approval or not other.self_approval)
+
+
+class RunWindow(DocumentModel):
+    """When a run may start. It is checked when the run is approved, and a run that has started is not stopped at the end of the window."""
+
+    cron: str = Field(description="When the window opens: minute, hour, day of the month, month and day of the week.")
+    duration_ms: int = Field(ge=60_000, description="How long it stays open, in milliseconds. At least a minute.")
+    time_zone: str = Field(default="UTC", description="The time zone of `cron`, as in `Europe/Berlin`.")
+    outside: Literal["wait", "refuse"] = Field(
+        default="wait", description="What happens to an approved run outside the window: it waits, or it ends as cancelled."
+    )
+
+
+class ExecutionOptions(DocumentModel):
+    """How a plan is executed. Times are milliseconds; 0 means no limit."""
+
+    require_approval: bool = Field(default=True, description="Whether a run needs an approval before it starts.")
+    auto_approve: bool = Field(default=False, description="Whether the author declares that no approval is needed.")
+    approval_timeout_ms: int = Field(default=0, ge=0, description="How long a gate waits for an answer. 0 means no limit.")
+    allow_parallel: bool = Field(default=False, description="Whether steps that do not depend on each other run at the same time.")
+    max_parallel_steps: int = Field(default=3, ge=1, description="How many steps may run at once. Applies only with allow_parallel.")
+    stop_on_error: bool = Field(default=True, description="A failed step ends the run: running steps finish, and no other step starts.")
+    continue_on_error: bool = Field(
+        default=False, description="A failed step skips only the steps that depend on it. The opposite of stop_on_error."
+    )
+    step_timeout_ms: int = Field(default=0, ge=0, description="The timeout of one attempt of a step. 0 means no limit.")
+    total_timeout_ms: int = Field(default=0, ge=0, description="The timeout of the whole run. 0 means no limit.")
+    finally_timeout_ms: int = Field(
+        default=600_000, ge=0, description="The timeout of the `finally` steps, which the other timeouts do not stop. 0 means no limit."
+    )
+    run_window: RunWindow | None = Field(default=None, description="When runs may start. By default at any time.")
+
+    def model_post_init(self, _context: Any, /) -> None:
+        """Set the error policy that was not written to the opposite of the one that was."""
+        written = self.model_fields_set & {"stop_on_error", "continue_on_error"}
+        if len(written) == 1:
+            self._mirror(written.pop())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field. Setting one error policy flips the other, unless that one was set too."""
+        super().__setattr__(name, value)
+        if name in ("stop_on_error", "continue_on_error"):
+            self._mirror(name)
+
+    def _mirror(self, written: str) -> None:
+        other = "continue_on_error" if written == "stop_on_error" else "stop_on_error"
+        if other not in self.model_fields_set:
+            object.__setattr__(self, other, not getattr(self, written))  # not set by the user, so kept out of model_fields_set
+
+    @property
+    def on_error(self) -> Literal["stop", "continue"]:
+        """What a failed step without its own `on_error` does to the rest of the plan."""
+        return "stop" if self.stop_on_error else "continue"
+
+    @property
+    def asks(self) -> bool:
+        """Whether a run needs an approval before it starts, as far as its plan says so."""
+        return self.require_approval and not self.auto_approve
+
+    @property
+    def parallel_limit(self) -> int:
+        """How many steps may run at once."""
+        return self.max_parallel_steps if self.allow_parallel else 1

@@ -1,0 +1,74 @@
+"""The statuses of a plan's run and of its steps, why a run ended, and the outcomes of attempts."""
+
+from enum import StrEnum
+
+
+class PlanStatus(StrEnum):
+    """The status of a plan's run."""
+
+    DRAFT = "draft"  # written, not yet submitted for approval
+    PENDING_APPROVAL = "pending_approval"  # new, or waits for an answer: at its plan gate, at step gates, or to a new version
+    APPROVED = "approved"  # may start
+    EXECUTING = "executing"  # has started and not ended
+    COMPLETED = "completed"  # every step completed or was skipped by its own `when`
+    FAILED = "failed"  # a step failed and nothing completed
+    CANCELLED = "cancelled"  # rejected, expired or cancelled
+    PARTIAL = "partial"  # a step failed and something completed
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a run with this status has ended. It can be resumed unless it is completed."""
+        return self is PlanStatus.COMPLETED or self in _ENDED
+
+    def can_become(self, status: "PlanStatus") -> bool:
+        """Return whether a run with this status may change to `status`. A completed run never changes."""
+        return status is self or status in _NEXT[self]
+
+
+_RESUMED = frozenset({PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED, PlanStatus.EXECUTING})
+_ENDED = frozenset({PlanStatus.FAILED, PlanStatus.PARTIAL, PlanStatus.CANCELLED})
+_NEXT: dict[PlanStatus, frozenset[PlanStatus]] = {
+    PlanStatus.DRAFT: frozenset({PlanStatus.PENDING_APPROVAL}),
+    PlanStatus.PENDING_APPROVAL: frozenset({PlanStatus.APPROVED, PlanStatus.EXECUTING, PlanStatus.CANCELLED}),
+    PlanStatus.APPROVED: frozenset({PlanStatus.EXECUTING, PlanStatus.PENDING_APPROVAL, PlanStatus.CANCELLED}),
+    PlanStatus.EXECUTING: frozenset({*_ENDED, PlanStatus.COMPLETED, PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED}),
+    **dict.fromkeys(_ENDED, _RESUMED | _ENDED),
+    PlanStatus.COMPLETED: frozenset(),
+}
+"""The statuses that may follow each status. An ended run that is not completed can be resumed or rolled back."""
+
+
+class StepStatus(StrEnum):
+    """The status of a step."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    SKIPPED = "skipped"  # never started; its `reason` says why
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the step has ended in this start of its run."""
+        return self not in (StepStatus.PENDING, StepStatus.RUNNING)
+
+
+class RunReason(StrEnum):
+    """Why a run ended, where its status alone does not say."""
+
+    STEP_FAILED = "step_failed"
+    TIMED_OUT = "timed_out"  # the total timeout
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"  # a write began, and whether it happened is unknown
+    INTERRUPTED = "interrupted"  # its process died
+    EXHAUSTED = "exhausted"  # a goal was not met within its budget
+
+
+class Outcome(StrEnum):
+    """The outcome of an attempt, and of its step."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    UNKNOWN = "unknown"  # an intent without a receipt

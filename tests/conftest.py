@@ -110,7 +110,7 @@ def _read_entry_points_once(**which: str) -> importlib.metadata.EntryPoints:
 importlib.metadata.entry_points = _read_entry_points_once
 
 # Each run draws other examples; a test that needs more says so.
-hypothesis.settings.register_profile("tests", max_examples=25)
+hypothesis.settings.register_profile("tests", max_examples=25, deadline=None)
 hypothesis.settings.load_profile("tests")
 
 

@@ -77,7 +77,7 @@ def plan_with(value: Any, *, text: bool) -> ExecutionPlan:
     return load_plan(json.dumps(plan.to_document())) if text else plan
 
 
-@settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs(), st.booleans(), st.booleans())
 def test_plans_with_one_digest_make_the_same_call(pair: tuple[Any, Any], first_is_text: bool, second_is_text: bool) -> None:
     try:
@@ -95,7 +95,7 @@ def test_plans_with_one_digest_make_the_same_call(pair: tuple[Any, Any], first_i
         assert exact(pair[0]) != exact(pair[1])
 
 
-@settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs(), st.sampled_from(["number", "integer", "object", "array", "string"]))
 def test_inputs_with_one_digest_make_the_same_call(pair: tuple[Any, Any], kind: Any) -> None:
     plan = ExecutionPlan(description="Take it", inputs={"given": Input(type=kind)})
@@ -114,7 +114,7 @@ def test_inputs_with_one_digest_make_the_same_call(pair: tuple[Any, Any], kind: 
 EXPRESSIONS = ["${{ steps.before.result }}", "${{ [steps.before.result][0] }}", "${{ {'a': [steps.before.result]} }}"]
 
 
-@settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs(), st.sampled_from(EXPRESSIONS))
 def test_results_with_one_call_digest_make_the_same_call(pair: tuple[Any, Any], expression: str) -> None:
     plan = ExecutionPlan(description="Take it")

@@ -123,7 +123,7 @@ name: switch-site
 description: Switch to the standby site if the manager on duty says so
 options: {require_approval: false, approval_timeout_ms: 1800000}
 steps:
-  - {id: look, tool_name: bash, effect: read, description: Look at both sites, parameters: {command: echo down}}
+  - {id: look, tool_name: bash, effect: read, description: Look at both sites, parameters: {command: printf down}}
   - id: decide
     ask:
       question: "${{ steps.look.result.stdout }}: switch to 备用站点?"
@@ -371,7 +371,7 @@ async def test_a_question_is_a_form_with_its_typed_fields_in_both_uis(start: Sta
     for shown, ui in ((older, "v1"), (form, "v2")):
         await shown.page.bring_to_front()
         await shown.see(f"question-{ui}")
-        assert await is_in_sight(shown.description.get_by_role("heading", name="down : switch to 备用站点?")), ui
+        assert await is_in_sight(shown.description.get_by_role("heading", name="down: switch to 备用站点?")), ui
     assert await form.choices("What now") == ["switch", "wait", "degrade"]
     await form.page.bring_to_front()
     assert "choice" in await form.submit_in_vain()

@@ -33,13 +33,13 @@ def check(text: str) -> None:
     assert {(problem.code, problem.at) for problem in problems} <= {(problem.code, problem.at) for problem in found}
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 @given(st.text())
 def test_any_text(text: str) -> None:
     check(text)
 
 
-@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=75, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(DOCUMENTS), st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 30), PIECES), min_size=1, max_size=3))
 def test_documents_with_a_few_slips(text: str, slips: list[tuple[int, int, str]]) -> None:
     for at, removed, written in slips:
@@ -50,7 +50,7 @@ def test_documents_with_a_few_slips(text: str, slips: list[tuple[int, int, str]]
 trees = st.recursive(values, lambda inner: st.dictionaries(FIELDS | keys, inner, max_size=4) | st.lists(inner, max_size=3), max_leaves=12)
 
 
-@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=75, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(FIELDS, trees, max_size=5))
 def test_fields_that_hold_anything(document: dict[str, object]) -> None:
     check(json.dumps(document))

@@ -53,7 +53,7 @@ metadata:
 """
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(plans)
 @pytest.mark.thorough
 def test_a_plan_that_is_written_and_read_is_the_same_plan(plan: ExecutionPlan) -> None:
@@ -131,7 +131,7 @@ def test_comments_stand_above_what_they_are_about_in_one_line_each() -> None:
     assert load_plan(text) == plan
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(plans, texts)
 def test_whatever_a_comment_says_the_plan_stays_the_same(plan: ExecutionPlan, text: str) -> None:
     commented = dump_plan(plan, comments={"": text, "options": text, **{f"inputs.{name}": text for name in plan.inputs}})

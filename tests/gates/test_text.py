@@ -128,7 +128,7 @@ def test_a_long_description_does_not_push_the_danger_out_of_sight() -> None:
     assert "### Description\n\n> All is well.\n>\n> All is well.\n" in rest
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text() | st.text(alphabet="`|\\*_[]()<>!#-=~&;:/.@w1a \n\t"))
 def test_no_text_of_a_plan_makes_anything_but_text(text: str) -> None:
     plan = hostile_plan(text.replace("${{", "$ {{"))
@@ -146,7 +146,7 @@ def test_no_text_of_a_plan_makes_anything_but_text(text: str) -> None:
     assert shown.splitlines().count("approval digest") == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text() | st.text(alphabet="`|\\*_[]()<>!#-=~&;:/.@w1a \n\t"))
 def test_no_text_of_a_call_makes_anything_but_text(text: str) -> None:
     shown = step_text(text, [text], {text: text}, results={"drain": text}, ends={"drain": text}, notices=[text])

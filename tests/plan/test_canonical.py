@@ -134,7 +134,7 @@ def test_an_error_policy_is_the_same_from_either_side() -> None:
     assert digest(one) == digest(other) == digest(changed("options", {"stop_on_error": False, "continue_on_error": True}))
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(plans)
 def test_a_copy_has_the_same_digest_and_the_canonical_form_is_its_json(plan: ExecutionPlan) -> None:
     assert plan_digest(plan.model_copy(deep=True)) == plan_digest(plan)

@@ -69,7 +69,7 @@ def test_a_step_that_now_always_runs_is_another_step() -> None:
     assert (diff.added, diff.removed) == (("finally.b",), ("b",))
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(plans, plans)
 @pytest.mark.thorough
 def test_something_differs_exactly_where_the_digests_do(old: ExecutionPlan, new: ExecutionPlan) -> None:

@@ -345,7 +345,7 @@ values = st.recursive(
 given_plans = st.lists(st.dictionaries(st.just("value"), values, min_size=1), min_size=1, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(given_plans, given_plans)
 def test_with_its_defaults_a_runbook_hands_every_call_what_the_run_did(
     now: list[dict[str, JsonValue]], before: list[dict[str, JsonValue]]

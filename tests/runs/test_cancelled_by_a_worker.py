@@ -168,7 +168,7 @@ async def test_what_is_cancelled_in_the_ui_ends_with_the_reason(
 
 @pytest.mark.timeout(300)
 async def test_a_process_that_is_stopped_for_another_reason_leaves_its_run_to_be_resumed(
-    prefect_server: Server, store: PlanStore, home: Path, tmp_path: Path
+    prefect_server: Server, store: PlanStore, sql: Sql, home: Path, tmp_path: Path
 ) -> None:
     async with under("worker", prefect_server, home) as start, get_client() as client:
         flow_run_id = await start(a_plan(tmp_path / "work"))
@@ -177,7 +177,7 @@ async def test_a_process_that_is_stopped_for_another_reason_leaves_its_run_to_be
             return (tmp_path / "work" / "pid").exists()
 
         await comes(has_begun)
-        os.kill(await process_of(await found_run(store, flow_run_id), store), signal.SIGTERM)
+        os.kill(await process_of(await found_run(store, flow_run_id), sql), signal.SIGTERM)
 
         async def has_crashed() -> bool:
             return (await state_of(client, flow_run_id)).is_crashed()

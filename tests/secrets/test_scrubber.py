@@ -50,7 +50,7 @@ def scrubber_of(*values: str) -> Redactor:
 
 @pytest.mark.parametrize("name", ENCODERS)
 @given(value=VALUES, before=TEXTS, after=TEXTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_value_is_found_nowhere_afterwards_whatever_it_is_encoded_with(name: str, value: str, before: str, after: str) -> None:
     encode = ENCODERS[name]
     shown = scrubber_of(value).text(before + encode(value) + after)
@@ -61,7 +61,7 @@ def test_a_value_is_found_nowhere_afterwards_whatever_it_is_encoded_with(name: s
 
 
 @given(value=VALUES, members=st.lists(TEXTS, max_size=3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_value_is_found_nowhere_in_a_tree(value: str, members: list[str]) -> None:
     others = [1, 2.5, None, True]
     assume(value not in json.dumps(others))  # a truth is no text

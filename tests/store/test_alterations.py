@@ -213,7 +213,7 @@ async def test_any_changed_byte_of_a_row_is_found(tmp_path: Path):
         @given(st.sampled_from(places), st.integers(0, 2**20), st.integers(1, 255))
         @example(("runs", 0, "digest"), 0, 128)  # bytes that are no text, in what other rows are found by
         @example(("runs", 0, "tenant_id"), 0, 128)
-        @settings(max_examples=60, deadline=None, database=None)
+        @settings(max_examples=60, database=None)
         def is_found(place: tuple[str, int, str], at: int, flip: int) -> None:
             table, _, column = place
             old = _row(whole, place)

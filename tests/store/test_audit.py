@@ -87,7 +87,7 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(-(2**53) + 1, 2**53 - 1
 
 
 @given(st.dictionaries(st.text(st.characters(codec="ascii")), VALUES))
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 def test_a_digest_is_of_the_canonical_form(row: dict[str, Any]):
     assert digests._encode(row).encode() == rfc8785.dumps(row)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import networkx as nx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plan_adapter.plan import ExecutionPlan
@@ -85,7 +85,6 @@ def plan_of(graph: list[set[int]], *, implied: bool) -> ExecutionPlan:
     return plan(*(step(f"s{i}", parameters=using(*after)) if implied else step(f"s{i}", depends_on=after) for i, after in enumerate(names)))
 
 
-@settings(deadline=None)
 @given(graphs, st.booleans())
 def test_order_cycles_and_reduction_are_those_of_graph_theory(graph: list[set[int]], implied: bool) -> None:
     checked = plan_of(graph, implied=implied)

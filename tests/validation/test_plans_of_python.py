@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plan_adapter.canonical import plan_digest
@@ -175,7 +175,6 @@ anything = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(list(Step.model_fields)), anything), max_size=4), st.data())
 def test_no_plan_crashes_validation(edits: list[tuple[int, str, Any]], data: st.DataObject) -> None:
     checked = plan(step("a"), step("b", depends_on=["a"]), step("c"))

@@ -31,6 +31,7 @@ from plan_adapter.runs.secrets import missing_notices
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.standing import use_standing_approval
 from plan_adapter.runs.tool_drift import code_notices, replaced_version, tool_drift_lines
+from plan_adapter.secrets import SecretChain
 from plan_adapter.settings import Settings
 from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
@@ -247,7 +248,7 @@ async def _asked(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval
     store, run_request = keeper.store, keeper.run_request
     if run_request.waits and not run_request.asks:
         raise await not_approved(bound, store, run_request.settings, run=run)
-    draft = await _gate_of(bound, run, store, run_request.settings)
+    draft = await _gate_of(bound, run, store, run_request.settings, run_request.secrets)
     gate = await keeper.open(draft, timeout_ms=bound.validated.plan.options.approval_timeout_ms)
     left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     if _is_left(run_request):
@@ -301,7 +302,7 @@ async def load_new_version(run: PlanRun, keeper: GateKeeper) -> BoundPlan:
     return bound
 
 
-async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:
+async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings, secrets: SecretChain | None = None) -> Gate:
     """Return the plan gate of `run` to open, and record that the run waits. Its message names stale approvals."""
     plan = bound.validated.plan
     answers, revisions = await store.approvals(run.id), await store.revisions.of_run(run.id)
@@ -326,7 +327,7 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
             *stale,
             *_unknown_names(plan, policy),
             *await code_notices(bound.validated, run, store),
-            *await missing_notices(bound.validated, settings),
+            *await missing_notices(bound.validated, settings, secrets),
         ],
     )
     return new_gate(run, approval_digest=bound.approval_digest, description=plan.description, text=text, rules=rules)

@@ -39,9 +39,9 @@ async def model_redactor(settings: Settings, names: Collection[str]) -> Redactor
     return secrets.redactor
 
 
-async def locate_secrets(names: Collection[str], settings: Settings) -> list[SecretLocation]:
-    """Return where each secret comes from, or that it is missing, sorted by name."""
-    chain = secret_chain(settings, blocks=KnownServer())
+async def locate_secrets(names: Collection[str], settings: Settings, chain: SecretChain | None = None) -> list[SecretLocation]:
+    """Return where each secret comes from, or that it is missing, sorted by name. Looked up in `chain`, or the places of `settings`."""
+    chain = chain or secret_chain(settings, blocks=KnownServer())
     return list(await asyncio.gather(*(chain.locate(name) for name in sorted(names))))
 
 
@@ -65,10 +65,10 @@ async def refuse_missing(validated: ValidatedPlan, settings: Settings, *, done: 
         log.warning("%s; %s", problem, uses[name].lateness)
 
 
-async def missing_notices(validated: ValidatedPlan, settings: Settings) -> list[str]:
+async def missing_notices(validated: ValidatedPlan, settings: Settings, chain: SecretChain | None = None) -> list[str]:
     """Return notices for a gate about secrets that were not found where the gate was opened."""
     uses = _uses(validated)
-    missing = await _missing(uses, settings)
+    missing = await _missing(uses, settings, chain)
     without = {name: "without it the run does not start" if uses[name].is_early else uses[name].lateness for name in missing}
     return [f"The process that asks has no secret `{name}`: {without[name]}. `plan doctor PLAN` lists the places." for name in missing]
 
@@ -78,11 +78,11 @@ def late_uses(validated: ValidatedPlan) -> dict[str, str]:
     return {name: use.lateness for name, use in _uses(validated).items() if not use.is_early}
 
 
-async def _missing(names: Collection[str], settings: Settings) -> dict[str, str]:
+async def _missing(names: Collection[str], settings: Settings, chain: SecretChain | None = None) -> dict[str, str]:
     """Return why each missing secret is missing, by name. A secret is left out if a place could not be queried."""
     return {
         location.name: location.problem
-        for location in await locate_secrets(names, settings)
+        for location in await locate_secrets(names, settings, chain)
         if location.problem is not None and location.is_known
     }
 

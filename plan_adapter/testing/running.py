@@ -33,7 +33,7 @@ class CaseRunner:
 
     def run(self, case: Case) -> CaseResult:
         """Run `case` and return its result. Not for a running event loop."""
-        return self._loop.run(self._run(case))
+        return self._loop.get_loop().run_until_complete(self._run(case))  # `Runner.run` costs milliseconds: it handles SIGINT each time
 
     def close(self) -> None:
         """Close the store and remove it."""

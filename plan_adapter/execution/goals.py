@@ -15,11 +15,14 @@ from pydantic import JsonValue
 from plan_adapter.canonical import canonical_json
 from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.goal_calls import GoalCalls, Made
+from plan_adapter.execution.goal_checks import citation_fault, failed, flow_check, safety_check
 from plan_adapter.execution.ports import AttemptEnd, GateRefusal
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.step import unmet
 from plan_adapter.goals import (
     MAX_CORRECTIONS,
+    Check,
+    EndChecks,
     Evidence,
     EvidenceSource,
     ExecuteDecision,
@@ -76,6 +79,7 @@ class Pursuit:
         self._rounds = list[Round]()
         self._results = dict[str, JsonValue]()  # by tool: the newest one
         self._refused = dict[str, str]()  # by digest of a call that a person refused: why
+        self._unmet_with: int | None = None  # how much evidence there was when a `done_when` in words was last judged, and not met
         self._used = _Used()
         earlier = scope.history.receipts.get((step.id, None))
         self._failed_at = None if earlier is None else earlier.ended_at
@@ -255,57 +259,58 @@ class Pursuit:
         return await self._failed("aborted", f"the model gave up ({given.code}): {given.user_message}")
 
     async def _end(self, item: int, answer: RoundAnswer, decision: ExecuteDecision, model: GoalModel) -> AttemptEnd | None:
-        made = await self._calls.check(item, partial(self._judge, decision, model))
-        verdict = Verdict.model_validate(made.result)
-        self._used.tokens += verdict.tokens
-        reason = "" if verdict.verdict == "met" else verdict.reason or f"done_when is {verdict.verdict}"
-        if verdict.verdict == "cannot_tell":
-            reason = await self._asked_if_met(item, verdict)
+        made = await self._calls.check(item, partial(self._checked, decision, model))
+        checks = EndChecks.model_validate(made.result)
+        self._used.tokens += checks.tokens
+        reason = "" if checks.verdict == "met" else checks.reason
+        if checks.verdict == "cannot_tell":
+            reason = await self._asked_if_met(item, checks.evidence.reason)
         if reason:
+            if self._told.get("done_when") and checks.flow.passed and checks.safety.passed and not citation_fault(decision, self._evidence):
+                self._unmet_with = len(self._evidence)
             return self._corrected(answer, reason)
         self._rounds.append(Round(len(self._rounds) + 1, answer))
         summary = decision.speak or decision.goal_check
         return await self._calls.close(self._told, self._evidence, result=self._result(summary), error=None)
 
-    async def _judge(self, decision: ExecuteDecision, model: GoalModel, context: ToolContext) -> JsonValue:
-        """Return whether the step may end: whether the plan allows it, evidence is cited, and `done_when` is met."""
-        verdict = await self._verdict(decision, model)
-        context.logger.info("%s%s", verdict.verdict, f": {verdict.reason}" if verdict.reason else "")
-        return verdict.model_dump(mode="json")
+    async def _checked(self, decision: ExecuteDecision, model: GoalModel, context: ToolContext) -> JsonValue:
+        """Return whether the step may end. `done_when` is judged only if nothing else is wrong: judging it may cost a call of the model."""
+        flow = flow_check(decision, is_last=self._is_last)
+        safety = safety_check(self._evidence, unmet_with=self._unmet_with)
+        fault = citation_fault(decision, self._evidence)
+        if fault or not (flow.passed and safety.passed):
+            not_judged = "done_when was not judged, because another check failed"
+            checks = EndChecks.of(flow=flow, evidence=failed(fault or not_judged), safety=safety)
+        else:
+            found = await self._verdict(decision, model)
+            evidence = Check(passed=found.verdict == "met", reason=found.reason or f"done_when is {found.verdict}")
+            checks = EndChecks.of(flow=flow, evidence=evidence, safety=safety, verdict=found.verdict, tokens=found.tokens)
+        context.logger.info("%s", checks)
+        return checks.model_dump(mode="json")
 
     async def _verdict(self, decision: ExecuteDecision, model: GoalModel) -> Verdict:
+        """Return whether `done_when` is met: computed, or judged by the verifier. Without it, a cited call that succeeded is enough."""
         done_when = self._scope.approved.bound.validated.done_when.get(self._step.id)
-        known = [one.id for one in self._evidence]
-        cited = cited_evidence(decision.goal_check)
-        if decision.action == "done" and not self._is_last:
-            return Verdict(verdict="not_met", reason="`done` ends the plan, and other steps of it are left: use `next_plan`")
-        if not known:
-            return Verdict(verdict="not_met", reason="there is no evidence yet: call a tool first")
-        if not cited or not set(cited) <= set(known):
-            return Verdict(verdict="not_met", reason=f"`goal_check` has to cite evidence by its id: {_among(known)}")
         if done_when is not None:
             why = unmet(done_when, self._scope.variables(result=self._result(decision.goal_check)))
             return Verdict(verdict="met" if why is None else "not_met", reason=why or "")
         if self._told.get("done_when"):
             return await model.verify(self.goal)
-        if not any(one.success and one.id in cited for one in self._evidence):
-            return Verdict(
-                verdict="not_met", reason="`goal_check` cites only calls that failed, and there is no `done_when` to judge them by"
-            )
-        return Verdict(verdict="met")
+        if any(one.success for one in self._evidence if one.id in cited_evidence(decision.goal_check)):
+            return Verdict(verdict="met", reason="a cited call succeeded, and there is no `done_when`")
+        return Verdict(verdict="not_met", reason="`goal_check` cites only calls that failed, and there is no `done_when` to judge them by")
 
-    async def _asked_if_met(self, item: int, verdict: Verdict) -> str:
+    async def _asked_if_met(self, item: int, why: str) -> str:
         """Ask a person whether the goal is met, because the verifier cannot tell. Return why it is not, or nothing."""
         found = "\n".join(f"- {one.id} `{one.name}` {'succeeded' if one.success else 'failed'}: {one.summary}" for one in self._evidence)
-        why = verdict.reason or "the evidence does not say"
         question = f"Is this met: {self._told['done_when']}\n\nThe model that judges it cannot tell: {why}\n\nWhat was done:\n\n{found}"
         made = await self._calls.ask(item, question, _IS_MET)
         if isinstance(made, GateRefusal):
-            return f"nobody confirmed that done_when is met: {made.message}"
+            return f"evidence: nobody confirmed that done_when is met: {made.message}"
         if made.error is not None:
-            return f"nobody confirmed that done_when is met: {made.error}"
+            return f"evidence: nobody confirmed that done_when is met: {made.error}"
         is_met = isinstance(made.result, dict) and made.result.get("met") is True
-        return "" if is_met else f"a person says that done_when is not met: {self._told['done_when']}"
+        return "" if is_met else f"evidence: a person says that done_when is not met: {self._told['done_when']}"
 
     async def _failed(self, reason: str, error: str) -> AttemptEnd:
         return replace(await self._calls.close(self._told, self._evidence, result=None, error=error), reason=reason)

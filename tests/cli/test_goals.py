@@ -137,8 +137,8 @@ def test_a_lie_is_corrected_three_times_and_then_fails(plan: Plan, pursued: Any)
     said = pursued(lying, "run", document(), "--offline", "--yes", "--json", *TOOLS)
     assert (said.code, said.run["status"], said.run["reason"]) == (1, "failed", "step_failed")
     (step,) = plan("show", said.run["id"], "--json").run["steps"]
-    assert [one["action"] for one in step["rounds"]] == [None, None, None]
-    assert "there is none yet" in step["error"]
+    assert [(one["action"], one["verdict"]) for one in step["rounds"]] == [("done", "not_met")] * 3
+    assert "evidence: there is no evidence yet" in step["error"]
 
 
 def test_a_looping_model_is_exhausted(pursued: Any) -> None:

@@ -115,6 +115,11 @@ class Execution:
         self.run.transition(status, reason=reason, message=message)
         return self.run
 
+    @property
+    def log(self) -> list[str]:
+        """The lines of the steps' logs, in their order."""
+        return [event.message or "" for event in self.events if event.kind == "log"]
+
     def kinds(self, step_id: str) -> list[str]:
         """Return the kinds of the events of one step, in their order."""
         return [event.kind for event in self.events if event.step is not None and event.step.id == step_id]

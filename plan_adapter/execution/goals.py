@@ -4,20 +4,20 @@ A start of the run that follows another goes through the same rounds again, with
 """
 
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import sha256
 from typing import assert_never
 
 from pydantic import JsonValue
 
-from plan_adapter.canonical import canonical_json
+from plan_adapter.canonical import arguments_digest
 from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.goal_calls import GoalCalls, Made
 from plan_adapter.execution.goal_checks import citation_fault, failed, flow_check, safety_check
 from plan_adapter.execution.ports import AttemptEnd, GateRefusal
-from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.scope import SPOKEN, RunScope
 from plan_adapter.execution.step import unmet
 from plan_adapter.goals import (
     MAX_CORRECTIONS,
@@ -138,8 +138,17 @@ class Pursuit:
         if answer.decision is None:
             context.logger.warning("the answer could not be used: %s", "; ".join(answer.faults))
         else:
-            context.logger.info("%s: %s", answer.decision.action, answer.decision.reason or answer.decision.speak)
+            self._tell(answer.decision, context.logger)
         return answer.model_dump(mode="json")
+
+    def _tell(self, decision: ExecuteDecision, logger: logging.Logger) -> None:
+        """Log `decision`, and what the model says with it, unless a gate shows that: a question or a call to confirm."""
+        at_gate = decision.action == "ask_user" or (decision.tool_call is not None and self._asks(decision.tool_call))
+        said = "" if at_gate else decision.speak
+        why = decision.reason or decision.speak
+        logger.info("%s%s", decision.action, f": {why}" if why and why != said else "")
+        if said:
+            logger.info("%s", said, extra=SPOKEN)
 
     async def _carry_out(self, item: int, answer: RoundAnswer, model: GoalModel, *, is_earlier: bool) -> AttemptEnd | None:
         decision = answer.decision
@@ -179,7 +188,7 @@ class Pursuit:
             round=number,
             source=source,
             name=name,
-            arguments_digest=_digest(name, arguments),
+            arguments_digest=arguments_digest(name, arguments),
             success=made.error is None,
             arguments=cut(_compact(arguments), ARGUMENTS_CHARACTERS),
             summary=cut(text, SUMMARY_CHARACTERS),
@@ -192,7 +201,7 @@ class Pursuit:
         if call is None:
             missing = "`confirm` without `tool_call`: write the call that a person should confirm"
             return self._corrected(answer, missing) if decision.action == "confirm" else self._thought(answer)
-        tool, digest = self._tools.get(call.name), _digest(call.name, call.arguments)
+        tool, digest = self._tools.get(call.name), arguments_digest(call.name, dict(call.arguments))
         if tool is None:
             return self._corrected(answer, f"this step has no tool `{call.name}`: use one of {_among(self._tools)}")
         if tool.effect != "read" and decision.action == "continue":
@@ -202,8 +211,7 @@ class Pursuit:
         if digest in self._refused:
             why = f"a person refused exactly this call: {self._refused[digest]}; change it, ask the person with `ask_user`, or use `abort`"
             return self._corrected(answer, why)
-        asks = tool.effect != "read" and call.name in self._scope.approved.bound.validated.goal_effects(self._step.id)
-        made = await self._made(item, call, decision, asks=asks)
+        made = await self._made(item, call, decision)
         if isinstance(made, str):
             self._refused[digest] = made
             return self._corrected(answer, made, is_fault=False)
@@ -217,12 +225,16 @@ class Pursuit:
         self._used.idle += 1
         self._rounds.append(Round(len(self._rounds) + 1, answer))
 
-    async def _made(self, item: int, call: ToolCallIntent, decision: ExecuteDecision, *, asks: bool) -> Made | str:
+    def _asks(self, call: ToolCallIntent) -> bool:
+        """Return whether a person has to confirm `call`: it does more than read, and the plan does not always execute it."""
+        return self._scope.approved.bound.validated.goal_effects(self._step.id).get(call.name, "read") != "read"
+
+    async def _made(self, item: int, call: ToolCallIntent, decision: ExecuteDecision) -> Made | str:
         """Return the call of a round, or why a person refused it."""
         if (refusal := self._recorded_refusal(item)) is not None:
             return refusal
         tool, why = self._tools[call.name], decision.speak or decision.reason
-        return await self._or_refusal(item, await self._calls.call(item, tool, call.arguments, why=why, asks=asks))
+        return await self._or_refusal(item, await self._calls.call(item, tool, call.arguments, why=why, asks=self._asks(call)))
 
     async def _ask(self, item: int, answer: RoundAnswer, decision: ExecuteDecision) -> None:
         if not decision.speak:
@@ -357,10 +369,6 @@ class Pursuit:
 
 def _compact(value: JsonValue) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _digest(name: str, arguments: JsonValue) -> str:
-    return sha256(canonical_json({"name": name, "arguments": arguments})).hexdigest()
 
 
 def _among(names: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ from plan_adapter.execution.ports import AttemptEnd, GatedCall
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.expressions import Template, Variables
+from plan_adapter.gates.call_text import call_summary
 from plan_adapter.options import Effect, Isolation
 from plan_adapter.plan import Step, new_id
 from plan_adapter.readable import call_name
@@ -76,6 +77,7 @@ class Call:
         self._judged: tuple[AttemptEnd, float | None] | None = None
         self._number = scope.history.calls(self._called.kind).attempts.get((step.id, item), 0)
         self.approval: Approval | None = None  # of exactly this call, if its step has a gate of its own
+        self.allowed_by: Approval | None = None  # that of the plan, if its `always_execute` lets a model make this call without a gate
         self.lost: Attempt | None = None  # the last attempt, if its outcome is unknown
 
     @property
@@ -205,6 +207,9 @@ class Call:
             return end
         if self.step_run.started_at is None:
             await self._begin(intent)
+        if self.allowed_by is not None:
+            text = call_summary(self._scope.approved.bound, self.step, effect=self.effect, parameters=parameters)
+            context.logger.info("nobody is asked, because the plan always executes `%s`\n%s", self._tool.name, text)
         started = time.monotonic()
         with prints_of_call(context.logger):
             end = await self._act(arguments)
@@ -335,6 +340,7 @@ class Call:
             approval_digest=self._digest(parameters) if self.approval is not None else None,
             code_digest=code_digest(self._tool),
             label=self._label,
+            allowed_by=self.allowed_by,
         )
 
     def _receipt(self, intent: Attempt, end: AttemptEnd, duration_ms: int) -> Receipt:

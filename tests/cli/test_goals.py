@@ -150,6 +150,12 @@ def test_always_execute_needs_no_confirmation(plan: Plan, pursued: Any) -> None:
     path = document(approval={"always_execute": ["place"]})
     said = pursued(good, "run", path, "--offline", "--detach", "--json", *TOOLS)
     assert said.code == 0, said.err
+    assert [(one["step"], one["message"]) for one in said.lines if one.get("event") == "spoken"] == [
+        ("plan_week", "好的"),
+        ("plan_week", "place?"),
+        ("plan_week", "好的"),
+    ]
+    assert any("- `slot`: `1`" in one["message"] for one in said.lines if one.get("event") == "log")
 
 
 def test_a_preview_says_what_a_model_may_call(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ ONE_ROUND_AT_EVERY_PLACE: tuple[Target, ...] = (
 )
 """Of a goal, in the order in which its run comes to them: each place of a decision, of a write at a gate, and of a check."""
 
-ROUNDS = len(GOAL_SCRIPT) + 1  # the verifier says once that the goal is not met
+ROUNDS = len(GOAL_SCRIPT)
 
 MOST_SEEDS = 10
 """A race does not come about where the run ends before it; of so many one does."""

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from plan_adapter.status import PlanStatus, RunReason, StepStatus
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tool_functions import as_functions
+    from plan_adapter.tools.order import OrderGuard
     from plan_adapter.tools.probing import Done, NotDone
     from plan_adapter.tools.registry import ToolRegistry
     from plan_adapter.tools.shell import command_tool
@@ -109,6 +110,7 @@ _HOMES = {
     "session": ("PlanSession",),
     "status": ("PlanStatus", "RunReason", "StepStatus"),
     "store.store": ("PlanStore",),
+    "tools.order": ("OrderGuard",),
     "tools.probing": ("Done", "NotDone"),
     "tools.registry": ("ToolRegistry",),
     "tools.shell": ("command_tool",),
@@ -140,6 +142,7 @@ __all__ = [
     "NotApprovedError",
     "NotDone",
     "OpenAIModel",
+    "OrderGuard",
     "PlanAdapterError",
     "PlanRequest",
     "PlanRun",

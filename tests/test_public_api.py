@@ -30,6 +30,7 @@ NAMES = [
     "NotApprovedError",
     "NotDone",
     "OpenAIModel",
+    "OrderGuard",
     "PlanAdapterError",
     "PlanRequest",
     "PlanRun",

@@ -14,6 +14,7 @@ from plan_adapter.errors import NotApprovedError, ToolError, UnknownOutcomeError
 from plan_adapter.execution.call_arguments import CallArguments, Called
 from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, ask_probe, complete, work_of
 from plan_adapter.execution.ports import AttemptEnd, GatedCall
+from plan_adapter.execution.previewing import show_preview
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.expressions import Template, Variables
@@ -217,6 +218,8 @@ class Call:
         self.lost = None
         if not end.was_interrupted or self.effect == "read":
             self._scope.recorder.receipt(self._receipt(intent, end, round((time.monotonic() - started) * 1000)))
+            if end.outcome == "succeeded" and self._tool.preview is not None:
+                await show_preview(self._scope, self._tool.preview, self.name, parameters, context)
         elif end.outcome == "unknown" and (found := await self.probed(intent)) is not None:
             return found
         elif end.outcome == "unknown":

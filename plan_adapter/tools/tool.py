@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 NAME_LENGTH = 128
 
-_OPTIONS = ("effect", "name", "description", "isolation", "permissions", "literal_parameters", "probe")
+_OPTIONS = ("effect", "name", "description", "isolation", "permissions", "literal_parameters", "probe", "preview")
 """The options of `@tool`."""
 
 
@@ -68,9 +68,9 @@ class Tool(Generic[P, R]):
 
     `fn` is the function that runs. `source` is the same function, or the function inside if `fn` is a Prefect flow. `task` is the Prefect
     task that the tool was made from, or None, and `timeout_seconds` is that task's limit. `probe` is the tool that checks whether a write
-    with an unknown outcome was done, or None.
+    with an unknown outcome was done, or None. `preview` is the tool that shows what a write changed, or None.
 
-    Raises ToolDefinitionError for a function that cannot be a tool, and for a probe whose parameters do not match its tool's.
+    Raises ToolDefinitionError for a function that cannot be a tool, and for a probe or preview whose parameters do not match its tool's.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Tool(Generic[P, R]):
         permissions: Iterable[str] = (),
         literal_parameters: Iterable[str] = (),
         probe: Callable[..., object] | None = None,
+        preview: Callable[..., object] | None = None,
         source: Callable[..., object] | None = None,
         task: object | None = None,
     ) -> None:
@@ -102,7 +103,8 @@ class Tool(Generic[P, R]):
         self._signature = read_signature(self.source, context_type=ToolContext)
         if unknown := self.literal_parameters - self._signature.fields.keys():
             raise ToolDefinitionError(f"`{self.name}` has no parameter called {', '.join(sorted(unknown))} (literal_parameters)")
-        self.probe: Tool[..., Any] | None = None if probe is None else _probe_of(self, probe)
+        self.probe: Tool[..., Any] | None = None if probe is None else _part_of(self, probe, "probe")
+        self.preview: Tool[..., Any] | None = None if preview is None else _part_of(self, preview, "preview")
         functools.update_wrapper(cast("Any", self), self.source, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -113,11 +115,11 @@ class Tool(Generic[P, R]):
         return f"<Tool {self.name} ({self.effect}) {self.origin}>"
 
     def answered_by(self, fn: Callable[..., Coroutine[Any, Any, object]]) -> "Tool[..., Any]":
-        """Return a tool with the same definition whose calls go to the coroutine function `fn` instead: for tests. It has no probe."""
+        """Return a tool with the same definition whose calls go to the coroutine `fn` instead: for tests. It has no probe or preview."""
         changed = cast("Tool[..., Any]", copy.copy(self))
         changed.fn = changed.source = fn
         changed.is_async, changed.isolation = True, "thread"
-        changed.task, changed.probe = None, None
+        changed.task, changed.probe, changed.preview = None, None, None
         return changed
 
     @property
@@ -171,9 +173,9 @@ class Tool(Generic[P, R]):
         return f"`{self.name}` needs the permission{'s' if len(missing) > 1 else ''} {names}, which the plan does not give"
 
     def definition(self) -> dict[str, JsonValue]:
-        """Return the content that an approval covers: name, parameters, effect and permissions, without documentation and probe.
+        """Return the content that an approval covers: name, parameters, effect and permissions, without documentation, probe and preview.
 
-        A probe only looks. Like the tool's code it is behavior, and not part of what was approved.
+        A probe and a preview only look. Like the tool's code they are behavior, and not part of what was approved.
         """
         return {
             "name": self.name,
@@ -214,6 +216,7 @@ def tool(
     permissions: Iterable[str] = (),
     literal_parameters: Iterable[str] = (),
     probe: Callable[..., object] | None = None,
+    preview: Callable[..., object] | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a typed function, sync or async, a tool. Use it as `@tool` or `@tool(effect="read")`.
@@ -228,8 +231,10 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
             `permissions` that the tool needs; `literal_parameters`, in which a plan may not use expressions, because their text
             is code; `probe`, a function, sync or async, that checks whether a write was done if its outcome is unknown, because it
             timed out or its process died. It receives those of the tool's parameters that it names, and the `ToolContext` of the
-            lost attempt if it asks for one. It returns `Done(result)`, `NotDone()`, or None if it cannot tell. Any other option
-            raises ToolDefinitionError, which suggests the nearest one.
+            lost attempt if it asks for one. It returns `Done(result)`, `NotDone()`, or None if it cannot tell; `preview`, a function
+            or a tool that reads, and that is called after each successful write with those of its parameters that it names, and the
+            `ToolContext` if it asks for one. It returns Markdown, which is published as an artifact. If it fails, that is only logged.
+            Any other option raises ToolDefinitionError, which suggests the nearest one.
     """
     if unknown := options.keys() - _OPTIONS:
         hints = "; ".join(f"`{name}`: {did_you_mean(name, _OPTIONS)}" for name in sorted(unknown))
@@ -262,7 +267,7 @@ def as_tool(
         changed = copy.copy(known)
         changed.name = _checked_name(name or known.name, known.source)
         changed.effect = _one_of(effect or known.effect, EFFECTS, f"the effect of `{changed.name}`")
-        changed.probe = known.probe if probe is None else _probe_of(changed, probe)
+        changed.probe = known.probe if probe is None else _part_of(changed, probe, "probe")
         return changed
     inner, prefect_name = getattr(obj, "fn", None), getattr(obj, "name", None)
     if callable(obj) and callable(inner) and isinstance(prefect_name, str):
@@ -293,12 +298,20 @@ def _refuse_what_receipts_replace(task: object, name: str) -> None:
         )
 
 
-def _probe_of(tool: Tool[..., Any], function: Callable[..., object]) -> Tool[..., Any]:
-    """Return `function` as the probe of `tool`. Raises ToolDefinitionError with everything that does not fit."""
-    probe = Tool(function, effect="read", name=getattr(function, "__name__", None) or tool.name)
-    if why := mismatches(tool.definition()["parameters"], probe.definition()["parameters"]):
-        raise ToolDefinitionError(f"`{probe.name}` cannot be the probe of `{tool.name}`: " + "; ".join(why))
-    return probe
+def _part_of(tool: Tool[..., Any], function: Callable[..., object], role: Literal["probe", "preview"]) -> Tool[..., Any]:
+    """Return `function` as the probe or the preview of `tool`. Raises ToolDefinitionError with everything that does not fit."""
+    if isinstance(function, Tool):
+        part = cast("Tool[..., Any]", function)
+    else:
+        part = Tool(function, effect="read", name=getattr(function, "__name__", None) or tool.name)
+    why = mismatches(tool.definition()["parameters"], part.definition()["parameters"])
+    if part.effect != "read":
+        why.insert(0, f"its effect is {part.effect}, and a {role} only reads")
+    if role == "preview" and tool.effect == "read":
+        why.insert(0, "the tool only reads, and a preview shows what a write changed")
+    if why:
+        raise ToolDefinitionError(f"`{part.name}` cannot be the {role} of `{tool.name}`: " + "; ".join(why))
+    return part
 
 
 def as_json(value: object) -> JsonValue:

@@ -196,6 +196,12 @@ async def test_a_completed_goal_is_carried_when_another_step_is_resumed(store: P
 
 async def test_in_prefect_each_decision_call_and_check_is_a_task_run(store: PlanStore, prefect_server: Server) -> None:
     board, asked = Board(), list[str]()
+
+    def show() -> str:
+        """Show the notes."""
+        return "\n".join(f"- {note}" for note in board.notes)
+
+    board.tools[1] = tool(effect="write", preview=show)(board.tools[1].fn)
     model = RoundModel([reads(), writes(note="hello"), ends("E2", action="next_plan")])
     plan = unapproved(goal_plan())
     plan.steps.append(Step(id="after", tool_name="look", depends_on=["report"]))
@@ -211,8 +217,10 @@ async def test_in_prefect_each_decision_call_and_check_is_a_task_run(store: Plan
         assert before in {known[one.id] for one in found[name].task_inputs["wait_for"] if isinstance(one, TaskRunResult)}
     async with get_client() as client:
         (artifact,) = await client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["evidence-report"])))
+        (preview,) = await client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["preview-report"])))
     assert (artifact.flow_run_id, artifact.task_run_id) == (UUID(run.flow_run_id), found["report"].id)
     assert "| E2 | 2 | `post` | yes | 1 |" in str(artifact.data)
+    assert (preview.flow_run_id, preview.data) == (UUID(run.flow_run_id), "- hello")
     assert [text for _, text in await logs_of(found["decision report[1]"], 2)] == ["continue: because", "好"]
     assert [text for _, text in await logs_of(found["decision report[2]"], 1)] == ["confirm: because"]
 

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from plan_adapter.tools.registry import ToolRegistry
     from plan_adapter.tools.shell import command_tool
     from plan_adapter.tools.tool import Tool, ToolContext, as_tool, tool
+    from plan_adapter.tools.working_copy import WorkingCopy
     from plan_adapter.validation import ValidatedPlan, find_problems, lint, validate
 
 _HOMES = {
@@ -116,6 +117,7 @@ _HOMES = {
     "tools.shell": ("command_tool",),
     "tool_functions": ("as_functions",),
     "tools.tool": ("Tool", "ToolContext", "as_tool", "tool"),
+    "tools.working_copy": ("WorkingCopy",),
     "validation": ("ValidatedPlan", "find_problems", "lint", "validate"),
 }
 
@@ -170,6 +172,7 @@ __all__ = [
     "ToolRegistry",
     "UnknownOutcomeError",
     "ValidatedPlan",
+    "WorkingCopy",
     "acancel_run",
     "aload_plan",
     "approve",

@@ -58,6 +58,7 @@ NAMES = [
     "ToolRegistry",
     "UnknownOutcomeError",
     "ValidatedPlan",
+    "WorkingCopy",
     "acancel_run",
     "aload_plan",
     "approve",

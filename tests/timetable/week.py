@@ -1,13 +1,14 @@
 """A week's timetable in SQLite, as tools: six slots a day, events that stay, and tasks to be placed.
 
 The tools know a task by its number (`state_id`), the planners of whole weeks by its name of their own (`logic_id`). The database is the
-file that the environment variable TIMETABLE names, so that every process of a run finds it.
+file that the environment variable TIMETABLE names, so that every process of a run finds it; within `at`, it is another one.
 """
 
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -53,10 +54,23 @@ def create(path: Path, *, events: Iterable[tuple[str, int, int]], tasks: Iterabl
     db.close()
 
 
+_FILE: ContextVar[Path | None] = ContextVar("timetable", default=None)
+
+
+@contextmanager
+def at(path: Path) -> Iterator[None]:
+    """Let the tools use the timetable at `path` in this block."""
+    token = _FILE.set(path)
+    try:
+        yield
+    finally:
+        _FILE.reset(token)
+
+
 @contextmanager
 def _database() -> Iterator[sqlite3.Connection]:
     """Open the timetable; what is written in the block is kept as a whole or not at all."""
-    db = sqlite3.connect(os.environ["TIMETABLE"], isolation_level="IMMEDIATE")
+    db = sqlite3.connect(_FILE.get() or os.environ["TIMETABLE"], isolation_level="IMMEDIATE")
     db.row_factory = sqlite3.Row
     try:
         with db:

@@ -107,6 +107,11 @@ def _revised() -> ExecutionPlan:
     return plan
 
 
+def has_goals(plan: ExecutionPlan) -> bool:
+    """Return whether a step of `plan`, or of a plan inside it, is a goal."""
+    return any(step.goal is not None for step in plan.all_steps)
+
+
 def plan_of(chance: random.Random, *, name: str) -> ExecutionPlan:
     """Return a plan of 3 to 9 steps."""
     plan = ExecutionPlan(id=name, name=name, description="A plan of the fault tests 计划")

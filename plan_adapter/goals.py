@@ -150,7 +150,7 @@ class EndChecks(Verdict):
 
     flow: Check  # the action is the right one here: `done` only in the last step, and no call that nobody confirmed
     evidence: Check  # `goal_check` cites evidence of this run, and `done_when` is met
-    safety: Check  # the model does not ask again and again until somebody says yes
+    safety: Check  # no guard of a tool objects, and the model does not ask again and again until somebody says yes
 
     @classmethod
     def of(cls, *, flow: Check, evidence: Check, safety: Check, verdict: VerdictWord = "not_met", tokens: int = 0) -> "EndChecks":

@@ -1,9 +1,13 @@
 """The checks before a goal may end that need neither a model nor a person. What is judged or computed is up to `Pursuit`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from plan_adapter.errors import error_text
+from plan_adapter.execution.calling import work_of
 from plan_adapter.goals import Check, Evidence, ExecuteDecision, cited_evidence
 from plan_adapter.readable import counted
+from plan_adapter.tools.tool import Tool, ToolContext
 
 
 def passed(reason: str) -> Check:
@@ -43,15 +47,33 @@ def citation_fault(decision: ExecuteDecision, evidence: Sequence[Evidence]) -> s
     return ""
 
 
-def safety_check(evidence: Sequence[Evidence], *, unmet_with: int | None) -> Check:
+def safety_check(evidence: Sequence[Evidence], *, unmet_with: int | None, guarded: Sequence[str] = ()) -> Check:
     """Return whether the step may end without a risk. `unmet_with` is how much evidence there was when `done_when` was judged not met.
 
-    Without new evidence it is not judged again: a model must not ask until the verifier, or a tired person, says yes.
+    Without new evidence it is not judged again: a model must not ask until the verifier, or a tired person, says yes. `guarded` is what
+    the guards of the tools say.
     """
+    reasons = [*guarded]
     if unmet_with is not None and len(evidence) <= unmet_with:
-        return failed("done_when was judged with this evidence, and is not met: find new evidence, or use `abort`")
+        reasons.append("done_when was judged with this evidence, and is not met: find new evidence, or use `abort`")
+    if reasons:
+        return failed("; ".join(reasons))
     writes = sum(one.source == "write_receipt" for one in evidence)
     return passed(f"{counted(writes, 'write')}, each confirmed or in `always_execute`" if writes else "nothing was written")
+
+
+async def guard_reasons(tools: Mapping[str, Tool[..., Any]], evidence: Sequence[Evidence], context: ToolContext) -> list[str]:
+    """Return why the guards of the `tools` that were called for a write do not let the step end, or how they failed."""
+    called = dict.fromkeys(one.name for one in evidence if one.source == "write_receipt")
+    reasons = list[str]()
+    for guard in {id(guard): guard for name in called if (guard := tools[name].guard) is not None}.values():
+        try:
+            said = await work_of(guard, guard.bind({}, context), isolation="thread")
+        except Exception as error:
+            said = error_text(error, context.redact)
+        if said:
+            reasons.append(f"`{guard.name}`: {said}")
+    return reasons
 
 
 def _among(names: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from plan_adapter.canonical import arguments_digest
 from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.goal_calls import GoalCalls, Made
-from plan_adapter.execution.goal_checks import citation_fault, failed, flow_check, safety_check
+from plan_adapter.execution.goal_checks import citation_fault, failed, flow_check, guard_reasons, safety_check
 from plan_adapter.execution.ports import AttemptEnd, GateRefusal
 from plan_adapter.execution.scope import SPOKEN, RunScope
 from plan_adapter.execution.step import unmet
@@ -288,7 +288,8 @@ class Pursuit:
     async def _checked(self, decision: ExecuteDecision, model: GoalModel, context: ToolContext) -> JsonValue:
         """Return whether the step may end. `done_when` is judged only if nothing else is wrong: judging it may cost a call of the model."""
         flow = flow_check(decision, is_last=self._is_last)
-        safety = safety_check(self._evidence, unmet_with=self._unmet_with)
+        guarded = await guard_reasons(self._tools, self._evidence, context)
+        safety = safety_check(self._evidence, unmet_with=self._unmet_with, guarded=guarded)
         fault = citation_fault(decision, self._evidence)
         if fault or not (flow.passed and safety.passed):
             not_judged = "done_when was not judged, because another check failed"

@@ -58,7 +58,7 @@ class ToolRegistry:
             known = self._tools.setdefault(tool.name, tool)
             if known is not tool and known.source is tool.source and _parts(known) != _parts(tool):
                 raise ToolDefinitionError(
-                    f"the tool `{tool.name}` ({tool.origin}) was added twice, with different probes or previews; add it once"
+                    f"the tool `{tool.name}` ({tool.origin}) was added twice, with different probes, previews or guards; add it once"
                 )
             if known is not tool and (known.source is not tool.source or known.effect != tool.effect):
                 raise ToolDefinitionError(
@@ -131,7 +131,7 @@ def _tools_of(item: object) -> list[Tool[..., Any]]:
 
 
 def _parts(tool: Tool[..., Any]) -> tuple[object, ...]:
-    return tuple(None if part is None else part.source for part in (tool.probe, tool.preview))
+    return tuple(None if part is None else part.source for part in (tool.probe, tool.preview, tool.guard))
 
 
 def _entry_points() -> Iterator[object]:

@@ -5,6 +5,7 @@ import pytest
 from plan_adapter.goals import ToolCallIntent, Verdict
 from plan_adapter.plan import Step
 from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.tools.tool import ToolContext, tool
 from tests.execution.pursuing import BROKEN, Answering, Board, ScriptedModel, ends, gives_up, goal_plan, reads, says, writes
 from tests.execution.support import Execution
 
@@ -148,6 +149,36 @@ async def test_a_model_cannot_ask_until_the_verifier_says_yes():
     run = await pursued(model, done_when="A note says hello").go()
     assert (run.status, len(model.judged)) == (PlanStatus.COMPLETED, 2)
     assert "safety: done_when was judged with this evidence, and is not met: find new" in model.seen[3].rounds[-1].refusal
+
+
+async def test_a_goal_ends_only_if_the_guards_of_the_tools_that_it_called_let_it():
+    board = Board()
+
+    def two_notes(context: ToolContext) -> str | None:
+        """Want two notes."""
+        if not board.notes:
+            raise ValueError("nothing to guard")
+        return None if len(board.notes) == 2 else f"{context.step_id} needs two notes"
+
+    board.tools[1] = tool(effect="write", guard=two_notes)(board.tools[1].fn)
+    model = ScriptedModel([writes(note="a"), ends(), writes(note="b"), ends("E2")])
+    run = await pursued(model, board).go()
+    assert run.status is PlanStatus.COMPLETED
+    assert model.seen[2].rounds[-1].refusal == (
+        "evidence: done_when was not judged, because another check failed; safety: `two_notes`: report needs two notes"
+    )
+
+
+async def test_a_guard_that_fails_lets_no_goal_end_and_one_of_a_tool_that_was_not_called_is_not_asked():
+    def broken() -> None:
+        """Fail."""
+        raise ValueError("no week")
+
+    board = Board()
+    board.tools[1] = tool(effect="write", guard=broken)(board.tools[1].fn)
+    run = await pursued(ScriptedModel([writes(note="a"), ends()]), board).go()
+    assert "safety: `broken`: ValueError: no week" in (run.step("report").error or "")
+    assert (await pursued(ScriptedModel([reads(), ends()]), board).go()).status is PlanStatus.COMPLETED
 
 
 async def test_a_wrong_citation_can_be_corrected_without_new_evidence():

@@ -46,7 +46,15 @@ def show_week(context: ToolContext) -> str:
     return "\n".join(["| day | slot | task |", "|---|---|---|", *(f"| {row['day']} | {row['slot']} | {row['name']} |" for row in placed)])
 
 
-@tool(effect="write", preview=show_week)
+def keeps_order(context: ToolContext) -> str | None:
+    """Return which tasks of the week moved in the working copy, unless the plan allows that."""
+    before = week.get_order()
+    with _editing(context):
+        moved = OrderGuard(before).check(week.get_order())
+    return f"out of order: {'、'.join(moved)}" if moved and week.ALLOW_REORDER not in context.permissions else None
+
+
+@tool(effect="write", preview=show_week, guard=keeps_order)
 def put(task: int, day: int, slot: int, context: ToolContext) -> Row:
     """Give a task a free slot in the working copy, whether it has a place or not."""
     with _editing(context):

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from plan_adapter import CallbackApprover, PlanStatus, PlanStore, ToolRegistry, aresume_run, tool
 from plan_adapter.approvals import ApprovalRequest
 from plan_adapter.status import RunReason
@@ -73,6 +75,31 @@ async def test_nothing_is_saved_over_what_somebody_else_did_meanwhile(timetable:
     done = await pursue(edits, store, configured, plan=PLAN, person=Person(answer=answer), tools=editing.TOOLS)
     assert placed() == {"英语听力": (5, 5)}
     assert "changed after the working copy was made" in (done.run.step("save").error or "")
+
+
+def disorders(seen: Seen) -> Answer:
+    """Bring a task to the end of the week, and put it back if the end is refused."""
+    match [one["name"] for one in seen.evidence].count("put"):
+        case 0:
+            return writes("put", task=3, day=7, slot=6)
+        case 1 if "out of order" in str(seen.refusals):
+            return writes("put", task=3, day=1, slot=3)
+        case _:
+            return seen.end(seen.proof("put"))
+
+
+@pytest.mark.parametrize(("permissions", "place"), [("[]", (1, 3)), ("[allow_reorder]", (7, 6))])
+async def test_a_goal_does_not_end_before_the_order_is_as_it_was_unless_the_plan_allows_it(
+    timetable: Path, store: PlanStore, configured: Configure, permissions: str, place: tuple[int, int]
+) -> None:
+    week.place(3, 1, 2)
+    week.place(4, 2, 1)
+    week.place(5, 2, 2)
+    plan = PLAN.replace("\napproval:", f"\npermissions: {permissions}\napproval:").replace('    done_when: "${{ result.kept }}"\n', "")
+    done = await pursue(disorders, store, configured, plan=plan, tools=editing.TOOLS)
+    assert (done.run.status, placed()["高数作业"]) == (PlanStatus.COMPLETED, place)
+    refused = "safety: `keeps_order`: out of order: 高数作业" in str(done.decisions[-1]["messages"])
+    assert refused is (place == (1, 3))
 
 
 STEPS = """

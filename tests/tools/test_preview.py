@@ -1,8 +1,8 @@
-"""Previews of tools: what fits, and what does not."""
+"""Previews and guards of tools: what fits, and what does not."""
 
 import pytest
 
-from plan_adapter import ToolRegistry, tool
+from plan_adapter import ToolContext, ToolRegistry, tool
 from plan_adapter.errors import ToolDefinitionError
 
 
@@ -40,11 +40,22 @@ def test_a_preview_that_does_not_fit_is_refused_with_every_reason() -> None:
         tool(effect="write", preview=show_week)(send)
     with pytest.raises(ToolDefinitionError, match="its effect is write, and a preview only reads"):
         tool(effect="write", preview=tool(effect="write")(show))(send)
-    with pytest.raises(ToolDefinitionError, match="the tool only reads, and a preview shows what a write changed"):
+    with pytest.raises(ToolDefinitionError, match="the tool only reads, and a preview is for writes"):
         tool(effect="read", preview=show)(send)
 
 
 def test_one_tool_has_one_preview() -> None:
     registry = ToolRegistry([tool(effect="write", preview=show)(send)])
-    with pytest.raises(ToolDefinitionError, match="added twice, with different probes or previews"):
+    with pytest.raises(ToolDefinitionError, match="added twice, with different probes, previews or guards"):
         registry.add(tool(effect="write", preview=show_all)(send))
+
+
+def test_a_guard_takes_nothing_but_the_context() -> None:
+    def kept(context: ToolContext) -> None:
+        """Look."""
+
+    guarded = tool(effect="write", guard=kept)(send)
+    assert guarded.guard is not None
+    assert guarded.guard.effect == "read"
+    with pytest.raises(ToolDefinitionError, match="`show` cannot be the guard of `send`: a guard takes no parameters"):
+        tool(effect="write", guard=show)(send)

@@ -41,8 +41,8 @@ browser: $(STAMP)  ## test gates in Prefect's UI with Chromium; screenshots go t
 	@$(PYTHON) -m pytest tests/browser -m "not benchmark" --screenshots screenshots
 
 # Runs on both databases and two cores. A violation is printed with the command that replays it.
-faults: $(STAMP)  ## kill runs N (1000) times at crash points, race them N/2 times from SEED on, and check their records
-	@$(PYTHON) -m tests.faults N=$(N) SEED=$(SEED) REPLAY=$(REPLAY)
+faults: $(STAMP)  ## kill runs N (1000) times at crash points, race them N/2 times from SEED on, and check their records; with GOALS=1, runs with goals
+	@$(PYTHON) -m tests.faults N=$(N) SEED=$(SEED) GOALS=$(GOALS) REPLAY=$(REPLAY)
 
 bench: $(STAMP)  ## measure against hand-written Prefect flows
 	@$(PYTHON) -m pytest tests/benchmarks -m benchmark -s -n 0

@@ -55,10 +55,12 @@ if TYPE_CHECKING:
     from plan_adapter.status import PlanStatus, RunReason, StepStatus
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tool_functions import as_functions
+    from plan_adapter.tools.order import OrderGuard
     from plan_adapter.tools.probing import Done, NotDone
     from plan_adapter.tools.registry import ToolRegistry
     from plan_adapter.tools.shell import command_tool
     from plan_adapter.tools.tool import Tool, ToolContext, as_tool, tool
+    from plan_adapter.tools.working_copy import WorkingCopy
     from plan_adapter.validation import ValidatedPlan, find_problems, lint, validate
 
 _HOMES = {
@@ -109,11 +111,13 @@ _HOMES = {
     "session": ("PlanSession",),
     "status": ("PlanStatus", "RunReason", "StepStatus"),
     "store.store": ("PlanStore",),
+    "tools.order": ("OrderGuard",),
     "tools.probing": ("Done", "NotDone"),
     "tools.registry": ("ToolRegistry",),
     "tools.shell": ("command_tool",),
     "tool_functions": ("as_functions",),
     "tools.tool": ("Tool", "ToolContext", "as_tool", "tool"),
+    "tools.working_copy": ("WorkingCopy",),
     "validation": ("ValidatedPlan", "find_problems", "lint", "validate"),
 }
 
@@ -140,6 +144,7 @@ __all__ = [
     "NotApprovedError",
     "NotDone",
     "OpenAIModel",
+    "OrderGuard",
     "PlanAdapterError",
     "PlanRequest",
     "PlanRun",
@@ -167,6 +172,7 @@ __all__ = [
     "ToolRegistry",
     "UnknownOutcomeError",
     "ValidatedPlan",
+    "WorkingCopy",
     "acancel_run",
     "aload_plan",
     "approve",

@@ -90,6 +90,11 @@ def call_digest(
     return sha256(canonical_json(cast("_Document", call if folder is None else {**call, "folder": dict(folder)}))).hexdigest()
 
 
+def arguments_digest(name: str, arguments: JsonValue) -> str:
+    """Return the SHA-256, in hex, of a tool's name and the arguments of one call."""
+    return sha256(canonical_json({"name": name, "arguments": arguments})).hexdigest()
+
+
 def runbook_digest(plan_digest: str, definitions: Iterable[Mapping[str, JsonValue]]) -> str:
     """Return the SHA-256, in hex, of what a standing approval covers: the content of an approval digest without the inputs."""
     tools = {str(definition["name"]): dict(definition) for definition in definitions}

@@ -132,6 +132,40 @@ class Verdict(BaseModel):
     tokens: int = 0
 
 
+class Check(BaseModel):
+    """Whether one check passed, and why, or why not."""
+
+    model_config = ConfigDict(frozen=True)
+
+    passed: bool
+    reason: str
+
+
+class EndChecks(Verdict):
+    """What `next_plan` or `done` was checked for. The step ends if all three checks pass; the receipt of the check holds them.
+
+    `verdict` is `met` exactly if all pass. It is `cannot_tell` if only the verifier's judgment is missing, and a person is asked then.
+    `reason` names each check that failed, with its reason.
+    """
+
+    flow: Check  # the action is the right one here: `done` only in the last step, and no call that nobody confirmed
+    evidence: Check  # `goal_check` cites evidence of this run, and `done_when` is met
+    safety: Check  # no guard of a tool objects, and the model does not ask again and again until somebody says yes
+
+    @classmethod
+    def of(cls, *, flow: Check, evidence: Check, safety: Check, verdict: VerdictWord = "not_met", tokens: int = 0) -> "EndChecks":
+        """Return the checks with their verdict. `verdict` is the verifier's, if it was asked."""
+        checks = {"flow": flow, "evidence": evidence, "safety": safety}
+        failed = "; ".join(f"{name}: {check.reason}" for name, check in checks.items() if not check.passed)
+        return cls(verdict=verdict if failed else "met", reason=failed or evidence.reason, tokens=tokens, **checks)
+
+    def __str__(self) -> str:
+        """Return the verdict and every check in one line."""
+        checks = (("flow", self.flow), ("evidence", self.evidence), ("safety", self.safety))
+        told = (f"{name} {'passed' if check.passed else 'failed'}: {check.reason}" for name, check in checks)
+        return f"{self.verdict}; {'; '.join(told)}"
+
+
 class GoalModel(Protocol):
     """The model behind goal steps."""
 

@@ -28,6 +28,7 @@ EventKind: TypeAlias = Literal[
     "gate_shown",  # a step gate's form has its own page: that of the flow run named in `gate`
     "gate_refused",  # an answer given in a form was refused and is asked for again; `message` says whose and why
     "gate_answered",  # the gate is closed; `gate` says how, `message` by whom and their note
+    "spoken",  # what the model of a goal says to the person in a round, except at a gate, which shows it itself; `message` is the text
     "log",  # a line of a step's log (a command's output, the tool's own logger)
     "replanning",  # a failed step has ended the run, and a model drafts the remaining steps again; `message` is the failure
     "waits",  # the run is approved and cannot start yet; `message` says why

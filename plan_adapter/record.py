@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from pydantic import JsonValue
 
-from plan_adapter.approvals import Resolution
+from plan_adapter.approvals import Approval, Resolution
 from plan_adapter.errors import RunFailedError
 from plan_adapter.options import CallKind, Effect
 from plan_adapter.plan import ASK, GOAL
@@ -56,6 +56,11 @@ class Attempt:
     code_digest: str | None = None  # of the source of the called tool; no approval binds to it
     label: str | None = None  # the item's name; None: its number
     kind: CallKind = "step"
+    allowed_by: Approval | None = None
+    """The approval of the plan, if `always_execute` in it let the model of a goal make this call without a confirmation.
+
+    The audit log has an entry about it. It is not read back with the attempt.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,17 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from plan_adapter.cli import output
-from plan_adapter.cli.progress import CarriedSummary, LinkOnce, Links, form_lines, gate_line, how_to_answer, recent_lines, replanning_line
+from plan_adapter.cli.progress import (
+    CarriedSummary,
+    LinkOnce,
+    Links,
+    form_lines,
+    gate_line,
+    how_to_answer,
+    recent_lines,
+    replanning_line,
+    spoken_lines,
+)
 from plan_adapter.cli.records import ASCII_MARKS, MARKS, step_end
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.hooks import Event
@@ -122,6 +132,8 @@ class LiveDisplay:
                 again = now + (event.delay_ms or 0) / 1000
                 problem = _of_call(event, one_line(event.message or "failed"))
                 self._open = {**self._open, step.id: replace(known, again_at=again, problem=problem)}
+            case "spoken":
+                self._print(*(Text(visible(text)) for text in spoken_lines(event)))
             case "log" if known is not None:
                 known.log.extend(_of_call(event, text) for text in (event.message or "").splitlines())
             case "step_completed" | "step_failed" | "step_skipped":

@@ -185,6 +185,8 @@ def plain_lines(event: Event) -> list[str]:
             return [gate_line(event)]
         case "log":
             return [f"{step} | {text}" for text in (event.message or "").splitlines()]
+        case "spoken":
+            return spoken_lines(event)
         case "replanning":
             return [replanning_line(event)]
         case "waits":
@@ -195,6 +197,12 @@ def plain_lines(event: Event) -> list[str]:
             assert event.step is not None
             done = "completed in " if event.kind == "step_completed" and not event.step.carried else ""
             return [f"{step}: {done}{step_end(event.step)}"]
+
+
+def spoken_lines(event: Event) -> list[str]:
+    """Return what the model of a goal says, line by line."""
+    assert event.step is not None
+    return [f"{event.step.id} says: {text}" for text in (event.message or "").splitlines() if text.strip()]
 
 
 def replanning_line(event: Event) -> str:

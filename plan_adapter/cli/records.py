@@ -37,7 +37,7 @@ def event_json(event: Event) -> dict[str, Any]:
     if event.kind == "run_started":
         fields |= {"name": event.run.name, "digest": event.run.digest, "flow_run_id": event.run.flow_run_id}
     if event.step is not None:
-        fields["step"] = event.step.id if event.kind == "log" else asdict(event.step)
+        fields["step"] = event.step.id if event.kind in ("log", "spoken") else asdict(event.step)
     if event.name is not None and event.step is not None and event.name != event.step.id:
         fields["call"] = event.name
     if event.gate is not None:

@@ -155,6 +155,7 @@ class CallArguments:
             deadline=min(limits, default=None),
             redaction=self._scope.secrets.redactor,
             answer=answer,
+            permissions=frozenset(self._scope.approved.bound.validated.plan.permissions),
         )
 
     def _variables(self, secrets: Mapping[str, str] | None = None) -> Variables:

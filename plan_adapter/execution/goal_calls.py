@@ -195,6 +195,8 @@ class GoalCalls:
                 call.approval = answer
             elif call.step.ask is not None or call.step.requires_approval:
                 raise CutShortError(AttemptEnd("failed", 0, error=f"nobody can be asked about `{call.name}`"))
+            elif call.effect != "read":
+                call.allowed_by = self._scope.approved.approval
             end = await self._performed(call)
             if end.outcome == "unknown" and call.lost is not None:
                 end = await self._resolved(call, call.lost, end)

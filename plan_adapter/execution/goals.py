@@ -4,22 +4,25 @@ A start of the run that follows another goes through the same rounds again, with
 """
 
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import sha256
 from typing import assert_never
 
 from pydantic import JsonValue
 
-from plan_adapter.canonical import canonical_json
+from plan_adapter.canonical import arguments_digest
 from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.goal_calls import GoalCalls, Made
+from plan_adapter.execution.goal_checks import citation_fault, failed, flow_check, guard_reasons, safety_check
 from plan_adapter.execution.ports import AttemptEnd, GateRefusal
-from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.scope import SPOKEN, RunScope
 from plan_adapter.execution.step import unmet
 from plan_adapter.goals import (
     MAX_CORRECTIONS,
+    Check,
+    EndChecks,
     Evidence,
     EvidenceSource,
     ExecuteDecision,
@@ -76,6 +79,7 @@ class Pursuit:
         self._rounds = list[Round]()
         self._results = dict[str, JsonValue]()  # by tool: the newest one
         self._refused = dict[str, str]()  # by digest of a call that a person refused: why
+        self._unmet_with: int | None = None  # how much evidence there was when a `done_when` in words was last judged, and not met
         self._used = _Used()
         earlier = scope.history.receipts.get((step.id, None))
         self._failed_at = None if earlier is None else earlier.ended_at
@@ -134,8 +138,17 @@ class Pursuit:
         if answer.decision is None:
             context.logger.warning("the answer could not be used: %s", "; ".join(answer.faults))
         else:
-            context.logger.info("%s: %s", answer.decision.action, answer.decision.reason or answer.decision.speak)
+            self._tell(answer.decision, context.logger)
         return answer.model_dump(mode="json")
+
+    def _tell(self, decision: ExecuteDecision, logger: logging.Logger) -> None:
+        """Log `decision`, and what the model says with it, unless a gate shows that: a question or a call to confirm."""
+        at_gate = decision.action == "ask_user" or (decision.tool_call is not None and self._asks(decision.tool_call))
+        said = "" if at_gate else decision.speak
+        why = decision.reason or decision.speak
+        logger.info("%s%s", decision.action, f": {why}" if why and why != said else "")
+        if said:
+            logger.info("%s", said, extra=SPOKEN)
 
     async def _carry_out(self, item: int, answer: RoundAnswer, model: GoalModel, *, is_earlier: bool) -> AttemptEnd | None:
         decision = answer.decision
@@ -175,7 +188,7 @@ class Pursuit:
             round=number,
             source=source,
             name=name,
-            arguments_digest=_digest(name, arguments),
+            arguments_digest=arguments_digest(name, arguments),
             success=made.error is None,
             arguments=cut(_compact(arguments), ARGUMENTS_CHARACTERS),
             summary=cut(text, SUMMARY_CHARACTERS),
@@ -188,7 +201,7 @@ class Pursuit:
         if call is None:
             missing = "`confirm` without `tool_call`: write the call that a person should confirm"
             return self._corrected(answer, missing) if decision.action == "confirm" else self._thought(answer)
-        tool, digest = self._tools.get(call.name), _digest(call.name, call.arguments)
+        tool, digest = self._tools.get(call.name), arguments_digest(call.name, dict(call.arguments))
         if tool is None:
             return self._corrected(answer, f"this step has no tool `{call.name}`: use one of {_among(self._tools)}")
         if tool.effect != "read" and decision.action == "continue":
@@ -198,8 +211,7 @@ class Pursuit:
         if digest in self._refused:
             why = f"a person refused exactly this call: {self._refused[digest]}; change it, ask the person with `ask_user`, or use `abort`"
             return self._corrected(answer, why)
-        asks = tool.effect != "read" and call.name in self._scope.approved.bound.validated.goal_effects(self._step.id)
-        made = await self._made(item, call, decision, asks=asks)
+        made = await self._made(item, call, decision)
         if isinstance(made, str):
             self._refused[digest] = made
             return self._corrected(answer, made, is_fault=False)
@@ -213,12 +225,16 @@ class Pursuit:
         self._used.idle += 1
         self._rounds.append(Round(len(self._rounds) + 1, answer))
 
-    async def _made(self, item: int, call: ToolCallIntent, decision: ExecuteDecision, *, asks: bool) -> Made | str:
+    def _asks(self, call: ToolCallIntent) -> bool:
+        """Return whether a person has to confirm `call`: it does more than read, and the plan does not always execute it."""
+        return self._scope.approved.bound.validated.goal_effects(self._step.id).get(call.name, "read") != "read"
+
+    async def _made(self, item: int, call: ToolCallIntent, decision: ExecuteDecision) -> Made | str:
         """Return the call of a round, or why a person refused it."""
         if (refusal := self._recorded_refusal(item)) is not None:
             return refusal
         tool, why = self._tools[call.name], decision.speak or decision.reason
-        return await self._or_refusal(item, await self._calls.call(item, tool, call.arguments, why=why, asks=asks))
+        return await self._or_refusal(item, await self._calls.call(item, tool, call.arguments, why=why, asks=self._asks(call)))
 
     async def _ask(self, item: int, answer: RoundAnswer, decision: ExecuteDecision) -> None:
         if not decision.speak:
@@ -255,57 +271,59 @@ class Pursuit:
         return await self._failed("aborted", f"the model gave up ({given.code}): {given.user_message}")
 
     async def _end(self, item: int, answer: RoundAnswer, decision: ExecuteDecision, model: GoalModel) -> AttemptEnd | None:
-        made = await self._calls.check(item, partial(self._judge, decision, model))
-        verdict = Verdict.model_validate(made.result)
-        self._used.tokens += verdict.tokens
-        reason = "" if verdict.verdict == "met" else verdict.reason or f"done_when is {verdict.verdict}"
-        if verdict.verdict == "cannot_tell":
-            reason = await self._asked_if_met(item, verdict)
+        made = await self._calls.check(item, partial(self._checked, decision, model))
+        checks = EndChecks.model_validate(made.result)
+        self._used.tokens += checks.tokens
+        reason = "" if checks.verdict == "met" else checks.reason
+        if checks.verdict == "cannot_tell":
+            reason = await self._asked_if_met(item, checks.evidence.reason)
         if reason:
+            if self._told.get("done_when") and checks.flow.passed and checks.safety.passed and not citation_fault(decision, self._evidence):
+                self._unmet_with = len(self._evidence)
             return self._corrected(answer, reason)
         self._rounds.append(Round(len(self._rounds) + 1, answer))
         summary = decision.speak or decision.goal_check
         return await self._calls.close(self._told, self._evidence, result=self._result(summary), error=None)
 
-    async def _judge(self, decision: ExecuteDecision, model: GoalModel, context: ToolContext) -> JsonValue:
-        """Return whether the step may end: whether the plan allows it, evidence is cited, and `done_when` is met."""
-        verdict = await self._verdict(decision, model)
-        context.logger.info("%s%s", verdict.verdict, f": {verdict.reason}" if verdict.reason else "")
-        return verdict.model_dump(mode="json")
+    async def _checked(self, decision: ExecuteDecision, model: GoalModel, context: ToolContext) -> JsonValue:
+        """Return whether the step may end. `done_when` is judged only if nothing else is wrong: judging it may cost a call of the model."""
+        flow = flow_check(decision, is_last=self._is_last)
+        guarded = await guard_reasons(self._tools, self._evidence, context)
+        safety = safety_check(self._evidence, unmet_with=self._unmet_with, guarded=guarded)
+        fault = citation_fault(decision, self._evidence)
+        if fault or not (flow.passed and safety.passed):
+            not_judged = "done_when was not judged, because another check failed"
+            checks = EndChecks.of(flow=flow, evidence=failed(fault or not_judged), safety=safety)
+        else:
+            found = await self._verdict(decision, model)
+            evidence = Check(passed=found.verdict == "met", reason=found.reason or f"done_when is {found.verdict}")
+            checks = EndChecks.of(flow=flow, evidence=evidence, safety=safety, verdict=found.verdict, tokens=found.tokens)
+        context.logger.info("%s", checks)
+        return checks.model_dump(mode="json")
 
     async def _verdict(self, decision: ExecuteDecision, model: GoalModel) -> Verdict:
+        """Return whether `done_when` is met: computed, or judged by the verifier. Without it, a cited call that succeeded is enough."""
         done_when = self._scope.approved.bound.validated.done_when.get(self._step.id)
-        known = [one.id for one in self._evidence]
-        cited = cited_evidence(decision.goal_check)
-        if decision.action == "done" and not self._is_last:
-            return Verdict(verdict="not_met", reason="`done` ends the plan, and other steps of it are left: use `next_plan`")
-        if not known:
-            return Verdict(verdict="not_met", reason="there is no evidence yet: call a tool first")
-        if not cited or not set(cited) <= set(known):
-            return Verdict(verdict="not_met", reason=f"`goal_check` has to cite evidence by its id: {_among(known)}")
         if done_when is not None:
             why = unmet(done_when, self._scope.variables(result=self._result(decision.goal_check)))
             return Verdict(verdict="met" if why is None else "not_met", reason=why or "")
         if self._told.get("done_when"):
             return await model.verify(self.goal)
-        if not any(one.success and one.id in cited for one in self._evidence):
-            return Verdict(
-                verdict="not_met", reason="`goal_check` cites only calls that failed, and there is no `done_when` to judge them by"
-            )
-        return Verdict(verdict="met")
+        if any(one.success for one in self._evidence if one.id in cited_evidence(decision.goal_check)):
+            return Verdict(verdict="met", reason="a cited call succeeded, and there is no `done_when`")
+        return Verdict(verdict="not_met", reason="`goal_check` cites only calls that failed, and there is no `done_when` to judge them by")
 
-    async def _asked_if_met(self, item: int, verdict: Verdict) -> str:
+    async def _asked_if_met(self, item: int, why: str) -> str:
         """Ask a person whether the goal is met, because the verifier cannot tell. Return why it is not, or nothing."""
         found = "\n".join(f"- {one.id} `{one.name}` {'succeeded' if one.success else 'failed'}: {one.summary}" for one in self._evidence)
-        why = verdict.reason or "the evidence does not say"
         question = f"Is this met: {self._told['done_when']}\n\nThe model that judges it cannot tell: {why}\n\nWhat was done:\n\n{found}"
         made = await self._calls.ask(item, question, _IS_MET)
         if isinstance(made, GateRefusal):
-            return f"nobody confirmed that done_when is met: {made.message}"
+            return f"evidence: nobody confirmed that done_when is met: {made.message}"
         if made.error is not None:
-            return f"nobody confirmed that done_when is met: {made.error}"
+            return f"evidence: nobody confirmed that done_when is met: {made.error}"
         is_met = isinstance(made.result, dict) and made.result.get("met") is True
-        return "" if is_met else f"a person says that done_when is not met: {self._told['done_when']}"
+        return "" if is_met else f"evidence: a person says that done_when is not met: {self._told['done_when']}"
 
     async def _failed(self, reason: str, error: str) -> AttemptEnd:
         return replace(await self._calls.close(self._told, self._evidence, result=None, error=error), reason=reason)
@@ -352,10 +370,6 @@ class Pursuit:
 
 def _compact(value: JsonValue) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _digest(name: str, arguments: JsonValue) -> str:
-    return sha256(canonical_json({"name": name, "arguments": arguments})).hexdigest()
 
 
 def _among(names: Iterable[str]) -> str:

@@ -151,6 +151,10 @@ class RunScope:
                 self.notify("step_skipped", step, step.reason)
 
 
+SPOKEN: Mapping[str, EventKind] = {"event": "spoken"}
+"""The `extra` of a line of a step's log that is what the model of a goal says to the person."""
+
+
 class StepLog(logging.Handler):
     """Sends the lines of a step's log to the listener and to the log sink (Prefect's log of the task run)."""
 
@@ -166,7 +170,7 @@ class StepLog(logging.Handler):
         if self._scope.secrets.redactor:
             redact(record, self._scope.secrets.redactor)
         with prints_of_call(None):  # the listener or the sink may print, too
-            self._scope.notify("log", self._step, record.getMessage(), name=self._call)
+            self._scope.notify(getattr(record, "event", "log"), self._step, record.getMessage(), name=self._call)
             if self._scope.log_sink is not None:
                 self._scope.log_sink(record)
 

@@ -14,9 +14,11 @@ from plan_adapter.errors import NotApprovedError, ToolError, UnknownOutcomeError
 from plan_adapter.execution.call_arguments import CallArguments, Called
 from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, ask_probe, complete, work_of
 from plan_adapter.execution.ports import AttemptEnd, GatedCall
+from plan_adapter.execution.previewing import show_preview
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.expressions import Template, Variables
+from plan_adapter.gates.call_text import call_summary
 from plan_adapter.options import Effect, Isolation
 from plan_adapter.plan import Step, new_id
 from plan_adapter.readable import call_name
@@ -76,6 +78,7 @@ class Call:
         self._judged: tuple[AttemptEnd, float | None] | None = None
         self._number = scope.history.calls(self._called.kind).attempts.get((step.id, item), 0)
         self.approval: Approval | None = None  # of exactly this call, if its step has a gate of its own
+        self.allowed_by: Approval | None = None  # that of the plan, if its `always_execute` lets a model make this call without a gate
         self.lost: Attempt | None = None  # the last attempt, if its outcome is unknown
 
     @property
@@ -205,6 +208,9 @@ class Call:
             return end
         if self.step_run.started_at is None:
             await self._begin(intent)
+        if self.allowed_by is not None:
+            text = call_summary(self._scope.approved.bound, self.step, effect=self.effect, parameters=parameters)
+            context.logger.info("nobody is asked, because the plan always executes `%s`\n%s", self._tool.name, text)
         started = time.monotonic()
         with prints_of_call(context.logger):
             end = await self._act(arguments)
@@ -212,6 +218,8 @@ class Call:
         self.lost = None
         if not end.was_interrupted or self.effect == "read":
             self._scope.recorder.receipt(self._receipt(intent, end, round((time.monotonic() - started) * 1000)))
+            if end.outcome == "succeeded" and self._tool.preview is not None:
+                await show_preview(self._scope, self._tool.preview, self.name, parameters, context)
         elif end.outcome == "unknown" and (found := await self.probed(intent)) is not None:
             return found
         elif end.outcome == "unknown":
@@ -335,6 +343,7 @@ class Call:
             approval_digest=self._digest(parameters) if self.approval is not None else None,
             code_digest=code_digest(self._tool),
             label=self._label,
+            allowed_by=self.allowed_by,
         )
 
     def _receipt(self, intent: Attempt, end: AttemptEnd, duration_ms: int) -> Receipt:

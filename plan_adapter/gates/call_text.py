@@ -69,7 +69,7 @@ def step_gate_text(
     values, known = Values.of(bound, expressions=bool(secrets)), Values.of(bound)
     undo = preview_rollback(step.id, validated, Predictions(validated, bound.inputs).of(step))
     first = [*notice_lines(notices), *opening(f"Approve {words(call_name(step.id, item, label))}?", step.description)]
-    asked = [f"{_danger(effect, undo, or_fails=step.rollback_failed)} It calls {code(step.tool_name or '')} with:", ""]
+    asked = [_calls_with(step, effect, undo), ""]
     arguments = values.parameters(step.tool_name or "", parameters)
     shown, is_whole = first_values(arguments, height=max(HEIGHT - height_of([*first, *asked, *closing]), FEWEST))
     first += [*asked, *(shown or ["- no parameters"]), "", *closing]
@@ -79,6 +79,17 @@ def step_gate_text(
     values.has_redacted = values.has_redacted or known.has_redacted
     rest += redaction_note(values)
     return document(first, [*rest, *before, *digests])
+
+
+def call_summary(bound: BoundPlan, step: Step, *, effect: Effect, parameters: Mapping[str, JsonValue]) -> str:
+    """Return what the gate of a call would show first: its description, what it can change, and its parameters."""
+    arguments = Values.of(bound, expressions=False).parameters(step.tool_name or "", parameters)
+    shown = [line for name, value in arguments for line in value_lines(code(name), value)]
+    return "\n".join([step.description, _calls_with(step, effect, None), *(shown or ["- no parameters"])])
+
+
+def _calls_with(step: Step, effect: Effect, undo: RollbackPreview | None) -> str:
+    return f"{_danger(effect, undo, or_fails=step.rollback_failed)} It calls {code(step.tool_name or '')} with:"
 
 
 def _question_lines(step: Step, question: Question, asked: JsonValue) -> list[str]:

@@ -4,10 +4,12 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from plan_adapter.approvals import OperatorRequestKind
+from plan_adapter.approvals import Approval, OperatorRequestKind
+from plan_adapter.canonical import arguments_digest
 from plan_adapter.options import CallKind
-from plan_adapter.store.digests import Plain, row_digest
-from plan_adapter.store.rows import NO_ITEM
+from plan_adapter.record import Attempt
+from plan_adapter.store.digests import Plain, instant_text, row_digest
+from plan_adapter.store.rows import NO_ITEM, item_column
 
 # `verification` finds the row that an entry describes by the beginning of its kind: `step_` a step's end, `gate_` a gate.
 AuditKind: TypeAlias = Literal[
@@ -31,6 +33,7 @@ AuditKind: TypeAlias = Literal[
     "run_started",
     "run_changed",
     "attempt_started",
+    "always_executed",  # a call of a goal that nobody confirmed, as the plan allows: `row_id` is the digest of the arguments
     "attempt_succeeded",
     "attempt_failed",
     "step_completed",
@@ -95,6 +98,23 @@ def of_attempt(row: Plain) -> Entry:
     what, digest = f"{row['tool_name']} ({row['effect']})", row_digest("attempts", row)
     where = _call(row)
     return Entry(_text(row["started_at"]), "attempt_started", *where, message=what, row_id=_text(row["id"]), row_digest=digest)
+
+
+def of_always_executed(attempt: Attempt, allowed_by: Approval) -> Entry:
+    """Return the entry for a call of a goal that nobody confirmed, because whoever approved the plan allowed it with `always_execute`."""
+    digest = arguments_digest(attempt.tool_name, attempt.parameters)
+    return Entry(
+        instant_text(attempt.started_at),
+        "always_executed",
+        attempt.step_id,
+        item_column(attempt.item),
+        attempt.number,
+        attempt.kind,
+        by=allowed_by.by,
+        known_by=allowed_by.known_by,
+        message=f"{attempt.tool_name} ({attempt.effect}), arguments {digest[:12]}…",
+        row_id=digest,
+    )
 
 
 def of_receipt(row: Plain) -> Entry:

@@ -74,6 +74,11 @@ class _Batch:
         told += [entries.of_step(plain(step_runs, row)) for row in self.ends if row["completed_at"] is not None]
         told += [entries.of_use(row) for row in _used(connection, unused)] if unused else []
         told += [entries.of_attempt(plain(attempts, row)) for row in rows]
+        told += [
+            entries.of_always_executed(attempt, attempt.allowed_by)
+            for attempt in (intent.attempt for intent in self.intents)
+            if attempt.allowed_by is not None and attempt.id not in refused
+        ]
         audit.append(connection, self.run_id, entries.in_time(told))
         return refused
 

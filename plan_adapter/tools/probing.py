@@ -1,4 +1,4 @@
-"""The results of a tool's probe, `Done` and `NotDone`, and the check that a probe fits its tool."""
+"""The results of a tool's probe, `Done` and `NotDone`, and the check that a probe or preview fits its tool."""
 
 import json
 from collections.abc import Iterator
@@ -25,27 +25,27 @@ class NotDone:
     note: str = ""
 
 
-def mismatches(tool: JsonValue, probe: JsonValue) -> list[str]:
-    """Return why a function with the parameter schema `probe` cannot be a probe of a tool with that of `tool`; empty if it can.
+def mismatches(tool: JsonValue, part: JsonValue) -> list[str]:
+    """Return why a function with the parameter schema `part` cannot be a probe or preview of a tool with that of `tool`; empty if it can.
 
-    A probe may take fewer parameters than its tool. Those that it takes must have the tool's types and defaults.
+    It may take fewer parameters than its tool. Those that it takes must have the tool's types and defaults.
     """
-    return list(_misfits(cast("dict[str, Any]", tool), cast("dict[str, Any]", probe)))
+    return list(_misfits(cast("dict[str, Any]", tool), cast("dict[str, Any]", part)))
 
 
-def _misfits(tool: dict[str, Any], probe: dict[str, Any]) -> Iterator[str]:
-    of_tool, of_probe = tool.get("properties", {}), probe.get("properties", {})
+def _misfits(tool: dict[str, Any], part: dict[str, Any]) -> Iterator[str]:
+    of_tool, of_part = tool.get("properties", {}), part.get("properties", {})
     kinds, required = tool.get("$defs", {}), tool.get("required", [])
-    for name, schema in of_probe.items():
+    for name, schema in of_part.items():
         if name not in of_tool:
             hint = did_you_mean(name, list(of_tool))
             yield f"the tool has no parameter `{name}`" + (f" ({hint})" if hint else "")
         elif schema != of_tool[name]:
             yield f"`{name}` is {_shown(schema)}, but {_shown(of_tool[name])} in the tool"
-        elif (name in probe.get("required", [])) != (name in required):
+        elif (name in part.get("required", [])) != (name in required):
             optional, strict = ("probe", "tool") if name in required else ("tool", "probe")
             yield f"`{name}` is optional in the {optional}, but required in the {strict}"
-    for name, schema in probe.get("$defs", {}).items():
+    for name, schema in part.get("$defs", {}).items():
         if name in kinds and schema != kinds[name]:
             yield f"`{name}` has another type than in the tool"
 

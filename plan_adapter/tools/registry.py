@@ -56,8 +56,10 @@ class ToolRegistry:
         """Add a tool, or all tools of a registry or list. Adding the same tool twice has no effect."""
         for tool in _tools_of(item):
             known = self._tools.setdefault(tool.name, tool)
-            if known is not tool and known.source is tool.source and _source(known.probe) is not _source(tool.probe):
-                raise ToolDefinitionError(f"the tool `{tool.name}` ({tool.origin}) was added twice, with different probes; add it once")
+            if known is not tool and known.source is tool.source and _parts(known) != _parts(tool):
+                raise ToolDefinitionError(
+                    f"the tool `{tool.name}` ({tool.origin}) was added twice, with different probes, previews or guards; add it once"
+                )
             if known is not tool and (known.source is not tool.source or known.effect != tool.effect):
                 raise ToolDefinitionError(
                     f"two tools are called `{tool.name}`: {known.origin} ({known.effect}) and {tool.origin} ({tool.effect}); "
@@ -128,8 +130,8 @@ def _tools_of(item: object) -> list[Tool[..., Any]]:
     return [as_tool(item)]
 
 
-def _source(probe: Tool[..., Any] | None) -> object:
-    return None if probe is None else probe.source
+def _parts(tool: Tool[..., Any]) -> tuple[object, ...]:
+    return tuple(None if part is None else part.source for part in (tool.probe, tool.preview, tool.guard))
 
 
 def _entry_points() -> Iterator[object]:

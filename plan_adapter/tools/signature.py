@@ -277,3 +277,23 @@ def _shown(value: JsonValue, redact: Callable[[str], str]) -> str:
         text = redact(value)
         return f"the text {json.dumps(text[:40] + ('…' if len(text) > 40 else ''), ensure_ascii=False)}"
     return json.dumps(value)
+
+
+_NAMED = ("properties", "patternProperties", "$defs", "dependentSchemas")
+_DATA = ("default", "const", "enum")
+_DOCUMENTATION = ("title", "description", "examples")
+
+
+def without_documentation(schema: JsonValue) -> JsonValue:
+    """Return a JSON Schema without titles, descriptions and examples. Properties with these names are kept."""
+    if isinstance(schema, list):
+        return [without_documentation(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, JsonValue] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            kept[key] = {name: without_documentation(part) for name, part in value.items()}
+        elif key not in _DOCUMENTATION:
+            kept[key] = value if key in _DATA else without_documentation(value)
+    return kept

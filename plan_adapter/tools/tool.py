@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 
@@ -17,14 +17,14 @@ from plan_adapter.errors import ToolDefinitionError, ToolError
 from plan_adapter.options import EFFECTS, CallKind, Effect, Isolation
 from plan_adapter.problems import did_you_mean
 from plan_adapter.tools.probing import mismatches
-from plan_adapter.tools.signature import Mismatch, parameter_descriptions, read_signature
+from plan_adapter.tools.signature import Mismatch, parameter_descriptions, read_signature, without_documentation
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 NAME_LENGTH = 128
 
-_OPTIONS = ("effect", "name", "description", "isolation", "permissions", "literal_parameters", "probe")
+_OPTIONS = ("effect", "name", "description", "isolation", "permissions", "literal_parameters", "probe", "preview", "guard")
 """The options of `@tool`."""
 
 
@@ -57,6 +57,7 @@ class ToolContext:
     redaction: Redaction | None = field(default=None, repr=False, compare=False)
     kind: CallKind = "step"  # `rollback`: the call rolls back the step
     answer: JsonValue = None  # to the question of the step, by field
+    permissions: frozenset[str] = frozenset()  # those that the plan gives to its tools
 
     def redact(self, text: str) -> str:
         """Return `text` with `***` in place of every secret of the run. Call it before cutting text: half a secret cannot be found."""
@@ -68,9 +69,10 @@ class Tool(Generic[P, R]):
 
     `fn` is the function that runs. `source` is the same function, or the function inside if `fn` is a Prefect flow. `task` is the Prefect
     task that the tool was made from, or None, and `timeout_seconds` is that task's limit. `probe` is the tool that checks whether a write
-    with an unknown outcome was done, or None.
+    with an unknown outcome was done, or None. `preview` is the tool that shows what a write changed, and `guard` the one that checks it
+    before a goal ends, or None.
 
-    Raises ToolDefinitionError for a function that cannot be a tool, and for a probe whose parameters do not match its tool's.
+    Raises ToolDefinitionError for a function that cannot be a tool, and for a probe, preview or guard whose parameters do not match.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class Tool(Generic[P, R]):
         permissions: Iterable[str] = (),
         literal_parameters: Iterable[str] = (),
         probe: Callable[..., object] | None = None,
+        preview: Callable[..., object] | None = None,
+        guard: Callable[..., object] | None = None,
         source: Callable[..., object] | None = None,
         task: object | None = None,
     ) -> None:
@@ -102,7 +106,9 @@ class Tool(Generic[P, R]):
         self._signature = read_signature(self.source, context_type=ToolContext)
         if unknown := self.literal_parameters - self._signature.fields.keys():
             raise ToolDefinitionError(f"`{self.name}` has no parameter called {', '.join(sorted(unknown))} (literal_parameters)")
-        self.probe: Tool[..., Any] | None = None if probe is None else _probe_of(self, probe)
+        self.probe: Tool[..., Any] | None = None if probe is None else _part_of(self, probe, "probe")
+        self.preview: Tool[..., Any] | None = None if preview is None else _part_of(self, preview, "preview")
+        self.guard: Tool[..., Any] | None = None if guard is None else _part_of(self, guard, "guard")
         functools.update_wrapper(cast("Any", self), self.source, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -113,11 +119,11 @@ class Tool(Generic[P, R]):
         return f"<Tool {self.name} ({self.effect}) {self.origin}>"
 
     def answered_by(self, fn: Callable[..., Coroutine[Any, Any, object]]) -> "Tool[..., Any]":
-        """Return a tool with the same definition whose calls go to the coroutine function `fn` instead: for tests. It has no probe."""
+        """Return a tool with the same definition whose calls go to the coroutine `fn` instead: for tests, without its parts."""
         changed = cast("Tool[..., Any]", copy.copy(self))
         changed.fn = changed.source = fn
         changed.is_async, changed.isolation = True, "thread"
-        changed.task, changed.probe = None, None
+        changed.task = changed.probe = changed.preview = changed.guard = None
         return changed
 
     @property
@@ -171,13 +177,13 @@ class Tool(Generic[P, R]):
         return f"`{self.name}` needs the permission{'s' if len(missing) > 1 else ''} {names}, which the plan does not give"
 
     def definition(self) -> dict[str, JsonValue]:
-        """Return the content that an approval covers: name, parameters, effect and permissions, without documentation and probe.
+        """Return the content that an approval covers: name, parameters, effect and permissions, without documentation.
 
-        A probe only looks. Like the tool's code it is behavior, and not part of what was approved.
+        A probe, a preview and a guard only look. Like the tool's code they are behavior, and not part of what was approved.
         """
         return {
             "name": self.name,
-            "parameters": _without_documentation(self._signature.schema),
+            "parameters": without_documentation(self._signature.schema),
             "effect": self.effect,
             "permissions": [*sorted(self.permissions)],
         }
@@ -214,6 +220,8 @@ def tool(
     permissions: Iterable[str] = (),
     literal_parameters: Iterable[str] = (),
     probe: Callable[..., object] | None = None,
+    preview: Callable[..., object] | None = None,
+    guard: Callable[..., object] | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a typed function, sync or async, a tool. Use it as `@tool` or `@tool(effect="read")`.
@@ -228,7 +236,11 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
             `permissions` that the tool needs; `literal_parameters`, in which a plan may not use expressions, because their text
             is code; `probe`, a function, sync or async, that checks whether a write was done if its outcome is unknown, because it
             timed out or its process died. It receives those of the tool's parameters that it names, and the `ToolContext` of the
-            lost attempt if it asks for one. It returns `Done(result)`, `NotDone()`, or None if it cannot tell. Any other option
+            lost attempt if it asks for one. It returns `Done(result)`, `NotDone()`, or None if it cannot tell; `preview`, a function
+            or a tool that reads, and that is called after each successful write with those of its parameters that it names, and the
+            `ToolContext` if it asks for one. It returns Markdown, which is published as an artifact. If it fails, that is only logged;
+            `guard`, a function or a tool that reads, without parameters except the `ToolContext`. It is called before a goal whose model
+            called this tool may end, and returns why it may not, or None. If it fails, the goal may not end either. Any other option
             raises ToolDefinitionError, which suggests the nearest one.
     """
     if unknown := options.keys() - _OPTIONS:
@@ -262,7 +274,7 @@ def as_tool(
         changed = copy.copy(known)
         changed.name = _checked_name(name or known.name, known.source)
         changed.effect = _one_of(effect or known.effect, EFFECTS, f"the effect of `{changed.name}`")
-        changed.probe = known.probe if probe is None else _probe_of(changed, probe)
+        changed.probe = known.probe if probe is None else _part_of(changed, probe, "probe")
         return changed
     inner, prefect_name = getattr(obj, "fn", None), getattr(obj, "name", None)
     if callable(obj) and callable(inner) and isinstance(prefect_name, str):
@@ -293,12 +305,22 @@ def _refuse_what_receipts_replace(task: object, name: str) -> None:
         )
 
 
-def _probe_of(tool: Tool[..., Any], function: Callable[..., object]) -> Tool[..., Any]:
-    """Return `function` as the probe of `tool`. Raises ToolDefinitionError with everything that does not fit."""
-    probe = Tool(function, effect="read", name=getattr(function, "__name__", None) or tool.name)
-    if why := mismatches(tool.definition()["parameters"], probe.definition()["parameters"]):
-        raise ToolDefinitionError(f"`{probe.name}` cannot be the probe of `{tool.name}`: " + "; ".join(why))
-    return probe
+def _part_of(tool: Tool[..., Any], function: Callable[..., object], role: Literal["probe", "preview", "guard"]) -> Tool[..., Any]:
+    """Return `function` as this part of `tool`. Raises ToolDefinitionError with everything that does not fit."""
+    if isinstance(function, Tool):
+        part = cast("Tool[..., Any]", function)
+    else:
+        part = Tool(function, effect="read", name=getattr(function, "__name__", None) or tool.name)
+    why = mismatches(tool.definition()["parameters"], part.definition()["parameters"])
+    if part.effect != "read":
+        why.insert(0, f"its effect is {part.effect}, and a {role} only reads")
+    if role != "probe" and tool.effect == "read":
+        why.insert(0, f"the tool only reads, and a {role} is for writes")
+    if role == "guard" and part.parameter_names:
+        why.insert(0, "a guard takes no parameters except the `ToolContext`")
+    if why:
+        raise ToolDefinitionError(f"`{part.name}` cannot be the {role} of `{tool.name}`: " + "; ".join(why))
+    return part
 
 
 def as_json(value: object) -> JsonValue:
@@ -360,23 +382,3 @@ def _one_of(value: str, choices: tuple[Choice, ...], what: str) -> Choice:
     if value not in choices:
         raise ToolDefinitionError(f"{what} is {value!r}, not one of {', '.join(choices)}")
     return cast("Choice", value)
-
-
-_NAMED = ("properties", "patternProperties", "$defs", "dependentSchemas")
-_DATA = ("default", "const", "enum")
-_DOCUMENTATION = ("title", "description", "examples")
-
-
-def _without_documentation(schema: JsonValue) -> JsonValue:
-    """Return a JSON Schema without titles, descriptions and examples. Properties with these names are kept."""
-    if isinstance(schema, list):
-        return [_without_documentation(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept: dict[str, JsonValue] = {}
-    for key, value in schema.items():
-        if key in _NAMED and isinstance(value, dict):
-            kept[key] = {name: _without_documentation(part) for name, part in value.items()}
-        elif key not in _DOCUMENTATION:
-            kept[key] = value if key in _DATA else _without_documentation(value)
-    return kept

@@ -83,11 +83,6 @@ FAULTS: dict[str, tuple[object, tuple[str, ...]]] = {
     "a reason to abort beside another action": (said("continue", abort=ABORT.model_dump()), ("`abort` is written only with",)),
     "no goal_check": (said("done"), ("`done` without `goal_check`", "`E1`, `E2`")),
     "an empty goal_check": (said("next_plan", goal_check=" \n"), ("`next_plan` without `goal_check`",)),
-    "a goal_check that cites nothing": (said("done", goal_check="Everything is fine, EE1, E, xE1."), ("cites no evidence", "`E1`, `E2`")),
-    "a goal_check that cites what is not there": (
-        said("done", goal_check="E1 and E7 show it"),
-        ("cites `E7`", "the evidence is `E1`, `E2`"),
-    ),
 }
 
 
@@ -107,23 +102,9 @@ def test_all_faults_of_an_answer_are_told_at_once() -> None:
         "`abort` is written only",
         "`done` calls nothing",
         "`done` without `goal_check`",
-        "`done` ends the plan",
     )
     assert len(faults) == len(begin)
     assert all(fault.startswith(words) for fault, words in zip(faults, begin, strict=True))
-
-
-def test_fault_3_done_before_the_last_step_is_refused() -> None:
-    assert read(said("done", goal_check="E1"), a_goal(looked(1), is_last=False))[1] == (
-        "`done` ends the plan, and other steps of it are left: use `next_plan`",
-    )
-    assert read(said("next_plan", goal_check="E1"), a_goal(looked(1), is_last=False))[1] == ()
-
-
-@pytest.mark.parametrize("action", ["done", "next_plan"])
-def test_fault_3_a_goal_check_without_evidence_is_only_text(action: str) -> None:
-    (fault,) = read(said(action, goal_check="E1: I have restarted it, I swear"))[1]
-    assert fault.startswith(f"`{action}` needs evidence, and there is none yet: call a tool first")
 
 
 def test_fault_5_the_call_that_a_person_reads_is_checked_before_they_read_it() -> None:

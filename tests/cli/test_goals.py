@@ -137,8 +137,8 @@ def test_a_lie_is_corrected_three_times_and_then_fails(plan: Plan, pursued: Any)
     said = pursued(lying, "run", document(), "--offline", "--yes", "--json", *TOOLS)
     assert (said.code, said.run["status"], said.run["reason"]) == (1, "failed", "step_failed")
     (step,) = plan("show", said.run["id"], "--json").run["steps"]
-    assert [one["action"] for one in step["rounds"]] == [None, None, None]
-    assert "there is none yet" in step["error"]
+    assert [(one["action"], one["verdict"]) for one in step["rounds"]] == [("done", "not_met")] * 3
+    assert "evidence: there is no evidence yet" in step["error"]
 
 
 def test_a_looping_model_is_exhausted(pursued: Any) -> None:
@@ -150,6 +150,12 @@ def test_always_execute_needs_no_confirmation(plan: Plan, pursued: Any) -> None:
     path = document(approval={"always_execute": ["place"]})
     said = pursued(good, "run", path, "--offline", "--detach", "--json", *TOOLS)
     assert said.code == 0, said.err
+    assert [(one["step"], one["message"]) for one in said.lines if one.get("event") == "spoken"] == [
+        ("plan_week", "好的"),
+        ("plan_week", "place?"),
+        ("plan_week", "好的"),
+    ]
+    assert any("- `slot`: `1`" in one["message"] for one in said.lines if one.get("event") == "log")
 
 
 def test_a_preview_says_what_a_model_may_call(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

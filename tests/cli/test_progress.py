@@ -129,6 +129,20 @@ def test_ended_steps_stay_on_the_terminal_with_a_failed_ones_log(monkeypatch: py
     assert "\x1b[3" not in raw  # NO_COLOR
 
 
+def test_what_a_model_says_is_printed_as_it_comes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    step = a_step("排课")
+    told = Event("spoken", a_run(step), step, "1. 看\n2. \x1b[2J排", name="decision 排课[1]")
+    PlainDisplay(links)(told)
+    assert capsys.readouterr().err.splitlines() == ["排课 says: 1. 看", r"排课 says: 2. \x1b[2J排"]
+    JsonDisplay(links)(told)
+    event = json.loads(capsys.readouterr().out)
+    assert (event["event"], event["step"], event["message"]) == ("spoken", "排课", told.message)
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    LiveDisplay(links)(told)
+    assert screen.getvalue().splitlines() == ["排课 says: 1. 看", r"排课 says: 2. \x1b[2J排"]
+
+
 def test_a_step_that_waits_for_a_retry_counts_down(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)

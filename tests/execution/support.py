@@ -18,7 +18,8 @@ from plan_adapter.execution.limits import Slots
 from plan_adapter.execution.ports import Outcomes, StepGates
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.scheduler import execute
-from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.scope import Publish, RunScope
+from plan_adapter.execution.secrets import RunSecrets
 from plan_adapter.execution.status import ending_of
 from plan_adapter.gates.approval import approved_plan, without_approval
 from plan_adapter.goals import GoalModel
@@ -76,6 +77,8 @@ class Execution:
     outcomes: Outcomes | None = None
     goal_model: GoalModel | None = None
     goal_tokens: int | None = None
+    publish: Publish | None = None
+    secrets: RunSecrets = field(default_factory=RunSecrets)
     events: list[Event] = field(default_factory=list)
     run: PlanRun = field(init=False)
     scope: RunScope = field(init=False)
@@ -109,11 +112,18 @@ class Execution:
             outcomes=self.outcomes,
             goal_model=self.goal_model,
             goal_tokens=self.goal_tokens,
+            publish=self.publish,
+            secrets=self.secrets,
         )
         await execute(self.scope, DirectStepRunner())
         status, reason, message = ending_of(self.run.steps, self.scope.stop, self.scope.refusal)
         self.run.transition(status, reason=reason, message=message)
         return self.run
+
+    @property
+    def log(self) -> list[str]:
+        """The lines of the steps' logs, in their order."""
+        return [event.message or "" for event in self.events if event.kind == "log"]
 
     def kinds(self, step_id: str) -> list[str]:
         """Return the kinds of the events of one step, in their order."""

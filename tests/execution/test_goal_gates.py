@@ -9,6 +9,7 @@ from plan_adapter.approvals import Resolution
 from plan_adapter.errors import UnknownOutcomeError
 from plan_adapter.execution.ports import GateRefusal, RecordedResolution, UnknownOutcome
 from plan_adapter.goals import ToolCallIntent
+from plan_adapter.options import ApprovalPolicy
 from plan_adapter.plan import Step
 from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.tools.tool import tool
@@ -121,6 +122,38 @@ async def test_a_call_with_arguments_that_do_not_fit_is_evidence_and_nobody_is_a
     run = await pursued(model, Board(), gates).go()
     assert (run.status, gates.asked) == (PlanStatus.COMPLETED, [])
     assert not model.seen[1].evidence[0].success
+
+
+async def test_a_call_that_the_plan_always_executes_asks_nobody_and_logs_what_its_gate_would_show():
+    board, gates = Board(), Answering()
+    execution = pursued(ScriptedModel([writes(note="*hello*"), ends()]), board, gates)
+    execution.plan.approval = ApprovalPolicy(always_execute=["post"])
+    run = await execution.go()
+    assert (run.status, gates.asked, board.notes) == (PlanStatus.COMPLETED, [], ["*hello*"])
+    (text,) = [text for text in execution.log if "nobody is asked" in text]
+    assert text.splitlines() == [
+        "nobody is asked, because the plan always executes `post`",
+        "A model asks for this call: 好",
+        "**It writes and cannot be undone.** It calls `post` with:",
+        "- `note`: `*hello*`",
+    ]
+    assert [one.tool_name for one in execution.recorder.attempts if one.allowed_by is not None] == ["post"]
+
+
+async def test_what_the_model_says_is_told_as_it_comes_unless_a_gate_shows_it():
+    gates = Answering([{"answer": "三点"}])
+    said = [reads(), says("ask_user", speak="When?"), writes(note="hello"), says("continue", speak="1. look\n2. end"), ends("E3")]
+    execution = pursued(ScriptedModel(said), Board(), gates)
+    await execution.go()
+    told = [(event.step.id, event.message) for event in execution.events if event.kind == "spoken"]
+    assert told == [("report", "好"), ("report", "1. look\n2. end"), ("report", "好")]
+
+
+async def test_what_the_model_says_before_a_call_that_the_plan_always_executes_is_told():
+    execution = pursued(ScriptedModel([writes(note="x"), ends()]), Board(), Answering())
+    execution.plan.approval = ApprovalPolicy(always_execute=["post"])
+    await execution.go()
+    assert [event.message for event in execution.events if event.kind == "spoken"] == ["好", "好"]
 
 
 async def test_a_goal_that_requires_approval_asks_about_its_reads_as_well():

@@ -2,9 +2,10 @@
 
 import pytest
 
-from plan_adapter.goals import Verdict
+from plan_adapter.goals import ToolCallIntent, Verdict
 from plan_adapter.plan import Step
 from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
+from plan_adapter.tools.tool import ToolContext, tool
 from tests.execution.pursuing import BROKEN, Answering, Board, ScriptedModel, ends, gives_up, goal_plan, reads, says, writes
 from tests.execution.support import Execution
 
@@ -79,7 +80,7 @@ async def test_without_a_condition_only_a_call_that_succeeded_proves_a_goal():
         (BROKEN, "the answer is not JSON"),
         (reads("drop"), "this step has no tool `drop`: use one of `look`, `post`"),
         (reads("post", note="x"), "`post` does more than read: use `confirm` with the same `tool_call`"),
-        (ends("E1"), "there is no evidence yet: call a tool first"),
+        (ends("E1"), "evidence: there is no evidence yet: call a tool first, with `continue` for a read and `confirm` for a write"),
         (says("confirm"), "`confirm` without `tool_call`: write the call that a person should confirm"),
         (says("ask_user", speak=""), "`ask_user` without a question: write it in `speak`"),
     ],
@@ -98,7 +99,7 @@ async def test_only_a_round_that_was_carried_out_ends_a_row_of_faults():
     run = await pursued(model).go()
     assert run.step("report").error == "3 decisions in a row could not be carried out; the last one: the answer is not JSON"
     assert len(model.seen) == 7
-    assert model.seen[5].rounds[-1].refusal == "`goal_check` has to cite evidence by its id: `E1`"
+    assert model.seen[5].rounds[-1].refusal == "evidence: `goal_check` has to cite evidence by its id: `E1`"
 
 
 async def test_done_is_refused_while_other_steps_are_left_and_next_plan_is_not():
@@ -108,6 +109,82 @@ async def test_done_is_refused_while_other_steps_are_left_and_next_plan_is_not()
     run = await Execution(plan, board.tools, goal_model=model, gates=Answering()).go()
     assert run.status is PlanStatus.COMPLETED
     assert "use `next_plan`" in model.seen[2].rounds[-1].refusal
+
+
+JUDGED = "done_when was not judged, because another check failed"
+
+
+@pytest.mark.parametrize(
+    ("end", "flow", "evidence"),
+    [
+        (ends(), "`done` ends the plan, and other steps of it are left: use `next_plan`", JUDGED),
+        (ends("all is well"), "`done` ends the plan, and other", "`goal_check` has to cite evidence by its id: `E1`"),
+        (ends("E1, E7", "next_plan"), "", "`goal_check` cites `E7`, which does not exist: the evidence is `E1`"),
+        (says("next_plan", goal_check="E1", tool_call=ToolCallIntent(name="post")), "nobody confirmed `post`: make the call first", JUDGED),
+    ],
+)
+async def test_an_end_is_checked_for_flow_evidence_and_safety_each_with_its_reason(end, flow, evidence):
+    board, model = Board(), ScriptedModel([reads(), end, ends(action="next_plan")])
+    plan = goal_plan(done_when="A note says hello")
+    plan.steps.append(Step(id="after", tool_name="look", depends_on=["report"]))
+    model.verdicts.append(Verdict(verdict="met", reason="E1 says hello"))
+    execution = Execution(plan, board.tools, goal_model=model, gates=Answering())
+    assert (await execution.go()).status is PlanStatus.COMPLETED
+    refused, met = [one.result for one in execution.recorder.receipts if one.kind == "check"]
+    assert (refused["verdict"], refused["flow"]["passed"], refused["evidence"]["passed"]) == ("not_met", not flow, False)
+    assert flow in refused["flow"]["reason"]
+    assert refused["evidence"]["reason"] == evidence
+    assert refused["safety"] == {"passed": True, "reason": "nothing was written"}
+    said = [f"{name}: {refused[name]['reason']}" for name in ("flow", "evidence") if not refused[name]["passed"]]
+    assert model.seen[2].rounds[-1].refusal == "; ".join(said)
+    assert met["evidence"] == {"passed": True, "reason": "E1 says hello"}
+    assert [text for text in execution.log if text.startswith("met; ")] == [
+        "met; flow passed: other steps of the plan are left; evidence passed: E1 says hello; safety passed: nothing was written"
+    ]
+
+
+async def test_a_model_cannot_ask_until_the_verifier_says_yes():
+    verdicts = [Verdict(verdict="not_met", reason="no note"), Verdict(verdict="met")]
+    model = ScriptedModel([reads(), ends(), ends("E1, really"), reads(), ends("E2")], verdicts)
+    run = await pursued(model, done_when="A note says hello").go()
+    assert (run.status, len(model.judged)) == (PlanStatus.COMPLETED, 2)
+    assert "safety: done_when was judged with this evidence, and is not met: find new" in model.seen[3].rounds[-1].refusal
+
+
+async def test_a_goal_ends_only_if_the_guards_of_the_tools_that_it_called_let_it():
+    board = Board()
+
+    def two_notes(context: ToolContext) -> str | None:
+        """Want two notes."""
+        if not board.notes:
+            raise ValueError("nothing to guard")
+        return None if len(board.notes) == 2 else f"{context.step_id} needs two notes"
+
+    board.tools[1] = tool(effect="write", guard=two_notes)(board.tools[1].fn)
+    model = ScriptedModel([writes(note="a"), ends(), writes(note="b"), ends("E2")])
+    run = await pursued(model, board).go()
+    assert run.status is PlanStatus.COMPLETED
+    assert model.seen[2].rounds[-1].refusal == (
+        "evidence: done_when was not judged, because another check failed; safety: `two_notes`: report needs two notes"
+    )
+
+
+async def test_a_guard_that_fails_lets_no_goal_end_and_one_of_a_tool_that_was_not_called_is_not_asked():
+    def broken() -> None:
+        """Fail."""
+        raise ValueError("no week")
+
+    board = Board()
+    board.tools[1] = tool(effect="write", guard=broken)(board.tools[1].fn)
+    run = await pursued(ScriptedModel([writes(note="a"), ends()]), board).go()
+    assert "safety: `broken`: ValueError: no week" in (run.step("report").error or "")
+    assert (await pursued(ScriptedModel([reads(), ends()]), board).go()).status is PlanStatus.COMPLETED
+
+
+async def test_a_wrong_citation_can_be_corrected_without_new_evidence():
+    model = ScriptedModel([reads(), ends("E9"), ends("E1")], [Verdict(verdict="met")])
+    run = await pursued(model, done_when="A note says hello").go()
+    assert (run.status, run.step("report").result["rounds"]) == (PlanStatus.COMPLETED, 3)
 
 
 async def test_a_goal_that_is_not_met_within_its_rounds_is_exhausted():
@@ -150,7 +227,7 @@ async def test_a_condition_is_computed_from_the_result():
     model = ScriptedModel([reads(), ends(), writes(note="hello"), reads(), ends("E3")])
     run = await pursued(model, board, done_when="${{ 'hello' in result.results.look }}").go()
     assert run.status is PlanStatus.COMPLETED
-    assert model.seen[2].rounds[-1].refusal.startswith("done_when is not met: ${{ 'hello' in result.results.look }}")
+    assert model.seen[2].rounds[-1].refusal.startswith("evidence: done_when is not met: ${{ 'hello' in result.results.look }}")
     assert board.notes == ["hello"]
 
 
@@ -159,7 +236,7 @@ async def test_a_condition_in_words_is_judged_by_the_verifier():
     model = ScriptedModel([reads(), ends(), writes(note="hello"), ends("E2")], verdicts)
     run = await pursued(model, done_when="A note says hello").go()
     assert run.status is PlanStatus.COMPLETED
-    assert model.seen[2].rounds[-1].refusal == "nothing was posted"
+    assert model.seen[2].rounds[-1].refusal == "evidence: nothing was posted"
     assert [one.done_when for one in model.judged] == ["A note says hello"] * 2
 
 

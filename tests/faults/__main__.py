@@ -1,7 +1,7 @@
 """`python -m tests.faults N=1000 SEED=1`: N kills and N/2 races, half on SQLite and half on PostgreSQL.
 
-`REPLAY=kind/seed/database` does one of them again, and shows what happened. The seed decides about plans, people and faults; which of
-several threads comes first it cannot.
+With `GOALS=1`, every run has a goal. `REPLAY=kind/seed/database` does one of them again, and shows what happened. The seed decides about
+plans, people and faults; which of several threads comes first it cannot.
 """
 
 import asyncio
@@ -41,15 +41,16 @@ def main(words: Sequence[str]) -> int:
             stores = [None]
         if replay := given.get("REPLAY"):
             return asyncio.run(_replay(replay, stores, folder))
-        return _all(int(given.get("N") or 1000), int(given.get("SEED") or 1), stores, folder)
+        return _all(int(given.get("N") or 1000), int(given.get("SEED") or 1), stores, folder, with_goals=bool(given.get("GOALS")))
 
 
-def _all(count: int, seed: int, stores: Sequence[str | None], folder: Path) -> int:
+def _all(count: int, seed: int, stores: Sequence[str | None], folder: Path, *, with_goals: bool) -> int:
     began, cores = time.monotonic(), 2
     shares = [
-        Share(-(-count // cores), -(-count // 2 // cores), range(seed + core, sys.maxsize, cores), stores, folder) for core in range(cores)
+        Share(-(-count // cores), -(-count // 2 // cores), range(seed + core, sys.maxsize, cores), stores, folder, with_goals)
+        for core in range(cores)
     ]
-    every = Share(0, 0, range(seed, sys.maxsize), stores, folder)
+    every = Share(0, 0, range(seed, sys.maxsize), stores, folder, with_goals)
     with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("spawn")) as pool:
         for part in as_completed([pool.submit(share, work) for work in shares]):
             ended = part.result()

@@ -47,7 +47,9 @@ def answers_are_kept(evidence: Evidence) -> Iterator[Violation]:
             continue
         result, said = json.loads(row["result"]), [call.text for call in paid.get(unit, ())]
         is_judged = kind == "check" and evidence.goals[step_id].done_when is not None and result["verdict"] in ("met", "cannot_tell")
-        if (kind == "decision" or is_judged or said) and result["text" if kind == "decision" else "reason"] not in said:
+        if (kind == "decision" or is_judged or said) and (
+            result["text"] if kind == "decision" else result["evidence"]["reason"]
+        ) not in said:
             yield Violation("untrue", f"the receipt of {unit} says {result}, and the model said {said}")
     for call in evidence.model_calls:
         recorded = [_text_of(evidence.answer("decision", call.step, item)) for item in range(call.round)]

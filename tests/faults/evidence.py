@@ -139,7 +139,7 @@ def decided(evidence: Evidence, goal: Step, item: int) -> Step | None:
     if decision["action"] == "ask_user":
         question = Question(question=decision["speak"], fields={"answer": Input(type="string", title="Answer")})
     elif check is not None and check["verdict"] == "cannot_tell":
-        words = f"Is this met: {goal.done_when}\n\nThe model that judges it cannot tell: {check['reason']}\n\nWhat was done:"
+        words = f"Is this met: {goal.done_when}\n\nThe model that judges it cannot tell: {check['evidence']['reason']}\n\nWhat was done:"
         asked = next((row for (unit, _), row in evidence.attempts.items() if unit == (goal.id, item)), None)
         if asked is not None and (whole := json.loads(asked["parameters"])["question"]).startswith(words):
             words = whole  # the evidence follows

@@ -28,7 +28,7 @@ from tests.faults.check_goals import goal_violations
 from tests.faults.child import BY, CANARY, REACHED, Fault, Order, Place, Told, Verb, answer_to_fields, is_unwanted
 from tests.faults.evidence import Evidence, Violation
 from tests.faults.goals import FOR_GOOD, effects_of, may_fail, model_calls
-from tests.faults.plans import SCHEDULE, TOOL_NAMES, Scenario, scenario_of
+from tests.faults.plans import SCHEDULE, TOOL_NAMES, Scenario, has_goals, scenario_of
 from tests.faults.processes import start
 from tests.faults.world import ROLLBACK, TOOLS, Line, Unit, lines_of
 
@@ -95,7 +95,7 @@ class Trial:
     @property
     def has_goals(self) -> bool:
         """Whether its plan has goals."""
-        return any(step.goal is not None for step in self.scenario.plan.all_steps)
+        return has_goals(self.scenario.plan)
 
     def __post_init__(self) -> None:
         self.chance, self.scenario = random.Random(~self.seed), scenario_of(self.seed)

@@ -49,7 +49,7 @@ INSIDE = -3
 GOAL = -4
 """The seed of a run whose only step is a goal with a round of each kind."""
 
-GOAL_SCRIPT: tuple[Word, ...] = ("look", "broken", "write", "unwanted", "ask", "end")
+GOAL_SCRIPT: tuple[Word, ...] = ("look", "broken", "write", "unwanted", "ask", "end", "look", "end")
 
 
 def scenario_of(seed: int) -> Scenario:
@@ -105,6 +105,11 @@ def _revised() -> ExecutionPlan:
     plan.add_step("put", "Put", {"body": "s0", "secret": SECRET}, id="s0")
     plan.add_step("write", "Write", {"body": "s1", "secret": SECRET}, id="s1", depends_on=["s0"])
     return plan
+
+
+def has_goals(plan: ExecutionPlan) -> bool:
+    """Return whether a step of `plan`, or of a plan inside it, is a goal."""
+    return any(step.goal is not None for step in plan.all_steps)
 
 
 def plan_of(chance: random.Random, *, name: str) -> ExecutionPlan:
@@ -215,12 +220,15 @@ def _add_goals(plan: ExecutionPlan, chance: random.Random) -> None:
 def _goal_step(chance: random.Random, name: str, before: list[str], words: list[str]) -> Step:
     kinds: tuple[Word, ...] = ("look", "failing", "broken", "put", "write", "unwanted", "ask")
     script = ["look", *chance.choices(kinds, (3, 1, 2, 3, 4, 2, 2), k=chance.randint(1, 4)), chance.choice(("end",) * 9 + ("abort",))]
+    done_when = chance.choice((None, verdicts("met"), verdicts("not_met", "met"), verdicts("cannot_tell")))
+    if done_when == verdicts("not_met", "met"):
+        script += ["look", "end"]  # it is judged again only with new evidence
     return Step(
         id=name,
         goal=goal_text(script, words),
         description=f"Goal {name}",
         tools=[*TOOL_NAMES.values()],
-        done_when=chance.choice((None, verdicts("met"), verdicts("not_met", "met"), verdicts("cannot_tell"))),
+        done_when=done_when,
         max_rounds=chance.randint(2, len(script)) if chance.random() < 0.15 else None,
         requires_approval=chance.random() < 0.1,
         depends_on=before,

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from tests.faults.harness import GOAL_TARGETS, TARGETS, Each, Target, Trial, trial
-from tests.faults.plans import EVERYTHING, GOAL
+from tests.faults.plans import EVERYTHING, GOAL, has_goals, scenario_of
 from tests.faults.races import RACES, Race, race
 
 KILLS = "kills"
@@ -31,6 +31,7 @@ class Share:
     seeds: range
     stores: Sequence[str | None]  # None: SQLite
     folder: Path
+    with_goals: bool = False  # whether every drawn run has a goal
     done: Counter[Target] = field(default_factory=Counter[Target])
     raced: Counter[str] = field(default_factory=Counter[str])
     in_goal_runs: int = 0  # kills of runs with goals
@@ -40,7 +41,7 @@ class Share:
 
     async def do(self) -> "Share":
         """Do all of it."""
-        seeds = iter(self.seeds)
+        seeds = self._drawn()
         await asyncio.gather(*(self._kill(seeds) for _ in range(SIDE_BY_SIDE)))
         await asyncio.gather(*(self._race(seeds) for _ in range(SIDE_BY_SIDE)))
         return self
@@ -50,13 +51,16 @@ class Share:
         for seed, targets in AIMS.items():
             if left := [target for target in targets if not self.done[target]]:
                 self._count(AIMED, await trial(seed, self.folder, self.stores[0], choose=Each(left)))
-        seeds = iter(self.seeds)
+        seeds = self._drawn()
         for kind in RACES:
             for seed in islice(seeds, MOST_SEEDS):
                 if self.raced[kind.__name__]:
                     break
                 await self._race_once(kind, seed)
         return self
+
+    def _drawn(self) -> Iterator[int]:
+        return (seed for seed in self.seeds if not self.with_goals or has_goals(scenario_of(seed).plan))
 
     async def _kill(self, seeds: Iterator[int]) -> None:
         while self.done.total() < self.kills:

@@ -19,6 +19,7 @@ from plan_adapter.errors import PlanAdapterError
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
 from plan_adapter.goals import Goal, RoundAnswer, Verdict
+from plan_adapter.options import ApprovalPolicy
 from plan_adapter.plan import ExecutionPlan, Step, new_id
 from plan_adapter.record import PlanRun, RunContext
 from plan_adapter.runs.resume import execute_resume
@@ -118,6 +119,20 @@ async def test_a_standing_approval_does_not_confirm_what_a_model_calls(store: Pl
     assert len(asked) == 1, "the plan is approved by the standing approval, and its goal asks"
 
 
+async def test_a_call_that_the_plan_always_executes_is_in_the_audit_log(store: PlanStore) -> None:
+    board, model = Board(), RoundModel([reads(), writes(note="hello"), ends("E2")])
+    plan = goal_plan()
+    plan.approval = ApprovalPolicy(always_execute=["post"])
+    bound = bind_inputs(validate(plan, ToolRegistry(board.tools)))
+    run = await execute_plan(bound, run_request=RunRequest(goal_model=model, approver=approving([])), store=store, offline=True)
+    assert (run.status, board.notes) == (PlanStatus.COMPLETED, ["hello"])
+    (entry,) = [one for one in await store.audit(run.id) if one.kind == "always_executed"]
+    evidence = run.step("report").result["evidence"][1]
+    assert (entry.step_id, entry.item, entry.call_kind, entry.by) == ("report", 1, "step", run.approved_by)
+    assert entry.message == f"post (write), arguments {evidence['arguments_digest'][:12]}…"
+    assert (await store.verify(run.id)).ok
+
+
 async def test_a_question_that_was_left_is_answered_later(store: PlanStore) -> None:
     model = RoundModel([says("ask_user", speak="什么时候？"), ends()])
     request = RunRequest(goal_model=model, waits=False)
@@ -181,6 +196,12 @@ async def test_a_completed_goal_is_carried_when_another_step_is_resumed(store: P
 
 async def test_in_prefect_each_decision_call_and_check_is_a_task_run(store: PlanStore, prefect_server: Server) -> None:
     board, asked = Board(), list[str]()
+
+    def show() -> str:
+        """Show the notes."""
+        return "\n".join(f"- {note}" for note in board.notes)
+
+    board.tools[1] = tool(effect="write", preview=show)(board.tools[1].fn)
     model = RoundModel([reads(), writes(note="hello"), ends("E2", action="next_plan")])
     plan = unapproved(goal_plan())
     plan.steps.append(Step(id="after", tool_name="look", depends_on=["report"]))
@@ -196,8 +217,11 @@ async def test_in_prefect_each_decision_call_and_check_is_a_task_run(store: Plan
         assert before in {known[one.id] for one in found[name].task_inputs["wait_for"] if isinstance(one, TaskRunResult)}
     async with get_client() as client:
         (artifact,) = await client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["evidence-report"])))
+        (preview,) = await client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["preview-report"])))
     assert (artifact.flow_run_id, artifact.task_run_id) == (UUID(run.flow_run_id), found["report"].id)
     assert "| E2 | 2 | `post` | yes | 1 |" in str(artifact.data)
+    assert (preview.flow_run_id, preview.data) == (UUID(run.flow_run_id), "- hello")
+    assert [text for _, text in await logs_of(found["decision report[1]"], 2)] == ["continue: because", "好"]
     assert [text for _, text in await logs_of(found["decision report[2]"], 1)] == ["confirm: because"]
 
 

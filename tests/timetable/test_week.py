@@ -6,7 +6,7 @@ import pytest
 
 from plan_adapter import ToolError
 from tests.timetable import week
-from tests.timetable.week import Move, moved_items
+from tests.timetable.week import Move
 
 pytestmark = pytest.mark.usefixtures("timetable")
 
@@ -80,25 +80,16 @@ def test_the_planners_know_tasks_by_names_of_their_own(full: Path) -> None:
     assert [row["logic_id"] for row in week.items()] == logic
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "moved"),
-    [
-        ("abcd", "abcd", ""),
-        ("abcd", "bcda", "a"),
-        ("abcd", "dabc", "d"),
-        ("abcd", "acbd", "c"),
-        ("abcd", "xaybd", ""),
-        ("abcd", "dcba", "dcb"),
-        ("abc", "", ""),
-        ("", "abc", ""),
-        ("abcdef", "badcfe", "bdf"),
-    ],
-)
-def test_the_order_guard_names_the_fewest_common_items_that_moved(before: str, after: str, moved: str) -> None:
-    found = moved_items(before, after)
-    assert len(found) == len(moved)
-    rest = [name for name in after if name in before and name not in found]
-    assert rest == sorted(rest)
+def test_the_order_is_put_back_around_what_was_not_there_before(full: Path) -> None:
+    week.unplace(4)
+    before = week.get_order()
+    week.swap(3, 6)
+    week.place(4, 7, 6)
+    slots = sorted(places().values())
+    assert week.check_order(before)["kept"] is False
+    assert week.restore_order(before) == {"kept": True, "moved": []}
+    assert places()["英语阅读"] == (7, 6)
+    assert sorted(places().values()) == slots
 
 
 def test_only_the_tools_that_reorder_need_the_permission() -> None:

@@ -1,21 +1,21 @@
 """A week's timetable in SQLite, as tools: six slots a day, events that stay, and tasks to be placed.
 
 The tools know a task by its number (`state_id`), the planners of whole weeks by its name of their own (`logic_id`). The database is the
-file that the environment variable TIMETABLE names, so that every process of a run finds it.
+file that the environment variable TIMETABLE names, so that every process of a run finds it; within `at`, it is another one.
 """
 
 import os
 import sqlite3
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 
-from plan_adapter import ToolError, ToolRegistry, tool
+from plan_adapter import OrderGuard, ToolError, ToolRegistry, tool
 
 DAYS, SLOTS = 7, 6
 ALLOW_REORDER = "allow_reorder"
@@ -54,10 +54,23 @@ def create(path: Path, *, events: Iterable[tuple[str, int, int]], tasks: Iterabl
     db.close()
 
 
+_FILE: ContextVar[Path | None] = ContextVar("timetable", default=None)
+
+
+@contextmanager
+def at(path: Path) -> Iterator[None]:
+    """Let the tools use the timetable at `path` in this block."""
+    token = _FILE.set(path)
+    try:
+        yield
+    finally:
+        _FILE.reset(token)
+
+
 @contextmanager
 def _database() -> Iterator[sqlite3.Connection]:
     """Open the timetable; what is written in the block is kept as a whole or not at all."""
-    db = sqlite3.connect(os.environ["TIMETABLE"], isolation_level="IMMEDIATE")
+    db = sqlite3.connect(_FILE.get() or os.environ["TIMETABLE"], isolation_level="IMMEDIATE")
     db.row_factory = sqlite3.Row
     try:
         with db:
@@ -238,20 +251,23 @@ def check_order(baseline: list[str]) -> Row:
     Args:
         baseline: What `get_order` returned at the start.
     """
-    moved = moved_items(baseline, get_order())
+    moved = OrderGuard(baseline).check(get_order())
     return {"kept": not moved, "moved": moved}
 
 
-def moved_items(before: Sequence[str], after: Sequence[str]) -> list[str]:
-    """Return the fewest common items that left the order of `before`: all others still come in it."""
-    place = {name: number for number, name in enumerate(before)}
-    common, ends, chains = [name for name in after if name in place], list[int](), list[list[str]]()
-    for name in common:  # the longest rising chain stays
-        at = bisect_left(ends, place[name])
-        ends[at : at + 1] = [place[name]]
-        chains[at : at + 1] = [[*(chains[at - 1] if at else []), name]]
-    kept = frozenset(chains[-1]) if chains else frozenset[str]()
-    return [name for name in common if name not in kept]
+@tool(effect="write")
+def restore_order(baseline: list[str]) -> Row:
+    """Put the tasks back into an earlier order, in the slots that are in use. Tasks that were not there then stay where they are.
+
+    Args:
+        baseline: What `get_order` returned at the start.
+    """
+    with _database() as db:
+        rows = [dict(row) for row in db.execute("SELECT * FROM item WHERE day IS NOT NULL AND NOT fixed ORDER BY day, slot")]
+        tasks = {row["name"]: row["state_id"] for row in rows}
+        restored = OrderGuard(baseline).restored(list(tasks))
+        _put(db, [Move(task=tasks[name], day=at["day"], slot=at["slot"]) for name, at in zip(restored, rows, strict=True)])
+    return check_order(baseline)
 
 
 def switches() -> int:
@@ -263,6 +279,6 @@ def switches() -> int:
 TOOLS = ToolRegistry(
     [
         *(get_overview, query_range, find_free, list_tasks, get_task_info, get_order, check_order),
-        *(place, move, swap, batch_move, unplace, min_context_switch, spread_even),
+        *(place, move, swap, batch_move, unplace, min_context_switch, spread_even, restore_order),
     ]
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from plan_adapter.plan import GOAL_RESULT
 from tests.agent.conftest import no_memory_of_servers
 from tests.agent.goal_players import Player, Seen, decides, playing, reads, writes
 from tests.agent.server import scripted
@@ -80,6 +81,7 @@ def test_yes_confirms_nothing_that_a_model_calls(plan: Plan, pursued: Any) -> No
 def test_a_week_is_planned_and_the_rounds_are_shown(plan: Plan, pursued: Any) -> None:
     run_id = planned(plan, pursued)
     (step,) = plan("show", run_id, "--json").run["steps"]
+    assert tuple(step["result"]) == GOAL_RESULT
     assert step["result"]["results"]["place"]["name"] == "高数作业"
     assert [(one["action"], one["tool"], one["verdict"]) for one in step["rounds"]] == [
         ("continue", "find_free", None),

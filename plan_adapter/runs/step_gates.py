@@ -13,7 +13,7 @@ from plan_adapter.gates.call_text import outcome_text, step_gate_text
 from plan_adapter.gates.gate import new_gate, no_answer
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.plan import ExecutionPlan, Step, new_id
-from plan_adapter.readable import call_name
+from plan_adapter.readable import call_name, redacted
 from plan_adapter.record import AUTHOR, PlanRun
 from plan_adapter.runs.answers import earlier_answers, why_stale
 from plan_adapter.runs.keeper import GateKeeper
@@ -103,7 +103,7 @@ class CallGates:
         return new_gate(
             run,
             approval_digest=call.approval_digest,
-            description=call.step.description,
+            description=call.step.description if call.step.ask is None else _question_of(call),
             text=text,
             rules=rules,
             step_id=call.step.id,
@@ -205,6 +205,12 @@ class CallGates:
         )
         await self.keeper.store.add_approval(answer)
         return answer
+
+
+def _question_of(call: GatedCall) -> str:
+    """Return the question that a call asks, secrets redacted."""
+    shown = redacted(call.parameters, expressions=False)
+    return str(shown["question"]) if isinstance(shown, dict) else ""
 
 
 def _refused(answer: Approval) -> GateRefusal:

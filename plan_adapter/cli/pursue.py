@@ -99,7 +99,7 @@ async def _run(
     async with open_store(settings) as store:
         registry = tools_of(imports)
         server = await in_daemon_thread(pending.wait) if pending is not None else None
-        foreground = ForegroundRun(server, wanted, store=store, tools=registry)
+        foreground = ForegroundRun(server, wanted, store=store, tools=registry, imports=imports)
         bound = bind_inputs(validate(plan, registry), {}, from_text=True)
         work = execute_plan(bound, run_request=foreground.request(settings), store=store, offline=offline, record_pending=True)
         code = await foreground.complete(_summarized(work, model, request, server, summaries))

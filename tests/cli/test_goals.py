@@ -76,7 +76,10 @@ def test_yes_confirms_nothing_that_a_model_calls(plan: Plan, pursued: Any) -> No
     said = pursued(good, "run", document(), "--offline", "--yes", "--json", *TOOLS)
     assert (said.code, said.run["status"]) == (6, "pending_approval"), said.err
     where = (said.run["id"], "--step", "plan_week", "--item", "2")
-    assert "A model asks for this call" in plan("approve", *where, "--show").out
+    asked = plan("approve", *where, "--show").out
+    assert "> A model asks for this call: place?" in asked
+    assert "Round 2 of the goal “给高数作业 (任务 3) 找一个空位”, a step of 周计划." in asked
+    assert '### The goal\n\n- `done_when`: `任务 3 有了时间`\n- round 1: `find_free` with `{"day": 2}`: succeeded in ' in asked
     rejected = plan("reject", *where, "--note", "太早了")
     assert "ends the run" not in rejected.err
     assert "resumes the run" in rejected.err
@@ -219,6 +222,7 @@ def test_a_preview_says_what_a_model_may_call(plan: Plan, monkeypatch: pytest.Mo
     shown = plan("preview", path, *TOOLS).out
     assert "a model may call `get_task_info` (read), `find_free` (read), `place` (write, without a confirmation)" in shown
     assert "at most 5 rounds, and 1 min in calls" in shown
+    assert (shown.count("找一个空位"), shown.count("任务 3 有了时间")) == (1, 1)
     assert "each call asks" in plan("preview", document(), *TOOLS).out
     assert "`place`" in plan("show", path).out
 

@@ -1,7 +1,7 @@
 """`rounds_of`: the rounds of the goals of a run, as its record has them. `evidence_text`: the evidence of a goal as a table."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, cast
 
@@ -15,6 +15,9 @@ from plan_adapter.status import Outcome
 
 CELL_CHARACTERS = 300
 """How much of the summary of evidence a table shows, and of each value a round."""
+
+CHECKS = ("flow", "evidence", "safety")
+"""What the end of a goal is checked for."""
 
 REPLIES: Mapping[Decision, str] = {"approve": "confirmed", "reject": "rejected", "request_changes": "changes requested"}
 """What a person did about the call of a round, by their decision."""
@@ -73,6 +76,7 @@ class RoundRecord:
     faults: tuple[str, ...] = ()
     verdict: str | None = None  # met, not_met, cannot_tell, or refused
     verdict_reason: str = ""
+    checks: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # flow, evidence, safety: {passed, reason}
     replies: tuple[RoundReply, ...] = ()
     call: RoundCall | None = None
     model: str = ""
@@ -177,6 +181,7 @@ def _record(receipt: Receipt, answer: RoundAnswer, check: dict[str, Any]) -> Rou
         goal_check=decision.goal_check,
         verdict=check.get("verdict"),
         verdict_reason=check.get("reason", ""),
+        checks={name: check[name] for name in CHECKS if name in check},
         model=answer.model,
         tokens=tokens,
     )

@@ -3,18 +3,22 @@
 import json
 import re
 from datetime import datetime
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import plan_adapter
 from plan_adapter.gates.approval import os_user
 from plan_adapter.plan import GOAL_RESULT
+from plan_adapter.rounds import CHECKS
 from tests.agent.conftest import no_memory_of_servers
 from tests.agent.goal_players import Player, Seen, Verifier, decides, playing, reads, writes
 from tests.agent.server import scripted
 from tests.cli.conftest import Plan
 from tests.cli.drafting import configure
+from tests.deployments.conftest import served
 from tests.timetable.conftest import timetable
 
 __all__ = ["no_memory_of_servers", "timetable"]
@@ -95,6 +99,7 @@ def test_a_week_is_planned_and_the_rounds_are_shown(plan: Plan, pursued: Any) ->
         ("confirm", "place", None),
         ("done", None, "met"),
     ]
+    assert {name: check["passed"] for name, check in step["rounds"][2]["checks"].items()} == dict.fromkeys(CHECKS, True)
     place = step["rounds"][1]
     assert (place["call"]["tool"], place["call"]["arguments"]["day"], place["call"]["outcome"]) == ("place", 2, "succeeded")
     assert [(reply["decision"], reply["by"]) for reply in place["replies"]] == [("approve", ME)]
@@ -117,7 +122,7 @@ def test_the_rounds_of_a_goal_are_shown_in_the_order_of_time(plan: Plan, pursued
         f"      - confirmed by {ME} (os_user): 好",
         '      - `place` with `{"task": 3, "day": 2, "slot": 1}`: succeeded',
         "   - round 3: done: 任务 3 已安排：E2",
-        "      - cannot_tell: 依据证据",
+        "      - cannot_tell: evidence: 依据证据",
         f"      - answered by {ME} (os_user)",
     ]
 
@@ -250,3 +255,37 @@ def test_a_goal_that_somebody_reached_by_hand_is_recorded_as_done(plan: Plan, pu
     assert "has no call in round 2 whose outcome is unknown" in refused.err
     assert plan("resolve", run_id, "plan_week", "done", "--note", "手动安排了").code == 0
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0
+
+
+class Page(BaseHTTPRequestHandler):
+    """The front page of the guide's example."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"up")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Stay silent."""
+
+
+def test_the_example_of_the_guide_is_pursued_as_the_page_says(plan: Plan, pursued: Any) -> None:
+    page = (Path(plan_adapter.__file__).parent / "guide" / "goals.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+    def reports(seen: Seen) -> dict[str, Any]:
+        if seen.proof("write_file"):
+            return seen.end(f"{seen.proof('http_get')} shows the answer, {seen.proof('write_file')} the report")
+        if (answer := seen.result("http_get")) is None:
+            return reads("http_get", url=url)
+        return writes("write_file", path="report.txt", content=f"It answers {answer['status']}.")
+
+    with served(Page) as url:
+        Path("report-checks.yaml").write_text(text.replace("http://127.0.0.1:8000", url), encoding="utf-8")
+        waits = pursued(reports, "run", "report-checks.yaml", "--offline", "--detach", "--json")
+        assert "--step report --item 2 --digest " in waits.err
+        assert plan("approve", waits.run["id"], "--step", "report", "--item", "2").code == 0
+        done = pursued(reports, "resume", waits.run["id"], "--offline", "--json")
+    assert (done.code, Path("report.txt").read_text(encoding="utf-8")) == (0, "It answers 200."), done.err
+    assert "   - round 3: done: E1 shows the answer, E2 the report\n      - met: " in plan("show", waits.run["id"]).out

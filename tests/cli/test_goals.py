@@ -24,7 +24,7 @@ from tests.timetable.conftest import timetable
 __all__ = ["no_memory_of_servers", "timetable"]
 
 ME = os_user()
-TOOLS = ("--tools", "tests.timetable.week:TOOLS")
+TOOLS = ("--tools", "deployments.timetable.week:TOOLS")
 
 
 def document(**fields: Any) -> Path:

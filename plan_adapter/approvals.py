@@ -90,7 +90,7 @@ class Gate:
     item: int | None
     approval_digest: str  # the digest that an answer binds to
     name: str  # of the plan
-    description: str  # of the plan, or of the step
+    description: str  # of the plan, or of the step; or the question that it asks
     text: str  # Markdown: exactly what would run
     rules: GatePolicy
     opened_at: datetime

@@ -1,6 +1,7 @@
 """The commands that messages tell people to type. Look here to change how a message refers to a run, a gate or a call."""
 
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, assert_never
 
 from plan_adapter.approvals import Decision, GateKind
@@ -97,22 +98,28 @@ def _place(asked: Question) -> str:
     return step + item_option(asked.item, asked.label)
 
 
-def resume_command(run: PlanRun, *, offline: bool = False) -> str:
+def resume_command(run: PlanRun, *, offline: bool = False, tools: Sequence[str] = ()) -> str:
     """Return the command that resumes `run` where it ran before.
 
-    `offline` means that the run, which may not have started yet, is known to run without Prefect.
+    `offline` means that the run, which may not have started yet, is known to run without Prefect. `tools` are the values of `--tools` with
+    which it was started, as far as the caller knows them: no record has them.
     """
-    return f"plan resume {run.id}{' --offline' if offline else offline_option(run)}"
+    return f"plan resume {run.id}{' --offline' if offline else offline_option(run)}{tools_option(tools)}"
 
 
-def resume_asked(run: PlanRun) -> str:
+def tools_option(tools: Sequence[str]) -> str:
+    """Return the options that name `tools`, import strings, or an empty text without any."""
+    return "".join(f" --tools {shlex.quote(name)}" for name in tools)
+
+
+def resume_asked(run: PlanRun, *, tools: Sequence[str] = ()) -> str:
     """Return the command that resumes `run` after somebody was asked at its gate. A run that has no flow run by then never gets one."""
-    return resume_command(run, offline=run.flow_run_id is None)
+    return resume_command(run, offline=run.flow_run_id is None, tools=tools)
 
 
-def rollback_command(run: PlanRun) -> str:
-    """Return the command that rolls `run` back where it ran."""
-    return f"plan cancel {run.id} --rollback{offline_option(run)}"
+def rollback_command(run: PlanRun, *, tools: Sequence[str] = ()) -> str:
+    """Return the command that rolls `run` back where it ran. `tools` are as for `resume_command`."""
+    return f"plan cancel {run.id} --rollback{offline_option(run)}{tools_option(tools)}"
 
 
 def offline_option(run: PlanRun) -> str:

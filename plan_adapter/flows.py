@@ -210,7 +210,7 @@ async def _summarize(request: PlanRequest, model: Model, store: PlanStore, flow_
         return
     summary = await summarize(request.task, run, model, await model_redactor(Settings(), request.available_secrets))
     if summary.failure:
-        get_run_logger().warning("the summary is mechanical: %s", summary.failure)
+        get_run_logger().warning("the model wrote no summary: %s", summary.failure)
     await publish_summary(summary.text, flow_run_id)
 
 

@@ -224,14 +224,15 @@ def _run_lines(
     depths = dict[str, int]()  # an outer step comes before those inside it
     for step in run.steps:
         depths[step.id] = depths.get(step.group or "", 0)
-        shown = _step_run_lines(step, is_interrupted=run.reason is RunReason.INTERRUPTED)
-        shown += [f"   - {_cut(str(one))}" for one in rounds.get(step.id, ())]
-        lines += indented([*shown, *_call_lines(calls.get(step.id, ()), run.id)], depths[step.id])
+        made, of_goal = calls.get(step.id, ()), rounds.get(step.id, ())
+        shown = _step_run_lines(step, is_interrupted=run.reason is RunReason.INTERRUPTED, is_goal=bool(of_goal))
+        shown += _call_lines(made, run.id) if not of_goal else _round_lines(made, of_goal)
+        lines += indented(shown, depths[step.id])
         depths[step.id] += bool(step.plan)
     return lines
 
 
-def _step_run_lines(step: StepRun, *, is_interrupted: bool) -> list[str]:
+def _step_run_lines(step: StepRun, *, is_interrupted: bool, is_goal: bool) -> list[str]:
     how = str(step.status)
     if step.carried:
         how += ", carried"
@@ -258,6 +259,8 @@ def _step_run_lines(step: StepRun, *, is_interrupted: bool) -> list[str]:
         items = [f"{prose(item.label)} {item.status}" for item in step.items]
         more = len(items) - SHOWN_ITEMS
         lines.append(f"   - items: {', '.join(items[:SHOWN_ITEMS])}" + (f" and {more} more" if more > 0 else ""))
+    elif is_goal and isinstance(step.result, dict) and "summary" in step.result:
+        lines.append(f"   - summary by the model: {prose(_cut(str(step.result['summary'])))}")
     elif step.result is not None:
         lines.append(f"   - result: {code(_cut(as_text(step.result)))}")
     return lines
@@ -274,6 +277,17 @@ def _call_lines(calls: Sequence[StepCallRecord], run_id: str) -> list[str]:
         lines.append(f"   - {item}parameters: {code(_cut(as_text(call.parameters)))}")
     if len(calls) > SHOWN_ITEMS:
         lines.append(f"   - … {len(calls) - SHOWN_ITEMS} more items: `plan show {run_id} --json`")
+    return lines
+
+
+def _round_lines(calls: Sequence[StepCallRecord], rounds: "Sequence[RoundRecord]") -> list[str]:
+    """Return the rounds of a goal, after what its model was told once the step has ended. Its calls are part of the rounds."""
+    lines = [f"   - parameters: {code(_cut(as_text(call.parameters)))}" for call in calls if call.item is None]
+    tokens, in_calls = sum(one.tokens for one in rounds), sum(call.duration_ms or 0 for call in calls)
+    lines.append(f"   - {counted(len(rounds), 'round')}, {counted(tokens, 'token')}, {duration(in_calls)} in calls of tools")
+    for one in rounds:
+        first, *rest = one.lines()
+        lines += [f"   - {first}", *(f"      - {line}" for line in rest)]
     return lines
 
 

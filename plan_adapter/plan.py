@@ -31,6 +31,9 @@ ASK = "ask"
 GOAL = "goal"
 """What a goal is called where other steps have the name of their tool."""
 
+GOAL_RESULT = ("summary", "rounds", "evidence", "results")
+"""The fields of the result of a goal."""
+
 MAX_ROUNDS = 60
 """How many rounds a goal has if it does not say."""
 
@@ -261,6 +264,15 @@ class Step(DocumentModel):
         return self.steps or vars(self).get("_inner", [])
 
     @property
+    def result_fields(self) -> Collection[str] | None:
+        """The fields of the step's result, where the plan says them: of a goal, an answer to a question, or a plan that the step runs."""
+        if self.goal is not None:
+            return GOAL_RESULT
+        if self.ask is not None:
+            return self.ask.fields
+        return None if self.pinned is None else self.pinned.outputs
+
+    @property
     def within(self) -> "Step | None":
         """The step that runs the plan to which this step belongs, or None for a step of the whole plan."""
         place: _Place | None = vars(self).get("_place")
@@ -453,6 +465,12 @@ class ExecutionPlan(DocumentModel):
         """Return how long the gate of `step` waits for an answer in milliseconds. 0 means no limit."""
         plans = [step.pinned, *self.plans_around(step)] if step.pinned is not None else self.plans_around(step)
         return next((plan.options.approval_timeout_ms for plan in plans if plan.options.approval_timeout_ms), 0)
+
+    @property
+    def result_fields(self) -> dict[str, Collection[str]]:
+        """The fields of the results of those steps of this plan, without sub-plans, of which the plan says them."""
+        own = (one for step in [*self.steps, *self.finally_] for one in (step, *step.steps))
+        return {step.id: fields for step in own if (fields := step.result_fields) is not None}
 
     def find_step(self, step_id: str | None) -> Step | None:
         """Return the step with this id, also one inside another, or None."""

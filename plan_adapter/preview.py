@@ -356,6 +356,11 @@ def _endless(preview: Preview) -> str:
     return f" (no timeout: {', '.join(endless[:5])}{', …' if len(endless) > 5 else ''})"
 
 
+def _is_listed(step: Step, name: str, value: JsonValue) -> bool:
+    """Return whether a parameter of a goal is listed as a field of the step: the goal itself, or when it is met."""
+    return step.goal is not None and value == getattr(step, name)
+
+
 def _step_lines(preview: StepPreview, number: int) -> list[str]:
     longest = f"; worst case {_limit(preview.worst_case_ms)}" if preview.step.max_retries or preview.items != 1 else ""
     is_called = not preview.step.inner and preview.step.goal is None
@@ -365,7 +370,7 @@ def _step_lines(preview: StepPreview, number: int) -> list[str]:
         effect=preview.effect,
         depends_on=preview.depends_on,
         implied=preview.implied,
-        parameters=preview.parameters,
+        parameters={name: value for name, value in preview.parameters.items() if not _is_listed(preview.step, name, value)},
         items=preview.items,
         patience=step_patience(preview.step, preview.timeout_ms) + longest if is_called else "",
         at_once=preview.at_once,

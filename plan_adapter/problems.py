@@ -40,9 +40,12 @@ class Problem:
 def did_you_mean(word: str, known: Collection[str]) -> str:
     """Return `did you mean …?` with the nearest name in `known`, or a list of known names if none is near.
 
-    The start of a name also counts as near. In a large collection, only names that differ by one letter (added, missing, replaced or
-    swapped) count. Pass a frozenset, so that its index is cached.
+    The start of a name also counts as near, and the id of a step in its own plan: `certificate` for `verify.certificate`. In a large
+    collection, only names that differ by one letter (added, missing, replaced or swapped) count besides. Pass a frozenset, so that its
+    index is cached.
     """
+    if word not in known and (inside := next((name for name in sorted(known) if name.endswith(f".{word}")), None)) is not None:
+        return f"did you mean `{inside}`?"
     if len(known) > 50:
         index = _one_letter_away(frozenset(known))
         near = next((index[key] for key in _with_one_letter_less(word.casefold()) if key in index), None)

@@ -1,42 +1,137 @@
 """`rounds_of`: the rounds of the goals of a run, as its record has them. `evidence_text`: the evidence of a goal as a table."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, cast
 
 from pydantic import JsonValue
 
+from plan_adapter.approvals import Approval, Decision
 from plan_adapter.goals import Evidence, RoundAnswer
-from plan_adapter.readable import code, cut, prose
-from plan_adapter.record import Receipt
+from plan_adapter.readable import as_text, code, counted, cut, duration, moment, one_line, prose, redacted
+from plan_adapter.record import Attempt, Receipt
 from plan_adapter.status import Outcome
 
 CELL_CHARACTERS = 300
-"""How much of the summary of evidence a table shows."""
+"""How much of the summary of evidence a table shows, and of each value a round."""
+
+CHECKS = ("flow", "evidence", "safety")
+"""What the end of a goal is checked for."""
+
+REPLIES: Mapping[Decision, str] = {"approve": "confirmed", "reject": "rejected", "request_changes": "changes requested"}
+"""What a person did about the call of a round, by their decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCall:
+    """The call that a round made: the last attempt of it."""
+
+    tool: str
+    arguments: JsonValue  # secrets redacted
+    outcome: str | None = None  # succeeded or failed; None if its end is not recorded
+    duration_ms: int | None = None
+    result: JsonValue = None
+    error: str | None = None
+    by: str | None = None  # the person or probe that reported the outcome
+    known_by: str | None = None
+    note: str | None = None
+
+    def __str__(self) -> str:
+        """Return the call and its end in one line."""
+        took = f" in {duration(self.duration_ms)}" if self.duration_ms is not None and self.by is None else ""
+        ended = f"{self.outcome or 'not ended'}{took}"
+        ended += f", recorded by {prose(self.by)} ({self.known_by}){_noted(self.note)}" if self.by is not None else ""
+        said = f": {prose(_cut(self.error))}" if self.error else "" if self.result is None else f": {_shown(self.result)}"
+        return f"{code(self.tool)} with {_shown(self.arguments)}: {ended}{said}"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReply:
+    """What a person answered in a round: to the confirmation of a call, or to a question."""
+
+    decision: Decision
+    by: str
+    known_by: str
+    at: datetime
+    note: str = ""
+    result: JsonValue = None  # the answer to a question, by field
+
+    def __str__(self) -> str:
+        """Return the answer in one line."""
+        who = f"by {prose(self.by)} ({self.known_by}) at {moment(self.at)}{_noted(self.note)}"
+        return f"{REPLIES[self.decision]} {who}" if self.result is None else f"answered {who}: {_shown(self.result)}"
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One round of a goal: what the model decided, and what the decision was checked for."""
+    """One round of a goal: what the model decided, what the decision was checked for, what people answered, and the call."""
 
     round: int
     action: str | None  # None: the answer could not be used
     reason: str = ""
+    speak: str = ""  # what the model said: a question, if it asks one
     tool: str | None = None
     goal_check: str = ""
     faults: tuple[str, ...] = ()
     verdict: str | None = None  # met, not_met, cannot_tell, or refused
     verdict_reason: str = ""
+    checks: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # flow, evidence, safety: {passed, reason}
+    replies: tuple[RoundReply, ...] = ()
+    call: RoundCall | None = None
     model: str = ""
     tokens: int = 0
 
-    def __str__(self) -> str:
-        """Return the round in one line."""
-        call = f" {code(self.tool)}" if self.tool is not None else ""
-        said = f"{self.action}{call}" if self.action is not None else "an answer that could not be used"
-        why = self.goal_check or self.reason if self.action is not None else "; ".join(self.faults)
-        check = ": ".join(prose(text) for text in (self.verdict, self.verdict_reason) if text)
-        return f"round {self.round}: {said}" + (f": {prose(why)}" if why else "") + (f" ({check})" if check else "")
+    def lines(self) -> list[str]:
+        """Return the decision, and in the order of time what came of it, a line each."""
+        if self.action is None:
+            return [f"round {self.round}: an answer that could not be used: {prose(_cut('; '.join(self.faults)))}"]
+        tool = f" {code(self.tool)}" if self.tool is not None else ""
+        why = self.speak if self.action == "ask_user" else self.goal_check or self.reason or self.speak
+        found = [f"round {self.round}: {self.action}{tool}" + (f": {prose(_cut(why))}" if why else "")]
+        is_told = self.verdict == "refused" and any(reply.decision == "reject" for reply in self.replies)
+        if self.verdict is not None and not is_told:
+            found.append(": ".join(prose(_cut(text)) for text in (self.verdict, self.verdict_reason) if text))
+        return [*found, *map(str, self.replies), *([str(self.call)] if self.call is not None else [])]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= CELL_CHARACTERS else cut(text, CELL_CHARACTERS) + "…"
+
+
+def _shown(value: JsonValue) -> str:
+    return code(_cut(as_text(value)))
+
+
+def _noted(note: str | None) -> str:
+    return f": {prose(note)}" if note else ""
+
+
+def round_text(receipt: Receipt) -> str | None:
+    """Return a receipt of a goal in one line, for a log: a decision, its check, or the end of the goal. None for any other call."""
+    if not isinstance(receipt.result, dict):
+        return None
+    match receipt.kind:
+        case "decision":
+            return _decision_text(answer_of(receipt.result))
+        case "check":
+            return ": ".join(one_line(str(text)) for name in ("verdict", "reason") if (text := receipt.result.get(name)))
+        case "step" if receipt.item is None:
+            rounds = receipt.result.get("rounds")
+            return f"the goal is met after {counted(rounds if isinstance(rounds, int) else 0, 'round')}: {receipt.result.get('summary')}"
+        case _:
+            return None
+
+
+def _decision_text(answer: RoundAnswer) -> str:
+    if answer.decision is None:
+        return f"an answer that could not be used: {one_line('; '.join(answer.faults))}"
+    decision, tool = answer.decision, ""
+    if (call := decision.tool_call) is not None:
+        arguments = cast("dict[str, JsonValue]", redacted(call.arguments, expressions=False))
+        tool = f" {call.name}({', '.join(f'{name}={as_text(value)}' for name, value in arguments.items())})"
+    why = decision.speak if decision.action == "ask_user" else decision.goal_check or decision.reason or decision.speak
+    return f"{decision.action}{tool}" + (f": {one_line(why)}" if why else "")
 
 
 def answer_of(result: JsonValue) -> RoundAnswer:
@@ -48,31 +143,59 @@ def evidence_text(evidence: Sequence[Evidence]) -> str:
     """Return evidence as a Markdown table. Text of tools and people cannot break out of its cell."""
     lines = ["| Evidence | Round | From | Succeeded | What came of it |", "|---|---|---|---|---|"]
     for one in evidence:
-        summary = prose(cut(one.summary, CELL_CHARACTERS) + ("…" if len(one.summary) > CELL_CHARACTERS else ""))
-        lines.append(f"| {one.id} | {one.round} | {code(one.name)} | {'yes' if one.success else 'no'} | {summary.replace('|', '&#124;')} |")
+        summary = prose(_cut(one.summary)).replace("|", "&#124;")
+        lines.append(f"| {one.id} | {one.round} | {code(one.name)} | {'yes' if one.success else 'no'} | {summary} |")
     return "\n".join(lines)
 
 
-def rounds_of(receipts: Sequence[Receipt]) -> dict[str, list[RoundRecord]]:
-    """Return the rounds of each goal, by step id, in their order."""
+def rounds_of(receipts: Sequence[Receipt], attempts: Sequence[Attempt], answers: Sequence[Approval]) -> dict[str, list[RoundRecord]]:
+    """Return the rounds of each goal, by step id, in their order. `answers` are those that people gave at the gates of the run."""
     done = [receipt for receipt in receipts if receipt.outcome is Outcome.SUCCEEDED and receipt.item is not None]
     checks = {(one.step_id, one.item): one.result for one in done if one.kind == "check" and isinstance(one.result, dict)}
+    calls = _calls(receipts, attempts)
+    replies = dict[tuple[str, int | None], list[RoundReply]]()
+    for row in answers:
+        if row.step_id is not None and row.item is not None:
+            given = RoundReply(row.decision, row.by, row.known_by, row.at, row.note, row.result)
+            replies.setdefault((row.step_id, row.item), []).append(given)
     found = dict[str, list[RoundRecord]]()
     for one in sorted((one for one in done if one.kind == "decision"), key=lambda one: one.item or 0):
-        answer, check = answer_of(one.result), cast("dict[str, Any]", checks.get((one.step_id, one.item), {}))
-        decision = answer.decision
-        found.setdefault(one.step_id, []).append(
-            RoundRecord(
-                round=(one.item or 0) + 1,
-                action=None if decision is None else decision.action,
-                reason="" if decision is None else decision.reason or decision.speak,
-                tool=None if decision is None or decision.tool_call is None else decision.tool_call.name,
-                goal_check="" if decision is None else decision.goal_check,
-                faults=answer.faults,
-                verdict=check.get("verdict"),
-                verdict_reason=check.get("reason", ""),
-                model=answer.model,
-                tokens=answer.tokens + check.get("tokens", 0),
-            )
-        )
+        unit, answer = (one.step_id, one.item), answer_of(one.result)
+        record = _record(one, answer, cast("dict[str, Any]", checks.get(unit, {})))
+        call = None if record.tool is None else calls.get(unit)  # without a tool, what was called keeps the answer to a question
+        found.setdefault(one.step_id, []).append(replace(record, replies=tuple(replies.get(unit, ())), call=call))
+    return found
+
+
+def _record(receipt: Receipt, answer: RoundAnswer, check: dict[str, Any]) -> RoundRecord:
+    decision, number = answer.decision, (receipt.item or 0) + 1
+    tokens = answer.tokens + check.get("tokens", 0)
+    if decision is None:
+        return RoundRecord(number, None, faults=answer.faults, model=answer.model, tokens=tokens)
+    return RoundRecord(
+        round=number,
+        action=decision.action,
+        reason=decision.reason,
+        speak=decision.speak,
+        tool=None if decision.tool_call is None else decision.tool_call.name,
+        goal_check=decision.goal_check,
+        verdict=check.get("verdict"),
+        verdict_reason=check.get("reason", ""),
+        checks={name: check[name] for name in CHECKS if name in check},
+        model=answer.model,
+        tokens=tokens,
+    )
+
+
+def _calls(receipts: Sequence[Receipt], attempts: Sequence[Attempt]) -> dict[tuple[str, int | None], RoundCall]:
+    """Return the last call of each item of a step, by step and item."""
+    ends, found = {receipt.attempt_id: receipt for receipt in receipts}, dict[tuple[str, int | None], RoundCall]()
+    for one in sorted(attempts, key=lambda one: one.number):
+        if one.kind == "step" and one.item is not None:
+            end, arguments = ends.get(one.id), redacted(one.parameters, expressions=False)
+            call = RoundCall(one.tool_name, arguments)
+            if end is not None:
+                call = replace(call, outcome=end.outcome.value, duration_ms=end.duration_ms, result=end.result, error=end.error)
+                call = replace(call, by=end.by, known_by=end.known_by, note=end.note)
+            found[one.step_id, one.item] = call
     return found

@@ -34,6 +34,7 @@ class ApprovalState:
     replaced: "Sequence[Revision]"
     now: datetime
     offline: bool = False  # whether a run that has not started will run without Prefect
+    tools: Sequence[str] = ()  # the values of `--tools` with which it was started, where this process knows them
     stopped: str | None = None  # what to type, if the run has stopped with an unknown outcome
     standing_approvals: "Mapping[str, StandingApproval]" = field(
         default_factory=dict[str, "StandingApproval"]
@@ -98,7 +99,7 @@ class ApprovalState:
                 return f"nobody has been asked yet: `{self._resumes}` asks for the approval"
             return f"the plan needs no approval, but no process is running it: `{self._resumes}`"
         if self.changes is not None:
-            return after_changes(run)
+            return after_changes(run, tools=self.tools)
         if self.stale is not None:
             return f"the approval by {prose(self.answer.by)} no longer counts: {self.stale}; `{self._resumes}` asks again"
         return f"it has been answered, but no process is running it: `{self._resumes}`"
@@ -106,16 +107,20 @@ class ApprovalState:
     @property
     def _resumes(self) -> str:
         was_asked = bool(self.gates) or any(row.gate_id is not None for row in self.answers)
-        return resume_asked(self.run) if was_asked else resume_command(self.run, offline=self.offline)
+        if was_asked:
+            return resume_asked(self.run, tools=self.tools)
+        return resume_command(self.run, offline=self.offline, tools=self.tools)
 
 
-def after_changes(run: PlanRun) -> str:
+def after_changes(run: PlanRun, *, tools: Sequence[str] = ()) -> str:
     """Return a hint what to type after somebody asked for changes."""
-    return f"`plan revise {run.id} FILE` submits a new version; `{resume_asked(run)}` asks about this one again"
+    return f"`plan revise {run.id} FILE` submits a new version; `{resume_asked(run, tools=tools)}` asks about this one again"
 
 
-async def approval_state_of(run: PlanRun, store: "PlanStore", settings: Settings, *, offline: bool = False) -> ApprovalState:
-    """Return the approvals of `run`, and what to type about unknown outcomes."""
+async def approval_state_of(
+    run: PlanRun, store: "PlanStore", settings: Settings, *, offline: bool = False, tools: Sequence[str] = ()
+) -> ApprovalState:
+    """Return the approvals of `run`, and what to type about unknown outcomes. `tools` are those of its start, if they are known here."""
     from plan_adapter.runs.answers import why_stale  # imports SQLAlchemy
     from plan_adapter.runs.reconcile import hint_of
 
@@ -124,7 +129,7 @@ async def approval_state_of(run: PlanRun, store: "PlanStore", settings: Settings
     standing = {one.id: one for one in await store.standing.find(include_ended=True) if one.id in used} if used else {}
     labels = await store.ledger.labels(run.id) if any(row.item is not None for row in answers) else {}
     revisions = await store.revisions.of_run(run.id)
-    state = ApprovalState(run, gates, answers, revisions, await store.now(), offline, stopped, standing, labels)
+    state = ApprovalState(run, gates, answers, revisions, await store.now(), offline, tools, stopped, standing, labels)
     if run.status is not PlanStatus.PENDING_APPROVAL or gates:
         return state
     plan = await store.get(run.digest)

@@ -77,7 +77,7 @@ async def _roll_back(run: str, reason: str, tools: list[str], words: AnswerOptio
     async with open_store(settings) as store:
         found = await store.run(run)
         wanted = RunOptions(yes=False, detach=json or not is_at_terminal(), json=json)
-        foreground = ForegroundRun(None, wanted, store=store, tools=registry)
+        foreground = ForegroundRun(None, wanted, store=store, tools=registry, imports=tools)
         run_request = foreground.request(settings, identity=CallerIdentity(words, settings))
         code = await foreground.complete(
             rollback_run(found, reason=reason, tools=registry, run_request=run_request, store=store, offline=offline)

@@ -86,11 +86,14 @@ class RunOptions:
 class ForegroundRun:
     """The run of this process: it shows events, asks at gates here and in a form, and ends on signals."""
 
-    def __init__(self, server: Server | None, wanted: RunOptions, *, store: "PlanStore", tools: "ToolRegistry") -> None:
-        """`server`: None for an offline run."""
+    def __init__(
+        self, server: Server | None, wanted: RunOptions, *, store: "PlanStore", tools: "ToolRegistry", imports: Sequence[str] = ()
+    ) -> None:
+        """`server`: None for an offline run. `imports`: the values of `--tools`, which a command that continues the run needs as well."""
         self._server = server
         self._store = store
         self._tools = tools
+        self._imports = imports
         self._as_json = wanted.json
         conversation = Conversation()
         conversation.hung_up = self._hung_up
@@ -120,7 +123,7 @@ class ForegroundRun:
         if event.kind == "gate_opened":
             self._waiting = event.run.id
         if event.kind == "run_started":
-            self._started, self._resume_command = event.run.id, resume_command(event.run)
+            self._started, self._resume_command = event.run.id, resume_command(event.run, tools=self._imports)
         if event.kind in ("gate_opened", "run_started"):
             self._take_signals()  # a new flow run has installed Prefect's SIGTERM handler
         self._display(event)
@@ -174,9 +177,10 @@ class ForegroundRun:
             for number in numbers:
                 loop.remove_signal_handler(number)
         is_open, offline = run.status is PlanStatus.PENDING_APPROVAL, self._server is None
-        hint = (await approval_state_of(run, self._store, Settings(), offline=offline)).hint() if is_open else None
+        state = await approval_state_of(run, self._store, Settings(), offline=offline, tools=self._imports) if is_open else None
+        hint = None if state is None else state.hint()
         if hint is None and run.status is not PlanStatus.COMPLETED:
-            hint = next_command(run, await self._store.outcomes.unknown(run.id))
+            hint = next_command(run, await self._store.outcomes.unknown(run.id), tools=self._imports)
         with contextlib.suppress(UsageError) if self._left_at is not None else contextlib.nullcontext():  # the terminal may have gone
             show_result(run, as_json=self._as_json, hint=hint)
         return (
@@ -273,17 +277,22 @@ def show_result(run: "PlanRun", *, as_json: bool, hint: str | None) -> None:
     output.note(hint or next_command(run))
 
 
-def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = ()) -> str:
-    """Return the next command for `run`. `unknown` are its calls whose outcome is unknown."""
+def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = (), *, tools: Sequence[str] = ()) -> str:
+    """Return the next command for `run`. `unknown` are its calls whose outcome is unknown, and `tools` the values of its `--tools`."""
+    resumes = resume_command(run, tools=tools)
     lost = next((attempt for attempt in unknown if attempt.kind == "step"), None)
     if lost is not None:
         return (
             f"a write whose outcome is unknown is never retried automatically: check it, record the outcome with "
-            f"`{resolve_command(run.id, (lost.step_id, lost.item), label=lost.label)}`, then `{resume_command(run)}`"
+            f"`{resolve_command(run.id, (lost.step_id, lost.item), label=lost.label)}`, then `{resumes}`"
         )
     if any(step.rolled_back for step in run.steps) or run.rollback is not None:
-        rest = f", `{rollback_command(run)}` rolls back the rest" if run.rollback is not None and run.rollback.can_continue else ""
+        rest = (
+            f", `{rollback_command(run, tools=tools)}` rolls back the rest"
+            if run.rollback is not None and run.rollback.can_continue
+            else ""
+        )
         return f"`plan show {run.id}` shows what was rolled back{rest}; a run that was rolled back cannot be resumed: start a new one"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL):
-        return f"`plan show {run.id}` shows why; `{resume_command(run)}` resumes it"
+        return f"`plan show {run.id}` shows why; `{resumes}` resumes it"
     return f"`plan show {run.id}` shows the details"

@@ -10,13 +10,14 @@ from plan_adapter.cli.records import ASKS, gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, known_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.commands import SHOWN_DIGITS, answer_command
-from plan_adapter.readable import one_line
+from plan_adapter.readable import as_text, one_line
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from plan_adapter.approvals import Approval, Gate
+    from plan_adapter.options import Input
     from plan_adapter.store.store import PlanStore
 
 MOST = 1_000_000
@@ -84,11 +85,21 @@ def _show(found: "list[Gate]", now: datetime, changes: "Mapping[str, Approval]",
     for gate in shown:
         if gate.kind == "outcome":
             output.line(f"{gate.run_id} {gate_place(gate)}: `{answer_command(gate)}` records the outcome")
-        if (asked := changes.get(gate.id)) is not None:
-            output.line(f"{gate.run_id} {gate_place(gate)}: {one_line(asked.by)} asks for changes: {one_line(asked.note)}")
+        if gate.kind == "question":
+            fields = ", ".join(_field_words(name, field) for name, field in gate.fields.items())
+            asked = one_line(gate.description.strip().partition("\n")[0])
+            output.line(f"{gate.run_id} {gate_place(gate)} asks: {asked} (answer with {fields})")
+        if (changed := changes.get(gate.id)) is not None:
+            output.line(f"{gate.run_id} {gate_place(gate)}: {one_line(changed.by)} asks for changes: {one_line(changed.note)}")
     more = f"; {len(found) - limit} more: --limit" if len(found) > limit else ""
     who = f"; {refused}" if (refused := why_not_you(shown[0])) is not None else ""
     output.note(f"`{answer_command(shown[0])}` answers the first one{who}{more}")
+
+
+def _field_words(name: str, field: "Input") -> str:
+    """Return a field of a question, with what it takes."""
+    kind = " or ".join(as_text(choice) for choice in field.enum) if field.enum else field.type
+    return f"{name}={one_line(kind)}" + ("" if field.is_required else f" (by default {as_text(field.default)})")
 
 
 def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """`plan logs`."""
 
 import json as json_format
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,10 @@ from plan_adapter.cli.servers import answering_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import NoServerError
+from plan_adapter.plan import GOAL
 from plan_adapter.readable import call_name, counted
 from plan_adapter.record import PlanRun, Receipt
+from plan_adapter.rounds import round_text
 from plan_adapter.settings import Settings
 from plan_adapter.status import Outcome
 
@@ -67,7 +69,8 @@ async def _lines(run: PlanRun, store: "PlanStore", settings: Settings) -> tuple[
             output.note(f"plan: {error}")
     labels = await store.ledger.labels(run.id)
     named = [(receipt, labels.get((receipt.step_id, receipt.item))) for receipt in await store.receipts(run.id)]
-    lines = [line for receipt, label in named for line in _from_receipt(receipt, label)]
+    goals = {step.id for step in run.steps if step.tool_name == GOAL}
+    lines = [line for receipt, label in named for line in _from_receipt(receipt, label, goals)]
     return lines, "the receipts of its steps"
 
 
@@ -78,9 +81,10 @@ async def _from_prefect(server: Server, flow_run_id: str) -> list[Line]:
         return [Line(log.at, log.step, log.text) for log in await flow_run_logs(flow_run_id)]
 
 
-def _from_receipt(receipt: Receipt, label: str | None) -> Iterator[Line]:
-    name = call_name(receipt.step_id, receipt.item, label, kind=receipt.kind)
-    for text in _texts(receipt.result):
+def _from_receipt(receipt: Receipt, label: str | None, goals: Collection[str]) -> Iterator[Line]:
+    name = call_name(receipt.step_id, receipt.item, label if receipt.kind in ("step", "rollback") else None, kind=receipt.kind)
+    in_words = round_text(receipt) if receipt.step_id in goals else None
+    for text in _texts(receipt.result) if in_words is None else [in_words]:
         yield Line(receipt.ended_at, name, text)
     if receipt.outcome is Outcome.FAILED:
         yield Line(receipt.ended_at, name, f"attempt {receipt.number} failed: {receipt.error}")
@@ -95,7 +99,7 @@ def _texts(result: JsonValue) -> Iterator[str]:
 
 
 def _step_of(line: Line) -> str | None:
-    return None if line.step is None else line.step.partition("[")[0]
+    return None if line.step is None else line.step.partition("[")[0].rpartition(" ")[2]  # without the kind of the call
 
 
 def _print(line: Line, *, as_json: bool) -> None:

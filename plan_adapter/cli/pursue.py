@@ -45,7 +45,8 @@ async def pursue(
     """Pursue a goal in words: a model drafts a plan, you approve it, it runs, and the model summarizes what came of it.
 
     The plan is drafted as `plan draft` does it, and runs as with `plan run`. Nothing happens before a person has approved the plan. The
-    summary goes to stdout, and with a server to the page of the run as an artifact. It is mechanical if the model fails.
+    summary goes to stdout, and with a server to the page of the run as an artifact: first what the record says, then the words of the
+    model, marked as such. Without an answer of the model it is only the former.
 
     If the run is left waiting, there is no summary: `plan show RUN` shows what came of it.
 
@@ -99,14 +100,17 @@ async def _run(
     async with open_store(settings) as store:
         registry = tools_of(imports)
         server = await in_daemon_thread(pending.wait) if pending is not None else None
-        foreground = ForegroundRun(server, wanted, store=store, tools=registry)
+        foreground = ForegroundRun(server, wanted, store=store, tools=registry, imports=imports)
         bound = bind_inputs(validate(plan, registry), {}, from_text=True)
         work = execute_plan(bound, run_request=foreground.request(settings), store=store, offline=offline, record_pending=True)
         code = await foreground.complete(_summarized(work, model, request, server, summaries))
     for summary in summaries:
-        streams.json_line({"summary": summary.text}) if wanted.json else streams.line(visible(summary.text))
+        if wanted.json:
+            streams.json_line({"facts": summary.facts, "summary": summary.by_model or None})
+        else:
+            streams.line(visible(summary.text))
         if summary.failure:
-            streams.note(f"the summary is mechanical: {one_line(summary.failure)}")
+            streams.note(f"the model wrote no summary: {one_line(summary.failure)}")
     return code
 
 

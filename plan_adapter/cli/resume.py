@@ -101,7 +101,7 @@ async def _resume(
             if has_completed_since(found, now):
                 show_result(now, as_json=wanted.json, hint=None)
                 return code_of_run(now)
-            foreground = ForegroundRun(server, wanted, store=store, tools=registry)
+            foreground = ForegroundRun(server, wanted, store=store, tools=registry, imports=tools)
             run_request = foreground.request(settings, identity=CallerIdentity(words, settings))
             work = execute_resume(
                 found.id, tools=registry, run_request=run_request, store=store, offline=offline, asked=asked, record_pending=True, here=here

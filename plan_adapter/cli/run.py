@@ -70,6 +70,6 @@ async def _run(source: str, given: dict[str, str], tools: list[str], wanted: Run
             given = await ask_missing_inputs(validated.plan, given)
         bound = bind_inputs(validated, given, from_text=True)
         server = await in_daemon_thread(pending.wait) if pending is not None else None
-        foreground = ForegroundRun(server, wanted, store=store, tools=registry)
+        foreground = ForegroundRun(server, wanted, store=store, tools=registry, imports=tools)
         work = execute_plan(bound, run_request=foreground.request(settings), store=store, offline=offline, record_pending=True)
         return await foreground.complete(work)

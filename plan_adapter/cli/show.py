@@ -139,7 +139,9 @@ async def _find(source: str) -> "ExecutionPlan | ShownRun":
             attempts = await store.attempts(run.id)
             receipts = await store.receipts(run.id)
             earlier, calls = _earlier_steps(run, attempts, receipts), calls_of(run, attempts, receipts)
-            return ShownRun(await approval_state_of(run, store, settings), code_changes(attempts), calls, rounds_of(receipts), earlier)
+            state = await approval_state_of(run, store, settings)
+            rounds = rounds_of(receipts, attempts, state.answers)
+            return ShownRun(state, code_changes(attempts), calls, rounds, earlier)
         except RunConflictError as no_run:
             if not is_stored(source):
                 raise UsageError(f"`{source}` is not a file, and {no_run}") from no_run

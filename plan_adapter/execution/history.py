@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 from plan_adapter import graph
 from plan_adapter.errors import RunConflictError
 from plan_adapter.options import CallKind
+from plan_adapter.problems import did_you_mean
 from plan_adapter.record import Attempt, Receipt, StepEnd
 from plan_adapter.status import Outcome
 
@@ -108,7 +109,7 @@ def _refuse(dependencies: graph.Graph, record: Record, asked: ResumeOptions) -> 
 def _no_step(name: str, dependencies: graph.Graph) -> str:
     step_id, bracket, item = name.partition("[")
     if not bracket or step_id not in dependencies:
-        return f"no step is called `{name}`"
+        return f"no step is called `{name}` ({did_you_mean(name, frozenset(dependencies))})"
     return (
         f"`{name}` is one item of `{step_id}`, and only whole steps are skipped or run from: name `{step_id}`; if somebody did the item by "
         f"hand, `plan resolve RUN {step_id} done --item {item.removesuffix(']')}` records that"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 
 from pydantic import JsonValue
@@ -305,6 +306,10 @@ class Scheduler:
                 end, was_refused = error.end, error.was_refused
         if end is None:
             return
+        if (
+            first := self._scope.history.decisions.succeeded.get((step.id, 0))
+        ) is not None:  # the goal began in an earlier start of the run
+            run.started_at = first.ended_at - timedelta(milliseconds=first.duration_ms)
         self._finish(step, end, was_refused=was_refused)
         await self._close(step, show=not is_shown)
 

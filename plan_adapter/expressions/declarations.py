@@ -1,7 +1,7 @@
 """`Declarations`: what an expression may use, and the type of each reference. Types are written as in CEL."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
@@ -61,6 +61,8 @@ class Declarations:
     steps: Collection[str]
     inputs: Mapping[str, Typed]
     elsewhere: Mapping[str, str] = field(default_factory=dict[str, str])  # steps of groups that only their group sees: id -> group
+    results: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])  # the fields of results, where known
+    own_result: Collection[str] | None = None  # the fields of `result`, where known
     item: bool = False
     result: bool = False
     secrets: bool = False
@@ -96,6 +98,22 @@ def kind_of(path: Path, declared: Declarations) -> str:
     for key in rest:
         kind = _kind_of_member(kind, key, path)
     return kind
+
+
+def check_fields(paths: Iterable[Path], declared: Declarations) -> None:
+    """Raise RefusedError if one of `paths` names a field that the result of its step is known not to have."""
+    for path in paths:
+        if path[0] == "result" and declared.result:
+            _check_field(path, 1, declared.own_result)
+        elif path[0] == "steps" and path[2:3] == ("result",):
+            _check_field(path, 3, declared.results.get(str(path[1])))
+
+
+def _check_field(path: Path, at: int, fields: Collection[str] | None) -> None:
+    if fields is None or len(path) <= at or path[at] in fields:
+        return
+    hint = did_you_mean(str(path[at]), fields) if fields else "declare it under `outputs` of the plan that the step runs"
+    raise RefusedError("unknown-reference", f"`{written(path[:at])}` has no field `{path[at]}`", hint)
 
 
 def check_kind(source: str, kind: str, expect: Expected | None) -> None:

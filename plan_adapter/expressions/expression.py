@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions import cel
-from plan_adapter.expressions.declarations import ONLY_THERE, Declarations, RefusedError, kind_of
+from plan_adapter.expressions.declarations import ONLY_THERE, Declarations, RefusedError, check_fields, kind_of
 from plan_adapter.expressions.references import (
     NothingThereError,
     Path,
@@ -121,7 +121,9 @@ def compile_expression(source: str, declarations: Declarations) -> Expression:
         raise RefusedError("expression-syntax", "the expression is empty", "write one, or remove the braces")
     path = whole_path(source)
     if path is not None:
-        return Expression(source, kind_of(path, declarations), None, (Variable("", "dyn", path),))
+        kind = kind_of(path, declarations)
+        check_fields([path], declarations)
+        return Expression(source, kind, None, (Variable("", "dyn", path),))
     variables, code, position = list[Variable](), "", 0
     for reference in references(source):
         if reference.path[0] == "run" and not declarations.run:
@@ -142,6 +144,7 @@ def compile_expression(source: str, declarations: Declarations) -> Expression:
         kind = cel.type_of(code, _signature(variables))
     except cel.CelSyntaxError as error:
         raise _refusal(source, error, variables, declarations) from None
+    check_fields(longest_paths(source), declarations)
     return Expression(source, kind, code, tuple(variables))
 
 

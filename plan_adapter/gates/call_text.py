@@ -1,6 +1,7 @@
 """The texts of step gates and outcome gates."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pydantic import JsonValue
 
@@ -31,7 +32,11 @@ from plan_adapter.plan import Step, flattened
 from plan_adapter.preview import Predictions, RollbackPreview, preview_rollback
 from plan_adapter.readable import as_text, call_name, code, counted, duration, moment, words
 from plan_adapter.record import Attempt
+from plan_adapter.rounds import RoundRecord
 from plan_adapter.validation import BoundPlan
+
+SHOWN_ROUNDS = 5
+"""How many of the newest rounds of a goal the gate of its next call shows."""
 
 
 def step_gate_text(
@@ -47,16 +52,24 @@ def step_gate_text(
     results: Mapping[str, JsonValue] | None = None,
     ends: Mapping[str, str] | None = None,
     notices: Sequence[str] = (),
+    rounds: Sequence[RoundRecord] = (),
 ) -> str:
     """Return the text of a step gate: the parameters as the tool will receive them, or the question, and what led to it.
 
-    `results` are those of the steps that it depends on, and `ends` is how they ended (`completed`, `skipped`). `item` counts from 0.
+    `results` are those of the steps that it depends on, and `ends` is how they ended (`completed`, `skipped`). `item` counts from 0. A
+    call or a question of a model belongs to a round of the step's goal, and `rounds` are those before it.
     """
     validated = bound.validated
     if step.inner:
         return _outer_gate_text(bound, step, parameters, call_name(step.id, item, label), approval_digest, expires_ms, notices)
     before = _what_came_before(validated.dependencies[step.id], results or {}, ends or {}, Values(bound.inputs, expressions=False))
     what = "A step" if step.ask is None else f"Asked by the step {code(step.id)}"
+    told = _told(bound, step)
+    if told:
+        short, is_whole = short_description(str(told["goal"]))
+        told = {name: value for name, value in told.items() if name != "goal" or not is_whole}
+        what = f"Round {(item or 0) + 1} of the goal “{words(short)}{'' if is_whole else ' …'}”, a step"
+        before = [*_goal_section(told, rounds, Values.of(bound, expressions=False)), *before]
     closing = [f"{what} of {title(validated.plan)}. {expiry(validated.plan, expires_ms, step)}", ""]
     digests = digests_section(validated.digest, approval_digest=approval_digest)
     if step.ask is not None:
@@ -90,6 +103,26 @@ def call_summary(bound: BoundPlan, step: Step, *, effect: Effect, parameters: Ma
 
 def _calls_with(step: Step, effect: Effect, undo: RollbackPreview | None) -> str:
     return f"{_danger(effect, undo, or_fails=step.rollback_failed)} It calls {code(step.tool_name or '')} with:"
+
+
+def _told(bound: BoundPlan, step: Step) -> dict[str, JsonValue]:
+    """Return the goal of a step, and when it is met, as far as the inputs of the run determine them. Empty for a step without a goal."""
+    validated = bound.validated
+    original = validated.steps[step.id]
+    told = Predictions(validated, bound.inputs).of(original).of(validated.parameters[step.id]) if original.goal is not None else None
+    done_when: dict[str, JsonValue] = {} if original.done_when is None else {"done_when": original.done_when}
+    return done_when | told if isinstance(told, dict) else {}
+
+
+def _goal_section(told: Mapping[str, JsonValue], rounds: Sequence[RoundRecord], values: Values) -> list[str]:
+    """Return the section on a goal, and on what came of the newest rounds."""
+    lines = ["### The goal", ""]
+    lines += [line for name, value in sorted(told.items(), reverse=True) for line in value_lines(code(name), values.redacted(name, value))]
+    shown = [one for one in rounds if one.call is not None or one.replies][-SHOWN_ROUNDS:]
+    for one in shown:
+        call = None if one.call is None else replace(one.call, result=values.redacted("result", one.call.result))
+        lines += [f"- round {one.round}: {fact}" for fact in (*one.replies, call) if fact is not None]
+    return [*lines, ""] if told or shown else []
 
 
 def _question_lines(step: Step, question: Question, asked: JsonValue) -> list[str]:

@@ -150,13 +150,14 @@ def steps_list(preview: Preview, gates: frozenset[str], values: Values, *, limit
 
 def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool) -> _StepLines:
     step, blocks = preview.step, list[str]()
-    called = [f"plan {code(step.called)}"] if step.plan else [code(step.called)]
+    called = [f"plan {code(step.called)}"] if step.plan else [code(step.called)] if step.goal is None else []
     parts = [*(group_facts(step, preview.items, preview.at_once) or called), *preview.goal_facts]
     if step.pinned is not None:
         parts += [*sub_plan_facts(step), f"digest {code(plan_digest(step.pinned)[:12])}"]
     for_each = None if step.is_group else step.for_each
     conditions = {"when": step.when, "for each": for_each, "label": step.label, "done when": step.done_when, "on error": step.on_error}
-    parameters = [(code(name), value) for name, value in values.parameters(step.tool_name or "", preview.parameters)]
+    given = values.parameters(step.tool_name or "", preview.parameters)
+    parameters = [(code(name), value) for name, value in given if step.goal is None or name != "done_when"]  # it is one of the conditions
     _add_parts(step.id, [*((label, text) for label, text in conditions.items() if text is not None), *parameters], parts, blocks)
     if (undo := preview.rollback) is not None:
         failed = ", also if the step failed" if step.rollback_failed else ""

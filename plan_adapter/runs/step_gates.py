@@ -1,6 +1,6 @@
 """Step gates and outcome gates, as the execution of a run uses them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -13,8 +13,9 @@ from plan_adapter.gates.call_text import outcome_text, step_gate_text
 from plan_adapter.gates.gate import new_gate, no_answer
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.plan import ExecutionPlan, Step, new_id
-from plan_adapter.readable import call_name
+from plan_adapter.readable import call_name, redacted
 from plan_adapter.record import AUTHOR, PlanRun
+from plan_adapter.rounds import RoundRecord, rounds_of
 from plan_adapter.runs.answers import earlier_answers, why_stale
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.standing import approval_by_standing
@@ -99,11 +100,12 @@ class CallGates:
             results={step.id: step.result for step in before},
             ends={step.id: step.status.value + (f": {step.reason}" if step.reason else "") for step in before},
             notices=[*changes, *stale],
+            rounds=await self._rounds_before(call),
         )
         return new_gate(
             run,
             approval_digest=call.approval_digest,
-            description=call.step.description,
+            description=call.step.description if call.step.ask is None else _question_of(call),
             text=text,
             rules=rules,
             step_id=call.step.id,
@@ -112,6 +114,14 @@ class CallGates:
             kind="approval" if call.step.ask is None else "question",
             fields=None if call.step.ask is None else call.step.ask.fields,
         )
+
+    async def _rounds_before(self, call: GatedCall) -> Sequence[RoundRecord]:
+        """Return the rounds of a goal before the call that a model asks for. Empty for any other call."""
+        if self._plan.step(call.step.id).goal is None:
+            return ()
+        store, run_id = self.keeper.store, self.keeper.run.id
+        found = rounds_of(await store.receipts(run_id), await store.attempts(run_id), await store.approvals(run_id))
+        return [one for one in found.get(call.step.id, ()) if one.round <= (call.item or 0)]
 
     @property
     def _plan(self) -> ExecutionPlan:
@@ -205,6 +215,12 @@ class CallGates:
         )
         await self.keeper.store.add_approval(answer)
         return answer
+
+
+def _question_of(call: GatedCall) -> str:
+    """Return the question that a call asks, secrets redacted."""
+    shown = redacted(call.parameters, expressions=False)
+    return str(shown["question"]) if isinstance(shown, dict) else ""
 
 
 def _refused(answer: Approval) -> GateRefusal:

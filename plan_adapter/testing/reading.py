@@ -13,7 +13,7 @@ from plan_adapter.gates.approval import requires_approval
 from plan_adapter.gates.policy import effective_policy
 from plan_adapter.loading import pin_files, pin_stored
 from plan_adapter.options import CallKind
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.plan import ExecutionPlan, flattened
 from plan_adapter.problems import Problem
 from plan_adapter.runner import complete
 from plan_adapter.settings import Settings
@@ -193,9 +193,15 @@ class _CaseReader(FieldReader):
     # Answers to calls.
 
     def _answers(self, value: JsonValue, at: str, step_id: str, kind: CallKind) -> Answers | None:
-        if self._plan is not None and kind == "rollback" and self._plan.step(step_id).rollback is None:
+        step = None if self._plan is None else self._plan.step(step_id)
+        if step is not None and step.inner:
+            one = next(one for one in flattened(step.inner) if not one.inner)
+            what = "runs a plan" if step.plan is not None else "is a group"
+            self.report("bad-answer", at, f"`{step_id}` {what} and calls no tool", f"answer the calls of its steps, such as `{one.id}`")
+            return None
+        if step is not None and kind == "rollback" and step.rollback is None:
             self.report("bad-answer", at, f"`{step_id}` has no rollback", "remove it, or write a `rollback` in the plan")
-        if self._plan is not None and kind == "step" and self._plan.step(step_id).ask is not None:
+        if step is not None and kind == "step" and step.ask is not None:
             self.report("bad-answer", at, f"`{step_id}` asks a question", f"write `answers: {{{step_id}: {{field: value}}}}`")
         by_item = self._has_items(step_id) and isinstance(value, list)
         if by_item and isinstance(value, list):

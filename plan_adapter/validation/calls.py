@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from plan_adapter.expressions import Declarations, Template, compile_template, has_expression
 from plan_adapter.expressions.declarations import Expected
 from plan_adapter.expressions.expression import Expression
-from plan_adapter.options import EFFECTS, Effect, Input
+from plan_adapter.options import EFFECTS, Effect
 from plan_adapter.plan import MAX_FAILURES, MAX_TAG_CHARACTERS, RESERVED_IDS, STEP_ID, ExecutionPlan, Step
 from plan_adapter.problems import did_you_mean
 from plan_adapter.readable import visible
@@ -84,15 +84,15 @@ def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) ->
     _check_tools_exist(places, tools, findings)
     inner = {step.id: group.id for group in plan.steps for step in group.steps}
     outer, calls = [step.id for step in plan.steps], list[Call]()
-    declared = _declarations(outer, plan.inputs, inner)
+    declared = _declarations(outer, plan, inner)
     for index, step in enumerate(plan.steps):
         at = f"steps[{index}]"
         calls.append(_check_step(step, at, declared, tools, findings))
         if step.steps and step.plan is None:
-            calls += _check_inner(step, at, outer, plan.inputs, inner, tools, findings)
+            calls += _check_inner(step, at, outer, plan, inner, tools, findings)
     if not plan.finally_:
         return calls
-    declared = _declarations([*outer, *(step.id for step in plan.finally_)], plan.inputs, inner, run=True)
+    declared = _declarations([*outer, *(step.id for step in plan.finally_)], plan, inner, run=True)
     for index, step in enumerate(plan.finally_):
         at = f"finally[{index}]"
         _check_finally(step, at, findings)
@@ -132,12 +132,12 @@ def _check_group(step: Step, at: str, declared: Declared, findings: Findings) ->
 
 
 def _check_inner(
-    group: Step, at: str, outer: list[str], inputs: Mapping[str, Input], inner: Mapping[str, str], tools: ToolRegistry, findings: Findings
+    group: Step, at: str, outer: list[str], plan: ExecutionPlan, inner: Mapping[str, str], tools: ToolRegistry, findings: Findings
 ) -> list[Call]:
     """Return the compiled steps of `group`. They see each other and the steps outside that their group does."""
     siblings = [step.id for step in group.steps]
     elsewhere = {step_id: other for step_id, other in inner.items() if other != group.id}
-    declared, calls = _declarations([*outer, *siblings], inputs, elsewhere), list[Call]()
+    declared, calls = _declarations([*outer, *siblings], plan, elsewhere), list[Call]()
     for index, step in enumerate(group.steps):
         place = f"{at}.steps[{index}]"
         for name, what in (("for_each", "a list of its own"), ("steps", "steps of its own")):
@@ -162,9 +162,9 @@ def _check_finally(step: Step, at: str, findings: Findings) -> None:
         findings.add("bad-finally", f"{at}.on_error", message, "remove it, and let other `finally` steps depend on this one")
 
 
-def _declarations(steps: Iterable[str], inputs: Mapping[str, Input], elsewhere: Mapping[str, str], *, run: bool = False) -> Declared:
+def _declarations(steps: Iterable[str], plan: ExecutionPlan, elsewhere: Mapping[str, str], *, run: bool = False) -> Declared:
     """Return what expressions may use, keyed by whether `item`, `result` and `secrets` exist at their place."""
-    plain = Declarations(frozenset(steps), inputs, elsewhere, run=run)
+    plain = Declarations(frozenset(steps), plan.inputs, elsewhere, plan.result_fields, run=run)
     either = (False, True)
     return {
         (item, result, secrets): replace(plain, item=item, result=result, secrets=secrets)
@@ -375,6 +375,7 @@ def _compiled(
             findings.add("not-yet", f"{at}.done_when", message, hint)
         done_when = None
     label = step.label if step.for_each is not None else None
+    of_result = replace(declared[has_item, True, False], own_result=step.result_fields)
     return Call(
         step,
         at=at,
@@ -384,7 +385,7 @@ def _compiled(
         when=None if step.when is None else compiled(step.when, f"{at}.when", declared[in_group, False, False], "bool"),
         for_each=None if step.for_each is None else compiled(step.for_each, f"{at}.for_each", declared[False, False, False], "list"),
         label=None if label is None else _label(findings, label, f"{at}.label", declared[True, False, False]),
-        done_when=None if done_when is None else compiled(done_when, f"{at}.done_when", declared[has_item, True, False], "bool"),
+        done_when=None if done_when is None else compiled(done_when, f"{at}.done_when", of_result, "bool"),
         undo=None if undo is None else compiled(undo, f"{at}.rollback.parameters", declared[has_item, True, _may_have_secrets(tools[1])]),
         undo_tool=tools[1],
     )

@@ -304,7 +304,7 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
 
 def _compiled_outputs(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> dict[str, Template]:
     """Return the compiled outputs of the plan, which has these `steps`, and add their problems."""
-    declared = Declarations(frozenset(steps), plan.inputs)
+    declared = Declarations(frozenset(steps), plan.inputs, results=plan.result_fields)
     outputs: dict[str, Template] = {}
     for name, value in plan.outputs.items():
         outputs[name], problems = compile_template(value, declared, at=join("outputs", name))

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.thorough
 TOOLS = ["tests.agent.test_planner:look", "tests.agent.test_planner:back_up", "tests.agent.test_planner:deploy"]
 
 
-SUMMARIES = {"by the model": says({"summary": "部署好了。"}), "mechanical": Reply(status=500, error="out of order")}
+SUMMARIES = {"by the model": says({"summary": "部署好了。"}), "by the record": Reply(status=500, error="out of order")}
 
 
 @pytest.mark.parametrize("summary", SUMMARIES.values(), ids=[*SUMMARIES])
@@ -61,5 +61,5 @@ async def test_a_goal_is_drafted_approved_run_and_summed_up(
         return
     assert state.is_completed(), state.message
     assert run.status is PlanStatus.COMPLETED
-    mechanical = f"The run is completed. It completed {len(run.steps)} of {len(run.steps)} steps."
-    assert artifacts["summary"] == ("部署好了。" if summary.status == 200 else mechanical)
+    facts = f"The run is completed. It completed {len(run.steps)} of {len(run.steps)} steps."
+    assert artifacts["summary"] == (f"{facts}\n\nSummary by the model:\n\n部署好了。" if summary.status == 200 else facts)

@@ -143,7 +143,7 @@ def test_a_resume_without_a_terminal_asks_again_about_the_plan_that_somebody_wan
     plan("reject", run_id, "--changes", "--note", "greet everybody")
     resumed = plan("resume", run_id, "--offline", *TOOLS)
     answer = f"plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}"
-    assert (resumed.code, f"`{answer}`, then `plan resume {run_id} --offline`" in resumed.err) == (6, True), resumed.err
+    assert (resumed.code, f"`{answer}`, then `plan resume {run_id} --offline {' '.join(TOOLS)}`" in resumed.err) == (6, True), resumed.err
     assert "greet everybody" in plan("approve", run_id, "--show").out
     assert plan(*answer.split()[1:]).code == 0
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0

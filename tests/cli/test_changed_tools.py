@@ -66,7 +66,8 @@ def test_what_changed_is_previewed_waited_for_shown_approved_and_then_the_rest_i
     assert "the gate opens again first: tool `ship` has changed since it was approved (parameters, effect)\n" in previewed.out
     said = plan("resume", run_id, *SHOP, "--detach", "--json")
     assert (said.code, said.run["status"]) == (6, "pending_approval")
-    assert f"`plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}`, then `plan resume {run_id} --offline`" in said.err
+    resumes = f"plan resume {run_id} --offline --tools tests.cli.some_tools:registry --tools shop_of_a_test:ship"
+    assert f"`plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}`, then `{resumes}`" in said.err
     shown = plan("approve", run_id, "--show").out
     assert "### Tools that changed" in shown
     assert "effect: read → **write**" in shown

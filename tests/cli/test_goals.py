@@ -1,21 +1,30 @@
 """Plans with goals on the command line, pursued by a model over real HTTP, on a timetable in a file."""
 
 import json
+import re
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import plan_adapter
+from plan_adapter.gates.approval import os_user
+from plan_adapter.plan import GOAL_RESULT
+from plan_adapter.rounds import CHECKS
 from tests.agent.conftest import no_memory_of_servers
-from tests.agent.goal_players import Player, Seen, decides, playing, reads, writes
+from tests.agent.goal_players import Player, Seen, Verifier, decides, playing, reads, writes
 from tests.agent.server import scripted
 from tests.cli.conftest import Plan
 from tests.cli.drafting import configure
+from tests.deployments.conftest import served
 from tests.timetable.conftest import timetable
 
 __all__ = ["no_memory_of_servers", "timetable"]
 
-TOOLS = ("--tools", "tests.timetable.week:TOOLS")
+ME = os_user()
+TOOLS = ("--tools", "deployments.timetable.week:TOOLS")
 
 
 def document(**fields: Any) -> Path:
@@ -50,8 +59,8 @@ def lying(seen: Seen) -> dict[str, Any]:
 def pursued(plan: Plan, monkeypatch: pytest.MonkeyPatch, timetable: Path):
     """Runs a command with a model that a player plays."""
 
-    def call(player: Player, *arguments: str | Path):
-        with scripted(playing(player)) as server:
+    def call(player: Player, *arguments: str | Path, verifier: Verifier | None = None):
+        with scripted(playing(player, verifier=verifier)) as server:
             configure(monkeypatch, server.url)
             return plan(*arguments)
 
@@ -71,7 +80,10 @@ def test_yes_confirms_nothing_that_a_model_calls(plan: Plan, pursued: Any) -> No
     said = pursued(good, "run", document(), "--offline", "--yes", "--json", *TOOLS)
     assert (said.code, said.run["status"]) == (6, "pending_approval"), said.err
     where = (said.run["id"], "--step", "plan_week", "--item", "2")
-    assert "A model asks for this call" in plan("approve", *where, "--show").out
+    asked = plan("approve", *where, "--show").out
+    assert "> A model asks for this call: place?" in asked
+    assert "Round 2 of the goal “给高数作业 (任务 3) 找一个空位”, a step of 周计划." in asked
+    assert '### The goal\n\n- `done_when`: `任务 3 有了时间`\n- round 1: `find_free` with `{"day": 2}`: succeeded in ' in asked
     rejected = plan("reject", *where, "--note", "太早了")
     assert "ends the run" not in rejected.err
     assert "resumes the run" in rejected.err
@@ -80,16 +92,59 @@ def test_yes_confirms_nothing_that_a_model_calls(plan: Plan, pursued: Any) -> No
 def test_a_week_is_planned_and_the_rounds_are_shown(plan: Plan, pursued: Any) -> None:
     run_id = planned(plan, pursued)
     (step,) = plan("show", run_id, "--json").run["steps"]
+    assert tuple(step["result"]) == GOAL_RESULT
     assert step["result"]["results"]["place"]["name"] == "高数作业"
     assert [(one["action"], one["tool"], one["verdict"]) for one in step["rounds"]] == [
         ("continue", "find_free", None),
         ("confirm", "place", None),
         ("done", None, "met"),
     ]
-    shown = plan("show", run_id).out.replace("\\", "")
-    assert "   - round 2: confirm `place`: " in shown
-    assert "   - round 3: done: 任务 3 已安排：E2 (met: 依据证据)" in shown
-    assert "round 2: place(task=3, day=2, slot=1)" in shown
+    assert {name: check["passed"] for name, check in step["rounds"][2]["checks"].items()} == dict.fromkeys(CHECKS, True)
+    place = step["rounds"][1]
+    assert (place["call"]["tool"], place["call"]["arguments"]["day"], place["call"]["outcome"]) == ("place", 2, "succeeded")
+    assert [(reply["decision"], reply["by"]) for reply in place["replies"]] == [("approve", ME)]
+
+
+def test_the_rounds_of_a_goal_are_shown_in_the_order_of_time(plan: Plan, pursued: Any) -> None:
+    run_id = pursued(good, "run", document(), "--offline", "--detach", "--json", *TOOLS).run["id"]
+    plan("approve", run_id, "--step", "plan_week", "--item", "2", "--note", "好")
+    waits = pursued(good, "resume", run_id, "--offline", "--detach", *TOOLS, verifier=lambda _: "cannot_tell")
+    assert waits.code == 6, waits.err
+    plan("answer", run_id, "plan_week", "met=true")
+    assert pursued(good, "resume", run_id, "--offline", *TOOLS).code == 0
+    shown = re.sub(r" at [0-9: -]{19}| in \d+ ms|: `[{\[].*", "", plan("show", run_id).out.replace("\\", ""), flags=re.MULTILINE)
+    head, _, rounds = shown.partition(" in calls of tools\n")
+    assert "   - summary by the model: 好的\n" in head
+    assert rounds.partition("\n\n")[0].splitlines() == [
+        "   - round 1: continue `find_free`: 好的",
+        '      - `find_free` with `{"day": 2}`: succeeded',
+        "   - round 2: confirm `place`: place?",
+        f"      - confirmed by {ME} (os_user): 好",
+        '      - `place` with `{"task": 3, "day": 2, "slot": 1}`: succeeded',
+        "   - round 3: done: 任务 3 已安排：E2",
+        "      - cannot_tell: evidence: 依据证据",
+        f"      - answered by {ME} (os_user)",
+    ]
+
+
+def test_a_goal_that_was_resumed_took_as_long_as_all_its_rounds(plan: Plan, pursued: Any) -> None:
+    run_id = planned(plan, pursued)
+    (step,) = plan("show", run_id, "--json").run["steps"]
+    between = datetime.fromisoformat(step["completed_at"]) - datetime.fromisoformat(step["started_at"])
+    assert step["duration_ms"] == round(between.total_seconds() * 1000) > 0
+    assert datetime.fromisoformat(step["started_at"]) < datetime.fromisoformat(step["rounds"][1]["replies"][0]["at"])
+
+
+def test_the_log_of_a_goal_has_a_line_for_each_decision(plan: Plan, pursued: Any) -> None:
+    run_id = planned(plan, pursued)
+    lines = plan("logs", run_id, "plan_week", "--json").lines
+    assert [(line["step"], line["text"]) for line in lines if " " in line["step"].partition("[")[0] or "[" not in line["step"]] == [
+        ("decision plan_week[1]", "continue find_free(day=2): 好的"),
+        ("decision plan_week[2]", "confirm place(task=3, day=2, slot=1): place?"),
+        ("decision plan_week[3]", "done: 任务 3 已安排：E2"),
+        ("check plan_week[3]", "met: 依据证据"),
+        ("plan_week", "the goal is met after 3 rounds: 好的"),
+    ]
 
 
 def test_a_run_that_nobody_attends_waits_for_each_write(plan: Plan, pursued: Any) -> None:
@@ -111,10 +166,14 @@ def test_a_question_of_the_model_is_answered_with_plan_answer(plan: Plan, pursue
     said = pursued(asking, "run", document(), "--offline", "--detach", "--json", *TOOLS)
     assert said.code == 6, said.err
     run_id = said.run["id"]
+    assert f"{run_id} plan_week[round 1: question] asks: 哪一天？ (answer with answer=string)" in plan("gates").out
     assert plan("answer", run_id, "plan_week", "answer=星期二").code == 0
     assert pursued(asking, "resume", run_id, "--offline", *TOOLS).code == 0
     (step,) = plan("show", run_id, "--json").run["steps"]
     assert step["result"]["evidence"][0]["summary"] == '{"answer":"星期二"}'
+    shown = plan("show", run_id).out.replace("\\", "")
+    assert f"   - round 1: ask_user: 哪一天？\n      - answered by {ME} (os_user) at " in shown
+    assert ': `{"answer": "星期二"}`\n   - round 2: ' in shown
 
 
 def test_a_rejection_is_told_to_the_model(plan: Plan, pursued: Any) -> None:
@@ -131,6 +190,10 @@ def test_a_rejection_is_told_to_the_model(plan: Plan, pursued: Any) -> None:
     assert (ended.code, ended.run["status"]) == (1, "failed"), ended.err
     (step,) = plan("show", run_id, "--json").run["steps"]
     assert (step["reason"], step["error"]) == ("aborted", "the model gave up (refused): 不安排了")
+    assert re.search(
+        rf"round 2: confirm `place`: .*\n      - rejected by {ME} \(os_user\) at [^\n]*: 太早了\n   - round 3: abort",
+        plan("show", run_id).out,
+    )
 
 
 def test_a_lie_is_corrected_three_times_and_then_fails(plan: Plan, pursued: Any) -> None:
@@ -164,6 +227,7 @@ def test_a_preview_says_what_a_model_may_call(plan: Plan, monkeypatch: pytest.Mo
     shown = plan("preview", path, *TOOLS).out
     assert "a model may call `get_task_info` (read), `find_free` (read), `place` (write, without a confirmation)" in shown
     assert "at most 5 rounds, and 1 min in calls" in shown
+    assert (shown.count("找一个空位"), shown.count("任务 3 有了时间")) == (1, 1)
     assert "each call asks" in plan("preview", document(), *TOOLS).out
     assert "`place`" in plan("show", path).out
 
@@ -191,3 +255,37 @@ def test_a_goal_that_somebody_reached_by_hand_is_recorded_as_done(plan: Plan, pu
     assert "has no call in round 2 whose outcome is unknown" in refused.err
     assert plan("resolve", run_id, "plan_week", "done", "--note", "手动安排了").code == 0
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0
+
+
+class Page(BaseHTTPRequestHandler):
+    """The front page of the guide's example."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"up")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Stay silent."""
+
+
+def test_the_example_of_the_guide_is_pursued_as_the_page_says(plan: Plan, pursued: Any) -> None:
+    page = (Path(plan_adapter.__file__).parent / "guide" / "goals.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+    def reports(seen: Seen) -> dict[str, Any]:
+        if seen.proof("write_file"):
+            return seen.end(f"{seen.proof('http_get')} shows the answer, {seen.proof('write_file')} the report")
+        if (answer := seen.result("http_get")) is None:
+            return reads("http_get", url=url)
+        return writes("write_file", path="report.txt", content=f"It answers {answer['status']}.")
+
+    with served(Page) as url:
+        Path("report-checks.yaml").write_text(text.replace("http://127.0.0.1:8000", url), encoding="utf-8")
+        waits = pursued(reports, "run", "report-checks.yaml", "--offline", "--detach", "--json")
+        assert "--step report --item 2 --digest " in waits.err
+        assert plan("approve", waits.run["id"], "--step", "report", "--item", "2").code == 0
+        done = pursued(reports, "resume", waits.run["id"], "--offline", "--json")
+    assert (done.code, Path("report.txt").read_text(encoding="utf-8")) == (0, "It answers 200."), done.err
+    assert "   - round 3: done: E1 shows the answer, E2 the report\n      - met: " in plan("show", waits.run["id"]).out

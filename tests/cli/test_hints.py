@@ -59,7 +59,7 @@ def test_a_rejected_run_is_refused_by_the_preview(plan: Plan) -> None:
 def test_only_while_something_is_left_to_undo_the_command_for_it_is_named(plan: Plan) -> None:
     Path("stuck").touch()
     said = plan("run", document(UNDOABLE, BROKEN), "--offline", *TOOLS)
-    assert "--rollback --offline` rolls back the rest; a run that was rolled back cannot be resumed" in said.err
+    assert f"--rollback --offline {' '.join(TOOLS)}` rolls back the rest; a run that was rolled back cannot be resumed" in said.err
     run_id = plan("runs", "--json").lines[0]["id"]
     assert f"`plan cancel {run_id} --rollback` rolls back the rest" in plan("resume", run_id, "--offline", *TOOLS).err
     Path("stuck").unlink()
@@ -83,7 +83,7 @@ def test_where_the_tools_of_a_run_are_not_given_the_error_says_how(command: tupl
 def test_the_hint_of_a_run_without_prefect_does_not_lead_to_it(status: str, plan: Plan) -> None:
     plan_needs = NEEDS_APPROVAL if status == "waiting" else {}
     said = plan("run", document(step("broken", "fail"), **plan_needs), "--offline", *TOOLS)
-    assert f"`plan resume {plan('runs', '--json').lines[0]['id']} --offline`" in said.err
+    assert f"`plan resume {plan('runs', '--json').lines[0]['id']} --offline {' '.join(TOOLS)}`" in said.err
 
 
 def test_a_resolution_is_shown_instead_of_the_duration_of_a_failed_attempt(plan: Plan) -> None:
@@ -125,7 +125,7 @@ def test_after_ctrl_c_in_the_middle_of_a_write_the_command_that_says_how_it_ende
     last = said.err.splitlines()[-1]
     assert last.startswith(
         "a write whose outcome is unknown is never retried automatically: check it, record the outcome with "
-        f"`plan resolve {run_id} lost done|again|abort`, then `plan resume {run_id} --offline`"
+        f"`plan resolve {run_id} lost done|again|abort`, then `plan resume {run_id} --offline {' '.join(TOOLS)}`"
     )
 
 
@@ -176,7 +176,9 @@ def test_output_that_cannot_be_written_is_one_plain_line(arguments: tuple[str, .
 def test_the_command_for_an_unknown_outcome_of_an_item_names_the_item(plan: Plan) -> None:
     said = plan("run", document(step("each", "get_lost", for_each="${{ ['web-1'] }}")), "--offline", *TOOLS)
     run_id = plan("runs", "--json").lines[0]["id"]
-    assert f"`plan resolve {run_id} each done|again|abort --item web-1`, then `plan resume {run_id} --offline`" in said.err
+    assert (
+        f"`plan resolve {run_id} each done|again|abort --item web-1`, then `plan resume {run_id} --offline {' '.join(TOOLS)}`" in said.err
+    )
 
 
 @pytest.mark.parametrize("option", ["--skip", "--from"])

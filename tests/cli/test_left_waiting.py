@@ -44,7 +44,7 @@ def test_without_a_terminal_a_run_at_a_gate_exits_with_6_and_resumes_once_approv
     assert (said.code, said.run["status"], statuses(said.run)) == (6, "pending_approval", {"greet": "pending"})
     run_id = said.run["id"]
     assert f"`plan approve {run_id}" in said.err
-    assert f"then `plan resume {run_id} --offline`" in said.err
+    assert f"then `plan resume {run_id} --offline {' '.join(TOOLS)}`" in said.err
     assert statuses(approved_and_resumed(plan, run_id, *where)) == {"greet": "completed"}
 
 

@@ -22,6 +22,7 @@ from tests.cli.test_terminal import Terminal, terminals
 
 __all__ = ["no_memory_of_servers", "terminals"]
 
+FACTS = "The run is completed. It completed 2 of 2 steps."
 SUMMARY = says({"summary": "问候了两次。\n全部完成。"})
 
 
@@ -58,7 +59,7 @@ def test_a_goal_is_drafted_approved_and_summed_up_at_a_terminal(terminals: list[
         terminal.type("y\n")
         assert terminal.end() == 0
     assert "2 completed" in terminal.shown
-    assert terminal.shown.index("2 completed") < terminal.shown.index("问候了两次。\n全部完成。")
+    assert terminal.shown.index("2 completed") < terminal.shown.index("Summary by the model:\n问候了两次。\n全部完成。")
 
 
 @pytest.mark.usefixtures("approved")
@@ -66,7 +67,7 @@ def test_the_summary_is_written_from_the_record_of_the_run(pursue: Pursue) -> No
     with scripted(says(GOOD), SUMMARY) as server:
         said = pursue(server)
     assert said.code == 0
-    assert said.out.endswith("2 completed\n问候了两次。\n全部完成。\n")
+    assert said.out.endswith(f"2 completed\n{FACTS}\n\nSummary by the model:\n问候了两次。\n全部完成。\n")
     record = json.loads(server.requests[1]["messages"][1]["content"].split("record (JSON):\n")[1])
     assert record["status"] == "completed"
     assert [(step["id"], step["status"], step["result"]) for step in record["steps"]] == [
@@ -79,12 +80,12 @@ def test_the_summary_is_written_from_the_record_of_the_run(pursue: Pursue) -> No
 @pytest.mark.parametrize(
     "answer", [Reply(status=500, error="out of order"), says({"no": "summary"}), Reply("…")], ids=["500", "other", "prose"]
 )
-def test_a_summary_that_the_model_cannot_write_is_mechanical(pursue: Pursue, answer: Said) -> None:
+def test_without_an_answer_of_the_model_the_summary_is_what_the_record_says(pursue: Pursue, answer: Said) -> None:
     with scripted(says(GOOD), answer) as server:
         said = pursue(server)
     assert said.code == 0
-    assert said.out.endswith("The run is completed. It completed 2 of 2 steps.\n")
-    assert "the summary is mechanical: " in said.err
+    assert said.out.endswith(f"2 completed\n{FACTS}\n")
+    assert "the model wrote no summary: " in said.err
 
 
 @pytest.mark.usefixtures("approved")
@@ -94,7 +95,7 @@ def test_json_is_the_draft_the_events_the_run_and_the_summary(pursue: Pursue) ->
     assert said.lines[0]["plan"]["steps"][0]["id"] == "first"
     assert said.lines[0]["plan"]["permissions"] == ["大声"]
     assert said.lines[-2]["status"] == "completed"
-    assert said.lines[-1] == {"summary": "问候了两次。\n全部完成。"}
+    assert said.lines[-1] == {"facts": FACTS, "summary": "问候了两次。\n全部完成。"}
 
 
 def test_nothing_runs_and_nothing_is_summed_up_while_nobody_has_approved(pursue: Pursue, plan: Plan) -> None:
@@ -139,7 +140,7 @@ def test_a_plan_may_mix_calls_and_goals(pursue: Pursue) -> None:
     with scripted(playing(greets, plan=done(FIRST, goal))) as server:
         said = pursue(server, "--json")
     assert said.code == 0, said.err
-    assert said.lines[-1] == {"summary": "完成了。"}
+    assert said.lines[-1] == {"facts": FACTS, "summary": "完成了。"}
     result = next(step for step in said.lines[-2]["steps"] if step["id"] == "all")["result"]
     assert [one["summary"] for one in result["evidence"]] == ['{"text":"你好, 甲"}', '{"text":"你好, 乙"}']
 
@@ -158,5 +159,6 @@ def test_with_a_server_the_summary_is_an_artifact_of_the_run(plan: Plan, monkeyp
         configure(monkeypatch, server.url)
         said = plan("pursue", TASK, *TOOLS, "--json")
     assert said.code == 0, said.err
-    assert said.lines[-1] == {"summary": "问候了两次。\n全部完成。"}
-    assert asyncio.run(artifacts_of(said.lines[-2]["flow_run_id"]))["summary"] == "问候了两次。\n\n全部完成。"
+    assert said.lines[-1] == {"facts": FACTS, "summary": "问候了两次。\n全部完成。"}
+    shown = f"{FACTS}\n\nSummary by the model:\n\n问候了两次。\n\n全部完成。"
+    assert asyncio.run(artifacts_of(said.lines[-2]["flow_run_id"]))["summary"] == shown

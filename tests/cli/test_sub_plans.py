@@ -54,6 +54,8 @@ def test_a_runbook_in_git_runs_another_one(plan: Plan) -> None:
         "verify.mark": "failed",
         "tell": "skipped",
     }
+    skipped = plan("resume", run_id, "--offline", "--skip", "mark", "--because", "marked by hand")
+    assert (skipped.code, "no step is called `mark` (did you mean `verify.mark`?)" in skipped.err) == (2, True), skipped.err
     Path("parts/site.yaml").unlink()  # the run has its own copy
     assert "`verify` runs a plan and calls no tool: name one of its steps, `verify.check`" in plan("resolve", run_id, "verify", "done").err
     done = plan("resolve", run_id, "verify.mark", "done", "--result", '{"stdout": "北京"}')
@@ -108,6 +110,18 @@ cases:
     short = plan("test", "move.test.yaml")
     assert short.code == 1
     assert "verify.mark" in short.out
+
+
+def test_an_answer_to_a_step_that_calls_nothing_is_a_problem_of_the_test_file(plan: Plan) -> None:
+    text = "steps: {verify: {result: {marked: a}}, mark: {result: 1}}\ncases: {moved: {steps: {vrify.mark: {result: 1}}}}\n"
+    Path("move.test.yaml").write_text(text, encoding="utf-8")
+    said = plan("test", "move.test.yaml")
+    assert said.code == 2
+    assert [line.partition(" at ")[2] for line in (said.out + said.err).splitlines() if " at " in line] == [
+        "steps.verify: `verify` runs a plan and calls no tool; answer the calls of its steps, such as `verify.check`",
+        "steps.mark: no step is called `mark`; did you mean `verify.mark`?",
+        "cases.moved.steps.vrify.mark: no step is called `vrify.mark`; did you mean `verify.mark`?",
+    ]
 
 
 def test_an_exported_picture_shows_the_steps_inside(plan: Plan) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from deployments.timetable import week
 from tests.agent.conftest import configured, no_memory_of_servers, store
-from tests.timetable import week
 
 __all__ = ["configured", "no_memory_of_servers", "store"]
 
@@ -13,11 +13,7 @@ __all__ = ["configured", "no_memory_of_servers", "store"]
 @pytest.fixture
 def timetable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "week.db"
-    week.create(
-        path,
-        events=[("体育课", 1, 1), ("班会", 3, 2)],
-        tasks=[("高数作业", "数学"), ("英语阅读", "英语"), ("高数复习", "数学"), ("物理实验", "物理"), ("英语听力", "英语")],
-    )
+    week.create(path, events=week.EVENTS, tasks=week.TASKS)
     monkeypatch.setenv("TIMETABLE", str(path))
     return path
 

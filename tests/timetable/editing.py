@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from deployments.timetable import week
+from deployments.timetable.week import Row
 from plan_adapter import OrderGuard, ToolContext, ToolRegistry, WorkingCopy, tool
-from tests.timetable import week
-from tests.timetable.week import Row
 
 
 def _copy(context: ToolContext) -> WorkingCopy:

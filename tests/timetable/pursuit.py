@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from deployments.timetable import week
 from plan_adapter import CallbackApprover, ExecutionPlan, PlanRun, PlanStore, ToolRegistry, arun_plan, load_plan
 from plan_adapter.approvals import ApprovalRequest
 from tests.agent.goal_players import Answer, Player, Seen, Verifier, playing, reads, writes
 from tests.agent.server import Reply, Request, ScriptedServer, scripted
-from tests.timetable import week
 
 PLACE = """
 name: 排课
@@ -64,12 +64,13 @@ async def pursue(
     verifier: Verifier | None = None,
     tools: ToolRegistry = week.TOOLS,
     script: Callable[[Request], Reply] | None = None,
+    inputs: Mapping[str, object] | None = None,
 ) -> Pursuit:
     """Run `plan`, whose goals `player` pursues. `script` plays everything in place of `player` and `verifier`."""
     person, document = person or Person(), load_plan(plan) if isinstance(plan, str) else plan
     with scripted(script or playing(player, verifier=verifier)) as server:
         configured(server)
-        run = await arun_plan(document, tools=tools, approver=CallbackApprover(person, by="ana"), store=store, offline=True)
+        run = await arun_plan(document, tools=tools, approver=CallbackApprover(person, by="ana"), inputs=inputs, store=store, offline=True)
     return Pursuit(run, person, server.requests)
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from deployments.timetable import week
 from plan_adapter import CallbackApprover, PlanStatus, PlanStore, ToolRegistry, aresume_run, tool
 from plan_adapter.approvals import ApprovalRequest
 from plan_adapter.status import RunReason
 from tests.agent.goal_players import Answer, Seen, reads, writes
 from tests.agent.server import ScriptedServer
 from tests.processes import Program
-from tests.timetable import editing, week
+from tests.timetable import editing
 from tests.timetable.pursuit import Person, placed, pursue
 
 Configure = Callable[[ScriptedServer], ScriptedServer]

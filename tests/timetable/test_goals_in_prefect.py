@@ -9,12 +9,12 @@ import pytest
 from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
+from deployments.timetable import week
 from plan_adapter import CallbackApprover, PlanStore, compile_plan, load_plan
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.validation import validate
 from tests.agent.goal_players import playing
 from tests.agent.server import ScriptedServer, scripted
-from tests.timetable import week
 from tests.timetable.pursuit import PLACE, Person, placed, places_a_task
 
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("timetable")]

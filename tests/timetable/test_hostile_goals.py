@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 import pytest
 
+from deployments.timetable import week
 from plan_adapter import PlanStatus, PlanStore, StepStatus
 from tests.agent.goal_players import Answer, Player, Seen, decides, hijacked, order, reads, seen, writes
 from tests.agent.server import ScriptedServer
-from tests.timetable import week
 from tests.timetable.pursuit import Person, pursue
 
 Case: TypeAlias = tuple[str, str, Player]

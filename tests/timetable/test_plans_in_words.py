@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from deployments.timetable import week
 from plan_adapter import PlanStatus, PlanStore, StepStatus
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
@@ -12,7 +13,6 @@ from plan_adapter.drafts import PlanRequest
 from plan_adapter.plan import ExecutionPlan
 from tests.agent.goal_players import Answer, Seen, reads, writes
 from tests.agent.server import ScriptedServer, says, scripted
-from tests.timetable import week
 from tests.timetable.pursuit import Person, placed, places_a_task, pursue
 
 pytestmark = pytest.mark.usefixtures("timetable")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from deployments.timetable import week
+from deployments.timetable.week import Move
 from plan_adapter import ToolError
-from tests.timetable import week
-from tests.timetable.week import Move
 
 pytestmark = pytest.mark.usefixtures("timetable")
 

@@ -46,6 +46,7 @@ def test_a_suggestion_is_the_nearest_name_or_what_there_is() -> None:
     assert did_you_mean("d", ["drain", "check"]) == "known: `check`, `drain`"
     assert did_you_mean("xyz", ["drain", "check"]) == "known: `check`, `drain`"
     assert did_you_mean("xyz", []) == ""
+    assert did_you_mean("certificate", ["verify", "verify.certificate"]) == "did you mean `verify.certificate`?"
     many = frozenset(f"step_{number}" for number in range(1000))
     assert did_you_mean("setp_77", many) == "did you mean `step_77`?"
     assert did_you_mean("something else", many).startswith("known: `step_0`, `step_1`, ")

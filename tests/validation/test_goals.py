@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.plan import Rollback, Step
+from plan_adapter.plan import Input, Question, Rollback, Step
 from plan_adapter.tools.registry import ToolRegistry
-from plan_adapter.validation import lint, validate
+from plan_adapter.validation import find_problems, lint, validate
 from tests.validation.builders import TOOLS, found, plan, step
 
 
@@ -36,6 +36,37 @@ def test_an_approval_covers_the_tools_of_a_goal_and_not_the_goal_as_a_tool() -> 
 def test_a_reference_in_the_goal_makes_a_dependency() -> None:
     checked = plan(step("first"), goal(goal="Tell of ${{ steps.first.result }}"))
     assert validate(checked, TOOLS).dependencies["tell"] == ("first",)
+
+
+def test_the_fields_of_the_result_of_a_goal_are_known() -> None:
+    told = step("after", parameters={"value": "${{ steps.tell.result.results.push }} ${{ steps.tell.result.evidence.size() > 1 }}"})
+    assert found(plan(goal(done_when="${{ result.evidence.size() > 1 }}"), told)) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "message", "hint"),
+    [
+        ("steps.tell.result.sumary", "`steps.tell.result` has no field `sumary`", "did you mean `summary`?"),
+        ('"x" + string(steps.tell.result["round"] + 1)', "`steps.tell.result` has no field `round`", "did you mean `rounds`?"),
+        ("steps.tell.result[0]", "`steps.tell.result` has no field `0`", "known: `evidence`, `results`, `rounds`, `summary`"),
+        ("steps.day.result.dya", "`steps.day.result` has no field `dya`", "did you mean `day`?"),
+    ],
+)
+def test_a_field_that_a_result_does_not_have_is_reported(written: str, message: str, hint: str) -> None:
+    code = f"${{{{ {written} }}}}"
+    day = Step(id="day", ask=Question(question="哪一天？", fields={"day": Input(type="integer")}))
+    for checked in (
+        plan(goal(), day, step("after", parameters={"value": code})),
+        plan(goal(), day, outputs={"it": code}),
+        plan(goal(), day, finally_=[step("after", parameters={"value": code})]),
+    ):
+        (problem,) = find_problems(checked, TOOLS)
+        assert (problem.code, problem.message, problem.hint) == ("unknown-reference", message, hint)
+
+
+def test_a_field_that_a_goal_does_not_have_is_reported_in_its_condition() -> None:
+    (problem,) = find_problems(plan(goal(done_when="${{ result.evidnce.size() > 1 }}")), TOOLS)
+    assert (problem.at, problem.hint) == ("steps[0].done_when", "did you mean `evidence`?")
 
 
 def test_a_read_of_any_address_that_nobody_confirms_is_warned_about() -> None:

@@ -114,6 +114,20 @@ def test_types_of_expressions_are_checked_against_the_inputs(tools: ToolRegistry
     }
 
 
+@pytest.mark.parametrize(
+    ("outputs", "hint"),
+    [(SITE.partition("outputs")[2], "did you mean `checked`?"), ("", "declare it under `outputs` of the plan that the step runs")],
+)
+def test_an_output_that_the_plan_does_not_have_is_reported(outputs: str, hint: str, tools: ToolRegistry) -> None:
+    outer, _ = read_document(MOVE.replace("result.checked", "result.cheked"))
+    inner, _ = read_document(SITE.partition("outputs")[0] + (f"outputs{outputs}" if outputs else ""))
+    assert outer is not None
+    outer.steps[0].pinned = inner
+    (problem,) = find_problems(outer, tools)
+    assert (problem.code, problem.at, problem.hint) == ("unknown-reference", "steps[1].parameters.what", hint)
+    assert problem.message == "`steps.verify.result` has no field `cheked`"
+
+
 @pytest.mark.parametrize("field", ["concurrency: {key: x}", "on_failure: replan", "options: {total_timeout_ms: 5}"])
 def test_what_a_plan_can_have_only_by_itself_is_refused(field: str, tools: ToolRegistry) -> None:
     inner, _ = read_document(SITE.replace("options: {require_approval: false}", field))

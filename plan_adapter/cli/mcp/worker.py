@@ -27,7 +27,7 @@ async def resume_run(run_id: str, by: str, tools: Sequence[str], *, offline: boo
     registry = tools_of(tools)
     async with open_store(settings) as store:
         server = await in_daemon_thread(pending.wait) if pending is not None else None
-        foreground = ForegroundRun(server, RunOptions(yes=False, detach=True, json=False), store=store, tools=registry)
+        foreground = ForegroundRun(server, RunOptions(yes=False, detach=True, json=False), store=store, tools=registry, imports=tools)
         run_request = replace(foreground.request(settings), requested_by=by)
         await foreground.complete(
             execute_resume(run_id, tools=registry, run_request=run_request, store=store, offline=offline, record_pending=True)

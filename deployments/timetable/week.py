@@ -2,11 +2,13 @@
 
 The tools know a task by its number (`state_id`), the planners of whole weeks by its name of their own (`logic_id`). The database is the
 file that the environment variable TIMETABLE names, so that every process of a run finds it; within `at`, it is another one.
+
+`TIMETABLE=week.db python -m deployments.timetable.week` makes an example of a week.
 """
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import groupby
@@ -21,6 +23,10 @@ DAYS, SLOTS = 7, 6
 ALLOW_REORDER = "allow_reorder"
 
 Row = dict[str, Any]
+
+EVENTS = (("体育课", 1, 1), ("班会", 3, 2))
+TASKS = (("高数作业", "数学"), ("英语阅读", "英语"), ("高数复习", "数学"), ("物理实验", "物理"), ("英语听力", "英语"))
+"""The events and the tasks of the example."""
 
 
 class Item(NamedTuple):
@@ -58,7 +64,7 @@ _FILE: ContextVar[Path | None] = ContextVar("timetable", default=None)
 
 
 @contextmanager
-def at(path: Path) -> Iterator[None]:
+def at(path: Path) -> Generator[None]:
     """Let the tools use the timetable at `path` in this block."""
     token = _FILE.set(path)
     try:
@@ -68,7 +74,7 @@ def at(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _database() -> Iterator[sqlite3.Connection]:
+def _database() -> Generator[sqlite3.Connection]:
     """Open the timetable; what is written in the block is kept as a whole or not at all."""
     db = sqlite3.connect(_FILE.get() or os.environ["TIMETABLE"], isolation_level="IMMEDIATE")
     db.row_factory = sqlite3.Row
@@ -282,3 +288,7 @@ TOOLS = ToolRegistry(
         *(place, move, swap, batch_move, unplace, min_context_switch, spread_even, restore_order),
     ]
 )
+
+
+if __name__ == "__main__":
+    create(Path(os.environ["TIMETABLE"]), events=EVENTS, tasks=TASKS)

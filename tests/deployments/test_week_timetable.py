@@ -1,0 +1,74 @@
+"""The runbook of a week's timetable: sound, tested beside itself, and pursued by a model over real HTTP."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from deployments.timetable import week
+from plan_adapter import PlanStatus, PlanStore, ToolRegistry, lint, load_plan
+from plan_adapter.documents import plan_schema
+from plan_adapter.testing import Case, CaseRunner, load_cases
+from tests.agent.goal_players import Answer, Seen, reads, writes
+from tests.agent.server import ScriptedServer
+from tests.deployments.conftest import RUNBOOKS
+from tests.timetable.conftest import configured, full, no_memory_of_servers, store, timetable
+from tests.timetable.pursuit import Person, pursue
+
+__all__ = ["configured", "full", "no_memory_of_servers", "store", "timetable"]
+
+RUNBOOK = RUNBOOKS.parent / "timetable" / "week-timetable.yaml"
+TOOLS = ToolRegistry([*ToolRegistry.with_builtins(), *week.TOOLS])
+
+
+def test_the_runbook_has_no_problem_and_fits_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_MODEL", "m")
+    assert lint(load_plan(RUNBOOK), TOOLS) == []
+    document = yaml.safe_load(RUNBOOK.read_text(encoding="utf-8"))
+    assert list(Draft202012Validator(plan_schema()).iter_errors(document)) == []
+
+
+@pytest.mark.parametrize("case", load_cases(RUNBOOK.with_suffix(".test.yaml"), tools=TOOLS), ids=lambda case: case.name)
+def test_the_cases_beside_it_pass(case: Case) -> None:
+    with CaseRunner() as runner:
+        result = runner.run(case)
+    assert result.passed, result.report()
+
+
+def by_subject(seen: Seen) -> Answer:
+    """Place every task where there is room, one a round, and then bring those of one subject together."""
+    tasks, free = seen.result("list_tasks"), seen.result("find_free")
+    if tasks is None:
+        return reads("list_tasks", status="pending")
+    if free is None:
+        return reads("find_free")
+    count = sum(one["name"] == "place" and one["success"] for one in seen.evidence)
+    if count < len(tasks):
+        return writes("place", task=tasks[count]["state_id"], **free[count + len(seen.refusals)])
+    if not seen.proof("min_context_switch"):
+        return writes("min_context_switch")
+    return seen.end(f"{seen.proof('place')}, {seen.proof('min_context_switch')}: 全部安排好了")
+
+
+async def test_a_model_fills_the_week_one_confirmed_change_at_a_time(
+    timetable: Path, store: PlanStore, configured: Callable[[ScriptedServer], ScriptedServer]
+) -> None:
+    answers = iter(["星期一第二节不行"])  # to the first change; every other one is confirmed
+    person = Person(answer=lambda _: next(answers, True))
+    inputs = {"wish": "把所有待办任务排进这一周，同一科目放在一起", "may_reorder": True}
+    done = await pursue(by_subject, store, configured, plan=load_plan(RUNBOOK), person=person, tools=TOOLS, inputs=inputs)
+    assert done.run.status is PlanStatus.COMPLETED, done.run.message
+    assert (done.run.outputs["pending"], len(person.asked), week.switches()) == (0, 7, 1)
+    assert "Round 3 of the goal “把所有待办任务排进这一周" in person.asked[0].text
+
+
+async def test_without_leave_to_reorder_a_reordered_week_fails_the_run(
+    full: Path, store: PlanStore, configured: Callable[[ScriptedServer], ScriptedServer]
+) -> None:
+    def reorders(seen: Seen) -> Answer:
+        return seen.end(seen.proof("min_context_switch")) if seen.evidence else writes("min_context_switch")
+
+    done = await pursue(reorders, store, configured, plan=load_plan(RUNBOOK), tools=TOOLS, inputs={"wish": "同一科目放在一起"})
+    assert (done.run.status, "result.kept is false" in (done.run.step("order").error or "")) == (PlanStatus.PARTIAL, True)

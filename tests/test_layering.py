@@ -69,6 +69,8 @@ DOORS: dict[str, tuple[str, ...]] = {
     "pydantic": ("",),
     "uvicorn": ("engine.server_process",),
     "packaging": ("engine.diagnosis",),
+    "prefect_dask": ("engine.dask",),
+    "distributed": ("engine.dask", "engine.dask_process"),
     "mcp": ("cli.mcp.server",),
     "pytest": ("pytest_plugin",),
     "cronsim": ("run_window",),

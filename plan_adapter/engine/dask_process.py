@@ -1,0 +1,59 @@
+"""The process of a run's own Dask cluster: `python -m plan_adapter.engine.dask_process`. It lives as long as its standard input is open.
+
+It is not a `LocalCluster` inside the process of the run, because the workers of that import the run's main script again, inherit the run's
+credentials and print to its output.
+"""
+
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+from typing import Any, cast
+
+
+def main() -> None:
+    """Start the cluster that a line of JSON on the input asks for, answer with a line of its address and keys, and serve it."""
+    asked = json.loads(sys.stdin.readline())
+    sys.path[:] = asked["path"]
+    owner, reply = os.dup(0), os.dup(1)
+    sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # for why no cluster starts
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):  # the workers inherit these, and nothing would redact what tools write there
+        os.dup2(nowhere, stream)
+    try:
+        _serve(asked["processes"], asked["folder"], owner, reply)
+    finally:
+        for worker in multiprocessing.active_children():
+            worker.kill()
+            worker.join()
+        shutil.rmtree(asked["folder"], ignore_errors=True)  # the run removes it, too, if it lives
+        os.killpg(0, signal.SIGKILL)  # also what tools started and left behind
+
+
+def _serve(processes: int, folder: str, owner: int, reply: int) -> None:
+    import distributed
+
+    # Without keys, every account of this machine could run code as this one.
+    security: Any = cast("Any", distributed.Security).temporary()
+    cluster = cast("Any", distributed.LocalCluster)(
+        n_workers=processes,
+        threads_per_worker=1,
+        processes=True,
+        host="127.0.0.1",
+        dashboard_address=None,
+        security=security,
+        local_directory=folder,
+        silence_logs=logging.CRITICAL,
+    )
+    started = {"address": cluster.scheduler_address, "certificate": security.tls_client_cert, "key": security.tls_client_key}
+    with os.fdopen(reply, "w", encoding="utf-8") as output:
+        output.write(json.dumps(started) + "\n")
+    with os.fdopen(owner, "rb") as input_of_owner:
+        input_of_owner.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -70,6 +70,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "uvicorn": ("engine.server_process",),
     "packaging": ("engine.diagnosis",),
     "prefect_dask": ("engine.dask",),
+    "dask": ("engine.dask_process",),
     "distributed": ("engine.dask", "engine.dask_process"),
     "mcp": ("cli.mcp.server",),
     "pytest": ("pytest_plugin",),

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from distributed import get_worker
+
 from plan_adapter.errors import ToolError, UnknownOutcomeError
 from plan_adapter.tools.tool import ToolContext, tool
 
@@ -25,6 +27,12 @@ async def look_soon(text: str) -> str:
     """Return `text` from a coroutine."""
     await asyncio.sleep(0)
     return text
+
+
+@tool(effect="write")
+def name_worker(_text: str = "") -> str:
+    """Return the address of Dask's worker that makes the call."""
+    return str(get_worker().address)
 
 
 @tool(effect="write")

@@ -150,7 +150,7 @@ async def test_a_scheduler_that_does_not_answer_is_named_and_nothing_was_called(
 def foreign() -> Iterator[Any]:
     """A cluster of somebody else, without keys, in threads of this process."""
     with LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address=None
+        n_workers=1, threads_per_worker=1, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address=":0"
     ) as found:
         yield found
 

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed import LocalCluster
 
 from plan_adapter import InvalidPlanError, PlanStatus, PlanStore, ToolRegistry, arun_plan, load_plan
 from plan_adapter.hooks import Event
+from plan_adapter.options import ExecutionOptions
+from plan_adapter.plan import ExecutionPlan, Rollback
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.validation import bind_inputs, validate
@@ -55,6 +58,23 @@ async def test_a_run_starts_a_cluster_records_without_secrets_and_ends_it(
     assert "correct-horse" not in "".join(capfd.readouterr())
     with pytest.raises(ProcessLookupError):
         os.kill(seen[0]["pid"], 0)
+
+
+async def test_a_rollback_runs_where_its_step_ran_on_the_cluster_in_the_settings(store: PlanStore, monkeypatch: pytest.MonkeyPatch):
+    plan = ExecutionPlan(description="D", options=ExecutionOptions(require_approval=False))
+    plan.add_step("name_worker", "Do it", id="a", runner="dask", rollback=Rollback(tool_name="name_worker"))
+    plan.add_step("fail", "Fail", {"how": "known"}, id="b", runner="dask", depends_on=["a"])
+    tools = ToolRegistry([dask_tools.name_worker, dask_tools.fail])
+    with LocalCluster(n_workers=1, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address=":0") as existing:
+        monkeypatch.setenv("PLAN_ADAPTER_DASK_ADDRESS", existing.scheduler_address)
+        async with store:
+            run = await arun_plan(plan, tools=tools, store=store, offline=True)
+            receipts = await store.receipts(run.id)
+        worker = existing.workers[0].address
+    assert [(one.kind, one.step_id, one.result) for one in receipts if one.error is None] == [
+        ("step", "a", worker),
+        ("rollback", "a", worker),
+    ]
 
 
 async def test_without_the_extra_nothing_runs_and_the_message_says_what_to_install(store: PlanStore, monkeypatch: pytest.MonkeyPatch):

@@ -8,10 +8,13 @@ import json
 import logging
 import multiprocessing
 import os
+import select
 import shutil
 import signal
 import sys
 from typing import Any, cast
+
+CHECK_SECONDS = 1.0
 
 
 def main() -> None:
@@ -39,6 +42,7 @@ def _serve(processes: int, folder: str, owner: int, reply: int) -> None:
 
     # Its pages need no key.
     cast("Any", dask).config.set({"distributed.scheduler.http.routes": [], "distributed.worker.http.routes": []})
+    cast("Any", dask).config.set({"distributed.deploy.lost-worker-timeout": "3s"})
     # Without keys, every account of this machine could run code as this one.
     security: Any = cast("Any", distributed.Security).temporary()
     cluster = cast("Any", distributed.LocalCluster)(
@@ -54,8 +58,9 @@ def _serve(processes: int, folder: str, owner: int, reply: int) -> None:
     started = {"address": cluster.scheduler_address, "certificate": security.tls_client_cert, "key": security.tls_client_key}
     with os.fdopen(reply, "w", encoding="utf-8") as output:
         output.write(json.dumps(started) + "\n")
-    with os.fdopen(owner, "rb") as input_of_owner:
-        input_of_owner.read()
+    # Dask restarts a worker that dies, but not one that dies just as it starts. `scale` replaces that one.
+    while not select.select([owner], [], [], CHECK_SECONDS)[0]:
+        cluster.scale(processes)
 
 
 if __name__ == "__main__":

@@ -188,7 +188,13 @@ def _waiting(policy: ApprovalPolicy, timeout_ms: int) -> str:
 
 
 def _conditions(step: Step) -> list[tuple[str, str]]:
-    conditions = (("when", step.when), ("done when", step.done_when), ("on error", step.on_error), ("isolation", step.isolation))
+    conditions = (
+        ("when", step.when),
+        ("done when", step.done_when),
+        ("on error", step.on_error),
+        ("isolation", step.isolation),
+        ("runs on", step.runner),
+    )
     return [(name, text) for name, text in conditions if text is not None]
 
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 Effect: TypeAlias = Literal["read", "idempotent_write", "write"]
 Isolation: TypeAlias = Literal["thread", "process"]
+Runner: TypeAlias = Literal["dask"]
 CallKind: TypeAlias = Literal["step", "rollback", "decision", "check"]
 """What a call is.
 

@@ -22,6 +22,7 @@ from plan_adapter.options import (
     Input,
     Isolation,
     Question,
+    Runner,
 )
 from plan_adapter.problems import Problem
 
@@ -117,6 +118,11 @@ ON_FAILURE_DESCRIPTION = (
     "needs an approval, whatever the options say. Nothing is rolled back before that."
 )
 
+
+RUNNER_DESCRIPTION = (
+    "`dask`: the tool and the rollback run on a worker of the Dask cluster in the settings. For a group, those of all its steps. "
+    "The default is the process of the run."
+)
 
 RUN_NAME_DESCRIPTION = (
     "The name of the flow run in Prefect: a text with `${{ inputs… }}`, cut to 200 characters. By default it is the name of the plan and "
@@ -219,6 +225,7 @@ class Step(DocumentModel):
     timeout_ms: int | None = Field(default=None, ge=0, description=TIMEOUT_DESCRIPTION)
     effect: Effect | None = Field(default=None, description="The effect of this call, if it differs from the tool's own effect.")
     isolation: Isolation | None = Field(default=None, description="Where a sync tool runs. A process can be killed at a timeout.")
+    runner: Runner | None = Field(default=None, description=RUNNER_DESCRIPTION)
     depends_on: list[str] = Field(
         default_factory=list, description="The steps that must complete first. A reference to a step's result adds that step by itself."
     )

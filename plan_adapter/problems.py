@@ -143,6 +143,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "Two steps write for the same list, one after the other. The first runs for all items before the second starts for any: all "
             "nodes are drained before one is restarted. To finish one item before the next, make them the `steps` of a group."
         ),
+        "bad-runner": (
+            "A step with `runner: dask` is called in a worker process, which imports its tool and the tool of its rollback by name. A "
+            "function inside another one, or in a script, cannot be imported. `isolation` is for calls in the process of the run."
+        ),
         "bad-rollback": (
             "A step with `rollback_failed` has no `rollback`: add one, or remove `rollback_failed`. Or a `finally` step has a `rollback`, "
             "which could never run: remove it."
@@ -237,6 +241,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "retried-write": (
             "A step that writes has `max_retries`. Only known failures are retried, but a call that is not idempotent should not be "
             "retried at all."
+        ),
+        "no-dask": (
+            "The plan has a step with `runner: dask`, and Dask is not installed where it runs: install the extra `dask` there, and on the "
+            "scheduler and the workers."
         ),
         "no-model": (
             "The plan has a goal, or `on_failure: replan`, but no model is configured here. Set PLAN_ADAPTER_MODEL and its related "

@@ -97,6 +97,12 @@ class Settings(BaseSettings):
     signing_key: Path | None = None
     """The SSH key that `plan approve --sign` uses. None: the first of ~/.ssh/id_ed25519, id_ecdsa, id_rsa."""
 
+    dask_address: str | None = None
+    """The scheduler of the Dask cluster for steps with `runner: dask`: `tcp://host:8786`, or `tls://…` with Dask's own TLS settings.
+
+    None: each run starts its own cluster on this machine when it first needs one.
+    """
+
     model: str | None = None
     """The name of the language model that drafts plans, as its server knows it."""
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from pydantic import JsonValue
 
@@ -12,6 +12,8 @@ from plan_adapter.options import Effect
 from plan_adapter.plan import Step
 from plan_adapter.record import Attempt, PlanRun, StepRun
 from plan_adapter.status import RunReason
+
+T = TypeVar("T")
 
 AttemptOutcome: TypeAlias = Literal["succeeded", "failed", "unknown", "cancelled", "timed_out"]
 
@@ -113,6 +115,18 @@ class StepGates(Protocol):
 
     async def ask(self, call: GatedCall) -> Approval | GateRefusal | None:
         """Wait for a person and return the approval of exactly this call, or why it was refused. Return None if the call was left."""
+        ...
+
+
+class Cluster(Protocol):
+    """Makes calls on the workers of a cluster."""
+
+    async def call(self, name: str, work: Callable[[], T]) -> T:
+        """Return what `work` returns on a worker. It starts at most once, whatever becomes of its worker. `name` is shown in the cluster.
+
+        A cancellation takes `work` back unless it has started; then it goes on, and its result is discarded. Raises ToolError if it did not
+        start, and UnknownOutcomeError if it may have started and its result is lost.
+        """
         ...
 
 

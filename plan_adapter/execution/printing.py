@@ -56,6 +56,12 @@ def captured_prints() -> Generator[None]:
         sys.stdout = before
 
 
+def capture_all_prints() -> None:
+    """Do the same for good, in a process whose threads call tools of several runs."""
+    if not isinstance(sys.stdout, _Stdout):
+        sys.stdout = cast(TextIO, _Stdout(sys.stdout))
+
+
 _REDACT: ContextVar[Callable[[str], str] | None] = ContextVar("redact", default=None)
 _streams_lock = threading.Lock()
 _streams_users = 0

@@ -12,7 +12,7 @@ from plan_adapter.canonical import call_digest
 from plan_adapter.execution.cancellation import LeaveSignal, Stop
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.limits import InnerSlots, RunClock, Slots
-from plan_adapter.execution.ports import GatedCall, GateRefusal, Outcomes, StepGates
+from plan_adapter.execution.ports import Cluster, GatedCall, GateRefusal, Outcomes, StepGates
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.secrets import RunSecrets, redact
@@ -57,6 +57,7 @@ class RunScope:
     values: MutableMapping[str, dict[str, JsonValue]] = field(default_factory=dict[str, dict[str, JsonValue]])
     gates: StepGates | None = None  # None: no step has a gate
     outcomes: Outcomes | None = None  # None: nobody is asked about unknown outcomes
+    cluster: Cluster | None = None  # makes the calls of steps with a runner; None: no step has one
     goal_model: GoalModel | None = None  # None: no model is configured
     goal_tokens: int | None = None  # how many tokens the model of one goal may use; None means no limit
     publish: Publish | None = None  # shows a Markdown text beside the run; None: nowhere

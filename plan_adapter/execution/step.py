@@ -12,11 +12,12 @@ from plan_adapter.canonical import call_digest
 from plan_adapter.crash_points import reached
 from plan_adapter.errors import NotApprovedError, ToolError, UnknownOutcomeError, error_text
 from plan_adapter.execution.call_arguments import CallArguments, Called
-from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, ask_probe, complete, work_of
+from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, Work, ask_probe, complete, work_of
 from plan_adapter.execution.ports import AttemptEnd, GatedCall
 from plan_adapter.execution.previewing import show_preview
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.worker import call_on_cluster
 from plan_adapter.expressions import Template, Variables
 from plan_adapter.gates.call_text import call_summary
 from plan_adapter.options import Effect, Isolation
@@ -213,7 +214,7 @@ class Call:
             context.logger.info("nobody is asked, because the plan always executes `%s`\n%s", self._tool.name, text)
         started = time.monotonic()
         with prints_of_call(context.logger):
-            end = await self._act(arguments)
+            end = await self._act(arguments, context)
         reached("after-effect", self._place)
         self.lost = None
         if not end.was_interrupted or self.effect == "read":
@@ -274,16 +275,18 @@ class Call:
         self._scope.notify("step_started", self.step_run)
         await self._scope.call_hook(self._scope.hooks.on_step_start, self.run, self.step_run)
 
-    async def _act(self, arguments: dict[str, Any]) -> AttemptEnd:
+    async def _act(self, arguments: dict[str, Any], context: ToolContext) -> AttemptEnd:
         """Call the tool and evaluate its result."""
         number = self._number
         interrupted = "unknown" if self.effect == "write" else "failed"
         # Prefect would store the parameters of a flow run in plain text.
         without_prefect = self._without_prefect or bool(self._called.parameters.secrets)
         try:
-            work = work_of(self._tool, arguments, isolation=self._isolation, without_prefect=without_prefect)
+            work = self._work_on_cluster(arguments, context) or work_of(
+                self._tool, arguments, isolation=self._isolation, without_prefect=without_prefect
+            )
             value = await complete(work, self._tool.name, timeout=self.timeout_seconds, stop=self._scope.stop)
-            result = self._scope.secrets.redactor.value(value if self._isolation == "process" else as_json(value))
+            result = self._scope.secrets.redactor.value(as_json(value))
             failure = self._unmet(result)
         except CallStoppedError:
             return self._stopped_end(was_interrupted=True)
@@ -373,6 +376,14 @@ class Call:
     def _context(self, parameters: dict[str, JsonValue]) -> ToolContext:
         answer = None if self.approval is None else self.approval.result
         return self._arguments.context(parameters, attempt=self._number + 1, timeout_seconds=self.timeout_seconds, answer=answer)
+
+    def _work_on_cluster(self, arguments: dict[str, Any], context: ToolContext) -> Work | None:
+        """Return the call on the cluster that the step names, not yet started. None: this process makes it, as it does for stand-ins."""
+        is_here = self._scope.approved.bound.validated.runner_of(self.step.id) is None or self.step.ask is not None
+        if self._scope.cluster is None or is_here or self._tool.import_string is None:
+            return None
+        limit, logger = self.timeout_seconds, context.logger
+        return call_on_cluster(self._scope.cluster, self._tool, arguments, timeout=limit, logger=logger)
 
     @property
     def _isolation(self) -> Isolation:

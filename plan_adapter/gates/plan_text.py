@@ -156,6 +156,7 @@ def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool
         parts += [*sub_plan_facts(step), f"digest {code(plan_digest(step.pinned)[:12])}"]
     for_each = None if step.is_group else step.for_each
     conditions = {"when": step.when, "for each": for_each, "label": step.label, "done when": step.done_when, "on error": step.on_error}
+    conditions["runs on"] = step.runner
     given = values.parameters(step.tool_name or "", preview.parameters)
     parameters = [(code(name), value) for name, value in given if step.goal is None or name != "done_when"]  # it is one of the conditions
     _add_parts(step.id, [*((label, text) for label, text in conditions.items() if text is not None), *parameters], parts, blocks)

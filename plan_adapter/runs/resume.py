@@ -15,6 +15,7 @@ from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import PlanRun
 from plan_adapter.runs.approval import end_overdue, is_answered, not_approved, open_detached, refuse_approver
 from plan_adapter.runs.cancel import cancelled_before, is_cancelled
+from plan_adapter.runs.clusters import refuse_without_dask
 from plan_adapter.runs.folders import in_folder, moved_here, refuse_elsewhere, refuse_rollback_elsewhere
 from plan_adapter.runs.goals import refuse_without_model
 from plan_adapter.runs.operator_requests import choices_of, with_operator_requests
@@ -38,12 +39,13 @@ async def needs_approval(bound: BoundPlan, run: PlanRun, store: PlanStore, run_r
 
 
 async def refuse_missing_now(bound: BoundPlan, run: PlanRun, history: RunHistory, run_request: RunRequest) -> None:
-    """Raise InvalidPlanError if secrets or a model are missing for steps of `run` that are not done yet."""
+    """Raise InvalidPlanError if secrets, a model or Dask are missing for steps of `run` that are not done yet."""
     validated = bound.validated
-    if validated.secrets or validated.goal_tools:
+    if validated.secrets or validated.goal_tools or validated.steps_on_dask:
         choices = {**choices_of(run, validated, history, ResumeOptions()), **history.choices}
         done = [step_id for step_id, fate in choices.items() if fate.kind != "run"]
         refuse_without_model(validated, run_request, done=done)
+        refuse_without_dask(validated, done=done)
         await refuse_missing(validated, run_request.settings, done=done)
 
 
@@ -201,6 +203,7 @@ async def execute_in_flow(
             policy = await opened.policy.effective(run_request.settings)
             refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
             refuse_without_model(bound.validated, run_request)
+            refuse_without_dask(bound.validated)
             await refuse_missing(bound.validated, run_request.settings)
             run = await create_run(bound, opened, run_request, flow_run_id=flow_run_id)
         elif run.reason in (RunReason.REJECTED, RunReason.EXPIRED):  # while its worker was released

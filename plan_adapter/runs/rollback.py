@@ -6,6 +6,7 @@ from dataclasses import replace
 from plan_adapter.approvals import Approval
 from plan_adapter.errors import ExpressionError, NotApprovedError, RunConflictError
 from plan_adapter.execution.history import RunHistory
+from plan_adapter.execution.ports import Cluster
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.rollback_units import units_to_roll_back
 from plan_adapter.execution.scope import RunScope
@@ -17,6 +18,7 @@ from plan_adapter.options import ApprovalPolicy
 from plan_adapter.plan import ExecutionPlan, flattened
 from plan_adapter.record import PlanRun
 from plan_adapter.runs.approval import is_of_run
+from plan_adapter.runs.clusters import cluster_of
 from plan_adapter.runs.ending import end_run, finals_of
 from plan_adapter.runs.folders import refuse_rollback_elsewhere
 from plan_adapter.runs.keeper import GateKeeper
@@ -38,13 +40,18 @@ async def roll_back(session: RunSession) -> PlanRun:
     Raises NotApprovedError if the run has used no approval of this content, and RunConflictError if another process executes it or the
     outcome of a step is unknown.
     """
+    async with cluster_of(session.bound.validated, session.run_request.settings) as cluster:
+        return await _roll_back_with(cluster, session)
+
+
+async def _roll_back_with(cluster: Cluster | None, session: RunSession) -> PlanRun:
     run, store = session.run, session.store
     approved = approved_plan(session.bound, await _used_approval(run, store), now=await store.now())
     reason = await store.ledger.reason(run.id) or RunReason.CANCELLED
     run.transition(PlanStatus.EXECUTING, reason=reason, message=run.message if run.rollback is None else run.rollback.cause)
     run.rollback = None
     await store.ledger.claim(run, keeps_ends=True)
-    scope = scope_of(approved, session, await store.ledger.recorder(run))
+    scope = scope_of(approved, session, await store.ledger.recorder(run), cluster)
     _end_steps(scope)
     keeper = GateKeeper(session)
     enable_outcome_gates(scope, keeper)

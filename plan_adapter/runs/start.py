@@ -14,6 +14,7 @@ from plan_adapter.errors import PlanAdapterError, StoreError
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.limits import Slots
+from plan_adapter.execution.ports import Cluster
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.scheduler import execute
@@ -24,6 +25,7 @@ from plan_adapter.goals import GoalModel
 from plan_adapter.plan import new_id
 from plan_adapter.record import PlanRun, Recorder, StepRun
 from plan_adapter.runs.approval import approve_run, is_answered, load_new_version, not_approved, open_detached, refuse_approver
+from plan_adapter.runs.clusters import cluster_of, refuse_without_dask
 from plan_adapter.runs.ending import answer_soon, conclude_run, ending_without_finals, leave_waiting, release_run, watched
 from plan_adapter.runs.folders import current_folder, in_folder
 from plan_adapter.runs.goals import goal_model_of, refuse_without_model
@@ -117,11 +119,14 @@ def _for_drafted(run_request: RunRequest) -> RunRequest:
 
 async def _execute_approved(approved: ApprovedPlan, keeper: GateKeeper) -> BoundPlan | None:
     """Execute the steps of the approved plan. If a failure leads to a new version, which waits for approval, return it, else None."""
-    async with goal_model_of(approved.bound.validated, keeper.run_request) as goal_model:
-        return await _execute_with(goal_model, approved, keeper)
+    validated, run_request = approved.bound.validated, keeper.run_request
+    async with goal_model_of(validated, run_request) as goal_model, cluster_of(validated, run_request.settings) as cluster:
+        return await _execute_with(goal_model, cluster, approved, keeper)
 
 
-async def _execute_with(goal_model: GoalModel | None, approved: ApprovedPlan, keeper: GateKeeper) -> BoundPlan | None:
+async def _execute_with(
+    goal_model: GoalModel | None, cluster: Cluster | None, approved: ApprovedPlan, keeper: GateKeeper
+) -> BoundPlan | None:
     session, run, store = keeper.session, keeper.run, keeper.store
     backend = session.backend
     run.transition(PlanStatus.EXECUTING)
@@ -130,7 +135,7 @@ async def _execute_with(goal_model: GoalModel | None, approved: ApprovedPlan, ke
     run.started_at = run.started_at or await store.now()
     await store.ledger.claim(run)
     reached("claimed")
-    scope = scope_of(approved, session, await store.ledger.recorder(run))
+    scope = scope_of(approved, session, await store.ledger.recorder(run), cluster)
     scope.gates = CallGates(approved, keeper, scope.stop, await store.policy.effective(keeper.run_request.settings), session.history.asked)
     scope.goal_model, scope.goal_tokens = goal_model, keeper.run_request.settings.goal_tokens
     enable_outcome_gates(scope, keeper)
@@ -254,7 +259,7 @@ def enable_outcome_gates(scope: RunScope, keeper: GateKeeper) -> None:
     keeper.answers.redact, keeper.why_stopped = scope.secrets.redactor.value, lambda: scope.stop.message
 
 
-def scope_of(approved: ApprovedPlan, session: RunSession, recorder: Recorder) -> RunScope:
+def scope_of(approved: ApprovedPlan, session: RunSession, recorder: Recorder, cluster: Cluster | None) -> RunScope:
     """Return the state that all calls of one start of a run share. No step gates are open yet."""
     run_request = session.run_request
     return RunScope(
@@ -265,6 +270,7 @@ def scope_of(approved: ApprovedPlan, session: RunSession, recorder: Recorder) ->
         slots=Slots(approved.bound.validated.plan.options.parallel_limit),
         limit=ResultLimit(run_request.settings.result_limit_bytes, run_request.settings.results_path),
         history=session.history,
+        cluster=cluster,
         hooks=run_request.hooks,
         listener=run_request.listener,
         leave=run_request.leave,
@@ -369,6 +375,7 @@ async def execute_plan(
             raise await not_approved(bound, opened, run_request.settings)
         with known_secrets_of(server):
             refuse_without_model(bound.validated, run_request)
+            refuse_without_dask(bound.validated)
             await refuse_missing(bound.validated, run_request.settings)
             await refuse_approver(bound, opened, run_request)
             await refuse_turn(bound, opened, run_request.context)

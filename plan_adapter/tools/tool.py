@@ -106,6 +106,7 @@ class Tool(Generic[P, R]):
         self._signature = read_signature(self.source, context_type=ToolContext)
         if unknown := self.literal_parameters - self._signature.fields.keys():
             raise ToolDefinitionError(f"`{self.name}` has no parameter called {', '.join(sorted(unknown))} (literal_parameters)")
+        self._stands_in = False
         self.probe: Tool[..., Any] | None = None if probe is None else _part_of(self, probe, "probe")
         self.preview: Tool[..., Any] | None = None if preview is None else _part_of(self, preview, "preview")
         self.guard: Tool[..., Any] | None = None if guard is None else _part_of(self, guard, "guard")
@@ -122,7 +123,7 @@ class Tool(Generic[P, R]):
         """Return a tool with the same definition whose calls go to the coroutine `fn` instead: for tests, without its parts."""
         changed = cast("Tool[..., Any]", copy.copy(self))
         changed.fn = changed.source = fn
-        changed.is_async, changed.isolation = True, "thread"
+        changed.is_async, changed.isolation, changed._stands_in = True, "thread", True
         changed.task = changed.probe = changed.preview = changed.guard = None
         return changed
 
@@ -157,9 +158,12 @@ class Tool(Generic[P, R]):
 
     @property
     def import_string(self) -> str | None:
-        """Return `package.module:name` if the function can be imported from there, or None for one in a script or inside a function."""
+        """Return `package.module:name` if the function can be imported from there.
+
+        None for one in a script or inside a function, and for one that stands in for another.
+        """
         module, path = self.source.__module__, str(getattr(self.source, "__qualname__", "<"))
-        if module == "__main__" or "<" in path:
+        if module == "__main__" or "<" in path or self._stands_in:
             return None
         try:
             found = functools.reduce(getattr, path.split("."), cast("object", sys.modules[module]))

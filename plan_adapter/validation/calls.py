@@ -146,7 +146,7 @@ def _check_inner(
                 findings.add("bad-group", f"{place}.{name}", f"a step of a group cannot have {what}", hint)
         one = step.model_copy(update={"for_each": None, "label": None, "steps": []}) if step.for_each or step.steps else step
         check_place(one, place, "a step of a group", findings)
-        calls.append(_check_call(one, place, declared, tools, findings))
+        calls.append(_check_call(one, place, declared, tools, findings, on_dask=group.runner == "dask"))
     return calls
 
 
@@ -211,7 +211,7 @@ def _tool_hint(name: str, tools: ToolRegistry) -> str:
     return did_you_mean(name, tools.names())
 
 
-def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, findings: Findings) -> Call:
+def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, findings: Findings, *, on_dask: bool = False) -> Call:
     check_question(step, at, findings)
     if step.ask is not None:
         return _compiled(step, (question_tool(), None), {"question": step.ask.question}, (at, f"{at}.ask"), declared, findings)
@@ -230,6 +230,7 @@ def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, fi
     _check_only_of_groups(step, at, findings)
     _check_label(step, at, findings)
     undo_tool = _check_rollback(step, at, tools, findings)
+    _check_runner(step, at, on_dask or step.runner == "dask", (tool, undo_tool), findings)
     return _compiled(step, (tool, undo_tool), parameters or {}, (at, place), declared, findings)
 
 
@@ -239,6 +240,18 @@ def _check_only_of_groups(step: Step, at: str, findings: Findings) -> None:
             findings.add("bad-group", f"{at}.{name}", f"only a group has `{name}`, and this step has no `steps`", "remove it")
     if step.requires_approval == "each":
         findings.add("bad-group", f"{at}.requires_approval", "`each` is for groups", "write true: each item has a gate of its own then")
+
+
+def _check_runner(step: Step, at: str, on_dask: bool, tools: tuple[Tool[..., Any] | None, ...], findings: Findings) -> None:
+    if not on_dask:
+        return
+    if step.isolation is not None:
+        message = "a call on Dask runs in the process of a worker, so it has no `isolation`"
+        findings.add("bad-runner", f"{at}.isolation", message, "remove it, or `runner`")
+    for tool in tools:
+        if tool is not None and tool.import_string is None:
+            message = f"`{tool.name}` cannot run on Dask: no worker can import {tool.origin}"
+            findings.add("bad-runner", f"{at}.runner", message, "define it at the top level of a module that is installed on the workers")
 
 
 def _goal(step: Step, at: str, declared: Declared, tools: ToolRegistry, findings: Findings) -> Call:

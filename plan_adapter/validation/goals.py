@@ -15,6 +15,7 @@ _NOT_OF_GOALS = {
     "for_each": "a goal is pursued once",
     "steps": "a goal has no steps",
     "effect": "its effect is that of its `tools`",
+    "runner": "its tools are called in the process of the run",
     "rollback": "what the model writes is not undone",
 }
 

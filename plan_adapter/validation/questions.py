@@ -13,7 +13,7 @@ FORM_FIELDS = ("decision", "approver", "code", "signature", "note", "digest")
 _OF_A_CALL = (
     *("tool_name", "parameters", "input", "goal", "tools", "max_rounds", "for_each", "label", "done_when", "effect", "isolation"),
     *("max_retries", "retry_delay_ms", "retry_backoff", "retry_jitter", "timeout_ms", "requires_approval", "rollback", "rollback_failed"),
-    *("steps", "batch", "max_failures"),
+    *("runner", "steps", "batch", "max_failures"),
 )
 """The fields of a step that are about a call, which a question does not make."""
 

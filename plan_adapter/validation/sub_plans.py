@@ -23,7 +23,7 @@ CODE = "bad-sub-plan"
 _OF_OTHERS = (
     *("tool_name", "ask", "goal", "parameters", "input", "done_when", "tools", "max_rounds", "steps", "batch", "max_failures", "label"),
     *("max_retries", "retry_delay_ms", "retry_backoff", "retry_jitter", "timeout_ms", "effect", "isolation", "rollback", "rollback_failed"),
-    *("tags", "approvers", "expires"),
+    *("runner", "tags", "approvers", "expires"),
 )
 """The fields of a step that are about a call, a question or a group."""
 

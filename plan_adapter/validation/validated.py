@@ -13,7 +13,7 @@ from plan_adapter.canonical import approval_digest, plan_digest
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.expressions import INPUT_NAME, Declarations, Template, compile_template
 from plan_adapter.graph import topological_order, transitive_reduction
-from plan_adapter.options import Effect, strongest
+from plan_adapter.options import Effect, Runner, strongest
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.problems import Problem
 from plan_adapter.record import RunFolder
@@ -67,6 +67,16 @@ class ValidatedPlan:
         if step_id in self.goal_tools:
             return strongest({tool.effect for tool in self.goal_tools[step_id].values()})
         return "read" if step.inner else step.effect or self.tools[step_id].effect
+
+    def runner_of(self, step_id: str) -> Runner | None:
+        """Return where the tool and the rollback of a step run: as it says, else as its group says. None: in the process of the run."""
+        step = self.steps[step_id]
+        return step.runner or (None if step.group is None else self.steps[step.group].runner)
+
+    @property
+    def steps_on_dask(self) -> list[str]:
+        """The ids of the steps whose calls run on Dask."""
+        return [step_id for step_id in self.tools if self.runner_of(step_id) == "dask" and self.steps[step_id].ask is None]
 
     def goal_effects(self, step_id: str, *, asked: bool = True) -> dict[str, Effect]:
         """Return the effects of the tools of a goal, by name. With `asked`, those that the plan always executes are left out."""

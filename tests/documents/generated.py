@@ -98,6 +98,7 @@ step_fields: dict[str, st.SearchStrategy] = {
     "timeout_ms": optional(milliseconds),
     "effect": optional(effects),
     "isolation": isolations,
+    "runner": st.sampled_from([None, "dask"]),
     "on_error": st.sampled_from([None, "stop", "continue"]),
     "requires_approval": st.booleans() | st.just("each"),
     "rollback": optional(rollbacks),

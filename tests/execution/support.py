@@ -15,7 +15,7 @@ from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.limits import Slots
-from plan_adapter.execution.ports import Outcomes, StepGates
+from plan_adapter.execution.ports import Cluster, Outcomes, StepGates
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import Publish, RunScope
@@ -75,6 +75,7 @@ class Execution:
     folder: Path = Path("unused")
     gates: StepGates | None = None
     outcomes: Outcomes | None = None
+    cluster: Cluster | None = None
     goal_model: GoalModel | None = None
     goal_tokens: int | None = None
     publish: Publish | None = None
@@ -110,6 +111,7 @@ class Execution:
             listener=self._listen,
             gates=self.gates,
             outcomes=self.outcomes,
+            cluster=self.cluster,
             goal_model=self.goal_model,
             goal_tokens=self.goal_tokens,
             publish=self.publish,

@@ -269,6 +269,14 @@ def test_no_tool_is_called_and_its_parameters_are_checked_all_the_same(run: RunC
     assert "`count` should be an integer" in (bad.run.step("go").error or "")
 
 
+def test_a_step_on_dask_gets_its_answer_without_a_cluster(run: RunCase) -> None:
+    plan = (
+        "description: D\noptions: {require_approval: false}\nsteps: [{id: a, tool_name: bash, parameters: {command: exit}, runner: dask}]\n"
+    )
+    result = run("steps: {a: {result: {stdout: x}}}\nexpect: {results: {a: {stdout: x}}}", shared="", plan=plan)
+    assert result.passed, result.report()
+
+
 def test_every_secret_has_a_made_up_value_that_is_not_recorded(run: RunCase) -> None:
     plan = """\
 description: D

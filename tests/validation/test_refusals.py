@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.documents import load_plan, read_document
-from plan_adapter.options import Concurrency, ExecutionOptions, Input
+from plan_adapter.options import Concurrency, ExecutionOptions, Input, Question
 from plan_adapter.plan import ExecutionPlan, Rollback, Step
 from plan_adapter.problems import CATALOGUE
 from plan_adapter.tools.registry import ToolRegistry
@@ -373,3 +373,22 @@ def test_an_input_in_a_refused_expression_counts_as_used() -> None:
 def test_every_code_is_in_the_catalogue() -> None:
     checked = plan(step("in", done_when="x", depends_on=["in", "gone"]), step("in"), inputs={"a-b": Input(pattern="(")})
     assert {code for code, _ in found(checked)} <= CATALOGUE.keys()
+
+
+def test_a_step_on_dask_calls_a_tool_that_workers_can_import_and_has_no_isolation() -> None:
+    def undo() -> None:
+        """Undo it."""
+
+    tools = ToolRegistry([*TOOLS, undo])
+    steps = [
+        step("a", runner="dask", isolation="process"),
+        step("b", runner="dask", rollback=Rollback(tool_name="undo")),
+        Step(id="c", for_each="${{ [1] }}", runner="dask", steps=[Step(id="d", tool_name="undo", description="x")]),
+        Step(id="e", runner="dask", ask=Question(question="Is it fine?", fields={"yes": Input(type="boolean")})),
+    ]
+    assert [(problem.code, problem.at) for problem in find_problems(plan(*steps), tools) if problem.code != "missing-field"] == [
+        ("bad-runner", "steps[0].isolation"),
+        ("bad-runner", "steps[1].runner"),
+        ("bad-runner", "steps[2].steps[0].runner"),
+        ("bad-question", "steps[3].runner"),
+    ]

@@ -141,6 +141,10 @@ class Check(BaseModel):
     reason: str
 
 
+NOT_JUDGED = "not judged, because another check failed"
+"""The reason of the check of the evidence that was not made."""
+
+
 class EndChecks(Verdict):
     """What `next_plan` or `done` was checked for. The step ends if all three checks pass; the receipt of the check holds them.
 
@@ -156,7 +160,7 @@ class EndChecks(Verdict):
     def of(cls, *, flow: Check, evidence: Check, safety: Check, verdict: VerdictWord = "not_met", tokens: int = 0) -> "EndChecks":
         """Return the checks with their verdict. `verdict` is the verifier's, if it was asked."""
         checks = {"flow": flow, "evidence": evidence, "safety": safety}
-        failed = "; ".join(f"{name}: {check.reason}" for name, check in checks.items() if not check.passed)
+        failed = "; ".join(f"{name}: {check.reason}" for name, check in checks.items() if not check.passed and check.reason != NOT_JUDGED)
         return cls(verdict=verdict if failed else "met", reason=failed or evidence.reason, tokens=tokens, **checks)
 
     def __str__(self) -> str:

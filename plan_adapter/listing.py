@@ -99,11 +99,21 @@ def indented(lines: list[str], depth: int) -> list[str]:
     return [f"{'   ' * depth}{line}" for line in lines]
 
 
-def goal_facts(step: Step, tools: Mapping[str, Effect | None], always_execute: Collection[str]) -> list[str]:
-    """Return what a model may do for a goal, one fact per line. `tools` are the effects of its tools, by name; None if unknown."""
+def goal_facts(
+    step: Step, tools: Mapping[str, Effect | None], always_execute: Collection[str], *, refused: Collection[str] = ()
+) -> list[str]:
+    """Return what a model may do for a goal, one fact per line. `tools` are the effects of its tools, by name; None if unknown.
+
+    `refused` are the tools that need a permission that the plan does not give.
+    """
     allowed = list[str]()
     for name, effect in tools.items():
-        asks = "without a confirmation" if name in always_execute else "each call asks" if effect not in (None, "read") else ""
+        if name in refused:
+            asks = "refused: the plan does not give its permission"
+        elif name in always_execute:
+            asks = "without a confirmation"
+        else:
+            asks = "each call asks" if effect not in (None, "read") else ""
         about = ", ".join(text for text in (effect, asks) if text)
         allowed.append(code(name) + (f" ({about})" if about else ""))
     rounds = f"at most {counted(step.max_rounds or MAX_ROUNDS, 'round')}"

@@ -258,7 +258,9 @@ def _goal_facts(step: Step, validated: ValidatedPlan) -> tuple[str, ...]:
     if step.goal is None:
         return ()
     always = validated.plan.approval.always_execute if validated.plan.approval is not None else ()
-    return tuple(goal_facts(step, validated.goal_effects(step.id, asked=False), always))
+    tools, permissions = validated.goal_tools[step.id], validated.plan.permissions
+    refused = [name for name, tool in tools.items() if tool.why_not_permitted(permissions) is not None]
+    return tuple(goal_facts(step, validated.goal_effects(step.id, asked=False), always, refused=refused))
 
 
 def preview_rollback(step_id: str, validated: ValidatedPlan, prediction: Prediction) -> RollbackPreview | None:

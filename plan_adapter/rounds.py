@@ -8,7 +8,7 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from plan_adapter.approvals import Approval, Decision
-from plan_adapter.goals import Evidence, RoundAnswer
+from plan_adapter.goals import Evidence, ExecuteDecision, RoundAnswer
 from plan_adapter.readable import as_text, code, counted, cut, duration, moment, one_line, prose, redacted
 from plan_adapter.record import Attempt, Receipt
 from plan_adapter.status import Outcome
@@ -29,6 +29,7 @@ class RoundCall:
 
     tool: str
     arguments: JsonValue  # secrets redacted
+    is_allowed: bool = False  # a write that nobody was asked about, because the plan has its tool in `always_execute`
     outcome: str | None = None  # succeeded or failed; None if its end is not recorded
     duration_ms: int | None = None
     result: JsonValue = None
@@ -43,7 +44,8 @@ class RoundCall:
         ended = f"{self.outcome or 'not ended'}{took}"
         ended += f", recorded by {prose(self.by)} ({self.known_by}){_noted(self.note)}" if self.by is not None else ""
         said = f": {prose(_cut(self.error))}" if self.error else "" if self.result is None else f": {_shown(self.result)}"
-        return f"{code(self.tool)} with {_shown(self.arguments)}: {ended}{said}"
+        allowed = ", which nobody was asked about (`always_execute`)" if self.is_allowed else ""
+        return f"{code(self.tool)} with {_shown(self.arguments)}{allowed}: {ended}{said}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,10 @@ def round_text(receipt: Receipt) -> str | None:
         return None
     match receipt.kind:
         case "decision":
-            return _decision_text(answer_of(receipt.result))
+            answer = answer_of(receipt.result)
+            if answer.decision is None:
+                return f"an answer that could not be used: {one_line('; '.join(answer.faults))}"
+            return decision_text(answer.decision)
         case "check":
             return ": ".join(one_line(str(text)) for name in ("verdict", "reason") if (text := receipt.result.get(name)))
         case "step" if receipt.item is None:
@@ -123,15 +128,14 @@ def round_text(receipt: Receipt) -> str | None:
             return None
 
 
-def _decision_text(answer: RoundAnswer) -> str:
-    if answer.decision is None:
-        return f"an answer that could not be used: {one_line('; '.join(answer.faults))}"
-    decision, tool = answer.decision, ""
+def decision_text(decision: ExecuteDecision, *, without: str = "") -> str:
+    """Return a decision in one line, for a log: the action, the call with its arguments, and why, unless it is the text `without`."""
+    tool = ""
     if (call := decision.tool_call) is not None:
         arguments = cast("dict[str, JsonValue]", redacted(call.arguments, expressions=False))
         tool = f" {call.name}({', '.join(f'{name}={as_text(value)}' for name, value in arguments.items())})"
     why = decision.speak if decision.action == "ask_user" else decision.goal_check or decision.reason or decision.speak
-    return f"{decision.action}{tool}" + (f": {one_line(why)}" if why else "")
+    return f"{decision.action}{tool}" + (f": {one_line(why)}" if why and why != without else "")
 
 
 def answer_of(result: JsonValue) -> RoundAnswer:
@@ -193,7 +197,7 @@ def _calls(receipts: Sequence[Receipt], attempts: Sequence[Attempt]) -> dict[tup
     for one in sorted(attempts, key=lambda one: one.number):
         if one.kind == "step" and one.item is not None:
             end, arguments = ends.get(one.id), redacted(one.parameters, expressions=False)
-            call = RoundCall(one.tool_name, arguments)
+            call = RoundCall(one.tool_name, arguments, is_allowed=one.effect != "read" and one.approval_id is None)
             if end is not None:
                 call = replace(call, outcome=end.outcome.value, duration_ms=end.duration_ms, result=end.result, error=end.error)
                 call = replace(call, by=end.by, known_by=end.known_by, note=end.note)

@@ -47,7 +47,8 @@ def as_functions(
 
     A function returns the tool's result as JSON. It raises ToolError, whose message the agent may read, if the arguments do not fit or the
     tool failed; UnknownOutcomeError if nobody knows whether a write was done; NotApprovedError, with the person's reason, if the call was
-    not approved; and everything that `arun_plan` raises.
+    not approved; and everything that `arun_plan` raises. If your code cancels a function that waits, its gate stays open: the call is made
+    when a person approves it and resumes the run. `plan cancel RUN` withdraws it.
     """
     approver = approver if approver is not None or offline else PrefectApprover()
     run = partial(arun_plan, tools=tools, approver=approver, store=store, hooks=hooks, context=context, offline=offline)
@@ -93,7 +94,7 @@ def _function(tool: Tool[..., Any], call: Callable[[Mapping[str, Any]], Awaitabl
 
 
 async def _call(tool: Tool[..., Any], calls: _AgentCalls, given: Mapping[str, Any]) -> JsonValue:
-    if (refusal := tool.why_not_permitted(calls.permissions)) is not None:
+    if (refusal := tool.why_not_permitted(calls.permissions, giver="`as_functions(permissions=...)`")) is not None:
         raise ToolError(refusal)
     arguments = cast("dict[str, JsonValue]", as_json(dict(given)))
     if problems := tool.check(arguments, lambda _: False):

@@ -47,14 +47,14 @@ def citation_fault(decision: ExecuteDecision, evidence: Sequence[Evidence]) -> s
     return ""
 
 
-def safety_check(evidence: Sequence[Evidence], *, unmet_with: int | None, guarded: Sequence[str] = ()) -> Check:
-    """Return whether the step may end without a risk. `unmet_with` is how much evidence there was when `done_when` was judged not met.
+def safety_check(evidence: Sequence[Evidence], *, is_judged: bool, guarded: Sequence[str] = ()) -> Check:
+    """Return whether the step may end without a risk. `is_judged`: `done_when` was judged not met, and nothing new was found since.
 
     Without new evidence it is not judged again: a model must not ask until the verifier, or a tired person, says yes. `guarded` is what
     the guards of the tools say.
     """
     reasons = [*guarded]
-    if unmet_with is not None and len(evidence) <= unmet_with:
+    if is_judged:
         reasons.append("done_when was judged with this evidence, and is not met: find new evidence, or use `abort`")
     if reasons:
         return failed("; ".join(reasons))

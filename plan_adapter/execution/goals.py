@@ -21,6 +21,7 @@ from plan_adapter.execution.scope import SPOKEN, RunScope
 from plan_adapter.execution.step import unmet
 from plan_adapter.goals import (
     MAX_CORRECTIONS,
+    NOT_JUDGED,
     Check,
     EndChecks,
     Evidence,
@@ -37,7 +38,7 @@ from plan_adapter.goals import (
 from plan_adapter.options import Input
 from plan_adapter.plan import MAX_ROUNDS, Step
 from plan_adapter.readable import counted, cut, duration
-from plan_adapter.rounds import answer_of
+from plan_adapter.rounds import answer_of, decision_text
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import ToolContext
 
@@ -79,7 +80,8 @@ class Pursuit:
         self._rounds = list[Round]()
         self._results = dict[str, JsonValue]()  # by tool: the newest one
         self._refused = dict[str, str]()  # by digest of a call that a person refused: why
-        self._unmet_with: int | None = None  # how much evidence there was when a `done_when` in words was last judged, and not met
+        self._facts = set[tuple[object, ...]]()  # what the evidence says; the same read with the same result says nothing new
+        self._unmet_with: int | None = None  # how many facts there were when a `done_when` in words was last judged, and not met
         self._used = _Used()
         earlier = scope.history.receipts.get((step.id, None))
         self._failed_at = None if earlier is None else earlier.ended_at
@@ -145,8 +147,7 @@ class Pursuit:
         """Log `decision`, and what the model says with it, unless a gate shows that: a question or a call to confirm."""
         at_gate = decision.action == "ask_user" or (decision.tool_call is not None and self._asks(decision.tool_call))
         said = "" if at_gate else decision.speak
-        why = decision.reason or decision.speak
-        logger.info("%s%s", decision.action, f": {why}" if why and why != said else "")
+        logger.info("%s", decision_text(decision, without=said))
         if said:
             logger.info("%s", said, extra=SPOKEN)
 
@@ -193,7 +194,9 @@ class Pursuit:
             arguments=cut(_compact(arguments), ARGUMENTS_CHARACTERS),
             summary=cut(text, SUMMARY_CHARACTERS),
         )
+        fact = (name, evidence.arguments_digest, text) if source == "tool_observation" else (evidence.id,)
         self._used.faults = self._used.idle = 0
+        self._facts.add(fact)
         self._rounds.append(Round(number, answer, observation=observation, evidence=evidence))
 
     async def _call(self, item: int, answer: RoundAnswer, decision: ExecuteDecision) -> None:
@@ -207,10 +210,10 @@ class Pursuit:
         if tool.effect != "read" and decision.action == "continue":
             return self._corrected(answer, f"`{call.name}` does more than read: use `confirm` with the same `tool_call`")
         if (missing := tool.why_not_permitted(self._scope.approved.bound.validated.plan.permissions)) is not None:
-            return self._corrected(answer, f"{missing}: find another way, or use `abort`")
+            return self._corrected(answer, await self._recorded(item, f"{missing}: find another way, or use `abort`"))
         if digest in self._refused:
             why = f"a person refused exactly this call: {self._refused[digest]}; change it, ask the person with `ask_user`, or use `abort`"
-            return self._corrected(answer, why)
+            return self._corrected(answer, await self._recorded(item, why))
         made = await self._made(item, call, decision)
         if isinstance(made, str):
             self._refused[digest] = made
@@ -233,7 +236,7 @@ class Pursuit:
         """Return the call of a round, or why a person refused it."""
         if (refusal := self._recorded_refusal(item)) is not None:
             return refusal
-        tool, why = self._tools[call.name], decision.speak or decision.reason
+        tool, why = self._tools[call.name], "\n\n".join(dict.fromkeys(text for text in (decision.speak, decision.reason) if text))
         return await self._or_refusal(item, await self._calls.call(item, tool, call.arguments, why=why, asks=self._asks(call)))
 
     async def _ask(self, item: int, answer: RoundAnswer, decision: ExecuteDecision) -> None:
@@ -251,15 +254,17 @@ class Pursuit:
 
     async def _or_refusal(self, item: int, made: Made | GateRefusal) -> Made | str:
         """Return `made`, or the words of the refusal, which are recorded: nobody is asked again about this round."""
-        if isinstance(made, Made):
-            return made
+        return made if isinstance(made, Made) else await self._recorded(item, made.message)
+
+    async def _recorded(self, item: int, why: str) -> str:
+        """Record that the decision of a round is refused, and return `why`."""
 
         async def refused(context: ToolContext) -> JsonValue:
-            context.logger.info("%s", made.message)
-            return {"verdict": "refused", "reason": made.message}
+            context.logger.info("%s", why)
+            return {"verdict": "refused", "reason": why}
 
         await self._calls.check(item, refused)
-        return made.message
+        return why
 
     async def _abort(self, answer: RoundAnswer, decision: ExecuteDecision, *, is_earlier: bool) -> AttemptEnd | None:
         if is_earlier:
@@ -279,7 +284,7 @@ class Pursuit:
             reason = await self._asked_if_met(item, checks.evidence.reason)
         if reason:
             if self._told.get("done_when") and checks.flow.passed and checks.safety.passed and not citation_fault(decision, self._evidence):
-                self._unmet_with = len(self._evidence)
+                self._unmet_with = len(self._facts)
             return self._corrected(answer, reason)
         self._rounds.append(Round(len(self._rounds) + 1, answer))
         summary = decision.speak or decision.goal_check
@@ -289,11 +294,10 @@ class Pursuit:
         """Return whether the step may end. `done_when` is judged only if nothing else is wrong: judging it may cost a call of the model."""
         flow = flow_check(decision, is_last=self._is_last)
         guarded = await guard_reasons(self._tools, self._evidence, context)
-        safety = safety_check(self._evidence, unmet_with=self._unmet_with, guarded=guarded)
+        safety = safety_check(self._evidence, is_judged=self._unmet_with == len(self._facts), guarded=guarded)
         fault = citation_fault(decision, self._evidence)
         if fault or not (flow.passed and safety.passed):
-            not_judged = "done_when was not judged, because another check failed"
-            checks = EndChecks.of(flow=flow, evidence=failed(fault or not_judged), safety=safety)
+            checks = EndChecks.of(flow=flow, evidence=failed(fault or NOT_JUDGED), safety=safety)
         else:
             found = await self._verdict(decision, model)
             evidence = Check(passed=found.verdict == "met", reason=found.reason or f"done_when is {found.verdict}")
@@ -360,7 +364,7 @@ class Pursuit:
             is_last=self._is_last,
             context=context | ({"steps": before} if before else {}),
             rounds=tuple(self._rounds),
-            max_rounds=step.max_rounds or MAX_ROUNDS,
+            max_rounds=len(self._rounds) + (step.max_rounds or MAX_ROUNDS) - self._used.rounds,  # a resume gives a new budget
         )
 
     def _result(self, summary: str) -> JsonValue:

@@ -172,13 +172,13 @@ class Tool(Generic[P, R]):
         is_this = found is self or found is self.source or getattr(found, "source", getattr(found, "fn", None)) is self.source
         return f"{module}:{path}" if is_this else None
 
-    def why_not_permitted(self, given: Collection[str]) -> str | None:
-        """Return which permissions the tool needs beside those `given`, in words for people and models. None if it may be called."""
+    def why_not_permitted(self, given: Collection[str], *, giver: str = "the plan") -> str | None:
+        """Return which permissions the tool needs beside those that `giver` gives, in words. None if it may be called."""
         missing = sorted(self.permissions.difference(given))
         if not missing:
             return None
         names = ", ".join(f"`{name}`" for name in missing)
-        return f"`{self.name}` needs the permission{'s' if len(missing) > 1 else ''} {names}, which the plan does not give"
+        return f"`{self.name}` needs the permission{'s' if len(missing) > 1 else ''} {names}, which {giver} does not give"
 
     def definition(self) -> dict[str, JsonValue]:
         """Return the content that an approval covers: name, parameters, effect and permissions, without documentation.

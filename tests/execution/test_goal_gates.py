@@ -29,9 +29,10 @@ async def test_a_write_waits_for_a_confirmation_of_exactly_this_call():
     execution = pursued(model, board, gates)
     run = await execution.go()
     (call,) = gates.asked
+    asks = "A model asks for this call: 好\n\nbecause"
     assert (run.status, board.notes) == (PlanStatus.COMPLETED, ["hello"])
     assert (call.name, call.item, call.effect) == ("report[round 1: post(note=hello)]", 0, "write")
-    assert (call.parameters, call.step.tool_name, call.step.description) == ({"note": "hello"}, "post", "A model asks for this call: 好")
+    assert (call.parameters, call.step.tool_name, call.step.description) == ({"note": "hello"}, "post", asks)
     (intent,) = [attempt for attempt in execution.recorder.attempts if attempt.tool_name == "post"]
     assert (intent.kind, intent.item, intent.approval_digest) == ("step", 0, call.approval_digest)
     assert model.seen[1].evidence[0].source == "write_receipt"
@@ -134,6 +135,8 @@ async def test_a_call_that_the_plan_always_executes_asks_nobody_and_logs_what_it
     assert text.splitlines() == [
         "nobody is asked, because the plan always executes `post`",
         "A model asks for this call: 好",
+        "",
+        "because",
         "**It writes and cannot be undone.** It calls `post` with:",
         "- `note`: `*hello*`",
     ]

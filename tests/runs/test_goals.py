@@ -221,8 +221,8 @@ async def test_in_prefect_each_decision_call_and_check_is_a_task_run(store: Plan
     assert (artifact.flow_run_id, artifact.task_run_id) == (UUID(run.flow_run_id), found["report"].id)
     assert "| E2 | 2 | `post` | yes | 1 |" in str(artifact.data)
     assert (preview.flow_run_id, preview.data) == (UUID(run.flow_run_id), "- hello")
-    assert [text for _, text in await logs_of(found["decision report[1]"], 2)] == ["continue: because", "好"]
-    assert [text for _, text in await logs_of(found["decision report[2]"], 1)] == ["confirm: because"]
+    assert [text for _, text in await logs_of(found["decision report[1]"], 2)] == ["continue look(): because", "好"]
+    assert [text for _, text in await logs_of(found["decision report[2]"], 1)] == ["confirm post(note=hello): because"]
 
 
 async def test_in_prefect_a_goal_that_is_exhausted_ends_its_flow_run_as_exhausted(store: PlanStore, prefect_server: Server) -> None:

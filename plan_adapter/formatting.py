@@ -233,7 +233,7 @@ def _run_lines(
 
 
 def _step_run_lines(step: StepRun, *, is_interrupted: bool, is_goal: bool) -> list[str]:
-    how = str(step.status)
+    how = "called for some items" if step.is_partly_done else str(step.status)
     if step.carried:
         how += ", carried"
     if step.outcome is Outcome.UNKNOWN:

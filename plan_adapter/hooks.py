@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 EventKind: TypeAlias = Literal[
     "run_started",  # the run is in the store; with a server, its flow_run_id is known
     "step_started",  # the first attempt of a step begins
+    "call_started",  # of a group: the step is called for another item, which is named in `name`
+    "call_ended",  # of a group: the call for the item in `name` ended; `message` says how
     "attempt_failed",  # another attempt follows; `message` is the error, `delay_ms` the wait
     "step_completed",
     "step_failed",

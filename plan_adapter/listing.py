@@ -77,11 +77,11 @@ def group_facts(group: Step, items: int | None, at_once: int) -> list[str]:
     allowed = str(group.max_failures)
     stop = "the first failed item" if allowed == "0" else f"more than {allowed} failed" + (" items" if allowed.isdigit() else "")
     undone = any(step.rollback is not None for step in group.steps)
-    only = "also items that failed" if group.rollback_failed else "only items that completed"
+    only = "the items that completed" + (", and those that failed" if group.rollback_failed else "")
     return [
         f"{of} of {code(group.for_each or '')}, {pace}: {steps}",
         f"starts no further item after {stop}",
-        *([f"rolls back {only}"] if undone else []),
+        *([f"if the run fails, rolls back {only}"] if undone else []),
     ]
 
 
@@ -126,10 +126,11 @@ def field_line(name: str, field: Input) -> str:
     kind = " or ".join(code(as_text(choice)) for choice in field.enum) if field.enum else field.type
     about = ", ".join(prose(text) for text in (field.title, field.description) if text)
     default = ", required" if field.is_required else f", by default {code(as_text(field.default))}"
-    return f"- {code(name)}{f' ({about})' if about else ''}: {kind}{_limits(field)}{default}"
+    return f"- {code(name)}{f' ({about})' if about else ''}: {kind}{limits_of(field)}{default}"
 
 
-def _limits(field: Input) -> str:
+def limits_of(field: Input) -> str:
+    """Return the limits of a field, each after a comma."""
     what = " members" if field.type == "array" else " characters"
     limits = (("at least", field.minimum, ""), ("at most", field.maximum, ""), ("at least", field.min_length, what))
     found = [f", {words} {limit:g}{of}" for words, limit, of in (*limits, ("at most", field.max_length, what)) if limit is not None]

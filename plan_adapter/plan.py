@@ -58,7 +58,7 @@ LABEL_DESCRIPTION = (
 
 FINALLY_DESCRIPTION = (
     "Steps that always run at the end, in the order of their dependencies: after the run completed, failed, was cancelled or timed out. "
-    "They may use `run.status` and `run.failed_steps`."
+    "They may use `run.status`, `run.failed_steps`, `run.rolled_back` and `run.not_rolled_back`."
 )
 
 STEPS_DESCRIPTION = (

@@ -31,7 +31,7 @@ _SPAN = re.compile(r"`([^`]+)`")
 _SPECIAL = re.compile(r"[\\*\[\]<|~`]|&(?=[#A-Za-z])|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word is not emphasis
 _ACTIVE = re.compile(r"[\\<\[\]]|&(?=[#A-Za-z])")  # an entity would restore the characters that `one_line` makes visible
 _ESCAPE = re.compile(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)|\\([!-/:-@\[-`{-~])")  # inline code, or a character after a backslash
-_START = re.compile(r"(\d{0,9})([#>+=.)-])")  # of a heading, quote, list or rule
+_START = re.compile(r"\d{1,9}(?=[.)])|(?=[#>+=-])")  # before the character that starts a heading, quote, list or rule
 _LINKED = re.compile(r"://|www\.|@|\b(?:mailto|xmpp):", re.IGNORECASE)  # GFM turns these into links by itself
 _EXPRESSION = re.compile(r"\$\{\{.*?\}\}", re.DOTALL)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -151,7 +151,7 @@ def words(text: str) -> str:
     for index, part in enumerate(_SPAN.split(one_line(text))):
         parts += [code(part)] if index % 2 and part.strip() else _plain_words(part)
     shown = "".join(_apart(parts))
-    return _START.sub(r"\1\\\2", shown, count=1) if _START.match(shown) else shown
+    return _START.sub(r"\g<0>\\", shown, count=1) if _START.match(shown) else shown
 
 
 def is_secret_name(name: str) -> bool:

@@ -131,6 +131,11 @@ class StepRun:
     items: list[GroupItem] = field(default_factory=list[GroupItem])  # of a group
     plan: str = ""  # the plan that the step runs, as written
 
+    @property
+    def is_partly_done(self) -> bool:
+        """Whether it is a step of a group that was called for some items, and for others not."""
+        return self.status is StepStatus.SKIPPED and self.started_at is not None
+
     @classmethod
     def pending(cls, step: Mapping[str, Any], index: int, *, depends_on: Sequence[str], group: str | None, attempts: int = 0) -> "StepRun":
         """Return the step run of a step that has not started. `step` maps a `Step`'s fields, or those in a document, to values."""

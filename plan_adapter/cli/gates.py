@@ -10,7 +10,8 @@ from plan_adapter.cli.records import ASKS, gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, known_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.commands import SHOWN_DIGITS, answer_command
-from plan_adapter.readable import as_text, one_line
+from plan_adapter.listing import limits_of
+from plan_adapter.readable import as_text, cut, one_line, unescaped
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 MOST = 1_000_000
 """More gates than are ever open."""
+
+SHOWN_QUESTION = 200
+"""How many characters of a question are shown."""
 
 
 async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> int:
@@ -86,8 +90,9 @@ def _show(found: "list[Gate]", now: datetime, changes: "Mapping[str, Approval]",
         if gate.kind == "outcome":
             output.line(f"{gate.run_id} {gate_place(gate)}: `{answer_command(gate)}` records the outcome")
         if gate.kind == "question":
-            fields = ", ".join(_field_words(name, field) for name, field in gate.fields.items())
-            asked = one_line(gate.description.strip().partition("\n")[0])
+            fields = "; ".join(_field_words(name, field) for name, field in gate.fields.items())
+            asked = one_line(gate.description.strip())
+            asked = asked if len(asked) <= SHOWN_QUESTION else f"{cut(asked, SHOWN_QUESTION)} …"
             output.line(f"{gate.run_id} {gate_place(gate)} asks: {asked} (answer with {fields})")
         if (changed := changes.get(gate.id)) is not None:
             output.line(f"{gate.run_id} {gate_place(gate)}: {one_line(changed.by)} asks for changes: {one_line(changed.note)}")
@@ -99,7 +104,9 @@ def _show(found: "list[Gate]", now: datetime, changes: "Mapping[str, Approval]",
 def _field_words(name: str, field: "Input") -> str:
     """Return a field of a question, with what it takes."""
     kind = " or ".join(as_text(choice) for choice in field.enum) if field.enum else field.type
-    return f"{name}={one_line(kind)}" + ("" if field.is_required else f" (by default {as_text(field.default)})")
+    return f"{name}={one_line(kind)}{unescaped(limits_of(field))}" + (
+        "" if field.is_required else f" (by default {as_text(field.default)})"
+    )
 
 
 def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:

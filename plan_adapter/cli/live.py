@@ -128,6 +128,8 @@ class LiveDisplay:
         match event.kind:
             case "step_started":
                 self._open = {**self._open, step.id: replace(known, again_at=None) if known else _Open(step, now)}
+            case "call_ended":
+                self._print(Text(f"  {event.name}: {one_line(event.message or '')}", style="dim"))
             case "attempt_failed" if known is not None:
                 again = now + (event.delay_ms or 0) / 1000
                 problem = _of_call(event, one_line(event.message or "failed"))

@@ -177,8 +177,10 @@ def plain_lines(event: Event) -> list[str]:
     match event.kind:
         case "run_started":
             return [f"run {event.run.id} of {one_line(event.run.name)}: {counted(len(event.run.steps), 'step')}"]
-        case "step_started":
+        case "step_started" | "call_started":
             return [f"{step}: started"]
+        case "call_ended":
+            return [f"{step}: {one_line(event.message or '')}"]
         case "attempt_failed":
             return [f"{step}: {failed_attempt(event)}"]
         case "gate_opened" | "gate_refused" | "gate_answered":

@@ -37,7 +37,7 @@ def event_json(event: Event) -> dict[str, Any]:
     if event.kind == "run_started":
         fields |= {"name": event.run.name, "digest": event.run.digest, "flow_run_id": event.run.flow_run_id}
     if event.step is not None:
-        fields["step"] = event.step.id if event.kind in ("log", "spoken") else asdict(event.step)
+        fields["step"] = event.step.id if event.kind in ("log", "spoken", "call_started", "call_ended") else asdict(event.step)
     if event.name is not None and event.step is not None and event.name != event.step.id:
         fields["call"] = event.name
     if event.gate is not None:
@@ -93,7 +93,8 @@ def gate_place(gate: Gate) -> str:
 def step_end(step: StepRun) -> str:
     """Return how `step` ended, in words: its duration and retries, or why it failed or was skipped."""
     if step.status is StepStatus.SKIPPED:
-        return f"skipped: {one_line(step.reason or 'not reached')}"
+        reason = one_line(step.reason or "not reached")
+        return reason if step.is_partly_done else f"skipped: {reason}"
     tries = f" after {counted(step.retry_count, 'retry', 'retries')}" if step.retry_count else ""
     if step.status is StepStatus.COMPLETED:
         return ("carried from an earlier start of this run" if step.carried else duration(step.duration_ms)) + tries

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
@@ -118,7 +118,9 @@ class Group:
         first, is_each = self._items[item], self.step.requires_approval == "each"
         parameters: dict[str, JsonValue] = {"item": first.value} if is_each else {"items": [one.value for one in self._items]}
         number, label = (item, self.labels[item]) if is_each else (None, None)
-        return first.scope.gated(self.step, self.step.steps, "group", parameters, item=number, label=label)
+        gated = first.scope.gated(self.step, self.step.steps, "group", parameters, item=number, label=label)
+        ended = [item for item, one in zip(self.items(), self._items, strict=True) if len(one.values) == len(self._before)]
+        return replace(gated, ended_items=tuple(ended) if is_each else ())
 
     def approve(self, item: int) -> None:
         """Start what waited for the approval of the item, or of the group."""

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from plan_adapter.approvals import Approval, Resolution
 from plan_adapter.options import Effect
 from plan_adapter.plan import Step
-from plan_adapter.record import Attempt, PlanRun, StepRun
+from plan_adapter.record import Attempt, GroupItem, PlanRun, StepRun
 from plan_adapter.status import RunReason
 
 T = TypeVar("T")
@@ -35,6 +35,15 @@ class AttemptEnd:
     not_done: bool = False  # the tool's probe reported that nothing was done; the next attempt costs no retry
     reason: str | None = None  # who reported the success, if not the tool itself; why a goal failed
 
+    @property
+    def in_words(self) -> str:
+        """How it ended, with the error."""
+        if self.outcome == "succeeded":
+            return "completed"
+        return f"{_IN_WORDS.get(self.outcome, self.outcome)}: {self.error or 'no reason was given'}"
+
+
+_IN_WORDS: dict[AttemptOutcome, str] = {"unknown": "its outcome is unknown", "timed_out": "timed out"}
 
 WORST_FIRST: tuple[AttemptOutcome, ...] = ("unknown", "cancelled", "timed_out", "failed", "succeeded")
 """The outcomes of an attempt, the one that matters most first."""
@@ -52,6 +61,7 @@ class GatedCall:
     parameters: dict[str, JsonValue]
     approval_digest: str  # of exactly this call
     label: str | None = None  # the item's name; None: its number
+    ended_items: tuple[GroupItem, ...] = ()  # of a group that asks about each item: those that have ended
     withdrawn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Done once the call will not be made whatever the answer is. Nobody needs to be asked after that."""
     waiting: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())

@@ -420,7 +420,9 @@ class Rollback:
     def report(self) -> RollbackReport:
         """Return what is rolled back, what is not and why, and what cannot be."""
         if self.unknown_outcome is not None:
-            return RollbackReport(self.unknown_outcome, can_continue=False)
+            units = [(one.step_id, one.item) for node in self._undoable for one in self._done[node]]
+            left = [call_name(*unit, self._labels.get(unit)) for unit in units]
+            return RollbackReport(self.unknown_outcome, can_continue=False, left=tuple(left))
         whys = dict[Unit, str]()
         for node in self._undoable:
             for receipt in self._done[node]:

@@ -25,10 +25,15 @@ ITEM_NOT_COMPLETED = "its item did not complete, check by hand"
 
 @dataclass(frozen=True, slots=True)
 class RollbackReport:
-    """What a rollback did, in words, and whether another rollback would undo more."""
+    """What a rollback did, in words, and whether another rollback would undo more.
+
+    `undone` and `left` are the names of the steps and items that are rolled back, and of those that could have been and are not.
+    """
 
     words: str
     can_continue: bool
+    undone: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
     def beside(self, message: str | None, before: RollbackStatus | None) -> tuple[str, RollbackStatus]:
         """Return the status message and the rollback status of a run that had `message` and `before`."""
@@ -50,7 +55,10 @@ def report_of(
     parts = ["rolled back: " + (listed(gone, NAMED) or "nothing")]
     parts += ["not rolled back: " + listed(kept, NAMED)] if kept else []
     parts += ["not started: " + listed(left, NAMED)] if left else []
-    return RollbackReport("; ".join([*parts, *notes]), any(why not in ("", CHECK_BY_HAND, ITEM_NOT_COMPLETED) for why in whys.values()))
+    can_continue = any(why not in ("", CHECK_BY_HAND, ITEM_NOT_COMPLETED) for why in whys.values())
+    calls = {unit: call_name(*unit, labels.get(unit)) for unit in whys}
+    undone, behind = (tuple(name for unit, name in calls.items() if bool(whys[unit]) is is_left) for is_left in (False, True))
+    return RollbackReport("; ".join([*parts, *notes]), can_continue, undone, behind)
 
 
 def _unit_names(units: Sequence[Unit], labels: Mapping[Unit, str]) -> dict[Unit, str]:

@@ -505,6 +505,8 @@ class Scheduler:
             await self._call_ended(state, call, end)
 
     async def _call_ended(self, state: Items, call: Call, end: AttemptEnd) -> None:
+        if call.is_of_group:
+            self._scope.notify("call_ended", call.step_run, end.in_words, name=call.name)
         if end.outcome != "succeeded" and self._stops_on_error(state.step):
             self._halt_items(state)
         if self._note(state, call.item, end):

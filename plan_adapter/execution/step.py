@@ -93,6 +93,11 @@ class Call:
         return call_name(self.step.id, self.item, self._label, kind=self._called.kind)
 
     @property
+    def is_of_group(self) -> bool:
+        """Whether this is the call of a group's step for one of the group's items."""
+        return self._called.kind == "step" and self.item is not None and self.step.group is not None
+
+    @property
     def key(self) -> str:
         """The unique key of the call within its run, independent of the item's label. It names files and task runs."""
         return self._called.name if self.item is None else f"{self._called.name}[{self.item}]"
@@ -209,6 +214,8 @@ class Call:
             return end
         if self.step_run.started_at is None:
             await self._begin(intent)
+        elif self.is_of_group and self._tries == 1:
+            self._scope.notify("call_started", self.step_run, name=self.name)
         if self.allowed_by is not None:
             text = call_summary(self._scope.approved.bound, self.step, effect=self.effect, parameters=parameters)
             context.logger.info("nobody is asked, because the plan always executes `%s`\n%s", self._tool.name, text)
@@ -272,7 +279,7 @@ class Call:
 
     async def _begin(self, intent: Attempt) -> None:
         self.step_run.started_at = intent.started_at
-        self._scope.notify("step_started", self.step_run)
+        self._scope.notify("step_started", self.step_run, name=self.name if self.is_of_group else None)
         await self._scope.call_hook(self._scope.hooks.on_step_start, self.run, self.step_run)
 
     async def _act(self, arguments: dict[str, Any], context: ToolContext) -> AttemptEnd:

@@ -12,7 +12,7 @@ Expected: TypeAlias = Literal["bool", "list"]
 
 ONLY_THERE: Mapping[str, str] = {
     "item": "`item` exists in the parameters, the label and the done_when of a step with for_each",
-    "run": "`run.status` and `run.failed_steps` exist in `finally` steps",
+    "run": "`run` exists in `finally` steps",
     "result": "`result` alone exists in done_when; elsewhere write steps.<id>.result",
     "error": "write steps.<id>.error",
     "status": "write steps.<id>.status",
@@ -32,7 +32,7 @@ _NAME = r"[A-Za-z_](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?|[a-z0-9-]{1,64}/[a-z0-
 """A secret's name, or a Prefect block's type and name."""
 
 _MEMBERS = {"result": "dyn", "status": "string", "error": "dyn"}
-_RUN_MEMBERS = {"status": "string", "failed_steps": "list(string)"}
+_RUN_MEMBERS = {"status": "string", "failed_steps": "list(string)", "rolled_back": "list(string)", "not_rolled_back": "list(string)"}
 _KINDS = {"string": "string", "integer": "int", "number": "double", "boolean": "bool", "array": "list", "object": "map"}
 _NO_JSON = ("bytes", "duration", "timestamp", "type")
 
@@ -154,7 +154,7 @@ def _kind_of_input(path: Path, inputs: Mapping[str, Typed]) -> str:
 def _kind_of_run(path: Path) -> str:
     if len(path) < 2 or path[1] not in _RUN_MEMBERS:
         message = "`run` alone is not a value" if len(path) < 2 else f"a run has no `{path[1]}` here"
-        raise RefusedError("unknown-reference", message, "write run.status or run.failed_steps")
+        raise RefusedError("unknown-reference", message, "write " + ", ".join(f"run.{name}" for name in _RUN_MEMBERS))
     return _RUN_MEMBERS[str(path[1])]
 
 

@@ -30,10 +30,14 @@ from plan_adapter.listing import field_line
 from plan_adapter.options import Effect, Question
 from plan_adapter.plan import Step, flattened
 from plan_adapter.preview import Predictions, RollbackPreview, preview_rollback
-from plan_adapter.readable import as_text, call_name, code, counted, duration, moment, words
-from plan_adapter.record import Attempt
+from plan_adapter.readable import as_text, call_name, code, counted, duration, listed, moment, prose, words
+from plan_adapter.record import Attempt, GroupItem
 from plan_adapter.rounds import RoundRecord
+from plan_adapter.status import StepStatus
 from plan_adapter.validation import BoundPlan
+
+SHOWN_ITEMS = 8
+"""How many items of a group a gate names that ended before."""
 
 SHOWN_ROUNDS = 5
 """How many of the newest rounds of a goal the gate of its next call shows."""
@@ -53,15 +57,18 @@ def step_gate_text(
     ends: Mapping[str, str] | None = None,
     notices: Sequence[str] = (),
     rounds: Sequence[RoundRecord] = (),
+    ended_items: Sequence[GroupItem] = (),
 ) -> str:
     """Return the text of a step gate: the parameters as the tool will receive them, or the question, and what led to it.
 
     `results` are those of the steps that it depends on, and `ends` is how they ended (`completed`, `skipped`). `item` counts from 0. A
-    call or a question of a model belongs to a round of the step's goal, and `rounds` are those before it.
+    call or a question of a model belongs to a round of the step's goal, and `rounds` are those before it. `ended_items` are the items of a
+    group that ended before this one.
     """
     validated = bound.validated
     if step.inner:
-        return _outer_gate_text(bound, step, parameters, call_name(step.id, item, label), approval_digest, expires_ms, notices)
+        name = call_name(step.id, item, label)
+        return _outer_gate_text(bound, step, parameters, name, approval_digest, expires_ms, notices, ended_items)
     before = _what_came_before(validated.dependencies[step.id], results or {}, ends or {}, Values(bound.inputs, expressions=False))
     what = "A step" if step.ask is None else f"Asked by the step {code(step.id)}"
     told = _told(bound, step)
@@ -129,8 +136,9 @@ def _question_lines(step: Step, question: Question, asked: JsonValue) -> list[st
     """Return a question as it is asked: its first line in the heading, which even a small form shows; then the rest and the fields."""
     text = asked if isinstance(asked, str) else as_text(asked)
     first, _, more = text.strip().partition("\n")
-    shown, is_whole = short_description(first)
-    rest = [] if is_whole and not more else quoted(text)
+    shown, is_short = short_description(first)
+    is_whole = is_short and not more
+    rest = [] if is_whole else quoted(text)
     heading = opening(f"{words(shown)}{'' if is_whole else ' …'}", step.description)
     return [*heading, *rest, *map(field_line, question.fields, question.fields.values()), ""]
 
@@ -143,6 +151,7 @@ def _outer_gate_text(
     approval_digest: str,
     expires_ms: int,
     notices: Sequence[str],
+    ended_items: Sequence[GroupItem],
 ) -> str:
     """Return the text of the gate of a group, of one item of it, or of a sub-plan: the steps that will run, and for what."""
     validated, values, predictions = bound.validated, Values.of(bound), Predictions(bound.validated, bound.inputs)
@@ -157,6 +166,9 @@ def _outer_gate_text(
     asked = [line for key, value in parameters.items() for line in value_lines(key, values.redacted(key, value))]
     of_plan = "" if outer.plan is None else f" of the plan {code(outer.plan)}"
     first += [f"It runs {counted(len(effects), 'step')}{of_plan}, for:", "", *asked, ""]
+    if ended_items:  # the failed ones first
+        ends = [f"{prose(one.label)} {one.status}" for one in sorted(ended_items, key=lambda one: one.status is not StepStatus.FAILED)]
+        first += [f"Before it: {listed(ends, SHOWN_ITEMS)}.", ""]
     first += [f"- **{words(one.id)}** ({EFFECTS_SHOWN[effects[one.id]]}): {code(one.called)}" for one in steps]
     first += ["", f"{danger} A part of {title(validated.plan)}. {expiry(validated.plan, expires_ms, outer)}", ""]
     rest = ["### The steps", ""]

@@ -60,7 +60,7 @@ async def _roll_back_with(cluster: Cluster | None, session: RunSession) -> PlanR
     ended = ended_status(reason, completed=any(step.status is StepStatus.COMPLETED for step in run.steps))
     try:
         await undo(rollback, store, session.backend.cancellation)
-        await execute_finals(scope, keeper, ended)
+        await execute_finals(scope, keeper, ended, rollback)
     finally:
         status, why, message = with_finals(Ending(ended, run.reason, run.message), finals_of(scope), scope.why_finals_stopped)
         run.transition(status, reason=why, message=message)

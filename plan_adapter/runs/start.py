@@ -160,9 +160,9 @@ async def _execute_with(
                 was_in_prefect = scope.stop.kind == "cancelled" and scope.stop.message != await store.ledger.cancel_request(run.id)
                 await undo(rollback, store, None if was_in_prefect else backend.cancellation)
         except asyncio.CancelledError:
-            await execute_finals(scope, keeper, ending_without_finals(scope).status)
+            await execute_finals(scope, keeper, ending_without_finals(scope).status, rollback)
             raise
-        await execute_finals(scope, keeper, ending_without_finals(scope).status)
+        await execute_finals(scope, keeper, ending_without_finals(scope).status, rollback)
         if scope.is_left:
             await leave_waiting(run, store)
             return None
@@ -174,8 +174,10 @@ async def _execute_with(
     return None
 
 
-async def execute_finals(scope: RunScope, keeper: GateKeeper, status: PlanStatus) -> None:
+async def execute_finals(scope: RunScope, keeper: GateKeeper, status: PlanStatus, rollback: Rollback | None) -> None:
     """Execute the plan's `finally` steps once all others have ended, with `status` as `run.status`. Sets `scope.is_left` if they wait.
+
+    Their expressions also see what `rollback` undid, if there was one.
 
     Cancelling the run does not stop them; their own timeout does. If the process has to end now, they run when the run is resumed.
     """
@@ -185,7 +187,13 @@ async def execute_finals(scope: RunScope, keeper: GateKeeper, status: PlanStatus
         return
     if session.backend.is_cut_short() and scope.stop.is_set:
         return
-    failed = [step.id for step in main if step.status is StepStatus.FAILED]
+    report = None if rollback is None else rollback.report()
+    end: dict[str, JsonValue] = {
+        "status": status.value,
+        "failed_steps": [step.id for step in main if step.status is StepStatus.FAILED],
+        "rolled_back": [] if report is None else [*report.undone],
+        "not_rolled_back": [] if report is None else [*report.left],
+    }
     run.transition(PlanStatus.EXECUTING, reason=run.reason, message=run.message)
     history = (await keeper.store.ledger.history(run.id)).at_end(validated.finally_order)
     run.steps = [*main, *(step for step in _pending_steps(validated, history) if step.id in validated.finally_order)]
@@ -194,7 +202,7 @@ async def execute_finals(scope: RunScope, keeper: GateKeeper, status: PlanStatus
         stop=Stop(),
         history=replace(history, choices=scope.history.choices),
         refusal=None,
-        end={"status": status.value, "failed_steps": list[JsonValue](failed)},
+        end=end,
     )
     policy = await keeper.store.policy.effective(keeper.run_request.settings)
     last.gates = CallGates(scope.approved, keeper, last.stop, policy, history.asked)

@@ -101,6 +101,7 @@ class CallGates:
             ends={step.id: step.status.value + (f": {step.reason}" if step.reason else "") for step in before},
             notices=[*changes, *stale],
             rounds=await self._rounds_before(call),
+            ended_items=call.ended_items,
         )
         return new_gate(
             run,

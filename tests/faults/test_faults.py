@@ -109,7 +109,7 @@ async def test_a_goal_that_is_killed_in_every_round_keeps_its_promises(point: Cr
     places: list[Target] = [decided, *read, decided, decided, ("gate-opened", None), ("gate-answered", None), *written, decided]
     asked = [("gate-opened", None), ("gate-answered", None)] + (read if point != "mid-effect" else [])
     rejected = checked if point != "mid-effect" else []
-    places += [("gate-answered", None), *rejected, decided, *asked, decided, *checked, decided, *checked, *asked]
+    places += [("gate-answered", None), *rejected, decided, *asked, decided, *checked, decided, *read, decided, *checked, *asked]
     places += read if point != "mid-effect" else []  # the end of the step itself
     ended = await trial(GOAL, tmp_path, shared_store, choose=Each(places))
     assert ended.found == [], "\n".join(ended.told)

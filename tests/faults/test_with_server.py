@@ -35,7 +35,7 @@ async def test_a_scripts_flow_run_resumes_after_each_kill(prefect_server: Server
     assert trial.kills == dict.fromkeys(faults, 1)
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 async def test_a_worker_brings_a_run_to_its_end_that_is_killed_at_every_place(prefect_server: Server, tmp_path: Path) -> None:
     faults = [target for target in TARGETS if not f"{target[0]} {target[1]}".replace("in-transaction ", "").startswith(GATES)]
     faults.insert(faults.index(("after-receipt", None)), SHOWN)

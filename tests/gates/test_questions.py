@@ -55,7 +55,7 @@ async def test_the_heading_is_the_first_line_of_a_question_and_all_of_it_follows
     plan.steps[0].ask = Question(question="Switch?\nThe last errors:\npool exhausted", fields=FIELDS)
     going = world.start(plan)
     gate = await world.store.gates.get((await world.gate(step="decide")).id)
-    assert gate.text.startswith("## Switch?\n")
+    assert gate.text.startswith("## Switch? …\n")
     assert "> Switch?\n>\n> The last errors:\n>\n> pool exhausted\n" in gate.text
     await world.answer(gate, result=ANSWER)
     await going

@@ -100,7 +100,7 @@ def step(name: str, tool_name: str = "do", **fields: Any) -> Step:
     return Step(id=name, tool_name=tool_name, description=f"Do {name}", parameters=parameters, **fields)
 
 
-TOLD = "${{ run.status + ': ' + run.failed_steps.join(', ') }}"
+TOLD = "${{ run.status + ': ' + run.failed_steps.join(', ') + run.rolled_back.map(name, ' undone ' + name).join('') }}"
 
 
 async def test_they_run_last_in_their_own_order_and_know_how_the_run_ended(world: World, store: PlanStore) -> None:
@@ -206,12 +206,17 @@ async def test_a_resume_can_skip_one_and_runs_them_whatever_else_it_leaves(world
     assert (again.step("tidy").status, "not today" in (again.step("tidy").reason or "")) == (StepStatus.SKIPPED, True)
 
 
-async def test_they_run_after_the_rollback(world: World, store: PlanStore) -> None:
-    world.broken.add("b")
-    undo = Rollback(tool_name="do", parameters={"name": "a undone"})
-    plan = tidied(step("a", "write", rollback=undo), step("b"))
+@pytest.mark.parametrize(("is_undone", "told"), [(True, "undone: c, a; left: "), (False, "undone: c; left: a")])
+async def test_they_run_after_the_rollback_and_know_what_it_undid(world: World, store: PlanStore, is_undone: bool, told: str) -> None:
+    world.broken |= {"b"} if is_undone else {"b", "a undone"}
+    undo = {name: Rollback(tool_name="do", parameters={"name": f"{name} undone"}) for name in "ac"}
+    steps = [step("a", "write", rollback=undo["a"]), step("c", "write", rollback=undo["c"], depends_on=["a"])]
+    how = "${{ 'undone: ' + run.rolled_back.join(', ') + '; left: ' + run.not_rolled_back.join(', ') }}"
+    finals = [Step(id="tell", tool_name="do", description="Tell", parameters={"name": how})]
+    plan = tidied(*steps, step("b", depends_on=["c"]), finals=finals)
     run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
-    assert (run.status, world.done) == (PlanStatus.PARTIAL, ["a", "a undone", "tidy", "partial: b"])
+    undone = ["c undone", "a undone"] if is_undone else ["c undone"]
+    assert (run.status, world.done) == (PlanStatus.PARTIAL, ["a", "c", *undone, told])
 
 
 async def test_a_rollback_on_request_is_followed_by_them(world: World, store: PlanStore) -> None:
@@ -223,7 +228,7 @@ async def test_a_rollback_on_request_is_followed_by_them(world: World, store: Pl
     run = await running
     assert world.done == ["a", "tidy", "cancelled: b"]
     undone = await acancel_run(run.id, reason="undo", rollback=True, tools=world.tools, store=store, offline=True)
-    assert (undone.status, world.done[3:]) == (PlanStatus.CANCELLED, ["a undone", "tidy", "cancelled: b"])
+    assert (undone.status, world.done[3:]) == (PlanStatus.CANCELLED, ["a undone", "tidy", "cancelled: b undone a"])
 
 
 async def test_one_that_writes_waits_at_its_gate_like_any_step(world: World, store: PlanStore) -> None:

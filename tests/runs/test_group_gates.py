@@ -30,6 +30,8 @@ async def test_each_item_is_approved_before_its_first_step(cluster: Cluster, sto
         assert "**restart** (**write**): `do`" in text
         assert f"`restart` `what`: `restart {node}`" in text
         assert f"`drain` undone with `what`: `undrain {node}`" in text
+    ends = ("Before it: a completed.", "Before it: a completed, b completed.")
+    assert "Before it" not in asked[0] and all(end in text for end, text in zip(ends, asked[1:], strict=True))
     assert [(row.step_id, row.item) for row in await store.approvals(ended.id) if row.step_id] == [("nodes", 0), ("nodes", 1), ("nodes", 2)]
 
 

@@ -21,13 +21,17 @@ from plan_adapter import (
     format_plan,
     tool,
 )
+from plan_adapter.cli.progress import plain_lines
 from plan_adapter.engine.connection import Server
 from plan_adapter.execution.history import ResumeOptions
+from plan_adapter.hooks import Event
 from plan_adapter.options import Input
 from plan_adapter.plan import Rollback, Step
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.start import execute_plan
 from plan_adapter.status import RunReason
+from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import task_runs
 from tests.processes import Program
 from tests.runs.cluster import Cluster, act, rolling, run
@@ -104,6 +108,20 @@ async def test_no_item_starts_after_a_failed_one_and_what_completed_is_rolled_ba
     message = str(ended.message)
     assert message.startswith("`nodes` failed: b: `restart` failed: ")
     assert "rolled back: drain[a], before; not rolled back: drain[b] (its item did not complete, check by hand)" in message
+    assert "**drain** `do`: called for some items in " in format_plan(ended)
+    assert (ended.step("drain").is_partly_done, ended.step("after").is_partly_done) == (True, False)
+    assert ended.step("drain").reason == "called for 2 of 3 items: 1 item of `nodes` failed"
+
+
+async def test_each_call_of_an_item_is_told_with_its_name(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken.add("restart b")
+    bound, events = bind_inputs(validate(rolling(act("drain"), act("restart", "drain")), cluster.tools)), list[Event]()
+    await execute_plan(bound, run_request=RunRequest(listener=events.append), store=store, offline=True)
+    told = [line for event in events if event.step is not None for line in plain_lines(event)]
+    calls = [f"{what}[{node}]: {end}" for node in "ab" for what in ("drain", "restart") for end in ("started", "completed")]
+    failure = "restart[b]: failed: ValueError: restart b is broken"
+    assert told[:8] == [*calls[:7], failure]
+    assert told[8] == "drain: called for 2 of 3 items: 1 item of `nodes` failed"
 
 
 async def test_rollback_failed_rolls_back_the_item_that_failed_too(cluster: Cluster, store: PlanStore) -> None:

@@ -239,14 +239,14 @@ def test_a_few_sequences_of_what_people_and_processes_do_keep_the_promise() -> N
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_any_sequence_of_what_people_and_processes_do_keeps_the_promise() -> None:
     explore_all(examples=24, steps=25)
     assert sum(happened[f"ended at {label}"] > 0 for label in LABELS) >= 4, "processes ended at several places"
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_many_more_sequences_do() -> None:
     explore_all(examples=60, steps=30)
     missing = [label for label in LABELS if not happened[f"ended at {label}"]]

@@ -23,7 +23,7 @@ def test_preview_says_how_a_group_runs(cluster: Cluster) -> None:
     text = preview_text(preview)
     assert "for each of 3 items of `${{ inputs.nodes }}`, one at a time: `drain`, `restart`, `check`" in text
     assert "starts no further item after more than 20% failed" in text
-    assert "rolls back only items that completed" in text
+    assert "if the run fails, rolls back the items that completed" in text
     assert [step.step.id for step in preview.steps] == ["nodes", "drain", "restart", "check"]
 
 

@@ -262,6 +262,9 @@ async def apply_runbooks(
     async with deployer() as on_server:
         planned = await on_server.compare([one for _, one in runbooks])
         if is_dry:
+            missing = [name for name in _pools(planned) if not await on_server.has_pool(name)]
+            for name in missing:
+                output.note(f"the process work pool `{name}` would be created, after asking")
             return planned
         await _provide_pools(planned, on_server, yes=yes, as_json=as_json)
         for validated, _ in runbooks:

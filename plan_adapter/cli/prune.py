@@ -14,6 +14,7 @@ from plan_adapter.cli.asking import agrees, is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.sources import names_of_runbook, open_store, status_of
 from plan_adapter.gates.approval import os_user
+from plan_adapter.gates.signatures import default_key
 from plan_adapter.readable import counted, moment
 from plan_adapter.settings import Settings
 
@@ -30,6 +31,7 @@ async def prune(
     runbook: Annotated[str | None, Parameter(name=("--runbook", "--name"))] = None,
     status: str | None = None,
     dry_run: bool = False,
+    sign: bool = False,
     yes: bool = False,
     json: bool = False,
 ) -> int:
@@ -47,14 +49,17 @@ async def prune(
         runbook: Delete only runs of plans with this name, also as Prefect shows it.
         status: Delete only runs with this status: completed, failed, cancelled or partial.
         dry_run: List what would be deleted, and delete nothing.
+        sign: Sign the newest tombstone with your SSH key. The signature covers all tombstones before it.
         yes: Do not ask first.
         json: Print one JSON object per run, with why it was kept, if it was.
     """
-    from plan_adapter.runs.prune import find_old_runs, prune_runs, remove_results  # imports SQLAlchemy
+    from plan_adapter.runs.prune import find_old_runs, prune_runs, remove_results, sign_tombstones  # imports SQLAlchemy
 
     settings, age, me = Settings(), _age(older_than), os_user()
     if not (yes or dry_run or (is_at_terminal() and not json)):
         raise UsageError("`plan prune` deletes records: add --yes, or --dry-run to see which")
+    if sign:
+        default_key(settings)  # before anything is deleted
     async with open_store(settings) as store:
         names = None if runbook is None else await names_of_runbook(runbook, store)
         found = await find_old_runs(age, store=store, settings=settings, by=me, names=names, status=status_of(status))
@@ -69,11 +74,12 @@ async def prune(
             return ExitCode.DONE
         async for batch in prune_runs(found, age, store=store, by=me, known_by="os_user"):
             done += batch
+        signed = await sign_tombstones(store=store, settings=settings, by=me) if sign else 0
         folders = await remove_results(store, settings.results_path)
     if json:
         _print(done, as_json=True)
     results = f"; removed the result files of {counted(folders, 'run')}" if folders else ""
-    output.note(_summary("deleted", done) + results)
+    output.note(_summary("deleted", done) + results + (f"; signed the tombstones up to number {signed}" if signed else ""))
     return ExitCode.DONE
 
 

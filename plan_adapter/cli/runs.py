@@ -21,8 +21,10 @@ from plan_adapter.settings import Settings
 from plan_adapter.status import PlanStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from plan_adapter.store.signed import Signed
-    from plan_adapter.store.tombstones import Tombstone
+    from plan_adapter.store.tombstones import Tombstone, TombstoneSignature
     from plan_adapter.store.verification import Verification
 
 
@@ -101,7 +103,10 @@ async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
                 pruned = [one for one in await store.retention.tombstones(run_or_file) if one.kind == "pruned"]
                 if len(pruned) != 1:
                     raise
-                return _print_tombstone(pruned[0], await store.retention.problem(), as_json=as_json)
+                checked = checked_signatures(await store.retention.signatures(), await store.policy.effective(settings))
+                problem = await store.retention.problem() or next((one["problem"] for one in checked if one["problem"]), None)
+                signed_by = next((one for one in checked if int(one["id"]) >= pruned[0].number), None)
+                return _print_tombstone(pruned[0], problem, signed_by, as_json=as_json)
             policy = await store.policy.effective(settings)
     checked = [_checked(one, policy) for one in signed]
     bad = [line for line in checked if line["problem"] is not None]
@@ -117,12 +122,30 @@ async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
     return ExitCode.DONE if found.ok and not bad else ExitCode.FAILED
 
 
-def _print_tombstone(tombstone: "Tombstone", problem: str | None, *, as_json: bool) -> int:
-    """Print what is left of a pruned run. Return 0 if the tombstones are as they were written."""
+def checked_signatures(signatures: "Sequence[TombstoneSignature]", policy: EffectivePolicy) -> list[dict[str, Any]]:
+    """Return the signatures of tombstones like those of a run. `problem` says what is wrong with one."""
+    from plan_adapter.store.signed import Signed  # imports SQLAlchemy
+
+    found = [_checked(Signed("tombstones", str(one.number), one.by, one.text, one.signature), policy) for one in signatures]
+    for one in found:
+        if one["problem"] is not None:
+            one["problem"] = f"the signature of {one_line(one['by'])} at tombstone {one['id']}: {one['problem']}"
+    return found
+
+
+def _print_tombstone(tombstone: "Tombstone", problem: str | None, signed_by: dict[str, Any] | None, *, as_json: bool) -> int:
+    """Print what is left of a pruned run, and the signature that covers it. Return 0 if the tombstones are as they were written."""
     if as_json:
         verdict = "pruned" if problem is None else "altered"
         output.json_line(
-            {"run": tombstone.run_id, "verdict": verdict, "ok": problem is None, "problem": problem, "tombstone": asdict(tombstone)}
+            {
+                "run": tombstone.run_id,
+                "verdict": verdict,
+                "ok": problem is None,
+                "problem": problem,
+                "tombstone": asdict(tombstone),
+                "signature": signed_by,
+            }
         )
     elif problem is not None:
         output.line(f"altered: {problem}")
@@ -130,6 +153,9 @@ def _print_tombstone(tombstone: "Tombstone", problem: str | None, *, as_json: bo
         ended = f"{one_line(tombstone.name)}, {tombstone.status} at {moment(tombstone.completed_at)}"
         entries = counted(tombstone.entries, "entry", "entries")
         output.line(f"pruned: {tombstone}: {ended}; {entries}, digest {tombstone.last_digest}")
+        if signed_by is not None:
+            not_checked = "" if signed_by["checked"] else ", which was not checked: no allowed signers are named"
+            output.note(f"the signature of {one_line(signed_by['by'])} at tombstone {signed_by['id']} covers it{not_checked}")
     return ExitCode.DONE if problem is None else ExitCode.FAILED
 
 

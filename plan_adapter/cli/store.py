@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode
+from plan_adapter.cli.runs import checked_signatures
 from plan_adapter.cli.sources import open_store
 from plan_adapter.readable import counted
 from plan_adapter.settings import Settings
@@ -57,6 +58,8 @@ async def _verify(opened: "PlanStore", *, as_json: bool) -> int:
             found = await opened.verify(run_id)
             problems += [] if found.ok else [f"run {run_id}: {found.problem or 'it has no audit log'}"]
         count += len(page)
+    signatures = checked_signatures(await opened.retention.signatures(), await opened.policy.effective(Settings()))
+    problems += [one["problem"] for one in signatures if one["problem"] is not None]
     for problem in (await opened.retention.problem(), (await opened.policy.history())[1]):
         problems += [] if problem is None else [problem]
     if as_json:

@@ -33,7 +33,7 @@ _NO_PRINCIPAL = re.compile(r'[*?!,"\x00-\x1f\x7f]|^$')  # a name pattern, or cha
 def default_key(settings: Settings) -> Path:
     """Return the key to sign with: `signing_key`, or the first usual one in ~/.ssh. Raise NotApprovedError if there is none."""
     if settings.signing_key is not None:
-        return settings.signing_key.expanduser()
+        return _existing(settings.signing_key.expanduser())
     folder = Path.home() / ".ssh"
     found = next((folder / name for name in KEY_NAMES if (folder / name).exists() or (folder / f"{name}.pub").exists()), None)
     if found is None:
@@ -64,8 +64,7 @@ def sign(text: str, *, key: Path) -> str:
 
     ssh-keygen itself asks for a passphrase on the terminal. Raises NotApprovedError, which says what is missing.
     """
-    if not key.exists():
-        raise NotApprovedError(f"there is no SSH key {key}: make one with `ssh-keygen -t ed25519`, or set PLAN_ADAPTER_SIGNING_KEY")
+    _existing(key)
     with tempfile.TemporaryDirectory(prefix="plan-sign-") as folder:
         # Written to a file: if the text came on standard input, ssh-keygen would not ask for a passphrase on the terminal.
         message = Path(folder, "text")
@@ -103,6 +102,12 @@ def signer(text: str, signature: str, *, allowed: Path | str, by: str) -> str:
         found = _ssh_keygen(["-Y", "find-principals", "-s", str(signed), "-f", str(everyone)], seconds=VERIFY_SECONDS)
     names = found.stdout.decode(errors="replace").split("\n") if found.returncode == 0 else []
     raise NotApprovedError(_why_not_verified(verified.stderr.decode(errors="replace"), by=by, names=names, allowed=where))
+
+
+def _existing(key: Path) -> Path:
+    if not key.exists():
+        raise NotApprovedError(f"there is no SSH key {key}: make one with `ssh-keygen -t ed25519`, or set PLAN_ADAPTER_SIGNING_KEY")
+    return key
 
 
 def _ssh_keygen(

@@ -22,11 +22,13 @@ END
 $$;
 
 REVOKE ALL ON plans, versions, implied_dependencies, runs, leases, concurrency_keys, step_runs, attempts, receipts, approvals, gates,
-    standing_approvals, used_codes, revisions, drafts, model_calls, audit, tombstones, policy_history, totp_history, plan_adapter_revision
+    standing_approvals, used_codes, revisions, drafts, model_calls, audit, tombstones, tombstone_signatures, policy_history,
+    totp_history, plan_adapter_revision
     FROM PUBLIC, plan_runner, plan_operator, plan_keeper, plan_auditor;
 
 GRANT SELECT ON plans, versions, implied_dependencies, runs, leases, concurrency_keys, step_runs, attempts, receipts, approvals, gates,
-    standing_approvals, used_codes, revisions, drafts, model_calls, audit, tombstones, policy_history, totp_history, plan_adapter_revision
+    standing_approvals, used_codes, revisions, drafts, model_calls, audit, tombstones, tombstone_signatures, policy_history,
+    totp_history, plan_adapter_revision
     TO plan_runner, plan_operator, plan_keeper, plan_auditor;
 
 GRANT INSERT ON plans, versions, implied_dependencies, runs, leases, concurrency_keys, step_runs, attempts, receipts, approvals, gates,
@@ -42,7 +44,7 @@ GRANT UPDATE (status, reason, message, rollback, updated_at, completed_at, cance
 GRANT UPDATE (status, outcome, error, reason) ON step_runs TO plan_operator;
 GRANT UPDATE (owner) ON leases TO plan_operator;
 
-GRANT INSERT ON audit, tombstones TO plan_keeper;
+GRANT INSERT ON audit, tombstones, tombstone_signatures TO plan_keeper;
 GRANT DELETE ON runs, leases, concurrency_keys, step_runs, attempts, receipts, approvals, gates, revisions, audit TO plan_keeper;
 GRANT UPDATE (inputs, outputs, message, rejection_note, cancel_reason, metadata, updated_at) ON runs TO plan_keeper;
 GRANT UPDATE (error, reason, items, outputs) ON step_runs TO plan_keeper;

@@ -35,7 +35,7 @@ from plan_adapter.store.tables import (
 from plan_adapter.store.tables import gates as gate_table
 from plan_adapter.store.tables import leases as lease_table
 from plan_adapter.store.tables import tombstones as tombstone_table
-from plan_adapter.store.tombstones import Tombstone
+from plan_adapter.store.tombstones import Tombstone, TombstoneSignature
 from plan_adapter.store.verification import ENDED, verify
 
 BATCH = 20
@@ -170,6 +170,21 @@ class Retention(StorePart):
         """Return which of these runs were pruned."""
         query = select(tombstone_table.c.run_id).where(tombstone_table.c.run_id.in_(run_ids), tombstone_table.c.kind == "pruned")
         return set(connection.scalars(query))
+
+    @reads
+    def unsigned(self, connection: Connection) -> tuple[int, str] | None:
+        """Return the number of the newest tombstone and the text to sign for it, or None if there is none or it is signed."""
+        return tombstones.unsigned(connection)
+
+    @writes
+    def add_signature(self, connection: Connection, number: int, *, by: str, signature: str) -> None:
+        """Record the signature of a tombstone, which covers all before it."""
+        tombstones.add_signature(connection, number, by=by, signature=signature)
+
+    @reads
+    def signatures(self, connection: Connection) -> list[TombstoneSignature]:
+        """Return the signatures of tombstones, oldest first."""
+        return tombstones.signatures(connection)
 
     @reads
     def problem(self, connection: Connection) -> str | None:

@@ -179,6 +179,17 @@ tombstones = Table(
 
 only_added_to(tombstones)
 
+tombstone_signatures = Table(
+    "tombstone_signatures",
+    metadata,
+    Column("number", Integer, ForeignKey("tombstones.number"), primary_key=True, autoincrement=False),
+    Column("by", Words, nullable=False),
+    Column("signature", Text, nullable=False),  # of the tombstone's digest, and so of all tombstones before it
+    Column("at", Instant, nullable=False),
+)
+
+only_added_to(tombstone_signatures)
+
 # The next three tables are written while steps run. On SQLite they have no row ids: one tree each instead of two or three, so a commit
 # writes fewer pages. Their keys start with the run, because they are read by run.
 

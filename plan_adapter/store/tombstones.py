@@ -1,6 +1,7 @@
 """Tombstones: what was pruned or erased, by whom, and the digests of what was there. Functions of a connection.
 
-They form one hash chain for the whole store. The database deletes or changes an audit entry only if its run has a tombstone.
+They form one hash chain for the whole store. The database deletes or changes an audit entry only if its run has a tombstone. A person can
+sign the newest one with their SSH key, and with it all that came before.
 """
 
 import json
@@ -18,7 +19,7 @@ from plan_adapter.store.columns import now_of
 from plan_adapter.store.digests import Plain, digest_of, plain
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.rows import Row, context_of, dump_json, load_json, whose
-from plan_adapter.store.tables import audit, tombstones
+from plan_adapter.store.tables import audit, tombstone_signatures, tombstones
 
 BEGINNING = sha256(b"prefect-plan-adapter tombstones").hexdigest()
 """The digest that precedes the first tombstone."""
@@ -74,6 +75,43 @@ class Erased:
     def original(self, digest: str) -> str:
         """Return the digest that belongs to the content before anything was erased."""
         return self.replaced.get(digest, digest)
+
+
+@dataclass(frozen=True, slots=True)
+class TombstoneSignature:
+    """The signature of a tombstone, and so of all tombstones before it."""
+
+    number: int
+    by: str
+    signature: str
+    text: str  # that was signed
+
+
+def signed_text(number: int, digest: str) -> str:
+    """Return the text that an SSH key signs for the tombstone with this number and digest."""
+    return f"prefect-plan-adapter tombstones\nnumber: {number}\ndigest: {digest}\n"
+
+
+def unsigned(connection: Connection) -> tuple[int, str] | None:
+    """Return the number of the newest tombstone and the text to sign for it, or None if there is none or it is signed."""
+    newest = connection.execute(select(tombstones.c.number, tombstones.c.digest).order_by(tombstones.c.number.desc()).limit(1)).first()
+    if newest is None or connection.scalar(select(func.max(tombstone_signatures.c.number))) == newest.number:
+        return None
+    return newest.number, signed_text(newest.number, newest.digest)
+
+
+def add_signature(connection: Connection, number: int, *, by: str, signature: str) -> None:
+    """Record the signature of a tombstone. If another process has signed it meanwhile, its signature stays."""
+    if connection.scalar(select(tombstone_signatures.c.number).where(tombstone_signatures.c.number == number)) is None:
+        row = {"number": number, "by": by, "signature": signature, "at": now_of(connection)}
+        connection.execute(insert(tombstone_signatures).values(row))
+
+
+def signatures(connection: Connection) -> list[TombstoneSignature]:
+    """Return all signatures, oldest first."""
+    columns = (tombstone_signatures.c.number, tombstone_signatures.c.by, tombstone_signatures.c.signature, tombstones.c.digest)
+    query = select(*columns).join(tombstones, tombstones.c.number == tombstone_signatures.c.number).order_by(tombstone_signatures.c.number)
+    return [TombstoneSignature(row.number, row.by, row.signature, signed_text(row.number, row.digest)) for row in connection.execute(query)]
 
 
 def add(

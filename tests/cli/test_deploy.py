@@ -84,6 +84,8 @@ def test_a_change_names_what_differs_and_keeps_the_options_that_are_left_out(pla
     options = ("--cron", "0 3 * * *", "--time-zone", "Asia/Shanghai", "--input", "host=web-1", "--concurrency-limit", "1")
     deployed(plan, runbook(name), *options, "--tools", "tests.cli.some_tools:greet", "--job-variable", "env.LANG=C.UTF-8")
     before = in_prefect(name)
+    away = plan("deploy", runbook(name), "--dry-run", "--pool", "no-such-pool")
+    assert "the process work pool `no-such-pool` would be created, after asking" in away.err
     dry = plan("deploy", runbook(name, description="Ask it again"), "--dry-run")
     assert dry.out.splitlines()[0] == f"{name}/{name}: would be updated: version, description"
     assert in_prefect(name).version == before.version

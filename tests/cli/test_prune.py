@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plan_adapter.gates.approval import os_user
+from plan_adapter.gates.signatures import sign
 from tests.cli.conftest import Plan
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document
 from tests.sql import Sql
@@ -49,6 +51,37 @@ def test_old_runs_are_deleted_with_their_results_and_leave_tombstones(plan: Plan
     assert (shown.code, f"run {runs[0]} was pruned" in shown.err) == (2, True)
     assert plan("store", "verify").out == "1 run, tombstones and policy: intact\n"
     assert plan("prune", "--older-than", "0m", "--yes").err == "deleted 0 records\n"
+
+
+def key_of(name: str, folder: Path) -> Path:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(folder / name)], check=True)
+    return folder / name
+
+
+def test_a_signature_covers_all_tombstones_and_a_wrong_one_is_named(
+    plan: Plan, runs: list[str], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other, allowed = key_of("mine", tmp_path), key_of("other", tmp_path), tmp_path / "allowed"
+    allowed.write_text(f"{ME} {mine.with_suffix('.pub').read_text()}")
+    monkeypatch.setenv("PLAN_ADAPTER_SIGNING_KEY", str(tmp_path / "none"))
+    assert plan("prune", "--older-than", "0m", "--sign", "--yes").code != 0
+    monkeypatch.setenv("PLAN_ADAPTER_SIGNING_KEY", str(mine))
+    assert plan("prune", "--older-than", "0m", "--sign", "--yes").err == "deleted 2 records; signed the tombstones up to number 2\n"
+    covered = f"the signature of {ME} at tombstone 2 covers it"
+    assert plan("runs", "verify", runs[0]).err == f"{covered}, which was not checked: no allowed signers are named\n"
+    monkeypatch.setenv("PLAN_ADAPTER_ALLOWED_SIGNERS", str(allowed))
+    assert (plan("runs", "verify", runs[0]).err, plan("runs", "verify", runs[0], "--json").run["signature"]["checked"]) == (
+        f"{covered}\n",
+        True,
+    )
+    assert plan("store", "verify").out == "1 run, tombstones and policy: intact\n"
+    assert plan("prune", "--older-than", "0m", "--sign", "--yes").err == "deleted 0 records\n"  # everything is signed
+
+    forged = sign("prefect-plan-adapter tombstones\nnumber: 1\ndigest: 0\n", key=other)
+    row = "INSERT INTO tombstone_signatures VALUES (1, :by, :signature, '2026-01-01 00:00:00')"
+    asyncio.run(Sql(f"sqlite:///{home / 'plans.db'}").change(row, by=ME, signature=forged))
+    for said in (plan("runs", "verify", runs[0]), plan("store", "verify")):
+        assert (said.code, said.out.startswith(f"altered: the signature of {ME} at tombstone 1: ")) == (1, True)
 
 
 def test_results_that_an_interrupted_prune_left_are_removed_by_the_next_one(plan: Plan, runs: list[str], home: Path) -> None:

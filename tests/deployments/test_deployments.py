@@ -46,7 +46,7 @@ POOL = "plans"
 WAIT_SECONDS = 240
 SCHEDULE_SECONDS = 60  # much longer than a run takes: many that are late come at once, and a server on SQLite does not bear that
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]  # `prefect deploy` runs `plan save` for each runbook
 
 
 @dataclass(frozen=True)

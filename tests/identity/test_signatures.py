@@ -230,4 +230,7 @@ def test_the_key_to_sign_with_is_the_one_set_or_the_first_usual_one(tmp_path: Pa
     assert default_key(Settings()) == tmp_path / ".ssh/id_rsa"
     (tmp_path / ".ssh/id_ed25519.pub").touch()
     assert default_key(Settings()) == tmp_path / ".ssh/id_ed25519.pub"
+    with pytest.raises(NotApprovedError, match="there is no SSH key"):
+        default_key(Settings(signing_key=Path("~/other")))
+    (tmp_path / "other").touch()
     assert default_key(Settings(signing_key=Path("~/other"))) == tmp_path / "other"

@@ -183,6 +183,7 @@ async def test_every_row_says_whose_it_is(store: PlanStore, sql: Sql):
             "policy_history",
             "totp_history",
             "tombstones",
+            "tombstone_signatures",
         ):  # of no run
             continue
         rows = await sql.rows(table.select())

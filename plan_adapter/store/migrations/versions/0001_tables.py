@@ -10,7 +10,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-_APPEND_ONLY = ("tombstones", "policy_history", "totp_history")
+_APPEND_ONLY = ("tombstones", "tombstone_signatures", "policy_history", "totp_history")
 
 
 def upgrade() -> None:
@@ -169,6 +169,14 @@ def _tombstones() -> None:
         sa.PrimaryKeyConstraint("number", name="pk_tombstones"),
     )
     op.create_index("ix_tombstones_run_id", "tombstones", ["run_id"])
+    op.create_table(
+        "tombstone_signatures",
+        sa.Column("number", sa.Integer, nullable=False, autoincrement=False),
+        *_texts("by", "signature"),
+        *_instants("at"),
+        sa.PrimaryKeyConstraint("number", name="pk_tombstone_signatures"),
+        sa.ForeignKeyConstraint(["number"], ["tombstones.number"], name="fk_tombstone_signatures_tombstones"),
+    )
 
 
 def _step_runs() -> None:

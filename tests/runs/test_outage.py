@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextvars import Context
 from pathlib import Path
 from uuid import UUID
@@ -35,8 +35,9 @@ AWAY_SECONDS = 90.0
 
 
 @pytest.fixture
-def outage(home: Path, prepare_server: PrepareServer) -> Iterator["Outage"]:
+async def outage(home: Path, prepare_server: PrepareServer) -> AsyncIterator["Outage"]:
     """A server of the test's own, which goes away and comes again."""
+    await drop()  # Prefect's queues of an earlier test would send to the server of that test
     settings = Settings(home=home)
     prepare_server(home)
     yield Outage(settings, ensure_server(settings, notify=lambda _: None))

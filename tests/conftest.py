@@ -153,7 +153,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 def prepare_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> PrepareServer:
     """Returns a function that gives a new server an already migrated database. Migrations take three quarters of a first start."""
     kept = f"prefect-{importlib.metadata.version('prefect')}.db"
-    folder = pytestconfig.cache.mkdir("prefect") if pytestconfig.cache else _folder_of_all_workers(tmp_path_factory)
+    cache = getattr(pytestconfig, "cache", None)  # None without its plugin
+    folder = cache.mkdir("prefect") if cache else _folder_of_all_workers(tmp_path_factory)
 
     def prepare(home: Path) -> None:
         database = home / "server/prefect/prefect.db"

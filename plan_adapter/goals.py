@@ -141,10 +141,6 @@ class Check(BaseModel):
     reason: str
 
 
-NOT_JUDGED = "not judged, because another check failed"
-"""The reason of the check of the evidence that was not made."""
-
-
 class EndChecks(Verdict):
     """What `next_plan` or `done` was checked for. The step ends if all three checks pass; the receipt of the check holds them.
 
@@ -157,11 +153,13 @@ class EndChecks(Verdict):
     safety: Check  # no guard of a tool objects, and the model does not ask again and again until somebody says yes
 
     @classmethod
-    def of(cls, *, flow: Check, evidence: Check, safety: Check, verdict: VerdictWord = "not_met", tokens: int = 0) -> "EndChecks":
-        """Return the checks with their verdict. `verdict` is the verifier's, if it was asked."""
-        checks = {"flow": flow, "evidence": evidence, "safety": safety}
-        failed = "; ".join(f"{name}: {check.reason}" for name, check in checks.items() if not check.passed and check.reason != NOT_JUDGED)
-        return cls(verdict=verdict if failed else "met", reason=failed or evidence.reason, tokens=tokens, **checks)
+    def of(cls, *, flow: Check, evidence: Check | None, safety: Check, verdict: VerdictWord = "not_met", tokens: int = 0) -> "EndChecks":
+        """Return the checks with their verdict. `evidence` is None if it was not judged. `verdict` is the verifier's, if it was asked."""
+        made = {"flow": flow, "evidence": evidence, "safety": safety}
+        failed = "; ".join(f"{name}: {check.reason}" for name, check in made.items() if check is not None and not check.passed)
+        evidence = evidence or Check(passed=False, reason="not judged, because another check failed")
+        reason = failed or evidence.reason
+        return cls(verdict=verdict if failed else "met", reason=reason, tokens=tokens, flow=flow, evidence=evidence, safety=safety)
 
     def __str__(self) -> str:
         """Return the verdict and every check in one line."""

@@ -102,9 +102,9 @@ def indented(lines: list[str], depth: int) -> list[str]:
 def goal_facts(
     step: Step, tools: Mapping[str, Effect | None], always_execute: Collection[str], *, refused: Collection[str] = ()
 ) -> list[str]:
-    """Return what a model may do for a goal, one fact per line. `tools` are the effects of its tools, by name; None if unknown.
+    """Return two lines: the tools that a model may call for a goal, and its limits.
 
-    `refused` are the tools that need a permission that the plan does not give.
+    `tools` are the effects of its tools, by name; None if unknown. `refused` are those that need a permission that the plan does not give.
     """
     allowed = list[str]()
     for name, effect in tools.items():

@@ -45,7 +45,7 @@ class StepStatus(StrEnum):
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
-    SKIPPED = "skipped"  # never started; its `reason` says why
+    SKIPPED = "skipped"  # not called, or in a group not called for every item; its `reason` says why
 
     @property
     def has_ended(self) -> bool:

@@ -262,8 +262,7 @@ async def apply_runbooks(
     async with deployer() as on_server:
         planned = await on_server.compare([one for _, one in runbooks])
         if is_dry:
-            missing = [name for name in _pools(planned) if not await on_server.has_pool(name)]
-            for name in missing:
+            for name in await _missing_pools(planned, on_server):
                 output.note(f"the process work pool `{name}` would be created, after asking")
             return planned
         await _provide_pools(planned, on_server, yes=yes, as_json=as_json)
@@ -275,9 +274,7 @@ async def apply_runbooks(
 
 async def _provide_pools(planned: "Sequence[PlannedDeployment]", on_server: "Deployer", *, yes: bool, as_json: bool) -> None:
     """Create the work pools that are missing, after asking. Raises UsageError if nobody can be asked, or says no."""
-    for name in _pools(planned):
-        if await on_server.has_pool(name):
-            continue
+    for name in await _missing_pools(planned, on_server):
         if not yes:
             how = f"`--yes` creates it as a process pool, and so does `prefect work-pool create {name} --type process`"
             if as_json or not is_at_terminal():
@@ -286,6 +283,11 @@ async def _provide_pools(planned: "Sequence[PlannedDeployment]", on_server: "Dep
                 raise UsageError(f"nothing was deployed, because the work pool `{name}` does not exist: {how}")
         await on_server.create_pool(name)
         output.note(f"created the process work pool `{name}`")
+
+
+async def _missing_pools(planned: "Sequence[PlannedDeployment]", on_server: "Deployer") -> list[str]:
+    """Return the work pools of the deployments that the server does not have."""
+    return [name for name in _pools(planned) if not await on_server.has_pool(name)]
 
 
 def _pools(deployments: "Sequence[PlannedDeployment]") -> list[str]:

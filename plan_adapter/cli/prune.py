@@ -58,8 +58,7 @@ async def prune(
     settings, age, me = Settings(), _age(older_than), os_user()
     if not (yes or dry_run or (is_at_terminal() and not json)):
         raise UsageError("`plan prune` deletes records: add --yes, or --dry-run to see which")
-    if sign:
-        default_key(settings)  # before anything is deleted
+    key = default_key(settings) if sign else None  # before anything is deleted
     async with open_store(settings) as store:
         names = None if runbook is None else await names_of_runbook(runbook, store)
         found = await find_old_runs(age, store=store, settings=settings, by=me, names=names, status=status_of(status))
@@ -74,7 +73,7 @@ async def prune(
             return ExitCode.DONE
         async for batch in prune_runs(found, age, store=store, by=me, known_by="os_user"):
             done += batch
-        signed = await sign_tombstones(store=store, settings=settings, by=me) if sign else 0
+        signed = 0 if key is None else await sign_tombstones(key, store=store, settings=settings, by=me)
         folders = await remove_results(store, settings.results_path)
     if json:
         _print(done, as_json=True)

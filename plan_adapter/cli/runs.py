@@ -103,10 +103,11 @@ async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
                 pruned = [one for one in await store.retention.tombstones(run_or_file) if one.kind == "pruned"]
                 if len(pruned) != 1:
                     raise
-                checked = checked_signatures(await store.retention.signatures(), await store.policy.effective(settings))
+                signatures = await store.retention.signatures()
+                checked = checked_signatures(signatures, await store.policy.effective(settings))
                 problem = await store.retention.problem() or next((one["problem"] for one in checked if one["problem"]), None)
-                signed_by = next((one for one in checked if int(one["id"]) >= pruned[0].number), None)
-                return _print_tombstone(pruned[0], problem, signed_by, as_json=as_json)
+                covers = (found for one, found in zip(signatures, checked, strict=True) if one.number >= pruned[0].number)
+                return _print_tombstone(pruned[0], problem, next(covers, None), as_json=as_json)
             policy = await store.policy.effective(settings)
     checked = [_checked(one, policy) for one in signed]
     bad = [line for line in checked if line["problem"] is not None]

@@ -21,7 +21,6 @@ from plan_adapter.execution.scope import SPOKEN, RunScope
 from plan_adapter.execution.step import unmet
 from plan_adapter.goals import (
     MAX_CORRECTIONS,
-    NOT_JUDGED,
     Check,
     EndChecks,
     Evidence,
@@ -297,7 +296,7 @@ class Pursuit:
         safety = safety_check(self._evidence, is_judged=self._unmet_with == len(self._facts), guarded=guarded)
         fault = citation_fault(decision, self._evidence)
         if fault or not (flow.passed and safety.passed):
-            checks = EndChecks.of(flow=flow, evidence=failed(fault or NOT_JUDGED), safety=safety)
+            checks = EndChecks.of(flow=flow, evidence=failed(fault) if fault else None, safety=safety)
         else:
             found = await self._verdict(decision, model)
             evidence = Check(passed=found.verdict == "met", reason=found.reason or f"done_when is {found.verdict}")

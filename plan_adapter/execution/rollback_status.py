@@ -57,8 +57,12 @@ def report_of(
     parts += ["not started: " + listed(left, NAMED)] if left else []
     can_continue = any(why not in ("", CHECK_BY_HAND, ITEM_NOT_COMPLETED) for why in whys.values())
     calls = {unit: call_name(*unit, labels.get(unit)) for unit in whys}
-    undone, behind = (tuple(name for unit, name in calls.items() if bool(whys[unit]) is is_left) for is_left in (False, True))
-    return RollbackReport("; ".join([*parts, *notes]), can_continue, undone, behind)
+    return RollbackReport(
+        "; ".join([*parts, *notes]),
+        can_continue,
+        undone=tuple(calls[unit] for unit, why in whys.items() if not why),
+        left=tuple(calls[unit] for unit, why in whys.items() if why),
+    )
 
 
 def _unit_names(units: Sequence[Unit], labels: Mapping[Unit, str]) -> dict[Unit, str]:

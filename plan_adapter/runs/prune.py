@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plan_adapter.errors import NotApprovedError, StoreError
 from plan_adapter.gates.approval import refuse_operation, refuse_prune
-from plan_adapter.gates.signatures import allowed_signers, default_key, sign, signer
+from plan_adapter.gates.signatures import allowed_signers, sign, signer
 from plan_adapter.settings import Settings
 from plan_adapter.status import PlanStatus
 from plan_adapter.store.retention import BATCH, OldRun
@@ -55,8 +55,8 @@ async def prune_runs(
         yield [replace(run, kept=kept.get(run.id)) for run in batch]
 
 
-async def sign_tombstones(*, store: PlanStore, settings: Settings, by: str) -> int:
-    """Sign the newest tombstone with the SSH key of `by`, and return its number; 0 if there was nothing to sign.
+async def sign_tombstones(key: Path, *, store: PlanStore, settings: Settings, by: str) -> int:
+    """Sign the newest tombstone with `key`, the SSH key of `by`, and return its number; 0 if there was nothing to sign.
 
     Raises NotApprovedError if the key does not sign, or is not that of an allowed signer called `by`.
     """
@@ -65,7 +65,7 @@ async def sign_tombstones(*, store: PlanStore, settings: Settings, by: str) -> i
         return 0
     number, text = found
     policy = await store.policy.effective(settings)
-    signature = await asyncio.to_thread(sign, text, key=default_key(settings))
+    signature = await asyncio.to_thread(sign, text, key=key)
     if policy.allowed_signers is not None:
         await asyncio.to_thread(signer, text, signature, allowed=allowed_signers(policy), by=by)
     await store.retention.add_signature(number, by=by, signature=signature)

@@ -135,8 +135,8 @@ async def test_an_end_is_checked_for_flow_evidence_and_safety_each_with_its_reas
     assert flow in refused["flow"]["reason"]
     assert refused["evidence"]["reason"] == evidence
     assert refused["safety"] == {"passed": True, "reason": "nothing was written"}
-    said = [f"{name}: {refused[name]['reason']}" for name in ("flow", "evidence") if refused[name]["reason"] not in (JUDGED, "")]
-    said = [text for text in said if not refused[text.split(":")[0]]["passed"]]
+    faults = {name: refused[name]["reason"] for name in ("flow", "evidence") if not refused[name]["passed"]}
+    said = [f"{name}: {reason}" for name, reason in faults.items() if reason != JUDGED]
     assert model.seen[2].rounds[-1].refusal == "; ".join(said)
     assert met["evidence"] == {"passed": True, "reason": "E1 says hello"}
     assert [text for text in execution.log if text.startswith("met; ")] == [

@@ -79,7 +79,7 @@ async def shown(run: PlanRun, *, wanted: Callable[[dict[str, str | None]], bool]
     only = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run.flow_run_id)]))
     found = dict[str, str | None]()
     async with get_client() as client:
-        for _ in range(1200):
+        for _ in range(300):
             found = {task_run.name: task_run.state_name for task_run in await client.read_task_runs(flow_run_filter=only)}
             found[""] = (await client.read_flow_run(UUID(run.flow_run_id))).state_name
             if wanted(found):

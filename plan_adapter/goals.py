@@ -89,7 +89,7 @@ class Evidence(BaseModel):
     arguments: str = ""  # as JSON, or the beginning of it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)  # by identity: the messages of a round are kept for as long as the round
 class Round:
     """One round that has ended: the answer, and what came of it."""
 

@@ -36,7 +36,7 @@ def prompt_for_chat(request: PlanRequest, tools: ToolRegistry, *, redactor: Reda
     tools = allowed_tools(request, tools)
     if why := unplannable(request, tools):
         raise DraftError(why, Draft(request, CHAT))
-    redactor = redactor or Redactor()
+    redactor = Redactor() if redactor is None else redactor
     system, user = prompts.opening(redact_request(request, redactor)[0], tools)
     form = form_in_words(draft_outline(max_steps=request.max_steps))
     return system, Message("user", f"{redactor.text(user.content)}\n\n{form}")

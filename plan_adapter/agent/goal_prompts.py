@@ -4,8 +4,9 @@ A round is a pair of messages, the model's decision and what came of it. Text fr
 cannot end its block or pose as the program.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from itertools import pairwise
+from typing import TypeAlias
 
 from pydantic import JsonValue
 
@@ -66,9 +67,16 @@ LINE_CHARACTERS = 200
 ALLOWED = f'Allowed: "action" {", ".join(GOAL_ACTIONS)}; "tool_call" '
 
 
-def round_messages(goal: Goal, redactor: Redactor) -> tuple[Message, ...]:
-    """Return the messages that ask for the next decision: the goal, the rounds so far, and the current state of both plan and evidence."""
-    pairs, older = _compacted(goal, redactor)
+Pair: TypeAlias = tuple[Message, Message]
+"""A round as the model sees it: what it decided, and what came of it."""
+
+
+def round_messages(goal: Goal, redactor: Redactor, made: MutableMapping[Round, Pair]) -> tuple[Message, ...]:
+    """Return the messages that ask for the next decision: the goal, the rounds so far, and the current state of both plan and evidence.
+
+    `made` keeps the messages of a round for the next prompt.
+    """
+    pairs, older = _compacted(goal, redactor, made)
     opening = [
         block("tools", [dict(definition) for definition in goal.tools]),
         block("goal", {"step": goal.step_id, "goal": goal.goal, "done_when": _done_when(goal)}),
@@ -92,11 +100,11 @@ def verdict_correction(problem: str) -> Message:
     return Message("user", f"The answer cannot be used: {problem}.\nAnswer again with the whole object.")
 
 
-def _compacted(goal: Goal, redactor: Redactor) -> tuple[list[tuple[Message, Message]], list[JsonValue]]:
+def _compacted(goal: Goal, redactor: Redactor, made: MutableMapping[Round, Pair]) -> tuple[list[Pair], list[JsonValue]]:
     """Return the newest rounds as pairs of messages, and the older ones as lines."""
-    pairs, left = list[tuple[Message, Message]](), HISTORY_CHARACTERS
+    pairs, left = list[Pair](), HISTORY_CHARACTERS
     for one in reversed(goal.rounds):
-        pair = _pair(one, goal, redactor)
+        pair = made.get(one) or made.setdefault(one, _pair(one, goal, redactor))
         left -= sum(len(message.content) for message in pair)
         if left < 0 and pairs:
             break
@@ -105,7 +113,7 @@ def _compacted(goal: Goal, redactor: Redactor) -> tuple[list[tuple[Message, Mess
     return _without_repetition(pairs), _lines(goal.rounds[: len(goal.rounds) - len(pairs)], redactor)
 
 
-def _without_repetition(pairs: list[tuple[Message, Message]]) -> list[tuple[Message, Message]]:
+def _without_repetition(pairs: list[Pair]) -> list[Pair]:
     """Return `pairs` with a note in place of an answer that only repeats the one before, which would invite the next repetition."""
     shown = pairs[:1]
     for before, pair in pairwise(pairs):
@@ -113,7 +121,7 @@ def _without_repetition(pairs: list[tuple[Message, Message]]) -> list[tuple[Mess
     return shown
 
 
-def _pair(one: Round, goal: Goal, redactor: Redactor) -> tuple[Message, Message]:
+def _pair(one: Round, goal: Goal, redactor: Redactor) -> Pair:
     decision = one.answer.decision
     said = one.answer.text if decision is None else as_data(decision.model_dump(mode="json", exclude_defaults=True))
     return Message("assistant", _beginning(said, RESULT_CHARACTERS, redactor) or "(nothing)"), Message(

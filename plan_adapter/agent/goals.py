@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from pydantic import JsonValue
 
@@ -11,7 +12,7 @@ from plan_adapter.agent.model import Message, Model, Question
 from plan_adapter.agent.redaction import text_for_model
 from plan_adapter.agent.schema import goal_outline, goal_schema, verdict_schema
 from plan_adapter.execution.secrets import Redactor
-from plan_adapter.goals import Goal, RoundAnswer, Verdict
+from plan_adapter.goals import Goal, Round, RoundAnswer, Verdict
 from plan_adapter.readable import cut
 from plan_adapter.tools.registry import ToolRegistry
 
@@ -29,10 +30,11 @@ class PromptedGoalModel:
         """Check calls against `tools`, which contain those of the goals. Everything `redactor` knows is redacted from prompts."""
         self._model = model
         self._tools = tools
-        self._redactor = redactor or Redactor()
+        self._redactor = Redactor() if redactor is None else redactor
         self._answer_tokens = answer_tokens
         self._schemas: dict[tuple[str, ...], dict[str, JsonValue]] = {}
         self._verdict: Mapping[str, JsonValue] = verdict_schema()
+        self._made = WeakKeyDictionary[Round, goal_prompts.Pair]()
 
     @property
     def name(self) -> str:
@@ -41,7 +43,7 @@ class PromptedGoalModel:
 
     async def decide(self, goal: Goal) -> RoundAnswer:
         """Return the model's answer in the next round. A faulty answer has `faults`. Raises ModelError if there is no answer."""
-        messages = goal_prompts.round_messages(goal, self._redactor)
+        messages = goal_prompts.round_messages(goal, self._redactor, self._made)
         answer = await self._model.ask(Question(messages, self._schema(goal), "goal_decision", goal_outline(), self._answer_tokens))
         decision, faults = read_goal_decision(answer.reading, goal, self._tools)
         text = cut(text_for_model(answer.text, self._redactor), TEXT_CHARACTERS)

@@ -22,7 +22,7 @@ SECRET = "canary-密-7"
 
 
 def sent(goal: Goal, redactor: Redactor | None = None) -> tuple[Message, ...]:
-    return round_messages(goal, redactor or Redactor())
+    return round_messages(goal, redactor or Redactor(), {})
 
 
 def blocks(message: Message) -> dict[str, Any]:

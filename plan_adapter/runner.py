@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import JsonValue
 
 from plan_adapter.approvals import Approval, Resolution
-from plan_adapter.drafts import Draft
 from plan_adapter.gates.approval import Approver, requires_approval
 from plan_adapter.gates.approvers import PrefectApprover
 from plan_adapter.hooks import Hooks
@@ -37,6 +36,8 @@ from plan_adapter.validation import ValidatedPlan, bind_inputs, validate
 
 if TYPE_CHECKING:
     from prefect import Flow
+
+    from plan_adapter.drafts import Draft
 
 
 __all__ = [
@@ -303,7 +304,7 @@ def revise_run(
 
 async def draft_revision(
     run_id: str, words: str, *, replanner: Replanner, tools: ToolRegistry, by: str, store: PlanStore | None = None
-) -> Draft:
+) -> "Draft":
     """Draft a new version of the remaining steps of a run, from its record and a person's `words`. The run itself is not changed.
 
     If the draft has a plan, pass it to `arevise_run`. Raises NotApprovedError if `by` is not an operator of the plan, RunConflictError if

@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 from typing import Protocol, assert_never, runtime_checkable
 
 from plan_adapter.approvals import Approval, Gate, GatePolicy
-from plan_adapter.draft_text import origin_lines
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.approval import (
     ApprovedPlan,
@@ -345,7 +344,11 @@ def _unknown_names(plan: ExecutionPlan, policy: EffectivePolicy) -> list[str]:
 async def _origin(run: PlanRun, earlier: list[str], store: PlanStore) -> list[str]:
     """Return lines about the draft that the plan of `run`, or one of its `earlier` versions, came from."""
     found = await store.drafts.of_plans([run.digest, *reversed(earlier)], tenant_id=run.tenant_id)
-    return [] if found is None else origin_lines(found[1], is_as_drafted=found[0] == run.digest)
+    if found is None:
+        return []
+    from plan_adapter.draft_text import origin_lines  # a run of a plan that nobody drafted starts without it
+
+    return origin_lines(found[1], is_as_drafted=found[0] == run.digest)
 
 
 async def _keep_waiting(run: PlanRun, store: PlanStore, *, message: str | None) -> None:

@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 
 from plan_adapter.agent.configured import NO_MODEL, model_of
-from plan_adapter.agent.goals import PromptedGoalModel
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.goals import GoalModel
 from plan_adapter.runs.secrets import model_redactor
@@ -36,6 +35,8 @@ async def goal_model_of(validated: ValidatedPlan, run_request: RunRequest) -> As
     if not validated.goal_tools or run_request.goal_model is not None or not settings.model:
         yield run_request.goal_model
         return
+    from plan_adapter.agent.goals import PromptedGoalModel  # a run without goals starts without it
+
     model = model_of(settings)
     try:
         redactor = await model_redactor(settings, validated.secrets)

@@ -5,13 +5,9 @@ The draft becomes a new version of the run's plan, which is approved like any ot
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from plan_adapter.agent.configured import model_of
-from plan_adapter.agent.model import Model
-from plan_adapter.agent.planner import Asker, Budget, Planner
-from plan_adapter.agent.replan import RemainingPlan, replan_context
 from plan_adapter.commands import resolve_command, unit_names
-from plan_adapter.drafts import Draft, ModelCall, PlanRequest
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.rollback_status import aborted_steps
@@ -24,6 +20,11 @@ from plan_adapter.status import PlanStatus
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import ValidatedPlan
+
+if TYPE_CHECKING:
+    from plan_adapter.agent.model import Model
+    from plan_adapter.agent.planner import Asker, Budget
+    from plan_adapter.drafts import Draft, ModelCall
 
 MOST_REPLANS = 2
 """How many times a run is replanned automatically."""
@@ -38,17 +39,22 @@ AFTER_FAILURE = "Achieve the goal of the plan from the point where its run faile
 class Replanner:
     """Drafts a new version of a run's remaining steps. `offered` names the tools it may use beside those of the plan."""
 
-    model: Model
+    model: "Model"
     offered: Collection[str] = ()
     secrets: tuple[str, ...] = ()  # names of secrets that it may use beside those of the plan
-    asker: Asker | None = None
-    budget: Budget | None = None
-    on_call: Callable[[ModelCall], None] | None = None
+    asker: "Asker | None" = None
+    budget: "Budget | None" = None
+    on_call: "Callable[[ModelCall], None] | None" = None
 
     async def drafted(
         self, run: PlanRun, words: str, *, validated: ValidatedPlan, tools: ToolRegistry, history: RunHistory, store: PlanStore
-    ) -> Draft:
+    ) -> "Draft":
         """Draft a new version of `validated`, the plan of `run`, store the draft in `store`, and return it. See `Planner.drafted`."""
+        # A run that is not replanned starts without the code that drafts.
+        from plan_adapter.agent.planner import Planner
+        from plan_adapter.agent.replan import RemainingPlan, replan_context
+        from plan_adapter.drafts import PlanRequest
+
         remaining = RemainingPlan.of(validated, history)
         names = {str(definition["name"]) for definition in validated.definitions}
         redactor = await model_redactor(Settings(), self.secrets)
@@ -93,12 +99,16 @@ async def wants_replanning(run: PlanRun, plan: ExecutionPlan, store: PlanStore) 
 
 async def draft_automatically(
     run: PlanRun, validated: ValidatedPlan, history: RunHistory, store: PlanStore, run_request: RunRequest
-) -> tuple[Draft, ToolRegistry]:
+) -> "tuple[Draft, ToolRegistry]":
     """Draft the remaining steps with the model in the settings, and return the draft and the tools it is valid with.
 
     The model may use the tools of the plan and all other tools that are not built in. It cannot ask questions. Raises ModelError, and
     RunConflictError if an outcome is unknown.
     """
+    # A run that is not replanned starts without the code that drafts.
+    from plan_adapter.agent.configured import model_of
+    from plan_adapter.agent.planner import Budget
+
     refuse_unknown_outcome(run, validated.plan, history)
     tools = run_request.tools or tools_of_plan(validated)
     brought = set(tools.names()) - set(ToolRegistry.with_builtins().names())
@@ -116,6 +126,6 @@ def tools_of_plan(validated: ValidatedPlan) -> ToolRegistry:
     return ToolRegistry(validated.used_tools.values())
 
 
-def note_of(draft: Draft, words: str) -> str:
+def note_of(draft: "Draft", words: str) -> str:
     """Return the note stored with a drafted version: the request, the model and the command that shows the draft."""
     return f"{words} (drafted by {draft.model}: `plan show --draft {draft.id}`)"

@@ -8,7 +8,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import JsonValue
 from sqlalchemy import URL, Connection, make_url
@@ -27,7 +27,6 @@ from plan_adapter.store.codes import OneTimeCodes
 from plan_adapter.store.columns import now_of
 from plan_adapter.store.database import Database, StorePart
 from plan_adapter.store.drafts import Drafts
-from plan_adapter.store.export import document_of, parts_of
 from plan_adapter.store.gates import Gates
 from plan_adapter.store.leases import Claim
 from plan_adapter.store.ledger import RunLedger
@@ -36,10 +35,12 @@ from plan_adapter.store.outcomes import UnknownOutcomes
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import PlanVersion
 from plan_adapter.store.policies import StorePolicy
-from plan_adapter.store.retention import Retention
 from plan_adapter.store.revisions import Revisions
 from plan_adapter.store.standing import StandingApprovals
-from plan_adapter.store.verification import Verification, verify
+
+if TYPE_CHECKING:
+    from plan_adapter.store.retention import Retention
+    from plan_adapter.store.verification import Verification
 
 T = TypeVar("T")
 
@@ -87,7 +88,13 @@ class PlanStore(StorePart):
         self.policy = StorePolicy(*place)
         self.codes = OneTimeCodes(*place)
         self.drafts = Drafts(*place)
-        self.retention = Retention(*place)
+
+    @property
+    def retention(self) -> "Retention":
+        """Old runs that can be deleted, and tombstones of what was pruned or erased."""
+        from plan_adapter.store.retention import Retention  # a run starts without it
+
+        return Retention(self._database, self.tenant_id)
 
     def __repr__(self) -> str:
         """Return the store in words, without a password."""
@@ -225,6 +232,8 @@ class PlanStore(StorePart):
 
     async def export(self, run_id: str) -> dict[str, JsonValue]:
         """Return everything that the store holds about a run, each row as stored. Pass it to `verification.verify`."""
+        from plan_adapter.store.export import document_of  # a run starts without it
+
         return await self._database.read(lambda connection: document_of(connection, self._recorded_id(connection, run_id)))
 
     async def read_export(self, run_id: str, look: Callable[[dict[str, Any]], T]) -> T:
@@ -232,13 +241,17 @@ class PlanStore(StorePart):
 
         `look` is called in a thread of the store. All its reads see one snapshot.
         """
+        from plan_adapter.store.export import parts_of  # a run starts without it
+
         return await self._database.read(lambda connection: look(parts_of(connection, self._recorded_id(connection, run_id))))
 
-    async def verify(self, run_id: str) -> Verification:
+    async def verify(self, run_id: str) -> "Verification":
         """Return whether the record of a run is unaltered, and otherwise the first row that is altered.
 
         Rows are read one at a time. A run without audit entries is `not_verifiable`, and not `ok`.
         """
+        from plan_adapter.store.verification import verify  # a run starts without it
+
         return await self.read_export(run_id, verify)
 
     async def _read_of_run(self, run_id: str, read: Callable[[Connection, str], T]) -> T:

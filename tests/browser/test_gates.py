@@ -345,10 +345,11 @@ async def test_changes_that_are_asked_for_come_as_a_new_version_whose_form_shows
     noted = await page.open_next_form(read)
     assert "check the key 先检查" in await noted.top()
     await noted.see("changes-note")
+    read = await noted.text()
 
     revised = await workplace.plan("revise", run_id, str(workplace.write("second.yaml", SECOND_VERSION)))
     assert revised.code == 0, revised.err
-    changed = await page.open_next_form(await noted.text())
+    changed = await page.open_next_form(read)
     await changed.see("changes-diff")
     said = await changed.text()
     assert ("check" in said, "test -s key.txt" in said) == (True, True)

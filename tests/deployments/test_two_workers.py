@@ -26,7 +26,7 @@ from tests.deployments.composed import VALUES, Composed, composed, has_namespace
 pytestmark = pytest.mark.thorough
 
 RUNS = int(os.environ.get("RUNS", "12"))
-MINUTES = 5 + RUNS
+MINUTES = 15 + 2 * RUNS
 BEGINS = timedelta(minutes=2)
 """A flow run that a worker took begins within this time."""
 NODES = ["web-1", "web-2", "网-3"]

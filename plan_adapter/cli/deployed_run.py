@@ -1,10 +1,10 @@
 """`plan run NAME --on-server`: starts a deployed runbook, and follows its run from the store."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING
 
-from plan_adapter.approvals import Gate
 from plan_adapter.cli import output
 from plan_adapter.cli.asking import ask_missing_inputs, is_at_terminal
 from plan_adapter.cli.codes import ExitCode, code_with_rollbacks
@@ -17,6 +17,7 @@ from plan_adapter.commands import resume_command
 from plan_adapter.engine.connection import Server, ui_hint, use_server
 from plan_adapter.engine.deployments import DeployedRunbook, Deployer, FlowRunEnd, deployer
 from plan_adapter.errors import InvalidPlanError
+from plan_adapter.gates.gate import closing_message
 from plan_adapter.hooks import Event, EventKind
 from plan_adapter.readable import one_line, safe_name
 from plan_adapter.record import PlanRun
@@ -97,7 +98,9 @@ async def _follow(flow_run_id: str, on_server: Deployer, server: Server, store: 
             end = await on_server.end_of(flow_run_id)  # read first: a flow run ends after its run
             run = await store.ledger.run_of_flow(flow_run_id)
             if run is not None:
-                follower.show(run, await store.gates.find(run_id=run.id))
+                gate_events = await _gate_events(run, store, known=follower.closed)
+                # Read again: the steps that ended before a gate opened are in the record by now.
+                follower.show(await store.run(run.id), gate_events)
             if run is not None and (run.completed_at is not None or run.reason is RunReason.INTERRUPTED):
                 display.close()
                 show_result(run, as_json=as_json, hint=await _hint(run, store))
@@ -120,6 +123,20 @@ async def _hint(run: PlanRun, store: "PlanStore") -> str:
     return next_command(run, unknown)
 
 
+async def _gate_events(run: PlanRun, store: "PlanStore", *, known: Collection[str]) -> list[tuple[datetime, Event]]:
+    """Return when the gates of `run` were opened and answered, except those `known` to be closed."""
+    found = list[tuple[datetime, Event]]()
+    for gate in await store.gates.find(run_id=run.id, open_only=False):
+        if gate.id in known:
+            continue
+        step = next((step for step in run.steps if step.id == gate.step_id), None)
+        found.append((gate.opened_at, Event("gate_opened", run, step, gate=gate, in_form=gate.flow_run_id is not None)))
+        if gate.closed_at is not None:
+            message = closing_message(gate, await store.gates.answer_to(gate.id), None)
+            found.append((gate.closed_at, Event("gate_answered", run, step, message=message, gate=gate)))
+    return found
+
+
 def _links(flow_run_id: str, server: Server) -> list[str]:
     url = server.run_url(flow_run_id)
     return ui_hint(url) if url is not None else []
@@ -136,32 +153,40 @@ def _unbegun(flow_run_id: str, end: FlowRunEnd, *, as_json: bool) -> int:
 
 
 class _Follower:
-    """Shows what has changed in a run since the last look, as the events that its own process would show."""
+    """Shows what has changed in a run since the last look, in the order in which it happened, as its own process would."""
 
     def __init__(self, display: Display) -> None:
         """Nothing was shown yet."""
         self._display = display
         self._has_started = False
         self._steps = dict[str, StepStatus]()
-        self._gates = set[str]()
+        self._opened = set[str]()
+        self.closed = set[str]()
+        """The gates that were shown as closed."""
 
-    def show(self, run: PlanRun, gates: list[Gate]) -> None:
-        """Show what is new in `run` and its open gates."""
-        if run.started_at is not None:
-            self._show_steps(run)
-        for gate in (gate for gate in gates if gate.id not in self._gates):
-            self._gates.add(gate.id)
-            step = next((step for step in run.steps if step.id == gate.step_id), None)
-            self._display(Event("gate_opened", run, step, gate=gate, in_form=gate.flow_run_id is not None))
-
-    def _show_steps(self, run: PlanRun) -> None:
-        if not self._has_started:
+    def show(self, run: PlanRun, gate_events: list[tuple[datetime, Event]]) -> None:
+        """Show what is new in `run` and at its gates."""
+        if run.started_at is not None and not self._has_started:
             self._has_started = True
             self._display(Event("run_started", run))
+        new = [*self._new_of_gates(gate_events), *(self._new_of_steps(run) if self._has_started else ())]
+        for _, event in sorted(new, key=lambda one: one[0]):
+            self._display(event)
+
+    def _new_of_gates(self, events: list[tuple[datetime, Event]]) -> Iterator[tuple[datetime, Event]]:
+        for at, event in events:
+            assert event.gate is not None
+            shown = self._opened if event.kind == "gate_opened" else self.closed
+            if event.gate.id not in shown:
+                shown.add(event.gate.id)
+                yield at, event
+
+    def _new_of_steps(self, run: PlanRun) -> Iterator[tuple[datetime, Event]]:
         for step in run.steps:
             shown, self._steps[step.id] = self._steps.get(step.id, StepStatus.PENDING), step.status
             if step.status in (shown, StepStatus.PENDING):
                 continue
-            if shown is StepStatus.PENDING and step.status in (StepStatus.COMPLETED, StepStatus.FAILED):
-                self._display(Event("step_started", run, step))
-            self._display(Event(ENDS.get(step.status, "step_started"), run, step))
+            if step.status is StepStatus.RUNNING or (shown is StepStatus.PENDING and step.status is not StepStatus.SKIPPED):
+                yield step.started_at or run.updated_at, Event("step_started", run, step)
+            if step.status in ENDS:
+                yield step.completed_at or run.updated_at, Event(ENDS[step.status], run, step)

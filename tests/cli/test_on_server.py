@@ -1,6 +1,7 @@
 """`plan run NAME --on-server`: a deployed runbook is started and followed; a worker runs it."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -136,3 +137,29 @@ def test_a_run_of_a_worker_is_followed_to_its_end(plan: Plan, name: str, prefect
         assert (failed.code, failed.run["status"], failed.run["steps"][0]["status"]) == (1, "failed", "failed")
         assert [line.get("event") for line in failed.lines] == ["run_started", "step_started", "step_failed", None]
     assert "no worker has polled" not in failed.err
+
+
+@pytest.mark.thorough
+def test_steps_and_gates_of_a_worker_are_shown_in_the_order_in_which_they_happened(
+    plan: Plan, terminals: list[Terminal], name: str, prefect_server: Server, tmp_path: Path
+) -> None:
+    steps = [{"id": at, "tool_name": "run_command", "description": at, "parameters": {"argv": ["true"]}} for at in ("first", "then")]
+    steps[1] |= {"depends_on": ["first"], "requires_approval": True}
+    deploy(plan, name, "--pool", name, steps=steps, inputs={})
+    terminal = Terminal("run", name, "--on-server", "--json")
+    terminals.append(terminal)
+    with worker(prefect_server, pool=name, log=tmp_path / "worker.log", environment={}):
+        terminal.wait_for('"gate_opened"')
+        (gate,) = plan("gates", "--json").lines
+        assert plan("approve", gate["run_id"], "--step", "then").code == 0
+        assert terminal.end() == 0
+    events = [json.loads(line) for line in terminal.shown.splitlines() if line.startswith('{"event"')]
+    assert [(event["event"], event.get("step", {}).get("id")) for event in events] == [
+        ("run_started", None),
+        ("step_started", "first"),
+        ("step_completed", "first"),
+        ("gate_opened", "then"),
+        ("gate_answered", "then"),
+        ("step_started", "then"),
+        ("step_completed", "then"),
+    ]

@@ -4,6 +4,8 @@ A flow run that has a record, because it waited or is tried again, gets the plan
 """
 
 import asyncio
+import atexit
+import gc
 import os
 import re
 from collections.abc import Mapping
@@ -23,6 +25,10 @@ from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate
 
 _NAME = re.compile(r"plan_([0-9a-f]{64})")
+
+# A worker starts a process for each flow run. Without this, Python spends 0.2 s of CPU time on garbage before the process ends, a tenth of
+# what a run of 20 steps costs (tests/benchmarks/test_deployments.py).
+atexit.register(gc.freeze)
 
 
 def __getattr__(name: str) -> Flow[..., Any]:

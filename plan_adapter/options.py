@@ -28,7 +28,7 @@ EFFECTS: tuple[Effect, ...] = ("read", "idempotent_write", "write")
 
 
 def strongest(effects: Collection[Effect]) -> Effect:
-    """Return the strongest of `effects`, of which there is at least one."""
+    """Return the strongest of `effects`, which must not be empty."""
     return next(effect for effect in reversed(EFFECTS) if effect in effects)
 
 

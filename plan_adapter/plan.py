@@ -475,7 +475,7 @@ class ExecutionPlan(DocumentModel):
 
     @property
     def result_fields(self) -> dict[str, Collection[str]]:
-        """The fields of the results of those steps of this plan, without sub-plans, of which the plan says them."""
+        """The fields of each step's result, by step, as far as the plan itself determines them. Steps of sub-plans are left out."""
         own = (one for step in [*self.steps, *self.finally_] for one in (step, *step.steps))
         return {step.id: fields for step in own if (fields := step.result_fields) is not None}
 

@@ -46,7 +46,7 @@ def as_functions(
     The arguments are data: `${{ }}` in them is not evaluated. The other parameters are those of `arun_plan`.
 
     A function returns the tool's result as JSON. It raises ToolError, whose message the agent may read, if the arguments do not fit or the
-    tool failed; UnknownOutcomeError if nobody knows whether a write was done; NotApprovedError, with the person's reason, if the call was
+    tool failed; UnknownOutcomeError if the outcome of a write is unknown; NotApprovedError, with the person's reason, if the call was
     not approved; and everything that `arun_plan` raises. If your code cancels a function that waits, its gate stays open: the call is made
     when a person approves it and resumes the run. `plan cancel RUN` withdraws it.
     """

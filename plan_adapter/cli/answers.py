@@ -241,7 +241,7 @@ def what_follows(gate: Gate, run: PlanRun, decision: Decision) -> str:
             if gate.attended is False and gate.step_id is None:
                 return f"`plan show {run.id}` shows the details"
             if gate.step_id is not None and gate.item is not None and run.step(gate.step_id).tool_name == GOAL:
-                return "the model reads your reason and goes on" if gate.attended else _without_process(gate, run)
+                return "the model reads your reason and continues" if gate.attended else _without_process(gate, run)
             return "the waiting process ends the run" if gate.attended else _without_process(gate, run, then="ends the run")
         case "request_changes":
             if gate.attended is False:

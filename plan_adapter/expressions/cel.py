@@ -21,7 +21,7 @@ MAX_VALUE_DEPTH = 200
 
 
 NODE_BYTES = 8
-"""The size of a value besides its characters, each of which counts as one byte."""
+"""The size of a value in bytes, without its characters. Each character counts as one byte."""
 
 
 class CelSyntaxError(ValueError):

@@ -237,7 +237,7 @@ def outcome_text(bound: BoundPlan, step: Step, lost: Attempt, *, why: str, made_
     description = f"Undo: {step.description}" if undoes and step.description else step.description
     first = opening(f"How did {words(call_name(lost.step_id, lost.item, lost.label, kind=lost.kind))} end?", description)
     asked = [
-        f"Attempt {lost.number} of this write was interrupted: nobody knows whether it was done. It called {code(lost.tool_name)} with:",
+        f"Attempt {lost.number} of this write was interrupted, and its outcome was not recorded. It called {code(lost.tool_name)} with:",
         "",
     ]
     answers = ["Check whether the change was made, then answer: **done**, **again** (it was not done) or **abort**.", ""]

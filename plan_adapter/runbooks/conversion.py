@@ -1,4 +1,4 @@
-"""What the importers of other programs' documents share: the report, free names, steps to do, and steps that may fail."""
+"""What the importers of other programs' documents share: the report, free names, placeholder steps, and steps that may fail."""
 
 import re
 import shlex
@@ -156,8 +156,8 @@ def negation(condition: str) -> str:
     return condition[2:-1] if re.fullmatch(r"!\([^()]*\)", condition) else f"!({condition})"
 
 
-def is_to_do(step: Mapping[str, Any]) -> bool:
-    """Return whether a step was made by `step_to_do`."""
+def is_placeholder(step: Mapping[str, Any]) -> bool:
+    """Return whether a step was made by `placeholder_step`."""
     return "not_imported" in step.get("metadata", {})
 
 
@@ -165,18 +165,18 @@ def check_steps(steps: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any], r
     """Report how much was kept. Raises NotConvertibleError if there are no steps."""
     if not steps:
         raise NotConvertibleError("it has no step that a plan can have")
-    done = sum(not is_to_do(step) for step in steps)
+    done = sum(not is_placeholder(step) for step in steps)
     report.add("kept", f"{done} of {counted(len(steps), 'step')}, and {counted(len(inputs), 'input')}")
     if done < len(steps):
-        todo = "every step is" if not done else f"{counted(len(steps) - done, 'step')} {'is' if len(steps) - done == 1 else 'are'}"
-        report.add("left out", f"{todo} still to do: it fails, so that a run stops there; the description says what to write")
+        of = f"{len(steps) - done} of {counted(len(steps), 'step')}"
+        report.add("left out", f"placeholders: {of}. Each one fails, so that a run stops there, and its description says what to write")
 
 
-def step_to_do(what: str, original: Mapping[str, Any]) -> Document:
-    """Return the fields of a step that fails and says what has to be written in its place.
+def placeholder_step(what: str, original: Mapping[str, Any]) -> Document:
+    """Return the fields of a step that fails and says what to write instead.
 
-    It stands where something that does real work could not be converted, so that a run stops there instead of doing only the rest. The
-    metadata keeps what stood there.
+    It replaces something that does real work and could not be converted, so that a run stops there instead of doing only the rest. Its
+    metadata keeps the original.
     """
     message = f"to do: {prose(what)}"
     return {

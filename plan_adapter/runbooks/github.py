@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from plan_adapter.graph import topological_order
-from plan_adapter.runbooks.conversion import Document, Report, check_steps, input_name, is_to_do, mapping, members, prose
+from plan_adapter.runbooks.conversion import Document, Report, check_steps, input_name, is_placeholder, mapping, members, prose
 from plan_adapter.runbooks.github_jobs import Jobs
 from plan_adapter.runbooks.github_scope import Scope, World
 
@@ -50,7 +50,7 @@ def convert_workflow(document: Mapping[str, Any], report: Report, *, source: str
         plan["outputs"] = outputs
     world.stand_ins.settle(plan, report)
     check_steps(steps, world.inputs, report)
-    if any(step["tool_name"] == "bash" and not is_to_do(step) for step in steps):
+    if any(step["tool_name"] == "bash" and not is_placeholder(step) for step in steps):
         report.add("changed", "scripts also stop at a failure inside a pipeline (`pipefail`)")
         report.add(
             "left out", "variables such as `GITHUB_SHA` and `CI` in the programs that scripts start; those that scripts name are set"

@@ -13,14 +13,14 @@ from plan_adapter.runbooks.conversion import (
     as_expression,
     both,
     in_milliseconds,
-    is_to_do,
+    is_placeholder,
     let_fail,
     literal,
     mapping,
     members,
+    placeholder_step,
     prose,
     step_id,
-    step_to_do,
 )
 from plan_adapter.runbooks.github_actions import reason_to_leave_out
 from plan_adapter.runbooks.github_expressions import written
@@ -259,8 +259,8 @@ class _Job:
 
     def _to_do(self, key: str, original: Mapping[str, Any], scope: Scope) -> Document:
         what, named = f"write what `{original.get(key)}` does", _description(original, scope)
-        self.outer.world.report.add("left out", f"`{original.get(key)}`: a step to do stands in its place", scope.at)
-        return step_to_do(
+        self.outer.world.report.add("left out", f"`{original.get(key)}`: a placeholder step replaces it", scope.at)
+        return placeholder_step(
             f"{named}: {what}" if named else what, {**original, **({"matrix": scope.combination} if scope.combination else {})}
         )
 
@@ -283,8 +283,8 @@ class _Job:
             else:
                 raise _unknown(shell[0])
         except NotConvertibleError as error:
-            self.outer.world.report.add("left out", f"the script: {error}; a step to do stands in its place", scope.at)
-            return step_to_do(f"{step.get('name') or 'script'}: {error}", step)
+            self.outer.world.report.add("left out", f"the script: {error}; a placeholder step replaces it", scope.at)
+            return placeholder_step(f"{step.get('name') or 'script'}: {error}", step)
         scope.variables_of(script, env)
         if folder:
             parameters["cwd"] = scope.text(folder)
@@ -310,8 +310,8 @@ class _Job:
         match step.get("continue-on-error"):
             case True if is_last:
                 fields["on_error"] = "continue"
-            case True if is_to_do(fields):
-                report.add("left out", "`continue-on-error`: add it when you write the step to do", scope.at)
+            case True if is_placeholder(fields):
+                report.add("left out", "`continue-on-error`: add it when you write the placeholder step", scope.at)
             case True:
                 let_fail(fields)
                 report.add("changed", "`continue-on-error`: the script itself ignores its failure, so that the next steps run", scope.at)

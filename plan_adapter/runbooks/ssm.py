@@ -16,14 +16,14 @@ from plan_adapter.runbooks.conversion import (
     both,
     check_steps,
     in_milliseconds,
-    is_to_do,
+    is_placeholder,
     let_fail,
     mapping,
     members,
     negation,
+    placeholder_step,
     prose,
     step_id,
-    step_to_do,
 )
 from plan_adapter.runbooks.ssm_actions import FIRST_OUTPUT, Action, Calls, calls_of
 from plan_adapter.runbooks.ssm_conditions import condition_of
@@ -264,8 +264,8 @@ class _Conversion:
         try:
             calls = calls_of(step["action"], action)
         except NotConvertibleError as error:
-            report.add("left out", f"`{step.get('action')}`: {error}; a step to do stands in its place", name)
-            calls = Calls({"": step_to_do(f"write what `{step.get('action')}` did in {name}", step)})
+            report.add("left out", f"`{step.get('action')}`: {error}; a placeholder step replaces it", name)
+            calls = Calls({"": placeholder_step(f"write what `{step.get('action')}` did in {name}", step)})
         for note in action.notes:
             report.add("changed", note, name)
         for key in action.left_out:
@@ -293,7 +293,7 @@ class _Conversion:
 
     def _limit(self, name: str, step: Document, fields: Document, timeout_ms: int | None) -> None:
         report = self.names.report
-        if is_to_do(fields):
+        if is_placeholder(fields):
             return
         if timeout_ms is not None:
             fields["timeout_ms"] = timeout_ms

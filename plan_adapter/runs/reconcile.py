@@ -30,7 +30,7 @@ class Advice:
 
 
 async def advice_on(run: PlanRun, store: PlanStore) -> Advice | None:
-    """Return what a person has to know and type about `run`, or None if it has not stopped, or has ended with no unknown outcome."""
+    """Return what to report about `run` and what to type, or None if it needs nothing: it is running, or ended with every outcome known."""
     is_gone = run.reason is RunReason.INTERRUPTED
     gone = ["its process is gone"] if is_gone else []
     if not _has_stopped(run):

@@ -312,7 +312,7 @@ def _how_it_closed(connection: Connection, gate: Gate, at: str) -> str:
     if gate.end == "cancelled":
         return f"its run was cancelled at {at}"
     if gate.kind == "outcome":
-        return f"it was said at {at}: {gate.end}"
+        return f"`{gate.end}` was recorded at {at}"
     given = _answer_to(connection, None, gate.id)
     return "it was answered" if given is None else f"{one_line(given.by)} answered at {at}: {given.decision}"
 

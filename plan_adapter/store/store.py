@@ -187,7 +187,7 @@ class PlanStore(StorePart):
     ) -> list[PlanRun]:
         """Return the runs that match every filter, newest first. Their steps have no results; `run` reads those.
 
-        `names` are those of plans, one of which the run's plan has. Of `tags` the plan has all.
+        `names` are names of plans: a run matches if its plan has one of them. With `tags`, its plan has all of them.
         """
         whose = context or RunContext()
         found = partial(runs.listed, tenant=self.tenant_id, status=status, names=names, tags=tags, digest=digest, context=whose)

@@ -1,4 +1,4 @@
-"""What is learnt of one test's server is no knowledge of the next one's, which may have the same port."""
+"""Fixtures of the agent's tests. What a test learns about its server is forgotten, because the next server may have the same port."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.agent.server import ScriptedServer
 
 
 @pytest.fixture(autouse=True)
-def no_memory_of_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_model_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     monkeypatch.setattr(openai_model, "_ENDPOINTS", {})
@@ -33,7 +33,7 @@ async def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 @pytest.fixture
 def configured(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes a server that is up the model of the settings."""
+    """Return a function that makes a running server the model of the settings."""
 
     def configure(server: ScriptedServer) -> ScriptedServer:
         monkeypatch.setenv("PLAN_ADAPTER_MODEL", "模型-1")

@@ -1,4 +1,4 @@
-"""A goal with two tools, and rounds of it that have ended."""
+"""A goal with three tools, and completed rounds of it."""
 
 import json
 from dataclasses import replace
@@ -51,7 +51,7 @@ def a_goal(*rounds: Round, **fields: Any) -> Goal:
     return replace(goal, **fields)
 
 
-def said(action: str, **fields: Any) -> dict[str, Any]:
+def model_answer(action: str, **fields: Any) -> dict[str, Any]:
     return {"action": action, "speak": "好", "reason": "", **fields}
 
 
@@ -65,7 +65,7 @@ def read(answer: object, goal: Goal | None = None) -> tuple[ExecuteDecision | No
 
 
 def looked(number: int, result: Any = "it is up", *, success: bool = True, host: str = "web-1") -> Round:
-    """A round that called `look`. Its evidence has the number of the round."""
+    """Return a round that called `look`. Its evidence has the number of the round."""
     decision = ExecuteDecision(action="continue", speak="I look.", tool_call=ToolCallIntent(name="look", arguments={"host": host}))
     evidence = Evidence(
         id=f"E{number}",

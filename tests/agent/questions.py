@@ -1,4 +1,4 @@
-"""A question to a model, and the model of a scripted server."""
+"""A question for a model, and a model client for a scripted server."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A release that fails, and what a model may answer when it is asked to plan the rest of it."""
+"""A release that fails, and the answers of a model that replans it."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ ANA = CallbackApprover(lambda _: True, by="ana")
 
 
 class World:
-    """What the tools do."""
+    """The tools of a release, which record their calls."""
 
     def __init__(self) -> None:
         self.did: list[str] = []
@@ -80,8 +80,8 @@ def remaining(*steps: dict[str, Any], **fields: Any) -> Reply:
     return says({"action": "plan_done", "speak": "好的", "reason": "", "description": "另一个", "steps": [*steps], **fields})
 
 
-MENDED = step("deploy", {"version": "2 on ${{ steps.check.result.host }}"}, id="mended", depends_on=["first"])
-GOOD = remaining(MENDED, step("look", {"host": "three"}, id="third", depends_on=[0]))
+REDEPLOY = step("deploy", {"version": "2 on ${{ steps.check.result.host }}"}, id="redeploy", depends_on=["first"])
+GOOD = remaining(REDEPLOY, step("look", {"host": "three"}, id="third", depends_on=[0]))
 
 
 async def failed(world: World, store: PlanStore, plan: ExecutionPlan | None = None, **inputs: str) -> PlanRun:
@@ -89,9 +89,9 @@ async def failed(world: World, store: PlanStore, plan: ExecutionPlan | None = No
     return await arun_plan(plan or a_plan(), tools=world.tools, inputs=given, store=store, offline=True)
 
 
-def asked(request: Request) -> str:
+def user_message(request: Request) -> str:
     return str(request["messages"][1]["content"])
 
 
 def context_of(request: Request) -> dict[str, Any]:
-    return json.loads(asked(request).split("context (JSON):\n")[1].split("\n\n")[0])
+    return json.loads(user_message(request).split("context (JSON):\n")[1].split("\n\n")[0])

@@ -1,7 +1,7 @@
-"""A server that speaks the OpenAI protocol over real HTTP, and says what a script tells it to.
+"""A server that speaks the OpenAI protocol over real HTTP and answers from a script.
 
-An answer of the script is a `Reply`, or a function of the request's JSON that returns one. Requests are kept, with their headers.
-An answer is a stream where the request asks for one, unless the server does `streams` otherwise.
+An entry of the script is a `Reply`, or a function of the request's JSON that returns one. Requests are recorded with their headers.
+The server streams an answer if the request asks for it, unless `streams` says otherwise.
 """
 
 import json
@@ -16,7 +16,7 @@ Request: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What comes back: the text of the message (or the arguments of a call), or an error, or a connection that is cut."""
+    """The server's reply: the text of the message (or the arguments of a call), an error, or a cut connection."""
 
     text: str = ""
     status: int = 200
@@ -29,11 +29,11 @@ class Reply:
     hold: threading.Event | None = None  # answer only once it is set
     tokens: tuple[int, int] | None = (10, 5)
     headers: tuple[tuple[str, str], ...] = ()
-    hold_within: threading.Event | None = None  # of a stream: send its pieces only once it is set
-    pieces: int | None = None  # of a stream, after which the connection ends
+    hold_within: threading.Event | None = None  # in a stream: send the pieces only once it is set
+    pieces: int | None = None  # in a stream: end the connection after this many pieces
 
 
-Said: TypeAlias = Reply | Callable[[Request], Reply]
+ScriptedReply: TypeAlias = Reply | Callable[[Request], Reply]
 
 
 def says(value: object) -> Reply:
@@ -43,9 +43,9 @@ def says(value: object) -> Reply:
 
 @dataclass
 class ScriptedServer:
-    """Answers with the members of `script` in turn, and then with the last one for ever."""
+    """Answers with the entries of `script` in turn, then repeats the last one forever."""
 
-    script: list[Said]
+    script: list[ScriptedReply]
     knows: frozenset[str] = frozenset({"json_schema_strict", "json_schema", "json_object", "tools"})
     refuses_fields: frozenset[str] = frozenset()
     efforts: frozenset[str] = frozenset({"none", "minimal", "low", "medium", "high"})
@@ -90,11 +90,11 @@ class ScriptedServer:
             self.headers.append(dict(handler.headers.items()))
             refusal = self._refusal(request)
             if refusal is None:
-                said = self.script[min(self._next, len(self.script) - 1)]
+                entry = self.script[min(self._next, len(self.script) - 1)]
                 self._next += 1
             else:
-                said = refusal
-        reply = said if isinstance(said, Reply) else said(request)
+                entry = refusal
+        reply = entry if isinstance(entry, Reply) else entry(request)
         if reply.hold is not None:
             reply.hold.wait(60)
         if reply.cut:
@@ -117,10 +117,10 @@ class ScriptedServer:
         for name in sorted(self.refuses_fields & request.keys()):
             return Reply(status=400, error=f"Unsupported parameter: '{name}'")
         if request.get("reasoning_effort", "high") not in self.efforts:
-            said, known = request["reasoning_effort"], ", ".join(f"'{effort}'" for effort in sorted(self.efforts))
+            effort, known = request["reasoning_effort"], ", ".join(f"'{one}'" for one in sorted(self.efforts))
             return Reply(
                 status=400,
-                error=f"Unsupported value: 'reasoning_effort' does not support '{said}' with this model. Supported values are: {known}.",
+                error=f"Unsupported value: 'reasoning_effort' does not support '{effort}' with this model. Supported values are: {known}.",
             )
         if self.streams == "only" and not request["stream"]:
             return Reply(status=400, error="This model only supports stream mode, please enable the stream parameter.")
@@ -162,10 +162,10 @@ def _body(reply: Reply, request: Request) -> dict[str, Any]:
 
 
 def _stream(handler: BaseHTTPRequestHandler, reply: Reply, request: Request) -> None:
-    """Send a reply in pieces of a few characters, as servers do: a comment, what is said, its end, the usage, and the end mark."""
+    """Send a reply in pieces of a few characters, as servers do: a comment, the text, its end, the usage and the end mark."""
     handler.send_response(200)
     handler.send_header("Content-Type", "text/event-stream")
-    handler.send_header("Connection", "close")  # and so the end of the body is that of the connection
+    handler.send_header("Connection", "close")  # so the end of the connection ends the body
     handler.end_headers()
     handler.wfile.write(b": thinking\n\n")
     handler.wfile.flush()
@@ -200,13 +200,13 @@ def _split(text: str) -> list[str]:
 
 
 def scripted(
-    *script: Said,
+    *script: ScriptedReply,
     knows: Iterable[str] | None = None,
     refuses: Iterable[str] = (),
     efforts: Iterable[str] = ("none", "minimal", "low", "medium", "high"),
     streams: Literal["asked", "always", "only", "never"] = "asked",
 ) -> ScriptedServer:
-    """Return a server that is not started yet; `knows`: the forms that it takes, None for all; `streams`: when it answers in a stream."""
+    """Return a server to start. `knows`: the response formats that it supports, None for all; `streams`: when it streams answers."""
     server = ScriptedServer(list(script), refuses_fields=frozenset(refuses), efforts=frozenset(efforts), streams=streams)
     if knows is not None:
         server.knows = frozenset(knows)

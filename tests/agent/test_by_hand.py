@@ -1,4 +1,4 @@
-"""What a person carried to a chat and back is asked and judged as what a model is asked and answers."""
+"""Tests of drafts through a chat, with prompts and answers copied by hand: they are checked like those of a model."""
 
 import json
 
@@ -13,14 +13,14 @@ from tests.agent.server import says, scripted
 from tests.agent.test_planner import BACK_UP, DEPLOY, GOOD, TASK, TOOLS, WRONG, done, drafted
 
 
-def test_a_chat_is_asked_what_a_model_is_asked() -> None:
+def test_the_prompt_for_a_chat_has_the_task_and_the_schema() -> None:
     system, user = prompt_for_chat(TASK, TOOLS)
     assert (system.role, user.role) == ("system", "user")
     assert '"Deploy 2.1 to production"' in user.content
     assert json.loads(user.content.split("Its JSON Schema:\n")[1])["required"] == ["action", "speak", "reason"]
 
 
-async def test_a_good_answer_gives_the_plan_that_a_model_would_have_given() -> None:
+async def test_a_valid_answer_from_a_chat_gives_the_same_plan_as_from_a_model() -> None:
     result = draft_from_chat(TASK, TOOLS, json.dumps(GOOD))
     with scripted(says(GOOD)) as server:
         draft = await drafted(server)
@@ -41,13 +41,13 @@ def test_a_chat_gets_the_same_corrections_as_a_model(kind: str) -> None:
     assert result.draft.calls[0].problems
 
 
-def test_an_order_against_a_constraint_is_no_plan() -> None:
+def test_an_answer_that_breaks_a_constraint_gives_no_plan() -> None:
     late = {**DEPLOY, "depends_on": []}
     result = draft_from_chat(TASK, TOOLS, json.dumps(done(BACK_UP, late, constraints=GOOD["constraints"])))
     assert "[broken-constraint]" in (result.reply or "")
 
 
-def test_what_cannot_be_planned_is_not_asked() -> None:
+def test_an_invalid_request_gives_no_prompt() -> None:
     with pytest.raises(DraftError, match="no tools"):
         prompt_for_chat(TASK, ToolRegistry())
     with pytest.raises(ToolDefinitionError, match="no such tool"):

@@ -1,4 +1,4 @@
-"""The seeds' three constraints, and a model that says of them what suits it: what is checked, and what is told as unchecked."""
+"""Tests of the constraints of a draft: what is checked, and how unchecked constraints are shown."""
 
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from tests.cli.conftest import Plan, home, plan
 __all__ = ["home", "plan"]
 
 CONSTRAINTS = ("back up the database first", "only off-peak", "verify afterwards")
-WORDS = [word for text in CONSTRAINTS for word in ("--constraint", text)]
-TOOLS_WORDS = [word for name in ("look", "back_up", "deploy") for word in ("--tools", f"tests.agent.test_planner:{name}")]
+CONSTRAINT_ARGUMENTS = [word for text in CONSTRAINTS for word in ("--constraint", text)]
+TOOL_ARGUMENTS = [word for name in ("look", "back_up", "deploy") for word in ("--tools", f"tests.agent.test_planner:{name}")]
 UNORDERED = [BACK_UP, {**DEPLOY, "depends_on": []}, {**VERIFY, "depends_on": []}]
 FIRST, OFF_PEAK, AFTERWARDS = (
     {"number": 1, "steps": ["backup"], "before": ["deploy"]},
@@ -28,16 +28,16 @@ FIRST, OFF_PEAK, AFTERWARDS = (
 )
 
 ANSWERS: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "says nothing": (done(*UNORDERED), ["not checked", "not checked", "not checked"]),
-    "vouches": (
+    "no claims": (done(*UNORDERED), ["not checked", "not checked", "not checked"]),
+    "claims about all constraints": (
         done(*UNORDERED, constraints=[{"number": n, "steps": ["deploy"], "before": []} for n in (1, 2, 3)]),
         ["not checked", "not checked", "not checked"],
     ),
-    "is honest": (
+    "correct claims": (
         done(BACK_UP, DEPLOY, VERIFY, constraints=[FIRST, OFF_PEAK, AFTERWARDS]),
         ["order checked", "not checked", "order checked"],
     ),
-    "takes the hour for an order": (
+    "claims with wrong numbers": (
         done(BACK_UP, DEPLOY, VERIFY, constraints=[{**FIRST, "number": 2}, {**FIRST, "number": 99}]),
         ["not checked", "order checked", "not checked"],
     ),
@@ -48,53 +48,53 @@ def drafted(plan: Plan, monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any
     with scripted(*(says(answer) for answer in answers)) as server:
         monkeypatch.setenv("PLAN_ADAPTER_MODEL", "m")
         monkeypatch.setenv("PLAN_ADAPTER_MODEL_URL", server.url)
-        said = plan("draft", "Deploy 2.1", *WORDS, *TOOLS_WORDS, "-o", "plan.yaml", *arguments)
-        return said, corrections(server) if len(server.requests) > 1 else ""
+        result = plan("draft", "Deploy 2.1", *CONSTRAINT_ARGUMENTS, *TOOL_ARGUMENTS, "-o", "plan.yaml", *arguments)
+        return result, corrections(server) if len(server.requests) > 1 else ""
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_an_unchecked_constraint_is_shown_wherever_the_plan_is_shown(kind: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer, standings = ANSWERS[kind]
-    said, _ = drafted(plan, monkeypatch, answer, arguments=("--json",))
-    assert said.code == 0, said.err
-    expected = [f"{text}: {standing}" for text, standing in zip(CONSTRAINTS, standings, strict=True)]
-    told = said.err.splitlines()
-    assert [line for line in told if line.startswith("constraint")] == [
-        next(line for line in told if line.startswith(f"constraint {number} ({text}): {standing}: "))
-        for number, (text, standing) in enumerate(zip(CONSTRAINTS, standings, strict=True), 1)
+    answer, checks = ANSWERS[kind]
+    result, _ = drafted(plan, monkeypatch, answer, arguments=("--json",))
+    assert result.code == 0, result.err
+    expected = [f"{text}: {check}" for text, check in zip(CONSTRAINTS, checks, strict=True)]
+    err_lines = result.err.splitlines()
+    assert [line for line in err_lines if line.startswith("constraint")] == [
+        next(line for line in err_lines if line.startswith(f"constraint {number} ({text}): {check}: "))
+        for number, (text, check) in enumerate(zip(CONSTRAINTS, checks, strict=True), 1)
     ]
-    as_object, shown = said.lines[0], plan("show", "--draft", said.lines[0]["id"])
-    as_objects = [as_object, plan("show", "--draft", as_object["id"], "--json").lines[0]]
-    for found in as_objects:
+    draft_json, shown = result.lines[0], plan("show", "--draft", result.lines[0]["id"])
+    drafts = [draft_json, plan("show", "--draft", draft_json["id"], "--json").lines[0]]
+    for found in drafts:
         assert [(kept["text"], kept["checked"]) for kept in found["constraints"]] == [
-            (text, standing == "order checked") for text, standing in zip(CONSTRAINTS, standings, strict=True)
+            (text, check == "order checked") for text, check in zip(CONSTRAINTS, checks, strict=True)
         ]
-    assert plan("run", "plan.yaml", *TOOLS_WORDS, "--offline", "--detach").code == 6
+    assert plan("run", "plan.yaml", *TOOL_ARGUMENTS, "--offline", "--detach").code == 6
     run_id = plan("runs", "--json").lines[0]["id"]
     for text in (shown.out, plan("approve", run_id, "--show").out):
         for line in expected:
-            words, _, standing = line.rpartition(": ")
-            shown_as = f"- **not checked**: {words}: " if standing == "not checked" else f"- order checked: {words}: "
+            constraint, _, check = line.rpartition(": ")
+            shown_as = f"- **not checked**: {constraint}: " if check == "not checked" else f"- order checked: {constraint}: "
             assert shown_as in text, (shown_as, text)
         assert TO_JUDGE in text
 
 
-def test_a_broken_order_goes_back_to_the_model_and_is_corrected(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    lie = done(*UNORDERED, constraints=[FIRST, OFF_PEAK, AFTERWARDS])
-    said, told = drafted(plan, monkeypatch, lie, ANSWERS["is honest"][0])
-    assert said.code == 0
-    assert "constraints[0]: [broken-constraint] `deploy` can start before `backup`" in told
-    assert "constraints[2]: [broken-constraint] `verify` can start before `deploy`" in told
-    never, _ = drafted(plan, monkeypatch, lie, arguments=("--force",))
+def test_a_broken_order_is_sent_back_to_the_model_and_corrected(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = done(*UNORDERED, constraints=[FIRST, OFF_PEAK, AFTERWARDS])
+    result, correction = drafted(plan, monkeypatch, wrong, ANSWERS["correct claims"][0])
+    assert result.code == 0
+    assert "constraints[0]: [broken-constraint] `deploy` can start before `backup`" in correction
+    assert "constraints[2]: [broken-constraint] `verify` can start before `deploy`" in correction
+    never, _ = drafted(plan, monkeypatch, wrong, arguments=("--force",))
     assert (never.code, "constraints[0]: [broken-constraint]" in never.err) == (1, True)
 
 
-def test_a_revised_plan_is_no_longer_what_was_checked(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert drafted(plan, monkeypatch, ANSWERS["is honest"][0])[0].code == 0
-    assert plan("run", "plan.yaml", *TOOLS_WORDS, "--offline", "--detach").code == 6
+def test_a_revised_plan_shows_its_constraints_as_not_checked(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert drafted(plan, monkeypatch, ANSWERS["correct claims"][0])[0].code == 0
+    assert plan("run", "plan.yaml", *TOOL_ARGUMENTS, "--offline", "--detach").code == 6
     run_id = plan("runs", "--json").lines[0]["id"]
     Path("plan.yaml").write_text(Path("plan.yaml").read_text(encoding="utf-8").replace("2.1", "2.2"), encoding="utf-8")
-    assert plan("revise", run_id, "plan.yaml", *TOOLS_WORDS).code == 0
+    assert plan("revise", run_id, "plan.yaml", *TOOL_ARGUMENTS).code == 0
     text = plan("approve", run_id, "--show").out
     assert "**changed since then**: no constraint was checked again" in text
     assert "- **not checked**: back up the database first: the plan was changed" in text
@@ -116,7 +116,7 @@ async def gate_text_of(store: PlanStore, text: str, tenant_id: str | None = None
 
 async def test_a_plan_gate_shows_only_its_own_draft(tmp_path: Path) -> None:
     request = PlanRequest("Deploy [x](http://evil) 2.1\n# now", constraints=CONSTRAINTS)
-    with scripted(says(ANSWERS["is honest"][0])) as server:
+    with scripted(says(ANSWERS["correct claims"][0])) as server:
         model = OpenAIModel("m", base_url=server.url)
         url = f"sqlite:///{tmp_path / 'plans.db'}"
         async with PlanStore(url) as store, PlanStore(url, tenant_id="a") as theirs, PlanStore(url, tenant_id="b") as others:

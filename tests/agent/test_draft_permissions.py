@@ -1,4 +1,4 @@
-"""Permissions of a draft: a person gives them, and a model cannot."""
+"""Tests of the permissions of a draft: a person can give them, a model cannot."""
 
 from plan_adapter import ToolRegistry, tool
 from plan_adapter.agent.openai_model import OpenAIModel
@@ -22,7 +22,7 @@ async def reordered(server: ScriptedServer, *permissions: str) -> Draft:
     return await Planner(OpenAIModel("m", base_url=server.url), ToolRegistry([look, reorder])).drafted(request)
 
 
-async def test_a_person_gives_the_permissions_of_a_draft_and_a_model_cannot() -> None:
+async def test_only_a_person_can_give_permissions_to_a_draft() -> None:
     with scripted(says({**REORDER, "permissions": ["allow_reorder", "more"]})) as server:
         draft = await reordered(server, "allow_reorder")
         assert 'permissions (JSON):\n["allow_reorder"]' in server.requests[0]["messages"][1]["content"]
@@ -31,7 +31,7 @@ async def test_a_person_gives_the_permissions_of_a_draft_and_a_model_cannot() ->
     assert draft.notes == ["ignored in the answer, because a model may not decide it: `permissions`"]
 
 
-async def test_without_the_permission_the_model_is_sent_to_another_tool() -> None:
+async def test_a_model_must_use_another_tool_if_the_permission_is_missing() -> None:
     with scripted(says({**REORDER, "permissions": ["allow_reorder"]}), says(done(step("look", {"url": "http://week"})))) as server:
         draft = await reordered(server)
         correction = server.requests[1]["messages"][-1]["content"]
@@ -41,7 +41,7 @@ async def test_without_the_permission_the_model_is_sent_to_another_tool() -> Non
     assert ([one.tool_name for one in draft.plan.steps], draft.plan.permissions) == (["look"], [])
 
 
-async def test_a_permission_without_a_name_costs_no_question() -> None:
+async def test_an_empty_permission_is_refused_before_a_model_is_asked() -> None:
     with scripted() as server:
         draft = await reordered(server, " ")
         assert server.requests == []

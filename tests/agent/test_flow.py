@@ -1,4 +1,4 @@
-"""The flow `draft-plan`: each question to the model is a task run, a question to a person a form, the draft an artifact."""
+"""Tests of the flow `draft-plan`: a question to the model is a task run, a question to a person a form, and the draft an artifact."""
 
 import asyncio
 import os
@@ -65,7 +65,7 @@ async def test_each_round_is_a_task_run_and_the_draft_is_kept_and_shown(
     assert "completes before" in str(artifacts[0].data)
 
 
-async def test_a_resumed_flow_run_pays_only_for_missing_answers(
+async def test_a_resumed_flow_run_requests_only_missing_answers(
     prefect_server: Server, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with scripted(says(done(step("deploi", {}))), Reply(status=401, error="expired"), says(GOOD)) as server, use_server(prefect_server):
@@ -78,10 +78,10 @@ async def test_a_resumed_flow_run_pays_only_for_missing_answers(
 QUESTION = says({"action": "ask_user", "speak": "哪个数据库? **bold**", "reason": "two"})
 
 
-async def test_a_question_is_a_form(prefect_server: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_question_to_a_person_is_asked_in_a_form(prefect_server: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted(QUESTION, says(GOOD)) as server, use_server(prefect_server):
         monkeypatch.setenv("PLAN_ADAPTER_MODEL_URL", server.url)
-        async with drafted_by(draft_plan) as (flow_run_id, drafting):
+        async with drafting_flow_run(draft_plan) as (flow_run_id, drafting):
             await answer_form(flow_run_id, drafting, {"answer": "生产库"})
             state = await drafting
         assert state.is_completed(), state.message
@@ -93,7 +93,7 @@ async def test_an_unanswered_question_is_asked_again_when_the_flow_run_resumes(
 ) -> None:
     with scripted(QUESTION, Reply(status=401, error="expired"), says(GOOD)) as server, use_server(prefect_server):
         monkeypatch.setenv("PLAN_ADAPTER_MODEL_URL", server.url)
-        async with drafted_by(draft_plan.with_options(retries=2)) as (flow_run_id, drafting):
+        async with drafting_flow_run(draft_plan.with_options(retries=2)) as (flow_run_id, drafting):
             await answer_form(flow_run_id, drafting, {"answer": "测试库"})
             await answer_form(flow_run_id, drafting, {"answer": "生产库"})
             state = await drafting
@@ -108,16 +108,16 @@ from prefect import get_client
 from prefect.flow_engine import run_flow_async
 from plan_adapter.flows import draft_plan
 
-async def go_on():
+async def resume():
     async with get_client() as client:
         flow_run = await client.read_flow_run(UUID(sys.argv[1]))
     await run_flow_async(draft_plan, flow_run=flow_run, parameters=flow_run.parameters, return_type="state")
 
-asyncio.run(go_on())
+asyncio.run(resume())
 """
 
 
-async def test_a_flow_run_that_was_killed_and_is_run_again_pays_for_no_answer_twice(
+async def test_a_killed_flow_run_that_runs_again_requests_no_answer_twice(
     prefect_server: Server, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, never = threading.Event(), threading.Event()
@@ -139,7 +139,7 @@ async def test_a_flow_run_that_was_killed_and_is_run_again_pays_for_no_answer_tw
             never.set()
             await client.set_flow_run_state(flow_run.id, Scheduled(name="AwaitingRetry"), force=True)
         await asyncio.to_thread(subprocess.run, command, env=environment, check=True)
-        assert [len(request["messages"]) for request in server.requests] == [2, 4, 4]  # the answer to the second was never there
+        assert [len(request["messages"]) for request in server.requests] == [2, 4, 4]  # the second request was never answered
     ended = await run_of(str(flow_run.id))
     assert ended.state is not None
     assert ended.state.is_completed(), ended.state.message
@@ -148,13 +148,13 @@ async def test_a_flow_run_that_was_killed_and_is_run_again_pays_for_no_answer_tw
     assert (kept.plan is not None, [call.number for call in kept.calls]) == (True, [1, 2])
 
 
-async def test_a_question_that_nobody_answers_in_time_ends_the_draft(
+async def test_a_question_without_an_answer_in_time_ends_the_draft(
     prefect_server: Server, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drafting_in_prefect, "ANSWER_SECONDS", 1)
     with scripted(QUESTION) as server, use_server(prefect_server):
         monkeypatch.setenv("PLAN_ADAPTER_MODEL_URL", server.url)
-        async with drafted_by(draft_plan) as (flow_run_id, drafting):
+        async with drafting_flow_run(draft_plan) as (flow_run_id, drafting):
             state = await drafting
     assert state.is_failed()
     assert "nobody answered" in (state.message or "")
@@ -164,8 +164,8 @@ async def test_a_question_that_nobody_answers_in_time_ends_the_draft(
 
 
 @asynccontextmanager
-async def drafted_by(flow: Any) -> AsyncGenerator[tuple[UUID, "asyncio.Task[State]"]]:
-    """Yield a flow run of `flow`, one of `draft_plan`, and its work, which is ended with the body."""
+async def drafting_flow_run(flow: Any) -> AsyncGenerator[tuple[UUID, "asyncio.Task[State]"]]:
+    """Yield a new flow run of `flow` and the task that executes it. The task is cancelled when the block ends."""
     async with get_client() as client:
         flow_run = await client.create_flow_run(flow, parameters={"task": TASK.task, "tools": TOOLS})
     work = run_flow_async(flow, flow_run=flow_run, parameters=flow_run.parameters, return_type="state")
@@ -178,7 +178,7 @@ async def drafted_by(flow: Any) -> AsyncGenerator[tuple[UUID, "asyncio.Task[Stat
 
 
 async def answer_form(flow_run_id: UUID, drafting: "asyncio.Task[State]", values: dict[str, str]) -> None:
-    """Answer the next form of this flow run: on a server that tests share, others wait, too. A form comes a moment after its pause."""
+    """Answer the next form of this flow run. The form appears a moment after the flow run pauses."""
     async with get_client() as client:
         while not drafting.done():
             if (await client.resume_flow_run(flow_run_id, run_input=values)).status is SetStateStatus.ACCEPT:

@@ -1,4 +1,4 @@
-"""One answer in a round of a goal: what is a decision, and the words for each kind of fault. SmartFlow's faults have their number."""
+"""Tests of an answer in a round of a goal: what is a decision, and the message for each fault. Fault numbers are SmartFlow's."""
 
 import json
 from typing import Any
@@ -8,27 +8,27 @@ import pytest
 from plan_adapter.agent.answers import Reading, read_answer
 from plan_adapter.agent.goal_decision import read_goal_decision, read_verdict, repaired_list
 from plan_adapter.goals import ToolCallIntent
-from tests.agent.goals import ABORT, TOOLS, a_goal, call, looked, read, said
+from tests.agent.goals import ABORT, TOOLS, a_goal, call, looked, model_answer, read
 
 PROVED = a_goal(looked(1), looked(2))
 
 GOOD: dict[str, tuple[dict[str, Any], Any]] = {
-    "a read": (said("continue", tool_call=call("look", host="web-1")), ToolCallIntent(name="look", arguments={"host": "web-1"})),
-    "a thought": (said("continue"), None),
+    "a read": (model_answer("continue", tool_call=call("look", host="web-1")), ToolCallIntent(name="look", arguments={"host": "web-1"})),
+    "a thought": (model_answer("continue"), None),
     "a write that is confirmed": (
-        said("confirm", tool_call=call("restart", host="web-1")),
+        model_answer("confirm", tool_call=call("restart", host="web-1")),
         ToolCallIntent(name="restart", arguments={"host": "web-1"}),
     ),
-    "a question": (said("ask_user", tool_call=None, abort=None, goal_check=None), None),
-    "the next step": (said("next_plan", goal_check="E1 shows it"), None),
-    "the end": (said("done", goal_check="由E2证明"), None),
-    "the end, in strict form": (said("done", goal_check="(E1, E2)", tool_call=None, abort=None), None),
-    "giving up": (said("abort", abort=ABORT.model_dump()), None),
+    "a question": (model_answer("ask_user", tool_call=None, abort=None, goal_check=None), None),
+    "the next step": (model_answer("next_plan", goal_check="E1 shows it"), None),
+    "the end": (model_answer("done", goal_check="由E2证明"), None),
+    "the end, in strict form": (model_answer("done", goal_check="(E1, E2)", tool_call=None, abort=None), None),
+    "giving up": (model_answer("abort", abort=ABORT.model_dump()), None),
 }
 
 
 @pytest.mark.parametrize("kind", GOOD)
-def test_a_good_answer_is_a_decision(kind: str) -> None:
+def test_a_valid_answer_is_a_decision(kind: str) -> None:
     answer, intent = GOOD[kind]
     decision, faults = read(answer, PROVED)
     assert faults == ()
@@ -41,53 +41,53 @@ FAULTS: dict[str, tuple[object, tuple[str, ...]]] = {
     "empty text": ("", ("the answer is empty", "`continue`, `ask_user`, `confirm`, `next_plan`, `done`, `abort`")),
     "malformed JSON": ('{"action": "done", ', ("not JSON", "`continue`, `ask_user`")),
     "prose": ("I restart it now.", ("not JSON",)),
-    "a list of decisions": ([said("continue")], ("the answer is a list",)),
-    "two decisions": (f"{json.dumps(said('continue'))} {json.dumps(said('done'))}", ("several objects",)),
+    "a list of decisions": ([model_answer("continue")], ("the answer is a list",)),
+    "two decisions": (f"{json.dumps(model_answer('continue'))} {json.dumps(model_answer('done'))}", ("several objects",)),
     "no action": ({"speak": "hm"}, ("the `action` is missing", "`continue`, `ask_user`")),
-    "an unknown action": (said("execute"), ('"execute" does not exist', "`next_plan`")),
-    "an action that is no text": (said("x") | {"action": ["done"]}, ('["done"] does not exist',)),
+    "an unknown action": (model_answer("execute"), ('"execute" does not exist', "`next_plan`")),
+    "an action that is not text": (model_answer("x") | {"action": ["done"]}, ('["done"] does not exist',)),
     "an array as tool_call": (
-        said("continue", tool_call=[call("look", host="a"), call("look", host="b")]),
+        model_answer("continue", tool_call=[call("look", host="a"), call("look", host="b")]),
         ("`tool_call` is a list", "one call", "in later rounds"),
     ),
-    "a text as tool_call": (said("continue", tool_call="look"), ('`tool_call` is "look"', '{"name": "TOOL"')),
-    "a call without a name": (said("continue", tool_call={"arguments": {}}), ("has no `name`",)),
+    "a text as tool_call": (model_answer("continue", tool_call="look"), ('`tool_call` is "look"', '{"name": "TOOL"')),
+    "a call without a name": (model_answer("continue", tool_call={"arguments": {}}), ("has no `name`",)),
     "an unknown tool": (
-        said("continue", tool_call=call("lok", host="a")),
+        model_answer("continue", tool_call=call("lok", host="a")),
         ('no tool "lok"', "`label`, `look`, `restart`"),
     ),
-    "arguments that are no object": (
-        said("continue", tool_call={"name": "look", "arguments": ["web-1"]}),
+    "arguments that are not an object": (
+        model_answer("continue", tool_call={"name": "look", "arguments": ["web-1"]}),
         ('is ["web-1"]', "`host`, `labels`, `lines`"),
     ),
-    "a missing argument": (said("continue", tool_call=call("look")), ("`tool_call.arguments.host` of `look`", "missing")),
+    "a missing argument": (model_answer("continue", tool_call=call("look")), ("`tool_call.arguments.host` of `look`", "missing")),
     "a wrong argument": (
-        said("continue", tool_call=call("look", host="a", lines="many")),
+        model_answer("continue", tool_call=call("look", host="a", lines="many")),
         ("`tool_call.arguments.lines` of `look`", "integer"),
     ),
-    "an unknown argument": (said("continue", tool_call=call("look", host="a", port=1)), ("`tool_call.arguments.port` of `look`",)),
+    "an unknown argument": (model_answer("continue", tool_call=call("look", host="a", port=1)), ("`tool_call.arguments.port` of `look`",)),
     "a write under continue": (
-        said("continue", tool_call=call("restart", host="a")),
+        model_answer("continue", tool_call=call("restart", host="a")),
         ("`restart` does more than read", "use `confirm` with the same"),
     ),
     "an idempotent write under continue": (
-        said("continue", tool_call=call("label", host="a", name="b")),
+        model_answer("continue", tool_call=call("label", host="a", name="b")),
         ("`label` does more than read", "`confirm`"),
     ),
-    "confirm without a call": (said("confirm"), ("`confirm` without `tool_call`",)),
-    "ask_user with a call": (said("ask_user", tool_call=call("look", host="a")), ("`ask_user` calls nothing",)),
-    "next_plan with a call": (said("next_plan", goal_check="E1", tool_call=call("look", host="a")), ("`next_plan` calls nothing",)),
-    "done with a call": (said("done", goal_check="E1", tool_call=call("restart", host="a")), ("`done` calls nothing",)),
-    "abort with a call": (said("abort", abort=ABORT.model_dump(), tool_call=call("look", host="a")), ("`abort` calls nothing",)),
-    "abort without a reason": (said("abort"), ("`abort` without a reason", '"user_message"')),
-    "a reason to abort beside another action": (said("continue", abort=ABORT.model_dump()), ("`abort` is written only with",)),
-    "no goal_check": (said("done"), ("`done` without `goal_check`", "`E1`, `E2`")),
-    "an empty goal_check": (said("next_plan", goal_check=" \n"), ("`next_plan` without `goal_check`",)),
+    "confirm without a call": (model_answer("confirm"), ("`confirm` without `tool_call`",)),
+    "ask_user with a call": (model_answer("ask_user", tool_call=call("look", host="a")), ("`ask_user` calls nothing",)),
+    "next_plan with a call": (model_answer("next_plan", goal_check="E1", tool_call=call("look", host="a")), ("`next_plan` calls nothing",)),
+    "done with a call": (model_answer("done", goal_check="E1", tool_call=call("restart", host="a")), ("`done` calls nothing",)),
+    "abort with a call": (model_answer("abort", abort=ABORT.model_dump(), tool_call=call("look", host="a")), ("`abort` calls nothing",)),
+    "abort without a reason": (model_answer("abort"), ("`abort` without a reason", '"user_message"')),
+    "a reason to abort beside another action": (model_answer("continue", abort=ABORT.model_dump()), ("`abort` is written only with",)),
+    "no goal_check": (model_answer("done"), ("`done` without `goal_check`", "`E1`, `E2`")),
+    "an empty goal_check": (model_answer("next_plan", goal_check=" \n"), ("`next_plan` without `goal_check`",)),
 }
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_each_kind_of_fault_has_its_words_with_the_choices(kind: str) -> None:
+def test_each_fault_has_a_message_with_the_choices(kind: str) -> None:
     answer, words = FAULTS[kind]
     decision, faults = read(answer, PROVED)
     assert decision is None
@@ -95,8 +95,8 @@ def test_each_kind_of_fault_has_its_words_with_the_choices(kind: str) -> None:
     assert [word for word in words if word not in faults[0]] == [], faults[0]
 
 
-def test_all_faults_of_an_answer_are_told_at_once() -> None:
-    _, faults = read(said("done", tool_call=call("lok")) | {"abort": {}}, a_goal(looked(1), is_last=False))
+def test_all_faults_of_an_answer_are_reported_at_once() -> None:
+    _, faults = read(model_answer("done", tool_call=call("lok")) | {"abort": {}}, a_goal(looked(1), is_last=False))
     begin = (
         "this step has no tool",
         "`abort` is written only",
@@ -107,20 +107,20 @@ def test_all_faults_of_an_answer_are_told_at_once() -> None:
     assert all(fault.startswith(words) for fault, words in zip(faults, begin, strict=True))
 
 
-def test_fault_5_the_call_that_a_person_reads_is_checked_before_they_read_it() -> None:
-    decision, faults = read(said("confirm", tool_call=call("restart", host=["web-1", "web-2"])))
+def test_fault_5_a_call_is_checked_before_a_person_sees_it() -> None:
+    decision, faults = read(model_answer("confirm", tool_call=call("restart", host=["web-1", "web-2"])))
     assert decision is None
     assert "should be a string" in faults[0]
 
 
-def test_fault_8_a_tool_of_the_registry_that_the_step_does_not_have_is_unknown() -> None:
+def test_fault_8_a_registered_tool_that_the_step_does_not_have_is_unknown() -> None:
     goal = a_goal(effects={"look": "read"})
-    assert "no tool" in read(said("confirm", tool_call=call("restart", host="web-1")), goal)[1][0]
+    assert "no tool" in read(model_answer("confirm", tool_call=call("restart", host="web-1")), goal)[1][0]
 
 
-def test_arguments_are_what_the_tool_expects() -> None:
+def test_arguments_are_converted_to_what_the_tool_expects() -> None:
     strict = call("look", host="web-1", labels='{"app": "网站"}', lines=None)
-    (decision, faults) = read(said("continue", tool_call=strict))
+    (decision, faults) = read(model_answer("continue", tool_call=strict))
     assert faults == ()
     assert decision is not None
     assert decision.tool_call == ToolCallIntent(name="look", arguments={"host": "web-1", "labels": {"app": "网站"}})
@@ -147,8 +147,8 @@ def test_speak_falls_back_to_the_reason_and_then_to_a_sentence_unless_the_step_e
     assert decision.speak == spoken
 
 
-def test_an_abort_without_a_reason_for_the_log_has_the_decision_s() -> None:
-    decision, _ = read(said("abort", abort={"code": "c", "user_message": "u"}) | {"reason": "403"})
+def test_an_abort_without_an_internal_reason_has_the_reason_of_the_decision() -> None:
+    decision, _ = read(model_answer("abort", abort={"code": "c", "user_message": "u"}) | {"reason": "403"})
     assert decision is not None
     assert decision.abort is not None
     assert decision.abort.internal_reason == "403"
@@ -171,18 +171,18 @@ TWELVE = [f"{number}. 第{number}项" for number in range(1, 13)]
         ("10.0.0.1. 2. x", "10.0.0.1. 2. x"),
     ],
 )  # fmt: skip
-def test_fault_11_numbers_of_a_list_get_lines_and_numbers_in_a_text_stay(text: str, repaired: str) -> None:
+def test_fault_11_list_numbers_start_new_lines_and_other_numbers_stay(text: str, repaired: str) -> None:
     assert repaired_list(text) == repaired
     assert repaired_list(repaired) == repaired
 
 
-def test_a_repaired_speak_is_what_the_decision_has() -> None:
-    decision, _ = read(said("continue") | {"speak": "1. a 2. b"})
+def test_a_decision_has_the_repaired_speak() -> None:
+    decision, _ = read(model_answer("continue") | {"speak": "1. a 2. b"})
     assert decision is not None
     assert decision.speak == "1. a\n2. b"
 
 
-def test_an_answer_that_was_cut_off_or_declined_says_so() -> None:
+def test_a_cut_off_or_declined_answer_is_reported_as_such() -> None:
     for problem in ("the answer was cut off at the token limit: write less", "the model declined: no"):
         decision, faults = read_goal_decision(Reading(None, problem), a_goal(), TOOLS)
         assert (decision, faults[0].startswith(problem)) == (None, True)
@@ -201,5 +201,5 @@ def test_an_answer_that_was_cut_off_or_declined_says_so() -> None:
         ([], "the answer is a list: write one JSON object"),
     ],
 )
-def test_a_verdict_says_one_of_three_things_and_met_rests_on_evidence(answer: object, found: object) -> None:
+def test_a_verdict_is_one_of_three_and_met_needs_evidence(answer: object, found: object) -> None:
     assert read_verdict(read_answer(json.dumps(answer)), PROVED) == found

@@ -1,4 +1,4 @@
-"""`PromptedGoalModel` behind a server: every rung, what it records of an answer, and the verifier."""
+"""Tests of `PromptedGoalModel` with a scripted server: every rung, what it records of an answer, and the verifier."""
 
 import json
 from collections.abc import AsyncIterator
@@ -13,11 +13,11 @@ from plan_adapter.drafts import Rung
 from plan_adapter.errors import ModelError
 from plan_adapter.execution.secrets import Redactor
 from plan_adapter.goals import ToolCallIntent, Verdict
-from tests.agent.goals import TOOLS, a_goal, call, looked, said
+from tests.agent.goals import TOOLS, a_goal, call, looked, model_answer
 from tests.agent.questions import model_at
 from tests.agent.server import Reply, ScriptedServer, says, scripted
 
-LOOK = said("continue", tool_call=call("look", host="web-1", labels={"应用": "网站"}))
+LOOK = model_answer("continue", tool_call=call("look", host="web-1", labels={"应用": "网站"}))
 
 
 @asynccontextmanager
@@ -28,8 +28,10 @@ async def goal_model(server: ScriptedServer, redactor: Redactor | None = None, *
 
 
 @pytest.mark.parametrize("rung", RUNGS)
-async def test_a_decision_comes_over_every_rung(rung: Rung) -> None:
-    strict = said("continue", tool_call={"name": "look", "arguments": {"host": "web-1", "labels": '{"应用": "网站"}', "lines": None}})
+async def test_every_rung_returns_a_decision(rung: Rung) -> None:
+    strict = model_answer(
+        "continue", tool_call={"name": "look", "arguments": {"host": "web-1", "labels": '{"应用": "网站"}', "lines": None}}
+    )
     with scripted(says(strict | {"goal_check": None, "abort": None} if rung == "strict_schema" else LOOK)) as server:
         async with goal_model(server, first_rung=rung) as model:
             answer = await model.decide(a_goal())
@@ -39,12 +41,12 @@ async def test_a_decision_comes_over_every_rung(rung: Rung) -> None:
     assert (answer.model, answer.tokens) == ("m", 15)
     (request,) = server.requests
     assert request["max_completion_tokens"] == 8192
-    told = json.dumps(request, ensure_ascii=False)
-    assert "Restart a host." in told
-    assert "next_plan" in told
+    request_text = json.dumps(request, ensure_ascii=False)
+    assert "Restart a host." in request_text
+    assert "next_plan" in request_text
 
 
-async def test_the_form_of_a_decision_has_each_tool_with_its_own_arguments_and_is_strict() -> None:
+async def test_the_decision_schema_is_strict_and_lists_the_arguments_of_each_tool() -> None:
     with scripted(says(LOOK)) as server:
         async with goal_model(server) as model:
             await model.decide(a_goal())
@@ -63,7 +65,7 @@ async def test_the_form_of_a_decision_has_each_tool_with_its_own_arguments_and_i
     ]
 
 
-async def test_a_faulty_answer_is_kept_with_its_faults_and_its_text() -> None:
+async def test_a_faulty_answer_is_recorded_with_its_faults_and_its_text() -> None:
     with scripted(Reply("I restart it now! " + "好" * 20_000)) as server:
         async with goal_model(server, first_rung="text") as model:
             answer = await model.decide(a_goal())
@@ -84,7 +86,7 @@ async def test_fault_12_an_answer_is_recorded_without_secrets() -> None:
     assert "canary" not in json.dumps([answer.model_dump(mode="json"), server.requests], ensure_ascii=False)
 
 
-async def test_a_model_that_does_not_answer_raises() -> None:
+async def test_a_failing_model_server_raises_a_model_error() -> None:
     with scripted(Reply(status=500, error="out of order")) as server:
         async with goal_model(server) as model:
             with pytest.raises(ModelError, match="500"):
@@ -94,21 +96,21 @@ async def test_a_model_that_does_not_answer_raises() -> None:
 
 
 @pytest.mark.parametrize("verdict", ["met", "not_met", "cannot_tell"])
-async def test_the_verifier_answers_one_of_three_things(verdict: Any) -> None:
+async def test_the_verifier_returns_one_of_three_verdicts(verdict: Any) -> None:
     with scripted(says({"verdict": verdict, "receipts": ["E1"], "reason": "看到了"})) as server:
         async with goal_model(server) as model:
             assert await model.verify(a_goal(looked(1))) == Verdict(verdict=verdict, reason="看到了", tokens=15)
     assert server.requests[0]["response_format"]["json_schema"]["name"] == "goal_verdict"
 
 
-async def test_without_evidence_nothing_is_met_and_no_model_is_asked() -> None:
+async def test_a_goal_without_evidence_is_not_met_and_no_model_is_asked() -> None:
     with scripted(says({"verdict": "met", "receipts": ["E1"], "reason": ""})) as server:
         async with goal_model(server) as model:
             assert await model.verify(a_goal()) == Verdict(verdict="not_met", reason="there is no evidence")
     assert server.requests == []
 
 
-async def test_a_verifier_is_corrected_and_nobody_can_tell_if_it_does_not_learn() -> None:
+async def test_an_unusable_verdict_is_corrected_and_finally_becomes_cannot_tell() -> None:
     wrong, right = says({"verdict": "met", "receipts": [], "reason": ""}), says({"verdict": "met", "receipts": ["E1"], "reason": "ok"})
     with scripted(wrong, right) as server:
         async with goal_model(server) as model:

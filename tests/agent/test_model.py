@@ -1,4 +1,4 @@
-"""A model behind a server: every rung, and what is remembered of a server."""
+"""Tests of a model behind a server: every rung, and what is remembered about a server."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from plan_adapter.agent.model import Question
 from plan_adapter.agent.openai_model import RUNGS, Rung
 from plan_adapter.errors import ModelError
 from tests.agent.questions import QUESTION, SCHEMA, model_at
-from tests.agent.server import Reply, Said, says, scripted
+from tests.agent.server import Reply, ScriptedReply, says, scripted
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from tests.agent.server import Reply, Said, says, scripted
         ([], "text"),
     ],
 )
-async def test_the_highest_rung_that_the_server_knows_carries_the_answer_and_is_remembered(knows: list[str], rung: Rung) -> None:
+async def test_the_highest_rung_that_the_server_supports_is_used_and_remembered(knows: list[str], rung: Rung) -> None:
     with scripted(says({"n": 3}), knows=knows) as server:
         model = model_at(server.url)
         first = await model.ask(QUESTION)
@@ -32,7 +32,7 @@ async def test_the_highest_rung_that_the_server_knows_carries_the_answer_and_is_
 
 
 @pytest.mark.parametrize("rung", RUNGS)
-async def test_the_form_reaches_the_model_on_every_rung(rung: Rung) -> None:
+async def test_every_rung_sends_the_schema_to_the_model(rung: Rung) -> None:
     with scripted(says({"n": 3})) as server:
         model = model_at(server.url, first_rung=rung)
         assert (await model.ask(QUESTION)).rung == rung
@@ -52,7 +52,7 @@ async def test_the_form_reaches_the_model_on_every_rung(rung: Rung) -> None:
         await model.aclose()
 
 
-UNUSABLE: dict[str, Said] = {
+UNUSABLE: dict[str, ScriptedReply] = {
     "empty": Reply(""),
     "prose": Reply("I would rather count to three."),
     "a list": says([{"n": 3}]),
@@ -64,7 +64,7 @@ UNUSABLE: dict[str, Said] = {
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
-async def test_a_200_with_unusable_text_steps_down(kind: str) -> None:
+async def test_a_200_with_unusable_text_steps_down_a_rung(kind: str) -> None:
     with scripted(UNUSABLE[kind], UNUSABLE[kind], says({"n": 3})) as server:
         model = model_at(server.url)
         answer = await model.ask(QUESTION)
@@ -74,7 +74,7 @@ async def test_a_200_with_unusable_text_steps_down(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
-async def test_what_is_unusable_on_every_rung_is_an_answer_without_an_object_and_teaches_nothing(kind: str) -> None:
+async def test_an_answer_that_is_unusable_on_every_rung_has_no_value_and_changes_no_rung(kind: str) -> None:
     with scripted(UNUSABLE[kind]) as server:
         model = model_at(server.url)
         answer = await model.ask(QUESTION)
@@ -97,7 +97,7 @@ async def test_what_is_unusable_on_every_rung_is_an_answer_without_an_object_and
         '<think>{ not this</think>\n{"n": 3}',
     ],
 )
-async def test_an_object_is_found_in_a_fence_and_in_prose_on_every_rung(text: str) -> None:
+async def test_an_object_is_found_in_a_fence_and_in_prose(text: str) -> None:
     with scripted(Reply(text.removeprefix("\ufeff"))) as server:
         model = model_at(server.url)
         answer = await model.ask(QUESTION)
@@ -125,7 +125,7 @@ async def test_malformed_json_is_repaired_only_on_the_last_rung(text: str) -> No
         await model.aclose()
 
 
-async def test_a_cut_off_answer_is_neither_repaired_nor_asked_for_on_other_rungs() -> None:
+async def test_a_cut_off_answer_is_neither_repaired_nor_retried_on_other_rungs() -> None:
     with scripted(Reply('{"n": 3, "note": "aaaa', finish="length")) as server:
         model = model_at(server.url)
         answer = await model.ask(QUESTION)
@@ -143,14 +143,14 @@ async def test_a_refusal_is_reported_as_a_refusal() -> None:
         await model.aclose()
 
 
-async def test_several_calls_where_one_is_wanted_are_no_answer() -> None:
+async def test_several_calls_instead_of_one_are_not_an_answer() -> None:
     with scripted(Reply(calls=('{"n": 1}', '{"n": 2}')), says({"n": 3})) as server:
         model = model_at(server.url, first_rung="tool_call")
         assert (await model.ask(QUESTION)).rung == "text"
         await model.aclose()
 
 
-async def test_a_server_that_ignores_the_form_and_answers_in_a_fence_stays_on_its_rung() -> None:
+async def test_a_server_that_ignores_the_schema_and_answers_in_a_fence_stays_on_its_rung() -> None:
     with scripted(Reply('```json\n{"n": 3}\n```')) as server:
         model = model_at(server.url)
         assert (await model.ask(QUESTION)).rung == "strict_schema"
@@ -179,7 +179,7 @@ async def test_a_refused_request_field_is_replaced_permanently(field: str) -> No
         (["low", "medium", "high"], ["none", "minimal", "low", "low"]),
     ],
 )
-async def test_a_model_that_knows_no_none_is_asked_for_the_least_reasoning_that_it_knows(efforts: list[str], sent: list[str]) -> None:
+async def test_a_model_that_refuses_effort_none_gets_its_lowest_effort(efforts: list[str], sent: list[str]) -> None:
     quick, deep = (Question(QUESTION.messages, SCHEMA, "count", effort=effort) for effort in ("none", "high"))
     with scripted(says({"n": 3}), efforts=efforts) as server:
         model = model_at(server.url)
@@ -189,7 +189,7 @@ async def test_a_model_that_knows_no_none_is_asked_for_the_least_reasoning_that_
         await model.aclose()
 
 
-async def test_a_probe_learns_what_the_server_refuses_and_what_it_calls_the_model() -> None:
+async def test_a_probe_reports_what_the_server_refuses_and_its_name_of_the_model() -> None:
     with scripted(says({"ready": True}), knows=["json_object"], refuses=["max_completion_tokens", "reasoning_effort"]) as server:
         model = model_at(server.url)
         found = await model.probe()
@@ -198,7 +198,7 @@ async def test_a_probe_learns_what_the_server_refuses_and_what_it_calls_the_mode
         await model.aclose()
 
 
-async def test_a_model_check_without_an_object_is_an_error() -> None:
+async def test_a_probe_without_an_object_is_an_error() -> None:
     with scripted(Reply("Ready!")) as server:
         model = model_at(server.url)
         with pytest.raises(ModelError, match="answers, but not with a JSON object: the answer is not JSON"):

@@ -1,4 +1,4 @@
-"""A model's server that refuses, fails or is silent: what is tried again, and that no error shows a key."""
+"""Tests of a model's server that refuses, fails or is silent: what is retried, and that no error shows a key."""
 
 import threading
 
@@ -10,7 +10,7 @@ from tests.agent.questions import QUESTION, model_at
 from tests.agent.server import Reply, says, scripted
 
 
-async def test_openais_own_key_and_a_password_in_the_url_are_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_errors_show_neither_the_openai_key_nor_a_password_in_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted(Reply(status=401, error="bad key sk-canary")) as server:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-canary")
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
@@ -55,7 +55,7 @@ async def test_server_errors_are_reported_without_the_key(kind: str) -> None:
 @pytest.mark.parametrize(
     "first", [Reply(status=429, error="slow down", headers=(("Retry-After", "0.01"),)), Reply(status=500), Reply(cut=True)]
 )
-async def test_what_may_pass_is_tried_again(first: Reply) -> None:
+async def test_transient_errors_are_retried(first: Reply) -> None:
     with scripted(first, says({"n": 3})) as server:
         model = model_at(server.url, max_retries=2)
         assert (await model.ask(QUESTION)).reading.value == {"n": 3}
@@ -63,7 +63,7 @@ async def test_what_may_pass_is_tried_again(first: Reply) -> None:
         await model.aclose()
 
 
-async def test_a_server_that_does_not_answer_is_left() -> None:
+async def test_a_server_that_does_not_answer_times_out() -> None:
     never = threading.Event()
     with scripted(Reply(hold=never)) as server:
         model = model_at(server.url, timeout_seconds=0.2)
@@ -73,13 +73,13 @@ async def test_a_server_that_does_not_answer_is_left() -> None:
         await model.aclose()
 
 
-async def test_nobody_listens() -> None:
+async def test_an_unreachable_server_is_an_error() -> None:
     model = model_at("http://127.0.0.1:9/v1")
     with pytest.raises(ModelError, match="cannot be reached"):
         await model.ask(QUESTION)
     await model.aclose()
 
 
-async def test_without_a_key_openai_itself_is_not_asked() -> None:
+async def test_openai_is_not_asked_without_a_key() -> None:
     with pytest.raises(ModelError, match="OPENAI_API_KEY"):
         await OpenAIModel("gpt-x").ask(QUESTION)

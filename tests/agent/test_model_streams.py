@@ -1,4 +1,4 @@
-"""A model that streams its answer, and everything that may be wrong with a stream."""
+"""Tests of a model that streams its answer, and of broken streams."""
 
 import threading
 from typing import Any
@@ -20,17 +20,17 @@ async def test_a_stream_carries_the_answer_on_every_rung(rung: Rung, streams: An
         model = model_at(server.url, first_rung=rung, stream=streams == "asked")
         answer = await model.ask(QUESTION)
         assert (answer.reading.value, answer.rung, answer.model) == (said, rung, "m")
-        assert answer.usage.total == (15 if streams != "always" else 0)  # who is not asked for a stream is not asked for its usage
+        assert answer.usage.total == (15 if streams != "always" else 0)  # usage is requested only together with a stream
         await model.ask(QUESTION)
         assert [request["stream"] for request in server.requests] == {
             "always": [False, False],
-            "only": [False, True, True],  # which is learnt once
+            "only": [False, True, True],  # the client learns this once
             "asked": [True, True],
         }[streams]
         await model.aclose()
 
 
-async def test_a_server_that_does_not_stream_answers_as_it_does() -> None:
+async def test_an_answer_without_a_stream_is_accepted() -> None:
     with scripted(says({"n": 3}), streams="never", refuses=["stream_options"]) as server:
         model = model_at(server.url, stream=True)
         answer = await model.ask(QUESTION)
@@ -39,7 +39,7 @@ async def test_a_server_that_does_not_stream_answers_as_it_does() -> None:
 
 
 @pytest.mark.parametrize("pieces", [0, 3])
-async def test_a_stream_that_is_cut_is_no_answer_and_asked_for_again(pieces: int) -> None:
+async def test_a_cut_stream_is_retried(pieces: int) -> None:
     cut = Reply('{"n": 3}', pieces=pieces)
     with scripted(cut, says({"n": 3})) as server:
         model = model_at(server.url, stream=True, max_retries=1)
@@ -53,7 +53,7 @@ async def test_a_stream_that_is_cut_is_no_answer_and_asked_for_again(pieces: int
         await model.aclose()
 
 
-async def test_a_refusal_and_the_token_limit_are_also_reported_in_streams() -> None:
+async def test_streams_report_a_refusal_and_the_token_limit() -> None:
     with scripted(Reply(refusal="I cannot help with that."), Reply('{"n": 3, "no', finish="length")) as server:
         model = model_at(server.url, stream=True)
         assert (await model.ask(QUESTION)).reading.problem == "the model declined: I cannot help with that."
@@ -61,14 +61,14 @@ async def test_a_refusal_and_the_token_limit_are_also_reported_in_streams() -> N
         await model.aclose()
 
 
-async def test_several_calls_of_a_stream_are_no_answer() -> None:
+async def test_several_calls_in_a_stream_are_not_an_answer() -> None:
     with scripted(Reply(calls=('{"n": 1}', '{"n": 2}')), says({"n": 3})) as server:
         model = model_at(server.url, first_rung="tool_call", stream=True)
         assert (await model.ask(QUESTION)).rung == "text"
         await model.aclose()
 
 
-ODD_STREAMS = {
+BROKEN_STREAMS = {
     "an error in the middle": (
         b'data: {"choices":[{"delta":{"content":"{"}}]}\n\ndata: {"error":{"message":"out of memory"}}\n\n',
         "out of memory",
@@ -80,9 +80,9 @@ ODD_STREAMS = {
 }
 
 
-@pytest.mark.parametrize("kind", ODD_STREAMS)
-async def test_a_stream_that_is_none_is_an_error(kind: str) -> None:
-    raw, expected = ODD_STREAMS[kind]
+@pytest.mark.parametrize("kind", BROKEN_STREAMS)
+async def test_a_broken_stream_is_an_error(kind: str) -> None:
+    raw, expected = BROKEN_STREAMS[kind]
     with scripted(Reply(raw=raw)) as server:
         model = model_at(server.url)
         with pytest.raises(ModelError, match=expected):
@@ -101,14 +101,14 @@ async def test_a_stream_that_is_none_is_an_error(kind: str) -> None:
     ],
     ids=["whole in one event", "no end but the mark", "lines of one event", "parts", "two choices"],
 )
-async def test_what_servers_send_in_other_ways_is_read(raw: bytes) -> None:
+async def test_unusual_but_valid_streams_are_read(raw: bytes) -> None:
     with scripted(Reply(raw=raw)) as server:
         model = model_at(server.url)
         assert (await model.ask(QUESTION)).reading.value == {"n": 3}
         await model.aclose()
 
 
-async def test_calls_without_numbers_are_distinguished_by_their_ids() -> None:
+async def test_calls_without_an_index_are_distinguished_by_their_ids() -> None:
     piece = '{"choices":[{"delta":{"tool_calls":[{%s"function":{"arguments":%s}}]}}]}'
     said = [piece % ('"id":"a",', '"{\\"n\\""'), piece % ("", '": 3}"'), "[DONE]"]
     with scripted(Reply(raw="".join(f"data: {event}\n\n" for event in said).encode())) as server:
@@ -117,7 +117,7 @@ async def test_calls_without_numbers_are_distinguished_by_their_ids() -> None:
         await model.aclose()
 
 
-async def test_a_stream_that_never_ends_is_left() -> None:
+async def test_a_stream_that_never_ends_times_out() -> None:
     never = threading.Event()
     with scripted(Reply(hold_within=never)) as server:
         model = model_at(server.url, timeout_seconds=0.2, stream=True)

@@ -1,4 +1,4 @@
-"""A plan as a function that a model may call."""
+"""Tests of a plan as a function that a model may call."""
 
 import json
 from pathlib import Path
@@ -27,9 +27,9 @@ def greeting(**more: Input) -> ExecutionPlan:
     return plan
 
 
-async def test_a_call_of_the_function_is_a_run_of_the_plan(tmp_path: Path) -> None:
+async def test_a_call_of_the_function_runs_the_plan(tmp_path: Path) -> None:
     plan, tools = greeting(), ToolRegistry([greet])
-    inputs = tool_inputs(plan, '{"name": "安娜", "times": null}')  # as strict decoding says that it is left out
+    inputs = tool_inputs(plan, '{"name": "安娜", "times": null}')  # strict decoding writes null for an omitted input
     assert inputs == {"name": "安娜"}
     async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
         approval = approve(plan, tools=tools, by="ana", inputs=inputs)
@@ -37,7 +37,7 @@ async def test_a_call_of_the_function_is_a_run_of_the_plan(tmp_path: Path) -> No
     assert run.steps[0].result == "你好, 安娜! 你好, 安娜! "
 
 
-def test_the_definition_is_strict_where_strict_decoding_can_say_everything() -> None:
+def test_the_definition_is_strict_if_strict_decoding_supports_every_input() -> None:
     function = plan_tool(greeting())["function"]
     assert function == {
         "name": "greet-somebody",
@@ -56,7 +56,7 @@ def test_the_definition_is_strict_where_strict_decoding_can_say_everything() -> 
 
 
 @pytest.mark.parametrize("declared", [Input(type="object"), Input(type="array"), Input(type="array", items="object")])
-def test_free_keys_and_lists_of_any_values_keep_their_schema(declared: Input) -> None:
+def test_inputs_that_strict_decoding_cannot_express_keep_their_schema(declared: Input) -> None:
     function = plan_tool(greeting(more=declared))["function"]
     assert isinstance(function, dict)
     assert function["strict"] is False
@@ -71,13 +71,13 @@ def test_free_keys_and_lists_of_any_values_keep_their_schema(declared: Input) ->
 
 
 @pytest.mark.parametrize("arguments", ["no json", "[1]", "null", "[" * 100_000])
-def test_arguments_that_are_no_object_are_refused(arguments: str) -> None:
+def test_arguments_that_are_not_an_object_are_refused(arguments: str) -> None:
     with pytest.raises(InvalidPlanError, match=r"the arguments are not (a )?JSON"):
         tool_inputs(greeting(), arguments)
 
 
 @pytest.mark.parametrize("name", ["部署一个版本", "Restart one web node", "a" * 200, "", "../x", "部署另一个"])
-def test_every_name_becomes_one_that_servers_take_and_another_for_another(name: str) -> None:
+def test_function_names_are_valid_and_distinct(name: str) -> None:
     made = function_name(name)
     assert made.replace("_", "a").replace("-", "a").isalnum()
     assert made.isascii()
@@ -86,7 +86,7 @@ def test_every_name_becomes_one_that_servers_take_and_another_for_another(name: 
     assert function_name("cancel_run", {"cancel_run"}) != "cancel_run"
 
 
-def test_the_command_line_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_schema_command_prints_the_definition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from plan_adapter.cli.app import main
     from plan_adapter.documents import dump_plan
 

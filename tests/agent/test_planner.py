@@ -1,4 +1,4 @@
-"""A task becomes a valid plan, or an honest account of why not: phases, repair, dependencies, constraints, budgets, questions."""
+"""Tests of `Planner`: a task becomes a valid plan or a reported failure. Repair, dependencies, constraints, budgets, questions."""
 
 import json
 import time
@@ -89,14 +89,14 @@ async def test_a_clear_task_is_planned_in_one_round() -> None:
     assert (draft.calls[0].rung, draft.calls[0].usage.total) == ("strict_schema", 15)
 
 
-async def test_the_same_request_gives_the_same_bytes() -> None:
+async def test_the_same_request_sends_the_same_prompt() -> None:
     with scripted(says(GOOD)) as server:
         first, second = await drafted(server), await drafted(server)
         assert server.requests[0] == server.requests[1]
     assert first.calls[0].prompt_digest == second.calls[0].prompt_digest
 
 
-async def test_what_a_model_planned_needs_an_approval_whatever_the_request_says() -> None:
+async def test_a_drafted_plan_requires_approval_whatever_the_request_says() -> None:
     options = ExecutionOptions(require_approval=False, auto_approve=True, allow_parallel=True)
     with scripted(says({**GOOD, "options": {"require_approval": False}})) as server:
         draft = await drafted(server, PlanRequest("Deploy", options=options, metadata={"team": "平台"}))
@@ -117,30 +117,30 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unknown parameter": (done(step("deploy", {"version": "1", "force": True})), "steps[0].parameters.force: [bad-parameters]"),
     "missing parameter": (done(step("deploy", {})), "[bad-parameters]"),
     "wrong type": (done(step("deploy", {"version": "1", "replicas": "many"})), "steps[0].parameters.replicas: [bad-parameters]"),
-    "place that is not there": (call(depends_on=[7]), "steps[0].depends_on[0]: [unknown-step] there is no step 7"),
-    "id that is not there": (done(step("deploy", {"version": "1"}, depends_on=["backup"])), "steps[0].depends_on[0]: [unknown-step]"),
+    "an index that does not exist": (call(depends_on=[7]), "steps[0].depends_on[0]: [unknown-step] there is no step 7"),
+    "an id that does not exist": (done(step("deploy", {"version": "1"}, depends_on=["backup"])), "steps[0].depends_on[0]: [unknown-step]"),
     "cycle": (done(step("deploy", {"version": "1"}, depends_on=[1]), step("look", {"url": "x"}, depends_on=[0])), "[cycle]"),
     "itself": (done(step("deploy", {"version": "1"}, depends_on=[0])), "[self-dependency]"),
     "no steps": ({"action": "plan_done", "speak": "", "reason": ""}, "steps: [no-steps]"),
-    "steps that are no list": (done() | {"steps": {"a": 1}}, "steps: [no-steps]"),
+    "steps that are not a list": (done() | {"steps": {"a": 1}}, "steps: [no-steps]"),
     "a step that is text": (done() | {"steps": ["deploy it"]}, "steps[0]"),
     "steps beside continue": ({**GOOD, "action": "continue"}, "steps: [bad-value] steps with `continue`"),
     "no action": ({"speak": "hm"}, "action: [bad-value] the action is missing"),
     "another action": ({**GOOD, "action": "finish"}, 'action: [bad-value] "finish" is not an action'),
     "a lowered effect": (done(step("deploy", {"version": "1"}, effect="read")), "steps[0].effect: [lowered-effect]"),
-    "a field of people": (done(step("deploy", {"version": "1"}, on_error="continue")), "steps[0].on_error: [unknown-field]"),
+    "a field that only people may set": (done(step("deploy", {"version": "1"}, on_error="continue")), "steps[0].on_error: [unknown-field]"),
     "duplicate ids": (done(BACK_UP, {**DEPLOY, "id": "backup", "depends_on": []}), "[duplicate-id]"),
-    "a reference ahead": (done(*AHEAD), "[cycle]"),
+    "references in a cycle": (done(*AHEAD), "[cycle]"),
     "a reference to nothing": (done(step("look", {"url": "${{ steps.nobody.result }}"})), "[unknown-reference]"),
     "a reserved key": (done(step("back_up", {"database": "a", "labels": {"__prefect_kind": "jinja"}})), "__prefect"),
-    "a goal with a tool of others": (done({"content": "Make it nice", "tools": ["wipe"]}), "[unknown-tool]"),
+    "a goal with an unknown tool": (done({"content": "Make it nice", "tools": ["wipe"]}), "[unknown-tool]"),
     "a broken constraint": (UNBACKED, "constraints[0]: [broken-constraint] `deploy` can start before"),
-    "a question of nothing": ({"action": "ask_user", "speak": " ", "reason": ""}, "speak: [missing-field]"),
+    "an empty question": ({"action": "ask_user", "speak": " ", "reason": ""}, "speak: [missing-field]"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", WRONG)
-async def test_each_fault_goes_back_with_its_place_and_a_corrected_answer_is_taken(kind: str) -> None:
+async def test_each_problem_is_sent_back_with_its_location_and_a_correction_is_accepted(kind: str) -> None:
     wrong, expected = WRONG[kind]
     with scripted(says(wrong), says(GOOD)) as server:
         draft = await drafted(server)
@@ -151,17 +151,17 @@ async def test_each_fault_goes_back_with_its_place_and_a_corrected_answer_is_tak
     assert (draft.repairs, bool(draft.calls[0].problems), draft.calls[1].problems) == (1, True, ())
 
 
-async def test_all_problems_go_back_at_once() -> None:
+async def test_all_problems_are_sent_back_at_once() -> None:
     wrong = done(step("deploi", {}), step("deploy", {"replicas": "x"}, depends_on=[9, "nobody"]))
     with scripted(says(wrong), says(GOOD)) as server:
         await drafted(server)
-        told = corrections(server)
+        correction = corrections(server)
     for code in ("[unknown-tool]", "[bad-parameters]", "there is no step 9", "`nobody`"):
-        assert code in told
+        assert code in correction
 
 
 @pytest.mark.parametrize("kind", ["empty", "prose", "list", "cut off"])
-async def test_text_that_is_no_decision_is_corrected(kind: str) -> None:
+async def test_text_without_a_decision_is_corrected(kind: str) -> None:
     reply = {"empty": Reply(""), "prose": Reply("Sure!"), "list": says([GOOD]), "cut off": Reply('{"action"', finish="length")}[kind]
     rungs = 1 if kind == "cut off" else 5
     with scripted(*[reply] * rungs, says(GOOD)) as server:
@@ -169,7 +169,7 @@ async def test_text_that_is_no_decision_is_corrected(kind: str) -> None:
     assert (draft.plan is not None, draft.repairs) == (True, 1)
 
 
-async def test_dependencies_by_place_id_digits_and_forwards_are_all_kept() -> None:
+async def test_dependencies_by_index_by_id_by_digits_and_on_later_steps_are_kept() -> None:
     steps = (
         step("look", {"url": "c"}, depends_on=[1, "2"]),
         step("look", {"url": "a"}),
@@ -182,7 +182,7 @@ async def test_dependencies_by_place_id_digits_and_forwards_are_all_kept() -> No
     assert [s.depends_on for s in draft.plan.steps] == [["step_2", "b"], [], ["step_2", "step_2"], ["step_1"]]
 
 
-async def test_a_dependency_that_a_correction_drops_is_asked_about_and_then_noted() -> None:
+async def test_a_dependency_that_a_correction_drops_is_questioned_once_and_then_noted() -> None:
     broken = done(BACK_UP, DEPLOY, {**VERIFY, "parameters": {}})
     dropped = done(BACK_UP, {**DEPLOY, "depends_on": []}, VERIFY)
     with scripted(says(broken), says(dropped), says(dropped)) as server:
@@ -192,14 +192,14 @@ async def test_a_dependency_that_a_correction_drops_is_asked_about_and_then_note
     assert draft.notes == ["the model removed the dependency of `deploy` on `backup`"]
 
 
-async def test_a_dependency_that_follows_from_others_is_not_lost() -> None:
+async def test_a_correction_may_drop_a_dependency_that_others_imply() -> None:
     broken = done(BACK_UP, DEPLOY, {**VERIFY, "parameters": {}, "depends_on": ["deploy", "backup"]})
     with scripted(says(broken), says(done(BACK_UP, DEPLOY, VERIFY))) as server:
         draft = await drafted(server, PlanRequest("Deploy"))
     assert (draft.plan is not None, len(draft.calls)) == (True, 2)
 
 
-async def test_three_wrong_answers_in_a_row_end_the_draft_and_progress_gives_more() -> None:
+async def test_three_answers_in_a_row_without_progress_end_the_draft() -> None:
     with scripted(says(done(step("deploi", {})))) as server:
         draft = await drafted(server)
     assert (draft.plan, len(draft.calls)) == (None, 3)
@@ -211,7 +211,7 @@ async def test_three_wrong_answers_in_a_row_end_the_draft_and_progress_gives_mor
     assert (draft.plan is not None, len(draft.calls)) == (True, 7)
 
 
-async def test_the_error_of_a_draft_names_what_was_wrong() -> None:
+async def test_a_draft_error_lists_the_problems() -> None:
     with scripted(says(done(step("deploi", {})))) as server:
         model = OpenAIModel("m", base_url=server.url)
         with pytest.raises(DraftError, match=r"(?s)without progress.*steps\[0\].tool_name.*deploy") as raised:
@@ -224,7 +224,7 @@ async def test_the_error_of_a_draft_names_what_was_wrong() -> None:
     ("budget", "expected"),
     [(Budget(rounds=2), "2 rounds is spent"), (Budget(tokens=20), "20 tokens is spent"), (Budget(seconds=0.0), "0 s is spent")],
 )
-async def test_a_budget_that_is_spent_ends_the_draft(budget: Budget, expected: str) -> None:
+async def test_an_exhausted_budget_ends_the_draft(budget: Budget, expected: str) -> None:
     with scripted(says({"action": "continue", "speak": "hm", "reason": "thinking"})) as server:
         draft = await drafted(server, budget=budget)
     assert draft.plan is None
@@ -242,21 +242,21 @@ async def test_a_hard_task_gets_a_second_deeper_pass() -> None:
     assert first["reasoning_effort"] == "none"
 
 
-@pytest.mark.parametrize("word", [" plan_done ", "plan_done\n", "\tplan_done"])
-async def test_blanks_around_an_action_are_no_mistake(word: str) -> None:
-    with scripted(says({**GOOD, "action": word, "complexity": " simple "})) as server:
+@pytest.mark.parametrize("action", [" plan_done ", "plan_done\n", "\tplan_done"])
+async def test_whitespace_around_an_action_is_ignored(action: str) -> None:
+    with scripted(says({**GOOD, "action": action, "complexity": " simple "})) as server:
         draft = await drafted(server)
     assert (draft.plan is not None, len(draft.calls)) == (True, 1)
 
 
-async def test_the_context_may_be_a_text_as_in_the_guide() -> None:
+async def test_the_context_may_be_a_text() -> None:
     with scripted(says(GOOD)) as server:
         draft = await drafted(server, PlanRequest("Deploy", context="当前在开发分支，需要合并到主分支并部署"))
         assert 'context (JSON):\n"当前在开发分支，需要合并到主分支并部署"' in server.requests[0]["messages"][1]["content"]
     assert draft.request.context == "当前在开发分支，需要合并到主分支并部署"
 
 
-async def test_a_secret_in_a_context_that_is_a_text_is_hidden() -> None:
+async def test_a_secret_in_a_context_that_is_a_text_is_redacted() -> None:
     with scripted(says(GOOD)) as server:
         draft = await drafted(server, PlanRequest("Deploy", context="log in at https://ana:hunter2@db"))
         assert "hunter2" not in json.dumps(server.requests)
@@ -264,7 +264,7 @@ async def test_a_secret_in_a_context_that_is_a_text_is_hidden() -> None:
 
 
 @pytest.mark.parametrize("field", ["constraints", "available_tools", "available_secrets", "permissions"])
-def test_one_text_in_place_of_a_list_is_refused(field: str) -> None:
+def test_a_text_instead_of_a_list_is_refused(field: str) -> None:
     with pytest.raises(TypeError, match=rf"PlanRequest.{field} is a list of texts, not one text: write {field}=\['back up first'\]"):
         PlanRequest("Deploy", **{field: "back up first"})  # type: ignore[arg-type]
 
@@ -291,7 +291,7 @@ async def test_the_model_asks_and_continues_with_the_answer() -> None:
     assert (asked, draft.plan is not None) == (["Which database?"], True)
 
 
-async def test_the_time_that_a_person_takes_is_no_cost_of_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_wait_for_a_person_does_not_count_towards_the_time_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     late = 0.0
 
     async def person(_: str) -> str:
@@ -306,13 +306,13 @@ async def test_the_time_that_a_person_takes_is_no_cost_of_the_draft(monkeypatch:
     assert (draft.plan is not None, draft.failure) == (True, None)
 
 
-async def test_an_unanswered_question_ends_the_draft_and_is_in_the_failure() -> None:
+async def test_an_unanswered_question_ends_the_draft_and_appears_in_the_failure() -> None:
     with scripted(says({"action": "ask_user", "speak": "Which database?", "reason": "two"})) as server:
         draft = await drafted(server)
     assert (draft.plan, draft.failure) == (None, "no valid plan for the task: the model asked, and nobody answered: Which database?")
 
 
-async def test_a_constraint_that_is_about_no_order_is_listed_as_unchecked() -> None:
+async def test_a_constraint_that_is_not_about_order_is_listed_as_unchecked() -> None:
     request = PlanRequest("Deploy", constraints=("back up first", "only off-peak", "verify afterwards"))
     claims = [CLAIM, {"number": 3, "steps": ["deploy"], "before": ["verify"]}]
     with scripted(says(done(BACK_UP, DEPLOY, VERIFY, constraints=claims))) as server:
@@ -321,14 +321,14 @@ async def test_a_constraint_that_is_about_no_order_is_listed_as_unchecked() -> N
     assert draft.constraints[1].how == "the plan does not say how it is kept"
 
 
-async def test_max_steps_is_kept() -> None:
+async def test_max_steps_is_enforced() -> None:
     with scripted(says(GOOD), says(done(step("deploy", {"version": "1"})))) as server:
         draft = await drafted(server, PlanRequest("Deploy", max_steps=2))
         assert "[too-many-steps] the plan has 3 steps; the limit is 2" in corrections(server)
     assert draft.plan is not None
 
 
-async def test_a_planner_sees_only_the_tools_that_were_named() -> None:
+async def test_a_planner_sees_only_the_available_tools() -> None:
     with scripted(says(done(step("deploy", {"version": "1"}))), says(done(step("look", {"url": "x"})))) as server:
         draft = await drafted(server, PlanRequest("Deploy", available_tools=("look",)))
         text = json.dumps(server.requests[0])
@@ -345,19 +345,19 @@ async def test_a_planner_sees_only_the_tools_that_were_named() -> None:
         (PlanRequest("x", max_steps=0), TOOLS, "max_steps"),
     ],
 )
-async def test_what_cannot_be_planned_asks_no_model(request_: PlanRequest, tools: ToolRegistry, expected: str) -> None:
+async def test_an_invalid_request_asks_no_model(request_: PlanRequest, tools: ToolRegistry, expected: str) -> None:
     with scripted(says(GOOD)) as server:
         draft = await Planner(OpenAIModel("m", base_url=server.url), tools).drafted(request_)
         assert (draft.plan, server.requests) == (None, [])
     assert expected in (draft.failure or "")
 
 
-async def test_a_model_that_is_away_raises() -> None:
+async def test_an_unreachable_model_raises_a_model_error() -> None:
     with pytest.raises(ModelError, match="cannot be reached"):
         await Planner(OpenAIModel("m", base_url="http://127.0.0.1:9/v1", max_retries=0), TOOLS).adraft(TASK)
 
 
-async def test_values_that_strict_decoding_bent_are_straightened() -> None:
+async def test_values_encoded_for_strict_decoding_are_decoded() -> None:
     bent = step("back_up", {"database": "app", "labels": '{"who": "我"}'}, id=None, depends_on=None, rollback=None, effect=None)
     plain = step("back_up", {"database": "app", "labels": None})
     with scripted(says(done(bent, plain))) as server:
@@ -366,7 +366,7 @@ async def test_values_that_strict_decoding_bent_are_straightened() -> None:
     assert [s.parameters for s in draft.plan.steps] == [{"database": "app", "labels": {"who": "我"}}, {"database": "app", "labels": None}]
 
 
-async def test_the_seeds_generator_shape_without_an_action_is_a_plan() -> None:
+async def test_an_answer_with_plan_steps_and_no_action_is_a_plan() -> None:
     with scripted(says({"description": "Deploy", "plan_steps": [step("deploy", {"version": "1"})]})) as server:
         draft = await drafted(server, PlanRequest("Deploy"))
     assert draft.plan is not None

@@ -1,4 +1,4 @@
-"""The flow `pursue-goal`: a goal is drafted, approved in a form, run as the task runs of the flow run, and summed up in an artifact."""
+"""Tests of the flow `pursue-goal`: a goal is drafted, approved in a form, run as task runs and summarized in an artifact."""
 
 import asyncio
 from pathlib import Path
@@ -16,8 +16,8 @@ from plan_adapter.gates.gate import request_of
 from plan_adapter.status import PlanStatus, StepStatus
 from plan_adapter.store.store import PlanStore
 from tests.agent.server import Reply, says, scripted
+from tests.agent.test_automatic_replanning import wait_for_gate_form
 from tests.agent.test_planner import GOOD, TASK
-from tests.agent.test_replanning_by_itself import shown
 
 pytestmark = pytest.mark.thorough
 
@@ -29,7 +29,7 @@ SUMMARIES = {"by the model": says({"summary": "部署好了。"}), "by the recor
 
 @pytest.mark.parametrize("summary", SUMMARIES.values(), ids=[*SUMMARIES])
 @pytest.mark.parametrize("decision", ["approve", "reject"])
-async def test_a_goal_is_drafted_approved_run_and_summed_up(
+async def test_a_goal_is_drafted_approved_run_and_summarized(
     prefect_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, summary: Reply, decision: Any
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path))
@@ -39,7 +39,7 @@ async def test_a_goal_is_drafted_approved_run_and_summed_up(
         async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
             goal = cast("Any", pursue_goal)(TASK.task, permissions=["net"], tools=TOOLS, return_state=True)
             work = asyncio.ensure_future(goal)
-            gate = await shown(store, work)
+            gate = await wait_for_gate_form(store, work)
             assert "- permissions that its tools get: `net`\n" in (await store.gates.get(gate.id)).text
             await store.gates.answer(gate.id, answer_to(request_of(gate), decision=decision, by="ana", known_by="form"))
             state: Any = await work
@@ -51,7 +51,7 @@ async def test_a_goal_is_drafted_approved_run_and_summed_up(
             artifacts = {one.key: str(one.data) for one in await client.read_artifacts(artifact_filter=of_run)}
             in_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
             done = {step.id for step in run.steps if step.status is StepStatus.COMPLETED}
-            while not done <= {one.name for one in await client.read_task_runs(flow_run_filter=in_run)}:  # they come a moment later
+            while not done <= {one.name for one in await client.read_task_runs(flow_run_filter=in_run)}:  # task runs arrive a moment later
                 await asyncio.sleep(0.05)
     assert "draft" in artifacts
     if decision == "reject":

@@ -1,4 +1,4 @@
-"""What is left of a run planned anew by a model, from the record, on the words of a person or an agent."""
+"""Tests of replanning at the request of a person or an agent: a model drafts the remaining steps of a run from its record."""
 
 from typing import Any
 
@@ -26,55 +26,55 @@ from plan_adapter.execution.history import RunHistory
 from plan_adapter.runner import draft_revision
 from plan_adapter.runs.replan import Replanner
 from plan_adapter.validation import validate
-from tests.agent.releases import ANA, GOOD, MENDED, World, a_plan, asked, context_of, failed, remaining, step, undoable
+from tests.agent.releases import ANA, GOOD, REDEPLOY, World, a_plan, context_of, failed, remaining, step, undoable, user_message
 from tests.agent.server import ScriptedServer, says, scripted
 
 
-async def drafted(run: PlanRun, words: str, server: ScriptedServer, world: World, store: PlanStore, **means: Any) -> Draft:
+async def drafted(run: PlanRun, instruction: str, server: ScriptedServer, world: World, store: PlanStore, **options: Any) -> Draft:
     model = OpenAIModel("m", base_url=server.url)
     try:
-        return await draft_revision(run.id, words, replanner=Replanner(model, **means), tools=world.tools, by="bo", store=store)
+        return await draft_revision(run.id, instruction, replanner=Replanner(model, **options), tools=world.tools, by="bo", store=store)
     finally:
         await model.aclose()
 
 
-async def test_what_is_done_stays_and_what_is_left_is_planned_from_the_record(world: World, store: PlanStore) -> None:
+async def test_completed_steps_are_kept_and_remaining_steps_are_drafted_from_the_record(world: World, store: PlanStore) -> None:
     run = await failed(world, store)
     assert (run.status, run.step("second").status) == (PlanStatus.PARTIAL, StepStatus.FAILED)
     with scripted(GOOD) as server:
         draft = await drafted(run, "换成二号版本", server, world, store)
-        told = context_of(server.requests[0])
-        assert "换成二号版本" in asked(server.requests[0])
-    assert [(one["id"], "result" in one) for one in told["stays"]] == [("check", True), ("first", True)]
-    assert told["stays"][0]["result"].endswith("characters more)")  # cut
-    assert [(one["id"], one["status"]) for one in told["not_done"]] == [("second", "failed"), ("third", "skipped")]
-    assert "没有 bad-2 这个版本" in told["not_done"][0]["error"]
-    assert told["ids_taken"] == ["check", "first", "second"]
+        context = context_of(server.requests[0])
+        assert "换成二号版本" in user_message(server.requests[0])
+    assert [(one["id"], "result" in one) for one in context["stays"]] == [("check", True), ("first", True)]
+    assert context["stays"][0]["result"].endswith("characters more)")  # truncated
+    assert [(one["id"], one["status"]) for one in context["not_done"]] == [("second", "failed"), ("third", "skipped")]
+    assert "没有 bad-2 这个版本" in context["not_done"][0]["error"]
+    assert context["ids_taken"] == ["check", "first", "second"]
     plan = draft.plan
     assert plan is not None
     old, new = canonical_document(a_plan()), canonical_document(plan)
-    assert [one["id"] for one in new["steps"]] == ["check", "first", "mended", "third"]
+    assert [one["id"] for one in new["steps"]] == ["check", "first", "redeploy", "third"]
     assert new["steps"][:2] == old["steps"][:2]
     assert [new[name] for name in ("inputs", "outputs", "metadata", "name", "description")] == [
         old[name] for name in ("inputs", "outputs", "metadata", "name", "description")
     ]
     assert plan.options.require_approval
     assert plan.options.allow_parallel
-    assert plan.step("third").requires_approval  # as the step was that it takes the place of, whose tool asks
+    assert plan.step("third").requires_approval  # like the step that it replaces
     revised = await arevise_run(run.id, plan, tools=world.tools, by="bo", store=store)
     with pytest.raises(NotApprovedError):
         await aresume_run(run.id, tools=world.tools, store=store, offline=True)
     gate = next(iter(await store.gates.find(run_id=revised.id)))
-    assert "mended" in gate.text
+    assert "redeploy" in gate.text
     done = await aresume_run(run.id, tools=world.tools, approver=ANA, store=store, offline=True)
     assert (done.status, done.outputs) == (PlanStatus.COMPLETED, {"版本": "1"})
     assert world.did == ["look web-1", "deploy 1", "deploy bad-2", "deploy 2 on web-1", "look three"]
     assert (await store.verify(run.id)).problem is None
-    assert {row["step_id"] for row in (await store.export(run.id))["attempts"]} == {"check", "first", "second", "mended", "third"}  # type: ignore[union-attr, index, call-overload]
+    assert {row["step_id"] for row in (await store.export(run.id))["attempts"]} == {"check", "first", "second", "redeploy", "third"}  # type: ignore[union-attr, index, call-overload]
     assert (await store.drafts.get(draft.id)).plan == plan
 
 
-async def test_an_id_on_which_attempts_hang_goes_back_to_the_model_and_made_ones_avoid_them(world: World, store: PlanStore) -> None:
+async def test_an_id_with_attempts_is_sent_back_to_the_model_and_generated_ids_avoid_it(world: World, store: PlanStore) -> None:
     plan = a_plan()
     plan.steps[2].id, plan.steps[3].depends_on = "step_1", ["step_1"]
     run = await failed(world, store, plan)
@@ -89,9 +89,9 @@ async def test_an_id_on_which_attempts_hang_goes_back_to_the_model_and_made_ones
     assert [one.id for one in draft.plan.steps] == ["check", "first", "step_1_"]
 
 
-async def test_a_step_to_which_an_output_refers_must_be_there_and_may_have_its_old_id(world: World, store: PlanStore) -> None:
+async def test_a_step_that_an_output_refers_to_is_required_and_may_keep_its_id(world: World, store: PlanStore) -> None:
     run = await failed(world, store, a_plan(outputs={"二": "${{ steps.second.result }}"}))
-    with scripted(remaining(MENDED), remaining({**MENDED, "id": "second"})) as server:
+    with scripted(remaining(REDEPLOY), remaining({**REDEPLOY, "id": "second"})) as server:
         draft = await drafted(run, "版本二", server, world, store)
         assert context_of(server.requests[0])["ids_needed"] == ["second"]
     assert any("second" in problem and "unknown-reference" in problem for problem in draft.calls[0].problems)
@@ -105,7 +105,7 @@ async def test_a_step_to_which_an_output_refers_must_be_there_and_may_have_its_o
     assert (await store.verify(run.id)).problem is None
 
 
-async def test_a_partly_done_step_with_items_stays_and_continues(world: World, store: PlanStore) -> None:
+async def test_a_partly_completed_step_with_items_is_kept_and_resumed(world: World, store: PlanStore) -> None:
     plan = load_plan("""
 description: 逐个发布
 options: {require_approval: false, continue_on_error: true}
@@ -126,7 +126,7 @@ steps:
     assert sorted(world.did) == ["deploy 1", "deploy bad-2", "deploy bad-2", "look b"]
 
 
-async def test_a_run_that_takes_no_new_version_asks_no_model(world: World, store: PlanStore) -> None:
+async def test_no_model_is_asked_for_a_run_that_cannot_be_revised(world: World, store: PlanStore) -> None:
     lost = a_plan()
     lost.steps[2].parameters = {"version": "lost"}
     found = {
@@ -137,13 +137,13 @@ async def test_a_run_that_takes_no_new_version_asks_no_model(world: World, store
     }
     await aresolve_step([*found.values()][3], "second", "abort", by="ana", store=store)
     with scripted(GOOD) as server:
-        for words, run_id in found.items():
-            with pytest.raises(RunConflictError, match=words):
+        for error, run_id in found.items():
+            with pytest.raises(RunConflictError, match=error):
                 await drafted(await store.run(run_id), "go on", server, world, store)
         assert server.requests == []
 
 
-async def test_a_failed_step_may_be_fixed_by_hand_or_skipped_but_a_possibly_done_one_may_not(world: World, store: PlanStore) -> None:
+async def test_a_revision_may_change_failed_steps_but_not_possibly_completed_steps(world: World, store: PlanStore) -> None:
     run = await failed(world, store)
     repaired = a_plan()
     repaired.step("second").parameters = {"version": "2"}
@@ -162,7 +162,7 @@ async def test_a_failed_step_may_be_fixed_by_hand_or_skipped_but_a_possibly_done
             await arevise_run(other.id, version, tools=world.tools, by="bo", store=store)
 
 
-async def test_attempts_of_a_dropped_step_are_shown_and_verified_and_the_rest_is_undone(world: World, store: PlanStore) -> None:
+async def test_attempts_of_a_removed_step_are_kept_and_other_steps_are_rolled_back(world: World, store: PlanStore) -> None:
     first = undoable()
     first.step("second").on_error = "continue"
     run = await failed(world, store, first)
@@ -182,7 +182,7 @@ async def test_attempts_of_a_dropped_step_are_shown_and_verified_and_the_rest_is
     assert (await store.verify(run.id)).problem is None
 
 
-async def test_an_agent_has_the_rest_of_its_run_planned_and_a_person_approves_it(world: World, store: PlanStore) -> None:
+async def test_an_agent_replans_its_run_and_a_person_approves_the_new_version(world: World, store: PlanStore) -> None:
     with scripted(remaining(step("unheard_of", {})), GOOD) as server:
         model = OpenAIModel("m", base_url=server.url)
         session = PlanSession(model, world.tools, store=store, offline=True)
@@ -194,14 +194,14 @@ async def test_an_agent_has_the_rest_of_its_run_planned_and_a_person_approves_it
         with pytest.raises(NotApprovedError):
             await session.resume()
         session.approve(by="ana", inputs={"host": "web-1"})
-        session.approver = ANA  # of the step that has a gate of its own
+        session.approver = ANA  # for the step with its own gate
         assert (await session.resume()).status is PlanStatus.COMPLETED
         await model.aclose()
     (revision,) = await store.revisions.of_run(session.run.id if session.run else "")
     assert (revision.by, revision.note.partition(" (")[0]) == ("bo", "换成二号版本")
 
 
-async def test_without_a_plan_the_run_of_an_agent_stays_as_it_is(world: World, store: PlanStore) -> None:
+async def test_a_failed_draft_leaves_the_run_of_an_agent_unchanged(world: World, store: PlanStore) -> None:
     with scripted(says({"action": "ask_user", "speak": "哪个版本？", "reason": ""})) as server:
         model = OpenAIModel("m", base_url=server.url)
         session = PlanSession(model, world.tools, store=store, offline=True)
@@ -213,7 +213,7 @@ async def test_without_a_plan_the_run_of_an_agent_stays_as_it_is(world: World, s
     assert await store.revisions.of_run(before.id) == []
 
 
-def test_a_run_without_attempts_is_planned_anew_as_a_whole(world: World) -> None:
+def test_a_run_without_attempts_is_replanned_as_a_whole(world: World) -> None:
     from plan_adapter.agent.replan import RemainingPlan
 
     found = RemainingPlan.of(validate(a_plan(), world.tools), RunHistory())

@@ -1,4 +1,4 @@
-"""`PlanSession`: the seeds' manager of plans, for an agent: it drafts and runs, and never approves."""
+"""Tests of `PlanSession`, with which an agent drafts and runs plans but never approves them."""
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -36,7 +36,7 @@ async def session(server: ScriptedServer, tmp_path: Path) -> AsyncIterator[PlanS
     await model.aclose()
 
 
-async def test_a_task_becomes_a_plan_is_approved_and_run(session: PlanSession) -> None:
+async def test_a_task_is_drafted_approved_and_run(session: PlanSession) -> None:
     plan = await session.draft(TASK)
     assert (session.current_plan, session.problems()) == (plan, [])
     assert (session.summary().status, session.summary().pending) == (PlanStatus.PENDING_APPROVAL, 3)
@@ -47,13 +47,13 @@ async def test_a_task_becomes_a_plan_is_approved_and_run(session: PlanSession) -
     run = await session.execute()
     assert (run.status, session.run, session.summary().progress) == (PlanStatus.COMPLETED, run, 100.0)
     assert "backup" in session.format()
-    with pytest.raises(NotApprovedError):  # it was used up
+    with pytest.raises(NotApprovedError):  # the approval was used up
         await session.execute()
     assert session.store is not None
     assert [draft.id for draft in await session.store.drafts.newest()] == [session.current_draft.id if session.current_draft else ""]
 
 
-async def test_an_edit_after_the_approval_needs_another_one(session: PlanSession) -> None:
+async def test_an_edited_plan_needs_a_new_approval(session: PlanSession) -> None:
     plan = await session.draft(TASK)
     session.approve(by="ana")
     plan.step("deploy").parameters["version"] = "6.6.6"
@@ -69,7 +69,7 @@ async def test_a_rejected_plan_is_recorded_as_rejected(session: PlanSession) -> 
     assert (run.status, run.reason, run.rejection_note) == (PlanStatus.CANCELLED, RunReason.REJECTED, "not now")
 
 
-async def test_directly_means_that_the_approver_is_asked_at_once(session: PlanSession) -> None:
+async def test_execute_directly_asks_the_approver(session: PlanSession) -> None:
     with pytest.raises(NotApprovedError, match="pass an approver to the session"):
         await session.execute_directly(TASK)
     asked: list[str] = []
@@ -83,7 +83,7 @@ async def test_directly_means_that_the_approver_is_asked_at_once(session: PlanSe
     assert (run.status, len(asked)) == (PlanStatus.COMPLETED, 1)
 
 
-async def test_what_cannot_be_drafted_leaves_the_session_as_it_was(session: PlanSession, server: ScriptedServer) -> None:
+async def test_a_failed_draft_leaves_the_session_unchanged(session: PlanSession, server: ScriptedServer) -> None:
     plan = await session.draft(TASK)
     server.script = [says(done(step("deploi", {})))]
     with pytest.raises(DraftError):
@@ -97,7 +97,7 @@ async def test_what_cannot_be_drafted_leaves_the_session_as_it_was(session: Plan
         await session.resume()
 
 
-async def test_a_run_that_failed_is_resumed_and_cancelled(session: PlanSession) -> None:
+async def test_a_failed_run_can_be_resumed_but_not_cancelled(session: PlanSession) -> None:
     plan = ExecutionPlan(description="Look")
     plan.add_step("look", "Look", {"url": "x", "attempts": 1}, id="look", done_when="${{ result.attempts == 2 }}")
     session.use(plan)

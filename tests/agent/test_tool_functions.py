@@ -1,4 +1,4 @@
-"""Tools as functions of somebody else's agent: every call has its run, its gate and its receipt."""
+"""Tests of tools as functions of another agent: every call has a run, a gate and a receipt."""
 
 import inspect
 from collections.abc import Callable
@@ -55,15 +55,15 @@ def execute(command: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_posted() -> None:
+def _clear_posted() -> None:
     posted.clear()
 
 
-Offered = Callable[..., dict[str, Callable[..., Any]]]
+MakeFunctions = Callable[..., dict[str, Callable[..., Any]]]
 
 
 @pytest.fixture
-def offered(store: PlanStore) -> Offered:
+def make_functions(store: PlanStore) -> MakeFunctions:
     def functions(answer: Callable[[ApprovalRequest], Any] | None = None, **options: Any) -> dict[str, Callable[..., Any]]:
         approver = None if answer is None else CallbackApprover(answer, by="ana")
         made = as_functions(ToolRegistry([find, post, execute]), approver=approver, store=store, offline=True, **options)
@@ -80,10 +80,10 @@ def refuse(_request: ApprovalRequest) -> str:
     return "not on a Friday"
 
 
-def test_a_function_looks_like_its_tool(offered: Offered) -> None:
-    function = offered()["find"]
+def test_a_function_has_the_signature_of_its_tool(make_functions: MakeFunctions) -> None:
+    function = make_functions()["find"]
     assert inspect.iscoroutinefunction(function)
-    assert str(inspect.signature(offered()["post"])) == "(text: str) -> Any"
+    assert str(inspect.signature(make_functions()["post"])) == "(text: str) -> Any"
     assert "Where to look" in (function.__doc__ or "")
     assert get_type_hints(function) == {"city": str, "limit": int, "return": Any}
     function_type: Any = function
@@ -91,22 +91,22 @@ def test_a_function_looks_like_its_tool(offered: Offered) -> None:
     assert schema["properties"]["limit"] == {"default": 3, "minimum": 1, "title": "Limit", "type": "integer"}
 
 
-async def test_a_read_is_called_at_once_and_has_a_run(offered: Offered, store: PlanStore) -> None:
-    functions = offered(refuse, agent="concierge")
+async def test_a_read_needs_no_approval_and_has_a_run(make_functions: MakeFunctions, store: PlanStore) -> None:
+    functions = make_functions(refuse, agent="concierge")
     assert await functions["find"]("东京", limit=2) == ["东京", "东京"]
     [run] = await store.runs()
     assert (run.name, run.status.value) == ("concierge: find", "completed")
     assert [receipt.result for receipt in await store.receipts(run.id)] == [["东京", "东京"]]
 
 
-async def test_a_write_waits_for_an_approval_of_exactly_this_call(offered: Offered, store: PlanStore) -> None:
+async def test_a_write_waits_for_an_approval_of_exactly_this_call(make_functions: MakeFunctions, store: PlanStore) -> None:
     seen = list[str]()
 
     def answer(request: ApprovalRequest) -> bool:
         seen.append(request.text)
         return True
 
-    assert await offered(answer)["post"]("Good morning, 早上好") == {"id": 1, "key": True}
+    assert await make_functions(answer)["post"]("Good morning, 早上好") == {"id": 1, "key": True}
     assert len(seen) == 1
     assert "Good morning, 早上好" in seen[0]
     [run] = await store.runs()
@@ -114,20 +114,20 @@ async def test_a_write_waits_for_an_approval_of_exactly_this_call(offered: Offer
     assert (approval.by, approval.decision) == ("ana", "approve")
 
 
-async def test_a_refusal_reaches_the_agent_with_its_reason_and_nothing_is_called(offered: Offered) -> None:
+async def test_a_rejection_raises_with_its_reason_and_calls_nothing(make_functions: MakeFunctions) -> None:
     with pytest.raises(NotApprovedError, match=r"`post` was not called: rejected by ana.*: not on a Friday"):
-        await offered(refuse)["post"]("Hello")
+        await make_functions(refuse)["post"]("Hello")
     assert posted == []
 
 
-async def test_only_the_named_approvers_count(offered: Offered) -> None:
+async def test_only_the_named_approvers_count(make_functions: MakeFunctions) -> None:
     with pytest.raises(NotApprovedError):
-        await offered(agree, approval=ApprovalPolicy(approvers=["bo"]))["post"]("Hello")
+        await make_functions(agree, approval=ApprovalPolicy(approvers=["bo"]))["post"]("Hello")
     assert posted == []
 
 
-async def test_failures_reach_the_agent_in_words(offered: Offered) -> None:
-    functions = offered(agree)
+async def test_failures_raise_errors_that_the_agent_can_read(make_functions: MakeFunctions) -> None:
+    functions = make_functions(agree)
     with pytest.raises(ToolError, match="the channel is closed"):
         await functions["post"]("fails")
     with pytest.raises(UnknownOutcomeError, match="whether `post` was done is unknown: the connection broke; see `plan show "):
@@ -135,7 +135,7 @@ async def test_failures_reach_the_agent_in_words(offered: Offered) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("name", "arguments", "message"),
     [
         ("find", {"city": "Oslo", "limit": 0}, "greater than or equal to 1"),
         ("find", {"town": "Oslo"}, "arguments do not fit `find`"),
@@ -143,17 +143,19 @@ async def test_failures_reach_the_agent_in_words(offered: Offered) -> None:
         ("execute", {"command": "echo ${{ secrets.token }}"}, "`command` of `execute` is code"),
     ],
 )
-async def test_arguments_that_do_not_fit_ask_nobody(offered: Offered, name: str, arguments: dict[str, Any], said: str) -> None:
+async def test_invalid_arguments_are_refused_before_anybody_is_asked(
+    make_functions: MakeFunctions, name: str, arguments: dict[str, Any], message: str
+) -> None:
     asked = list[ApprovalRequest]()
-    with pytest.raises(ToolError, match=said):
-        await offered(asked.append)[name](**arguments)
+    with pytest.raises(ToolError, match=message):
+        await make_functions(asked.append)[name](**arguments)
     assert (asked, posted) == ([], [])
 
 
-async def test_an_expression_in_an_argument_is_text(offered: Offered, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_expression_in_an_argument_stays_text(make_functions: MakeFunctions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_SECRET_TOKEN", "s3cret-value")
     text = "${{ secrets.token }} ${{ inputs.arguments.text }}"
-    await offered(agree)["post"](text)
+    await make_functions(agree)["post"](text)
     assert posted == [text]
 
 

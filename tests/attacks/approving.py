@@ -1,11 +1,11 @@
-"""An approver who says yes, so that a test can look at what a gate shows."""
+"""An approver for tests that look at what a gate shows."""
 
 from plan_adapter.approvals import Approval, ApprovalRequest
 from plan_adapter.gates.approval import answer_to
 
 
-class Approves:
-    """Approves whatever it is asked, and keeps what it was shown."""
+class RecordingApprover:
+    """Approves every request and records the text that it was shown."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

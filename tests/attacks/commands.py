@@ -1,4 +1,4 @@
-"""`plan` as a process of its own, in an environment that the attacker has chosen."""
+"""Run `plan` as a child process, in an environment that the attacker chooses."""
 
 import json
 import os
@@ -10,8 +10,8 @@ from tests.processes import run_plan
 
 
 @dataclass(frozen=True)
-class Ended:
-    """What one process of `plan` did."""
+class CommandResult:
+    """The exit code and output of one `plan` process."""
 
     code: int
     out: str
@@ -23,13 +23,13 @@ class Ended:
         return json.loads(self.out.splitlines()[-1])
 
 
-def plan(*arguments: str | Path, cwd: Path, text: str = "", **environment: str) -> Ended:
-    """Run `plan` with `arguments` and these variables besides the environment's, without a terminal, and return how it ended."""
+def plan(*arguments: str | Path, cwd: Path, text: str = "", **environment: str) -> CommandResult:
+    """Run `plan` without a terminal, with these variables added to the environment, and return its result."""
     ended = run_plan(*arguments, cwd=cwd, env={**os.environ, "PLAN_ADAPTER_LOCAL_SERVER": "never", **environment}, text=text)
-    return Ended(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+    return CommandResult(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
 
 
-def written(folder: Path, document: dict[str, Any], name: str = "plan.json") -> Path:
+def write_plan(folder: Path, document: dict[str, Any], name: str = "plan.json") -> Path:
     """Write a plan to `folder` and return its path."""
     path = folder / name
     path.write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Attacks run in the world of the gates' tests."""
+"""Fixtures of the attacks, shared with the tests of gates."""
 
 from tests.gates.conftest import home, store_url, world
 

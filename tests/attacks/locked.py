@@ -19,7 +19,7 @@ from tests.conftest import PrepareServer
 
 
 @dataclass(frozen=True)
-class Locked:
+class LockedServer:
     """A local server that demands a password, and its owner's home."""
 
     home: Path
@@ -35,7 +35,7 @@ class Locked:
         return self.folder.password_file.read_text().strip()
 
     def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, str]:
-        """Send one request as any account of this machine can."""
+        """Send one request, as any account of this machine can."""
         connection = http.client.HTTPConnection(self.server.api_url.split("/")[2], timeout=60)
         given = {"Content-Type": "application/json", **(headers or {})}
         try:
@@ -50,7 +50,7 @@ class Locked:
             connection.close()
 
     def environment(self) -> dict[str, str]:
-        """What a command of the owner's finds: nothing of the password."""
+        """Return the environment of the owner's commands, which does not contain the password."""
         return {**os.environ, "PLAN_ADAPTER_HOME": str(self.home), "PLAN_ADAPTER_LOCAL_SERVER_AUTH": "on", "NO_COLOR": "1"}
 
 
@@ -59,12 +59,12 @@ def basic(password: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory, prepare_server: PrepareServer) -> Iterator[Locked]:
+def locked(tmp_path_factory: pytest.TempPathFactory, prepare_server: PrepareServer) -> Iterator[LockedServer]:
     """A server as PLAN_ADAPTER_LOCAL_SERVER_AUTH=on starts it."""
     home = tmp_path_factory.mktemp("locked") / "home"
     prepare_server(home)
     settings, notices = Settings(home=home, local_server_auth="on"), list[str]()
     try:
-        yield Locked(home, ensure_server(settings, notify=notices.append), notices)
+        yield LockedServer(home, ensure_server(settings, notify=notices.append), notices)
     finally:
         stop_server(settings)

@@ -1,4 +1,4 @@
-"""Answers that are bound to what was read."""
+"""Tests that an answer counts only for the content that was read."""
 
 import asyncio
 from dataclasses import replace
@@ -18,24 +18,28 @@ from plan_adapter.status import PlanStatus
 from tests.gates.world import World
 from tests.store.conftest import on_both_databases
 
-WORDS = {"approve": AnswerOptions("approve"), "reject": AnswerOptions("reject"), "changes": AnswerOptions("request_changes", note="other")}
+ANSWERS = {
+    "approve": AnswerOptions("approve"),
+    "reject": AnswerOptions("reject"),
+    "changes": AnswerOptions("request_changes", note="other"),
+}
 
 
 async def revised(world: World, run: PlanRun, text: str = "another look") -> tuple[PlanRun, Gate]:
-    """Return the run with a new version of its plan, by somebody who was not asked, and the gate that asks about it."""
+    """Revise the plan of the run as another user; return the run and the gate of the new version."""
     plan = world.plan()
     plan.steps[0] = plan.steps[0].model_copy(update={"description": text})
     new = await arevise_run(run.id, plan, tools=world.tools(), by="mallory", store=world.store)
     return new, await world.gate()
 
 
-async def answer(world: World, place: Place, words: AnswerOptions = WORDS["approve"]) -> int:
+async def answer(world: World, place: Place, options: AnswerOptions = ANSWERS["approve"]) -> int:
     """Answer as `plan approve` does in a process without a terminal."""
-    return await answer_here(place, words, world.store, world.settings, as_json=True)
+    return await answer_here(place, options, world.store, world.settings, as_json=True)
 
 
 async def resumed(world: World, run_id: str, *, tools: ToolRegistry | None = None, **given: Any) -> PlanRun:
-    """Return a run that was gone on with, and that waits where nobody has approved it."""
+    """Resume a run, which waits at its gate if it is not approved."""
     tools = tools or world.tools()
     return await execute_resume(
         run_id, tools=tools, run_request=world.run_request(), store=world.store, offline=True, record_pending=True, **given
@@ -43,7 +47,7 @@ async def resumed(world: World, run_id: str, *, tools: ToolRegistry | None = Non
 
 
 async def assert_nothing_was_answered(world: World, gate: Gate, *, refusals: int = 1) -> None:
-    """The gate is open, nobody has answered, nothing was called, and the audit log holds the refusals."""
+    """Assert that the gate is open without an answer, no tool was called, and the audit log holds the refusals."""
     assert (await world.store.gates.get(gate.id)).end is None
     assert [row for row in await world.store.approvals(gate.run_id) if row.gate_id is not None] == []
     assert world.struck == []
@@ -51,35 +55,35 @@ async def assert_nothing_was_answered(world: World, gate: Gate, *, refusals: int
 
 
 def other_digests(run: PlanRun, gate: Gate, old: Gate) -> dict[str, str]:
-    """Return digests that are not that of `gate`, by what they are."""
+    """Return digests that differ from the digest of `gate`, by kind."""
     now = gate.approval_digest
     last = "0" if now[-1] != "0" else "1"
     return {
-        "of_the_version_before": old.approval_digest,
-        "the_beginning_of_the_version_before": old.approval_digest[:12],
-        "the_least_of_the_version_before": old.approval_digest[:8],
-        "of_the_plan_without_its_inputs_and_tools": run.digest,
-        "with_another_last_character": now[:-1] + last,
-        "with_another_first_character": ("0" if now[0] != "0" else "1") + now[1:],
-        "the_end_of_it": now[-12:],
+        "previous_digest": old.approval_digest,
+        "first_12_characters_of_previous_digest": old.approval_digest[:12],
+        "first_8_characters_of_previous_digest": old.approval_digest[:8],
+        "digest_of_the_plan_alone": run.digest,
+        "other_last_character": now[:-1] + last,
+        "other_first_character": ("0" if now[0] != "0" else "1") + now[1:],
+        "last_12_characters": now[-12:],
         "zeros": "0" * 64,
     }
 
 
 KINDS = [
-    "of_the_version_before",
-    "the_beginning_of_the_version_before",
-    "the_least_of_the_version_before",
-    "of_the_plan_without_its_inputs_and_tools",
-    "with_another_last_character",
-    "with_another_first_character",
-    "the_end_of_it",
+    "previous_digest",
+    "first_12_characters_of_previous_digest",
+    "first_8_characters_of_previous_digest",
+    "digest_of_the_plan_alone",
+    "other_last_character",
+    "other_first_character",
+    "last_12_characters",
     "zeros",
 ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_answer_to_other_content_is_not_taken(world: World, kind: str) -> None:
+async def test_an_answer_to_other_content_is_refused(world: World, kind: str) -> None:
     run, old = await world.detached()
     run, gate = await revised(world, run)
     given = other_digests(run, gate, old)[kind]
@@ -89,23 +93,23 @@ async def test_an_answer_to_other_content_is_not_taken(world: World, kind: str) 
         if is_old
         else f"no gate of this run has a digest beginning with {given}; the open one is"
     )
-    for words in WORDS.values():
+    for options in ANSWERS.values():
         with pytest.raises(NotApprovedError, match=f"{why} {gate.approval_digest[:12]}"):
-            await answer(world, Place(run.id, digest=given), words)
-    await assert_nothing_was_answered(world, gate, refusals=len(WORDS))
+            await answer(world, Place(run.id, digest=given), options)
+    await assert_nothing_was_answered(world, gate, refusals=len(ANSWERS))
 
 
 @pytest.mark.parametrize(
     "given", ["", "a", "deadbee", "g" * 12, "0" * 65, "12 34 56 78", "%%%%%%%%", "abcdef12\n", "abcdef1*", "０１２３４５６７"]
 )
-async def test_what_is_no_digest_is_refused_before_anything_is_read(given: str) -> None:
+async def test_a_malformed_digest_is_refused_before_anything_is_read(given: str) -> None:
     with pytest.raises(UsageError, match="at least 8 characters of an approval digest"):
         Place("0192f0c4", digest=given)
 
 
 @pytest.mark.parametrize("length", [8, 12, 63, 64])
 @pytest.mark.parametrize("is_upper", [False, True])
-async def test_the_digest_that_was_shown_is_taken(world: World, length: int, is_upper: bool) -> None:
+async def test_the_digest_that_was_shown_is_accepted(world: World, length: int, is_upper: bool) -> None:
     run, _ = await world.detached()
     run, gate = await revised(world, run)
     given = gate.approval_digest[:length]
@@ -115,13 +119,13 @@ async def test_the_digest_that_was_shown_is_taken(world: World, length: int, is_
 
 
 async def changed_tools(world: World, run: PlanRun) -> Gate:
-    """Resume the run with other tools: it waits for an approval of these."""
+    """Resume the run with other tools; return the gate that asks for their approval."""
     await resumed(world, run.id, tools=world.tools(effect="idempotent_write"))
     return await world.gate()
 
 
 @pytest.mark.parametrize("change", ["a_revision", "two_revisions", "changed_tools"])
-async def test_an_approval_without_a_digest_is_not_taken_for_content_that_changed(world: World, change: str) -> None:
+async def test_changed_content_cannot_be_approved_without_a_digest(world: World, change: str) -> None:
     run, _ = await world.detached()
     if change == "changed_tools":
         gate = await changed_tools(world, run)
@@ -137,11 +141,11 @@ async def test_an_approval_without_a_digest_is_not_taken_for_content_that_change
 
 
 @on_both_databases
-async def test_an_answer_that_a_revision_overtakes_is_not_taken_for_the_new_version(world: World) -> None:
+async def test_an_answer_overtaken_by_a_revision_does_not_count_for_the_new_version(world: World) -> None:
     run, old = await world.detached()
     _, read = await find_gate(Place(run.id), world.store)
     run, gate = await revised(world, run)
-    for stale in (read, replace(read, id=gate.id)):  # the old gate, and the new one with what was read at the old one
+    for stale in (read, replace(read, id=gate.id)):  # the old gate, and the new one with the content of the old one
         with pytest.raises((NotApprovedError, RunConflictError)):
             await world.store.gates.answer(stale.id, world.approval(stale))
     assert old.id == read.id != gate.id
@@ -151,20 +155,20 @@ async def test_an_answer_that_a_revision_overtakes_is_not_taken_for_the_new_vers
 
 @pytest.mark.parametrize("round_", range(2))
 @on_both_databases
-async def test_of_an_answer_and_a_revision_at_once_the_answer_counts_for_what_was_read_or_not_at_all(world: World, round_: int) -> None:
+async def test_an_answer_that_races_with_a_revision_never_counts_for_the_new_version(world: World, round_: int) -> None:
     run, gate = await world.detached()
     racing = answer(world, Place(run.id, digest=gate.approval_digest)), revised(world, run, f"round {round_}")
-    said, _ = await asyncio.gather(*(racing if round_ % 2 else racing[::-1]), return_exceptions=True)
+    answered, _ = await asyncio.gather(*(racing if round_ % 2 else racing[::-1]), return_exceptions=True)
     now = await world.gate()
     assert now.approval_digest != gate.approval_digest
     given = {row.approval_digest for row in await world.store.approvals(run.id)}
     assert given <= {gate.approval_digest}
-    assert not isinstance(said, AssertionError)
+    assert not isinstance(answered, AssertionError)
     waiting = await resumed(world, run.id)
     assert (waiting.status, world.struck) == (PlanStatus.PENDING_APPROVAL, [])
 
 
-async def test_the_answer_to_a_step_counts_for_the_call_that_was_shown(world: World) -> None:
+async def test_an_answer_to_a_step_counts_only_for_the_call_that_was_shown(world: World) -> None:
     going = world.start(world.plan(gated=True))
     gate = await world.gate(step="strike")
     for given in ("0" * 12, (await world.store.run(gate.run_id)).approval_digest[:12]):

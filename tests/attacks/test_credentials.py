@@ -1,4 +1,4 @@
-"""The credentials of this package and of Prefect reach no command, no worker and no record."""
+"""Tests that credentials of this package and of Prefect reach no command, no worker and no record."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from tests.secrets.test_canary import dump
 
 @pytest.fixture(autouse=True)
 def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Keep what the step logs."""
+    """Capture what the step logs."""
     caplog.set_level(logging.INFO)
     return caplog
 
@@ -52,7 +52,7 @@ CREDENTIALS = {
 
 
 @pytest.mark.parametrize("name", CREDENTIALS)
-def test_a_credential_is_withheld_from_children_and_its_value_is_hidden(name: str) -> None:
+def test_credentials_are_withheld_from_child_processes_and_redacted(name: str) -> None:
     written, secret = CREDENTIALS[name]
     environment = {name: written, "PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "users-own-business"}
     kept = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "users-own-business"}
@@ -72,7 +72,7 @@ ORDINARY = {
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-def test_what_is_no_credential_is_not_hidden(name: str) -> None:
+def test_ordinary_settings_are_not_redacted(name: str) -> None:
     assert credential_values({name: ORDINARY[name]}) == []
 
 

@@ -1,4 +1,4 @@
-"""Folders and files that are exchanged for links while a built-in tool reads or writes them."""
+"""Tests of link races: a folder or file is swapped for a symbolic link while a built-in tool reads or writes it."""
 
 import subprocess
 import sys
@@ -23,12 +23,12 @@ print(exchange(-100, one, -100, other, 2), flush=True)
 while True:
     exchange(-100, one, -100, other, 2)
 """
-"""Exchanges two names all the time, each time in one system call, so that neither is ever missing."""
+"""Swaps two names in a loop, each time in one system call, so that neither name is ever missing."""
 
 
 @contextmanager
 def exchanging(one: Path, other: Path) -> Generator[None]:
-    """Have another process exchange two names for as long as the block lasts."""
+    """Swap two names in another process for as long as the block lasts."""
     process = subprocess.Popen([sys.executable, "-c", EXCHANGE, str(one), str(other)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
@@ -42,7 +42,7 @@ def exchanging(one: Path, other: Path) -> Generator[None]:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of files, and beside it one with the same names and other contents."""
+    """The files root. A folder next to it has the same names and other contents."""
     for folder, text in ((tmp_path / "root" / "in", "inside"), (tmp_path / "outside", "s3cret")):
         (folder / "deep").mkdir(parents=True)
         for path in (folder / "a.txt", folder / "deep" / "a.txt"):
@@ -62,9 +62,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("in/a.txt", "in/a.txt"),
     ],
 )
-def test_a_read_never_leaves_the_root_while_a_link_is_exchanged_for_a_part_of_its_path(
-    root: Path, tmp_path: Path, path: str, exchanged: str
-) -> None:
+def test_a_read_stays_inside_the_root_while_its_path_is_swapped_for_a_link(root: Path, tmp_path: Path, path: str, exchanged: str) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "outside" / exchanged.removeprefix("in").removeprefix("/"))
     found = Counter[str]()
     with exchanging(root / exchanged, tmp_path / "link"):
@@ -85,7 +83,7 @@ def test_a_read_never_leaves_the_root_while_a_link_is_exchanged_for_a_part_of_it
         pytest.param("in/made/by/new.txt", "in", marks=pytest.mark.thorough),
     ],
 )
-def test_a_write_never_leaves_the_root_while_a_link_is_exchanged_for_a_folder(
+def test_a_write_stays_inside_the_root_while_its_folder_is_swapped_for_a_link(
     root: Path, tmp_path: Path, path: str, exchanged: str
 ) -> None:
     before = sorted((tmp_path / "outside").rglob("*"))
@@ -112,7 +110,7 @@ def test_a_large_result_is_never_written_through_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["step-1.json", "step-1.partial"])
-def test_a_link_in_the_place_of_a_result_is_not_written_through(tmp_path: Path, name: str) -> None:
+def test_a_link_at_the_path_of_a_result_is_not_followed(tmp_path: Path, name: str) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "results" / "run").mkdir(parents=True)
     (tmp_path / "results" / "run" / name).symlink_to(tmp_path / "mine")

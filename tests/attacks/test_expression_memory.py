@@ -1,4 +1,4 @@
-"""Expressions that would fill the memory, and the process that evaluates them."""
+"""Tests of expressions that would exhaust the memory, and of the process that evaluates them."""
 
 import json
 import subprocess
@@ -67,7 +67,7 @@ def test_no_expression_takes_more_memory_than_its_limit(name: str) -> None:
     assert "let a tool do that" in said or said in ("True", "False") or "nests deeper" in said
 
 
-def test_an_expression_over_a_large_result_is_evaluated_all_the_same() -> None:
+def test_an_expression_over_a_large_result_is_evaluated() -> None:
     variables = Variables(steps={}, inputs=BIG)
     declared = Declarations(frozenset(), {"s": Input(), "o": Input(type="array")})
     for source, value in (
@@ -83,7 +83,7 @@ def test_an_expression_over_a_large_result_is_evaluated_all_the_same() -> None:
         assert exact(template.resolve(variables)) == exact(value)
 
 
-def test_an_error_in_the_process_of_an_expression_is_the_same_error() -> None:
+def test_errors_of_the_evaluating_process_are_reported_unchanged() -> None:
     variables = Variables(steps={}, inputs=BIG)
     declared = Declarations(frozenset(), {"s": Input(), "o": Input(type="array")})
     for source, said in (
@@ -99,7 +99,7 @@ def test_an_error_in_the_process_of_an_expression_is_the_same_error() -> None:
             template.resolve(variables)
 
 
-def test_an_expression_after_one_that_took_too_much_is_evaluated() -> None:
+def test_the_evaluator_works_after_an_expression_exceeded_its_memory() -> None:
     evaluator = bounded.Evaluator()
     values = {"s": BIG["s"]}
     try:
@@ -110,7 +110,7 @@ def test_an_expression_after_one_that_took_too_much_is_evaluated() -> None:
         evaluator.close()
 
 
-def test_the_process_of_expressions_inherits_no_credential(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_evaluating_process_inherits_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "users-own-business")
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_TOKEN", "canary-of-ours")
     evaluator = bounded.Evaluator()

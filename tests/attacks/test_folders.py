@@ -1,4 +1,4 @@
-"""What other users of a machine could do to the home, the store and the local server's folder, by modes, owners, links and umasks."""
+"""Tests of what other users of a machine can do to the home, the store and the server's folder, by modes, owners and links."""
 
 import os
 import pwd
@@ -18,10 +18,10 @@ from plan_adapter.execution.results import ResultLimit
 from plan_adapter.private_files import UnsafePathError, check_folder, make_folder
 from plan_adapter.settings import Settings
 
-OTHER = 54321
-"""The number of somebody else's account, which exists nowhere."""
+OTHER_UID = 54321
+"""The uid of another account. No such account exists."""
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder to somebody else")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a folder")
 
 PLAN = """
 description: Say something
@@ -33,7 +33,7 @@ steps:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home that nobody has made yet, in a folder of nobody else."""
+    """A home that does not exist yet, in a private folder."""
     tmp_path.chmod(0o700)
     monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PLAN_ADAPTER_RESULT_LIMIT_BYTES", "1024")
@@ -42,7 +42,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(params=[0o000, 0o022, 0o027, 0o077, 0o777], ids=lambda mask: f"umask-{mask:03o}")
 def umask(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Whatever the account's umask is."""
+    """The umask of the account."""
     before = os.umask(request.param)
     yield request.param
     os.umask(before)
@@ -53,33 +53,33 @@ def mode(path: Path) -> int:
 
 
 def modes(folder: Path) -> dict[str, int]:
-    """The modes of a folder and of all that is in it."""
+    """Return the modes of a folder and of everything in it."""
     return {str(path.relative_to(folder.parent)): mode(path) for path in (folder, *folder.rglob("*"))}
 
 
-def loose(folder: Path) -> dict[str, str]:
-    """What of a folder others may read or write, and what this account could not."""
+def wrong_modes(folder: Path) -> dict[str, str]:
+    """Return the modes that give access to others, or deny it to this account."""
     wanted = {True: 0o700, False: 0o600}
     found = ((path, mode(path), wanted[path.is_dir()]) for path in (folder, *folder.rglob("*")))
     return {str(path): f"{seen:04o}" for path, seen, right in found if seen & 0o077 or seen & right != right}
 
 
-# Modes, whatever the umask is.
+# Modes under every umask.
 
 
-def test_whatever_the_umask_a_run_leaves_nothing_that_others_can_read(home: Path, umask: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_leaves_no_file_readable_by_others_under_any_umask(home: Path, umask: int, capsys: pytest.CaptureFixture[str]) -> None:
     document, exported = home.parent / "plan.yaml", home.parent / "run.json"
     document.write_text(PLAN)
     document.chmod(0o600)
     assert main(["run", str(document), "--offline"]) == 0, capsys.readouterr().err
     run_id = next((home / "results").iterdir()).name
     assert len(list((home / "results" / run_id).iterdir())) == 1
-    assert loose(home) == {}
+    assert wrong_modes(home) == {}
     assert main(["export", run_id, "--output", str(exported)]) == 0, capsys.readouterr().err
     assert mode(exported) == 0o600
 
 
-def test_whatever_the_umask_the_servers_files_are_for_this_account_alone(home: Path, umask: int) -> None:
+def test_server_files_are_private_under_any_umask(home: Path, umask: int) -> None:
     folder = ServerFolder(home / "server")
     with folder.starting():
         password = folder.make_password()
@@ -88,7 +88,7 @@ def test_whatever_the_umask_the_servers_files_are_for_this_account_alone(home: P
         for descriptor in (folder.open_log(), folder.hold_alive()):
             assert descriptor is not None
             os.close(descriptor)
-    assert loose(home) == {}
+    assert wrong_modes(home) == {}
     assert set(modes(home / "server")) >= {
         "server/start.lock",
         "server/alive.lock",
@@ -98,12 +98,12 @@ def test_whatever_the_umask_the_servers_files_are_for_this_account_alone(home: P
     }
 
 
-def test_the_folders_above_a_new_home_are_for_this_account_alone(home: Path, umask: int) -> None:
+def test_new_folders_above_a_home_are_private(home: Path, umask: int) -> None:
     make_folder(home / "a" / "b")
     assert modes(home) == {"home": 0o700, "home/a": 0o700, "home/a/b": 0o700}
 
 
-async def test_the_files_that_sqlite_puts_beside_a_store_have_its_mode(home: Path, umask: int) -> None:
+async def test_sqlite_sidecar_files_have_the_mode_of_the_store(home: Path, umask: int) -> None:
     async with PlanStore() as store:
         await store.runs()
         found = {path.name: mode(path) for path in home.iterdir()}
@@ -112,7 +112,7 @@ async def test_the_files_that_sqlite_puts_beside_a_store_have_its_mode(home: Pat
 
 
 @pytest.mark.parametrize("before", [0o755, 0o750, 0o711, 0o555 | 0o700], ids=oct)
-def test_a_home_of_ours_that_others_could_only_read_is_closed_to_them(home: Path, before: int) -> None:
+def test_an_own_home_readable_by_others_is_made_private(home: Path, before: int) -> None:
     home.mkdir()
     (home / "plans.db").touch()
     home.chmod(before)
@@ -121,7 +121,7 @@ def test_a_home_of_ours_that_others_could_only_read_is_closed_to_them(home: Path
     assert (mode(home), mode(home / "plans.db")) == (0o700, 0o600)
 
 
-def test_a_password_that_others_could_read_is_replaced(home: Path) -> None:
+def test_a_password_readable_by_others_is_replaced(home: Path) -> None:
     folder = ServerFolder(home / "server")
     with folder.starting():
         password = folder.make_password()
@@ -140,7 +140,7 @@ def test_a_password_file_that_is_a_link_is_replaced_and_not_followed(home: Path,
     assert (tmp_path / "theirs").read_text() == "plan:known\n"
 
 
-def test_an_export_never_follows_a_link_that_somebody_has_put_in_its_way(home: Path, tmp_path: Path) -> None:
+def test_an_export_never_follows_a_planted_link(home: Path, tmp_path: Path) -> None:
     document, victim = tmp_path / "plan.yaml", tmp_path / "victim"
     document.write_text(PLAN)
     victim.write_text("precious")
@@ -150,7 +150,7 @@ def test_an_export_never_follows_a_link_that_somebody_has_put_in_its_way(home: P
     assert victim.read_text() == "precious"
 
 
-# Homes that others have, or had, a hand in.
+# Homes that other users control or once controlled.
 
 
 def writable(home: Path) -> None:
@@ -181,28 +181,28 @@ def swappable_and_new(home: Path) -> None:
     home.parent.chmod(0o777)
 
 
-def of_another(home: Path) -> None:
+def owned_by_another(home: Path) -> None:
     home.mkdir(mode=0o700)
-    os.chown(home, OTHER, OTHER)
+    os.chown(home, OTHER_UID, OTHER_UID)
 
 
-def in_a_folder_of_another(home: Path) -> None:
+def in_a_folder_owned_by_another(home: Path) -> None:
     home.mkdir(mode=0o700)
-    os.chown(home.parent, OTHER, OTHER)
+    os.chown(home.parent, OTHER_UID, OTHER_UID)
 
 
-def by_a_link_of_another(home: Path) -> None:
+def behind_a_link_owned_by_another(home: Path) -> None:
     real = home.parent / "real"
     real.mkdir(mode=0o700)
     shared = home.parent / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
     (shared / "link").symlink_to(real)
-    os.chown(shared / "link", OTHER, OTHER, follow_symlinks=False)
+    os.chown(shared / "link", OTHER_UID, OTHER_UID, follow_symlinks=False)
     os.environ["PLAN_ADAPTER_HOME"] = str(shared / "link" / "home")
 
 
-def by_a_link_in_a_writable_folder(home: Path) -> None:
+def behind_a_link_in_a_writable_folder(home: Path) -> None:
     real = home.parent / "real"
     real.mkdir(mode=0o700)
     shared = home.parent / "shared"
@@ -215,10 +215,10 @@ def by_a_link_in_a_writable_folder(home: Path) -> None:
 def squatted(home: Path) -> None:
     home.parent.chmod(0o1777)
     home.mkdir()
-    os.chown(home, OTHER, OTHER)
+    os.chown(home, OTHER_UID, OTHER_UID)
 
 
-def a_writable_store(home: Path) -> None:
+def writable_store(home: Path) -> None:
     home.mkdir(mode=0o755)
     (home / "plans.db").touch()
     (home / "plans.db").chmod(0o666)
@@ -231,67 +231,65 @@ UNSAFE = [
     pytest.param(dangling, "{home} is a symbolic link", "set PLAN_ADAPTER_HOME", id="dangling-link"),
     pytest.param(swappable, "other users may write to {parent} (mode 0777)", "chmod go-w {parent}", id="parent-writable"),
     pytest.param(swappable_and_new, "could put another folder in the place of {home}", "chmod go-w {parent}", id="parent-writable-new"),
-    pytest.param(of_another, "{home} belongs to the account 54321", "a folder of your own", id="another-owner", marks=as_root),
+    pytest.param(owned_by_another, "{home} belongs to the account 54321", "a folder of your own", id="another-owner", marks=as_root),
     pytest.param(
-        in_a_folder_of_another, "{parent} belongs to the account 54321", "a folder elsewhere", id="parent-of-another", marks=as_root
+        in_a_folder_owned_by_another, "{parent} belongs to the account 54321", "a folder elsewhere", id="parent-of-another", marks=as_root
     ),
     pytest.param(
-        by_a_link_of_another, "{parent}/shared/link belongs to the account 54321", "your own", id="link-of-another", marks=as_root
+        behind_a_link_owned_by_another, "{parent}/shared/link belongs to the account 54321", "your own", id="link-of-another", marks=as_root
     ),
     pytest.param(
-        by_a_link_in_a_writable_folder, "other users may write to {parent}/shared", "chmod go-w {parent}/shared", id="link-swappable"
+        behind_a_link_in_a_writable_folder, "other users may write to {parent}/shared", "chmod go-w {parent}/shared", id="link-swappable"
     ),
     pytest.param(squatted, "{home} belongs to the account 54321", "a folder of your own", id="squatted-in-tmp", marks=as_root),
 ]
 
 
-@pytest.mark.parametrize(("spoil", "why", "way_out"), [*UNSAFE, pytest.param(a_writable_store, "{home}/plans.db", "chmod 600", id="store")])
-def test_the_store_of_an_unsafe_home_is_refused_with_what_to_type(
-    home: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], None], why: str, way_out: str
+@pytest.mark.parametrize(("spoil", "why", "fix"), [*UNSAFE, pytest.param(writable_store, "{home}/plans.db", "chmod 600", id="store")])
+def test_the_store_of_an_unsafe_home_is_refused_with_the_fix(
+    home: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], None], why: str, fix: str
 ) -> None:
     spoil(home)
     assert main(["runs"]) == 2
-    said = capsys.readouterr().err
-    assert "is not opened: " in said
-    for text in (why, way_out):
-        assert text.format(home=home, parent=home.parent) in said
+    err = capsys.readouterr().err
+    assert "is not opened: " in err
+    for text in (why, fix):
+        assert text.format(home=home, parent=home.parent) in err
 
 
-@pytest.mark.parametrize(("spoil", "why", "way_out"), UNSAFE)
-def test_no_local_server_is_started_asked_or_stopped_in_an_unsafe_home(
-    home: Path, spoil: Callable[[Path], None], why: str, way_out: str
-) -> None:
+@pytest.mark.parametrize(("spoil", "why", "fix"), UNSAFE)
+def test_the_local_server_is_not_used_in_an_unsafe_home(home: Path, spoil: Callable[[Path], None], why: str, fix: str) -> None:
     spoil(home)
     settings = Settings()
     for use in (lambda: ensure_server(settings, notify=print), lambda: server_status(settings), lambda: stop_server(settings)):
         with pytest.raises(NoServerError, match="the local Prefect server is not used: ") as refused:
             use()
-        for text in (why, way_out):
+        for text in (why, fix):
             assert text.format(home=home, parent=home.parent) in str(refused.value)
 
 
-@pytest.mark.parametrize(("spoil", "why", "way_out"), UNSAFE)
-def test_the_doctor_says_that_a_home_is_unsafe(home: Path, spoil: Callable[[Path], None], why: str, way_out: str) -> None:
+@pytest.mark.parametrize(("spoil", "why", "fix"), UNSAFE)
+def test_doctor_reports_an_unsafe_home(home: Path, spoil: Callable[[Path], None], why: str, fix: str) -> None:
     spoil(home)
     bad = [finding for finding in diagnose(Settings()) if not finding.ok]
     assert any(why.format(home=home, parent=home.parent) in finding.hint for finding in bad)
 
 
 @pytest.mark.parametrize("spoil", [writable, sticky, link], ids=["writable", "sticky", "link"])
-def test_a_server_folder_that_others_could_write_to_is_refused_in_a_safe_home(home: Path, spoil: Callable[[Path], None]) -> None:
+def test_a_server_folder_writable_by_others_is_refused_in_a_safe_home(home: Path, spoil: Callable[[Path], None]) -> None:
     home.mkdir(mode=0o700)
     spoil(home / "server")
     with pytest.raises(NoServerError, match="the local Prefect server is not used: "):
         server_status(Settings())
 
 
-def test_a_home_below_a_sticky_folder_is_taken(home: Path) -> None:
+def test_a_home_below_a_sticky_folder_is_accepted(home: Path) -> None:
     home.parent.chmod(0o1777)
     make_folder(home)
     check_folder(home)
 
 
-def test_a_home_below_a_folder_of_the_accounts_own_group_is_taken(home: Path) -> None:
+def test_a_home_below_a_folder_of_the_accounts_own_group_is_accepted(home: Path) -> None:
     own = os.getegid()
     members = [one for one in pwd.getpwall() if one.pw_gid == own and one.pw_uid not in (0, os.geteuid())]
     if members:
@@ -301,24 +299,24 @@ def test_a_home_below_a_folder_of_the_accounts_own_group_is_taken(home: Path) ->
     assert mode(home) == 0o700
 
 
-def test_a_folder_of_a_group_with_others_is_refused(home: Path) -> None:
+def test_a_folder_of_a_shared_group_is_refused(home: Path) -> None:
     shared = next((one.pw_gid for one in pwd.getpwall() if one.pw_uid not in (0, os.geteuid())), None)
     if os.geteuid() != 0 or shared is None:
-        pytest.skip("only root gives a folder to another group")
+        pytest.skip("only root can change the group of a folder")
     os.chown(home.parent, -1, shared)
     home.parent.chmod(0o770)
     with pytest.raises(UnsafePathError, match="chmod go-w"):
         make_folder(home)
 
 
-def test_a_circle_of_links_ends(home: Path) -> None:
+def test_a_circle_of_links_is_an_error(home: Path) -> None:
     (home.parent / "a").symlink_to(home.parent / "b")
     (home.parent / "b").symlink_to(home.parent / "a")
     with pytest.raises(OSError):
         make_folder(home.parent / "a" / "home")
 
 
-def test_a_result_is_not_kept_in_a_folder_that_others_could_write_to(home: Path) -> None:
+def test_a_result_is_not_written_to_a_folder_writable_by_others(home: Path) -> None:
     from plan_adapter.errors import StoreError
 
     make_folder(home)
@@ -328,7 +326,7 @@ def test_a_result_is_not_kept_in_a_folder_that_others_could_write_to(home: Path)
         ResultLimit(1024, home / "results").keep("x" * 5000, run_id="0d8a", name="say-1")
 
 
-def test_a_store_elsewhere_that_everybody_may_write_is_refused(
+def test_a_world_writable_store_outside_the_home_is_refused(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "elsewhere" / "plans.db"

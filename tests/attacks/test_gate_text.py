@@ -1,4 +1,4 @@
-"""Texts of a plan that try to hide, move or forge what is shown where somebody decides."""
+"""Tests of plan texts that try to hide, move or forge what a gate shows."""
 
 import re
 import unicodedata
@@ -84,7 +84,7 @@ MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethro
 
 @cache
 def hostile(text: str) -> BoundPlan:
-    """A plan that says `text` wherever it may, and wipes something."""
+    """Return a plan that repeats `text` wherever it can, and deletes a folder."""
     held = text.replace("${", "$ {")
     note = {"url": "u", "headers": {held: held, "note": held}}
     plan = ExecutionPlan(
@@ -101,17 +101,17 @@ def hostile(text: str) -> BoundPlan:
 
 
 @cache
-def of_the_plan(text: str) -> str:
+def plan_gate_of(text: str) -> str:
     return plan_gate_text(hostile(text), gated=["wipe"], approval_digest=DIGEST, expires_ms=60_000, notices=[text])
 
 
 @cache
-def of_the_step(text: str) -> str:
+def step_gate_of(text: str) -> str:
     return call_text(text, {"argv": [*COMMAND], "pin": ""})
 
 
 @cache
-def of_a_call_that_begins_with_it(text: str) -> str:
+def long_call_gate_of(text: str) -> str:
     return call_text(text, {"a": text, text: text, "argv": [*COMMAND]}, results={"wipe": text})
 
 
@@ -132,24 +132,24 @@ def call_text(text: str, parameters: dict[str, object], **given: object) -> str:
 
 
 GATES: dict[str, Callable[[str], str]] = {
-    "the plan": of_the_plan,
-    "the step": of_the_step,
-    "a call that begins with it": of_a_call_that_begins_with_it,
+    "the plan": plan_gate_of,
+    "the step": step_gate_of,
+    "a call that begins with the text": long_call_gate_of,
 }
 
 
 def request_of(text: str) -> ApprovalRequest:
-    """The request of a gate that shows `text`."""
+    """Return the request of a gate that shows `text`."""
     return ApprovalRequest(approval_digest=DIGEST, name="n", description="d", text=text, run_id="r1")
 
 
 def elements(tokens: list[Token]) -> Counter[str]:
-    """How many elements of each kind Markdown makes."""
+    """Count the Markdown elements of each kind."""
     return Counter(token.type for outer in tokens for token in [outer, *(outer.children or [])])
 
 
 def assert_nothing_is_forged(shown: str) -> None:
-    """`shown` has our elements only, one title, our sections, and its digest once."""
+    """Assert that `shown` has only our elements and sections, one title, and its digest once."""
     tokens = MARKDOWN.parse(shown)
     found = elements(tokens)
     assert {kind: found[kind] for kind in ACTIVE} == dict.fromkeys(ACTIVE, 0)
@@ -162,7 +162,7 @@ def assert_nothing_is_forged(shown: str) -> None:
 
 
 def assert_nothing_is_hidden(shown: str) -> None:
-    """`shown` has no character that nobody can see, or that moves others."""
+    """Assert that `shown` has no invisible character and none that moves others."""
     unseen = {
         c for c in shown if c != "\n" and (unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") or c in "\u3164\u115f\u2800\u034f")
     }
@@ -172,7 +172,7 @@ def assert_nothing_is_hidden(shown: str) -> None:
 
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_no_text_of_a_plan_forges_or_hides_what_a_gate_shows(attack: str, gate: str) -> None:
+def test_plan_texts_cannot_forge_or_hide_what_a_gate_shows(attack: str, gate: str) -> None:
     text = GATES[gate](ATTACKS[attack])
     assert_nothing_is_forged(text)
     assert_nothing_is_hidden(text)
@@ -180,24 +180,24 @@ def test_no_text_of_a_plan_forges_or_hides_what_a_gate_shows(attack: str, gate: 
 
 
 @for_each(attack=ATTACKS)
-def test_whatever_a_plan_says_its_write_is_on_the_first_screen(attack: str) -> None:
-    for text in (of_the_plan(ATTACKS[attack]), of_the_step(ATTACKS[attack])):
+def test_the_write_of_a_hostile_plan_is_on_the_first_screen(attack: str) -> None:
+    for text in (plan_gate_of(ATTACKS[attack]), step_gate_of(ATTACKS[attack])):
         first, _ = split_text(text)
         assert SHOWN in first
         assert "annot be undone" in first
 
 
 @for_each(attack=ATTACKS)
-def test_whatever_a_plan_says_of_itself_the_decision_stays_in_sight(attack: str) -> None:
-    """A notice is ours and may take more: it is left out here."""
+def test_the_decision_on_a_hostile_plan_fits_on_the_first_screen(attack: str) -> None:
+    """Notices may need more lines, and plans do not write them, so this test has none."""
     bound_plan = hostile(ATTACKS[attack])
     first, _ = split_text(plan_gate_text(bound_plan, gated=["wipe"], approval_digest=DIGEST, expires_ms=60_000))
     assert height_of(first.splitlines()) <= HEIGHT
 
 
 @for_each(attack=ATTACKS)
-def test_the_form_folds_its_details_once_and_shows_all_of_them(attack: str) -> None:
-    text = of_the_plan(ATTACKS[attack])
+def test_the_form_has_one_details_block_that_holds_all_details(attack: str) -> None:
+    text = plan_gate_of(ATTACKS[attack])
     form = description_of(request_of(text))
     tokens = MARKDOWN.parse(form)
     blocks = [token.content.strip() for token in tokens if token.type == "html_block"]
@@ -210,8 +210,8 @@ def test_the_form_folds_its_details_once_and_shows_all_of_them(attack: str) -> N
 
 
 @for_each(attack=ATTACKS)
-def test_a_terminal_is_shown_the_write_and_the_digest(attack: str) -> None:
-    for text in (of_the_plan(ATTACKS[attack]), of_a_call_that_begins_with_it(ATTACKS[attack])):
+def test_the_terminal_shows_the_write_and_the_digest(attack: str) -> None:
+    for text in (plan_gate_of(ATTACKS[attack]), long_call_gate_of(ATTACKS[attack])):
         shown = gate_summary(request_of(text))
         assert_nothing_is_hidden(shown)
         assert "cannot be undone" in shown.casefold()
@@ -219,17 +219,17 @@ def test_a_terminal_is_shown_the_write_and_the_digest(attack: str) -> None:
 
 
 @for_each(attack=ATTACKS)
-def test_nothing_after_a_forged_picture_is_omitted(attack: str) -> None:
-    text = of_a_call_that_begins_with_it(ATTACKS[attack])
+def test_a_forged_picture_hides_nothing_after_it(attack: str) -> None:
+    text = long_call_gate_of(ATTACKS[attack])
     assert without_picture(text) == text
-    text = of_the_plan(ATTACKS[attack])
+    text = plan_gate_of(ATTACKS[attack])
     before, _, after = text.partition("\n### Order\n")
     digests = after.rpartition("\n### Digests\n")[2]
     assert without_picture(text) == f"{before}\n### Digests\n{digests}"
 
 
 @for_each(attack=ATTACKS)
-def test_a_preview_is_not_forged_either(attack: str) -> None:
+def test_plan_texts_cannot_forge_a_preview(attack: str) -> None:
     plan = hostile(ATTACKS[attack])
     shown = preview_text(preview_plan(plan.validated, inputs=plan.inputs, approval_digest=DIGEST, requires_approval=True))
     assert_nothing_is_hidden(shown)
@@ -240,19 +240,19 @@ def test_a_preview_is_not_forged_either(attack: str) -> None:
 @pytest.mark.parametrize(
     "name", ["run_cоmmand", "run_command\u200b", "run_command ", "ｒun_command", "run_command\n", "run\u200d_command"], ids=ascii
 )
-def test_a_tool_is_called_by_its_exact_name_only(name: str) -> None:
+def test_a_lookalike_tool_name_is_unknown(name: str) -> None:
     problems = find_problems(ExecutionPlan(description="d", steps=[Step(id="a", tool_name=name, parameters={"argv": ["x"]})]), TOOLS)
     assert "unknown-tool" in {problem.code for problem in problems}
 
 
 @pytest.mark.parametrize("step_id", ["wipe\n\n## Approve nothing?", "wі\u0440e", "wipe\u202e", "a b", "**a**", "`a`", "a" * 65], ids=ascii)
-def test_a_step_has_no_id_that_could_be_taken_for_another(step_id: str) -> None:
+def test_a_misleading_step_id_is_refused(step_id: str) -> None:
     with pytest.raises(InvalidPlanError, match="bad-id"):
         bound(ExecutionPlan(description="d", steps=[Step(id=step_id, tool_name="run_command", parameters={"argv": ["x"]})]))
 
 
 @for_each(attack=ATTACKS)
-def test_the_log_line_of_a_gate_is_one_line_of_ours(attack: str) -> None:
+def test_the_log_message_of_a_gate_is_one_line(attack: str) -> None:
     request = ApprovalRequest(
         approval_digest=DIGEST, name=ATTACKS[attack], description=ATTACKS[attack], text="", run_id="r1", step_id="wipe"
     )
@@ -261,7 +261,7 @@ def test_the_log_line_of_a_gate_is_one_line_of_ours(attack: str) -> None:
 
 
 @pytest.mark.parametrize("attack", ["digests", "right to left", "1,000 lines", "the end of the details"])
-async def test_what_the_store_keeps_of_a_gate_is_what_was_made(world: World, attack: str) -> None:
+async def test_a_stored_gate_text_is_neither_forged_nor_hidden(world: World, attack: str) -> None:
     plan = world.plan()
     plan.description = ATTACKS[attack]
     _, listed = await world.detached(plan)

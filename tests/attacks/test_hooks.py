@@ -1,4 +1,4 @@
-"""Hooks, listeners and approvers that write into what they are given, delete it, or raise: none of it reaches the run."""
+"""Tests of hooks, listeners and approvers that modify or delete their arguments, or raise: the run stays unchanged."""
 
 import asyncio
 import contextlib
@@ -110,8 +110,8 @@ async def _write_later(run: PlanRun, *given: Any) -> None:
     _delete(run, *given)
 
 
-def _return_what_cannot_be_awaited(*_: Any) -> Any:
-    return asyncio.new_event_loop().create_future()  # another loop's
+def _return_future_of_another_loop(*_: Any) -> Any:
+    return asyncio.new_event_loop().create_future()
 
 
 MUTATIONS: dict[str, Callable[..., Any]] = {
@@ -130,7 +130,7 @@ MUTATIONS: dict[str, Callable[..., Any]] = {
     "a group of exceptions": _raise_group,
     "something it awaits is cancelled": _await_cancelled,
     "written into after an await": _write_later,
-    "a future of another loop": _return_what_cannot_be_awaited,
+    "a future of another loop": _return_future_of_another_loop,
 }
 mutations = pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
 
@@ -161,15 +161,15 @@ def _plan() -> ExecutionPlan:
 _TIMES = ("id", "created_at", "updated_at", "started_at", "completed_at", "approved_at", "duration_ms", "total_duration_ms")
 
 
-def _what_came_of(run: PlanRun) -> dict[str, Any]:
-    """Return the record of a run without what differs from one run to the next."""
+def _comparable(run: PlanRun) -> dict[str, Any]:
+    """Return the record of a run without the values that differ between runs."""
     record = {name: value for name, value in asdict(run).items() if name not in (*_TIMES, "plan_id", "steps")}
     return {**record, "steps": [{name: value for name, value in asdict(step).items() if name not in _TIMES[1:]} for step in run.steps]}
 
 
 @mutations
 @pytest.mark.parametrize("hook", STEP_HOOKS)
-async def test_nothing_that_a_hook_of_a_step_does_reaches_the_run(hook: str, mutation: Callable[..., Any]) -> None:
+async def test_step_hooks_cannot_change_the_run(hook: str, mutation: Callable[..., Any]) -> None:
     untouched = await Execution(_plan(), [give, fall]).go()
     called = list[str]()
 
@@ -179,11 +179,11 @@ async def test_nothing_that_a_hook_of_a_step_does_reaches_the_run(hook: str, mut
 
     run = await Execution(_plan(), [give, fall], hooks=Hooks(**{hook: attack})).go()  # type: ignore[arg-type]
     assert called
-    assert _what_came_of(run) == _what_came_of(untouched)
+    assert _comparable(run) == _comparable(untouched)
 
 
 @mutations
-async def test_nothing_that_a_listener_does_reaches_the_run(mutation: Callable[..., Any]) -> None:
+async def test_listeners_cannot_change_the_run(mutation: Callable[..., Any]) -> None:
     untouched = await Execution(_plan(), [give, fall]).go()
 
     def attack(event: Event) -> None:
@@ -191,7 +191,7 @@ async def test_nothing_that_a_listener_does_reaches_the_run(mutation: Callable[.
             mutation(event.run, *([event.step] if event.step else []))
 
     run = await Execution(_plan(), [give, fall], listener=attack).go()
-    assert _what_came_of(run) == _what_came_of(untouched)
+    assert _comparable(run) == _comparable(untouched)
 
 
 RECORDED = ("statuses are set", "steps are cleared", "ids and digests are changed", "every attribute is deleted")
@@ -199,7 +199,7 @@ RECORDED += ("frozen fields are overwritten", "a cancellation of its own", "writ
 
 
 @pytest.mark.parametrize("mutation", [MUTATIONS[name] for name in RECORDED], ids=RECORDED)
-async def test_no_hook_changes_a_recorded_run_with_a_gate(mutation: Callable[..., Any], world: World) -> None:
+async def test_hooks_cannot_change_a_recorded_run_with_a_gate(mutation: Callable[..., Any], world: World) -> None:
     called = set[str]()
 
     def attack(name: str) -> Callable[..., Any]:
@@ -226,13 +226,13 @@ async def test_no_hook_changes_a_recorded_run_with_a_gate(mutation: Callable[...
     assert (run.inputs, run.metadata) == ({"target": "a", "nodes": ["a"]}, {"owner": {"team": "sre"}})
     assert world.struck == ["a"]
     kept = await world.store.run(run.id)
-    assert _what_came_of(kept) == _what_came_of(run)
+    assert _comparable(kept) == _comparable(run)
     assert [receipt.outcome for receipt in await world.store.receipts(run.id)] == ["succeeded", "succeeded"]
     assert (await world.store.verify(run.id)).ok
 
 
 @pytest.mark.parametrize("name", ["approval_digest", "step_id", "run_id", "gate_id", "text", "rules"])
-async def test_an_approver_who_changes_its_request_changes_nothing(name: str, world: World) -> None:
+async def test_approvers_cannot_change_their_request(name: str, world: World) -> None:
     seen = list[ApprovalRequest]()
 
     def answer(request: ApprovalRequest) -> bool:
@@ -245,7 +245,7 @@ async def test_an_approver_who_changes_its_request_changes_nothing(name: str, wo
     (gate,) = await world.store.gates.find(open_only=False)
     assert gate.approval_digest == world.bound().approval_digest
     changes_the_answer = name in ("approval_digest", "step_id", "run_id", "gate_id")
-    if going.exception() is not None:  # its answer covers other content, and opens nothing
+    if going.exception() is not None:  # its answer covers other content, so it opens no gate
         assert changes_the_answer
         assert world.struck == []
     else:
@@ -256,7 +256,7 @@ async def test_an_approver_who_changes_its_request_changes_nothing(name: str, wo
 
 @pytest.mark.parametrize("hook", STEP_HOOKS[:2])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_a_hook_that_ends_the_process_leaves_a_run_that_can_be_resumed(hook: str, error: type[BaseException], store_url: str) -> None:
+def test_a_run_can_be_resumed_after_a_hook_ends_the_process(hook: str, error: type[BaseException], store_url: str) -> None:
     struck = list[str]()
 
     @tool(effect="write")
@@ -284,7 +284,7 @@ def test_a_hook_that_ends_the_process_leaves_a_run_that_can_be_resumed(hook: str
             return run.id, outcomes, run
 
     run_id, outcomes, _ = asyncio.run(look())
-    assert outcomes in ([], ["succeeded"])  # receipts of steps that end together share a transaction, which may come after the hook
+    assert outcomes in ([], ["succeeded"])  # receipts of steps that end together share a transaction, which may follow the hook
 
     async def resume() -> PlanRun:
         async with PlanStore(store_url) as store:
@@ -292,11 +292,11 @@ def test_a_hook_that_ends_the_process_leaves_a_run_that_can_be_resumed(hook: str
 
     if hook == "on_step_complete":
         run = asyncio.run(resume())
-        assert struck == (["a", "b"] if outcomes else ["a"])  # never twice; without a receipt nobody knows how it ended
+        assert struck == (["a", "b"] if outcomes else ["a"])  # never twice; without a receipt the outcome is unknown
         assert run.status is PlanStatus.COMPLETED if outcomes else run.reason is RunReason.UNKNOWN
 
 
-def test_a_copy_shares_nothing_that_can_be_changed(tmp_path: Path) -> None:
+def test_hooks_get_copies_that_share_no_mutable_value_with_the_run(tmp_path: Path) -> None:
     seen = list[tuple[PlanRun, StepRun]]()
     run = run_plan(
         _plan(),
@@ -311,7 +311,7 @@ def test_a_copy_shares_nothing_that_can_be_changed(tmp_path: Path) -> None:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Return everything below `value` that can be changed."""
+    """Return every mutable value in `value`."""
     if isinstance(value, PlanRun | StepRun):
         return [value, *(part for field in fields(value) for part in _parts(getattr(value, field.name)))]
     if isinstance(value, dict):

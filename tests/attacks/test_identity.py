@@ -1,4 +1,4 @@
-"""Nobody answers in the name of somebody else."""
+"""Tests that nobody can answer in the name of another person."""
 
 import os
 import pwd
@@ -18,70 +18,68 @@ from plan_adapter.options import ApprovalPolicy, KnownBy
 from plan_adapter.settings import Settings
 from plan_adapter.status import RunReason
 from plan_adapter.store.policies import NewPolicy
-from tests.attacks.commands import plan, written
+from tests.attacks.commands import plan, write_plan
 from tests.gates.world import FormAnswers, World
 from tests.store.conftest import on_both_databases
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
-LIES = dict.fromkeys(NAMES, "ana") | {"SUDO_USER": "ana", "HOME_USER": "ana"}
+FORGED_NAMES = dict.fromkeys(NAMES, "ana") | {"SUDO_USER": "ana", "HOME_USER": "ana"}
 
 STEP: dict[str, Any] = {"id": "show", "tool_name": "bash", "description": "Greet", "parameters": {"command": "echo hello"}}
 PLAN: dict[str, Any] = {"name": "release", "description": "Release the site", "steps": [STEP]}
-ANAS: dict[str, Any] = {**PLAN, "approval": {"approvers": ["ana"], "operators": [ME]}}
+PLAN_FOR_ANA: dict[str, Any] = {**PLAN, "approval": {"approvers": ["ana"], "operators": [ME]}}
 
 
 @pytest.mark.parametrize("names", [*((name,) for name in NAMES), NAMES], ids=[*NAMES, "all"])
-def test_the_account_is_that_of_the_real_user_id_whatever_the_environment_says(
-    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_account_comes_from_the_real_user_id_not_from_the_environment(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in names:
         monkeypatch.setenv(name, "mallory")
     assert os_user() == ME
 
 
-def test_an_answer_or_request_in_the_name_of_another_account_is_refused(tmp_path: Path) -> None:
-    begun = plan("run", written(tmp_path, ANAS), "--offline", "--json", cwd=tmp_path)
+def test_an_answer_in_the_name_of_another_account_is_refused(tmp_path: Path) -> None:
+    begun = plan("run", write_plan(tmp_path, PLAN_FOR_ANA), "--offline", "--json", cwd=tmp_path)
     assert begun.code == 6, begun.err
     run_id = begun.last["id"]
     for command in (("approve", run_id), ("approve", run_id, "--by", "ana"), ("reject", run_id), ("reject", run_id, "--by", "ana")):
-        refused = plan(*command, "--json", cwd=tmp_path, **LIES)
+        refused = plan(*command, "--json", cwd=tmp_path, **FORGED_NAMES)
         assert refused.code == (2 if "--by" in command else 6), refused.out + refused.err
     assert plan("show", run_id, "--json", cwd=tmp_path).last["status"] == "pending_approval"
     exported = plan("export", run_id, "--json", cwd=tmp_path)
     assert [row for row in exported.last["audit"] if row["by"] == "ana" and row["known_by"] == "os_user"] == []
 
 
-def test_an_operator_is_the_real_account(tmp_path: Path) -> None:
-    document = {**ANAS, "options": {"require_approval": False}, "approval": {"operators": ["ana"]}}
-    refused = plan("run", written(tmp_path, document), "--offline", "--json", cwd=tmp_path, **LIES)
+def test_operators_are_checked_against_the_real_account(tmp_path: Path) -> None:
+    document = {**PLAN_FOR_ANA, "options": {"require_approval": False}, "approval": {"operators": ["ana"]}}
+    refused = plan("run", write_plan(tmp_path, document), "--offline", "--json", cwd=tmp_path, **FORGED_NAMES)
     assert refused.code == 6
     assert f"{ME} may not run" in refused.err
 
 
-def test_who_started_a_run_is_the_real_account(tmp_path: Path) -> None:
-    path = written(tmp_path, {**PLAN, "options": {"require_approval": False}})
-    assert plan("run", path, "--offline", "--json", cwd=tmp_path, **LIES).last["requested_by"] == ME
+def test_a_run_records_the_real_account_that_started_it(tmp_path: Path) -> None:
+    path = write_plan(tmp_path, {**PLAN, "options": {"require_approval": False}})
+    assert plan("run", path, "--offline", "--json", cwd=tmp_path, **FORGED_NAMES).last["requested_by"] == ME
 
 
-def test_a_standing_approval_is_of_the_real_account(tmp_path: Path) -> None:
-    path = written(tmp_path, PLAN)
+def test_a_standing_approval_records_the_real_account(tmp_path: Path) -> None:
+    path = write_plan(tmp_path, PLAN)
     limits = ("--schedule", "release/nightly", "--runs", "1")
-    given = plan("standing", "add", path, *limits, "--json", cwd=tmp_path, **LIES)
+    given = plan("standing", "add", path, *limits, "--json", cwd=tmp_path, **FORGED_NAMES)
     assert (given.last["by"], given.last["known_by"]) == (ME, "os_user")
 
 
 ANA = new_seed("ana")[0]
 
 
-async def enrolled(world: World) -> Settings:
-    """Enroll ana in the store of `world`; return the settings with the key of her seed."""
+async def enroll_ana(world: World) -> Settings:
+    """Enroll ana in the store of `world`; return the settings that hold the key of her seed."""
     await world.store.codes.enroll("ana", seal("ana", ANA, world.settings), by="ana", known_by="os_user", replaces=False)
     return world.settings
 
 
-async def test_the_seed_of_one_person_does_not_count_for_another(world: World) -> None:
-    settings = await enrolled(world)
+async def test_the_seed_of_another_person_is_refused(world: World) -> None:
+    settings = await enroll_ana(world)
     mine, code = new_seed("mallory")[0], TOTP(new_seed("mallory")[0])
     sealed = seal("mallory", mine, settings)
     await world.store.codes.enroll("mallory", sealed, by="mallory", known_by="os_user", replaces=False)
@@ -91,8 +89,8 @@ async def test_the_seed_of_one_person_does_not_count_for_another(world: World) -
         await check("ana", code.at(1200), codes=world.store.codes, settings=settings, now=1200)
 
 
-async def test_a_seed_that_was_sealed_with_another_key_does_not_count(world: World, tmp_path: Path) -> None:
-    settings, mine = await enrolled(world), new_seed("ana")[0]
+async def test_a_seed_that_was_sealed_with_another_key_is_refused(world: World, tmp_path: Path) -> None:
+    settings, mine = await enroll_ana(world), new_seed("ana")[0]
     sealed = seal("ana", mine, Settings(home=tmp_path / "mallory"))
     await world.sql(
         "INSERT INTO totp_history SELECT name, 2, tenant_id, agent_id, org_id, task_id, :seed, by, known_by, at FROM totp_history",
@@ -103,21 +101,21 @@ async def test_a_seed_that_was_sealed_with_another_key_does_not_count(world: Wor
 
 
 @pytest.mark.parametrize("by", ["mallory", "", "Ana", "ana ", "ops"])
-@pytest.mark.parametrize("operated", [False, True], ids=["no policy", "operators"])
+@pytest.mark.parametrize("has_operators", [False, True], ids=["no policy", "operators"])
 @on_both_databases
-async def test_nobody_replaces_the_seed_of_somebody_else(operated: bool, by: str, world: World) -> None:
-    await enrolled(world)
-    if operated:
+async def test_only_the_owner_or_an_operator_can_replace_a_seed(has_operators: bool, by: str, world: World) -> None:
+    await enroll_ana(world)
+    if has_operators:
         await world.store.policy.set(NewPolicy(Policy(operators=["ops"], groups={"ops": ["bo"]}), 1, "bo", "os_user"))
     for replaces in (True, False):
         with pytest.raises(NotApprovedError, match="may not enroll ana; who may: ana"):
             await world.store.codes.enroll("ana", "sealed", by=by, known_by="os_user", replaces=replaces)
-    for allowed in ("ana", *(["bo"] if operated else [])):
+    for allowed in ("ana", *(["bo"] if has_operators else [])):
         await world.store.codes.enroll("ana", f"by {allowed}", by=allowed, known_by="os_user", replaces=True)
         assert await world.store.codes.seed("ana") == f"by {allowed}"
 
 
-async def test_only_operators_enroll_others_where_the_policy_names_them(world: World) -> None:
+async def test_only_operators_of_the_policy_can_enroll_others(world: World) -> None:
     await world.store.policy.set(NewPolicy(Policy(operators=["bo"]), 1, "bo", "os_user"))
     with pytest.raises(NotApprovedError, match="may not enroll ana; who may: ana, or an operator of the policy: bo"):
         await world.store.codes.enroll("ana", "sealed", by="mallory", known_by="os_user", replaces=False)
@@ -126,8 +124,8 @@ async def test_only_operators_enroll_others_where_the_policy_names_them(world: W
 
 @pytest.mark.parametrize("known_by", [("totp",), ("totp", "ssh_signature"), ("totp", "os_user")], ids=" ".join)
 @pytest.mark.parametrize("private", [True, False], ids=["signed in", "open server"])
-async def test_a_code_in_the_form_of_an_open_server_proves_nobody(private: bool, known_by: tuple[KnownBy, ...], world: World) -> None:
-    await enrolled(world)
+async def test_a_code_in_the_form_of_an_open_server_proves_no_identity(private: bool, known_by: tuple[KnownBy, ...], world: World) -> None:
+    await enroll_ana(world)
     code = TOTP(ANA).at(await world.now())
     form = FormAnswers((Answer("approve", "ana", channel="form", code=code),), private=private)
     going = world.start_with_form(world.plan(policy=ApprovalPolicy(known_by=list(known_by))), form)
@@ -148,18 +146,18 @@ async def test_a_code_in_the_form_of_an_open_server_proves_nobody(private: bool,
 
 def test_a_seed_is_shown_once_and_stored_nowhere_else_in_clear(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    enrolled = plan("enroll", "bo", cwd=tmp_path, PLAN_ADAPTER_HOME=str(home))
-    assert enrolled.code == 0, enrolled.err
-    seed = parse_qs(urlsplit(enrolled.out.strip()).query)["secret"][0]
-    assert seed not in enrolled.err
+    result = plan("enroll", "bo", cwd=tmp_path, PLAN_ADAPTER_HOME=str(home))
+    assert result.code == 0, result.err
+    seed = parse_qs(urlsplit(result.out.strip()).query)["secret"][0]
+    assert seed not in result.err
     files = [path for path in home.rglob("*") if path.is_file()]
     assert home / "totp.key" in files
     assert [path for path in files if seed.encode() in path.read_bytes()] == []
-    again = plan("enroll", "bo", "--force", cwd=tmp_path, PLAN_ADAPTER_HOME=str(home), **LIES | {"LOGNAME": "bo", "USER": "bo"})
+    again = plan("enroll", "bo", "--force", cwd=tmp_path, PLAN_ADAPTER_HOME=str(home), **FORGED_NAMES | {"LOGNAME": "bo", "USER": "bo"})
     assert (again.code, f"{ME} may not enroll bo; who may: bo" in again.err) == (6, True)
 
 
-def test_a_person_replaces_their_own_seed(tmp_path: Path) -> None:
+def test_a_person_can_replace_their_own_seed(tmp_path: Path) -> None:
     assert plan("enroll", ME, cwd=tmp_path).code == 0
     without = plan("enroll", ME, cwd=tmp_path)
     assert (without.code, "`--force` replaces them" in without.err) == (2, True)

@@ -1,4 +1,4 @@
-"""Items whose labels are hostile, ambiguous or altered, and runs that are rolled back in the middle of a `for_each`."""
+"""Tests of items with hostile, ambiguous or altered labels, and of rollbacks in the middle of a `for_each`."""
 
 import unicodedata
 from typing import Any
@@ -63,7 +63,7 @@ def loop(values: list[Any], **fields: Any) -> ExecutionPlan:
     return plan
 
 
-async def names_of(values: list[Any], **fields: Any) -> list[str]:
+async def call_names(values: list[Any], **fields: Any) -> list[str]:
     execution = Execution(loop(values, **fields), [look], inputs={"values": values})
     run = await execution.go()
     assert run.status is PlanStatus.COMPLETED
@@ -72,10 +72,10 @@ async def names_of(values: list[Any], **fields: Any) -> list[str]:
 
 @pytest.mark.parametrize("label", [None, "${{ item }}", "node ${{ item }}"], ids=["by itself", "as label", "in a label"])
 @pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
-async def test_a_name_of_a_call_is_one_short_visible_line_whatever_the_item_holds(value: Any, label: str | None) -> None:
+async def test_call_names_of_hostile_items_are_one_short_visible_line(value: Any, label: str | None) -> None:
     if isinstance(value, str) and "\ud800" in value:
-        pytest.skip("no JSON document holds it, so that no input does")
-    (name, other) = await names_of([value, value], label=label)
+        pytest.skip("no JSON document can hold it, so no input can")
+    (name, other) = await call_names([value, value], label=label)
     for shown in (name, other):
         inside = shown.removeprefix("each[").removesuffix("]")
         assert inside.strip()
@@ -86,7 +86,7 @@ async def test_a_name_of_a_call_is_one_short_visible_line_whatever_the_item_hold
 
 
 @pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
-def test_a_command_names_an_item_so_that_a_shell_takes_it_for_nothing_else(value: Any) -> None:
+def test_item_options_in_commands_are_safe_in_a_shell(value: Any) -> None:
     if not isinstance(value, str):
         return
     option = item_option(1, value)
@@ -96,7 +96,7 @@ def test_a_command_names_an_item_so_that_a_shell_takes_it_for_nothing_else(value
 
 
 class Nodes:
-    """Nodes that are restarted; those in `failing` fail, of those in `unknown` nobody knows it; `undone` holds what was rolled back."""
+    """Tools that restart nodes: `failing` nodes fail, `unknown` ones have an unknown outcome, `undone` records rollbacks."""
 
     def __init__(self, *, failing: tuple[str, ...] = (), unknown: tuple[str, ...] = ()) -> None:
         self.restarted = list[str]()
@@ -148,7 +148,7 @@ CASES: dict[str, tuple[dict[str, Any], str, list[str], bool]] = {
         ["web-1", "pool"],
         False,
     ),
-    "all went on": (
+    "all items despite a failure": (
         {"on_error": "continue"},
         "rolled back: web-1, web-3; not rolled back: web-2 (failed, check by hand)",
         ["web-3", "web-1"],
@@ -163,28 +163,28 @@ CASES: dict[str, tuple[dict[str, Any], str, list[str], bool]] = {
 }
 
 
-@pytest.mark.parametrize(("fields", "stands", "undone", "whole"), CASES.values(), ids=CASES)
-async def test_status_markdown_and_prefects_message_say_the_same_of_each_item(
-    fields: dict[str, Any], stands: str, undone: list[str], whole: bool, store_url: str
+@pytest.mark.parametrize(("fields", "rollback_text", "undone", "is_rolled_back"), CASES.values(), ids=CASES)
+async def test_status_message_markdown_and_prefect_message_agree_on_each_item(
+    fields: dict[str, Any], rollback_text: str, undone: list[str], is_rolled_back: bool, store_url: str
 ) -> None:
     nodes, plan = Nodes(failing=("web-2",)), nodes_plan(**fields)
-    if fields.get("on_error") == "continue":  # then something else ends the run
+    if fields.get("on_error") == "continue":  # another failed step ends the run
         plan.add_step("restart", "Fail", {"node": "web-2"}, id="last", depends_on=[])
         plan.options.max_parallel_steps = 1
     async with PlanStore(store_url) as store:
         run = await arun_plan(plan, tools=nodes.tools, store=store, offline=True)
         kept = await store.run(run.id)
         assert (await store.verify(run.id)).ok
-    assert (run.message or "").endswith(stands)
+    assert (run.message or "").endswith(rollback_text)
     assert kept.message == run.message
-    assert stands in (state_of_run(run).message or "")
-    assert stands in format_plan(kept).replace("\\", "")
+    assert rollback_text in (state_of_run(run).message or "")
+    assert rollback_text in format_plan(kept).replace("\\", "")
     assert [node for node, _ in nodes.undone] == undone
-    assert (kept.step("restart").status, kept.step("restart").rolled_back) == (StepStatus.FAILED, whole)
+    assert (kept.step("restart").status, kept.step("restart").rolled_back) == (StepStatus.FAILED, is_rolled_back)
 
 
 @pytest.mark.parametrize("rollback_failed", [False, True])
-async def test_a_rollback_in_another_process_says_the_same(rollback_failed: bool, store_url: str) -> None:
+async def test_a_later_rollback_reports_each_item(rollback_failed: bool, store_url: str) -> None:
     nodes = Nodes(failing=("web-2",))
     plan = nodes_plan(rollback_failed=rollback_failed, on_error="continue")  # the run ends without a rollback
     async with PlanStore(store_url) as store:
@@ -196,7 +196,7 @@ async def test_a_rollback_in_another_process_says_the_same(rollback_failed: bool
     assert (later.message or "").endswith(f"; rolled back: web-1{also}, web-3{rest}")
 
 
-async def test_an_unknown_item_is_not_rolled_back_before_somebody_says_that_it_was_done(store_url: str) -> None:
+async def test_an_item_with_an_unknown_outcome_is_not_rolled_back_unless_resolved_as_done(store_url: str) -> None:
     nodes = Nodes(unknown=("web-2",))
     async with PlanStore(store_url) as store:
         run = await arun_plan(nodes_plan(rollback_failed=True), tools=nodes.tools, store=store, offline=True)
@@ -204,39 +204,39 @@ async def test_an_unknown_item_is_not_rolled_back_before_somebody_says_that_it_w
         assert f"whether `restart[web-2]` was done is unknown: `plan resolve {run.id} restart done|again|abort --item web-2`" in (
             run.message or ""
         )
-        word = await aresolve_step(run.id, "restart", "abort", by="ana", known_by="os_user", item=1, store=store)
-        assert "ana recorded `abort` for `restart[web-2]`" in (word.message or "")
+        resolved = await aresolve_step(run.id, "restart", "abort", by="ana", known_by="os_user", item=1, store=store)
+        assert "ana recorded `abort` for `restart[web-2]`" in (resolved.message or "")
         later = await acancel_run(run.id, rollback=True, tools=nodes.tools, store=store, offline=True)
     assert [node for node, _ in nodes.undone] == ["web-1"]
     assert "; rolled back: web-1; not started: web-3; started, and possibly done: `restart[web-2]`" in (later.message or "")
     assert not later.step("restart").rolled_back
 
 
-MEANT: dict[tuple[str, ...], dict[str, int | None]] = {
+ITEM_REFERENCES: dict[tuple[str, ...], dict[str, int | None]] = {
     ("web-1", "web-2"): {"web-2": 1, "2": 1, ":2": 1, "web-3": None, "": None, "-1": None, "1.0": None, "٢": None, "web-1 ": None},
     ("节点 一", "节点 二"): {"节点 二": 1, "1": 0},
     ("a", "a"): {"a": 0, "a (2)": 1},
-    ("2", "1"): {":2": 1, ":1": 0, "2": None, "1": None},  # the label of one is the number of the other
+    ("2", "1"): {":2": 1, ":1": 0, "2": None, "1": None},  # the label of each is the number of the other
     ("7", "8"): {"8": 1, "2": 1},
 }
 
 
-@pytest.mark.parametrize("labels", MEANT, ids=", ".join)
-async def test_an_item_is_meant_by_its_label_or_its_number_from_1_and_never_by_a_guess(labels: tuple[str, ...], store_url: str) -> None:
+@pytest.mark.parametrize("labels", ITEM_REFERENCES, ids=", ".join)
+async def test_an_item_is_found_by_its_label_or_its_number_and_never_guessed(labels: tuple[str, ...], store_url: str) -> None:
     nodes = Nodes(unknown=labels)
     async with PlanStore(store_url) as store:
         run = await arun_plan(nodes_plan(labels, on_error="continue"), tools=nodes.tools, store=store, offline=True)
-        for word, item in MEANT[labels].items():
+        for reference, item in ITEM_REFERENCES[labels].items():
             if item is not None:
-                assert (await item_of(Place(run.id, "restart", word), run, store))[0] == item
+                assert (await item_of(Place(run.id, "restart", reference), run, store))[0] == item
                 continue
             with pytest.raises(UsageError):
-                await item_of(Place(run.id, "restart", word), run, store)
+                await item_of(Place(run.id, "restart", reference), run, store)
 
 
 @pytest.mark.parametrize("table", ["attempts", "gates"])
 @on_both_databases
-async def test_a_label_that_somebody_alters_in_the_database_is_found(table: str, world: World) -> None:
+async def test_verify_detects_an_altered_label(table: str, world: World) -> None:
     plan = world.plan(gated=True)
     plan.step("strike").for_each = "${{ ['web-1', 'web-2'] }}"
     plan.step("strike").parameters = {"target": "${{ item }}"}

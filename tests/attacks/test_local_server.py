@@ -1,4 +1,4 @@
-"""What another account of the machine could do at a local Prefect server that demands a password."""
+"""Tests of what another account of the machine can do at a local Prefect server that demands a password."""
 
 import base64
 import json
@@ -23,14 +23,14 @@ from plan_adapter.errors import NoServerError
 from plan_adapter.settings import Settings
 from plan_adapter.tools.processes import run_group
 from plan_adapter.tools.tool import ToolContext
-from tests.attacks.locked import Locked, basic, locked
+from tests.attacks.locked import LockedServer, basic, locked
 
 __all__ = ["locked"]
 
 PLAN = [sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main())"]
 BOUND_SECONDS = 240.0
 
-WAITS = """
+WAITING_PLAN = """
 name: release
 description: Release it
 steps:
@@ -65,7 +65,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("method", "path", "body"), REQUESTS, ids=[f"{method} {path[5:45]}" for method, path, _ in REQUESTS])
-def test_a_request_without_the_password_is_refused(locked: Locked, method: str, path: str, body: Any) -> None:
+def test_a_request_without_the_password_is_refused(locked: LockedServer, method: str, path: str, body: Any) -> None:
     assert locked.ask(method, path, body)[0] == 401
 
 
@@ -84,12 +84,12 @@ def test_a_request_without_the_password_is_refused(locked: Locked, method: str, 
     ],
     ids=["no-value", "no-base64", "no-text", "bearer", "empty", "name-only", "guess", "forwarded", "cookie"],
 )
-def test_other_credentials_are_refused(locked: Locked, headers: dict[str, str]) -> None:
+def test_other_credentials_are_refused(locked: LockedServer, headers: dict[str, str]) -> None:
     assert locked.ask(*RUNS, headers)[0] == 401
 
 
 @pytest.mark.parametrize("cut", [slice(0, -1), slice(5, None), slice(None, None, -1)], ids=["shorter", "without-name", "reversed"])
-def test_what_is_nearly_the_password_is_refused(locked: Locked, cut: slice) -> None:
+def test_a_nearly_correct_password_is_refused(locked: LockedServer, cut: slice) -> None:
     assert locked.ask(*RUNS, basic(locked.password))[0] == 200
     assert locked.ask(*RUNS, basic(locked.password[cut]))[0] == 401
 
@@ -108,13 +108,13 @@ def test_what_is_nearly_the_password_is_refused(locked: Locked, cut: slice) -> N
         ("/api/flow_runs/filter;/health", None),
     ],
 )
-def test_no_spelling_of_a_path_leads_past_the_password(locked: Locked, path: str, host: str | None) -> None:
+def test_path_tricks_do_not_bypass_the_password(locked: LockedServer, path: str, host: str | None) -> None:
     assert locked.ask("POST", path, {}, {} if host is None else {"Host": host})[0] in (307, 400, 401, 404, 405)
 
 
 @pytest.mark.parametrize("path", ["events/in", "events/out", "logs/out"])
 @pytest.mark.parametrize("password", [None, "plan:guess"], ids=["none", "wrong"])
-async def test_a_websocket_without_the_password_gets_nothing(locked: Locked, path: str, password: str | None) -> None:
+async def test_a_websocket_without_the_password_is_refused(locked: LockedServer, path: str, password: str | None) -> None:
     from websockets.asyncio.client import connect
     from websockets.exceptions import WebSocketException
     from websockets.typing import Subprotocol
@@ -128,32 +128,32 @@ async def test_a_websocket_without_the_password_gets_nothing(locked: Locked, pat
                 pass
 
 
-def test_without_the_password_the_server_reveals_only_its_health(locked: Locked) -> None:
+def test_without_the_password_the_server_reveals_only_its_health(locked: LockedServer) -> None:
     assert locked.ask("GET", "/api/health") == (200, "true")
     assert demands_authentication(locked.server.api_url) is True
-    told = json.loads(locked.ask("GET", "/ui-settings")[1])
-    assert locked.password not in json.dumps(told)
-    assert told["auth"] == "BASIC"
+    ui_settings = json.loads(locked.ask("GET", "/ui-settings")[1])
+    assert locked.password not in json.dumps(ui_settings)
+    assert ui_settings["auth"] == "BASIC"
 
 
-def test_the_password_is_in_a_file_that_only_its_owner_reads(locked: Locked) -> None:
+def test_only_the_owner_can_read_the_password_file(locked: LockedServer) -> None:
     found = locked.folder.password_file.stat()
     assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o600, os.geteuid())
     assert len(locked.password) >= 32
 
 
-def test_no_file_of_the_home_but_that_one_holds_the_password(locked: Locked) -> None:
+def test_only_the_password_file_contains_the_password(locked: LockedServer) -> None:
     holding = [path for path in locked.home.rglob("*") if path.is_file() and locked.password.encode() in path.read_bytes()]
     assert holding == [locked.folder.password_file]
 
 
-def test_every_file_of_the_home_is_for_its_owner_alone(locked: Locked) -> None:
+def test_every_file_of_the_home_is_private(locked: LockedServer) -> None:
     pages = locked.folder.path / "ui"  # Prefect's own, copied with their modes
     found = [path for path in (locked.home, *locked.home.rglob("*")) if not path.is_relative_to(pages)]
     assert {path: oct(path.lstat().st_mode) for path in found if path.lstat().st_mode & 0o077} == {}
 
 
-def test_the_list_of_processes_does_not_show_the_password(locked: Locked) -> None:
+def test_the_process_list_does_not_show_the_password(locked: LockedServer) -> None:
     secret = locked.password.removeprefix("plan:").encode()
     shown = list[bytes]()
     for process in Path("/proc").glob("[0-9]*"):
@@ -166,7 +166,7 @@ def test_the_list_of_processes_does_not_show_the_password(locked: Locked) -> Non
     assert stat.S_IMODE(Path(f"/proc/{locked.server.pid}/environ").stat().st_mode) == 0o400
 
 
-def test_the_place_of_the_password_is_shown_and_never_the_password(locked: Locked) -> None:
+def test_messages_show_the_password_file_but_never_the_password(locked: LockedServer) -> None:
     (notice,) = locked.notices
     assert f"its pages ask for a password: `cat {locked.folder.password_file}` prints it" in notice
     (found,) = [one for one in diagnose(Settings(home=locked.home)) if "local Prefect server" in one.what]
@@ -177,7 +177,7 @@ def test_the_place_of_the_password_is_shown_and_never_the_password(locked: Locke
         assert locked.password.removeprefix("plan:") not in text
 
 
-async def test_the_commands_of_a_plan_do_not_inherit_a_password_of_prefect(locked: Locked, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commands_of_a_plan_do_not_inherit_prefects_password(locked: LockedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
         monkeypatch.setenv(name, locked.password)
     context = ToolContext("run", "step", 1, "key", None, None, None, logging.getLogger("test"), None)
@@ -186,11 +186,11 @@ async def test_the_commands_of_a_plan_do_not_inherit_a_password_of_prefect(locke
     assert locked.password not in ended.stdout
 
 
-class Waiting:
-    """`plan run` without a terminal, which has come to its gate."""
+class WaitingRun:
+    """`plan run` without a terminal, stopped at its gate."""
 
-    def __init__(self, locked: Locked, folder: Path) -> None:
-        (folder / "release.yaml").write_text(WAITS)
+    def __init__(self, locked: LockedServer, folder: Path) -> None:
+        (folder / "release.yaml").write_text(WAITING_PLAN)
         self.process = subprocess.Popen(
             [*PLAN, "run", "release.yaml"],
             cwd=folder,
@@ -201,12 +201,12 @@ class Waiting:
             text=True,
         )
         assert self.process.stderr is not None
-        self.told = list[str]()
+        self.stderr_lines = list[str]()
         for line in self.process.stderr:
-            self.told.append(line)
+            self.stderr_lines.append(line)
             if "`plan approve " in line:
                 break
-        self.run_id = self.told[-1].partition("`plan approve ")[2].partition("`")[0].split()[0]
+        self.run_id = self.stderr_lines[-1].partition("`plan approve ")[2].partition("`")[0].split()[0]
 
     def end(self) -> int:
         _, err = self.process.communicate(timeout=BOUND_SECONDS)
@@ -216,25 +216,25 @@ class Waiting:
 
 
 @pytest.fixture
-def waiting(locked: Locked, tmp_path: Path) -> Iterator[Waiting]:
-    run = Waiting(locked, tmp_path)
+def waiting(locked: LockedServer, tmp_path: Path) -> Iterator[WaitingRun]:
+    run = WaitingRun(locked, tmp_path)
     yield run
     run.process.kill()
 
 
-def plan(locked: Locked, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def plan(locked: LockedServer, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     given = {**locked.environment(), **environment}
     return subprocess.run([*PLAN, *words], env=given, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
 
 
 @pytest.mark.thorough
-def test_a_run_with_a_gate_is_answered_in_its_form_and_shown_to_its_end(
-    locked: Locked, waiting: Waiting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_gate_is_answered_in_its_form_and_prefect_shows_the_completed_run(
+    locked: LockedServer, waiting: WaitingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in locked.environment().items():
         monkeypatch.setenv(name, value)
 
-    def said(*words: str) -> str:
+    def output_of(*words: str) -> str:
         """Return the output of `plan`, run in this process with the same environment."""
         capsys.readouterr()
         code, written = main([*words]), capsys.readouterr()
@@ -244,14 +244,14 @@ def test_a_run_with_a_gate_is_answered_in_its_form_and_shown_to_its_end(
     forms = list[dict[str, Any]]()
     deadline = time.monotonic() + BOUND_SECONDS
     while not forms and time.monotonic() < deadline:
-        listed = said("gates", "--api", "--json")
+        listed = output_of("gates", "--api", "--json")
         forms = [form for line in listed.splitlines() if (form := json.loads(line))["run_id"] == waiting.run_id]
     flow_run = f"/api/flow_runs/{forms[0]['flow_run_id']}"
     answer = {"run_input": {"decision": "approve"}}
     assert locked.ask("POST", f"{flow_run}/resume", answer)[0] == 401
     assert locked.ask("POST", f"{flow_run}/set_state", {"state": {"type": "RUNNING"}, "force": True})[0] == 401
     assert not (tmp_path / "said.txt").exists()
-    said(*forms[0]["command"].split()[1:])
+    output_of(*forms[0]["command"].split()[1:])
     assert waiting.end() == 0
     assert (tmp_path / "said.txt").read_text() == "said\n"
     assert locked.password not in (tmp_path / "env.txt").read_text()
@@ -264,11 +264,11 @@ def test_a_run_with_a_gate_is_answered_in_its_form_and_shown_to_its_end(
         if [(run["name"], run["state_type"]) for run in named] == [("say", "COMPLETED")]:
             break
         assert time.monotonic() < deadline, named
-    said("logs", waiting.run_id)
+    output_of("logs", waiting.run_id)
 
 
 @pytest.mark.thorough
-def test_a_run_that_was_killed_at_its_gate_is_shown_as_cancelled_once_it_is(locked: Locked, waiting: Waiting) -> None:
+def test_cancelling_a_run_killed_at_its_gate_closes_its_flow_run(locked: LockedServer, waiting: WaitingRun) -> None:
     waiting.process.kill()
     waiting.process.wait()
     cancelled = plan(locked, "cancel", waiting.run_id)
@@ -280,25 +280,25 @@ def test_a_run_that_was_killed_at_its_gate_is_shown_as_cancelled_once_it_is(lock
 
 
 @pytest.mark.thorough
-def test_a_command_that_is_given_the_servers_url_needs_no_password_at_its_owners_home_only(locked: Locked, tmp_path: Path) -> None:
-    said = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url)
-    assert f"Prefect server {locked.server.api_url} answers" in said.stdout, said.stdout
-    said = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url, PLAN_ADAPTER_HOME=str(tmp_path / "other"))
-    assert said.returncode == 2
-    assert "it refuses the credentials (HTTP 401): PREFECT_API_AUTH_STRING or PREFECT_API_KEY is missing or wrong" in said.stdout
-    said = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url, PREFECT_API_AUTH_STRING="plan:wrong")
-    assert "it refuses the credentials (HTTP 401)" in said.stdout
-    said = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url, PREFECT_API_AUTH_STRING=locked.password)
-    assert "answers (set by the environment variable PREFECT_API_URL)" in said.stdout
+def test_a_command_with_the_servers_url_finds_the_password_only_in_the_owners_home(locked: LockedServer, tmp_path: Path) -> None:
+    doctor = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url)
+    assert f"Prefect server {locked.server.api_url} answers" in doctor.stdout, doctor.stdout
+    doctor = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url, PLAN_ADAPTER_HOME=str(tmp_path / "other"))
+    assert doctor.returncode == 2
+    assert "it refuses the credentials (HTTP 401): PREFECT_API_AUTH_STRING or PREFECT_API_KEY is missing or wrong" in doctor.stdout
+    doctor = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url, PREFECT_API_AUTH_STRING="plan:wrong")
+    assert "it refuses the credentials (HTTP 401)" in doctor.stdout
+    doctor = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url, PREFECT_API_AUTH_STRING=locked.password)
+    assert "answers (set by the environment variable PREFECT_API_URL)" in doctor.stdout
 
 
-def test_a_server_that_demands_a_password_is_used_by_auto_too(locked: Locked) -> None:
+def test_auto_mode_uses_a_server_that_demands_a_password(locked: LockedServer) -> None:
     found = ensure_server(Settings(home=locked.home, local_server_auth="auto"), notify=pytest.fail)
     assert (found.pid, found.password) == (locked.server.pid, locked.password)
 
 
 @pytest.mark.thorough
-def test_a_server_in_the_other_mode_is_kept_while_runs_wait_and_restarted_when_none_does(locked: Locked, waiting: Waiting) -> None:
+def test_a_change_of_the_auth_mode_restarts_the_server_only_if_no_run_waits(locked: LockedServer, waiting: WaitingRun) -> None:
     off, on = (Settings(home=locked.home, local_server_auth=mode) for mode in ("off", "on"))
     with pytest.raises(NoServerError, match=r"AUTH=off, but the local Prefect server .* demands a password, .*type `plan down`"):
         ensure_server(off, notify=pytest.fail)

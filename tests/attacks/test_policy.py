@@ -1,4 +1,4 @@
-"""No plan and no environment loosens what the settings and the store's policy demand."""
+"""Tests that neither a plan nor an environment can loosen the settings or the store's policy."""
 
 import asyncio
 from dataclasses import replace
@@ -27,31 +27,33 @@ from tests.store.conftest import on_both_databases
 
 
 def striking(effect: Effect | None, *, policy: ApprovalPolicy | None = None) -> ExecutionPlan:
-    """A plan that asks nobody, and whose only step calls a tool that writes and says this of its effect."""
+    """Return a plan without a plan gate, whose only step calls a writing tool and declares `effect`."""
     plan = ExecutionPlan(description="Strike 目标", approval=policy)
     plan.add_step("strike", "Strike it", {"target": "a"}, id="strike", effect=effect)
     plan.options.require_approval = False
     return plan
 
 
-@pytest.mark.parametrize("asks", ["the settings", "the plan"])
+@pytest.mark.parametrize("gated_by", ["the settings", "the plan"])
 @pytest.mark.parametrize("declared", ["write", "idempotent_write"])
-@pytest.mark.parametrize("said", ["read", "idempotent_write", None])
-async def test_a_step_cannot_lower_the_effect_by_which_it_is_gated(said: Effect | None, declared: Effect, asks: str, world: World) -> None:
-    world.settings = Settings(gate_effects=("write",)) if asks == "the settings" else Settings()
-    plan = striking(said, policy=ApprovalPolicy(effects=["write"]) if asks == "the plan" else None)
+@pytest.mark.parametrize("step_effect", ["read", "idempotent_write", None])
+async def test_a_step_cannot_lower_its_effect_to_avoid_a_gate(
+    step_effect: Effect | None, declared: Effect, gated_by: str, world: World
+) -> None:
+    world.settings = Settings(gate_effects=("write",)) if gated_by == "the settings" else Settings()
+    plan = striking(step_effect, policy=ApprovalPolicy(effects=["write"]) if gated_by == "the plan" else None)
     going = world.start(plan, tools=world.tools(effect=declared))
     assert (await world.gate(step="strike")).step_id == "strike"
     assert (await world.end(going)).reason is RunReason.REJECTED
     assert world.struck == []
 
 
-@pytest.mark.parametrize("asks", ["the settings", "the plan", "the store"])
-async def test_a_write_as_the_rollback_of_a_read_is_gated_as_a_write(asks: str, world: World) -> None:
-    world.settings = Settings(gate_effects=("write",)) if asks == "the settings" else Settings()
-    if asks == "the store":
+@pytest.mark.parametrize("gated_by", ["the settings", "the plan", "the store"])
+async def test_a_read_with_a_writing_rollback_is_gated_as_a_write(gated_by: str, world: World) -> None:
+    world.settings = Settings(gate_effects=("write",)) if gated_by == "the settings" else Settings()
+    if gated_by == "the store":
         await set_policy(world, gate_effects=["write"])
-    plan = ExecutionPlan(description="Read", approval=ApprovalPolicy(effects=["write"]) if asks == "the plan" else None)
+    plan = ExecutionPlan(description="Read", approval=ApprovalPolicy(effects=["write"]) if gated_by == "the plan" else None)
     plan.add_step("look", "Look", {"target": "a"}, id="look", rollback=Rollback(tool_name="strike", parameters={"target": "a"}))
     plan.add_step("fail", "Fail", {}, id="fail", depends_on=["look"])
     plan.options.require_approval = False
@@ -70,18 +72,18 @@ async def test_a_write_as_the_rollback_of_a_read_is_gated_as_a_write(asks: str, 
 
 
 async def set_policy(world: World, **fields: Any) -> None:
-    """Keep a policy in the store of `world`."""
+    """Set the policy of the store of `world`."""
     version = await world.store.policy.current()
     await world.store.policy.set(NewPolicy(Policy(**fields), 1 if version is None else version.number + 1, "ana", "totp"))
 
 
-def needs(world: World, **policy: Any) -> ExecutionPlan:
-    """A plan that waits at its gate."""
+def gated_plan(world: World, **policy: Any) -> ExecutionPlan:
+    """Return a plan that waits at its gate."""
     return world.plan(policy=ApprovalPolicy(**policy) if policy else None)
 
 
 LOOSER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    # what the policy says, and what the environment of the attacker says
+    # the store's policy, and the environment of the attacker
     "approvers": ({"approvers": ["bo"]}, {"approvers": ("ana", "bo")}),
     "a member of a group": ({"approvers": ["sre"], "groups": {"sre": ["bo"]}}, {"groups": {"sre": ["bo", "ana"]}}),
     "a group of the plan": ({"groups": {"sre": ["bo"]}}, {"groups": {"sre": ["ana"]}}),
@@ -92,19 +94,19 @@ LOOSER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("kept", "environment"), LOOSER.values(), ids=LOOSER)
-async def test_an_environment_does_not_loosen_the_stores_policy(kept: dict[str, Any], environment: dict[str, Any], world: World) -> None:
+async def test_the_environment_cannot_loosen_the_stores_policy(kept: dict[str, Any], environment: dict[str, Any], world: World) -> None:
     await set_policy(world, **kept)
     world.settings = Settings(**environment)
     by = "runner" if "self_approval" in kept else "ana"
-    going = world.start(needs(world, approvers=["sre"]) if "groups" in kept and "approvers" not in kept else needs(world))
+    going = world.start(gated_plan(world, approvers=["sre"]) if "groups" in kept and "approvers" not in kept else gated_plan(world))
     gate = await world.gate()
-    await world.answer(gate, by=by, known_by="os_user")  # written past every check: who goes on with it must look
+    await world.answer(gate, by=by, known_by="os_user")  # bypasses every check, so the resumed run must check it
     run = await world.end(going)
     assert (run.reason, world.struck) == (RunReason.REJECTED, [])
 
 
 @pytest.mark.parametrize("allowed", [True, False], ids=["allowed", "not allowed"])
-async def test_the_environment_cannot_allow_plans_without_approval_again(allowed: bool, world: World) -> None:
+async def test_the_environment_cannot_allow_unapproved_plans(allowed: bool, world: World) -> None:
     await set_policy(world, allow_unapproved=allowed)
     world.settings = Settings(allow_unapproved=True)
     run = await execute_plan(
@@ -113,19 +115,19 @@ async def test_the_environment_cannot_allow_plans_without_approval_again(allowed
     assert (run.status, bool(world.struck)) == ((PlanStatus.COMPLETED, True) if allowed else (PlanStatus.PENDING_APPROVAL, False))
 
 
-@pytest.mark.parametrize("said", ["read", None])
-async def test_the_stores_policy_gates_writes_whatever_plan_and_environment_say(said: Effect | None, world: World) -> None:
+@pytest.mark.parametrize("step_effect", ["read", None])
+async def test_plan_and_environment_cannot_turn_off_the_policys_write_gates(step_effect: Effect | None, world: World) -> None:
     await set_policy(world, gate_effects=["write"])
     world.settings = Settings(gate_effects=())
-    going = world.start(striking(said))
+    going = world.start(striking(step_effect))
     assert (await world.gate(step="strike")).step_id == "strike"
     assert (await world.end(going)).reason is RunReason.REJECTED
     assert world.struck == []
 
 
 @pytest.mark.parametrize("operation", ["run", "resume", "cancel", "revise"])
-async def test_an_environment_names_no_operators(operation: str, world: World) -> None:
-    run, _ = await world.detached(needs(world))
+async def test_the_environment_cannot_name_operators(operation: str, world: World) -> None:
+    run, _ = await world.detached(gated_plan(world))
     await set_policy(world, operators=["ops"], groups={"ops": ["bo"]})
     world.settings = Settings(operators=("mallory",), groups={"ops": ["mallory"]})
     with pytest.raises(NotApprovedError, match="mallory may not"):
@@ -142,7 +144,7 @@ async def test_an_environment_names_no_operators(operation: str, world: World) -
 
 @on_both_databases
 async def test_an_approval_that_a_stricter_policy_refuses_becomes_stale(world: World) -> None:
-    run, gate = await world.detached(needs(world))
+    run, gate = await world.detached(gated_plan(world))
     await world.answer(gate)
     await set_policy(world, approvers=["bo"])
     with pytest.raises(NotApprovedError, match="no longer counts: ana may not answer here; only bo may"):
@@ -150,9 +152,9 @@ async def test_an_approval_that_a_stricter_policy_refuses_becomes_stale(world: W
     assert world.struck == []
 
 
-async def test_an_answer_in_a_form_is_held_against_the_policy_of_that_moment(world: World) -> None:
+async def test_an_answer_in_a_form_is_checked_against_the_current_policy(world: World) -> None:
     form = FormAnswers((Answer("approve", "ana", channel="form"),))
-    gated = needs(world)
+    gated = gated_plan(world)
 
     async def restricted(asking: Asking) -> None:
         await set_policy(world, approvers=["bo"])
@@ -169,7 +171,7 @@ async def test_an_answer_in_a_form_is_held_against_the_policy_of_that_moment(wor
 
 
 async def test_a_standing_approval_becomes_stale_when_the_policy_changes(world: World) -> None:
-    plan = needs(world)
+    plan = gated_plan(world)
     validated = world.bound(plan).validated
     standing = StandingApproval(
         id=new_id(),
@@ -190,13 +192,13 @@ async def test_a_standing_approval_becomes_stale_when_the_policy_changes(world: 
     assert world.struck == ["a"]
 
 
-async def test_a_signature_counts_by_the_policys_keys_alone(world: World, tmp_path: Path) -> None:
+async def test_a_signature_counts_only_with_a_key_of_the_policy(world: World, tmp_path: Path) -> None:
     mallory = make_key(tmp_path / "mallory")
     (tmp_path / "allowed").write_text(f"ana {mallory.public}\n", encoding="utf-8")
     ana = make_key(tmp_path / "ana")
     await set_policy(world, known_by=["ssh_signature"], allowed_signers=[f"ana {ana.public}"])
     world.settings = Settings(allowed_signers=tmp_path / "allowed")
-    run, gate = await world.detached(needs(world))
+    run, gate = await world.detached(gated_plan(world))
     policy = await world.store.policy.effective(world.settings)
     request = request_of(gate)
     answer = Answer("approve", "ana", channel="os_user")
@@ -210,7 +212,7 @@ async def test_a_signature_counts_by_the_policys_keys_alone(world: World, tmp_pa
 
 
 @on_both_databases
-async def test_an_altered_policy_starts_nothing(world: World) -> None:
+async def test_no_run_starts_under_an_altered_policy(world: World) -> None:
     await set_policy(world, gate_effects=["write"])
     triggers = ["policy_history_refuses_update"] if world.url.startswith("sqlite") else []
     for trigger in triggers:

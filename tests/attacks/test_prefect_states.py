@@ -1,6 +1,6 @@
-"""What anybody with Prefect's API can do to the task runs and flow runs of a run: nothing opens a gate, and nothing is done twice.
+"""Tests of attacks through Prefect's API on the task runs and flow runs of a run: no gate opens, and no step runs twice.
 
-The tool is a Prefect task, whose steps run in Prefect's own engine, or a function, whose task runs are moved by this package.
+The tool is a Prefect task, whose steps run in Prefect's own engine, or a function, whose task runs this package updates.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ KINDS = ["task", "function"]
 
 @pytest.fixture
 def store_url(tmp_path: Path) -> str:
-    """Return an empty store; Prefect is what is attacked here, and both databases hold the same rules."""
+    """Return the URL of an empty SQLite store. These tests attack Prefect, so one kind of database is enough."""
     return f"sqlite:///{tmp_path / 'plans.db'}"
 
 
@@ -67,7 +67,7 @@ def a_plan(*, gated: bool) -> ExecutionPlan:
 
 
 async def emit(flow_run_id: UUID, step: str, state: State) -> None:
-    """Forge the event by which Prefect learns of a state of a step's task run."""
+    """Forge the event that tells Prefect the state of a step's task run."""
     run = TaskRun(id=uuid5(flow_run_id, step), name=step, flow_run_id=flow_run_id, task_key=step, dynamic_key=step)
     state.state_details.flow_run_id, state.state_details.task_run_id = flow_run_id, run.id
     run.state, run.state_id, run.state_type, run.state_name = state, state.id, state.type, state.name
@@ -80,8 +80,8 @@ async def delete_task_runs(client: PrefectClient, flow_run_id: UUID) -> None:
         await client.delete_task_run(found.id)
 
 
-def by_turns(attacks: Sequence[Callable[..., Any]]) -> list[Any]:
-    """Return each attack with one kind of tool after the other; `make thorough` tries it with the other kind, too."""
+def with_alternating_kinds(attacks: Sequence[Callable[..., Any]]) -> list[Any]:
+    """Return each attack with one kind of tool, in alternation. `make thorough` also tries the other kind."""
     pairs = [(KINDS[(place + turn) % 2], attack, turn) for turn in range(2) for place, attack in enumerate(attacks)]
     return [pytest.param(kind, attack, marks=pytest.mark.thorough if turn else ()) for kind, attack, turn in pairs]
 
@@ -89,7 +89,7 @@ def by_turns(attacks: Sequence[Callable[..., Any]]) -> list[Any]:
 # At the gate of the step
 
 Attack = Callable[[PrefectClient, UUID, UUID], Awaitable[object]]
-"""Is given the flow run of the run, and that of the gate's page."""
+"""Takes the flow run of the run and the flow run of the gate's page."""
 
 
 async def a_forged_event_says_completed(_client: PrefectClient, run: UUID, _page: UUID) -> None:
@@ -135,10 +135,10 @@ AT_THE_GATE: tuple[Attack, ...] = (
 
 @pytest.mark.parametrize(
     ("kind", "attack"),
-    by_turns(AT_THE_GATE),
+    with_alternating_kinds(AT_THE_GATE),
     ids=lambda given: given if isinstance(given, str) else given.__name__,
 )
-async def test_a_gated_step_is_not_called_after(kind: str, attack: Attack, world: World) -> None:
+async def test_a_gated_step_is_not_called_after_an_attack(kind: str, attack: Attack, world: World) -> None:
     work = arun_plan(a_plan(gated=True), tools=tools_of(world, kind), approver=PrefectApprover(), store=world.store)
     world.going.append(going := asyncio.ensure_future(work))
     gate, page = await _page(world)
@@ -165,47 +165,47 @@ async def _page(world: World) -> tuple[Gate, UUID]:
 # After the run
 
 
-async def is_pending(client: PrefectClient, run: UUID) -> None:
+async def flow_run_is_pending(client: PrefectClient, run: UUID) -> None:
     await client.set_flow_run_state(run, Pending(), force=True)
 
 
-async def is_scheduled(client: PrefectClient, run: UUID) -> None:
+async def flow_run_is_scheduled(client: PrefectClient, run: UUID) -> None:
     await client.set_flow_run_state(run, Scheduled(), force=True)
 
 
-async def is_running(client: PrefectClient, run: UUID) -> None:
+async def flow_run_is_running(client: PrefectClient, run: UUID) -> None:
     await client.set_flow_run_state(run, Running(), force=True)
 
 
-async def has_failed(client: PrefectClient, run: UUID) -> None:
+async def flow_run_has_failed(client: PrefectClient, run: UUID) -> None:
     await client.set_flow_run_state(run, Failed(message="try again"), force=True)
 
 
-async def has_crashed_and_lost_its_task_runs(client: PrefectClient, run: UUID) -> None:
+async def flow_run_has_crashed_without_task_runs(client: PrefectClient, run: UUID) -> None:
     await delete_task_runs(client, run)
     await client.set_flow_run_state(run, Crashed(), force=True)
 
 
-async def has_a_step_that_is_said_to_have_failed(_client: PrefectClient, run: UUID) -> None:
+async def a_forged_event_says_failed(_client: PrefectClient, run: UUID) -> None:
     await emit(run, "strike", Failed(message="never done"))
 
 
 AFTER_THE_RUN: tuple[Callable[[PrefectClient, UUID], Awaitable[object]], ...] = (
-    is_pending,
-    is_scheduled,
-    is_running,
-    has_failed,
-    has_crashed_and_lost_its_task_runs,
-    has_a_step_that_is_said_to_have_failed,
+    flow_run_is_pending,
+    flow_run_is_scheduled,
+    flow_run_is_running,
+    flow_run_has_failed,
+    flow_run_has_crashed_without_task_runs,
+    a_forged_event_says_failed,
 )
 
 
 @pytest.mark.parametrize(
     ("kind", "attack"),
-    by_turns(AFTER_THE_RUN),
+    with_alternating_kinds(AFTER_THE_RUN),
     ids=lambda given: given if isinstance(given, str) else given.__name__,
 )
-async def test_a_step_that_was_done_is_not_done_again_where_its_flow_run(
+async def test_a_completed_step_is_not_called_again_after_an_attack(
     kind: str, attack: Callable[[PrefectClient, UUID], Awaitable[object]], world: World
 ) -> None:
     registry = tools_of(world, kind)

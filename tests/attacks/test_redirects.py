@@ -1,4 +1,4 @@
-"""Redirects to another origin, which must get neither headers nor bodies."""
+"""Tests of redirects to another origin, which must receive neither headers nor bodies."""
 
 import threading
 from collections.abc import Generator, Iterator
@@ -29,7 +29,7 @@ SENT = {
 
 @dataclass
 class Origin:
-    """A server on a port of its own: where it redirects to by path, and what it was sent."""
+    """A server on its own port, with its redirects by path and the requests that it received."""
 
     port: int = 0
     redirects: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
@@ -41,7 +41,7 @@ class Origin:
 
     @property
     def leaked(self) -> list[str]:
-        """The requests that carried a secret of the step, or a cookie that another origin gave."""
+        """The requests that carried a secret of the step, or a cookie set by another origin."""
         return [
             one
             for one in self.seen
@@ -50,7 +50,7 @@ class Origin:
 
 
 def handler_of(origin: Origin) -> type[BaseHTTPRequestHandler]:
-    """Return what answers the requests that `origin` gets."""
+    """Return the request handler of `origin`."""
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:
@@ -90,7 +90,7 @@ def serving() -> Generator[Origin]:
 
 
 @pytest.fixture
-def asked() -> Iterator[Origin]:
+def requested() -> Iterator[Origin]:
     """The origin that a step names."""
     with serving() as origin:
         yield origin
@@ -106,46 +106,48 @@ def other() -> Iterator[Origin]:
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("header", [*SENT, "userinfo"])
 async def test_a_header_is_dropped_on_a_redirect_to_another_origin(
-    asked: Origin, other: Origin, context: ToolContext, header: str, status: int
+    requested: Origin, other: Origin, context: ToolContext, header: str, status: int
 ) -> None:
-    asked.redirects["/"] = (status, other.url("/taken"))
-    url = asked.url("/").replace("//", "//ana:s3cret@") if header == "userinfo" else asked.url("/")
+    requested.redirects["/"] = (status, other.url("/taken"))
+    url = requested.url("/").replace("//", "//ana:s3cret@") if header == "userinfo" else requested.url("/")
     headers: dict[str, Any] = {name: value for name, value in SENT.items() if name == header}
     assert (await http_get(url, context, headers=headers))["status"] == 200
-    assert asked.leaked, "the header reaches the origin that the step names"
+    assert requested.leaked, "the header reaches the origin that the step names"
     assert [request.partition("\n")[0] for request in other.seen] == ["GET /taken"]
     assert other.leaked == []
 
 
-@pytest.mark.parametrize("way", ["another port", "another host", "another user", "by an extra hop", "there and back"])
-async def test_headers_stay_dropped_however_the_redirect_leads_on(asked: Origin, other: Origin, context: ToolContext, way: str) -> None:
-    first, last = asked.url("/first"), other
-    match way:
+@pytest.mark.parametrize("route", ["another port", "another host", "another user", "by an extra hop", "there and back"])
+async def test_headers_stay_dropped_along_the_whole_redirect_chain(
+    requested: Origin, other: Origin, context: ToolContext, route: str
+) -> None:
+    first, last = requested.url("/first"), other
+    match route:
         case "another port":
-            asked.redirects["/first"] = (302, other.url("/last"))
+            requested.redirects["/first"] = (302, other.url("/last"))
         case "another host":  # the same address and port by another name
-            asked.redirects["/first"], last = (302, asked.url("/last", host="localhost")), asked
+            requested.redirects["/first"], last = (302, requested.url("/last", host="localhost")), requested
         case "another user":
-            asked.redirects["/first"] = (302, other.url("/last").replace("//", "//zoe:other@"))
+            requested.redirects["/first"] = (302, other.url("/last").replace("//", "//zoe:other@"))
         case "by an extra hop":
-            asked.redirects |= {"/first": (302, "/second"), "/second": (307, other.url("/third"))}
+            requested.redirects |= {"/first": (302, "/second"), "/second": (307, other.url("/third"))}
             other.redirects["/third"] = (308, "/last")
         case _:
-            asked.redirects["/first"], last = (302, other.url("/second")), asked
-            other.redirects["/second"] = (302, asked.url("/last"))
+            requested.redirects["/first"], last = (302, other.url("/second")), requested
+            other.redirects["/second"] = (302, requested.url("/last"))
     await http_get(first, context, headers=dict(SENT))
     assert last.seen[-1].startswith("GET /last\n")
-    assert [request for request in [*asked.leaked, *other.leaked] if request.startswith(("GET /last", "GET /third"))] == []
+    assert [request for request in [*requested.leaked, *other.leaked] if request.startswith(("GET /last", "GET /third"))] == []
     assert "zoe" not in last.seen[-1] and "authorization" not in last.seen[-1].lower()
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 async def test_a_body_is_not_sent_again_to_another_origin(
-    asked: Origin, other: Origin, context: ToolContext, method: Any, status: int
+    requested: Origin, other: Origin, context: ToolContext, method: Any, status: int
 ) -> None:
-    asked.redirects["/"] = (status, other.url("/taken"))
+    requested.redirects["/"] = (status, other.url("/taken"))
     with pytest.raises(ToolError, match=rf"answered {status} .*: a redirect, and this tool does not follow redirects"):
-        await http_send(asked.url("/"), context, method=method, body={"card": "s3cret"}, headers=dict(SENT))
-    assert len(asked.leaked) == 1
+        await http_send(requested.url("/"), context, method=method, body={"card": "s3cret"}, headers=dict(SENT))
+    assert len(requested.leaked) == 1
     assert other.seen == []

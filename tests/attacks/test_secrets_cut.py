@@ -1,4 +1,4 @@
-"""No part of a secret remains where a text is cut: outputs, errors, log lines, bodies, and what a model is sent."""
+"""Tests that truncated outputs, errors, log lines, bodies and model prompts contain no part of a secret."""
 
 import asyncio
 import base64
@@ -29,12 +29,12 @@ WINDOW = 6
 
 
 def parts_in(text: str, secret: str) -> list[str]:
-    """Return every piece of a few characters of `secret` that `text` shows."""
+    """Return every short piece of `secret` that `text` contains."""
     return [secret[i : i + WINDOW] for i in range(len(secret) - WINDOW + 1) if secret[i : i + WINDOW] in text]
 
 
 def context_for(*secrets: str) -> ToolContext:
-    """Return the context of a step of a run that has these secrets."""
+    """Return the context of a step whose run has these secrets."""
     redactor = Redactor()
     for secret in secrets:
         redactor.add(secret)
@@ -44,13 +44,13 @@ def context_for(*secrets: str) -> ToolContext:
 
 @pytest.fixture(autouse=True)
 def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Keep what the step logs."""
+    """Capture what the step logs."""
     caplog.set_level(logging.INFO)
     return caplog
 
 
 def around(secret: str, boundary: int, inside: str, *, filler: str = "a", from_end: bool = False) -> str:
-    """Return a text in which `secret` stands across `boundary`; of `inside` it, one character, half or all but one are before it."""
+    """Return a text in which `secret` crosses `boundary`. `inside` says how many of its characters come before it."""
     before = {"one": 1, "half": len(secret) // 2, "all but one": len(secret) - 1}[inside]
     if from_end:
         return filler * 3 * boundary + secret + filler * (boundary - before)
@@ -63,7 +63,7 @@ INSIDE = ("one", "half", "all but one")
 @pytest.mark.parametrize("from_end", [False, True], ids=["beginning", "end"])
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("kind", SECRETS)
-async def test_no_part_of_a_secret_remains_where_an_output_is_cut(kind: str, inside: str, from_end: bool) -> None:
+async def test_truncated_output_contains_no_part_of_a_secret(kind: str, inside: str, from_end: bool) -> None:
     secret = SECRETS[kind]
     text = around(secret, KEPT_CHARACTERS, inside, from_end=from_end, filler="中" if kind == "multibyte" else "a")
     result = await run_command(["cat"], context_for(secret), stdin=text)
@@ -81,7 +81,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["ascii", "multibyte"])
-async def test_no_part_of_an_encoded_secret_remains_where_an_output_is_cut(kind: str, form: str) -> None:
+async def test_truncated_output_contains_no_part_of_an_encoded_secret(kind: str, form: str) -> None:
     encoded = FORMS[form](SECRETS[kind])
     for from_end in (False, True):
         text = around(encoded, KEPT_CHARACTERS, "half", filler=" ", from_end=from_end)
@@ -91,7 +91,7 @@ async def test_no_part_of_an_encoded_secret_remains_where_an_output_is_cut(kind:
 
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("kind", SECRETS)
-async def test_no_part_of_a_secret_remains_where_an_error_output_is_cut(kind: str, inside: str) -> None:
+async def test_truncated_error_output_contains_no_part_of_a_secret(kind: str, inside: str) -> None:
     secret = SECRETS[kind]
     text = around(secret, ERROR_CHARACTERS, inside, from_end=True)
     for command in ('printf %s "$TEXT" >&2; exit 3', 'printf %s "$TEXT"; exit 3'):
@@ -103,7 +103,7 @@ async def test_no_part_of_a_secret_remains_where_an_error_output_is_cut(kind: st
 @pytest.mark.parametrize("boundary", [LINE_CHARACTERS, CHUNK, 2 * CHUNK], ids=["line", "chunk", "second chunk"])
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("kind", SECRETS)
-async def test_no_part_of_a_secret_remains_in_log_lines(kind: str, inside: str, boundary: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_lines_contain_no_part_of_a_secret(kind: str, inside: str, boundary: int, caplog: pytest.LogCaptureFixture) -> None:
     secret = SECRETS[kind]
     await run_command(["cat"], context_for(secret), stdin=around(secret, boundary, inside) + "\nlast line")
     messages = [record.getMessage() for record in caplog.records]
@@ -111,7 +111,7 @@ async def test_no_part_of_a_secret_remains_in_log_lines(kind: str, inside: str, 
     assert parts_in("\n".join(messages), secret) == []
 
 
-async def test_a_secret_that_comes_in_pieces_is_masked(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_secret_printed_in_pieces_is_masked(caplog: pytest.LogCaptureFixture) -> None:
     secret = SECRETS["ascii"]
     pieces = " ".join(secret[index : index + 3] for index in range(0, len(secret), 3))
     script = f"for piece in {pieces}; do printf %s $piece; sleep 0.02; done; echo; echo ok"
@@ -120,18 +120,18 @@ async def test_a_secret_that_comes_in_pieces_is_masked(caplog: pytest.LogCapture
     assert [record.getMessage() for record in caplog.records] == ["***", "ok"]
 
 
-async def test_lines_are_logged_as_they_come_although_secrets_are_looked_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_redaction_does_not_delay_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     context, came = context_for(SECRETS["long"]), asyncio.Event()
 
-    class Heard(logging.Handler):
+    class FirstRecord(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             came.set()
 
-    handler = Heard()
+    handler = FirstRecord()
     context.logger.addHandler(handler)
     try:
         running = asyncio.ensure_future(bash("echo first; exec sleep 600", context))
-        await asyncio.wait_for(came.wait(), 60)  # the command goes on
+        await asyncio.wait_for(came.wait(), 60)  # the command is still running
         running.cancel()
         await asyncio.wait((running,))
     finally:
@@ -141,7 +141,7 @@ async def test_lines_are_logged_as_they_come_although_secrets_are_looked_for(cap
 
 @pytest.fixture
 def answer() -> Iterator[dict[str, Any]]:
-    """Serve one answer on loopback; it is what stands in this dict under `status` and `body`."""
+    """Serve one response on loopback, with the `status` and `body` of this dict."""
     served: dict[str, Any] = {"status": 200, "body": b""}
 
     class Handler(BaseHTTPRequestHandler):
@@ -168,7 +168,7 @@ def answer() -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("kind", ["ascii", "multibyte"])
-async def test_no_part_of_a_secret_remains_where_a_body_is_cut(kind: str, inside: str, answer: dict[str, Any]) -> None:
+async def test_a_truncated_body_contains_no_part_of_a_secret(kind: str, inside: str, answer: dict[str, Any]) -> None:
     secret = SECRETS[kind]
     before = {"one": 1, "half": len(secret.encode()) // 2, "all but one": len(secret.encode()) - 1}[inside]
     answer["body"] = b"a" * (BODY_LIMIT - before) + secret.encode() + b"b" * BODY_LIMIT
@@ -177,7 +177,7 @@ async def test_no_part_of_a_secret_remains_where_a_body_is_cut(kind: str, inside
     assert parts_in(body, secret) == []
 
 
-async def test_masks_before_the_cut_pull_no_part_of_a_secret_into_a_body(answer: dict[str, Any]) -> None:
+async def test_masks_do_not_pull_part_of_a_secret_into_a_truncated_body(answer: dict[str, Any]) -> None:
     secret = SECRETS["long"]
     answer["body"] = secret.encode() * (2 * BODY_LIMIT // len(secret))
     body = str((await http_get(answer["url"], context_for(secret)))["body"])
@@ -186,7 +186,7 @@ async def test_masks_before_the_cut_pull_no_part_of_a_secret_into_a_body(answer:
 
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("text", [SECRETS["ascii"], "correct horse\n\tbattery staple"], ids=["word", "words"])
-async def test_no_part_of_a_secret_remains_in_a_servers_refusal(text: str, inside: str, answer: dict[str, Any]) -> None:
+async def test_http_errors_contain_no_part_of_a_secret(text: str, inside: str, answer: dict[str, Any]) -> None:
     answer |= {"status": 500, "body": around(text, 300, inside).encode()}
     with pytest.raises(ToolError) as raised:
         await http_get(answer["url"], context_for(text))
@@ -195,7 +195,7 @@ async def test_no_part_of_a_secret_remains_in_a_servers_refusal(text: str, insid
 
 
 @pytest.mark.parametrize("length", [35, 39, 41, 57, 200])
-def test_no_part_of_a_secret_remains_in_parameter_errors(length: int) -> None:
+def test_parameter_errors_contain_no_part_of_a_secret(length: int) -> None:
     secret = ("Zx9QkLm4Tt7Vw1" * 20)[:length]
 
     @tool(effect="read")
@@ -210,20 +210,20 @@ def test_no_part_of_a_secret_remains_in_parameter_errors(length: int) -> None:
 
 @tool(effect="read")
 def fail_at_the_cut(token: str, before: int) -> None:
-    """Raise a message that is cut inside of the token."""
+    """Raise an error whose message is truncated inside the token."""
     raise ValueError("x" * (MAX_ERROR_CHARACTERS - len("ValueError: ") - before) + token + "y" * 2000)
 
 
 @tool(effect="read", isolation="process")
 def fail_at_the_cut_elsewhere(token: str, before: int) -> None:
-    """Raise it in a process of its own."""
+    """Raise the same error in a child process."""
     raise ValueError("x" * (MAX_ERROR_CHARACTERS - len("ValueError: ") - before) + token + "y" * 2000)
 
 
 TOOLS = ToolRegistry([fail_at_the_cut, fail_at_the_cut_elsewhere, bash])
 
 
-async def test_no_part_of_a_secret_is_in_the_store_after_a_run_that_cuts_it_everywhere(
+async def test_the_store_contains_no_part_of_a_secret_after_a_run_with_truncated_texts(
     store_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = SECRETS["ascii"]
@@ -242,14 +242,14 @@ async def test_no_part_of_a_secret_is_in_the_store_after_a_run_that_cuts_it_ever
     async with PlanStore(store_url) as store:
         run = await arun_plan(plan, tools=TOOLS, store=store, offline=True)
     assert {step.status.value for step in run.steps if "fail" in step.tool_name} == {"failed"}
-    assert all("*" in str(step.result) for step in run.steps if step.description == "Print")  # a mask may be cut
+    assert all("*" in str(step.result) for step in run.steps if step.description == "Print")  # the mask itself may be truncated
     for text in (await dump(store_url), caplog.text, repr(run)):
         assert parts_in(text, secret) == []
 
 
 @pytest.mark.parametrize("inside", INSIDE)
-async def test_no_part_of_a_secret_is_sent_to_a_replanning_model(inside: str, tmp_path: Path) -> None:
-    secret = SECRETS["ascii"]  # of nobody's plan, so that the record holds it
+async def test_a_replanning_model_is_sent_no_part_of_a_secret(inside: str, tmp_path: Path) -> None:
+    secret = SECRETS["ascii"]  # the plan does not name it, so the record holds it unmasked
     printed = around(secret, SHOWN_CHARACTERS, inside)
     plan = ExecutionPlan(description="Look")
     plan.options.require_approval = False
@@ -266,8 +266,8 @@ async def test_no_part_of_a_secret_is_sent_to_a_replanning_model(inside: str, tm
         run = await arun_plan(plan, tools=tools, store=store, offline=True)
         receipts = await store.receipts(run.id)
     history = RunHistory(succeeded={(receipt.step_id, receipt.item): receipt for receipt in receipts if receipt.step_id == "look"})
-    hide = Redactor()
-    hide.add(secret)
-    context = replan_context(run, RemainingPlan.of(validate(plan, tools), history), history, hide)
+    redactor = Redactor()
+    redactor.add(secret)
+    context = replan_context(run, RemainingPlan.of(validate(plan, tools), history), history, redactor)
     assert "characters more" in json.dumps(context)
     assert parts_in(json.dumps(context, ensure_ascii=False), secret) == []

@@ -1,4 +1,4 @@
-"""When a local server demands a password, and who counts as somebody else."""
+"""Tests of when a local server demands a password, and which accounts count as other people."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from plan_adapter.engine import server_state as server_password
 from plan_adapter.engine.server_state import ServerFolder, other_people, server_environment, why_password
 
 
-def test_the_servers_environment_has_no_password_of_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_server_does_not_inherit_the_callers_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "prefect_server_api_auth_string"):
         monkeypatch.setenv(name, "of another server")
     assert "of another server" not in server_environment(ServerFolder(tmp_path), 4711, None).values()
@@ -27,7 +27,7 @@ def test_the_servers_environment_has_no_password_of_the_caller(monkeypatch: pyte
         ("on", "", [], "PLAN_ADAPTER_LOCAL_SERVER_AUTH=on"),
     ],
 )
-def test_a_password_is_demanded_where_others_could_reach_the_server(
+def test_a_password_is_demanded_when_others_could_reach_the_server(
     monkeypatch: pytest.MonkeyPatch, mode: str, ssh: str, others: list[str], why: str | None
 ) -> None:
     monkeypatch.setenv("SSH_CONNECTION", ssh)
@@ -35,7 +35,7 @@ def test_a_password_is_demanded_where_others_could_reach_the_server(
     assert why_password(mode) == why
 
 
-def test_people_are_accounts_with_a_shell_that_are_neither_services_nor_root_nor_this_one() -> None:
+def test_other_people_are_login_accounts_except_services_root_and_this_one() -> None:
     import pwd
 
     shells = {one.pw_name: one.pw_shell for one in pwd.getpwall()}

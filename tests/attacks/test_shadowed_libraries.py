@@ -1,4 +1,4 @@
-"""A file of the folder that a command is started in never replaces a library."""
+"""Tests that a file of the current folder never replaces a library."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ SHADOWED = (
     *("anyio", "cyclopts", "griffe", "httpx", "plan_adapter", "pydantic", "rich", "sqlalchemy", "yaml"),
     *("asyncio", "concurrent", "inspect", "json", "pickle", "random", "socket", "sqlite3", "subprocess", "typing", "uuid"),
 )
-"""Modules that a run imports, from installed packages and from the standard library."""
+"""Modules that a run imports, from installed packages and the standard library."""
 
 OWN_TOOLS = """\
 from plan_adapter import tool
@@ -34,20 +34,20 @@ steps:
 
 
 def command(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run `plan` as a real process in `folder`."""
+    """Run `plan` as a child process in `folder`."""
     environment = {**os.environ, "PLAN_ADAPTER_HOME": str(folder / "home"), **variables}
     return subprocess.run([PLAN, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("way", ["option", pytest.param("setting", marks=pytest.mark.thorough)])
-def test_a_file_of_the_current_folder_never_replaces_a_library(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("tools_from", ["option", pytest.param("setting", marks=pytest.mark.thorough)])
+def test_a_file_of_the_current_folder_never_replaces_a_library(tmp_path: Path, tools_from: str) -> None:
     for name in SHADOWED:
         mark = f"from pathlib import Path\nPath({str(tmp_path / 'hijacked')!r}).open('a').write({name!r} + ' ')\n"
         (tmp_path / f"{name}.py").write_text(mark, encoding="utf-8")
     (tmp_path / "own_tools.py").write_text(OWN_TOOLS, encoding="utf-8")
     (tmp_path / "plan.yaml").write_text(OWN_PLAN, encoding="utf-8")
-    option = ("--tools", "own_tools:fetch") if way == "option" else ()
-    variables = {} if way == "option" else {"PLAN_ADAPTER_TOOLS": "own_tools:fetch"}
+    option = ("--tools", "own_tools:fetch") if tools_from == "option" else ()
+    variables = {} if tools_from == "option" else {"PLAN_ADAPTER_TOOLS": "own_tools:fetch"}
     ran = command(tmp_path, "run", "plan.yaml", "--offline", *option, **variables)
     assert not (tmp_path / "hijacked").exists(), (tmp_path / "hijacked").read_text(encoding="utf-8")
     assert "own: completed" in ran.stderr, ran.stderr

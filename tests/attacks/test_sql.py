@@ -1,4 +1,4 @@
-"""Statements and URLs that would do more than the SQL tools allow."""
+"""Tests of statements and URLs that would do more than the SQL tools allow."""
 
 import shutil
 import sqlite3
@@ -15,7 +15,7 @@ from plan_adapter.errors import ToolError
 from plan_adapter.tools.sql import sql_execute, sql_query
 from tests.postgres import PostgresServer
 
-TO_PROGRAM = "COPY (SELECT 1) TO PROGRAM 'cat >@MARK@'"  # a program that does not read its input may fail the copy
+TO_PROGRAM = "COPY (SELECT 1) TO PROGRAM 'cat >@MARK@'"  # COPY may fail if the program does not read its input
 
 WRITES_ON_POSTGRESQL = {
     "copy to a program": TO_PROGRAM,
@@ -24,7 +24,7 @@ WRITES_ON_POSTGRESQL = {
     "copy after a carriage return": f"--\r{TO_PROGRAM}",
     "copy after nested comments": f"/* /* SELECT */ SELECT */ {TO_PROGRAM}",
     "copy after half a comment": f"/* /* */ SELECT 1 -- */ \n */ {TO_PROGRAM}",
-    "copy after a blank that is none": f"\u00a0{TO_PROGRAM}",
+    "copy after a no-break space": f"\u00a0{TO_PROGRAM}",
     "copy after a semicolon": f";{TO_PROGRAM}",
     "copy after a query": f"SELECT 1; {TO_PROGRAM}",
     "copy after a cursor's query": f"SELECT 1; CLOSE sql_query; {TO_PROGRAM}",
@@ -53,7 +53,7 @@ WRITES_ON_POSTGRESQL = {
     "a setting": "SET default_transaction_read_only = off",
     "a setting by a function": "SELECT set_config('transaction_read_only', 'off', false) AS a",
     "the end of the transaction": "COMMIT",
-    "the end of reading": "SET TRANSACTION READ WRITE",
+    "leaving read-only mode": "SET TRANSACTION READ WRITE",
     "a lock": "LOCK TABLE t IN ACCESS EXCLUSIVE MODE",
     "a prepared statement": "PREPARE p AS DELETE FROM t",
     "explain analyze of a delete": "EXPLAIN ANALYZE DELETE FROM t",
@@ -67,20 +67,20 @@ WRITES_ON_POSTGRESQL = {
 
 @dataclass(frozen=True)
 class Database:
-    """A database with two rows, and a file that a program on its host would make."""
+    """A database with two rows, and a file that an attack on its host would create."""
 
     url: str
     mark: Path
 
     async def state(self) -> Any:
-        """Return what an attack would change."""
+        """Return the state that an attack would change."""
         counts = "SELECT (SELECT count(*) FROM t) AS rows, (SELECT last_value FROM s) AS s, to_regclass('taken')::text AS taken"
         return (await sql_query(self.url, counts))["rows"], self.mark.exists()
 
 
 @pytest.fixture(scope="module")
 def database(postgres_server: PostgresServer) -> Iterator[Database]:
-    """A database of this module, whose user may do everything."""
+    """A database for this module, whose user has all privileges."""
     name, folder = postgres_server.make_database(), Path(tempfile.mkdtemp(prefix="plan-attack-"))
     folder.chmod(0o777)
     delete = "LANGUAGE plpgsql AS 'BEGIN DELETE FROM t; END'"
@@ -100,7 +100,7 @@ async def test_a_query_never_writes_to_postgresql(database: Database, attack: st
     assert await database.state() == before == ([{"rows": 2, "s": 1, "taken": None}], False)
 
 
-def test_the_attacks_on_postgresql_would_do_harm(database: Database, postgres_server: PostgresServer) -> None:
+def test_the_postgresql_attack_works_outside_the_tool(database: Database, postgres_server: PostgresServer) -> None:
     mark = database.mark.with_name("control")
     postgres_server.execute(TO_PROGRAM.replace("@MARK@", str(mark)), database=database.url.rpartition("/")[2])
     assert mark.exists()
@@ -116,14 +116,14 @@ def test_the_attacks_on_postgresql_would_do_harm(database: Database, postgres_se
         "COPY t FROM PROGRAM 'touch @MARK@'",
     ],
 )
-async def test_sql_execute_runs_no_program_by_copy(database: Database, statement: str) -> None:
+async def test_sql_execute_refuses_copy_to_or_from_a_program(database: Database, statement: str) -> None:
     with pytest.raises(ToolError, match="COPY to or from a PROGRAM is refused, because it runs a command on the database's host"):
         await sql_execute(database.url, ["SELECT 1", statement.replace("@MARK@", str(database.mark))])
     assert not database.mark.exists()
 
 
 @pytest.mark.parametrize("driver", ["postgres", "postgresql+psycopg", "postgresql+psycopg2", "postgresql+pg8000"])
-async def test_a_query_goes_through_the_driver_that_takes_one_statement_only(database: Database, driver: str) -> None:
+async def test_queries_use_a_driver_that_refuses_multiple_statements(database: Database, driver: str) -> None:
     url = database.url.replace("postgresql", driver, 1)
     assert await sql_query(url, "SELECT count(*) AS n FROM t") == {"rows": [{"n": 2}]}
     with pytest.raises(ToolError, match="multiple commands"):
@@ -136,7 +136,7 @@ WRITES_ON_SQLITE = {
     "delete after a with": "WITH x AS (SELECT 1) DELETE FROM t",
     "insert after a with": "WITH x AS (SELECT 9) INSERT INTO t SELECT * FROM x RETURNING id",
     "after a query": "SELECT 1; DELETE FROM t",
-    "the end of reading": "PRAGMA query_only = OFF",
+    "leaving read-only mode": "PRAGMA query_only = OFF",
     "a pragma that writes": "PRAGMA user_version = 9",
     "a pragma after a comment": "/* SELECT */ PRAGMA user_version = 9",
     "a pragma that gives rows": "PRAGMA journal_mode = DELETE",
@@ -184,7 +184,7 @@ async def test_a_query_never_writes_to_sqlite(sqlite_file: Path, tmp_path: Path,
         "mode=RWC&uri=1",
     ],
 )
-async def test_a_query_opens_no_file_for_writing_whatever_its_url_says(tmp_path: Path, options: str) -> None:
+async def test_url_options_cannot_make_a_query_open_a_file_for_writing(tmp_path: Path, options: str) -> None:
     with pytest.raises(ToolError):
         await sql_query(f"sqlite:///file:{tmp_path}/new.db?{options}", "SELECT 1 AS a")
     assert not (tmp_path / "new.db").exists()
@@ -210,7 +210,7 @@ async def test_a_query_opens_no_file_for_writing_whatever_its_url_says(tmp_path:
         ["ATTACH 'file:' || :kept || '?mode=rwc&x=?mode=ro' AS other", "CREATE TRIGGER other.taken AFTER INSERT ON t BEGIN SELECT 1; END"],
     ],
 )
-async def test_sql_execute_writes_no_other_file_of_sqlite(sqlite_file: Path, tmp_path: Path, statements: list[str]) -> None:
+async def test_sql_execute_writes_to_no_other_sqlite_file(sqlite_file: Path, tmp_path: Path, statements: list[str]) -> None:
     mark, kept = tmp_path / "mark", tmp_path / "kept.db"
     shutil.copy(sqlite_file, kept)
     parameters: dict[str, Any] = {name: str(path) for name, path in (("name", mark), ("kept", kept)) if f":{name}" in str(statements)}
@@ -221,7 +221,7 @@ async def test_sql_execute_writes_no_other_file_of_sqlite(sqlite_file: Path, tmp
     assert kept.read_bytes() == sqlite_file.read_bytes()
 
 
-async def test_sql_execute_still_compacts_a_file_and_reads_another_one(sqlite_file: Path, tmp_path: Path) -> None:
+async def test_sql_execute_can_vacuum_and_read_an_attached_file(sqlite_file: Path, tmp_path: Path) -> None:
     shutil.copy(sqlite_file, tmp_path / "other.db")
     url = f"sqlite:///file:{sqlite_file.as_uri()[7:]}?uri=true"
     assert await sql_execute(url, "VACUUM") == {"rowcount": 0}

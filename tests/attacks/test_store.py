@@ -1,4 +1,4 @@
-"""Attacks on the files of the store while a run uses them: it stops, calls nothing more, and is never completed without its record."""
+"""Tests of attacks on the store's files during a run: it stops, calls no further tool, and never completes without its record."""
 
 import os
 import shutil
@@ -20,46 +20,46 @@ from plan_adapter.gates.approvers import CallbackApprover
 from tests.attacks.commands import plan
 
 
-def beside(path: Path, end: str) -> Path:
-    """Return the path of a file that SQLite keeps beside the database."""
+def sidecar(path: Path, end: str) -> Path:
+    """Return the path of a file that SQLite keeps next to the database."""
     return path.with_name(path.name + end)
 
 
-def replace_by_copy(path: Path) -> None:
-    """Put a copy of the database in its place, with its log."""
+def replace_with_copy(path: Path) -> None:
+    """Replace the database and its log with copies."""
     for end in ("", "-wal", "-shm"):
-        shutil.copy(beside(path, end), beside(path, f"{end}.copy"))
-        beside(path, f"{end}.copy").replace(beside(path, end))
+        shutil.copy(sidecar(path, end), sidecar(path, f"{end}.copy"))
+        sidecar(path, f"{end}.copy").replace(sidecar(path, end))
 
 
-def replace_by_another(path: Path) -> None:
-    """Put another database in the place of this one."""
+def replace_with_another(path: Path) -> None:
+    """Replace the database with another one."""
     with closing(sqlite3.connect(path.with_name("other"))) as other:
         other.execute("CREATE TABLE runs (id)")
     path.with_name("other").replace(path)
 
 
-def replace_by_nothing(path: Path) -> None:
-    """Put an empty file in the place of the database."""
+def replace_with_empty_file(path: Path) -> None:
+    """Replace the database with an empty file."""
     path.with_name("empty").touch()
     path.with_name("empty").replace(path)
 
 
 def replace_folder(path: Path) -> None:
-    """Put a copy in the place of the whole folder."""
+    """Replace the folder with a copy."""
     aside = path.parent.with_name("aside")
     path.parent.rename(aside)
     shutil.copytree(aside, path.parent)
 
 
 def empty_folder(path: Path) -> None:
-    """Put an empty folder in the place of the folder."""
+    """Replace the folder with an empty one."""
     path.parent.rename(path.parent.with_name("aside"))
     path.parent.mkdir()
 
 
-def link_elsewhere(path: Path) -> None:
-    """Put a link to a copy in the place of the database."""
+def replace_with_link(path: Path) -> None:
+    """Replace the database with a link to a copy."""
     shutil.copy(path, path.with_name("copy"))
     path.unlink()
     path.symlink_to("copy")
@@ -67,16 +67,16 @@ def link_elsewhere(path: Path) -> None:
 
 HARMS: dict[str, Callable[[Path], object]] = {
     "deleted": Path.unlink,
-    "deleted with its log": lambda path: [beside(path, end).unlink() for end in ("", "-wal", "-shm")],
-    "its log deleted": lambda path: beside(path, "-wal").unlink(),
-    "its shared memory deleted": lambda path: beside(path, "-shm").unlink(),
+    "deleted with its log": lambda path: [sidecar(path, end).unlink() for end in ("", "-wal", "-shm")],
+    "its log deleted": lambda path: sidecar(path, "-wal").unlink(),
+    "its shared memory deleted": lambda path: sidecar(path, "-shm").unlink(),
     "moved": lambda path: path.rename(path.with_name("moved")),
-    "replaced by a copy": replace_by_copy,
-    "replaced by another database": replace_by_another,
-    "replaced by an empty file": replace_by_nothing,
-    "replaced by a link": link_elsewhere,
+    "replaced by a copy": replace_with_copy,
+    "replaced by another database": replace_with_another,
+    "replaced by an empty file": replace_with_empty_file,
+    "replaced by a link": replace_with_link,
     "truncated": lambda path: os.truncate(path, 0),
-    "its log truncated": lambda path: os.truncate(beside(path, "-wal"), 0),
+    "its log truncated": lambda path: os.truncate(sidecar(path, "-wal"), 0),
     "its folder deleted": lambda path: shutil.rmtree(path.parent),
     "its folder moved": lambda path: path.parent.rename(path.parent.with_name("aside")),
     "its folder replaced by a copy": replace_folder,
@@ -101,7 +101,7 @@ assert database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
 
 @dataclass
 class Target:
-    """A store in a file, a plan whose calls are counted, and what is done to the file at one moment."""
+    """A store in a file, the calls of its tools, and the damage that the tool `strike` does to the file."""
 
     store: PlanStore
     path: Path
@@ -109,17 +109,17 @@ class Target:
     harm: Callable[[Path], object] = lambda path: path
 
     def tools(self) -> ToolRegistry:
-        """Return the tools."""
+        """Return a tool that only records its call, and one that also damages the file."""
 
         @tool(effect="write")
         def call(name: str) -> str:
-            """Be called."""
+            """Record the call."""
             self.called.append(name)
             return name
 
         @tool(effect="write")
         def strike(name: str) -> str:
-            """Do harm to the file."""
+            """Damage the file."""
             self.called.append(name)
             self.harm(self.path)
             return name
@@ -127,7 +127,7 @@ class Target:
         return ToolRegistry([call, strike])
 
     async def run(self, *tools: str, approve: Callable[[Any], bool] | None = None, offline: bool = True) -> PlanRun:
-        """Run steps that call these tools, one after the other; two of one `+` side by side."""
+        """Run steps that call these tools in order. Tools joined by `+` run in parallel."""
         plan = ExecutionPlan(description="损坏存储")
         plan.options.require_approval = approve is not None
         before: list[str] = []
@@ -142,7 +142,7 @@ class Target:
 
 @pytest.fixture
 async def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Target]:
-    """A store in a folder of its own."""
+    """A store in its own folder."""
     monkeypatch.setenv("PLAN_ADAPTER_STORE_PATIENCE_SECONDS", "0")
     path = tmp_path / "仓库" / "plans.db"
     async with PlanStore(f"sqlite:///{path}") as store:
@@ -155,7 +155,7 @@ async def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     [(("strike", "call"), "call-1"), (("call", "strike+call", "call+call"), "call-2"), (("call", "strike"), "call-1")],
     ids=["between steps", "in parallel", "in the last step"],
 )
-async def test_a_run_whose_store_is_lost_calls_nothing_more_and_does_not_complete(
+async def test_a_run_that_loses_its_store_calls_no_further_tool_and_does_not_complete(
     target: Target, harm: str, tools: tuple[str, ...], never_called: str
 ) -> None:
     target.harm = HARMS[harm]
@@ -166,7 +166,7 @@ async def test_a_run_whose_store_is_lost_calls_nothing_more_and_does_not_complet
 
 
 @pytest.mark.parametrize("harm", HARMS)
-async def test_a_run_whose_store_is_lost_before_its_first_step_calls_nothing(target: Target, harm: str) -> None:
+async def test_a_run_that_loses_its_store_before_its_first_step_calls_no_tool(target: Target, harm: str) -> None:
     def approve(_request: Any) -> bool:
         HARMS[harm](target.path)
         return True
@@ -177,7 +177,7 @@ async def test_a_run_whose_store_is_lost_before_its_first_step_calls_nothing(tar
 
 
 @pytest.mark.parametrize("change", HARMLESS)
-async def test_a_run_completes_where_its_record_is_kept(target: Target, change: str) -> None:
+async def test_harmless_changes_to_the_store_do_not_stop_a_run(target: Target, change: str) -> None:
     target.harm = HARMLESS[change]
     run = await target.run("call", "strike", "call")
     assert (run.status, len(target.called)) == ("completed", 3)
@@ -188,7 +188,7 @@ async def test_a_run_completes_where_its_record_is_kept(target: Target, change: 
         assert len(await again.receipts(run.id)) == 3
 
 
-async def test_a_store_that_is_put_back_is_used_again(target: Target) -> None:
+async def test_a_restored_store_is_used_again(target: Target) -> None:
     aside = target.path.with_name("aside")
     target.harm = lambda path: path.rename(aside)
     with pytest.raises(StoreError, match=r"was deleted or moved while it was in use.*Put the file back, .* then `plan resume RUN`"):
@@ -231,7 +231,7 @@ BRIEF = ("deleted", "moved", "replaced by a copy")
 
 
 @pytest.mark.parametrize("how", [how if how in BRIEF else pytest.param(how, marks=pytest.mark.thorough) for how in COMMANDS])
-def test_plan_run_ends_with_an_error_when_a_step_loses_its_store(home: Path, tmp_path: Path, how: str) -> None:
+def test_plan_run_ends_with_an_error_when_a_step_destroys_the_store(home: Path, tmp_path: Path, how: str) -> None:
     text = DOCUMENT.format(command=_quoted(COMMANDS[how]), home=_quoted(str(home)))
     (tmp_path / "plan.yaml").write_text(text, encoding="utf-8")
     ran = plan("run", "plan.yaml", "--offline", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Attacks with values: another call behind the same digest, and keys that become one."""
+"""Tests of values that could hide another call behind the same digest, and of colliding keys."""
 
 import json
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from plan_adapter.expressions import Variables
 from plan_adapter.plan import Rollback
 from plan_adapter.tools.tool import as_json
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
-from tests.attacks.approving import Approves
+from tests.attacks.approving import RecordingApprover
 from tests.attacks.values import exact
 
 
@@ -44,7 +44,7 @@ trees = st.recursive(
 
 
 def twin(value: Any, draw: Any) -> Any:
-    """Return a value that RFC 8785 writes like `value`: other types of number, tuples for lists."""
+    """Return a value that RFC 8785 writes like `value`, with other number types and another key order."""
     if isinstance(value, dict):
         return {key: twin(member, draw) for key, member in reversed(value.items())}
     if isinstance(value, list):
@@ -56,20 +56,20 @@ def twin(value: Any, draw: Any) -> Any:
 
 @st.composite
 def pairs(draw: Any) -> tuple[Any, Any]:
-    """Give two values that mean the same in JSON, or nearly."""
+    """Draw two values that are equal in JSON, or nearly equal."""
     value = draw(trees)
     return value, twin(value, draw) if draw(st.booleans()) else draw(trees)
 
 
 def called(bound: BoundPlan, results: dict[str, Any] | None = None) -> str:
-    """Return what the tools of a plan are called with: the step's call, what undoes it, what the plan gives back."""
+    """Return a text of the resolved parameters, rollback parameters and outputs of a plan."""
     variables = Variables(steps={"before": {"result": results}}, inputs=bound.inputs, item=0, result=None)
     templates = [*bound.validated.parameters.values(), *(call.parameters for call in bound.validated.rollbacks.values())]
     return exact([template.resolve(variables) for template in (*templates, *bound.validated.outputs.values())])
 
 
 def plan_with(value: Any, *, text: bool) -> ExecutionPlan:
-    """Return a plan that holds `value` wherever a plan holds values, made by Python code or read from a document."""
+    """Return a plan that holds `value` wherever a plan can hold values, built in Python or loaded from a document."""
     plan = ExecutionPlan(description="Take it", inputs={"given": Input(type="object", default={"x": value})}, metadata={"note": value})
     plan.outputs = {"fixed": value}
     step = plan.add_step("take", "Take it", {"value": [value, "${{ inputs.given }}"]}, metadata={"note": value})
@@ -79,7 +79,7 @@ def plan_with(value: Any, *, text: bool) -> ExecutionPlan:
 
 @settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs(), st.booleans(), st.booleans())
-def test_plans_with_one_digest_make_the_same_call(pair: tuple[Any, Any], first_is_text: bool, second_is_text: bool) -> None:
+def test_plans_with_the_same_digest_make_the_same_call(pair: tuple[Any, Any], first_is_text: bool, second_is_text: bool) -> None:
     try:
         one, other = (
             bind_inputs(validate(plan_with(value, text=text), TOOLS))
@@ -97,7 +97,7 @@ def test_plans_with_one_digest_make_the_same_call(pair: tuple[Any, Any], first_i
 
 @settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs(), st.sampled_from(["number", "integer", "object", "array", "string"]))
-def test_inputs_with_one_digest_make_the_same_call(pair: tuple[Any, Any], kind: Any) -> None:
+def test_inputs_with_the_same_digest_make_the_same_call(pair: tuple[Any, Any], kind: Any) -> None:
     plan = ExecutionPlan(description="Take it", inputs={"given": Input(type=kind)})
     plan.add_step("take", "Take it", {"value": "${{ inputs.given }}"})
     validated = validate(plan, TOOLS)
@@ -116,7 +116,7 @@ EXPRESSIONS = ["${{ steps.before.result }}", "${{ [steps.before.result][0] }}", 
 
 @settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs(), st.sampled_from(EXPRESSIONS))
-def test_results_with_one_call_digest_make_the_same_call(pair: tuple[Any, Any], expression: str) -> None:
+def test_results_with_the_same_call_digest_make_the_same_call(pair: tuple[Any, Any], expression: str) -> None:
     plan = ExecutionPlan(description="Take it")
     plan.add_step("take", "First", {}, id="before")
     plan.add_step("take", "Take it", {"value": expression}, id="after")
@@ -125,25 +125,25 @@ def test_results_with_one_call_digest_make_the_same_call(pair: tuple[Any, Any], 
     try:
         one, other = (template.resolve(Variables(steps={"before": {"result": value}}, inputs={})) for value in pair)
         digests = [call_digest(step, None, parameters, take.definition()) for parameters in (one, other)]  # type: ignore[arg-type]
-    except (ExpressionError, InvalidPlanError):  # what has no digest cannot be approved
+    except (ExpressionError, InvalidPlanError):  # a value without a digest cannot be approved
         return
     if digests[0] == digests[1]:
         assert exact(one) == exact(other)
 
 
 class Level(IntEnum):
-    """A number with a name."""
+    """An enum of numbers."""
 
     HIGH = 3
 
 
-class ResolutionRecord(StrEnum):
-    """A text with a name."""
+class Mode(StrEnum):
+    """An enum of texts."""
 
     GO = "go"
 
 
-ONE_FORM: dict[str, tuple[Any, str]] = {
+CANONICAL_VALUES: dict[str, tuple[Any, str]] = {
     "a float": (1.0, "1"),
     "a float in exponents": (2.0e0, "2"),
     "a negative zero": (-0.0, "0"),
@@ -155,19 +155,23 @@ ONE_FORM: dict[str, tuple[Any, str]] = {
     "true": (True, "true"),
     "a text": ("1.0", '"1.0"'),
     "an enum of numbers": (Level.HIGH, "3"),
-    "an enum of texts": (ResolutionRecord.GO, '"go"'),
+    "an enum of texts": (Mode.GO, '"go"'),
 }
 
 
-BRIEFLY = {"constant": ONE_FORM, "result": ONE_FORM, "input": ("a float", "nested"), "default": ("a float", "nested")}
+FAST_CASES = {"constant": CANONICAL_VALUES, "result": CANONICAL_VALUES, "input": ("a float", "nested"), "default": ("a float", "nested")}
 
 
 @pytest.mark.parametrize(
-    ("way", "name"),
-    [pytest.param(way, name, marks=() if name in brief else pytest.mark.thorough) for way, brief in BRIEFLY.items() for name in ONE_FORM],
+    ("source", "name"),
+    [
+        pytest.param(source, name, marks=() if name in brief else pytest.mark.thorough)
+        for source, brief in FAST_CASES.items()
+        for name in CANONICAL_VALUES
+    ],
 )
-def test_what_is_digested_shown_and_called_is_one_value(way: str, name: str) -> None:
-    value, written = ONE_FORM[name]
+def test_the_digest_the_gate_and_the_call_use_the_same_value(source: str, name: str) -> None:
+    value, written = CANONICAL_VALUES[name]
     got: list[Any] = []
 
     @tool(effect="read")
@@ -183,23 +187,23 @@ def test_what_is_digested_shown_and_called_is_one_value(way: str, name: str) -> 
     plan = ExecutionPlan(description="Use it")
     plan.options.require_approval = False
     parameter: Any = value
-    if way in ("input", "default"):
-        plan.inputs = {"x": Input(type="object", default=None if way == "input" else {"y": value})}
+    if source in ("input", "default"):
+        plan.inputs = {"x": Input(type="object", default=None if source == "input" else {"y": value})}
         parameter = "${{ inputs.x.y }}"
-    if way == "result":
+    if source == "result":
         plan.add_step("give", "Give it", {}, id="give")
         parameter = "${{ steps.give.result }}"
     plan.add_step("use", "Use it", {"value": parameter}, id="use", requires_approval=True)
-    asked = Approves()
-    inputs = {"x": {"y": value}} if way == "input" else None
-    run = run_plan(plan, tools=ToolRegistry([give, use]), inputs=inputs, approver=asked, offline=True)
+    approver = RecordingApprover()
+    inputs = {"x": {"y": value}} if source == "input" else None
+    run = run_plan(plan, tools=ToolRegistry([give, use]), inputs=inputs, approver=approver, offline=True)
     assert run.is_completed, run.step("use").error
     assert json.dumps(got[0]) == written
     assert type(got[0]) in (int, float, str, bool, dict)
-    assert not isinstance(value, int | float) or f"`{written}`" in asked.texts[0]
+    assert not isinstance(value, int | float) or f"`{written}`" in approver.texts[0]
 
 
-def test_a_parameter_that_says_float_still_gets_a_float() -> None:
+def test_a_float_parameter_still_gets_a_float() -> None:
     plan = ExecutionPlan(description="Take it")
     plan.add_step("take", "Take it", {"value": 2.0, "share": 1.0})
     validated = validate(plan, TOOLS)
@@ -208,7 +212,7 @@ def test_a_parameter_that_says_float_still_gets_a_float() -> None:
     assert (repr(arguments["share"]), repr(arguments["value"])) == ("1.0", "2")
 
 
-def test_expressions_keep_calculating_with_the_floats_of_a_result() -> None:
+def test_expressions_calculate_with_the_floats_of_a_result() -> None:
     @tool(effect="read")
     def measure() -> dict[str, float]:
         """Measure something."""
@@ -223,7 +227,7 @@ def test_expressions_keep_calculating_with_the_floats_of_a_result() -> None:
     assert exact(run.step("t").result) == exact([3.5, 1])
 
 
-def test_an_integer_without_a_canonical_form_fails_a_step_with_a_gate_and_nothing_else() -> None:
+def test_an_integer_without_a_canonical_form_fails_only_the_gated_step() -> None:
     @tool(effect="read")
     def give() -> int:
         """Give a large number."""
@@ -233,19 +237,19 @@ def test_an_integer_without_a_canonical_form_fails_a_step_with_a_gate_and_nothin
     plan.options.require_approval = False
     plan.add_step("give", "Give it", {}, id="give")
     plan.add_step("take", "Use it", {"value": "${{ steps.give.result }}"}, id="use", requires_approval=True)
-    run = run_plan(plan, tools=ToolRegistry([give, take]), approver=Approves(), offline=True)
+    run = run_plan(plan, tools=ToolRegistry([give, take]), approver=RecordingApprover(), offline=True)
     assert run.step("give").status == "completed"
     assert "the integer is beyond" in (run.step("use").error or "")
 
 
 @dataclass
-class Kept:
-    """Holds a mapping inside of a result."""
+class Counts:
+    """A result with a mapping inside."""
 
     counts: dict[Any, int]
 
 
-TWICE: dict[str, tuple[Any, str]] = {
+COLLIDING_KEYS: dict[str, tuple[Any, str]] = {
     "a number and a text": ({1: "a", "1": "b"}, "1"),
     "nested in a list": ({"rows": [{"x": {2: 1, "2": 2}}]}, "2"),
     "none": ({None: 1, "None": 2}, "None"),
@@ -254,14 +258,14 @@ TWICE: dict[str, tuple[Any, str]] = {
     "a date": ({date(2026, 1, 2): 1, "2026-01-02": 2}, "2026-01-02"),
     "an enum": ({Level.HIGH: 1, "3": 2}, "3"),
     "bytes": ({b"k": 1, "k": 2}, "k"),
-    "in a dataclass": (Kept({7: 1, "7": 2}), "7"),
+    "in a dataclass": (Counts({7: 1, "7": 2}), "7"),
     "Chinese": ({"键": 1, b"\xe9\x94\xae": 2}, "键"),
 }
 
 
-@pytest.mark.parametrize("name", TWICE)
-def test_two_keys_of_a_result_that_become_one_fail_the_step(name: str) -> None:
-    value, key = TWICE[name]
+@pytest.mark.parametrize("name", COLLIDING_KEYS)
+def test_colliding_keys_of_a_result_fail_the_step(name: str) -> None:
+    value, key = COLLIDING_KEYS[name]
 
     @tool(effect="read")
     def give() -> Any:
@@ -272,11 +276,11 @@ def test_two_keys_of_a_result_that_become_one_fail_the_step(name: str) -> None:
     plan.options.require_approval = False
     plan.add_step("give", "Give it", {}, id="give")
     run = run_plan(plan, tools=ToolRegistry([give]), offline=True)
-    said = f'the result is not JSON: two keys of one mapping both become the JSON key "{key}"; rename one of them'
-    assert (run.step("give").status, run.step("give").result, run.step("give").error) == ("failed", None, said)
+    error = f'the result is not JSON: two keys of one mapping both become the JSON key "{key}"; rename one of them'
+    assert (run.step("give").status, run.step("give").result, run.step("give").error) == ("failed", None, error)
 
 
 @pytest.mark.parametrize("value", [{1: "a", "2": "b"}, {None: 1, "null": 2}, {True: 1, "True": 2}, [{1: 1}, {"1": 1}]], ids=str)
-def test_keys_that_stay_apart_are_kept(value: Any) -> None:
+def test_distinct_keys_are_kept(value: Any) -> None:
     assert str(as_json(value)) == str(as_json(as_json(value)))
     assert len(as_json(value)) == len(value)  # type: ignore[arg-type]

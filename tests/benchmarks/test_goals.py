@@ -18,7 +18,7 @@ from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.status import PlanStatus
 from plan_adapter.validation import bind_inputs, validate
-from tests.agent.goals import call, said
+from tests.agent.goals import call, model_answer
 
 pytestmark = pytest.mark.benchmark
 
@@ -36,8 +36,8 @@ class Instant(OpenAIModel):
     async def _whole(self, request: dict[str, Any]) -> Completion:
         self.requests.append(request)
         is_last = len(self.requests) == ROUNDS
-        look = said("continue", tool_call=call("look", host=f"web-{len(self.requests)}"))
-        text = json.dumps(said("done", goal_check="E1 shows it") if is_last else look)
+        look = model_answer("continue", tool_call=call("look", host=f"web-{len(self.requests)}"))
+        text = json.dumps(model_answer("done", goal_check="E1 shows it") if is_last else look)
         return Completion(text, finish="stop", usage=Usage(1, 1), model="m", has_choice=True)
 
 

@@ -1,4 +1,4 @@
-"""The block types: what Prefect asks of every one, and what ours give."""
+"""Tests of the block types: Prefect's standard suite, and what our blocks return."""
 
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_prefect_finds_the_block_types_by_their_entry_point() -> None:
     assert (point.load().PlanStoreDatabase, point.load().LanguageModel) == (PlanStoreDatabase, LanguageModel)
 
 
-async def test_the_store_of_a_block_keeps_plans_of_its_tenant_only(tmp_path: Path) -> None:
+async def test_the_store_of_a_block_sees_only_plans_of_its_tenant(tmp_path: Path) -> None:
     plan = ExecutionPlan(description="Check the site")
     plan.add_step("http_get", "Ask", {"url": "http://127.0.0.1/"})
     url = SecretStr(f"sqlite:///{tmp_path / 'plans.db'}")
@@ -42,7 +42,7 @@ def test_a_block_shows_no_password() -> None:
     assert "hunter2" not in f"{block!r} {block} {block.model_dump_json()} {block.get_store()!r}"
 
 
-async def test_the_model_of_a_block_is_asked_where_it_says_with_its_key_which_nothing_shows() -> None:
+async def test_the_model_of_a_block_uses_its_url_and_key_and_never_shows_the_key() -> None:
     with scripted(says({"ready": True})) as server:
         block = LanguageModel(model="模型-1", base_url=server.url, api_key=SecretStr("sk-canary"))
         model = block.get_model()
@@ -53,7 +53,7 @@ async def test_the_model_of_a_block_is_asked_where_it_says_with_its_key_which_no
     assert "sk-canary" not in f"{block!r} {block} {block.model_dump_json()} {model!r}"
 
 
-def test_a_block_of_a_local_path_is_saved_with_a_warning_that_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_with_a_local_path_warns_and_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PLAN_ADAPTER_DATABASE_URL", raising=False)
     assert "set PLAN_ADAPTER_DATABASE_URL=postgresql://… and run `make blocks` again" in (blocks.plan_store.warning() or "")
     monkeypatch.setenv("PLAN_ADAPTER_ALLOW_LOCAL_STORE", "true")
@@ -63,6 +63,6 @@ def test_a_block_of_a_local_path_is_saved_with_a_warning_that_says_what_to_set(m
     assert blocks.plan_store.warning() is None
 
 
-def test_the_deployments_block_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_deployments_block_uses_the_database_url_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", "postgresql://plans:hunter2@127.0.0.1/plans")
     assert blocks.plan_store.block().url.get_secret_value() == "postgresql://plans:hunter2@127.0.0.1/plans"

@@ -1,4 +1,4 @@
-"""Runs and events to show."""
+"""Builders of runs and events for tests of the displays."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,12 +12,12 @@ NOW = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
 
 
 def a_step(step_id: str, **fields: Any) -> StepRun:
-    """A step run that has not started, but for `fields`."""
+    """Return a step run that has not started, with `fields` replaced."""
     return replace(StepRun(id=step_id, index=0, tool_name="run_command", description=""), **fields)
 
 
 def a_run(*steps: StepRun, **fields: Any) -> PlanRun:
-    """A run that executes, but for `fields`."""
+    """Return an executing run, with `fields` replaced."""
     run = PlanRun(
         id="0192f0c4-0000-7000-8000-000000000001",
         plan_id="p",
@@ -34,8 +34,8 @@ def a_run(*steps: StepRun, **fields: Any) -> PlanRun:
     return replace(run, **fields)
 
 
-def story() -> list[Event]:
-    """A run in which a step is tried twice, one fails with a log, and one is skipped."""
+def sample_events() -> list[Event]:
+    """Return the events of a run with a retried step, a failed step with a log, and a skipped step."""
     build, test, ship = a_step("构建"), a_step("test", description="All tests"), a_step("ship")
     run = a_run(build, test, ship, flow_run_id="f-1")
 

@@ -1,4 +1,4 @@
-"""The command line in this process, in a home of its own, without a server."""
+"""Fixtures that run the command line in this process, with a separate home and without a server."""
 
 import json
 import shutil
@@ -14,8 +14,8 @@ from plan_adapter.private_files import make_folder
 
 
 @dataclass(frozen=True)
-class Said:
-    """What one command did."""
+class CommandResult:
+    """The exit code and output of one command."""
 
     code: int
     out: str
@@ -23,26 +23,26 @@ class Said:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """The JSON objects of stdout."""
+        """Return the JSON objects on stdout, one per line."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     @property
     def run(self) -> dict[str, Any]:
-        """The last line of stdout: the run."""
+        """Return the JSON object on the last line of stdout: the run."""
         return self.lines[-1]
 
 
-Plan = Callable[..., Said]
+Plan = Callable[..., CommandResult]
 
 
 def digest_of(plan: Plan, run_id: str) -> str:
-    """The approval digest of the plan that a run has now."""
+    """Return the approval digest of the current plan of a run."""
     return plan("show", run_id, "--json").run["approval_digest"]
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, migrated_file: Path) -> Iterator[Path]:
-    """A home, with an empty store, and a working folder of their own; no local server may be started."""
+    """Use a temporary home with an empty store and a temporary working folder; starting a local server is forbidden."""
     for name in ("PLAN_ADAPTER_DATABASE_URL", "PLAN_ADAPTER_TOOLS", "NO_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
@@ -57,12 +57,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, migrated_file: Path) -
 
 @pytest.fixture
 def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
-    """Runs `plan …` in this process."""
+    """Return a function that runs `plan …` in this process."""
 
-    def call(*arguments: str | Path) -> Said:
+    def call(*arguments: str | Path) -> CommandResult:
         capsys.readouterr()
         code = main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return Said(code, said.out, said.err)
+        captured = capsys.readouterr()
+        return CommandResult(code, captured.out, captured.err)
 
     return call

@@ -1,4 +1,4 @@
-"""`plan draft` with a scripted model: its answers, and the command that asks it."""
+"""Helpers for `plan draft` with a scripted model: its answers, and a fixture that runs the command."""
 
 import json
 import shlex
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.agent.server import Request, ScriptedServer
-from tests.cli.conftest import Plan, Said
+from tests.cli.conftest import CommandResult, Plan
 from tests.cli.test_run import TOOLS
 
 KEY = "sk-canary-0123"
@@ -31,13 +31,13 @@ QUESTION = {"action": "ask_user", "speak": "问候谁？", "reason": "缺名字"
 
 @pytest.fixture
 def draft(plan: Plan, monkeypatch: pytest.MonkeyPatch):
-    """Runs `plan draft` with the tests' tools and the model of a server that is up."""
+    """Return a function that runs `plan draft` with the tests' tools and the model of a scripted server."""
 
-    def call(server: ScriptedServer, *arguments: str | Path) -> Said:
+    def call(server: ScriptedServer, *arguments: str | Path) -> CommandResult:
         configure(monkeypatch, server.url)
-        said = plan("draft", *arguments, *TOOLS)
-        assert KEY not in said.out + said.err
-        return said
+        result = plan("draft", *arguments, *TOOLS)
+        assert KEY not in result.out + result.err
+        return result
 
     return call
 
@@ -50,12 +50,12 @@ def configure(monkeypatch: pytest.MonkeyPatch, url: str, key: str = KEY) -> None
         monkeypatch.setenv(f"PLAN_ADAPTER_MODEL{name}", value)
 
 
-def tools_told(request: Request) -> set[str]:
-    """The names of the tools that a request's prompt lists."""
+def tools_in_prompt(request: Request) -> set[str]:
+    """Return the names of the tools that the prompt of a request lists."""
     listed = request["messages"][1]["content"].split("tools (JSON):\n")[1].split("\n\n")[0]
     return {tool["name"] for tool in json.loads(listed)}
 
 
-def resume_words(said: str) -> list[str]:
-    """The words to type that a command told."""
-    return shlex.split(said.split("continue with: plan ")[1].splitlines()[0])
+def resume_arguments(stderr: str) -> list[str]:
+    """Return the arguments of the resume command that `stderr` suggests."""
+    return shlex.split(stderr.split("continue with: plan ")[1].splitlines()[0])

@@ -1,4 +1,4 @@
-"""A run that waits at its gate, and who answers there."""
+"""Helpers for runs that wait at their gate, and for signed answers."""
 
 import subprocess
 from pathlib import Path
@@ -7,26 +7,26 @@ from typing import Any
 import pytest
 
 from plan_adapter.gates.approval import os_user
-from tests.cli.conftest import Plan, Said
+from tests.cli.conftest import CommandResult, Plan
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document
 
 ME = os_user()
 
 
 def waiting(plan: Plan, **fields: Any) -> str:
-    """The id of a run that waits at its gate, with nobody there."""
-    said = plan("run", document(GREET, **{**NEEDS_APPROVAL, **fields}), "--offline", "--json", *TOOLS)
-    assert said.code == 6, said.err
-    return said.run["id"]
+    """Return the id of a run that waits at its plan gate and that no process attends."""
+    result = plan("run", document(GREET, **{**NEEDS_APPROVAL, **fields}), "--offline", "--json", *TOOLS)
+    assert result.code == 6, result.err
+    return result.run["id"]
 
 
-def resumed(plan: Plan, run_id: str) -> Said:
+def resumed(plan: Plan, run_id: str) -> CommandResult:
     return plan("resume", run_id, "--offline", "--json", *TOOLS)
 
 
 @pytest.fixture
 def signer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Ana's key, which counts, as the one that is signed with."""
+    """Make ana an allowed signer, sign with her key, and return the path of the key."""
     key = tmp_path / "ana"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)], check=True)
     allowed = tmp_path / "allowed"

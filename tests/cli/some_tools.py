@@ -1,4 +1,4 @@
-"""Tools that the tests' plans use, by import string."""
+"""Tools that the plans of the tests load by import string."""
 
 import asyncio
 import os
@@ -22,13 +22,13 @@ def fail(text: str = "it broke") -> None:
 
 @tool(effect="read")
 async def wait() -> None:
-    """Wait until somebody ends it."""
+    """Wait until cancelled."""
     await asyncio.Event().wait()
 
 
 @tool(effect="read")
 async def interrupt_and_wait(times: int = 1) -> None:
-    """Do what Ctrl-C does, and wait."""
+    """Send SIGINT to this process, as Ctrl-C does, and wait."""
     for _ in range(times):
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(0)
@@ -37,26 +37,26 @@ async def interrupt_and_wait(times: int = 1) -> None:
 
 @tool(effect="read")
 async def signal_and_wait(number: int) -> None:
-    """Do what `kill` does, and wait."""
+    """Send a signal to this process, as `kill` does, and wait."""
     os.kill(os.getpid(), number)
     await asyncio.Event().wait()
 
 
 @tool(effect="write")
 async def write_and_wait() -> None:
-    """Begin something and never come back."""
+    """Start a write and never return."""
     await asyncio.Event().wait()
 
 
 @tool(effect="write")
 def get_lost() -> None:
-    """Begin something and cannot tell whether it was done."""
+    """Start a write and report an unknown outcome."""
     raise UnknownOutcomeError("the line went dead")
 
 
 @tool(effect="read")
 def once(path: str) -> str:
-    """Fail the first time that it is called with this path."""
+    """Fail on the first call with this path."""
     if Path(path).exists():
         return "second"
     Path(path).touch()
@@ -65,7 +65,7 @@ def once(path: str) -> str:
 
 @tool(effect="read")
 async def wait_once(path: str) -> str:
-    """Come back only if it was called with this path before."""
+    """Hang on the first call with this path, and return on later ones."""
     if not Path(path).exists():
         Path(path).touch()
         await asyncio.Event().wait()

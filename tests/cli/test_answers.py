@@ -1,4 +1,4 @@
-"""`plan approve`, `reject` and `revise` without a server: real commands, one after the other, on one store."""
+"""Tests of `plan approve`, `reject` and `revise` without a server: real commands on one store."""
 
 import asyncio
 import json
@@ -16,48 +16,48 @@ __all__ = ["signer"]
 
 def test_an_approved_run_continues_when_it_is_resumed(plan: Plan) -> None:
     run_id = waiting(plan)
-    said = plan("approve", run_id[:-2], "--note", "看过了")
-    assert said.code == 0
-    assert said.out == f"approved 试运行, by {ME} (os_user): run {run_id}\n"
-    assert "**1. greet**" in said.err
-    assert "approval digest: `" in said.err
-    assert "cannot be undone" in said.err.casefold()
-    assert f"`plan resume {run_id} --offline` resumes the run" in said.err
+    result = plan("approve", run_id[:-2], "--note", "看过了")
+    assert result.code == 0
+    assert result.out == f"approved 试运行, by {ME} (os_user): run {run_id}\n"
+    assert "**1. greet**" in result.err
+    assert "approval digest: `" in result.err
+    assert "cannot be undone" in result.err.casefold()
+    assert f"`plan resume {run_id} --offline` resumes the run" in result.err
     assert plan("gates", "--json").lines == []
     done = resumed(plan, run_id)
     assert (done.code, done.run["status"], done.run["approved_by"]) == (0, "completed", ME)
 
 
-def test_show_prints_all_and_answers_nothing(plan: Plan) -> None:
+def test_show_prints_the_gate_without_answering_it(plan: Plan) -> None:
     run_id = waiting(plan)
-    said = plan("approve", run_id, "--show")
-    assert (said.code, "## Approve 试运行?" in said.out) == (0, True)
+    result = plan("approve", run_id, "--show")
+    assert (result.code, "## Approve 试运行?" in result.out) == (0, True)
     assert len(plan("gates", "--json").lines) == 1
 
 
-def test_a_rejection_ends_a_run_that_nobody_waits_for(plan: Plan) -> None:
+def test_a_rejection_ends_a_run_without_a_waiting_process(plan: Plan) -> None:
     run_id = waiting(plan)
-    said = plan("reject", run_id, "--note", "不行", "--json")
-    assert (said.code, said.run["decision"], said.run["by"], said.run["known_by"]) == (0, "reject", ME, "os_user")
+    result = plan("reject", run_id, "--note", "不行", "--json")
+    assert (result.code, result.run["decision"], result.run["by"], result.run["known_by"]) == (0, "reject", ME, "os_user")
     run = plan("show", run_id, "--json").run
     assert (run["status"], run["reason"], run["rejection_note"]) == ("cancelled", "rejected", "不行")
     assert [plan(verb, run_id).code for verb in ("approve", "reject")] == [3, 3]
     assert plan("resume", run_id, "--offline", *TOOLS).code == 3
 
 
-def test_a_second_answer_is_refused_with_the_first_one(plan: Plan) -> None:
+def test_a_second_answer_is_refused_and_the_error_shows_the_first(plan: Plan) -> None:
     run_id = waiting(plan)
     assert plan("approve", run_id).code == 0
-    said = plan("reject", run_id)
-    assert said.code == 2
-    assert f"{ME} answered at" in said.err
-    assert said.err.splitlines()[0].endswith(f": approve; `plan resume {run_id} --offline` resumes it")
+    result = plan("reject", run_id)
+    assert result.code == 2
+    assert f"{ME} answered at" in result.err
+    assert result.err.splitlines()[0].endswith(f": approve; `plan resume {run_id} --offline` resumes it")
 
 
-def test_a_refused_answerer_learns_who_may_answer(plan: Plan) -> None:
+def test_a_refused_answer_says_who_may_answer(plan: Plan) -> None:
     run_id = waiting(plan, approval={"approvers": ["ana"], "self_approval": False})
-    said = plan("approve", run_id, "--json")
-    assert (said.code, said.lines) == (6, [{"error": "NotApprovedError", "message": f"{ME} may not answer here; only ana may"}])
+    result = plan("approve", run_id, "--json")
+    assert (result.code, result.lines) == (6, [{"error": "NotApprovedError", "message": f"{ME} may not answer here; only ana may"}])
     assert len(plan("gates", "--json").lines) == 1
 
     async def last() -> tuple[str, str | None, str | None]:
@@ -68,50 +68,50 @@ def test_a_refused_answerer_learns_who_may_answer(plan: Plan) -> None:
     assert asyncio.run(last()) == ("refused", ME, f"approve is refused: {ME} may not answer here; only ana may")
 
 
-def test_without_a_gate_to_answer_the_error_names_the_next_command(plan: Plan) -> None:
+def test_the_error_names_the_next_command_if_no_gate_is_open(plan: Plan) -> None:
     run_id = waiting(plan)
-    said = plan("approve", run_id, "--step", "greet")
+    result = plan("approve", run_id, "--step", "greet")
     command = f"plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}"
-    assert said.err == f"plan: step `greet` of run {run_id} does not wait yet; the plan itself does: `{command}`\n"
+    assert result.err == f"plan: step `greet` of run {run_id} does not wait yet; the plan itself does: `{command}`\n"
     run_id = plan("run", document(step("b", "fail"), **NEEDS_APPROVAL), "--offline", "--yes", "--json", *TOOLS).run["id"]
-    said = plan("approve", run_id)
-    assert (said.code, f"run {run_id} does not wait for an answer; it is failed" in said.err) == (2, True)
-    assert f"`plan resume {run_id} --offline` resumes it" in said.err
+    result = plan("approve", run_id)
+    assert (result.code, f"run {run_id} does not wait for an answer; it is failed" in result.err) == (2, True)
+    assert f"`plan resume {run_id} --offline` resumes it" in result.err
 
 
 def test_a_new_group_member_may_answer_if_the_resuming_process_knows_the_group(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = waiting(plan, approval={"approvers": ["sre", "ana"]})
     assert plan("approve", run_id).code == 6
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": [ME], "others": ["bo"]}))
-    said = plan("resume", run_id, "--offline", "--yes", "--json", *TOOLS)
-    assert (said.code, said.run["status"]) == (0, "completed"), said.err
+    result = plan("resume", run_id, "--offline", "--yes", "--json", *TOOLS)
+    assert (result.code, result.run["status"]) == (0, "completed"), result.err
     run_id = waiting(plan, approval={"approvers": ["others", "sre", "ana"]})
     assert "`ana` may answer as a person:" in plan("approve", run_id, "--show").out
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"], "others": ["bo", ME]}))
     assert plan("approve", run_id).code == 0
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"], "others": ["bo"]}))
-    said = plan("resume", run_id, "--offline", "--detach", *TOOLS)
-    assert (said.code, f"{ME} may not answer here; only bo, li, ana may" in plan("show", run_id).out) == (6, True)
+    result = plan("resume", run_id, "--offline", "--detach", *TOOLS)
+    assert (result.code, f"{ME} may not answer here; only bo, li, ana may" in plan("show", run_id).out) == (6, True)
 
 
-def test_the_doctor_names_approvers_that_are_no_group(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_lists_approvers_that_are_not_groups(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["ana"]}))
     path = document(GREET, **NEEDS_APPROVAL, approval={"approvers": ["sre", "ana", "dba"], "operators": ["run-plan/nightly"]})
-    said = plan("doctor", path, *TOOLS)
-    assert [line.split("`")[1] for line in said.out.splitlines() if "counts as a person" in line] == ["dba"]
+    result = plan("doctor", path, *TOOLS)
+    assert [line.split("`")[1] for line in result.out.splitlines() if "counts as a person" in line] == ["dba"]
 
 
-def test_an_answer_that_cannot_be_proved_leaves_the_run_waiting(plan: Plan) -> None:
-    said = plan("approve", waiting(plan), "--code", "123456")
-    assert (said.code, f"{ME} has no one-time codes: set them up with `plan enroll {ME}`" in said.err) == (6, True)
+def test_an_answer_without_valid_proof_leaves_the_run_waiting(plan: Plan) -> None:
+    result = plan("approve", waiting(plan), "--code", "123456")
+    assert (result.code, f"{ME} has no one-time codes: set them up with `plan enroll {ME}`" in result.err) == (6, True)
 
 
-def test_yes_ends_with_6_where_the_policy_does_not_take_it_and_nothing_is_begun(plan: Plan) -> None:
+def test_yes_exits_with_6_and_starts_nothing_if_the_policy_refuses_it(plan: Plan) -> None:
     path = document(GREET, **NEEDS_APPROVAL, approval={"self_approval": False})
-    said = plan("run", path, "--offline", "--yes", *TOOLS)
-    assert said.code == 6
-    assert "--yes is refused, and nothing has started" in said.err
-    assert "may not approve it; somebody else must" in said.err
+    result = plan("run", path, "--offline", "--yes", *TOOLS)
+    assert result.code == 6
+    assert "--yes is refused, and nothing has started" in result.err
+    assert "may not approve it; somebody else must" in result.err
     assert plan("runs", "--json").lines == []
     run_id = plan("run", path, "--offline", "--detach", "--json", *TOOLS).run["id"]
     assert plan("resume", run_id, "--offline", "--yes", *TOOLS).code == 6
@@ -131,14 +131,14 @@ def test_yes_ends_with_6_where_the_policy_does_not_take_it_and_nothing_is_begun(
     ],
     ids=["no run", "unknown", "no step", "by", "two steps"],
 )
-def test_what_cannot_be_answered_is_a_usage_error(plan: Plan, arguments: tuple[str, ...], message: str) -> None:
+def test_an_invalid_answer_is_a_usage_error(plan: Plan, arguments: tuple[str, ...], message: str) -> None:
     run_id = waiting(plan)
-    said = plan("approve", *(run_id if word == "RUN" else word for word in arguments))
-    assert said.code == 2
-    assert message in said.err
+    result = plan("approve", *(run_id if word == "RUN" else word for word in arguments))
+    assert result.code == 2
+    assert message in result.err
 
 
-def test_a_resume_without_a_terminal_asks_again_about_the_plan_that_somebody_wants_changed(plan: Plan) -> None:
+def test_resuming_without_a_terminal_asks_again_after_requested_changes(plan: Plan) -> None:
     run_id = waiting(plan)
     plan("reject", run_id, "--changes", "--note", "greet everybody")
     resumed = plan("resume", run_id, "--offline", *TOOLS)
@@ -149,7 +149,7 @@ def test_a_resume_without_a_terminal_asks_again_about_the_plan_that_somebody_wan
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0
 
 
-def test_the_doctor_looks_at_the_allowed_signers(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_checks_the_allowed_signers_file(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ok  PLAN_ADAPTER_ALLOWED_SIGNERS names no file" in plan("doctor").out
     allowed = tmp_path / "allowed"
     monkeypatch.setenv("PLAN_ADAPTER_ALLOWED_SIGNERS", str(allowed))
@@ -162,28 +162,28 @@ def test_the_doctor_looks_at_the_allowed_signers(plan: Plan, tmp_path: Path, mon
     assert "BAD there is no `ssh-keygen`" in plan("doctor").out
 
 
-def test_a_request_for_changes_says_what_and_how_the_new_version_comes(plan: Plan) -> None:
+def test_requesting_changes_needs_a_note_and_names_the_revise_command(plan: Plan) -> None:
     run_id = waiting(plan)
     assert "--changes needs --note" in plan("reject", run_id, "--changes").err
-    said = plan("reject", run_id, "--changes", "--note", "greet everybody")
-    assert said.code == 0
-    assert f"`plan revise {run_id} FILE`" in said.err
+    result = plan("reject", run_id, "--changes", "--note", "greet everybody")
+    assert result.code == 0
+    assert f"`plan revise {run_id} FILE`" in result.err
     assert plan("show", run_id, "--json").run["status"] == "pending_approval"
 
 
-def test_a_revision_shows_what_it_changes_and_is_asked_about_anew(plan: Plan) -> None:
+def test_a_revision_shows_its_changes_and_needs_a_new_approval(plan: Plan) -> None:
     run_id = waiting(plan)
     loud = step("loud", "write_and_wait", effect="write")
     path = document(step("greet", "greet", parameters={"who": "大家"}), loud, **NEEDS_APPROVAL)
-    said = plan("revise", run_id, path, *TOOLS, "--note", "as you wish")
-    assert said.code == 0, said.err
-    assert said.out.splitlines() == [
+    result = plan("revise", run_id, path, *TOOLS, "--note", "as you wish")
+    assert result.code == 0, result.err
+    assert result.out.splitlines() == [
         "what the new version changes (2 places):",
         "+ step loud is new (write_and_wait)",
         "~ greet.parameters.who: 世界 → 大家",
         f"run {run_id} has the new version: pending_approval",
     ]
-    assert f"`plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}`" in said.err
+    assert f"`plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}`" in result.err
     (gate,) = plan("gates", "--json").lines
     assert gate["run_id"] == run_id
     assert "What changed" in plan("approve", run_id, "--show").out
@@ -193,21 +193,21 @@ def test_a_revision_shows_what_it_changes_and_is_asked_about_anew(plan: Plan) ->
 
 def test_a_raised_effect_is_shown_first(plan: Plan) -> None:
     run_id = waiting(plan, steps=[{**GREET, "effect": "read"}])
-    said = plan("revise", run_id, document({**GREET, "effect": "write"}, **NEEDS_APPROVAL), *TOOLS, "--json")
-    assert said.run["changes"] == ["! EFFECT RAISED: step greet read → write"]
+    result = plan("revise", run_id, document({**GREET, "effect": "write"}, **NEEDS_APPROVAL), *TOOLS, "--json")
+    assert result.run["changes"] == ["! EFFECT RAISED: step greet read → write"]
 
 
-def test_a_revision_is_a_file_or_an_edit(plan: Plan) -> None:
+def test_revise_needs_a_file_or_an_edit(plan: Plan) -> None:
     run_id = waiting(plan)
     assert "give the new version as a file or in words, or use --edit" in plan("revise", run_id).err
     assert "--edit needs a terminal" in plan("revise", run_id, "--edit").err
 
 
 @pytest.mark.usefixtures("signer")
-def test_a_signed_answer_is_ones_own_under_any_account(plan: Plan) -> None:
+def test_a_signed_answer_counts_for_the_signer_under_any_account(plan: Plan) -> None:
     run_id = waiting(plan, approval={"approvers": ["ana"], "known_by": ["ssh_signature"]})
     assert "may not answer here" in plan("approve", run_id, "--sign").err
     assert "not of bo" in plan("reject", waiting(plan), "--sign", "--by", "bo").err
-    said = plan("approve", run_id, "--sign", "--by", "ana", "--json")
-    assert (said.code, said.run["by"], said.run["known_by"]) == (0, "ana", "ssh_signature")
+    result = plan("approve", run_id, "--sign", "--by", "ana", "--json")
+    assert (result.code, result.run["by"], result.run["known_by"]) == (0, "ana", "ssh_signature")
     assert resumed(plan, run_id).run["approved_by"] == "ana"

@@ -1,4 +1,4 @@
-"""A gate at a pseudo-terminal: what is shown, each answer, and a question that somebody else answers."""
+"""Tests of gates at a pseudo-terminal: what is shown, what each answer does, and answers from other processes."""
 
 import json
 import os
@@ -15,24 +15,24 @@ from tests.cli.test_terminal import Terminal, piped, run_at, terminals
 
 __all__ = ["terminals"]
 
-ASKED = "[v]iew, [e]dit, [?] "
-STEP_ASKED = "[v]iew, [?] "
+PROMPT = "[v]iew, [e]dit, [?] "
+STEP_PROMPT = "[v]iew, [?] "
 
 
-def listed() -> list[dict[str, Any]]:
-    """What waits, by `plan gates`."""
+def open_gates() -> list[dict[str, Any]]:
+    """Return the open gates that `plan gates` lists."""
     return [json.loads(line) for line in piped("gates", "--json").stdout.splitlines()]
 
 
-def answered(verb: str, *arguments: str) -> None:
+def answer(verb: str, *arguments: str) -> None:
     """Answer from another process."""
     done = piped(verb, *arguments)
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_a_person_at_the_terminal_sees_what_would_run_and_says_yes(terminals: list[Terminal]) -> None:
+def test_a_person_at_the_terminal_sees_the_plan_and_approves_it(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
-    terminal.wait_for(ASKED)
+    terminal.wait_for(PROMPT)
     assert "**1. greet**" in terminal.shown
     assert "approval digest: `" in terminal.shown
     assert f"Approve this plan as {os_user()}?" in terminal.shown
@@ -44,9 +44,9 @@ def test_a_person_at_the_terminal_sees_what_would_run_and_says_yes(terminals: li
     assert "试运行: completed in" in terminal.shown
 
 
-def test_a_no_asks_why_and_nothing_is_run(terminals: list[Terminal]) -> None:
+def test_a_no_asks_for_a_reason_and_runs_nothing(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
-    terminal.wait_for(ASKED)
+    terminal.wait_for(PROMPT)
     terminal.type("n\n")
     terminal.wait_for("Why not?")
     terminal.type("太危险\n")
@@ -56,34 +56,34 @@ def test_a_no_asks_why_and_nothing_is_run(terminals: list[Terminal]) -> None:
     assert json.loads(piped("runs", "--json").stdout)["rejection_note"] == "太危险"
 
 
-def test_what_is_no_answer_is_asked_again(terminals: list[Terminal]) -> None:
+def test_an_unrecognized_answer_is_asked_again(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
-    terminal.wait_for(ASKED)
+    terminal.wait_for(PROMPT)
     for number, word in enumerate(("", "什么", "?"), start=1):
         terminal.type(f"{word}\n")
-        terminal.wait_for_next(ASKED, times=number + 1)
+        terminal.wait_for_next(PROMPT, times=number + 1)
         assert terminal.shown.count("yes: run exactly this, once") == number, word
     assert "plan digest" not in terminal.shown
     terminal.type("v\n")
-    terminal.wait_for_next(ASKED, times=5)
+    terminal.wait_for_next(PROMPT, times=5)
     assert "plan digest" in terminal.shown
     terminal.type("yes\n")
     assert terminal.end() == 0
 
 
 @pytest.mark.thorough
-def test_an_end_of_the_input_rejects_where_nobody_else_is_asked(terminals: list[Terminal]) -> None:
+def test_the_end_of_input_rejects_the_plan_if_nobody_else_can_answer(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
-    terminal.wait_for(ASKED)
+    terminal.wait_for(PROMPT)
     terminal.type("\x04")
     assert terminal.end() == 3
     assert json.loads(piped("runs", "--json").stdout)["rejection_note"] == "no answer: the input ended"
 
 
-def test_what_was_typed_before_the_question_answers_nothing(terminals: list[Terminal]) -> None:
+def test_text_typed_before_the_prompt_is_ignored(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
     terminal.type("y\n")
-    terminal.wait_for(ASKED)
+    terminal.wait_for(PROMPT)
     terminal.type("n\n")
     terminal.wait_for("Why not?")
     terminal.type("\n")
@@ -92,26 +92,26 @@ def test_what_was_typed_before_the_question_answers_nothing(terminals: list[Term
 
 @pytest.mark.parametrize("verb", ["approve", "reject"])
 @pytest.mark.thorough
-def test_a_question_that_another_process_answers_ends_with_a_message(terminals: list[Terminal], verb: str) -> None:
+def test_the_prompt_ends_with_a_message_if_another_process_answers(terminals: list[Terminal], verb: str) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
-    terminal.wait_for(ASKED)
-    (gate,) = listed()
+    terminal.wait_for(PROMPT)
+    (gate,) = open_gates()
     assert gate["attended"] is True
-    answered(verb, gate["run_id"], "--note", "从别处")
+    answer(verb, gate["run_id"], "--note", "从别处")
     assert terminal.end() == (0 if verb == "approve" else 3)
     history = {"approve": "approved", "reject": "rejected"}[verb]
     assert f"the plan: {history} by {os_user()} (os_user): 从别处" in terminal.shown
 
 
 @pytest.mark.thorough
-def test_ctrl_c_at_the_question_cancels_the_run(terminals: list[Terminal]) -> None:
+def test_ctrl_c_at_the_prompt_cancels_the_run(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
-    terminal.wait_for(ASKED)
+    terminal.wait_for(PROMPT)
     os.kill(terminal.process.pid, signal.SIGINT)
     assert terminal.end() == 130
     run = json.loads(piped("runs", "--json").stdout)
     assert (run["status"], "Ctrl-C" in run["message"]) == ("cancelled", True)
-    assert listed() == []
+    assert open_gates() == []
 
 
 TWO = (
@@ -123,16 +123,16 @@ PARALLEL: dict[str, Any] = {"options": {"require_approval": False, "allow_parall
 
 
 @pytest.mark.thorough
-def test_two_steps_are_asked_about_in_turn_while_others_continue(terminals: list[Terminal]) -> None:
+def test_two_step_gates_are_asked_in_turn_while_other_steps_continue(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(*TWO, **PARALLEL))
-    terminal.wait_for(STEP_ASKED)
+    terminal.wait_for(STEP_PROMPT)
     terminal.wait_for("✓ beside")
     assert "Approve step `first` with these parameters" in terminal.shown
     assert "Approve step `second`" not in terminal.shown
     terminal.type("y\n")
     terminal.wait_for("Approve step `second` with these parameters")
     assert "乙" in terminal.shown
-    terminal.wait_for("✓ first")  # a rejection keeps what has not begun from beginning
+    terminal.wait_for("✓ first")  # a rejection prevents pending steps from starting
     terminal.type("n\n")
     terminal.wait_for("Why not?")
     terminal.type("不要\n")
@@ -142,23 +142,23 @@ def test_two_steps_are_asked_about_in_turn_while_others_continue(terminals: list
 
 
 @pytest.mark.thorough
-def test_a_step_that_is_answered_elsewhere_gives_way_to_the_next_question(terminals: list[Terminal]) -> None:
+def test_answering_a_step_elsewhere_moves_the_terminal_to_the_next_prompt(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(*TWO, **PARALLEL))
     terminal.wait_for("Approve step `first`")
     terminal.wait_for("second: waits for an approval")
-    run_id = listed()[0]["run_id"]
+    run_id = open_gates()[0]["run_id"]
     several = piped("approve", run_id)
     assert several.returncode == 2
     assert f"plan approve {run_id} --step first" in several.stderr.decode()
-    answered("approve", run_id, "--step", "first")
+    answer("approve", run_id, "--step", "first")
     terminal.wait_for("Approve step `second`")
-    terminal.wait_for(f"first: approved by {os_user()} (os_user)")  # above the question, or after it was first shown
+    terminal.wait_for(f"first: approved by {os_user()} (os_user)")  # shown above the prompt or after it
     terminal.type("y\n")
     assert terminal.end() == 0
 
 
 def editor(path: Path, *versions: str) -> str:
-    """An editor that saves these texts, one after the other."""
+    """Return the command of an editor that saves these texts, one per call."""
     saves = "; ".join(f"if n == {number}: text = {text!r}" for number, text in enumerate(versions))
     path.write_text(
         "import pathlib, sys\n"
@@ -172,12 +172,12 @@ def editor(path: Path, *versions: str) -> str:
 
 
 @pytest.mark.thorough
-def test_an_edited_plan_is_checked_shown_and_asked_about_anew(terminals: list[Terminal], tmp_path: Path) -> None:
+def test_an_edited_plan_is_validated_shown_and_asked_again(terminals: list[Terminal], tmp_path: Path) -> None:
     path = document(GREET, **NEEDS_APPROVAL)
     good = path.read_text(encoding="utf-8").replace("世界", "大家")
     bad = good.replace('"tool_name": "greet"', '"tool_name": "gret"')
     terminal = run_at(terminals, path, EDITOR=editor(tmp_path / "editor.py", bad, good), VISUAL="")
-    terminal.wait_for(ASKED)
+    terminal.wait_for(PROMPT)
     terminal.type("e\n")
     terminal.wait_for("Edit it again?")
     assert "unknown-tool" in terminal.shown
@@ -187,7 +187,7 @@ def test_an_edited_plan_is_checked_shown_and_asked_about_anew(terminals: list[Te
     terminal.type("y\n")
     terminal.wait_for("Why?")
     terminal.type("\n")
-    terminal.wait_for_next(ASKED)
+    terminal.wait_for_next(PROMPT)
     assert "What changed" in terminal.shown
     terminal.type("y\n")
     assert terminal.end() == 0
@@ -196,27 +196,27 @@ def test_an_edited_plan_is_checked_shown_and_asked_about_anew(terminals: list[Te
 
 
 @pytest.mark.thorough
-def test_a_plan_that_another_process_revises_is_asked_about_anew(terminals: list[Terminal]) -> None:
+def test_a_plan_revised_by_another_process_is_asked_again(terminals: list[Terminal]) -> None:
     path = document(GREET, **NEEDS_APPROVAL)
     terminal = run_at(terminals, path)
-    terminal.wait_for(ASKED)
-    (gate,) = listed()
+    terminal.wait_for(PROMPT)
+    (gate,) = open_gates()
     path.write_text(path.read_text(encoding="utf-8").replace("世界", "大家"), encoding="utf-8")
     done = piped("revise", gate["run_id"], path, *TOOLS)
     assert b"the waiting process now asks about the new version" in done.stderr
-    terminal.wait_for_next(ASKED)
+    terminal.wait_for_next(PROMPT)
     assert "大家" in terminal.shown
     terminal.type("y\n")
     assert terminal.end() == 0
 
 
-def test_an_answer_that_the_policy_refuses_is_explained_and_asked_again(terminals: list[Terminal]) -> None:
+def test_a_refused_answer_is_explained_and_asked_again(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL, approval={"self_approval": False}))
-    terminal.wait_for(ASKED)
+    terminal.wait_for(PROMPT)
     assert "you cannot approve it here" in terminal.shown
     terminal.type("y\n")
     terminal.wait_for("your answer was refused")
-    terminal.wait_for_next(ASKED)
+    terminal.wait_for_next(PROMPT)
     terminal.type("n\n")
     terminal.wait_for("Why not?")
     terminal.type("\n")
@@ -224,24 +224,24 @@ def test_an_answer_that_the_policy_refuses_is_explained_and_asked_again(terminal
 
 
 @pytest.mark.thorough
-def test_a_run_that_waited_shows_its_inputs_before_it_is_resumed(terminals: list[Terminal]) -> None:
+def test_a_resumed_run_shows_its_inputs_before_it_asks(terminals: list[Terminal]) -> None:
     greeting = step("greet", "greet", parameters={"who": "${{ inputs.who }}"})
     path = document(greeting, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
     waiting = piped("run", path, "--offline", "--json", "--input", "who=小明", *TOOLS)
     assert waiting.returncode == 6
     terminal = Terminal("resume", json.loads(waiting.stdout)["id"], "--offline", *TOOLS)
     terminals.append(terminal)
-    terminal.wait_for(ASKED)
+    terminal.wait_for(PROMPT)
     assert "`who`: `小明`" in terminal.shown
     terminal.type("yes\n")
     assert terminal.end() == 0
 
 
-def test_an_edit_without_an_editor_leaves_the_plan_as_it_is(terminals: list[Terminal]) -> None:
+def test_an_edit_without_an_editor_keeps_the_plan(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL), VISUAL="/none/vi")
-    terminal.wait_for(ASKED)
+    terminal.wait_for(PROMPT)
     terminal.type("e\n")
     terminal.wait_for("cannot be started")
-    terminal.wait_for_next(ASKED)
+    terminal.wait_for_next(PROMPT)
     terminal.type("y\n")
     assert terminal.end() == 0

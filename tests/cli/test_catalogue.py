@@ -1,4 +1,4 @@
-"""`plan save`, `plan versions` and `plan diff`: immutable versions of named plans, compared step by step."""
+"""Tests of `plan save`, `plan versions` and `plan diff`: immutable versions of named plans and their differences."""
 
 import subprocess
 from pathlib import Path
@@ -23,15 +23,15 @@ DIFFERENCES = ["+ step again is new (http_get: Look again)", "~ description: Res
 
 
 @pytest.fixture
-def both(plan: Plan) -> Plan:
-    """Two saved versions of one plan, which is also a file."""
+def two_versions(plan: Plan) -> Plan:
+    """Save two versions of one plan; `restart.yaml` holds the second."""
     for text in (FIRST, SECOND):
         Path("restart.yaml").write_text(text, encoding="utf-8")
         assert plan("save", "restart.yaml").code == 0
     return plan
 
 
-def test_saving_makes_the_next_version_and_the_same_content_makes_none(plan: Plan) -> None:
+def test_saving_creates_a_new_version_only_if_the_content_changed(plan: Plan) -> None:
     Path("restart.yaml").write_text(FIRST, encoding="utf-8")
     first = plan("save", "restart.yaml")
     assert first.out.startswith("重启@1: saved (")
@@ -47,16 +47,16 @@ def test_a_plan_with_problems_is_not_saved(plan: Plan) -> None:
     assert "no plan is stored yet" in plan("versions").err
 
 
-def test_versions_are_listed_newest_first(both: Plan) -> None:
-    head, newest, oldest = both("versions", "重启").out.splitlines()
+def test_versions_are_listed_newest_first(two_versions: Plan) -> None:
+    head, newest, oldest = two_versions("versions", "重启").out.splitlines()
     assert head.split() == ["VERSION", "DIGEST", "SAVED", "BY", "SAVED"]
     assert (newest.split()[0], oldest.split()[0]) == ("重启@2", "重启@1")
-    assert [line["version"] for line in both("versions", "--json").lines] == [2]
-    missing = both("versions", "重启动")
+    assert [line["version"] for line in two_versions("versions", "--json").lines] == [2]
+    missing = two_versions("versions", "重启动")
     assert (missing.code, "no plan is stored as `重启动`; did you mean `重启`?" in missing.err) == (2, True)
 
 
-def test_runs_are_listed_by_runbook_and_tags(plan: Plan) -> None:
+def test_runs_are_filtered_by_runbook_and_tags(plan: Plan) -> None:
     for name, tags in (("重启/web", ["web", "生产"]), ("other", ["web"])):
         assert plan("save", document(GREET, name=name, tags=tags), *TOOLS).code == 0
         assert plan("run", f"store:{name}", "--offline", *TOOLS).code == 0
@@ -65,7 +65,7 @@ def test_runs_are_listed_by_runbook_and_tags(plan: Plan) -> None:
         return [run["name"] for run in plan("runs", *arguments, "--json").lines]
 
     assert names("--runbook", "other") == ["other"]
-    assert names("--runbook", "重启/web") == names("--runbook", "重启 web") == ["重启/web"]  # the second as Prefect shows it
+    assert names("--runbook", "重启/web") == names("--runbook", "重启 web") == ["重启/web"]  # Prefect shows the name with a space
     assert names("--tag", "web") == ["other", "重启/web"]
     assert names("--tag", "web", "--tag", "生产", "--limit", "1") == ["重启/web"]
     assert names("--tag", "生产", "--runbook", "other") == []
@@ -73,15 +73,15 @@ def test_runs_are_listed_by_runbook_and_tags(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [("重启@1", "重启"), ("store:重启@1", "restart.yaml")])
-def test_two_versions_are_compared_step_by_step(both: Plan, old: str, new: str) -> None:
-    assert both("diff", old, new).out.splitlines() == DIFFERENCES
-    (told,) = both("diff", old, new, "--json").lines
-    assert told["differences"] == DIFFERENCES
-    same = both("diff", "重启@2", "restart.yaml")
+def test_two_versions_are_compared_step_by_step(two_versions: Plan, old: str, new: str) -> None:
+    assert two_versions("diff", old, new).out.splitlines() == DIFFERENCES
+    (line,) = two_versions("diff", old, new, "--json").lines
+    assert line["differences"] == DIFFERENCES
+    same = two_versions("diff", "重启@2", "restart.yaml")
     assert (same.code, same.out, same.err) == (0, "", "no differences\n")
 
 
-def test_a_file_is_compared_with_another_revision_in_git(plan: Plan) -> None:
+def test_a_file_is_compared_with_a_git_revision(plan: Plan) -> None:
     for command in (["init", "-q"], ["config", "user.email", "ana@example.org"], ["config", "user.name", "ana"]):
         subprocess.run(["git", *command], check=True)
     Path("restart.yaml").write_text(FIRST, encoding="utf-8")
@@ -99,7 +99,7 @@ def test_a_file_is_compared_with_another_revision_in_git(plan: Plan) -> None:
         ("no-such-plan", "no-such-plan"),
     ],
 )
-def test_what_cannot_be_compared_says_why(both: Plan, source: str, reason: str) -> None:
-    said = both("diff", source, "restart.yaml")
-    assert (said.code, reason in said.err) == (2, True), said.err
+def test_an_invalid_diff_source_is_refused_with_the_reason(two_versions: Plan, source: str, reason: str) -> None:
+    result = two_versions("diff", source, "restart.yaml")
+    assert (result.code, reason in result.err) == (2, True), result.err
     assert [path.name for path in Path().iterdir()] == ["restart.yaml"]

@@ -1,4 +1,4 @@
-"""`plan deploy` and `plan undeploy`: what they create in Prefect, what they leave alone, and what they refuse before anything changes."""
+"""Tests of `plan deploy` and `plan undeploy`: what they create, keep and refuse in Prefect."""
 
 import asyncio
 from pathlib import Path
@@ -38,19 +38,19 @@ def runbook(name: str, *steps: dict[str, Any], folder: Path = Path(), **fields: 
 
 @pytest.fixture
 def name() -> str:
-    """A name of its own: the server is shared."""
+    """Return a unique name, because all tests share the server."""
     return f"ask-{uuid4().hex[:8]}"
 
 
 def deployed(plan: Plan, *arguments: str | Path) -> dict[str, Any]:
-    """The line of `plan deploy`, which creates the work pool if it is missing."""
-    said = plan("deploy", *arguments, "--yes", "--json")
-    assert said.code == 0, said.err
-    return said.lines[0]
+    """Deploy, creating a missing work pool, and return the JSON object that `plan deploy` prints."""
+    result = plan("deploy", *arguments, "--yes", "--json")
+    assert result.code == 0, result.err
+    return result.lines[0]
 
 
 def in_prefect(name: str) -> DeploymentResponse:
-    """The deployment as Prefect has it."""
+    """Return the deployment from Prefect."""
 
     async def read() -> DeploymentResponse:
         async with get_client() as client:
@@ -59,7 +59,7 @@ def in_prefect(name: str) -> DeploymentResponse:
     return asyncio.run(read())
 
 
-def test_a_runbook_is_deployed_with_a_form_and_deployed_again_nothing_changes(plan: Plan, name: str, prefect_server: Server) -> None:
+def test_a_runbook_is_deployed_with_a_form_and_a_second_deploy_changes_nothing(plan: Plan, name: str, prefect_server: Server) -> None:
     path = runbook(name, tags=["web"], approval={"approvers": ["ana", "bo"]})
     first = deployed(plan, path)
     assert (first["action"], first["pool"], first["deployment"]) == ("created", "plans", f"{name}/{name}")
@@ -80,7 +80,7 @@ def test_a_runbook_is_deployed_with_a_form_and_deployed_again_nothing_changes(pl
     assert in_prefect(name).updated == found.updated
 
 
-def test_a_change_names_what_differs_and_keeps_the_options_that_are_left_out(plan: Plan, name: str) -> None:
+def test_an_update_lists_its_changes_and_keeps_omitted_options(plan: Plan, name: str) -> None:
     options = ("--cron", "0 3 * * *", "--time-zone", "Asia/Shanghai", "--input", "host=web-1", "--concurrency-limit", "1")
     deployed(plan, runbook(name), *options, "--tools", "tests.cli.some_tools:greet", "--job-variable", "env.LANG=C.UTF-8")
     before = in_prefect(name)
@@ -102,7 +102,7 @@ def test_a_change_names_what_differs_and_keeps_the_options_that_are_left_out(pla
     assert "Prefect has no deployment" in plan("undeploy", name).err
 
 
-def test_the_entrypoint_is_the_flow_of_exactly_the_deployed_version(plan: Plan, name: str) -> None:
+def test_the_entrypoint_loads_exactly_the_deployed_version(plan: Plan, name: str) -> None:
     deployed(plan, runbook(name))
     entrypoint = in_prefect(name).entrypoint
     assert entrypoint is not None
@@ -111,7 +111,7 @@ def test_the_entrypoint_is_the_flow_of_exactly_the_deployed_version(plan: Plan, 
     assert (found.name, found.description, list(found.parameters.properties)) == (name, "Ask a node", ["host", "times"])
 
 
-def test_a_folder_is_deployed_as_a_whole_or_not_at_all(plan: Plan, name: str) -> None:
+def test_a_folder_is_deployed_completely_or_not_at_all(plan: Plan, name: str) -> None:
     folder = Path(name)
     folder.mkdir()
     for number in range(3):
@@ -119,10 +119,10 @@ def test_a_folder_is_deployed_as_a_whole_or_not_at_all(plan: Plan, name: str) ->
     (folder / "README.md").write_text("no plan")
     (folder / f"{name}-0.test.yaml").write_text("cases: {}")
     (folder / f"{name}-0.approval.yaml").write_text("runbook_digest: 12")
-    said = plan("deploy", folder, "--yes")
-    assert said.out.splitlines() == [f"{name}-{number}/{name}-{number}: created" for number in range(3)]
-    assert "3 runbooks: 3 created\n" in said.err
-    assert "`prefect worker start --pool plans` starts a worker" in said.err
+    result = plan("deploy", folder, "--yes")
+    assert result.out.splitlines() == [f"{name}-{number}/{name}-{number}: created" for number in range(3)]
+    assert "3 runbooks: 3 created\n" in result.err
+    assert "`prefect worker start --pool plans` starts a worker" in result.err
     runbook(f"{name}-0", folder=folder, description="Ask it again")
     runbook(f"{name}-3", {"id": "lost", "tool_name": "no_such_tool", "description": "Lost"}, folder=folder)
     refused = plan("deploy", folder)
@@ -131,11 +131,11 @@ def test_a_folder_is_deployed_as_a_whole_or_not_at_all(plan: Plan, name: str) ->
     assert "3 runbooks: 1 updated, 2 unchanged\n" in plan("deploy", folder).err
 
 
-def test_the_runbooks_of_this_repository_can_all_be_deployed(plan: Plan) -> None:
-    said = plan("deploy", RUNBOOKS, "--dry-run", "--json")
-    assert said.code == 0, said.err
+def test_all_runbooks_in_this_repository_can_be_deployed(plan: Plan) -> None:
+    result = plan("deploy", RUNBOOKS, "--dry-run", "--json")
+    assert result.code == 0, result.err
     names = sorted(path.stem for path in RUNBOOKS.glob("*.yaml") if not path.stem.endswith(".test"))
-    assert [line["deployment"] for line in said.lines] == [f"{name}/{name}" for name in names]
+    assert [line["deployment"] for line in result.lines] == [f"{name}/{name}" for name in names]
 
 
 def test_a_stored_plan_is_deployed_by_its_name(plan: Plan, name: str) -> None:
@@ -157,14 +157,14 @@ def test_a_stored_plan_is_deployed_by_its_name(plan: Plan, name: str) -> None:
         (["--pool", "no-such-pool"], "the work pool `no-such-pool` does not exist: `--yes` creates it"),
     ]
 )
-def test_what_cannot_be_deployed_is_refused_before_anything_changes(plan: Plan, name: str, refused: tuple[list[str], str]) -> None:
+def test_an_invalid_deployment_is_refused_before_anything_changes(plan: Plan, name: str, refused: tuple[list[str], str]) -> None:
     arguments, reason = refused
-    said = plan("deploy", runbook(name), *arguments)
-    assert (said.code, reason in said.err) == (2, True), said.err
+    result = plan("deploy", runbook(name), *arguments)
+    assert (result.code, reason in result.err) == (2, True), result.err
     assert plan("undeploy", name).code == 2
 
 
-def test_a_deployment_that_somebody_else_made_is_left_alone(plan: Plan, name: str) -> None:
+def test_deployments_made_by_others_are_left_alone(plan: Plan, name: str) -> None:
     @flow(name=name)
     def theirs() -> None: ...
 
@@ -173,5 +173,5 @@ def test_a_deployment_that_somebody_else_made_is_left_alone(plan: Plan, name: st
 
     asyncio.run(deploy())
     for command in (("deploy", runbook(name)), ("undeploy", name)):
-        said = plan(*command)
-        assert (said.code, "`plan deploy` did not make" in said.err) == (2, True), said.err
+        result = plan(*command)
+        assert (result.code, "`plan deploy` did not make" in result.err) == (2, True), result.err

@@ -1,4 +1,4 @@
-"""`plan approve`, `reject` and `resolve` with `--digest`: an answer counts for what was read."""
+"""Tests of `--digest` in `plan approve`, `reject` and `resolve`: an answer applies only to the content that was read."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.cli.test_terminal import Terminal
 
 @pytest.fixture
 def terminals() -> Iterator[list[Terminal]]:
-    """Terminals to close."""
+    """Return a list of terminals that are closed after the test."""
     opened: list[Terminal] = []
     yield opened
     for terminal in opened:
@@ -24,68 +24,68 @@ def terminals() -> Iterator[list[Terminal]]:
 def revised(plan: Plan) -> str:
     """Return the id of a run whose plan was replaced after it was created."""
     run_id = waiting(plan)
-    said = plan("revise", run_id, document(step("greet", "greet", parameters={"who": "大家"}), **NEEDS_APPROVAL), *TOOLS)
-    assert said.code == 0, said.err
+    result = plan("revise", run_id, document(step("greet", "greet", parameters={"who": "大家"}), **NEEDS_APPROVAL), *TOOLS)
+    assert result.code == 0, result.err
     return run_id
 
 
 def commands_in(text: str) -> list[list[str]]:
-    """Return the commands that answer, as they stand in `text`."""
+    """Return the approve commands in `text`, split into arguments."""
     return [found.split()[1:] for found in re.findall(r"`(plan approve [^`]*--digest [0-9a-f]+)`", text)]
 
 
-def test_every_hint_holds_the_command_that_is_bound_to_the_content(plan: Plan) -> None:
-    begun = plan("run", document(GREET, **NEEDS_APPROVAL), "--offline", *TOOLS)
+def test_every_hint_shows_the_approve_command_with_its_digest(plan: Plan) -> None:
+    first = plan("run", document(GREET, **NEEDS_APPROVAL), "--offline", *TOOLS)
     (gate,) = plan("gates", "--json").lines
     run_id = gate["run_id"]
     command = ["approve", run_id, "--digest", digest_of(plan, run_id)[:12]]
     assert gate["command"] == " ".join(["plan", *command])
-    for text in (begun.err, plan("gates").err, plan("show", run_id).err, plan("approve", run_id, "--show").err):
+    for text in (first.err, plan("gates").err, plan("show", run_id).err, plan("approve", run_id, "--show").err):
         assert commands_in(text) == [command], text
     assert plan("show", run_id, "--json").run["gates"][0]["command"] == gate["command"]
     assert gate["digest"][:12] in plan("gates").out
     assert plan(*command).code == 0
 
 
-def test_a_wrong_digest_is_refused_with_the_one_that_is_there_now(plan: Plan) -> None:
+def test_a_wrong_digest_is_refused_and_the_error_shows_the_current_one(plan: Plan) -> None:
     run_id = waiting(plan)
     read = digest_of(plan, run_id)
     assert plan("revise", run_id, document(step("greet", "greet", parameters={"who": "大家"}), **NEEDS_APPROVAL), *TOOLS).code == 0
     now = digest_of(plan, run_id)[:12]
     for verb in ("approve", "reject"):
-        said = plan(verb, run_id, "--digest", read[:12], "--json")
+        result = plan(verb, run_id, "--digest", read[:12], "--json")
         shows = f"`plan approve {run_id} --show` prints it, then `plan {verb} {run_id} --digest {now}` answers"
         message = f"the content of the gate changed: you answered about {read[:12]}, and the gate now asks about {now}; {shows}"
-        assert (said.code, said.lines) == (6, [{"error": "NotApprovedError", "message": message}])
+        assert (result.code, result.lines) == (6, [{"error": "NotApprovedError", "message": message}])
     assert plan("show", run_id, "--json").run["approvals"] == []
     assert plan("approve", run_id, "--digest", now).code == 0
 
 
-def test_a_digest_that_no_gate_of_the_run_ever_had_is_not_called_a_change(plan: Plan) -> None:
+def test_a_digest_unknown_to_the_run_is_not_reported_as_a_change(plan: Plan) -> None:
     run_id = revised(plan)
     now = digest_of(plan, run_id)[:12]
-    said = plan("approve", run_id, "--digest", "0" * 12)
+    result = plan("approve", run_id, "--digest", "0" * 12)
     message = (
         f"no gate of this run has a digest beginning with 000000000000; the open one is {now}; `plan approve {run_id} --show` prints it"
     )
-    assert (said.code, message in said.err, "changed" in said.err) == (6, True, False), said.err
+    assert (result.code, message in result.err, "changed" in result.err) == (6, True, False), result.err
 
 
-def test_without_a_terminal_content_that_changed_is_not_approved_unnamed(plan: Plan) -> None:
+def test_changed_content_needs_a_digest_without_a_terminal(plan: Plan) -> None:
     run_id = revised(plan)
-    said = plan("approve", run_id)
-    assert (said.code, "the content of the gate has changed since the run was created" in said.err) == (6, True)
-    (command,) = commands_in(said.err.splitlines()[-1])
+    result = plan("approve", run_id)
+    assert (result.code, "the content of the gate has changed since the run was created" in result.err) == (6, True)
+    (command,) = commands_in(result.err.splitlines()[-1])
     assert plan("approve", run_id, "--json").code == 6
     assert plan(*command).code == 0
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0
 
 
-def test_nothing_runs_by_a_rejection_which_needs_no_digest(plan: Plan) -> None:
+def test_a_rejection_needs_no_digest(plan: Plan) -> None:
     assert plan("reject", revised(plan)).code == 0
 
 
-def test_at_a_terminal_the_content_is_shown_and_confirmed(plan: Plan, terminals: list[Terminal]) -> None:
+def test_changed_content_is_shown_and_confirmed_at_a_terminal(plan: Plan, terminals: list[Terminal]) -> None:
     run_id = revised(plan)
     for word, code, waits in (("n", 2, 1), ("y", 0, 0)):
         terminal = Terminal("approve", run_id)
@@ -102,15 +102,15 @@ def test_at_a_terminal_the_content_is_shown_and_confirmed(plan: Plan, terminals:
 
 
 @pytest.mark.parametrize("given", ["1234567", "xyzxyzxyz", ""])
-def test_what_is_no_digest_is_a_wrong_usage(plan: Plan, given: str) -> None:
+def test_an_invalid_digest_is_a_usage_error(plan: Plan, given: str) -> None:
     for verb in (["approve", "0192f0c4"], ["reject", "0192f0c4"], ["resolve", "0192f0c4", "greet", "done"]):
-        said = plan(*verb, "--digest", given)
-        assert (said.code, "--digest needs at least 8 characters of an approval digest" in said.err) == (2, True)
+        result = plan(*verb, "--digest", given)
+        assert (result.code, "--digest needs at least 8 characters of an approval digest" in result.err) == (2, True)
 
 
 def test_a_resolution_applies_only_to_its_attempt(plan: Plan) -> None:
     run_id = plan("run", document(step("lost", "get_lost")), "--offline", "--yes", "--json", *TOOLS).run["id"]
-    said = plan("resolve", run_id, "lost", "done", "--digest", "0" * 12, "--json")
-    assert (said.code, "another attempt of `lost` waits now" in said.lines[0]["message"]) == (6, True)
+    result = plan("resolve", run_id, "lost", "done", "--digest", "0" * 12, "--json")
+    assert (result.code, "another attempt of `lost` waits now" in result.lines[0]["message"]) == (6, True)
     assert json.loads(plan("show", run_id, "--json").out)["steps"][0]["outcome"] == "unknown"
     assert plan("resolve", run_id, "lost", "done").code == 0

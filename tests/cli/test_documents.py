@@ -1,4 +1,4 @@
-"""The verbs that read plans and run nothing: init, validate, show, preview, schema, explain, tools."""
+"""Tests of the verbs that only read plans: init, validate, show, preview, schema, explain, tools."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from plan_adapter.problems import CATALOGUE
 from tests.cases import for_each
 from tests.cli.conftest import Plan
 
-SOUND = """\
+VALID = """\
 name: 问候
 description: Greet twice
 inputs:
@@ -31,7 +31,7 @@ steps:
 outputs: {said: "${{ steps.second.result.stdout }}"}
 """
 
-BROKEN = """\
+INVALID = """\
 name: broken
 description: Several problems
 options: {require_approval: false}
@@ -42,34 +42,34 @@ steps:
 
 
 @pytest.fixture
-def sound() -> Path:
-    """A sound plan with a required input."""
+def valid_plan() -> Path:
+    """Write a valid plan with a required input and return its path."""
     path = Path("sound.yaml")
-    path.write_text(SOUND, encoding="utf-8")
+    path.write_text(VALID, encoding="utf-8")
     return path
 
 
 @pytest.fixture
-def broken() -> Path:
-    """A plan with two problems."""
+def invalid_plan() -> Path:
+    """Write a plan with two problems and return its path."""
     path = Path("broken.yaml")
-    path.write_text(BROKEN, encoding="utf-8")
+    path.write_text(INVALID, encoding="utf-8")
     return path
 
 
-def test_the_starter_plan_validates_with_no_warning_but_that_its_commands_are_called_reads(plan: Plan) -> None:
+def test_the_starter_plan_is_valid_with_only_lowered_effect_warnings(plan: Plan) -> None:
     assert plan("init").out == "wrote plan.yaml; try `plan run plan.yaml --offline`\n"
-    said = plan("validate", "plan.yaml")
-    assert (said.code, said.err) == (0, "plan.yaml: valid (3 warnings)\n")
-    assert all("warning[lowered-effect]" in line for line in said.out.splitlines())
+    result = plan("validate", "plan.yaml")
+    assert (result.code, result.err) == (0, "plan.yaml: valid (3 warnings)\n")
+    assert all("warning[lowered-effect]" in line for line in result.out.splitlines())
 
 
 def test_the_starter_plan_runs(plan: Plan) -> None:
     plan("init", "我的 plan.yaml")
-    said = plan("run", "我的 plan.yaml", "--offline", "--input", "who=小明", "--json")
-    assert said.code == 0
-    assert said.run["status"] == "completed"
-    assert said.run["outputs"]["report"].startswith("Hello, 小明! It is ")
+    result = plan("run", "我的 plan.yaml", "--offline", "--input", "who=小明", "--json")
+    assert result.code == 0
+    assert result.run["status"] == "completed"
+    assert result.run["outputs"]["report"].startswith("Hello, 小明! It is ")
 
 
 def test_every_step_of_the_starter_plan_is_a_read(plan: Plan) -> None:
@@ -80,85 +80,85 @@ def test_every_step_of_the_starter_plan_is_a_read(plan: Plan) -> None:
 
 def test_init_leaves_an_existing_file_alone(plan: Plan) -> None:
     Path("plan.yaml").write_text("mine")
-    said = plan("init")
-    assert said.code == 2
-    assert "plan.yaml already exists" in said.err
+    result = plan("init")
+    assert result.code == 2
+    assert "plan.yaml already exists" in result.err
     assert Path("plan.yaml").read_text() == "mine"
 
 
 def test_init_says_why_it_cannot_write(plan: Plan) -> None:
-    said = plan("init", "nowhere/plan.yaml")
-    assert said.code == 2
-    assert "nowhere/plan.yaml cannot be written" in said.err
+    result = plan("init", "nowhere/plan.yaml")
+    assert result.code == 2
+    assert "nowhere/plan.yaml cannot be written" in result.err
 
 
-def test_every_problem_is_a_line_with_its_place(plan: Plan, broken: Path) -> None:
-    said = plan("validate", broken)
-    assert said.code == 2
-    places = [line.split(" ")[0] for line in said.out.splitlines()]
+def test_every_problem_is_one_line_with_its_location(plan: Plan, invalid_plan: Path) -> None:
+    result = plan("validate", invalid_plan)
+    assert result.code == 2
+    places = [line.split(" ")[0] for line in result.out.splitlines()]
     assert places == ["broken.yaml:5:13:", "broken.yaml:6:75:"]
-    assert "did you mean `run_command`?" in said.out
-    assert said.err == "broken.yaml: invalid (2 errors)\n"
+    assert "did you mean `run_command`?" in result.out
+    assert result.err == "broken.yaml: invalid (2 errors)\n"
 
 
-def test_several_plans_are_validated_and_one_bad_one_is_enough(plan: Plan, sound: Path, broken: Path) -> None:
-    said = plan("validate", sound, broken, "missing.yaml")
-    assert said.code == 2
-    assert "missing.yaml: error[unreadable]" in said.out
-    assert "sound.yaml: valid" in said.err
+def test_validating_several_plans_fails_if_one_is_invalid(plan: Plan, valid_plan: Path, invalid_plan: Path) -> None:
+    result = plan("validate", valid_plan, invalid_plan, "missing.yaml")
+    assert result.code == 2
+    assert "missing.yaml: error[unreadable]" in result.out
+    assert "sound.yaml: valid" in result.err
 
 
-def test_a_folder_is_validated_with_its_test_files(plan: Plan, sound: Path, broken: Path) -> None:
+def test_a_folder_is_validated_with_its_test_files(plan: Plan, valid_plan: Path, invalid_plan: Path) -> None:
     Path("sound.test.yaml").write_text("cases: {it completes: {expect: {order: [nothing]}}}\n")
     Path("notes.md").write_text("no plan")
-    said = plan("validate", ".")
-    assert said.code == 2
-    verdicts = [line for line in said.err.splitlines() if line.startswith(("broken", "sound", "notes"))]
+    result = plan("validate", ".")
+    assert result.code == 2
+    verdicts = [line for line in result.err.splitlines() if line.startswith(("broken", "sound", "notes"))]
     assert [verdict.partition(" (")[0] for verdict in verdicts] == ["broken.yaml: invalid", "sound.test.yaml: invalid", "sound.yaml: valid"]
     Path("empty").mkdir()
     assert "the folder empty has no plan documents" in plan("validate", "empty").err
 
 
-def test_problems_are_objects_with_json(plan: Plan, broken: Path) -> None:
-    said = plan("validate", broken, "--json")
-    assert said.code == 2
-    assert [(line["code"], line["line"]) for line in said.lines[:-1]] == [("unknown-tool", 5), ("unknown-step", 6)]
-    assert said.run == {"plan": "broken.yaml", "valid": False, "errors": 2, "warnings": 0}
+def test_problems_are_json_objects_with_the_json_option(plan: Plan, invalid_plan: Path) -> None:
+    result = plan("validate", invalid_plan, "--json")
+    assert result.code == 2
+    assert [(line["code"], line["line"]) for line in result.lines[:-1]] == [("unknown-tool", 5), ("unknown-step", 6)]
+    assert result.run == {"plan": "broken.yaml", "valid": False, "errors": 2, "warnings": 0}
 
 
 @pytest.mark.parametrize("verb", ["preview", "run", "show"])
-def test_verbs_that_need_a_sound_plan_print_its_problems(plan: Plan, verb: str) -> None:
+def test_verbs_that_need_a_valid_plan_print_its_problems(plan: Plan, verb: str) -> None:
     Path("text.yaml").write_text("description: [1]\nsteps: 5\n")
-    said = plan(verb, "text.yaml", *(["--offline"] if verb == "run" else []))
-    assert said.code == 2
-    assert said.out == ""
-    assert [line.split(" ")[0] for line in said.err.splitlines()] == ["text.yaml:1:1:", "text.yaml:2:1:"]
-    said = plan(verb, "text.yaml", "--json")
-    assert said.code == 2
-    assert {line["file"] for line in said.lines} == {"text.yaml"}
+    result = plan(verb, "text.yaml", *(["--offline"] if verb == "run" else []))
+    assert result.code == 2
+    assert result.out == ""
+    assert [line.split(" ")[0] for line in result.err.splitlines()] == ["text.yaml:1:1:", "text.yaml:2:1:"]
+    result = plan(verb, "text.yaml", "--json")
+    assert result.code == 2
+    assert {line["file"] for line in result.lines} == {"text.yaml"}
 
 
-def test_a_plan_comes_from_stdin(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_read_from_stdin(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     import io
 
-    monkeypatch.setattr("sys.stdin", io.StringIO(SOUND))
+    monkeypatch.setattr("sys.stdin", io.StringIO(VALID))
     assert plan("validate", "-").code == 0
 
 
-def test_show_prints_the_dependencies_that_references_make(plan: Plan, sound: Path) -> None:
-    said = plan("show", sound)
-    assert said.code == 0
-    assert "   - after `first` (by reference)" in said.out
-    assert "- input `who` (string, required)" in said.out
-    steps = plan("show", sound, "--json").run["steps"]
+def test_show_prints_dependencies_implied_by_references(plan: Plan, valid_plan: Path) -> None:
+    result = plan("show", valid_plan)
+    assert result.code == 0
+    assert "   - after `first` (by reference)" in result.out
+    assert "- input `who` (string, required)" in result.out
+    steps = plan("show", valid_plan, "--json").run["steps"]
     assert [(step["id"], step["depends_on"], step["implied_by_reference"]) for step in steps] == [
         ("first", [], []),
         ("second", ["first"], ["first"]),
     ]
 
 
-def test_a_preview_says_what_each_step_waits_for(plan: Plan, sound: Path) -> None:
-    text = plan("preview", sound, "--input", "who=小明").out
+def test_preview_shows_what_each_step_waits_for(plan: Plan, valid_plan: Path) -> None:
+    text = plan("preview", valid_plan, "--input", "who=小明").out
     assert re.findall(r"^(?:## .*|\d+\. \*\*\w+|   - (?:after|waits) .*)", text, re.MULTILINE) == [
         "## Steps",
         "1. **first",
@@ -169,10 +169,10 @@ def test_a_preview_says_what_each_step_waits_for(plan: Plan, sound: Path) -> Non
     assert "wave" not in text.casefold()
 
 
-def test_preview_resolves_what_inputs_decide_and_leaves_the_rest(plan: Plan, sound: Path) -> None:
-    said = plan("preview", sound, "--input", "who=小明", "--json")
-    assert said.code == 0
-    shown = said.run
+def test_preview_resolves_inputs_and_keeps_other_expressions(plan: Plan, valid_plan: Path) -> None:
+    result = plan("preview", valid_plan, "--input", "who=小明", "--json")
+    assert result.code == 0
+    shown = result.run
     first, second = shown["steps"]
     assert first["parameters"] == {"argv": ["echo", "hello 小明", 3]} or first["parameters"] == {"argv": ["echo", "hello 小明", "3"]}
     assert second["parameters"] == {"argv": ["echo", "${{ steps.first.result.stdout }}"]}
@@ -182,12 +182,12 @@ def test_preview_resolves_what_inputs_decide_and_leaves_the_rest(plan: Plan, sou
     assert shown["worst_case_ms"] == 5000
     assert shown["requires_approval"] is True
     assert len(shown["approval_digest"]) == 64
-    text = plan("preview", sound, "--input", "who=小明").out
+    text = plan("preview", valid_plan, "--input", "who=小明").out
     assert "1. **first** `run_command` (read): 说你好" in text
     assert "timeout 1 s per attempt, up to 2 retries after 500 ms; worst case 4 s" in text
 
 
-def test_preview_shows_the_name_of_the_run(plan: Plan) -> None:
+def test_preview_shows_the_run_name(plan: Plan) -> None:
     step = {"id": "say", "tool_name": "run_command", "description": "Say it", "parameters": {"argv": ["echo", "${{ inputs.who }}"]}}
     document = {"description": "Say it", "inputs": {"who": {}}, "run_name": "greet ${{ inputs.who }}", "steps": [step]}
     Path("named.json").write_text(json.dumps(document), encoding="utf-8")
@@ -195,7 +195,7 @@ def test_preview_shows_the_name_of_the_run(plan: Plan) -> None:
     assert plan("preview", "named.json", "--json").run["run_name"] == "greet ${{ inputs.who }}"
 
 
-def test_show_and_preview_name_the_permissions_of_a_plan(plan: Plan) -> None:
+def test_show_and_preview_list_the_permissions_of_a_plan(plan: Plan) -> None:
     step = {"id": "a", "tool_name": "run_command", "parameters": {"argv": ["true"]}}
     Path("given.json").write_text(json.dumps({"description": "Greet", "permissions": ["允许", "net"], "steps": [step]}))
     for verb in ("show", "preview"):
@@ -203,35 +203,35 @@ def test_show_and_preview_name_the_permissions_of_a_plan(plan: Plan) -> None:
     assert plan("preview", "given.json", "--json").run["permissions"] == ["允许", "net"]
 
 
-def test_preview_shows_what_a_raw_input_hands_over(plan: Plan) -> None:
+def test_preview_shows_the_parameters_of_a_raw_input(plan: Plan) -> None:
     raw = """{"argv": ["echo", "${{ inputs.who }}"]}"""
     step = {"id": "a", "tool_name": "run_command", "input": raw}
     Path("raw.json").write_text(json.dumps({"description": "Greet", "inputs": {"who": {"default": "you"}}, "steps": [step]}))
     assert plan("preview", "raw.json", "--json").run["steps"][0]["parameters"] == {"argv": ["echo", "you"]}
 
 
-def test_preview_shows_expressions_of_inputs_that_are_missing(plan: Plan, sound: Path) -> None:
-    said = plan("preview", sound, "--json")
-    assert said.code == 0
-    assert said.run["missing_inputs"] == ["who"]
-    assert said.run["approval_digest"] is None
-    assert said.run["steps"][0]["parameters"]["argv"][1] == "hello ${{ inputs.who }}"
+def test_preview_keeps_expressions_with_missing_inputs(plan: Plan, valid_plan: Path) -> None:
+    result = plan("preview", valid_plan, "--json")
+    assert result.code == 0
+    assert result.run["missing_inputs"] == ["who"]
+    assert result.run["approval_digest"] is None
+    assert result.run["steps"][0]["parameters"]["argv"][1] == "hello ${{ inputs.who }}"
 
 
-def test_preview_refuses_inputs_that_do_not_fit(plan: Plan, sound: Path) -> None:
-    said = plan("preview", sound, "--input", "times=many", "--input", "whom=me")
-    assert said.code == 2
-    assert "bad-input" in said.err
-    assert "unknown-input" in said.err
+def test_preview_refuses_invalid_inputs(plan: Plan, valid_plan: Path) -> None:
+    result = plan("preview", valid_plan, "--input", "times=many", "--input", "whom=me")
+    assert result.code == 2
+    assert "bad-input" in result.err
+    assert "unknown-input" in result.err
 
 
-def test_text_of_a_plan_cannot_move_the_terminals_cursor(plan: Plan) -> None:
+def test_plan_text_cannot_move_the_terminal_cursor(plan: Plan) -> None:
     Path("evil.json").write_text(
         json.dumps({"description": "fine\u202e", "steps": [{"id": "a", "tool_name": "bash", "parameters": {"command": "echo \x1b[2J"}}]})
     )
-    said = plan("preview", "evil.json")
-    assert "\x1b" not in said.out + said.err
-    assert "\u202e" not in said.out + said.err
+    result = plan("preview", "evil.json")
+    assert "\x1b" not in result.out + result.err
+    assert "\u202e" not in result.out + result.err
 
 
 def test_the_schema_is_printed_and_written(plan: Plan) -> None:
@@ -244,13 +244,13 @@ def test_the_schema_is_printed_and_written(plan: Plan) -> None:
 
 
 @for_each(code=CATALOGUE)
-def test_every_code_is_explained(plan: Plan, code: str) -> None:
+def test_every_problem_code_is_explained(plan: Plan, code: str) -> None:
     assert plan("explain", code).out == f"{code}: {CATALOGUE[code]}\n"
 
 
 def test_tools_are_listed_with_effect_and_parameters(plan: Plan) -> None:
-    said = plan("tools", "--tools", "tests.cli.some_tools:registry")
-    rows = {line.split()[0]: line.split(None, 2)[1:] for line in said.out.splitlines()}
+    result = plan("tools", "--tools", "tests.cli.some_tools:registry")
+    rows = {line.split()[0]: line.split(None, 2)[1:] for line in result.out.splitlines()}
     assert rows["greet"][0] == "read"
     assert rows["greet"][1].split() == ["who", "Greet", "somebody."]
     assert "argv, cwd?, env?, stdin?" in rows["run_command"][1]
@@ -258,7 +258,7 @@ def test_tools_are_listed_with_effect_and_parameters(plan: Plan) -> None:
     assert by_name["run_command"]["parameters"]["required"] == ["argv"]
 
 
-def test_a_tool_that_cannot_be_imported_is_named(plan: Plan) -> None:
-    said = plan("tools", "--tools", "tests.cli.some_tools:gret")
-    assert said.code == 2
-    assert "did you mean `greet`?" in said.err
+def test_a_tool_that_cannot_be_imported_is_reported(plan: Plan) -> None:
+    result = plan("tools", "--tools", "tests.cli.some_tools:gret")
+    assert result.code == 2
+    assert "did you mean `greet`?" in result.err

@@ -1,4 +1,4 @@
-"""`plan draft` with a model over HTTP: what it reads, what it writes where, and how it ends."""
+"""Tests of `plan draft` with a model over HTTP: its input, its output and its exit codes."""
 
 import asyncio
 import io
@@ -12,29 +12,31 @@ import pytest
 from plan_adapter.documents import load_plan
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
-from tests.agent.conftest import no_memory_of_servers
+from tests.agent.conftest import forget_model_servers
 from tests.agent.server import Reply, Request, says, scripted
 from tests.cli.conftest import Plan
-from tests.cli.drafting import GOOD, KEY, QUESTION, TASK, WRONG, Drafting, configure, done, draft, step, tools_told
+from tests.cli.drafting import GOOD, KEY, QUESTION, TASK, WRONG, Drafting, configure, done, draft, step, tools_in_prompt
 from tests.cli.test_run import TOOLS
 from tests.cli.test_terminal import without_utf_8
 
-__all__ = ["draft", "no_memory_of_servers"]
+__all__ = ["draft", "forget_model_servers"]
 
 
-def test_the_plan_goes_to_stdout_and_what_is_to_be_known_of_it_to_stderr(draft: Drafting, plan: Plan) -> None:
+def test_the_plan_goes_to_stdout_and_the_progress_to_stderr(draft: Drafting, plan: Plan) -> None:
     with scripted(says(WRONG), says(GOOD)) as server:
-        said = draft(server, TASK, "--constraint", "先第一次", "--constraint", "小声", "--context", '{"时间": "早上"}', "--max-steps", "3")
+        result = draft(
+            server, TASK, "--constraint", "先第一次", "--constraint", "小声", "--context", '{"时间": "早上"}', "--max-steps", "3"
+        )
         prompt = server.requests[0]["messages"][1]["content"]
         assert server.headers[0]["authorization" if "authorization" in server.headers[0] else "Authorization"] == f"Bearer {KEY}"
-    assert said.code == 0
-    found = load_plan(said.out)
+    assert result.code == 0
+    found = load_plan(result.out)
     assert [(s.id, s.depends_on, s.parameters) for s in found.steps] == [
         ("first", [], {"who": "世界"}),
         ("second", ["first"], {"who": "大家"}),
     ]
     assert found.options.require_approval
-    begin, first, second, *rest = said.err.splitlines()
+    begin, first, second, *rest = result.err.splitlines()
     assert begin.startswith("draft ")
     assert "asking 模型-1, which may plan with fail, get_lost, greet, " in begin
     assert first.startswith("round 1: quick, strict_schema, 15 tokens, ")
@@ -48,17 +50,17 @@ def test_the_plan_goes_to_stdout_and_what_is_to_be_known_of_it_to_stderr(draft: 
     assert rest[3].startswith("2 rounds, 1 correction, 30 tokens, ")
     assert rest[3].endswith(", by 模型-1")
     assert (TASK in prompt, '"时间":"早上"' in prompt, "at most 3 steps" in prompt) == (True, True, True)
-    Path("计划.yaml").write_text(said.out, encoding="utf-8")
+    Path("计划.yaml").write_text(result.out, encoding="utf-8")
     assert plan("validate", "计划.yaml", *TOOLS).code == 0
 
 
-def test_every_question_and_answer_is_kept(draft: Drafting) -> None:
+def test_every_model_call_is_stored(draft: Drafting) -> None:
     with scripted(says(WRONG), says(GOOD)) as server:
-        said = draft(server, TASK, "--json", "--allow", "大声", "--allow", "net")
+        result = draft(server, TASK, "--json", "--allow", "大声", "--allow", "net")
 
     async def kept() -> Any:
         async with PlanStore(Settings().store_url) as store:
-            return await store.drafts.get(said.lines[0]["id"])
+            return await store.drafts.get(result.lines[0]["id"])
 
     found = asyncio.run(kept())
     assert [json.loads(call.answer) for call in found.calls] == [WRONG, GOOD]
@@ -67,27 +69,27 @@ def test_every_question_and_answer_is_kept(draft: Drafting) -> None:
     assert found.plan.permissions == ["大声", "net"]
 
 
-def test_json_is_one_object_with_plan_calls_and_notes(draft: Drafting) -> None:
+def test_json_prints_one_object_with_the_plan_calls_and_notes(draft: Drafting) -> None:
     with scripted(says(WRONG), says({**GOOD, "options": {"require_approval": False}})) as server:
-        said = draft(server, TASK, "--json", "--constraint", "先第一次")
-    assert (said.code, len(said.lines)) == (0, 1)
-    told = said.lines[0]
-    assert [(c["number"], c["phase"], c["rung"], c["tokens"], len(c["problems"])) for c in told["calls"]] == [
+        result = draft(server, TASK, "--json", "--constraint", "先第一次")
+    assert (result.code, len(result.lines)) == (0, 1)
+    line = result.lines[0]
+    assert [(c["number"], c["phase"], c["rung"], c["tokens"], len(c["problems"])) for c in line["calls"]] == [
         (1, "quick", "strict_schema", 15, 2),
         (2, "quick", "strict_schema", 15, 0),
     ]
-    assert [step["id"] for step in told["plan"]["steps"]] == ["first", "second"]
-    assert told["constraints"][0] | {"how": ""} == {"number": 1, "text": "先第一次", "checked": True, "how": ""}
-    assert told["notes"] == ["ignored in the answer, because a model may not decide it: `options`"]
-    assert (told["failure"], told["question"], told["problems"]) == (None, None, [])
+    assert [step["id"] for step in line["plan"]["steps"]] == ["first", "second"]
+    assert line["constraints"][0] | {"how": ""} == {"number": 1, "text": "先第一次", "checked": True, "how": ""}
+    assert line["notes"] == ["ignored in the answer, because a model may not decide it: `options`"]
+    assert (line["failure"], line["question"], line["problems"]) == (None, None, [])
 
 
 @pytest.mark.parametrize("name", ["计划.yaml", "计划.json"])
 def test_a_file_is_written_and_never_overwritten_without_force(draft: Drafting, plan: Plan, name: str) -> None:
     with scripted(says(GOOD)) as server:
-        said = draft(server, TASK, "-o", name)
-        assert (said.code, said.out) == (0, "")
-        assert f"wrote {name}" in said.err
+        result = draft(server, TASK, "-o", name)
+        assert (result.code, result.out) == (0, "")
+        assert f"wrote {name}" in result.err
         text = Path(name).read_text(encoding="utf-8")
         assert text.startswith("{") is name.endswith(".json")
         assert plan("validate", name, *TOOLS).code == 0
@@ -100,15 +102,15 @@ def test_a_file_is_written_and_never_overwritten_without_force(draft: Drafting, 
     assert Path(name).read_text(encoding="utf-8") == text
 
 
-def test_a_file_that_appears_meanwhile_is_left_alone_and_the_plan_is_not_lost(draft: Drafting) -> None:
+def test_a_file_created_while_drafting_is_kept_and_the_plan_goes_to_stdout(draft: Drafting) -> None:
     def answer(_: Request) -> Reply:
         Path("plan.yaml").write_text("mine", encoding="utf-8")
         return says(GOOD)
 
     with scripted(answer) as server:
-        said = draft(server, TASK, "-o", "plan.yaml")
-    assert (said.code, Path("plan.yaml").read_text(encoding="utf-8")) == (2, "mine")
-    assert load_plan(said.out).description == "两次问候"
+        result = draft(server, TASK, "-o", "plan.yaml")
+    assert (result.code, Path("plan.yaml").read_text(encoding="utf-8")) == (2, "mine")
+    assert load_plan(result.out).description == "两次问候"
 
 
 @pytest.mark.parametrize(
@@ -121,28 +123,28 @@ def test_a_file_that_appears_meanwhile_is_left_alone_and_the_plan_is_not_lost(dr
     ],
     ids=["none named", "a built-in one", "one of mine", "both"],
 )
-def test_the_model_sees_the_tools_that_were_named_to_it(draft: Drafting, names: tuple[str, ...], seen: set[str], hidden: set[str]) -> None:
+def test_the_model_sees_only_the_selected_tools(draft: Drafting, names: tuple[str, ...], seen: set[str], hidden: set[str]) -> None:
     with scripted(says(GOOD)) as server:
         assert draft(server, TASK, *(word for name in names for word in ("--tool", name))).code == 0
-        told = tools_told(server.requests[0])
-    assert seen <= told
-    assert not hidden & told
+        listed = tools_in_prompt(server.requests[0])
+    assert seen <= listed
+    assert not hidden & listed
 
 
-def test_a_tool_that_is_not_there_is_named_with_the_nearest(draft: Drafting) -> None:
+def test_an_unknown_tool_is_reported_with_the_nearest_name(draft: Drafting) -> None:
     with scripted(says(GOOD)) as server:
-        said = draft(server, TASK, "--tool", "gret")
-        assert (said.code, said.err, server.requests) == (2, "plan: no such tool: `gret`: did you mean `greet`?\n", [])
+        result = draft(server, TASK, "--tool", "gret")
+        assert (result.code, result.err, server.requests) == (2, "plan: no such tool: `gret`: did you mean `greet`?\n", [])
 
 
-def test_all_mistakes_are_reported_at_once_before_a_model_is_asked(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = plan("draft", " ", "--max-steps", "0", "--context", "[1]", "--constraint", "", "-o", "none/plan.yaml")
-    assert said.code == 2
-    assert len(said.err.splitlines()) == 1
+def test_all_mistakes_are_reported_at_once_before_the_model_is_called(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = plan("draft", " ", "--max-steps", "0", "--context", "[1]", "--constraint", "", "-o", "none/plan.yaml")
+    assert result.code == 2
+    assert len(result.err.splitlines()) == 1
     for part in ("TASK is empty", "--max-steps is less than 1", "--context is neither a JSON object", "a --constraint is empty"):
-        assert part in said.err
+        assert part in result.err
     for part in ("there are no tools to plan with: give --tools", "there is no folder none", "no model is configured"):
-        assert part in said.err
+        assert part in result.err
 
 
 @pytest.mark.parametrize(
@@ -158,52 +160,52 @@ def test_all_mistakes_are_reported_at_once_before_a_model_is_asked(plan: Plan, m
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_wrong_usage_says_what_is_wrong(plan: Plan, arguments: tuple[str, ...], expected: str) -> None:
+def test_a_usage_error_says_what_is_wrong(plan: Plan, arguments: tuple[str, ...], expected: str) -> None:
     Path("latin.txt").write_bytes("größer".encode("latin-1"))
-    said = plan("draft", *arguments, *TOOLS)
-    assert (said.code, said.out) == (2, "")
-    assert expected in said.err
+    result = plan("draft", *arguments, *TOOLS)
+    assert (result.code, result.out) == (2, "")
+    assert expected in result.err
 
 
-def test_without_a_model_the_error_says_what_to_set(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = plan("draft", TASK, *TOOLS)
-    assert said.code == 2
+def test_the_error_without_a_model_names_the_settings(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = plan("draft", TASK, *TOOLS)
+    assert result.code == 2
     for word in ("PLAN_ADAPTER_MODEL ", "PLAN_ADAPTER_MODEL_KEY", "OPENAI_API_KEY", "PLAN_ADAPTER_MODEL_URL", "--print-prompt"):
-        assert word in said.err
+        assert word in result.err
     keyless = plan("draft", TASK, "--model", "gpt-x", *TOOLS)
     assert (keyless.code, "there is no key for the model `gpt-x`" in keyless.err) == (2, True)
     assert "is not a URL" in plan("draft", TASK, "--model", "m", "--model-url", "localhost:8080", *TOOLS).err
 
 
-def test_the_command_line_names_another_model_than_the_environment(draft: Drafting) -> None:
+def test_model_options_override_the_environment(draft: Drafting) -> None:
     with scripted(says(GOOD)) as server, scripted(says(GOOD)) as other:
-        said = draft(server, TASK, "--model", "m-2", "--model-url", other.url)
-        assert (said.code, server.requests, other.requests[0]["model"]) == (0, [], "m-2")
+        result = draft(server, TASK, "--model", "m-2", "--model-url", other.url)
+        assert (result.code, server.requests, other.requests[0]["model"]) == (0, [], "m-2")
 
 
-def test_where_no_plan_comes_of_it_every_problem_is_shown_with_its_place_and_hint(draft: Drafting) -> None:
+def test_a_failed_draft_shows_every_problem_with_its_location_and_hint(draft: Drafting) -> None:
     with scripted(says(WRONG)) as server:
-        said = draft(server, TASK)
+        result = draft(server, TASK)
         as_object = draft(server, TASK, "--json")
-    assert (said.code, said.out, as_object.code) == (1, "", 1)
-    assert "plan: no valid plan for the task: 3 wrong answers in a row without progress" in said.err
-    assert "  steps[0].parameters.wo: [bad-parameters] the tool has no parameter `wo`; did you mean `who`?" in said.err
-    assert "  steps[0].parameters.who: [bad-parameters]" in said.err
-    (told,) = as_object.lines
-    assert (told["plan"], {p["at"] for p in told["problems"]}) == (None, {"steps[0].parameters.wo", "steps[0].parameters.who"})
-    assert "3 wrong answers in a row" in told["failure"]
+    assert (result.code, result.out, as_object.code) == (1, "", 1)
+    assert "plan: no valid plan for the task: 3 wrong answers in a row without progress" in result.err
+    assert "  steps[0].parameters.wo: [bad-parameters] the tool has no parameter `wo`; did you mean `who`?" in result.err
+    assert "  steps[0].parameters.who: [bad-parameters]" in result.err
+    (line,) = as_object.lines
+    assert (line["plan"], {p["at"] for p in line["problems"]}) == (None, {"steps[0].parameters.wo", "steps[0].parameters.who"})
+    assert "3 wrong answers in a row" in line["failure"]
 
 
-def test_a_question_that_nobody_can_answer_is_shown_and_ends_with_2(draft: Drafting) -> None:
+def test_an_unanswered_question_is_shown_and_exits_with_2(draft: Drafting) -> None:
     with scripted(says(QUESTION)) as server:
-        said = draft(server, TASK)
+        result = draft(server, TASK)
         as_object = draft(server, TASK, "--json")
-    assert (said.code, said.out, as_object.code) == (2, "", 2)
-    assert "the model asked, and nobody answered: 问候谁？" in said.err
+    assert (result.code, result.out, as_object.code) == (2, "", 2)
+    assert "the model asked, and nobody answered: 问候谁？" in result.err
     assert as_object.lines[0]["question"] == "问候谁？"
 
 
-def test_a_task_from_stdin_and_context_from_a_file(draft: Drafting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_task_is_read_from_stdin_and_the_context_from_a_file(draft: Drafting, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("背景.yaml").write_text("主机: [web-1, web-2]\n", encoding="utf-8")
     monkeypatch.setattr("sys.stdin", io.StringIO(f"\ufeff{TASK}\n"))
     with scripted(says(GOOD)) as server:
@@ -214,21 +216,21 @@ def test_a_task_from_stdin_and_context_from_a_file(draft: Drafting, monkeypatch:
 
 
 @pytest.mark.parametrize("given", ["当前在开发分支", "@背景.md"])
-def test_the_context_may_be_a_text(draft: Drafting, given: str) -> None:
+def test_the_context_can_be_plain_text(draft: Drafting, given: str) -> None:
     Path("背景.md").write_text("当前在开发分支\n", encoding="utf-8")
     with scripted(says(GOOD)) as server:
         assert draft(server, TASK, "--context", given).code == 0
         assert 'context (JSON):\n"当前在开发分支"' in server.requests[0]["messages"][1]["content"]
 
 
-def test_half_a_character_from_a_model_breaks_no_output(draft: Drafting) -> None:
+def test_an_unpaired_surrogate_from_the_model_does_not_break_the_output(draft: Drafting) -> None:
     with scripted(says({**GOOD, "speak": "\ud800", "\udfff": 1})) as server:
         assert draft(server, TASK).code == 0
-        said = draft(server, TASK, "--json")
-    assert (said.code, said.lines[0]["speak"]) == (0, "\ud800")
+        result = draft(server, TASK, "--json")
+    assert (result.code, result.lines[0]["speak"]) == (0, "\ud800")
 
 
-def test_an_output_without_utf_8_gets_a_plan_that_can_be_read_all_the_same() -> None:
+def test_a_plan_written_to_a_non_utf_8_output_can_still_be_loaded() -> None:
     answer = Path("答.txt")
     answer.write_text(json.dumps(GOOD), encoding="utf-8")
     done = without_utf_8("draft", TASK, "--answer", answer, *TOOLS)
@@ -253,7 +255,7 @@ registry = ToolRegistry([drain, restart])
 """
 
 
-def test_what_the_guide_shows_of_a_draft_is_what_it_does(draft: Drafting, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_draft_example_in_the_guide_works_as_shown(draft: Drafting, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     section = (Path(__file__).parents[2] / "plan_adapter/guide/drafting.md").read_text(encoding="utf-8")
     export, *lines = section.split("```console\n")[1].split("```")[0].replace("\\\n", "").splitlines()
     assert {word.partition("=")[0] for word in shlex.split(export)[2:]} == {"PLAN_ADAPTER_MODEL", "PLAN_ADAPTER_MODEL_URL"}
@@ -270,9 +272,9 @@ def test_what_the_guide_shows_of_a_draft_is_what_it_does(draft: Drafting, plan: 
         configure(monkeypatch, server.url)
         for line in lines:
             if line.startswith("$ "):
-                said = plan(*shlex.split(line)[2:])
-                assert said.code == 0, said.err
-                printed += said.err
+                result = plan(*shlex.split(line)[2:])
+                assert result.code == 0, result.err
+                printed += result.err
             else:
                 shown.append(line)
     assert [line for line in shown if line not in printed.splitlines()] == []

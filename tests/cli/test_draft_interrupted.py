@@ -1,4 +1,4 @@
-"""`plan draft` at a terminal and its end before there is a plan: how it continues, and that no answer is paid for twice."""
+"""Tests of `plan draft` at a terminal: questions, interruptions, and resuming without repeated model calls."""
 
 import os
 import signal
@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from plan_adapter.documents import load_plan
-from tests.agent.conftest import no_memory_of_servers
+from tests.agent.conftest import forget_model_servers
 from tests.agent.server import Reply, Request, says, scripted
 from tests.cli.conftest import Plan
-from tests.cli.drafting import GOOD, KEY, QUESTION, TASK, WRONG, Drafting, configure, draft, resume_words, tools_told
+from tests.cli.drafting import GOOD, KEY, QUESTION, TASK, WRONG, Drafting, configure, draft, resume_arguments, tools_in_prompt
 from tests.cli.test_run import TOOLS
 from tests.cli.test_terminal import BOUND_SECONDS, Terminal, terminals
 
-__all__ = ["draft", "no_memory_of_servers", "terminals"]
+__all__ = ["draft", "forget_model_servers", "terminals"]
 
 
 def test_a_question_is_answered_at_the_terminal(terminals: list[Terminal]) -> None:
@@ -37,7 +37,7 @@ def test_a_question_is_answered_at_the_terminal(terminals: list[Terminal]) -> No
     assert load_plan(Path("计划.yaml")).description == "两次问候"
 
 
-def test_ctrl_c_while_the_model_is_asked_ends_at_once(terminals: list[Terminal]) -> None:
+def test_ctrl_c_during_a_model_call_ends_at_once(terminals: list[Terminal]) -> None:
     asked, never = threading.Event(), threading.Event()
 
     def answer(_: Request) -> Reply:
@@ -54,7 +54,7 @@ def test_ctrl_c_while_the_model_is_asked_ends_at_once(terminals: list[Terminal])
     assert "interrupted" in terminal.shown
 
 
-def test_ctrl_c_says_how_to_continue_and_nothing_is_paid_for_twice(terminals: list[Terminal], draft: Drafting) -> None:
+def test_ctrl_c_shows_the_resume_command_and_no_model_call_is_repeated(terminals: list[Terminal], draft: Drafting) -> None:
     asked, never = threading.Event(), threading.Event()
 
     def held(_: Request) -> Reply:
@@ -62,7 +62,7 @@ def test_ctrl_c_says_how_to_continue_and_nothing_is_paid_for_twice(terminals: li
         return Reply(hold=never)
 
     with scripted(says(WRONG), held, says(GOOD)) as server:
-        words = [
+        arguments = [
             "--constraint",
             "先第一次",
             "--context",
@@ -74,32 +74,32 @@ def test_ctrl_c_says_how_to_continue_and_nothing_is_paid_for_twice(terminals: li
             *TOOLS,
         ]
         terminal = Terminal(
-            "draft", TASK, *words, PLAN_ADAPTER_MODEL="模型-1", PLAN_ADAPTER_MODEL_URL=server.url, PLAN_ADAPTER_MODEL_KEY=KEY
+            "draft", TASK, *arguments, PLAN_ADAPTER_MODEL="模型-1", PLAN_ADAPTER_MODEL_URL=server.url, PLAN_ADAPTER_MODEL_KEY=KEY
         )
         terminals.append(terminal)
         assert asked.wait(BOUND_SECONDS)
         os.kill(terminal.process.pid, signal.SIGINT)
         assert terminal.end() == 130
         never.set()
-        verb, *rest = resume_words(terminal.shown)
-        said = draft(server, *rest)
-        assert (verb, said.code, len(server.requests)) == ("draft", 0, 3)
+        verb, *rest = resume_arguments(terminal.shown)
+        result = draft(server, *rest)
+        assert (verb, result.code, len(server.requests)) == ("draft", 0, 3)
         assert "hunter2" not in str(server.requests)
     assert load_plan(Path("计划.yaml")).description == "两次问候"
-    assert "round 1: quick, strict_schema, 15 tokens" in said.err
-    assert [line.endswith("; kept from before") for line in said.err.splitlines() if line.startswith("round")] == [True, False]
+    assert "round 1: quick, strict_schema, 15 tokens" in result.err
+    assert [line.endswith("; kept from before") for line in result.err.splitlines() if line.startswith("round")] == [True, False]
 
 
-def test_a_model_that_was_away_is_asked_once_it_is_there(draft: Drafting, plan: Plan) -> None:
+def test_a_draft_resumes_once_the_model_is_available(draft: Drafting, plan: Plan) -> None:
     with scripted(Reply(status=401, error="expired"), says(QUESTION), says(GOOD)) as server:
         first = draft(server, TASK, "--tool", "greet")
         assert first.code == 2
-        words = resume_words(first.err)
-        assert plan(*words).code == 2  # nobody is there to answer
-        again = plan(*words)
+        arguments = resume_arguments(first.err)
+        assert plan(*arguments).code == 2  # the model asks a question, and nobody can answer it
+        again = plan(*arguments)
     assert (again.code, len(server.requests)) == (2, 2)
     assert "answer it at a terminal; the answers so far are kept" in again.err
-    assert tools_told(server.requests[1]) == {"greet"}
+    assert tools_in_prompt(server.requests[1]) == {"greet"}
 
 
 @pytest.mark.parametrize(
@@ -111,16 +111,16 @@ def test_a_model_that_was_away_is_asked_once_it_is_there(draft: Drafting, plan: 
         ((), "say in words what is to be done"),
     ],
 )
-def test_a_draft_that_cannot_be_continued_is_refused_with_the_reason(draft: Drafting, arguments: tuple[str, ...], expected: str) -> None:
+def test_a_draft_that_cannot_be_resumed_is_refused_with_the_reason(draft: Drafting, arguments: tuple[str, ...], expected: str) -> None:
     with scripted(says(GOOD)) as server:
-        said = draft(server, *(word for word in arguments if word not in TOOLS))
-        assert (said.code, server.requests) == (2, [])
-    assert expected in said.err
+        result = draft(server, *(word for word in arguments if word not in TOOLS))
+        assert (result.code, server.requests) == (2, [])
+    assert expected in result.err
 
 
-def test_a_draft_without_its_tools_says_which_it_needs(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_a_draft_without_its_tools_says_what_to_pass(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted(Reply(status=401, error="expired")) as server:
         configure(monkeypatch, server.url)
-        words = resume_words(plan("draft", TASK, *TOOLS).err)
-        said = plan(*words[:3])
-    assert (said.code, "give the --tools of its start" in said.err) == (2, True)
+        arguments = resume_arguments(plan("draft", TASK, *TOOLS).err)
+        result = plan(*arguments[:3])
+    assert (result.code, "give the --tools of its start" in result.err) == (2, True)

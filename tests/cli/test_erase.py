@@ -1,4 +1,4 @@
-"""`plan erase`: personal data leaves the record and the result files of one run, which still verifies and is not resumed."""
+"""Tests of `plan erase`: it removes personal data from the record and files of a run, which still verifies."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ ME, NAME = os_user(), "安娜·穆勒"
 
 @pytest.fixture
 def run_id(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The id of a run that greeted a person and then failed; the second greeting is in a result file."""
+    """Return the id of a failed run that greeted a person twice; the second greeting is in a result file."""
     monkeypatch.setenv("PLAN_ADAPTER_RESULT_LIMIT_BYTES", "1024")
     who = "${{ inputs.who }}"
     steps = [
@@ -27,25 +27,25 @@ def run_id(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> str:
         step("fail", "fail", parameters={"text": f"no {who}"}, depends_on=["greet", "again"]),
     ]
     path = document(*steps, inputs={"who": {"type": "string"}})
-    said = plan("run", path, "--offline", "--json", "--input", f"who={NAME}", *TOOLS)
-    assert said.code == 1
-    return said.run["id"]
+    result = plan("run", path, "--offline", "--json", "--input", f"who={NAME}", *TOOLS)
+    assert result.code == 1
+    return result.run["id"]
 
 
-def test_a_dry_run_counts_and_erases_nothing(plan: Plan, run_id: str) -> None:
+def test_a_dry_run_counts_the_values_and_erases_nothing(plan: Plan, run_id: str) -> None:
     before = plan("export", run_id).out
-    said = plan("erase", run_id[:13], "--fields", "inputs.who", "--dry-run")
-    assert said.code == 0
-    assert said.out.startswith(f"would erase inputs.who of run {run_id}: ")
-    assert said.out.endswith(" and 1 result file\n")
+    result = plan("erase", run_id[:13], "--fields", "inputs.who", "--dry-run")
+    assert result.code == 0
+    assert result.out.startswith(f"would erase inputs.who of run {run_id}: ")
+    assert result.out.endswith(" and 1 result file\n")
     assert plan("export", run_id).out == before
 
 
-def test_personal_data_leaves_the_record_and_the_files_and_the_record_verifies(plan: Plan, run_id: str, home: Path) -> None:
+def test_personal_data_is_erased_from_record_and_files_and_the_record_verifies(plan: Plan, run_id: str, home: Path) -> None:
     (file,) = (home / "results" / run_id).iterdir()
     assert NAME in file.read_text(encoding="utf-8")
-    (told,) = plan("erase", run_id, "--fields", "inputs.who,steps.fail.error", "--yes", "--json").lines
-    assert (told["run"], told["fields"], told["files"], told["erased"]) == (run_id, ["inputs.who", "steps.fail.error"], [str(file)], True)
+    (line,) = plan("erase", run_id, "--fields", "inputs.who,steps.fail.error", "--yes", "--json").lines
+    assert (line["run"], line["fields"], line["files"], line["erased"]) == (run_id, ["inputs.who", "steps.fail.error"], [str(file)], True)
 
     assert NAME not in plan("export", run_id).out
     assert NAME not in file.read_text(encoding="utf-8")
@@ -60,16 +60,16 @@ def test_personal_data_leaves_the_record_and_the_files_and_the_record_verifies(p
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-def test_an_erased_run_is_not_resumed_and_says_why(plan: Plan, run_id: str) -> None:
+def test_an_erased_run_cannot_be_resumed(plan: Plan, run_id: str) -> None:
     assert plan("erase", run_id, "--fields", "inputs.who", "--yes").code == 0
-    said = plan("resume", run_id, "--offline", *TOOLS)
-    assert said.code == 2
-    assert f"run {run_id} has erased fields (inputs.who), by {ME} (os_user) at " in said.err
-    assert "it cannot run again" in said.err
+    result = plan("resume", run_id, "--offline", *TOOLS)
+    assert result.code == 2
+    assert f"run {run_id} has erased fields (inputs.who), by {ME} (os_user) at " in result.err
+    assert "it cannot run again" in result.err
     assert plan("show", run_id).code == 0
 
 
-def test_an_erasure_that_is_interrupted_before_the_files_are_replaced_is_completed(
+def test_an_erasure_interrupted_before_the_files_are_replaced_is_completed(
     plan: Plan, run_id: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (file,) = (home / "results" / run_id).iterdir()
@@ -87,16 +87,16 @@ def test_an_erasure_that_is_interrupted_before_the_files_are_replaced_is_complet
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-def test_only_operators_erase_and_the_refusal_is_recorded(plan: Plan, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_operators_can_erase_and_a_refusal_is_recorded(plan: Plan, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_OPERATORS", "ana")
-    said = plan("erase", run_id, "--fields", "inputs.who", "--yes")
-    assert (said.code, f"{ME} may not erase values in runs of" in said.err) == (6, True)
+    result = plan("erase", run_id, "--fields", "inputs.who", "--yes")
+    assert (result.code, f"{ME} may not erase values in runs of" in result.err) == (6, True)
     assert NAME in plan("export", run_id).out
     assert plan("runs", "verify", run_id).code == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("--fields", "inputs.who"), "add --yes, or --dry-run"),
         (("--fields", "who,inputs.you", "--yes"), "no field is called `who`; write inputs.NAME"),
@@ -104,13 +104,13 @@ def test_only_operators_erase_and_the_refusal_is_recorded(plan: Plan, run_id: st
         (("--fields", ",", "--yes"), "erase what?"),
     ],
 )
-def test_wrong_fields_erase_nothing(plan: Plan, run_id: str, arguments: tuple[str, ...], words: str) -> None:
-    said = plan("erase", run_id, *arguments)
-    assert (said.code, words in said.err) == (2, True), said.err
+def test_invalid_fields_erase_nothing(plan: Plan, run_id: str, arguments: tuple[str, ...], message: str) -> None:
+    result = plan("erase", run_id, *arguments)
+    assert (result.code, message in result.err) == (2, True), result.err
     assert NAME in plan("export", run_id).out
 
 
-def test_the_answer_to_a_question_and_the_key_of_a_run_are_erased_too(plan: Plan, home: Path) -> None:
+def test_answers_to_questions_and_concurrency_keys_are_erased_too(plan: Plan, home: Path) -> None:
     asks = {"id": "decide", "ask": {"question": "Who is it?", "fields": {"who": {"type": "string"}}}}
     uses = step("greet", "greet", parameters={"who": "${{ steps.decide.result.who }}"})
     inputs = {"mail": {"type": "string"}}

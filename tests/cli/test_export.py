@@ -1,4 +1,4 @@
-"""`plan export` and `plan runs verify`: a record that another machine can verify."""
+"""Tests of `plan export` and `plan runs verify`: another machine can verify the exported record."""
 
 import json
 import shutil
@@ -26,64 +26,64 @@ steps:
 
 @pytest.fixture
 def run_id(plan: Plan) -> str:
-    """The id of a run that has completed."""
+    """Return the id of a completed run."""
     Path("plan.yaml").write_text(DOCUMENT, encoding="utf-8")
-    said = plan("run", "plan.yaml", "--offline", "--json")
-    assert said.code == 0, said.err
-    return said.run["id"]
+    result = plan("run", "plan.yaml", "--offline", "--json")
+    assert result.code == 0, result.err
+    return result.run["id"]
 
 
-def test_a_run_that_nobody_touched_is_intact(plan: Plan, run_id: str):
-    said = plan("runs", "verify", run_id[:13])
-    assert (said.code, said.err) == (0, "")
+def test_an_unaltered_run_is_intact(plan: Plan, run_id: str):
+    result = plan("runs", "verify", run_id[:13])
+    assert (result.code, result.err) == (0, "")
     head = json.loads(plan("export", run_id).out)["head"]
-    assert said.out.endswith(f" entries, intact: digest {head}\n")
+    assert result.out.endswith(f" entries, intact: digest {head}\n")
     (line,) = plan("runs", "verify", run_id, "--json").lines
     assert (line["ok"], line["digest"], line["run"], line["problem"], line["signatures"]) == (True, head, run_id, None, [])
     assert line["verdict"] == "intact"
 
 
-def test_what_was_altered_in_the_store_is_named(plan: Plan, run_id: str, home: Path):
+def test_an_altered_row_in_the_store_is_reported(plan: Plan, run_id: str, home: Path):
     with sqlite3.connect(home / "plans.db") as database:
         database.execute("UPDATE receipts SET result = '{}' WHERE step_id = 'read'")
-    said = plan("runs", "verify", run_id)
-    assert said.code == 1
-    assert said.out.startswith("altered: receipts, step `read`, attempt 1: the row was altered")
+    result = plan("runs", "verify", run_id)
+    assert result.code == 1
+    assert result.out.startswith("altered: receipts, step `read`, attempt 1: the row was altered")
     (line,) = plan("runs", "verify", run_id, "--json").lines
     assert (line["ok"], line["problem"]["table"], line["problem"]["step_id"], line["problem"]["attempt"]) == (False, "receipts", "read", 1)
 
 
-def _without_audit(home: Path) -> None:
+def _delete_audit_log(home: Path) -> None:
     with sqlite3.connect(home / "plans.db") as database:
         database.execute("DROP TRIGGER audit_refuses_delete")
         database.execute("DELETE FROM audit")
 
 
 def test_a_run_without_audit_entries_is_not_verifiable(plan: Plan, run_id: str, home: Path):
-    _without_audit(home)
-    said = plan("runs", "verify", run_id)
-    assert (said.code, said.out[:58]) == (1, "not verifiable: the run has no audit log, so nothing shows")
-    said = plan("runs", "verify", run_id, "--json")
-    (line,) = said.lines
-    assert (said.code, line["ok"], line["verdict"], line["entries"], line["problem"]) == (1, False, "not_verifiable", 0, None)
+    _delete_audit_log(home)
+    result = plan("runs", "verify", run_id)
+    assert (result.code, result.out[:58]) == (1, "not verifiable: the run has no audit log, so nothing shows")
+    result = plan("runs", "verify", run_id, "--json")
+    (line,) = result.lines
+    assert (result.code, line["ok"], line["verdict"], line["entries"], line["problem"]) == (1, False, "not_verifiable", 0, None)
 
 
 def test_an_exported_file_without_audit_entries_is_not_verifiable(plan: Plan, run_id: str, home: Path):
-    _without_audit(home)
+    _delete_audit_log(home)
     assert plan("export", run_id, "--output", "run.json").code == 0
-    said = plan("runs", "verify", "run.json")
-    assert (said.code, said.out.partition(":")[0]) == (1, "not verifiable")
-    assert "intact" not in said.out + said.err
+    result = plan("runs", "verify", "run.json")
+    assert (result.code, result.out.partition(":")[0]) == (1, "not verifiable")
+    assert "intact" not in result.out + result.err
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
-def test_verifying_a_run_that_there_is_not_fails(plan: Plan, flags: tuple[str, ...]):
+def test_verifying_a_missing_run_fails(plan: Plan, flags: tuple[str, ...]):
     assert plan("runs", "verify", "0123", *flags).code == 2, "an empty store"
     Path("plan.yaml").write_text(DOCUMENT, encoding="utf-8")
     assert plan("run", "plan.yaml", "--offline").code == 0
-    said = plan("runs", "verify", "zzzz", *flags)
-    assert said.code == 2
-    assert "intact" not in said.out + said.err
+    result = plan("runs", "verify", "zzzz", *flags)
+    assert result.code == 2
+    assert "intact" not in result.out + result.err
 
 
 def test_an_exported_file_is_verified_without_a_store(plan: Plan, run_id: str, home: Path):
@@ -94,8 +94,8 @@ def test_an_exported_file_is_verified_without_a_store(plan: Plan, run_id: str, h
     assert {"plans", "run", "approvals", "gates", "attempts", "receipts", "revisions", "audit", "head"} <= set(document)
     assert "你好" in first.decode()
     shutil.rmtree(home)
-    said = plan("runs", "verify", "run.json")
-    assert (said.code, f"intact: digest {document['head']}" in said.out) == (0, True)
+    result = plan("runs", "verify", "run.json")
+    assert (result.code, f"intact: digest {document['head']}" in result.out) == (0, True)
     assert not home.exists()
 
 
@@ -117,48 +117,48 @@ ALTERED: tuple[tuple[tuple[Any, ...], Any, str], ...] = (
 
 
 @for_each(altered=ALTERED)
-def test_what_was_altered_in_a_file_is_named(plan: Plan, run_id: str, altered: tuple[tuple[Any, ...], Any, str]):
-    path, value, words = altered
+def test_an_altered_value_in_a_file_is_reported(plan: Plan, run_id: str, altered: tuple[tuple[Any, ...], Any, str]):
+    path, value, message = altered
     document = json.loads(plan("export", run_id).out)
     _change(document, *path, value=value)
     Path("run.json").write_text(json.dumps(document))
-    said = plan("runs", "verify", "run.json")
-    assert (said.code, said.out[: len(words)]) == (1, words)
+    result = plan("runs", "verify", "run.json")
+    assert (result.code, result.out[: len(message)]) == (1, message)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"), [(("verify",), "verify what?"), (("list", "x"), "takes no run"), (("verify", "no.json"), "no file")]
+    ("arguments", "message"), [(("verify",), "verify what?"), (("list", "x"), "takes no run"), (("verify", "no.json"), "no file")]
 )
-def test_wrong_arguments_are_a_usage_error(plan: Plan, arguments: tuple[str, ...], words: str):
-    said = plan("runs", *arguments)
-    assert (said.code, words in said.err) == (2, True)
+def test_wrong_arguments_are_a_usage_error(plan: Plan, arguments: tuple[str, ...], message: str):
+    result = plan("runs", *arguments)
+    assert (result.code, message in result.err) == (2, True)
 
 
-def test_a_file_that_is_no_run_is_refused(plan: Plan):
+def test_a_file_that_is_not_a_run_is_refused(plan: Plan):
     Path("a.json").write_text("[1]")
     Path("b.json").write_text("{")
     assert [plan("runs", "verify", name).code for name in ("a.json", "b.json")] == [2, 2]
 
 
-def test_signatures_are_checked_where_the_signers_are_known(plan: Plan, run_id: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_signatures_are_verified_if_the_signers_are_known(plan: Plan, run_id: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     if shutil.which("ssh-keygen") is None:
         pytest.skip("no ssh-keygen here")
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     document = json.loads(plan("export", run_id).out)
     document["approvals"][0] |= {"signature": _signature(key, document["approvals"][0], run_id), "gate_id": "g-1", "by": "ana"}
-    _told_anew(document)
+    _rebuild_audit_log(document)
     Path("run.json").write_text(json.dumps(document))
-    said = plan("runs", "verify", "run.json")
-    assert (said.code, "the signature of ana was not checked" in said.err) == (0, True)
+    result = plan("runs", "verify", "run.json")
+    assert (result.code, "the signature of ana was not checked" in result.err) == (0, True)
     signers = tmp_path / "signers"
     signers.write_text(f"ana {key.with_suffix('.pub').read_text()}")
     monkeypatch.setenv("PLAN_ADAPTER_ALLOWED_SIGNERS", str(signers))
-    said = plan("runs", "verify", "run.json")
-    assert (said.code, said.err) == (0, "")
+    result = plan("runs", "verify", "run.json")
+    assert (result.code, result.err) == (0, "")
     signers.write_text(f"bo {key.with_suffix('.pub').read_text()}")
-    said = plan("runs", "verify", "run.json")
-    assert (said.code, said.out.startswith("altered: approvals: the signature of ana")) == (1, True)
+    result = plan("runs", "verify", "run.json")
+    assert (result.code, result.out.startswith("altered: approvals: the signature of ana")) == (1, True)
 
 
 def _signature(key: Path, row: dict[str, Any], run_id: str) -> str:
@@ -167,16 +167,16 @@ def _signature(key: Path, row: dict[str, Any], run_id: str) -> str:
     return subprocess.run(command, input=text, text=True, capture_output=True, check=True).stdout
 
 
-def _told_anew(document: dict[str, Any]) -> None:
-    """Write the audit anew, as one who may write everything could."""
+def _rebuild_audit_log(document: dict[str, Any]) -> None:
+    """Rebuild the audit log, as someone with write access to everything could."""
     from plan_adapter.store import audit, entries
 
     approval = document["approvals"][0]
     before = audit.beginning(document["run"])
     for entry in document["audit"]:
         if entry["row_id"] == approval["id"]:
-            told = entries.of_use(approval) if entry["kind"] == "approval_used" else entries.of_approval(approval)
-            entry |= {name: getattr(told, name) for name in ("kind", "by", "known_by", "message", "row_digest")}
+            rebuilt = entries.of_use(approval) if entry["kind"] == "approval_used" else entries.of_approval(approval)
+            entry |= {name: getattr(rebuilt, name) for name in ("kind", "by", "known_by", "message", "row_digest")}
         entry["digest"] = before = audit.entry_digest(entry, before)
     document["head"] = before
 
@@ -204,16 +204,16 @@ def test_a_plan_is_exported_as_a_flowchart(plan: Plan, home: Path):
     assert "  s1 --> s2\n  s2 --> s3\n" in shown
 
 
-def test_a_plan_is_exported_for_aster_with_a_note_for_what_has_no_place_there(plan: Plan, home: Path):
+def test_an_aster_export_reports_every_unsupported_field(plan: Plan, home: Path):
     Path("release.yaml").write_text(PLAN)
-    said = plan("export", "release.yaml", "--format", "aster")
-    assert said.err.splitlines() == [
+    result = plan("export", "release.yaml", "--format", "aster")
+    assert result.err.splitlines() == [
         "left out: `requires_approval` of `push`",
         "left out: `inputs` of the plan",
         "left out: `finally` of the plan",
         "Aster does not evaluate `${{ }}`: write values in `build`, `push`",
     ]
-    document = json.loads(said.out)
+    document = json.loads(result.out)
     assert (document["Name"], document["Options"]["MaxParallelSteps"]) == ("发布", 3)
     first, second = document["Steps"]
     assert (first["ToolName"], first["MaxRetries"], second["DependsOn"]) == ("bash", 2, ["build"])

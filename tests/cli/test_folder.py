@@ -1,4 +1,4 @@
-"""The folder that a run works in, on the command line."""
+"""Tests of the folder of a run: where it is shown, and resuming from another folder."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.cli.test_run import TOOLS
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
-    """Return another folder, whose name a shell would split."""
+    """Return another folder; its name needs quoting in a shell."""
     folder = tmp_path / "别处 and more"
     folder.mkdir()
     return folder
@@ -29,7 +29,7 @@ def test_the_gate_and_the_run_show_the_folder(plan: Plan, tmp_path: Path, monkey
     assert (folder["path"], folder["files_root"], folder["is_moved"]) == (work, str(tmp_path.resolve()), False)
 
 
-def test_a_resume_from_another_folder_says_which_folder_and_what_to_type(
+def test_resuming_from_another_folder_is_refused_with_the_commands_to_type(
     plan: Plan, tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = (tmp_path / "work").resolve()
@@ -42,8 +42,8 @@ def test_a_resume_from_another_folder_says_which_folder_and_what_to_type(
         f"`plan resume {run_id} --offline --here` asks for an approval of this folder"
     )
     for verb in (["resume", "--offline"], ["preview", "--resume"]):
-        said = plan(verb[0], run_id, *verb[1:], *TOOLS) if verb[0] == "resume" else plan(*verb, run_id, *TOOLS)
-        assert (said.code, message in said.err) == (6, True), said.err
+        result = plan(verb[0], run_id, *verb[1:], *TOOLS) if verb[0] == "resume" else plan(*verb, run_id, *TOOLS)
+        assert (result.code, message in result.err) == (6, True), result.err
     assert plan("show", run_id, "--json").run["status"] == "pending_approval"
     monkeypatch.chdir(work)
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0
@@ -63,7 +63,7 @@ def test_here_asks_for_an_approval_of_the_new_folder(plan: Plan, tmp_path: Path,
         "\\", ""
     )
     assert "version 1 was replaced by" in plan("show", run_id).out
-    assert plan("approve", run_id).code == 6  # what was approved changed
+    assert plan("approve", run_id).code == 6  # the content changed after the approval
     assert plan("approve", run_id, "--digest", now[:12]).code == 0
     done = plan("resume", run_id, "--offline", "--json", *TOOLS)
     assert (done.code, done.run["folder"]["path"]) == (0, str(elsewhere.resolve()))

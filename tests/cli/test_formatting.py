@@ -1,4 +1,4 @@
-"""`format_plan`: plans and runs as Markdown."""
+"""Tests of `format_plan`: plans and runs as Markdown."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def test_a_plan_is_shown_with_its_options_and_every_dependency() -> None:
     )
 
 
-def test_a_plan_is_shown_with_the_name_of_its_runs_its_tags_and_those_of_its_steps() -> None:
+def test_a_plan_is_shown_with_its_run_name_and_all_tags() -> None:
     plan = ExecutionPlan(description="Restart one node", tags=["web", "生产"], run_name="restart ${{ inputs.host }}")
     plan.add_step("http_get", "Look", {"url": "http://127.0.0.1/"}, tags=["db limit"])
     text = format_plan(plan)
@@ -52,7 +52,7 @@ def test_a_plan_is_shown_with_the_name_of_its_runs_its_tags_and_those_of_its_ste
     assert "   - tags: `db limit`\n" in text
 
 
-def test_a_run_is_shown_with_the_end_of_each_step_and_why() -> None:
+def test_a_run_is_shown_with_the_status_and_reason_of_each_step() -> None:
     done = a_step(
         "a", status=StepStatus.COMPLETED, attempts=2, retry_count=1, started_at=NOW, completed_at=NOW, duration_ms=1200, result={"n": 1}
     )

@@ -1,4 +1,4 @@
-"""Gates of runs on a Prefect server: the form beside the terminal, answers through the API alone, one-time codes, ends by signals."""
+"""Tests of gates on a Prefect server: forms, answers through the API, one-time codes and signals."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from pyotp.totp import TOTP
 
 from plan_adapter.engine.connection import Server
 from plan_adapter.gates.approval import os_user
-from tests.cli.conftest import Plan, Said
+from tests.cli.conftest import CommandResult, Plan
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
 from tests.cli.test_terminal import BOUND_SECONDS, REAL_PLAN, Terminal, environment, piped, terminals
 
@@ -25,14 +25,14 @@ __all__ = ["terminals"]
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
-Laptop: TypeAlias = Callable[..., Said]
+Laptop: TypeAlias = Callable[..., CommandResult]
 
 
 @pytest.fixture
 def laptop(plan: Plan, tmp_path: Path) -> Laptop:
-    """Runs `plan …` as on a machine that has Prefect's API and no store."""
+    """Return a function that runs `plan …` as on a machine with access to Prefect's API but not to the store."""
 
-    def call(*arguments: str) -> Said:
+    def call(*arguments: str) -> CommandResult:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "laptop"))
             return plan(*arguments)
@@ -40,18 +40,18 @@ def laptop(plan: Plan, tmp_path: Path) -> Laptop:
     return call
 
 
-class Waiting:
-    """`plan run` in a pipe, which has come to its gate."""
+class WaitingRun:
+    """A `plan run` in a pipe that has reached its gate."""
 
     def __init__(self, process: "subprocess.Popen[str]", command: str) -> None:
         self.process = process
         assert process.stderr is not None
-        self.told: list[str] = []
+        self.lines: list[str] = []
         for line in process.stderr:
-            self.told.append(line.rstrip())
+            self.lines.append(line.rstrip())
             if f"`{command}" in line:
                 break
-        self.run_id = self.told[-1].partition(f"`{command}")[2].partition("`")[0].split()[0]
+        self.run_id = self.lines[-1].partition(f"`{command}")[2].partition("`")[0].split()[0]
 
     def end(self) -> tuple[int, str]:
         """Return the exit code and stdout."""
@@ -61,42 +61,42 @@ class Waiting:
 
 
 @contextmanager
-def waiting(path: Path, told: str = "plan approve ") -> Generator[Waiting]:
-    """`plan run` of a document, without a terminal; killed if the test fails."""
+def waiting(path: Path, hint: str = "plan approve ") -> Generator[WaitingRun]:
+    """Start `plan run` without a terminal and yield it at its gate; the process is killed at the end."""
     command, pipe = [*REAL_PLAN, "run", str(path), *TOOLS], subprocess.PIPE
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment()) as process:
         try:
-            yield Waiting(process, told)
+            yield WaitingRun(process, hint)
         finally:
             process.kill()
 
 
-def shown_form(laptop: Laptop, run_id: str) -> dict[str, Any]:
-    """The form of a run, once Prefect shows it, by a machine without the store."""
+def wait_for_form(laptop: Laptop, run_id: str) -> dict[str, Any]:
+    """Wait until Prefect shows the form of a run and return it as seen without the store."""
     deadline = time.monotonic() + BOUND_SECONDS
     while time.monotonic() < deadline:
-        said = laptop("gates", "--json")
-        assert said.code == 0, said.err
-        for form in said.lines:
+        result = laptop("gates", "--json")
+        assert result.code == 0, result.err
+        for form in result.lines:
             if form["run_id"] == run_id:
                 return form
     pytest.fail("no form was shown")
 
 
-def the_gate(plan: Plan, run_id: str) -> dict[str, Any]:
-    """The open gate of a run, as the store has it."""
+def open_gate(plan: Plan, run_id: str) -> dict[str, Any]:
+    """Return the open gate of a run from the store."""
     return next(gate for gate in plan("gates", "--json").lines if gate["run_id"] == run_id)
 
 
 @pytest.mark.thorough
-def test_a_run_without_a_terminal_says_how_it_is_answered_and_the_api_alone_proves_no_os_user(
+def test_a_run_without_a_terminal_says_how_to_answer_and_the_api_proves_no_os_user(
     plan: Plan, laptop: Laptop, prefect_server: Server
 ) -> None:
     with waiting(document(GREET, **NEEDS_APPROVAL, approval={"known_by": ["os_user"]})) as run:
-        assert run.told[-3] == "the plan: waits for an approval"
-        assert str(prefect_server.ui_url) in run.told[-2]
-        assert run.told[-1] == f"answer in the form on that page, or with `{the_gate(plan, run.run_id)['command']}`"
-        form = shown_form(laptop, run.run_id)
+        assert run.lines[-3] == "the plan: waits for an approval"
+        assert str(prefect_server.ui_url) in run.lines[-2]
+        assert run.lines[-1] == f"answer in the form on that page, or with `{open_gate(plan, run.run_id)['command']}`"
+        form = wait_for_form(laptop, run.run_id)
         refused = laptop("approve", run.run_id, "--api")
         assert (refused.code, f"then `{form['command']}` approves it" in refused.err) == (6, True)
         refused = laptop("approve", run.run_id, "--api", "--digest", "00000000")
@@ -112,12 +112,12 @@ def test_a_run_without_a_terminal_says_how_it_is_answered_and_the_api_alone_prov
 
 
 @pytest.mark.thorough
-def test_a_machine_that_has_only_prefects_api_ends_the_question_at_the_terminal(terminals: list[Terminal], laptop: Laptop) -> None:
+def test_an_answer_through_the_api_ends_the_prompt_at_the_terminal(terminals: list[Terminal], laptop: Laptop) -> None:
     terminal = Terminal("run", document(GREET, **NEEDS_APPROVAL), *TOOLS)
     terminals.append(terminal)
     terminal.wait_for("[?] ")
     run_id = terminal.shown.partition("`plan approve ")[2].partition(" ")[0]
-    form = shown_form(laptop, run_id)
+    form = wait_for_form(laptop, run_id)
     assert form["flow_run_id"] in form["link"]
     answered = laptop("reject", form["flow_run_id"], "--api", "--note", "不行")
     assert answered.code == 0, answered.err
@@ -129,7 +129,7 @@ def test_a_machine_that_has_only_prefects_api_ends_the_question_at_the_terminal(
 
 
 @pytest.mark.thorough
-def test_an_end_of_the_input_leaves_the_answer_to_others_and_ctrl_c_cancels_the_run(terminals: list[Terminal], plan: Plan) -> None:
+def test_the_end_of_input_leaves_the_gate_open_and_ctrl_c_cancels_the_run(terminals: list[Terminal], plan: Plan) -> None:
     terminal = Terminal("run", document(GREET, **NEEDS_APPROVAL), *TOOLS)
     terminals.append(terminal)
     terminal.wait_for("[?] ")
@@ -144,12 +144,10 @@ def test_an_end_of_the_input_leaves_the_answer_to_others_and_ctrl_c_cancels_the_
 
 @pytest.mark.parametrize(("options", "place"), [(NEEDS_APPROVAL, "plan"), ({}, "greet")], ids=["plan", "step"])
 @pytest.mark.thorough
-def test_a_termination_at_a_gate_leaves_the_run_waiting_in_prefect_too(
-    plan: Plan, laptop: Laptop, options: dict[str, Any], place: str
-) -> None:
+def test_sigterm_at_a_gate_leaves_the_run_waiting_in_prefect_too(plan: Plan, laptop: Laptop, options: dict[str, Any], place: str) -> None:
     with waiting(document({**GREET, "requires_approval": place == "greet"}, **options)) as run:
-        assert f"{'the plan' if place == 'plan' else place}: waits for an approval" in run.told
-        shown_form(laptop, run.run_id)  # the flow run that shows it has begun, and with it Prefect's own handler of the signal
+        assert f"{'the plan' if place == 'plan' else place}: waits for an approval" in run.lines
+        wait_for_form(laptop, run.run_id)  # now the flow run has started, and Prefect has installed its own signal handler
         run.process.send_signal(signal.SIGTERM)
         code, _ = run.end()
     assert code == 6
@@ -166,22 +164,22 @@ def test_a_termination_at_a_gate_leaves_the_run_waiting_in_prefect_too(
 
 
 @pytest.mark.thorough
-def test_the_page_of_a_step_gates_form_is_shown(plan: Plan, laptop: Laptop) -> None:
+def test_the_link_to_a_step_gate_form_is_shown(plan: Plan, laptop: Laptop) -> None:
     with waiting(document({**GREET, "requires_approval": True})) as run:
-        command = the_gate(plan, run.run_id)["command"]
+        command = open_gate(plan, run.run_id)["command"]
         assert command.startswith(f"plan approve {run.run_id} --step greet --digest ")
-        assert run.told[-1] == f"answer in its form (link below), or with `{command}`"
+        assert run.lines[-1] == f"answer in its form (link below), or with `{command}`"
         assert run.process.stderr is not None
         line = next(line for line in run.process.stderr if "its form is on" in line)
-        assert line == f"greet: its form is on {shown_form(laptop, run.run_id)['link']}\n"
+        assert line == f"greet: its form is on {wait_for_form(laptop, run.run_id)['link']}\n"
 
 
 @pytest.mark.thorough
-def test_a_secret_of_one_time_codes_is_replaced_only_if_that_is_meant(plan: Plan, terminals: list[Terminal]) -> None:
+def test_a_one_time_code_secret_is_replaced_only_after_confirmation(plan: Plan, terminals: list[Terminal]) -> None:
     assert plan("enroll", os_user()).code == 0
     assert plan("enroll", "博").code == 0
     others = plan("enroll", "博", "--force")
-    assert (others.code, others.out) == (6, "")  # only that account, or an operator of the policy
+    assert (others.code, others.out) == (6, "")  # only the account itself or an operator of the policy can replace it
     refused = plan("enroll", os_user())
     assert (refused.code, refused.out, "`--force` replaces them" in refused.err) == (2, "", True)
     for word, code in (("n", 2), ("y", 0)):
@@ -194,24 +192,24 @@ def test_a_secret_of_one_time_codes_is_replaced_only_if_that_is_meant(plan: Plan
 
 
 @pytest.mark.thorough
-def test_a_run_left_waiting_is_shown_as_waiting_and_resumes_in_the_same_flow_run(plan: Plan) -> None:
-    said = plan("run", document({**GREET, "requires_approval": True}), *TOOLS, "--detach", "--json")
-    assert (said.code, said.run["status"]) == (6, "pending_approval"), said.err
-    run_id, flow_run_id = said.run["id"], said.run["flow_run_id"]
+def test_a_detached_run_waits_in_prefect_and_resumes_in_the_same_flow_run(plan: Plan) -> None:
+    result = plan("run", document({**GREET, "requires_approval": True}), *TOOLS, "--detach", "--json")
+    assert (result.code, result.run["status"]) == (6, "pending_approval"), result.err
+    run_id, flow_run_id = result.run["id"], result.run["flow_run_id"]
     assert state_of(flow_run_id) == ("PAUSED", "Waiting")
-    assert "in the form" not in said.err
+    assert "in the form" not in result.err
     assert plan("approve", run_id, "--step", "greet").code == 0
     done = plan("resume", run_id, *TOOLS, "--detach", "--json")
     assert (done.code, done.run["flow_run_id"], state_of(flow_run_id)) == (0, flow_run_id, ("COMPLETED", "Completed"))
 
 
-def test_a_plan_that_nobody_waits_for_is_paused_with_a_form_whose_answer_the_next_start_takes(plan: Plan, laptop: Laptop) -> None:
-    said = plan("run", document(GREET, **NEEDS_APPROVAL), *TOOLS, "--detach", "--json")
-    assert (said.code, said.run["status"]) == (6, "pending_approval"), said.err
-    run_id, flow_run_id = said.run["id"], said.run["flow_run_id"]
+def test_a_detached_plan_gate_pauses_with_a_form_and_resume_uses_its_answer(plan: Plan, laptop: Laptop) -> None:
+    result = plan("run", document(GREET, **NEEDS_APPROVAL), *TOOLS, "--detach", "--json")
+    assert (result.code, result.run["status"]) == (6, "pending_approval"), result.err
+    run_id, flow_run_id = result.run["id"], result.run["flow_run_id"]
     assert state_of(flow_run_id) == ("PAUSED", "Waiting")
     (gate,) = plan("gates", "--json").lines
-    assert gate["flow_run_id"] == flow_run_id and flow_run_id in gate["link"] and gate["link"] in said.err
+    assert gate["flow_run_id"] == flow_run_id and flow_run_id in gate["link"] and gate["link"] in result.err
     still = plan("resume", run_id, *TOOLS, "--detach", "--json")
     assert (still.code, still.run["flow_run_id"], state_of(flow_run_id)) == (6, flow_run_id, ("PAUSED", "Waiting"))
     assert "世界" in laptop("approve", run_id, "--api", "--show").out
@@ -225,20 +223,20 @@ def test_a_plan_that_nobody_waits_for_is_paused_with_a_form_whose_answer_the_nex
 
 
 @pytest.mark.thorough
-def test_the_api_alone_shows_what_it_answers_and_takes_no_step_for_the_plan(plan: Plan, laptop: Laptop) -> None:
+def test_an_api_answer_shows_the_gate_and_must_name_its_step(plan: Plan, laptop: Laptop) -> None:
     with waiting(document({**GREET, "requires_approval": True})) as run:
-        command = shown_form(laptop, run.run_id)["command"]
-        said = laptop("approve", run.run_id, "--api")
-        assert (said.code, f"`{command}`" in said.err) == (2, True)
+        command = wait_for_form(laptop, run.run_id)["command"]
+        result = laptop("approve", run.run_id, "--api")
+        assert (result.code, f"`{command}`" in result.err) == (2, True)
         assert "世界" in laptop("approve", run.run_id, "--api", "--step", "greet", "--show").out
-        said = laptop(*command.split()[1:])
-        assert (said.code, "世界" in said.err) == (0, True)
+        result = laptop(*command.split()[1:])
+        assert (result.code, "世界" in result.err) == (0, True)
         code, _ = run.end()
     assert (code, plan("show", run.run_id, "--json").run["status"]) == (0, "completed")
 
 
 def state_of(flow_run_id: str) -> tuple[str, str]:
-    """Type and name of the state that Prefect shows."""
+    """Return the type and name of the state of the flow run in Prefect."""
     from prefect import get_client
 
     async def read() -> tuple[str, str]:
@@ -250,7 +248,7 @@ def state_of(flow_run_id: str) -> tuple[str, str]:
     return asyncio.run(read())
 
 
-def test_a_one_time_code_proves_who_answers_and_counts_once(plan: Plan) -> None:
+def test_a_one_time_code_identifies_the_approver_and_works_once(plan: Plan) -> None:
     enrolled = plan("enroll", os_user())
     assert enrolled.code == 0, enrolled.err
     (uri,) = enrolled.out.splitlines()
@@ -260,7 +258,7 @@ def test_a_one_time_code_proves_who_answers_and_counts_once(plan: Plan) -> None:
     first, second = (plan("run", path, *TOOLS, "--detach", "--json").run["id"] for _ in "12")
     without = plan("approve", first)
     assert (without.code, "needs totp" in without.err) == (6, True)
-    code = TOTP(secret).at(time.time(), counter_offset=1)  # the next one is taken, too, and for longer
+    code = TOTP(secret).at(time.time(), counter_offset=1)  # the next code is accepted too, and stays valid for longer
     answered = piped("approve", first, "--code", code, "--json")
     assert (answered.returncode, json.loads(answered.stdout)["known_by"]) == (0, "totp")
     assert b"EventsWorker" not in answered.stderr
@@ -279,20 +277,20 @@ def test_a_signed_resolution_answers_the_form_from_a_machine_without_the_store(
     monkeypatch.setenv("PLAN_ADAPTER_SIGNING_KEY", str(key))
     path = document(step("lost", "get_lost"), approval={"known_by": ["ssh_signature"]})
     with waiting(path, "plan resolve ") as run:
-        form = shown_form(laptop, run.run_id)
+        form = wait_for_form(laptop, run.run_id)
         assert (form["asks"], form["step"], form["known_by"]) == ("outcome", "lost", ["ssh_signature"])
         refused = laptop("approve", run.run_id, "--api")
         assert f"not for an approval: `plan resolve {run.run_id} lost done|again|abort --api --digest {form['digest'][:12]}`" in refused.err
         assert laptop("resolve", run.run_id, "lost", "done", "--api").code == 2
-        said = laptop("resolve", run.run_id, "lost", "done", "--api", "--sign", "--by", "ana", "--result", '"好"')
-        assert (said.code, "recorded `done` for step lost" in said.out) == (0, True), said.err
+        result = laptop("resolve", run.run_id, "lost", "done", "--api", "--sign", "--by", "ana", "--result", '"好"')
+        assert (result.code, "recorded `done` for step lost" in result.out) == (0, True), result.err
         code, _ = run.end()
     shown = plan("show", run.run_id, "--json").run
     assert (code, shown["status"], shown["steps"][0]["result"]) == (0, "completed", "好")
 
 
 @pytest.mark.thorough
-def test_a_one_time_code_skips_a_step(plan: Plan) -> None:
+def test_a_one_time_code_authorizes_skipping_a_step(plan: Plan) -> None:
     uri = urlsplit(plan("enroll", "zoe", "--force").out.split()[-1])
     path = document(step("wrong", "fail"), GREET, approval={"known_by": ["totp"]})
     run_id = plan("run", path, *TOOLS, "--yes", "--json").run["id"]
@@ -306,15 +304,15 @@ def test_a_one_time_code_skips_a_step(plan: Plan) -> None:
 
 
 @pytest.mark.thorough
-def test_a_one_time_code_says_how_a_call_ended(plan: Plan) -> None:
+def test_a_one_time_code_authorizes_a_resolution(plan: Plan) -> None:
     uri = urlsplit(plan("enroll", "zoe", "--force").out.split()[-1])
     path = document(step("lost", "get_lost"), approval={"known_by": ["totp"]})
     run_id = plan("run", path, *TOOLS, "--yes", "--json").run["id"]
     code = TOTP(parse_qs(uri.query)["secret"][0]).now()
     wrong = plan("resolve", run_id, "lost", "done", "--code", str((int(code) + 1) % 1_000_000).zfill(6), "--by", "zoe")
     assert (wrong.code, "is wrong" in wrong.err) == (6, True)
-    said = plan("resolve", run_id, "lost", "done", "--code", code, "--by", "zoe")
-    assert said.code == 0, said.err
+    result = plan("resolve", run_id, "lost", "done", "--code", code, "--by", "zoe")
+    assert result.code == 0, result.err
     assert plan("resume", run_id, *TOOLS, "--json").code == 0
 
 
@@ -323,7 +321,7 @@ def test_a_question_is_answered_from_a_machine_without_the_store(plan: Plan, lap
     fields = {"choice": {"enum": ["switch", "wait"]}, "nodes": {"type": "integer", "maximum": 9, "default": 2}}
     path = document({"id": "decide", "ask": {"question": "切换?", "fields": fields}})
     with waiting(path, "plan answer ") as run:
-        form = shown_form(laptop, run.run_id)
+        form = wait_for_form(laptop, run.run_id)
         command = f"plan answer {run.run_id} decide --api --digest {form['digest'][:12]} FIELD=VALUE…"
         assert (form["asks"], form["step"], form["command"]) == ("question", "decide", command)
         assert "## 切换?" in laptop("answer", run.run_id, "decide", "--api", "--show").out
@@ -333,8 +331,8 @@ def test_a_question_is_answered_from_a_machine_without_the_store(plan: Plan, lap
         assert (refused.code, "takes a rejection only with all its fields" in refused.err) == (2, True), refused.err
         wrong = laptop("answer", run.run_id, "decide", "--api", "--digest", form["digest"], "choice=run", "nodes=10")
         assert (wrong.code, "at fields.choice" in wrong.err, "at fields.nodes" in wrong.err) == (2, True, True)
-        said = laptop("answer", run.run_id, "decide", "--api", "--digest", form["digest"], "choice=switch", "nodes=3")
-        assert (said.code, "answered step decide" in said.out) == (0, True), said.err
+        result = laptop("answer", run.run_id, "decide", "--api", "--digest", form["digest"], "choice=switch", "nodes=3")
+        assert (result.code, "answered step decide" in result.out) == (0, True), result.err
         code, _ = run.end()
     shown = plan("show", run.run_id, "--json").run
     assert (code, shown["steps"][0]["result"]) == (0, {"choice": "switch", "nodes": 3})

@@ -1,4 +1,4 @@
-"""Plans with goals on the command line, pursued by a model over real HTTP, on a timetable in a file."""
+"""Tests of plans with goals on the command line, with a scripted model over HTTP and a timetable in a file."""
 
 import json
 import re
@@ -13,7 +13,7 @@ import plan_adapter
 from plan_adapter.gates.approval import os_user
 from plan_adapter.plan import GOAL_RESULT
 from plan_adapter.rounds import CHECKS
-from tests.agent.conftest import no_memory_of_servers
+from tests.agent.conftest import forget_model_servers
 from tests.agent.goal_players import Player, Seen, Verifier, decides, playing, reads, writes
 from tests.agent.server import scripted
 from tests.cli.conftest import Plan
@@ -21,7 +21,7 @@ from tests.cli.drafting import configure
 from tests.deployments.conftest import served
 from tests.timetable.conftest import timetable
 
-__all__ = ["no_memory_of_servers", "timetable"]
+__all__ = ["forget_model_servers", "timetable"]
 
 ME = os_user()
 TOOLS = ("--tools", "deployments.timetable.week:TOOLS")
@@ -42,7 +42,7 @@ def document(**fields: Any) -> Path:
 
 
 def good(seen: Seen) -> dict[str, Any]:
-    """Look for a free place, take it, and cite the receipt."""
+    """Find a free slot, place the task, and cite the receipt."""
     if seen.proof("place"):
         return seen.end(f"任务 3 已安排：{seen.proof('place')}")
     free = seen.result("find_free")
@@ -51,13 +51,13 @@ def good(seen: Seen) -> dict[str, Any]:
     return writes("place", task=3, day=free[0]["day"], slot=free[0]["slot"])
 
 
-def lying(seen: Seen) -> dict[str, Any]:
+def unproven(seen: Seen) -> dict[str, Any]:
     return decides("done", goal_check="E1: 已经安排好了")
 
 
 @pytest.fixture
-def pursued(plan: Plan, monkeypatch: pytest.MonkeyPatch, timetable: Path):
-    """Runs a command with a model that a player plays."""
+def run_with_model(plan: Plan, monkeypatch: pytest.MonkeyPatch, timetable: Path):
+    """Return a function that runs a command with a scripted model."""
 
     def call(player: Player, *arguments: str | Path, verifier: Verifier | None = None):
         with scripted(playing(player, verifier=verifier)) as server:
@@ -67,19 +67,19 @@ def pursued(plan: Plan, monkeypatch: pytest.MonkeyPatch, timetable: Path):
     return call
 
 
-def planned(plan: Plan, pursued: Any) -> str:
-    """Plan the week with the good model, and return the id of the run."""
-    run_id = pursued(good, "run", document(), "--offline", "--yes", "--json", *TOOLS).run["id"]
+def planned(plan: Plan, run_with_model: Any) -> str:
+    """Complete a run with the `good` model and return its id."""
+    run_id = run_with_model(good, "run", document(), "--offline", "--yes", "--json", *TOOLS).run["id"]
     assert plan("approve", run_id, "--step", "plan_week", "--item", "2").code == 0
-    said = pursued(good, "resume", run_id, "--offline", "--json", *TOOLS)
-    assert said.code == 0, said.err
+    result = run_with_model(good, "resume", run_id, "--offline", "--json", *TOOLS)
+    assert result.code == 0, result.err
     return run_id
 
 
-def test_yes_confirms_nothing_that_a_model_calls(plan: Plan, pursued: Any) -> None:
-    said = pursued(good, "run", document(), "--offline", "--yes", "--json", *TOOLS)
-    assert (said.code, said.run["status"]) == (6, "pending_approval"), said.err
-    where = (said.run["id"], "--step", "plan_week", "--item", "2")
+def test_yes_does_not_confirm_calls_by_a_model(plan: Plan, run_with_model: Any) -> None:
+    result = run_with_model(good, "run", document(), "--offline", "--yes", "--json", *TOOLS)
+    assert (result.code, result.run["status"]) == (6, "pending_approval"), result.err
+    where = (result.run["id"], "--step", "plan_week", "--item", "2")
     asked = plan("approve", *where, "--show").out
     assert "> A model asks for this call: place?" in asked
     assert "Round 2 of the goal “给高数作业 (任务 3) 找一个空位”, a step of 周计划." in asked
@@ -89,8 +89,8 @@ def test_yes_confirms_nothing_that_a_model_calls(plan: Plan, pursued: Any) -> No
     assert "resumes the run" in rejected.err
 
 
-def test_a_week_is_planned_and_the_rounds_are_shown(plan: Plan, pursued: Any) -> None:
-    run_id = planned(plan, pursued)
+def test_a_goal_is_met_and_its_rounds_are_shown(plan: Plan, run_with_model: Any) -> None:
+    run_id = planned(plan, run_with_model)
     (step,) = plan("show", run_id, "--json").run["steps"]
     assert tuple(step["result"]) == GOAL_RESULT
     assert step["result"]["results"]["place"]["name"] == "高数作业"
@@ -105,13 +105,13 @@ def test_a_week_is_planned_and_the_rounds_are_shown(plan: Plan, pursued: Any) ->
     assert [(reply["decision"], reply["by"]) for reply in place["replies"]] == [("approve", ME)]
 
 
-def test_the_rounds_of_a_goal_are_shown_in_the_order_of_time(plan: Plan, pursued: Any) -> None:
-    run_id = pursued(good, "run", document(), "--offline", "--detach", "--json", *TOOLS).run["id"]
+def test_the_rounds_of_a_goal_are_shown_in_chronological_order(plan: Plan, run_with_model: Any) -> None:
+    run_id = run_with_model(good, "run", document(), "--offline", "--detach", "--json", *TOOLS).run["id"]
     plan("approve", run_id, "--step", "plan_week", "--item", "2", "--note", "好")
-    waits = pursued(good, "resume", run_id, "--offline", "--detach", *TOOLS, verifier=lambda _: "cannot_tell")
+    waits = run_with_model(good, "resume", run_id, "--offline", "--detach", *TOOLS, verifier=lambda _: "cannot_tell")
     assert waits.code == 6, waits.err
     plan("answer", run_id, "plan_week", "met=true")
-    assert pursued(good, "resume", run_id, "--offline", *TOOLS).code == 0
+    assert run_with_model(good, "resume", run_id, "--offline", *TOOLS).code == 0
     shown = re.sub(r" at [0-9: -]{19}| in \d+ ms|: `[{\[].*", "", plan("show", run_id).out.replace("\\", ""), flags=re.MULTILINE)
     head, _, rounds = shown.partition(" in calls of tools\n")
     assert "   - summary by the model: 好的\n" in head
@@ -127,16 +127,16 @@ def test_the_rounds_of_a_goal_are_shown_in_the_order_of_time(plan: Plan, pursued
     ]
 
 
-def test_a_goal_that_was_resumed_took_as_long_as_all_its_rounds(plan: Plan, pursued: Any) -> None:
-    run_id = planned(plan, pursued)
+def test_the_duration_of_a_resumed_goal_covers_all_its_rounds(plan: Plan, run_with_model: Any) -> None:
+    run_id = planned(plan, run_with_model)
     (step,) = plan("show", run_id, "--json").run["steps"]
     between = datetime.fromisoformat(step["completed_at"]) - datetime.fromisoformat(step["started_at"])
     assert step["duration_ms"] == round(between.total_seconds() * 1000) > 0
     assert datetime.fromisoformat(step["started_at"]) < datetime.fromisoformat(step["rounds"][1]["replies"][0]["at"])
 
 
-def test_the_log_of_a_goal_has_a_line_for_each_decision(plan: Plan, pursued: Any) -> None:
-    run_id = planned(plan, pursued)
+def test_the_log_of_a_goal_has_a_line_for_each_decision(plan: Plan, run_with_model: Any) -> None:
+    run_id = planned(plan, run_with_model)
     lines = plan("logs", run_id, "plan_week", "--json").lines
     assert [(line["step"], line["text"]) for line in lines if " " in line["step"].partition("[")[0] or "[" not in line["step"]] == [
         ("decision plan_week[1]", "continue find_free(day=2): 好的"),
@@ -147,28 +147,28 @@ def test_the_log_of_a_goal_has_a_line_for_each_decision(plan: Plan, pursued: Any
     ]
 
 
-def test_a_run_that_nobody_attends_waits_for_each_write(plan: Plan, pursued: Any) -> None:
-    said = pursued(good, "run", document(), "--offline", "--detach", "--json", *TOOLS)
-    assert said.code == 6, said.err
-    run_id = said.run["id"]
+def test_an_unattended_run_waits_for_each_write(plan: Plan, run_with_model: Any) -> None:
+    result = run_with_model(good, "run", document(), "--offline", "--detach", "--json", *TOOLS)
+    assert result.code == 6, result.err
+    run_id = result.run["id"]
     waiting = plan("show", run_id).out.replace("\\", "")
     assert "plan_week[round 2: place(task=3, day=2, slot=1)]" in waiting
     assert plan("approve", run_id, "--step", "plan_week", "--item", "2").code == 0
-    ended = pursued(good, "resume", run_id, "--offline", "--json", *TOOLS)
+    ended = run_with_model(good, "resume", run_id, "--offline", "--json", *TOOLS)
     assert ended.code == 0, ended.err
 
 
-def test_a_question_of_the_model_is_answered_with_plan_answer(plan: Plan, pursued: Any) -> None:
+def test_plan_answer_answers_a_question_from_the_model(plan: Plan, run_with_model: Any) -> None:
     def asking(seen: Seen) -> dict[str, Any]:
         answers = [one for one in seen.evidence if one["source"] == "user_reply"]
         return seen.end(answers[0]["id"]) if answers else decides("ask_user", speak="哪一天？")
 
-    said = pursued(asking, "run", document(), "--offline", "--detach", "--json", *TOOLS)
-    assert said.code == 6, said.err
-    run_id = said.run["id"]
+    result = run_with_model(asking, "run", document(), "--offline", "--detach", "--json", *TOOLS)
+    assert result.code == 6, result.err
+    run_id = result.run["id"]
     assert f"{run_id} plan_week[round 1: question] asks: 哪一天？ (answer with answer=string)" in plan("gates").out
     assert plan("answer", run_id, "plan_week", "answer=星期二").code == 0
-    assert pursued(asking, "resume", run_id, "--offline", *TOOLS).code == 0
+    assert run_with_model(asking, "resume", run_id, "--offline", *TOOLS).code == 0
     (step,) = plan("show", run_id, "--json").run["steps"]
     assert step["result"]["evidence"][0]["summary"] == '{"answer":"星期二"}'
     shown = plan("show", run_id).out.replace("\\", "")
@@ -176,17 +176,17 @@ def test_a_question_of_the_model_is_answered_with_plan_answer(plan: Plan, pursue
     assert ': `{"answer": "星期二"}`\n   - round 2: ' in shown
 
 
-def test_a_rejection_is_told_to_the_model(plan: Plan, pursued: Any) -> None:
+def test_the_model_sees_a_rejection(plan: Plan, run_with_model: Any) -> None:
     def obeying(seen: Seen) -> dict[str, Any]:
         if seen.refusals:
             assert "太早了" in seen.refusals[0]
             return decides("abort", abort={"code": "refused", "user_message": "不安排了", "internal_reason": ""})
         return good(seen)
 
-    run_id = pursued(obeying, "run", document(), "--offline", "--detach", "--json", *TOOLS).run["id"]
+    run_id = run_with_model(obeying, "run", document(), "--offline", "--detach", "--json", *TOOLS).run["id"]
     rejected = plan("reject", run_id, "--step", "plan_week", "--item", "2", "--note", "太早了")
     assert rejected.code == 0, rejected.err
-    ended = pursued(obeying, "resume", run_id, "--offline", "--json", *TOOLS)
+    ended = run_with_model(obeying, "resume", run_id, "--offline", "--json", *TOOLS)
     assert (ended.code, ended.run["status"]) == (1, "failed"), ended.err
     (step,) = plan("show", run_id, "--json").run["steps"]
     assert (step["reason"], step["error"]) == ("aborted", "the model gave up (refused): 不安排了")
@@ -196,32 +196,34 @@ def test_a_rejection_is_told_to_the_model(plan: Plan, pursued: Any) -> None:
     )
 
 
-def test_a_lie_is_corrected_three_times_and_then_fails(plan: Plan, pursued: Any) -> None:
-    said = pursued(lying, "run", document(), "--offline", "--yes", "--json", *TOOLS)
-    assert (said.code, said.run["status"], said.run["reason"]) == (1, "failed", "step_failed")
-    (step,) = plan("show", said.run["id"], "--json").run["steps"]
+def test_a_claim_without_evidence_is_refused_three_times_and_then_fails(plan: Plan, run_with_model: Any) -> None:
+    result = run_with_model(unproven, "run", document(), "--offline", "--yes", "--json", *TOOLS)
+    assert (result.code, result.run["status"], result.run["reason"]) == (1, "failed", "step_failed")
+    (step,) = plan("show", result.run["id"], "--json").run["steps"]
     assert [(one["action"], one["verdict"]) for one in step["rounds"]] == [("done", "not_met")] * 3
     assert "evidence: there is no evidence yet" in step["error"]
 
 
-def test_a_looping_model_is_exhausted(pursued: Any) -> None:
-    said = pursued(lambda seen: reads("find_free", day=1), "run", document(goal={"max_rounds": 4}), "--offline", "--yes", "--json", *TOOLS)
-    assert (said.code, said.run["status"], said.run["reason"]) == (1, "failed", "exhausted")
+def test_a_looping_model_ends_the_run_as_exhausted(run_with_model: Any) -> None:
+    result = run_with_model(
+        lambda seen: reads("find_free", day=1), "run", document(goal={"max_rounds": 4}), "--offline", "--yes", "--json", *TOOLS
+    )
+    assert (result.code, result.run["status"], result.run["reason"]) == (1, "failed", "exhausted")
 
 
-def test_always_execute_needs_no_confirmation(plan: Plan, pursued: Any) -> None:
+def test_tools_in_always_execute_need_no_confirmation(plan: Plan, run_with_model: Any) -> None:
     path = document(approval={"always_execute": ["place"]})
-    said = pursued(good, "run", path, "--offline", "--detach", "--json", *TOOLS)
-    assert said.code == 0, said.err
-    assert [(one["step"], one["message"]) for one in said.lines if one.get("event") == "spoken"] == [
+    result = run_with_model(good, "run", path, "--offline", "--detach", "--json", *TOOLS)
+    assert result.code == 0, result.err
+    assert [(one["step"], one["message"]) for one in result.lines if one.get("event") == "spoken"] == [
         ("plan_week", "好的"),
         ("plan_week", "place?"),
         ("plan_week", "好的"),
     ]
-    assert any("- `slot`: `1`" in one["message"] for one in said.lines if one.get("event") == "log")
+    assert any("- `slot`: `1`" in one["message"] for one in result.lines if one.get("event") == "log")
 
 
-def test_a_preview_says_what_a_model_may_call(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preview_shows_which_tools_a_model_may_call(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_MODEL", "m")
     path = document(goal={"max_rounds": 5, "timeout_ms": 60000}, approval={"always_execute": ["place"]})
     shown = plan("preview", path, *TOOLS).out
@@ -232,14 +234,14 @@ def test_a_preview_says_what_a_model_may_call(plan: Plan, monkeypatch: pytest.Mo
     assert "`place`" in plan("show", path).out
 
 
-def test_a_run_without_a_model_is_refused_before_anybody_is_asked(plan: Plan, timetable: Path) -> None:
-    said = plan("run", document(), "--offline", "--yes", *TOOLS)
-    assert said.code == 2
-    assert "PLAN_ADAPTER_MODEL" in said.err
+def test_a_run_without_a_model_is_refused_before_any_gate_opens(plan: Plan, timetable: Path) -> None:
+    result = plan("run", document(), "--offline", "--yes", *TOOLS)
+    assert result.code == 2
+    assert "PLAN_ADAPTER_MODEL" in result.err
 
 
-def test_rounds_that_were_erased_are_shown_as_erased(plan: Plan, pursued: Any) -> None:
-    run_id = planned(plan, pursued)
+def test_erased_rounds_are_shown_as_erased(plan: Plan, run_with_model: Any) -> None:
+    run_id = planned(plan, run_with_model)
     assert plan("erase", run_id, "--fields", "steps.plan_week.result", "--yes").code == 0
     shown = plan("show", run_id).out
     assert "任务 3 已安排" not in shown
@@ -247,9 +249,11 @@ def test_rounds_that_were_erased_are_shown_as_erased(plan: Plan, pursued: Any) -
     assert plan("runs", "verify", run_id).code == 0
 
 
-def test_a_goal_that_somebody_reached_by_hand_is_recorded_as_done(plan: Plan, pursued: Any) -> None:
-    said = pursued(lambda seen: reads("find_free", day=1), "run", document(goal={"max_rounds": 2}), "--offline", "--yes", "--json", *TOOLS)
-    run_id = said.run["id"]
+def test_a_goal_reached_by_hand_can_be_recorded_as_done(plan: Plan, run_with_model: Any) -> None:
+    result = run_with_model(
+        lambda seen: reads("find_free", day=1), "run", document(goal={"max_rounds": 2}), "--offline", "--yes", "--json", *TOOLS
+    )
+    run_id = result.run["id"]
     refused = plan("resolve", run_id, "plan_week", "done", "--item", "2")
     assert refused.code == 2
     assert "has no call in round 2 whose outcome is unknown" in refused.err
@@ -258,7 +262,7 @@ def test_a_goal_that_somebody_reached_by_hand_is_recorded_as_done(plan: Plan, pu
 
 
 class Page(BaseHTTPRequestHandler):
-    """The front page of the guide's example."""
+    """The page that the example in the guide requests."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -270,7 +274,7 @@ class Page(BaseHTTPRequestHandler):
         """Stay silent."""
 
 
-def test_the_example_of_the_guide_is_pursued_as_the_page_says(plan: Plan, pursued: Any) -> None:
+def test_the_example_in_the_guide_works_as_described(plan: Plan, run_with_model: Any) -> None:
     page = (Path(plan_adapter.__file__).parent / "guide" / "goals.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
@@ -283,9 +287,9 @@ def test_the_example_of_the_guide_is_pursued_as_the_page_says(plan: Plan, pursue
 
     with served(Page) as url:
         Path("report-checks.yaml").write_text(text.replace("http://127.0.0.1:8000", url), encoding="utf-8")
-        waits = pursued(reports, "run", "report-checks.yaml", "--offline", "--detach", "--json")
+        waits = run_with_model(reports, "run", "report-checks.yaml", "--offline", "--detach", "--json")
         assert "--step report --item 2 --digest " in waits.err
         assert plan("approve", waits.run["id"], "--step", "report", "--item", "2").code == 0
-        done = pursued(reports, "resume", waits.run["id"], "--offline", "--json")
+        done = run_with_model(reports, "resume", waits.run["id"], "--offline", "--json")
     assert (done.code, Path("report.txt").read_text(encoding="utf-8")) == (0, "It answers 200."), done.err
     assert "   - round 3: done: E1 shows the answer, E2 the report\n      - met: " in plan("show", waits.run["id"]).out

@@ -1,4 +1,4 @@
-"""`plan guide`, and the promises of the security page: each names a test that exists."""
+"""Tests of `plan guide` and its pages: promises name existing tests, plans are valid, links work."""
 
 import ast
 import json
@@ -32,7 +32,7 @@ def functions_in(file: Path) -> set[str]:
 
 
 @for_each(name=NAMED)
-def test_every_test_that_a_promise_names_exists(name: str) -> None:
+def test_every_test_named_by_a_promise_exists(name: str) -> None:
     path, _, function = name.partition("::")
     assert (ROOT / path).exists()
     assert not function or function in functions_in(ROOT / path)
@@ -56,29 +56,29 @@ def test_the_guide_lists_its_pages(plan: Plan) -> None:
     assert json.loads(plan("guide", "--json").out.splitlines()[0])["topic"]
 
 
-def test_a_page_is_printed_as_it_is_written(plan: Plan) -> None:
+def test_a_page_is_printed_unchanged(plan: Plan) -> None:
     assert plan("guide", "security").out == SECURITY
     assert json.loads(plan("guide", "security", "--json").out)["text"] == SECURITY
 
 
-def test_a_page_that_is_not_there_is_a_usage_error_that_names_the_nearest(plan: Plan) -> None:
-    said = plan("guide", "securty")
-    assert said.code == 2
-    assert said.err == "plan: the guide has no page `securty`; did you mean `security`?\n"
+def test_an_unknown_page_is_a_usage_error_that_suggests_the_nearest(plan: Plan) -> None:
+    result = plan("guide", "securty")
+    assert result.code == 2
+    assert result.err == "plan: the guide has no page `securty`; did you mean `security`?\n"
 
 
 @pytest.mark.parametrize("text", [text for text in PLANS if "\nsteps:" in text and "\ncases:" not in text])
 def test_a_plan_in_the_guide_is_valid(plan: Plan, text: str) -> None:
-    for other in PLANS:  # one may run another
+    for other in PLANS:  # a plan can run another one
         if found := re.match(r"name: (\S+)", other):
             Path(f"{found[1]}.yaml").write_text(other, encoding="utf-8")
     Path("plan.yaml").write_text(text, encoding="utf-8")
-    said = plan("validate", "plan.yaml")
-    assert said.code == 0, said.out
+    result = plan("validate", "plan.yaml")
+    assert result.code == 0, result.out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+def test_every_link_in_a_page_has_a_target(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8"))
     topics = re.findall(r"plan guide ([a-z]+)", page.read_text(encoding="utf-8"))
     assert all((page.parent / target).exists() for target in targets)

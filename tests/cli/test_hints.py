@@ -1,4 +1,4 @@
-"""What commands foretell, and name to type, is what happens then."""
+"""Tests of previews and hints: a preview shows what happens, and a suggested command does what it says."""
 
 import subprocess
 import sys
@@ -22,44 +22,44 @@ BROKEN = step("broken", "fail", depends_on=["made"])
 
 
 def rolled_back(plan: Plan) -> str:
-    """The id of a run that a failed step rolled back."""
+    """Return the id of a run that was rolled back after a failed step."""
     return plan("run", document(UNDOABLE, BROKEN), "--offline", *TOOLS, "--json").run["id"]
 
 
-def test_a_run_that_was_rolled_back_is_refused_by_the_preview_as_by_resume(plan: Plan) -> None:
+def test_preview_refuses_a_rolled_back_run_with_the_same_error_as_resume(plan: Plan) -> None:
     run_id = rolled_back(plan)
     previewed, resumed = plan("preview", "--resume", run_id, *TOOLS), plan("resume", run_id, "--offline", *TOOLS)
     assert (previewed.code, previewed.out, previewed.err) == (2, "", resumed.err)
     assert "was rolled back and cannot be resumed" in previewed.err
 
 
-def test_the_preview_of_an_interrupted_rollback_shows_that_only_it_continues(processes: Processes, plan: Plan) -> None:
+def test_the_preview_of_an_interrupted_rollback_shows_only_the_remaining_rollback(processes: Processes, plan: Plan) -> None:
     undo = {"tool_name": "run_command", "parameters": {"argv": ["sleep", "60"]}}
     made = step("made", "run_command", parameters={"argv": ["touch", "made"]}, rollback=undo)
-    process = processes.begin("run", str(document(made, BROKEN)), "--offline", *TOOLS)
+    process = processes.start("run", str(document(made, BROKEN)), "--offline", *TOOLS)
     line_with(process.stderr, "rollback made: started")
     process.kill()
     process.wait()
     run_id = plan("runs", "--json").lines[0]["id"]
-    said = plan("preview", "--resume", run_id, *TOOLS)
-    assert (said.code, said.out) == (
+    result = plan("preview", "--resume", run_id, *TOOLS)
+    assert (result.code, result.out) == (
         0,
         "the run is being rolled back: no step runs, and the rollback continues with `made`\n",
     )
     assert plan("preview", "--resume", run_id, *TOOLS, "--json").run["rollback"] == [{"id": "made", "item": None}]
 
 
-def test_a_rejected_run_is_refused_by_the_preview(plan: Plan) -> None:
+def test_preview_refuses_a_rejected_run(plan: Plan) -> None:
     run_id = plan("run", document(GREET, **NEEDS_APPROVAL), "--offline", *TOOLS, "--detach", "--json").run["id"]
     plan("reject", run_id)
-    said = plan("preview", "--resume", run_id, *TOOLS)
-    assert (said.code, "was rejected; resuming approves nothing" in said.err) == (3, True)
+    result = plan("preview", "--resume", run_id, *TOOLS)
+    assert (result.code, "was rejected; resuming approves nothing" in result.err) == (3, True)
 
 
-def test_only_while_something_is_left_to_undo_the_command_for_it_is_named(plan: Plan) -> None:
+def test_the_rollback_command_is_suggested_only_while_something_is_left_to_roll_back(plan: Plan) -> None:
     Path("stuck").touch()
-    said = plan("run", document(UNDOABLE, BROKEN), "--offline", *TOOLS)
-    assert f"--rollback --offline {' '.join(TOOLS)}` rolls back the rest; a run that was rolled back cannot be resumed" in said.err
+    result = plan("run", document(UNDOABLE, BROKEN), "--offline", *TOOLS)
+    assert f"--rollback --offline {' '.join(TOOLS)}` rolls back the rest; a run that was rolled back cannot be resumed" in result.err
     run_id = plan("runs", "--json").lines[0]["id"]
     assert f"`plan cancel {run_id} --rollback` rolls back the rest" in plan("resume", run_id, "--offline", *TOOLS).err
     Path("stuck").unlink()
@@ -69,21 +69,21 @@ def test_only_while_something_is_left_to_undo_the_command_for_it_is_named(plan: 
 
 
 @pytest.mark.parametrize("command", [("resume", "--offline"), ("preview", "--resume")], ids=["resume", "preview"])
-def test_where_the_tools_of_a_run_are_not_given_the_error_says_how(command: tuple[str, ...], plan: Plan) -> None:
+def test_the_error_for_missing_tools_says_how_to_pass_them(command: tuple[str, ...], plan: Plan) -> None:
     run_id = plan("run", document(step("broken", "fail")), "--offline", *TOOLS, "--json").run["id"]
-    said = plan(*command, run_id)
-    assert said.code == 2
-    assert said.err.rstrip().endswith(
+    result = plan(*command, run_id)
+    assert result.code == 2
+    assert result.err.rstrip().endswith(
         "no tool is called `fail`; the run was created with other tools than these: pass the same ones again "
         "(`--tools package.module:name`, PLAN_ADAPTER_TOOLS)"
     )
 
 
 @pytest.mark.parametrize("status", ["failed", "waiting"])
-def test_the_hint_of_a_run_without_prefect_does_not_lead_to_it(status: str, plan: Plan) -> None:
-    plan_needs = NEEDS_APPROVAL if status == "waiting" else {}
-    said = plan("run", document(step("broken", "fail"), **plan_needs), "--offline", *TOOLS)
-    assert f"`plan resume {plan('runs', '--json').lines[0]['id']} --offline {' '.join(TOOLS)}`" in said.err
+def test_the_resume_hint_of_an_offline_run_includes_offline(status: str, plan: Plan) -> None:
+    options = NEEDS_APPROVAL if status == "waiting" else {}
+    result = plan("run", document(step("broken", "fail"), **options), "--offline", *TOOLS)
+    assert f"`plan resume {plan('runs', '--json').lines[0]['id']} --offline {' '.join(TOOLS)}`" in result.err
 
 
 def test_a_resolution_is_shown_instead_of_the_duration_of_a_failed_attempt(plan: Plan) -> None:
@@ -95,7 +95,7 @@ def test_a_resolution_is_shown_instead_of_the_duration_of_a_failed_attempt(plan:
 
 
 def test_interrupted_reads_have_no_unknown_outcome(processes: Processes, plan: Plan) -> None:
-    process = processes.begin("run", slow("read"), "--offline")
+    process = processes.start("run", slow("read"), "--offline")
     line_with(process.stderr, "slow: started")
     run_id = plan("runs", "--json").lines[0]["id"]
     process.kill()
@@ -110,19 +110,19 @@ def test_interrupted_reads_have_no_unknown_outcome(processes: Processes, plan: P
     assert "cancelled (cancelled)" not in plan("runs").out
 
 
-def test_a_step_that_runs_is_counted_while_the_run_is_cancelled(processes: Processes, plan: Plan) -> None:
-    process = processes.begin("run", slow(), "--offline")
+def test_a_running_step_is_counted_while_the_run_is_cancelled(processes: Processes, plan: Plan) -> None:
+    process = processes.start("run", slow(), "--offline")
     line_with(process.stderr, "slow: started")
     assert "1 completed, 1 running;" in plan("cancel", plan("runs", "--json").lines[0]["id"]).out.replace("running\n", "running;")
 
 
-def test_after_ctrl_c_in_the_middle_of_a_write_the_command_that_says_how_it_ended_is_named(plan: Plan) -> None:
+def test_ctrl_c_during_a_write_suggests_the_resolve_command(plan: Plan) -> None:
     steps = step("lost", "write_and_wait"), step("end", "interrupt_and_wait")
     options = {"require_approval": False, "allow_parallel": True, "max_parallel_steps": 2}
-    said = plan("run", document(*steps, options=options), "--offline", *TOOLS)
+    result = plan("run", document(*steps, options=options), "--offline", *TOOLS)
     run_id = plan("runs", "--json").lines[0]["id"]
-    assert said.code == 130
-    last = said.err.splitlines()[-1]
+    assert result.code == 130
+    last = result.err.splitlines()[-1]
     assert last.startswith(
         "a write whose outcome is unknown is never retried automatically: check it, record the outcome with "
         f"`plan resolve {run_id} lost done|again|abort`, then `plan resume {run_id} --offline {' '.join(TOOLS)}`"
@@ -130,7 +130,7 @@ def test_after_ctrl_c_in_the_middle_of_a_write_the_command_that_says_how_it_ende
 
 
 @pytest.mark.parametrize("verb", ["reject", "cancel"])
-def test_the_steps_of_a_run_that_ended_at_its_gate_are_skipped_for_that_reason(verb: str, plan: Plan) -> None:
+def test_the_steps_of_a_run_that_ended_at_its_gate_are_skipped_with_that_reason(verb: str, plan: Plan) -> None:
     run_id = plan("run", document(GREET, **NEEDS_APPROVAL), "--offline", *TOOLS, "--detach", "--json").run["id"]
     assert plan("show", run_id, "--json").run["steps"][0]["status"] == "pending"
     plan(verb, run_id)
@@ -139,20 +139,20 @@ def test_the_steps_of_a_run_that_ended_at_its_gate_are_skipped_for_that_reason(v
     assert "1 skipped" in plan("show", run_id).out
 
 
-def test_every_step_that_failed_is_named_by_the_run(plan: Plan) -> None:
+def test_the_status_message_names_every_failed_step(plan: Plan) -> None:
     steps = [step(name, "fail", on_error="continue") for name in ("a", "b", "c")]
-    said = plan("run", document(*steps), "--offline", *TOOLS)
-    assert said.out.rstrip().endswith("`a` failed: RuntimeError: it broke; and so did `b`, `c`")
+    result = plan("run", document(*steps), "--offline", *TOOLS)
+    assert result.out.rstrip().endswith("`a` failed: RuntimeError: it broke; and so did `b`, `c`")
 
 
-def test_a_preview_names_what_cannot_be_undone(plan: Plan) -> None:
+def test_preview_lists_the_steps_that_cannot_be_undone(plan: Plan) -> None:
     path = document(GREET, UNDOABLE, step("lost", "get_lost"))
     assert "- **cannot be undone: `lost`**\n" in plan("preview", path, *TOOLS).out
     assert plan("preview", path, *TOOLS, "--json").run["cannot_be_undone"] == ["lost"]
     assert "- cannot be undone: nothing\n" in plan("preview", document(GREET), *TOOLS).out
 
 
-def test_who_started_a_run_that_they_may_not_approve_is_no_approver(plan: Plan) -> None:
+def test_the_requester_is_not_listed_as_an_approver_without_self_approval(plan: Plan) -> None:
     me = os_user()
     path = document(GREET, **NEEDS_APPROVAL, approval={"approvers": [me, "ana"], "self_approval": False})
     plan("run", path, "--offline", *TOOLS, "--detach")
@@ -166,23 +166,23 @@ def test_an_extra_argument_is_reported_clearly(plan: Plan) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize("arguments", [("schema",), ("tools",), ("explain", "cycle", "--json")], ids=" ".join)
-def test_output_that_cannot_be_written_is_one_plain_line(arguments: tuple[str, ...], home: Path) -> None:
+def test_unwritable_output_is_reported_in_one_line(arguments: tuple[str, ...], home: Path) -> None:
     with Path("/dev/full").open("w") as full:
         command = Program(PLAN, *arguments, stdout=full.fileno(), stderr=subprocess.PIPE)
-    _, said = command.communicate()
-    assert (command.returncode, said) == (2, "plan: the output cannot be written: No space left on device\n")
+    _, stderr = command.communicate()
+    assert (command.returncode, stderr) == (2, "plan: the output cannot be written: No space left on device\n")
 
 
 def test_the_command_for_an_unknown_outcome_of_an_item_names_the_item(plan: Plan) -> None:
-    said = plan("run", document(step("each", "get_lost", for_each="${{ ['web-1'] }}")), "--offline", *TOOLS)
+    result = plan("run", document(step("each", "get_lost", for_each="${{ ['web-1'] }}")), "--offline", *TOOLS)
     run_id = plan("runs", "--json").lines[0]["id"]
     assert (
-        f"`plan resolve {run_id} each done|again|abort --item web-1`, then `plan resume {run_id} --offline {' '.join(TOOLS)}`" in said.err
+        f"`plan resolve {run_id} each done|again|abort --item web-1`, then `plan resume {run_id} --offline {' '.join(TOOLS)}`" in result.err
     )
 
 
 @pytest.mark.parametrize("option", ["--skip", "--from"])
-def test_an_item_cannot_be_skipped_or_run_from_and_the_message_says_what_can_be_done(option: str, plan: Plan) -> None:
+def test_skip_and_from_refuse_a_single_item_and_suggest_resolve(option: str, plan: Plan) -> None:
     run_id = plan("run", document(step("each", "fail", for_each="${{ ['web-1'] }}")), "--offline", *TOOLS, "--json").run["id"]
     because = ("--because", "x") if option == "--skip" else ()
     refused = plan("resume", run_id, "--offline", *TOOLS, option, "each[web-1]", *because)
@@ -193,20 +193,20 @@ def test_an_item_cannot_be_skipped_or_run_from_and_the_message_says_what_can_be_
 
 
 def stopped_in_the_middle(plan: Plan) -> str:
-    """The id of a run whose first item has succeeded, whose second has an unknown outcome, and whose third did not start."""
+    """Return the id of a run whose three items succeeded, have an unknown outcome, and did not start."""
     names = step("names", "greet", parameters={"who": "x"})
     lost = [sys.executable, "-c", "import sys, time; time.sleep(60 if sys.argv[1] == 'web-2' else 0)", "${{ item }}"]
     items = "${{ ['web-1', 'web-2', steps.names.result.text] }}"
     each = step("each", "run_command", for_each=items, parameters={"argv": lost}, timeout_ms=1500)
-    said = plan("run", document(names, each), "--offline", *TOOLS, "--json")
-    assert said.code == 7, said.err
-    return said.run["id"]
+    result = plan("run", document(names, each), "--offline", *TOOLS, "--json")
+    assert result.code == 7, result.err
+    return result.run["id"]
 
 
-def test_the_preview_of_a_resume_says_what_becomes_of_each_item(plan: Plan) -> None:
+def test_the_preview_of_a_resume_shows_what_happens_to_each_item(plan: Plan) -> None:
     run_id = stopped_in_the_middle(plan)
-    said = plan("preview", "--resume", run_id, *TOOLS)
-    assert said.out.splitlines()[-3:] == [
+    result = plan("preview", "--resume", run_id, *TOOLS)
+    assert result.out.splitlines()[-3:] == [
         "each: items kept: web-1",
         "each: items whose outcome is unknown: web-2",
         "each: items that run: 你好, x",
@@ -221,7 +221,7 @@ def test_the_preview_of_a_resume_says_what_becomes_of_each_item(plan: Plan) -> N
     ]
 
 
-def test_an_unknown_label_is_answered_with_all_items_also_those_that_did_not_start(plan: Plan) -> None:
+def test_the_error_for_an_unknown_item_lists_all_items(plan: Plan) -> None:
     run_id = stopped_in_the_middle(plan)
     refused = plan("resolve", run_id, "each", "done", "--item", "web-9")
     assert (refused.code, "no item of `each` is called `web-9`; its items: `web-1`, `web-2`, `你好, x`" in refused.err) == (2, True)

@@ -1,4 +1,4 @@
-"""`plan import` of workflows of GitHub Actions and Automation documents of AWS: the plan is written, and does what the document did."""
+"""Tests of `plan import` for GitHub Actions workflows and AWS Automation documents: the plan does what the document did."""
 
 import json
 import re
@@ -87,19 +87,19 @@ esac
 """
 
 
-def outcome(plan: Plan, *arguments: str) -> dict[str, Any]:
-    """Run plan.yaml, and return its run with the results of its steps by id."""
-    said = plan("run", "plan.yaml", "--offline", "--yes", "--json", *arguments)
-    assert said.code == 0, said.err
-    return said.run
+def run_imported(plan: Plan, *arguments: str) -> dict[str, Any]:
+    """Run plan.yaml and return the completed run."""
+    result = plan("run", "plan.yaml", "--offline", "--yes", "--json", *arguments)
+    assert result.code == 0, result.err
+    return result.run
 
 
-def test_a_workflow_runs_as_a_plan_and_no_value_is_read_as_code(plan: Plan) -> None:
+def test_a_workflow_runs_as_a_plan_and_no_input_is_executed_as_code(plan: Plan) -> None:
     Path("ci.yml").write_text(WORKFLOW)
-    said = plan("import", "ci.yml", "-o", "plan.yaml")
-    assert said.code == 0, said.err
-    assert "note: ci: changed: first.greet, second.step_1: values in the script are variables now" in said.err
-    run = outcome(plan, "--input", f"name={NASTY}")
+    result = plan("import", "ci.yml", "-o", "plan.yaml")
+    assert result.code == 0, result.err
+    assert "note: ci: changed: first.greet, second.step_1: values in the script are variables now" in result.err
+    run = run_imported(plan, "--input", f"name={NASTY}")
     steps = {step["id"]: step for step in run["steps"]}
     assert steps["first_greet"]["result"]["stdout"].splitlines() == [
         f"plain: {NASTY}",
@@ -121,7 +121,7 @@ def test_an_automation_runs_as_a_plan(plan: Plan, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     Path("look.yaml").write_text(DOCUMENT)
     assert plan("import", "look.yaml", "-o", "plan.yaml").code == 0
-    run = outcome(plan, "--input", f"Id={NASTY}")
+    run = run_imported(plan, "--input", f"Id={NASTY}")
     assert run["outputs"] == {"Count_Text": NASTY, "Count_Sum": 5, "Look_State": "running"}
     assert {step["id"]: step["status"] for step in run["steps"]} == {
         "Broken": "completed",
@@ -133,41 +133,41 @@ def test_an_automation_runs_as_a_plan(plan: Plan, tmp_path: Path, monkeypatch: p
     assert json.loads(filters) == [{"Name": "tag:x", "Values": [NASTY]}]
 
 
-def test_a_step_to_do_stops_the_run(plan: Plan) -> None:
+def test_a_placeholder_step_stops_the_run(plan: Plan) -> None:
     Path("ci.yml").write_text("on: push\njobs: {a: {steps: [{uses: 'some/deploy@v1'}, {run: touch reached}]}}")
-    said = plan("import", "ci.yml", "-o", "plan.yaml")
-    assert (said.code, "left out: a.deploy: `some/deploy@v1`: a step to do stands in its place" in said.err) == (0, True)
-    said = plan("run", "plan.yaml", "--offline", "--yes", "--json")
-    assert (said.code, Path("reached").exists()) == (1, False)
-    assert "to do: write what `some/deploy@v1` does" in said.run["steps"][0]["error"]
+    result = plan("import", "ci.yml", "-o", "plan.yaml")
+    assert (result.code, "left out: a.deploy: `some/deploy@v1`: a placeholder step replaces it" in result.err) == (0, True)
+    result = plan("run", "plan.yaml", "--offline", "--yes", "--json")
+    assert (result.code, Path("reached").exists()) == (1, False)
+    assert "to do: write what `some/deploy@v1` does" in result.run["steps"][0]["error"]
 
 
-def test_it_is_saved_under_a_name_with_its_report_as_notes(plan: Plan) -> None:
-    said = plan("import", str(FIXTURES / "release.yml"), "--save", "--name", "release-shop", "--json")
-    line = said.lines[-1]
-    assert (said.code, line["plan"]["name"], line["saved"]["version"]) == (0, "release-shop", 1)
+def test_an_imported_workflow_is_saved_with_its_report_as_notes(plan: Plan) -> None:
+    result = plan("import", str(FIXTURES / "release.yml"), "--save", "--name", "release-shop", "--json")
+    line = result.lines[-1]
+    assert (result.code, line["plan"]["name"], line["saved"]["version"]) == (0, "release-shop", 1)
     assert "left out: `concurrency`: write `concurrency: {key, when_busy}` if runs must exclude each other" in line["notes"]
 
 
 @pytest.mark.parametrize("file", ["release.yml", "restart.yaml"])
-def test_json_is_read_as_well_and_what_is_written_passes_validation(plan: Plan, file: str) -> None:
+def test_the_written_plan_is_valid_and_equals_the_printed_one(plan: Plan, file: str) -> None:
     from_yaml = plan("import", str(FIXTURES / file))
     assert plan("import", str(FIXTURES / file), "-o", "plan.yaml").code == 0
     assert plan("validate", "plan.yaml").code == 0
     assert load_plan(from_yaml.out) == load_plan(Path("plan.yaml"))
 
 
-def test_the_example_of_the_guide_is_what_an_import_writes(plan: Plan) -> None:
+def test_the_import_example_in_the_guide_is_exact(plan: Plan) -> None:
     page = (Path(__file__).parents[2] / "plan_adapter/guide/runbooks.md").read_text(encoding="utf-8")
     workflow, written = re.findall(r"```yaml\n(name: deploy\n.*?)```", page, re.DOTALL)
     (report,) = re.findall(r"```\n(note: deploy.*?)```", page, re.DOTALL)
     Path("deploy.yml").write_text(workflow)
-    said = plan("import", "deploy.yml")
-    assert (said.out, said.err) == (written, report)
+    result = plan("import", "deploy.yml")
+    assert (result.out, result.err) == (written, report)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("on: push\njobs: {a: {steps: [{uses: actions/checkout@v4}]}}", "x.yml cannot be imported: it has no step that a plan can have"),
         ("on: push\njobs: {a: {if: false, steps: [{run: ls}]}}", "note: left out: a: the whole of it, because `if: False`"),
@@ -176,7 +176,7 @@ def test_the_example_of_the_guide_is_what_an_import_writes(plan: Plan) -> None:
         ("jobs: {a: {}}\nsteps: []", "a plan has no field `jobs`"),
     ],
 )
-def test_what_cannot_be_imported_is_a_usage_error_that_says_why(plan: Plan, text: str, words: str) -> None:
+def test_an_unsupported_document_is_a_usage_error_with_the_reason(plan: Plan, text: str, message: str) -> None:
     Path("x.yml").write_text(text)
-    said = plan("import", "x.yml")
-    assert (said.code, said.out, words in said.err) == (2, "", True), said.err
+    result = plan("import", "x.yml")
+    assert (result.code, result.out, message in result.err) == (2, "", True), result.err

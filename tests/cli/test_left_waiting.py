@@ -1,4 +1,4 @@
-"""Runs that nobody at this process can answer, or whose process is told to end: they wait at their gates for a later start."""
+"""Tests of runs that are left waiting at a gate, without a terminal or after a signal, and resumed later."""
 
 import os
 import signal
@@ -15,11 +15,11 @@ __all__ = ["terminals"]
 GATED = {**GREET, "requires_approval": True}
 BESIDE = step("beside", "greet", parameters={"who": "x"})
 AFTER = step("after", "greet", parameters={"who": "${{ steps.greet.result.text }}"})
-QUESTION = "[?] "
+PROMPT = "[?] "
 
 
 def approved_and_resumed(plan: Plan, run_id: str, *where: str) -> dict[str, Any]:
-    """The end of a run that was left waiting, once it is approved from elsewhere."""
+    """Approve and resume a run that was left waiting, and return the completed run."""
     answered = plan("approve", run_id, *where)
     assert answered.code == 0, answered.err
     resumed = plan("resume", run_id, "--offline", "--json", *TOOLS)
@@ -37,39 +37,39 @@ def statuses(run: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("options", "where"), [(NEEDS_APPROVAL, ()), ({}, ("--step", "greet"))], ids=["gate of the plan", "gate of a step"]
 )
-def test_without_a_terminal_a_run_at_a_gate_exits_with_6_and_resumes_once_approved(
+def test_a_run_without_a_terminal_exits_with_6_at_a_gate_and_resumes_once_approved(
     plan: Plan, options: dict[str, Any], where: tuple[str, ...]
 ) -> None:
-    said = plan("run", document({**GREET, "requires_approval": bool(where)}, **options), "--offline", "--json", *TOOLS)
-    assert (said.code, said.run["status"], statuses(said.run)) == (6, "pending_approval", {"greet": "pending"})
-    run_id = said.run["id"]
-    assert f"`plan approve {run_id}" in said.err
-    assert f"then `plan resume {run_id} --offline {' '.join(TOOLS)}`" in said.err
+    result = plan("run", document({**GREET, "requires_approval": bool(where)}, **options), "--offline", "--json", *TOOLS)
+    assert (result.code, result.run["status"], statuses(result.run)) == (6, "pending_approval", {"greet": "pending"})
+    run_id = result.run["id"]
+    assert f"`plan approve {run_id}" in result.err
+    assert f"then `plan resume {run_id} --offline {' '.join(TOOLS)}`" in result.err
     assert statuses(approved_and_resumed(plan, run_id, *where)) == {"greet": "completed"}
 
 
-def test_without_a_terminal_other_branches_end_before_the_run_is_left(plan: Plan) -> None:
+def test_a_run_without_a_terminal_finishes_other_branches_before_it_exits(plan: Plan) -> None:
     options = {"require_approval": False, "allow_parallel": True}
-    said = plan("run", document(GATED, AFTER, BESIDE, options=options), "--offline", "--json", *TOOLS)
-    assert (said.code, statuses(said.run)) == (6, {"greet": "pending", "after": "pending", "beside": "completed"})
-    run = approved_and_resumed(plan, said.run["id"], "--step", "greet")
+    result = plan("run", document(GATED, AFTER, BESIDE, options=options), "--offline", "--json", *TOOLS)
+    assert (result.code, statuses(result.run)) == (6, {"greet": "pending", "after": "pending", "beside": "completed"})
+    run = approved_and_resumed(plan, result.run["id"], "--step", "greet")
     assert statuses(run) == {"greet": "completed", "after": "completed", "beside": "completed"}
 
 
-def test_without_a_terminal_a_resumed_run_at_its_next_gate_ends_with_6_too(plan: Plan) -> None:
-    said = plan("run", document(GATED, {**AFTER, "requires_approval": True}), "--offline", "--json", *TOOLS)
-    run_id = said.run["id"]
+def test_a_resumed_run_without_a_terminal_exits_with_6_at_its_next_gate(plan: Plan) -> None:
+    result = plan("run", document(GATED, {**AFTER, "requires_approval": True}), "--offline", "--json", *TOOLS)
+    run_id = result.run["id"]
     assert plan("approve", run_id, "--step", "greet").code == 0
-    said = plan("resume", run_id, "--offline", "--json", *TOOLS)
-    assert (said.code, statuses(said.run)) == (6, {"greet": "completed", "after": "pending"})
+    result = plan("resume", run_id, "--offline", "--json", *TOOLS)
+    assert (result.code, statuses(result.run)) == (6, {"greet": "completed", "after": "pending"})
     assert statuses(approved_and_resumed(plan, run_id, "--step", "after")) == {"greet": "completed", "after": "completed"}
 
 
-# A process that is told to end.
+# Signals and closed terminals.
 
 
-def is_pending(plan: Plan) -> str:
-    """The id of the one run, which waits, is cancelled by nobody, and at whose gate no process waits."""
+def assert_still_waiting(plan: Plan) -> str:
+    """Assert that the only run still waits and that no process attends its gate, and return its id."""
     (run,) = plan("runs", "--json").lines
     shown = plan("show", run["id"], "--json").run
     assert (shown["status"], shown["reason"], shown["completed_at"]) == ("pending_approval", None, None)
@@ -91,17 +91,17 @@ def is_pending(plan: Plan) -> str:
         pytest.param(signal.SIGHUP, True, ("--step", "greet"), 2, id="SIGHUP twice, gate of a step", marks=pytest.mark.thorough),
     ],
 )
-def test_a_signal_leaves_a_run_that_waits_at_a_gate(
+def test_a_signal_at_a_gate_leaves_the_run_waiting(
     plan: Plan, terminals: list[Terminal], number: signal.Signals, gated: bool, where: tuple[str, ...], times: int
 ) -> None:
     terminal = run_at(terminals, document({**GREET, "requires_approval": gated}, **({} if gated else NEEDS_APPROVAL)))
-    terminal.wait_for(QUESTION)
-    for _ in range(times):  # who ends a group of processes and forwards the signal sends it twice
+    terminal.wait_for(PROMPT)
+    for _ in range(times):  # ending a process group and forwarding the signal sends it twice
         os.kill(terminal.process.pid, number)
     assert terminal.end() == 6
     assert "the run still waits for its approval" in terminal.shown
     assert "Traceback" not in terminal.shown
-    run_id = is_pending(plan)
+    run_id = assert_still_waiting(plan)
     assert statuses(approved_and_resumed(plan, run_id, *where)) == {"greet": "completed"}
 
 
@@ -114,14 +114,14 @@ def test_a_signal_leaves_a_run_that_waits_at_a_gate(
         pytest.param(False, False, id="without, gate of the plan", marks=pytest.mark.thorough),
     ],
 )
-def test_a_terminal_that_is_closed_leaves_a_run_that_waits_at_a_gate(plan: Plan, gated: bool, controls: bool) -> None:
+def test_closing_the_terminal_at_a_gate_leaves_the_run_waiting(plan: Plan, gated: bool, controls: bool) -> None:
     path = document({**GREET, "requires_approval": gated}, **({} if gated else NEEDS_APPROVAL))
     terminal = Terminal("run", path, "--offline", *TOOLS, controls=controls)
     try:
-        terminal.wait_for(QUESTION)
+        terminal.wait_for(PROMPT)
         terminal.hang_up()
         assert terminal.process.wait(BOUND_SECONDS) == 6
-        is_pending(plan)
+        assert_still_waiting(plan)
     finally:
         terminal.process.kill()
         terminal.process.wait()
@@ -130,16 +130,16 @@ def test_a_terminal_that_is_closed_leaves_a_run_that_waits_at_a_gate(plan: Plan,
 @pytest.mark.parametrize("gated", [False, True], ids=["gate of the plan", "gate of a step"])
 def test_ctrl_c_at_a_gate_cancels_the_run(plan: Plan, terminals: list[Terminal], gated: bool) -> None:
     terminal = run_at(terminals, document({**GREET, "requires_approval": gated}, **({} if gated else NEEDS_APPROVAL)))
-    terminal.wait_for(QUESTION)
+    terminal.wait_for(PROMPT)
     os.kill(terminal.process.pid, signal.SIGINT)
     assert terminal.end() == 130
     assert plan("runs", "--json").run["status"] == "cancelled"
 
 
-def test_a_signal_while_another_step_is_executed_cancels_the_run(plan: Plan, terminals: list[Terminal]) -> None:
+def test_a_signal_while_another_step_runs_cancels_the_run(plan: Plan, terminals: list[Terminal]) -> None:
     options = {"require_approval": False, "allow_parallel": True}
     terminal = run_at(terminals, document(GATED, step("b", "wait"), options=options))
-    terminal.wait_for(QUESTION)
+    terminal.wait_for(PROMPT)
     os.kill(terminal.process.pid, signal.SIGTERM)
     assert terminal.end() == 130
     run = plan("runs", "--json").run
@@ -148,7 +148,7 @@ def test_a_signal_while_another_step_is_executed_cancels_the_run(plan: Plan, ter
 
 def test_a_signal_at_an_outcome_gate_ends_the_run_as_unknown_until_it_is_resolved(plan: Plan, terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(step("lost", "get_lost"), {**AFTER, "depends_on": ["lost"], "parameters": {"who": "x"}}))
-    terminal.wait_for(QUESTION)
+    terminal.wait_for(PROMPT)
     os.kill(terminal.process.pid, signal.SIGTERM)
     assert terminal.end() == 7
     run_id = plan("runs", "--json").run["id"]
@@ -156,9 +156,9 @@ def test_a_signal_at_an_outcome_gate_ends_the_run_as_unknown_until_it_is_resolve
     assert plan("resume", run_id, "--offline", "--json", *TOOLS).run["status"] == "completed"
 
 
-def test_a_run_that_was_left_at_a_signal_can_be_rejected(plan: Plan, terminals: list[Terminal]) -> None:
+def test_a_run_left_waiting_by_a_signal_can_be_rejected(plan: Plan, terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
-    terminal.wait_for(QUESTION)
+    terminal.wait_for(PROMPT)
     os.kill(terminal.process.pid, signal.SIGTERM)
     assert terminal.end() == 6
     run_id = plan("runs", "--json").run["id"]

@@ -1,4 +1,4 @@
-"""`plan run` asks at a terminal for the inputs that are required and missing, and nowhere else."""
+"""Tests of prompts for missing inputs: `plan run` asks for them only at a terminal."""
 
 import json
 import os
@@ -18,25 +18,27 @@ TIMES = {"type": "integer", "minimum": 2}
 
 
 def greeting(**inputs: dict[str, Any]) -> Path:
-    """A plan that needs `inputs`; its outputs are their values."""
+    """Write a plan that needs `inputs` and returns their values as outputs."""
     outputs = {f"given_{name}": f"${{{{ inputs.{name} }}}}" for name in inputs}
     return document(step("greet", "greet", parameters={"who": "x"}), inputs=inputs, outputs=outputs)
 
 
-def asked(terminals: list[Terminal], *arguments: str, **inputs: dict[str, Any]) -> Terminal:
-    """`plan run` at a terminal that has asked for the first input that is missing."""
+def run_until_asked(terminals: list[Terminal], *arguments: str, **inputs: dict[str, Any]) -> Terminal:
+    """Start `plan run` at a terminal and wait until it asks for the first missing input."""
     terminal = run_at(terminals, greeting(**inputs), *arguments)
     terminal.wait_for(f"{next(name for name in inputs if f'{name}=' not in ' '.join(arguments))}: ")
     return terminal
 
 
-def recorded() -> bytes:
-    """What `plan runs` lists."""
+def recorded_runs() -> bytes:
+    """Return the output of `plan runs --json`."""
     return piped("runs", "--json").stdout
 
 
-def test_each_input_is_shown_as_in_the_form_and_a_value_that_does_not_fit_is_asked_for_again(terminals: list[Terminal]) -> None:
-    terminal = asked(terminals, "--input", "force=true", host=HOST, force={"type": "boolean"}, times=TIMES, left={"default": "as it is"})
+def test_each_missing_input_is_described_and_asked_again_after_an_invalid_value(terminals: list[Terminal]) -> None:
+    terminal = run_until_asked(
+        terminals, "--input", "force=true", host=HOST, force={"type": "boolean"}, times=TIMES, left={"default": "as it is"}
+    )
     terminal.wait_for("\nhost: ")
     assert "试运行 needs 2 inputs; Ctrl-C ends the command, and nothing starts\n" in terminal.shown
     assert "主机 (host): text\n  The node to greet\n  1) web-1\n  2) 网-2\n" in terminal.shown
@@ -65,25 +67,25 @@ def test_each_input_is_shown_as_in_the_form_and_a_value_that_does_not_fit_is_ask
     ],
     ids=["the text of a choice", "choices that are numbers", "a choice that looks like one", "boolean", "JSON"],
 )
-def test_an_answer_is_read_as_the_command_line_reads_it(
+def test_a_typed_value_is_parsed_like_an_input_option(
     terminals: list[Terminal], definition: dict[str, Any], typed: str, value: object
 ) -> None:
-    terminal = asked(terminals, what=definition)
+    terminal = run_until_asked(terminals, what=definition)
     terminal.type(f"{typed}\n")
     assert terminal.end() == 0
-    (run,) = map(json.loads, recorded().splitlines())
+    (run,) = map(json.loads, recorded_runs().splitlines())
     assert run["inputs"] == {"what": value}
 
 
-def test_an_empty_line_is_no_value(terminals: list[Terminal]) -> None:
-    terminal = asked(terminals, what={})
+def test_an_empty_line_is_not_accepted(terminals: list[Terminal]) -> None:
+    terminal = run_until_asked(terminals, what={})
     terminal.type("\n")
     terminal.wait_for("  an empty text is not taken here; `--input what=` gives one\nwhat: ")
     terminal.type("x\n")
     assert terminal.end() == 0
 
 
-def test_a_value_that_is_secret_by_its_name_is_not_shown(terminals: list[Terminal]) -> None:
+def test_the_value_of_a_secret_input_is_not_shown(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, greeting(api_token={}, host={}))
     terminal.wait_for("\napi_token: text\napi_token: ")
     terminal.type("hush-hush\n")
@@ -93,31 +95,31 @@ def test_a_value_that_is_secret_by_its_name_is_not_shown(terminals: list[Termina
     assert "hush-hush" not in terminal.shown
 
 
-def test_the_end_of_the_input_leaves_the_rest_missing_and_starts_nothing(terminals: list[Terminal]) -> None:
-    terminal = asked(terminals, what={})
+def test_the_end_of_input_starts_nothing_and_reports_the_missing_inputs(terminals: list[Terminal]) -> None:
+    terminal = run_until_asked(terminals, what={})
     terminal.type("\x04")
     assert terminal.end() == 2
     assert "no value for `what`" in terminal.shown
-    assert recorded() == b""
+    assert recorded_runs() == b""
 
 
 def test_ctrl_c_at_a_question_starts_nothing(terminals: list[Terminal]) -> None:
-    terminal = asked(terminals, what={})
+    terminal = run_until_asked(terminals, what={})
     os.kill(terminal.process.pid, signal.SIGINT)
     assert terminal.end() == 130
     assert "interrupted" in terminal.shown
-    assert recorded() == b""
+    assert recorded_runs() == b""
 
 
 @pytest.mark.parametrize("option", ["--yes", "--json"])
-def test_nothing_is_asked_with_an_option_of_scripts(terminals: list[Terminal], option: str) -> None:
+def test_nothing_is_asked_with_yes_or_json(terminals: list[Terminal], option: str) -> None:
     terminal = run_at(terminals, greeting(what={}), option)
     assert terminal.end() == 2
     assert "no value for `what`" in terminal.shown
     assert "\nwhat: " not in terminal.shown
 
 
-def test_nothing_is_asked_if_a_given_value_does_not_fit(terminals: list[Terminal]) -> None:
+def test_nothing_is_asked_if_a_given_value_is_invalid(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, greeting(what={}, times=TIMES), "--input", "times=1")
     assert terminal.end() == 2
     assert "no value for `what`" in terminal.shown

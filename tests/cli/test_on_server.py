@@ -1,4 +1,4 @@
-"""`plan run NAME --on-server`: a deployed runbook is started and followed; a worker runs it."""
+"""Tests of `plan run NAME --on-server`: it starts a deployed runbook and follows the run on a worker."""
 
 import asyncio
 import json
@@ -31,22 +31,22 @@ pytestmark = pytest.mark.usefixtures("prefect_server")
 
 @pytest.fixture
 def name() -> str:
-    """A name of its own: the server is shared."""
+    """Return a unique name, because all tests share the server."""
     return f"同-{uuid4().hex[:8]}"
 
 
 def deploy(plan: Plan, name: str, *arguments: str, **fields: Any) -> dict[str, Any]:
-    """Deploy a runbook that compares two inputs, and return the line about it."""
+    """Deploy a runbook that compares two inputs and return the JSON object that `plan deploy` prints."""
     inputs = {"one": {"title": "左"}, "other": {}}
     document = {"name": name, "description": "Compare", "inputs": inputs, "options": {"require_approval": False}, "steps": [TEST], **fields}
     Path("same.yaml").write_text(yaml.safe_dump(document, allow_unicode=True), encoding="utf-8")
-    said = plan("deploy", "same.yaml", "--yes", "--json", *arguments)
-    assert said.code == 0, said.err
-    return said.lines[0]
+    result = plan("deploy", "same.yaml", "--yes", "--json", *arguments)
+    assert result.code == 0, result.err
+    return result.lines[0]
 
 
 def in_prefect(flow_run_id: str) -> FlowRun:
-    """The flow run as Prefect has it."""
+    """Return the flow run from Prefect."""
 
     async def read() -> FlowRun:
         async with get_client() as client:
@@ -55,19 +55,19 @@ def in_prefect(flow_run_id: str) -> FlowRun:
     return asyncio.run(read())
 
 
-def test_detached_it_is_started_with_its_inputs_and_those_of_the_deployment(plan: Plan, name: str, prefect_server: Server) -> None:
+def test_a_detached_run_starts_with_its_inputs_and_those_of_the_deployment(plan: Plan, name: str, prefect_server: Server) -> None:
     made = deploy(plan, name, "--pool", name, "--input", "other=x")
-    said = plan("run", name, "--on-server", "--input", "one=甲", "--detach", "--json")
-    assert said.code == 0
-    flow_run_id = said.run["flow_run_id"]
+    result = plan("run", name, "--on-server", "--input", "one=甲", "--detach", "--json")
+    assert result.code == 0
+    flow_run_id = result.run["flow_run_id"]
     page = prefect_server.run_url(flow_run_id)
-    assert said.run == {"deployment": f"{name}/{name}", "deployment_id": made["id"], "flow_run_id": flow_run_id, "run_url": page}
+    assert result.run == {"deployment": f"{name}/{name}", "deployment_id": made["id"], "flow_run_id": flow_run_id, "run_url": page}
     assert in_prefect(flow_run_id).parameters == {"one": "甲", "other": "x"}
     missing = f"no worker has polled the pool `{name}` in the last minute: `prefect worker start --pool {name}` starts one"
-    assert said.err.splitlines() == [page, missing]
+    assert result.err.splitlines() == [page, missing]
 
 
-def test_what_cannot_be_started_says_why(plan: Plan, name: str) -> None:
+def test_an_invalid_start_is_refused_with_the_reason(plan: Plan, name: str) -> None:
     deploy(plan, name)
     refused = [
         (["NAME"], "no value for `one`"),
@@ -78,8 +78,8 @@ def test_what_cannot_be_started_says_why(plan: Plan, name: str) -> None:
         (["NAME", "--tools", "tests.cli.some_tools:greet"], "--tools is for a run of this process"),
     ]
     for arguments, reason in refused:
-        said = plan("run", "--on-server", *(name if word == "NAME" else word for word in arguments))
-        assert (said.code, reason in said.err, said.out) == (2, True, ""), said.err
+        result = plan("run", "--on-server", *(name if word == "NAME" else word for word in arguments))
+        assert (result.code, reason in result.err, result.out) == (2, True, ""), result.err
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,10 @@ def test_what_cannot_be_started_says_why(plan: Plan, name: str) -> None:
         pytest.param(Crashed(message="no such image"), 1, "Crashed: no such image", id="crashed", marks=pytest.mark.thorough),
     ],
 )
-def test_a_flow_run_that_ends_before_its_run_begins_ends_the_command(
+def test_the_command_ends_if_the_flow_run_ends_before_it_starts(
     plan: Plan, terminals: list[Terminal], name: str, state: Any, code: int, line: str
 ) -> None:
-    flow_run_id, terminal = begun(plan, terminals, name)
+    flow_run_id, terminal = start_and_follow(plan, terminals, name)
 
     async def end() -> None:
         async with get_client() as client:
@@ -103,8 +103,8 @@ def test_a_flow_run_that_ends_before_its_run_begins_ends_the_command(
     assert f"flow run {flow_run_id}: {line}" in terminal.shown
 
 
-def test_ctrl_c_stops_following_and_not_the_run(plan: Plan, terminals: list[Terminal], name: str) -> None:
-    flow_run_id, terminal = begun(plan, terminals, name)
+def test_ctrl_c_stops_following_but_not_the_run(plan: Plan, terminals: list[Terminal], name: str) -> None:
+    flow_run_id, terminal = start_and_follow(plan, terminals, name)
     terminal.process.send_signal(2)
     assert terminal.end() == 130
     assert f"the run continues on the server; `prefect flow-run cancel {flow_run_id}` cancels it" in terminal.shown
@@ -113,8 +113,8 @@ def test_ctrl_c_stops_following_and_not_the_run(plan: Plan, terminals: list[Term
     assert state.is_scheduled()
 
 
-def begun(plan: Plan, terminals: list[Terminal], name: str) -> tuple[str, Terminal]:
-    """A flow run that no worker takes, and the terminal that asked for its inputs and follows it."""
+def start_and_follow(plan: Plan, terminals: list[Terminal], name: str) -> tuple[str, Terminal]:
+    """Start a flow run that no worker picks up; return its id and the terminal that follows it."""
     deploy(plan, name, "--pool", name)
     terminal = Terminal("run", name, "--on-server", "--input", "other=x")
     terminals.append(terminal)
@@ -126,7 +126,7 @@ def begun(plan: Plan, terminals: list[Terminal], name: str) -> tuple[str, Termin
 
 
 @pytest.mark.thorough
-def test_a_run_of_a_worker_is_followed_to_its_end(plan: Plan, name: str, prefect_server: Server, tmp_path: Path) -> None:
+def test_a_run_on_a_worker_is_followed_to_its_end(plan: Plan, name: str, prefect_server: Server, tmp_path: Path) -> None:
     deploy(plan, name, "--pool", name)
     with worker(prefect_server, pool=name, log=tmp_path / "worker.log", environment={}):
         done = piped("run", name, "--on-server", "--input", "one=甲", "--input", "other=甲")
@@ -140,7 +140,7 @@ def test_a_run_of_a_worker_is_followed_to_its_end(plan: Plan, name: str, prefect
 
 
 @pytest.mark.thorough
-def test_steps_and_gates_of_a_worker_are_shown_in_the_order_in_which_they_happened(
+def test_steps_and_gates_of_a_run_on_a_worker_are_shown_in_order(
     plan: Plan, terminals: list[Terminal], name: str, prefect_server: Server, tmp_path: Path
 ) -> None:
     steps = [{"id": at, "tool_name": "run_command", "description": at, "parameters": {"argv": ["true"]}} for at in ("first", "then")]

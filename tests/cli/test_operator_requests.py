@@ -1,4 +1,4 @@
-"""The words of a person that are no answer at a gate: proved as the policy wants, kept for every later start, and verified."""
+"""Tests of operator requests (skip, run from, roll back, mark done): proof, persistence and verification."""
 
 import json
 import time
@@ -11,7 +11,7 @@ import pytest
 from plan_adapter.gates.approval import os_user
 from plan_adapter.store import entries
 from plan_adapter.store.audit import beginning, entry_digest
-from tests.cli.conftest import Plan, Said
+from tests.cli.conftest import CommandResult, Plan
 from tests.cli.gated import signer
 from tests.cli.test_run import GREET, TOOLS, document, step
 from tests.processes import PLAN, Program
@@ -22,17 +22,17 @@ SIGNED: dict[str, Any] = {"approvers": ["ana"], "known_by": ["ssh_signature"]}
 BY_ANA = ("--sign", "--by", "ana")
 FAIL = step("check", "fail", depends_on=["greet"])
 PUT = step("put", "say", parameters={"text": "放好"}, effect="write", rollback={"tool_name": "say", "parameters": {"text": "收回"}})
-LEFT_OUT = "--skip", "check", "--because", "它没有用"
+SKIP_CHECK = "--skip", "check", "--because", "它没有用"
 
 
 def failed(plan: Plan, *steps: dict[str, Any], **options: Any) -> str:
-    """A run of which `check` has failed, while the policy wants a signature of ana."""
-    said = plan("run", document(GREET, FAIL, *steps, **{"approval": SIGNED, **options}), *TOOLS, "--offline", "--json")
-    assert (said.code, said.run["status"]) == (1, "partial"), said.err
-    return said.run["id"]
+    """Return the id of a run whose step `check` failed; the policy requires a signature of ana."""
+    result = plan("run", document(GREET, FAIL, *steps, **{"approval": SIGNED, **options}), *TOOLS, "--offline", "--json")
+    assert (result.code, result.run["status"]) == (1, "partial"), result.err
+    return result.run["id"]
 
 
-def resume(plan: Plan, run_id: str, *options: str) -> Said:
+def resume(plan: Plan, run_id: str, *options: str) -> CommandResult:
     return plan("resume", run_id, *TOOLS, "--offline", "--json", *options)
 
 
@@ -41,55 +41,55 @@ def audit(plan: Plan, run_id: str, *kinds: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("signer")
-def test_a_signed_request_skips_a_step_where_a_name_is_not_enough(plan: Plan) -> None:
+def test_a_signed_request_skips_a_step_if_the_policy_requires_a_signature(plan: Plan) -> None:
     run_id = failed(plan, step("tell", "greet", parameters={"who": "ana"}, depends_on=["check"]))
-    refused = plan("resume", run_id, *TOOLS, "--offline", *LEFT_OUT)
-    way = f"use `plan resume {run_id} --offline --skip check --because …` with --sign and --by NAME"
-    said = f"plan: the step is not skipped: {os_user()} may not answer here; only ana may; {way}\n"
-    assert (refused.code, refused.err) == (6, said)
-    (told,) = audit(plan, run_id, "refused", "skip_requested")
-    assert (told["step_id"], told["by"], told["known_by"]) == ("check", os_user(), "os_user")
-    done = resume(plan, run_id, *LEFT_OUT, *BY_ANA)
+    refused = plan("resume", run_id, *TOOLS, "--offline", *SKIP_CHECK)
+    hint = f"use `plan resume {run_id} --offline --skip check --because …` with --sign and --by NAME"
+    message = f"plan: the step is not skipped: {os_user()} may not answer here; only ana may; {hint}\n"
+    assert (refused.code, refused.err) == (6, message)
+    (refusal,) = audit(plan, run_id, "refused", "skip_requested")
+    assert (refusal["step_id"], refusal["by"], refusal["known_by"]) == ("check", os_user(), "os_user")
+    done = resume(plan, run_id, *SKIP_CHECK, *BY_ANA)
     assert done.code == 0, done.err
     assert [(one["id"], one["status"], one["reason"]) for one in done.run["steps"]] == [
         ("greet", "completed", None),
         ("check", "skipped", "skipped by ana: 它没有用"),
         ("tell", "completed", None),
     ]
-    word, signature = audit(plan, run_id, "skip_requested", "signed")
-    assert (word["step_id"], word["by"], word["known_by"], word["message"]) == ("check", "ana", "ssh_signature", "它没有用")
+    request, signature = audit(plan, run_id, "skip_requested", "signed")
+    assert (request["step_id"], request["by"], request["known_by"], request["message"]) == ("check", "ana", "ssh_signature", "它没有用")
     assert (signature["by"], signature["message"][:29]) == ("ana", "-----BEGIN SSH SIGNATURE-----")
     assert plan("runs", "verify", run_id).code == 0
 
 
 @pytest.mark.usefixtures("signer")
-def test_a_signature_in_another_name_skips_nothing(plan: Plan) -> None:
+def test_a_signature_under_another_name_is_refused(plan: Plan) -> None:
     run_id = failed(plan, approval={"known_by": ["ssh_signature"]})
-    refused = resume(plan, run_id, *LEFT_OUT, "--sign", "--by", "bo")
+    refused = resume(plan, run_id, *SKIP_CHECK, "--sign", "--by", "bo")
     assert (refused.code, "the signature is by the key of ana, not of bo" in refused.err, "; use `plan" in refused.err) == (6, True, False)
     assert resume(plan, run_id).code == 1
     assert audit(plan, run_id, "skip_requested") == []
 
 
-def test_without_a_usable_proof_the_error_names_an_alternative(plan: Plan) -> None:
+def test_the_error_suggests_an_alternative_if_no_proof_is_possible(plan: Plan) -> None:
     run_id = failed(plan, approval={"known_by": ["form"]})
-    refused = plan("resume", run_id, *TOOLS, "--offline", *LEFT_OUT)
+    refused = plan("resume", run_id, *TOOLS, "--offline", *SKIP_CHECK)
     assert (refused.code, f"no option proves your identity here; `plan revise {run_id} FILE` without the step" in refused.err) == (6, True)
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
-        (("resume", "RUN", *LEFT_OUT, "--by", "ana"), "--by alone proves nothing"),
+        (("resume", "RUN", *SKIP_CHECK, "--by", "ana"), "--by alone proves nothing"),
         (("resume", "RUN", "--sign"), "they go with --skip and --from"),
         (("cancel", "RUN", "--sign"), "they go with --rollback"),
     ],
     ids=["a name alone", "nothing is asked", "a plain cancel"],
 )
-def test_a_proof_of_nothing_is_a_usage_error(plan: Plan, command: tuple[str, ...], said: str) -> None:
+def test_a_proof_without_a_request_is_a_usage_error(plan: Plan, command: tuple[str, ...], message: str) -> None:
     run_id = failed(plan, approval=None)
     refused = plan(*[run_id if word == "RUN" else word for word in command])
-    assert (refused.code, said in refused.err) == (2, True), refused.err
+    assert (refused.code, message in refused.err) == (2, True), refused.err
     assert audit(plan, run_id, "skip_requested", "refused") == []
 
 
@@ -106,8 +106,8 @@ def test_a_signed_request_rolls_a_run_back(plan: Plan) -> None:
     assert f"ana may; use `plan cancel {run_id} --rollback --offline` with --sign and --by NAME" in refused.err
     done = plan(*undo, *BY_ANA, "--json")
     assert (done.code, done.run["steps"][0]["rolled_back"]) == (0, True), done.err
-    word, signature = audit(plan, run_id, "rollback_requested", "signed")
-    assert (word["by"], word["known_by"], word["message"]) == ("ana", "ssh_signature", "放错了 (by ana)")
+    request, signature = audit(plan, run_id, "rollback_requested", "signed")
+    assert (request["by"], request["known_by"], request["message"]) == ("ana", "ssh_signature", "放错了 (by ana)")
     verified = plan("runs", "verify", run_id, "--json").run
     assert [(one["table"], one["problem"]) for one in verified["signatures"]] == [("approvals", None), ("audit", None)]
     assert verified["signatures"][1]["id"] == signature["row_id"]
@@ -120,9 +120,9 @@ def test_a_step_done_by_hand_is_recorded_with_a_signature(plan: Plan) -> None:
     assert plan("resolve", run_id, "check", "done", "--result", '{"看": 1}', *BY_ANA).code == 0
     done = resume(plan, run_id)
     assert (done.code, done.run["steps"][1]["result"]) == (0, {"看": 1})
-    (word,) = audit(plan, run_id, "signed")
+    (signature,) = audit(plan, run_id, "signed")
     (receipt,) = [row for row in json.loads(plan("export", run_id).out)["receipts"] if row["by"] is not None]
-    assert (word["step_id"], receipt["by"], receipt["known_by"]) == ("check", "ana", "ssh_signature")
+    assert (signature["step_id"], receipt["by"], receipt["known_by"]) == ("check", "ana", "ssh_signature")
     assert plan("runs", "verify", run_id, "--json").run["signatures"] == [
         {
             "table": "receipts",
@@ -142,28 +142,28 @@ def test_a_step_done_by_hand_is_recorded_with_a_signature(plan: Plan) -> None:
     ("field", "signed"),
     [
         ("steps.check.result", ("resolve", "RUN", "check", "done", "--result", '{"看": 1}')),
-        ("notes", ("resume", "RUN", "--offline", *LEFT_OUT, *TOOLS)),
+        ("notes", ("resume", "RUN", "--offline", *SKIP_CHECK, *TOOLS)),
     ],
     ids=["the result of a resolution", "the reason to skip a step"],
 )
 def test_a_signature_over_an_erased_value_is_not_checked_and_the_record_verifies(plan: Plan, field: str, signed: tuple[str, ...]) -> None:
     run_id = failed(plan)
     assert plan(*[run_id if word == "RUN" else word for word in signed], *BY_ANA).code == 0
-    assert resume(plan, run_id).code in (0, 2)  # the second start has skipped the step and completed
+    assert resume(plan, run_id).code in (0, 2)  # the second case already skipped the step and completed
     assert plan("erase", run_id, "--fields", field, "--yes").code == 0
-    told = plan("runs", "verify", run_id)
-    assert (told.code, "the signature of ana can no longer be checked" in told.err) == (0, True), told.out
+    verified = plan("runs", "verify", run_id)
+    assert (verified.code, "the signature of ana can no longer be checked" in verified.err) == (0, True), verified.out
     erased = {"notes": "它没有用", "steps.check.result": "看"}[field]
     assert erased not in plan("export", run_id).out
 
 
-# Kept for every later start
+# Requests are kept for later starts
 
 
 def test_a_skipped_step_stays_skipped_after_a_kill_and_a_resume(plan: Plan, tmp_path: Path) -> None:
     mark = tmp_path / "begun"
     run_id = failed(plan, step("later", "wait_once", parameters={"path": str(mark)}, depends_on=["check"]), approval=None)
-    process = Program(PLAN, "resume", run_id, *TOOLS, "--offline", *LEFT_OUT)
+    process = Program(PLAN, "resume", run_id, *TOOLS, "--offline", *SKIP_CHECK)
     while not mark.exists():
         assert process.poll() is None, "it ended before the step was called"
         time.sleep(0.02)
@@ -177,27 +177,27 @@ def test_a_skipped_step_stays_skipped_after_a_kill_and_a_resume(plan: Plan, tmp_
     assert [entry["step_id"] for entry in audit(plan, run_id, "skip_requested", "run_from_requested")] == ["check"]
 
 
-def stays_out(plan: Plan, *steps: dict[str, Any], **options: Any) -> str:
-    """A run whose `check` was left out, and of which another step keeps failing."""
+def run_with_skipped_step(plan: Plan, *steps: dict[str, Any], **options: Any) -> str:
+    """Return the id of a run whose step `check` is skipped and whose step `other` keeps failing."""
     run_id = failed(plan, step("other", "fail"), *steps, **{"options": {"require_approval": False, "stop_on_error": False}, **options})
-    assert resume(plan, run_id, *LEFT_OUT, *(BY_ANA if options.get("approval", SIGNED) else ())).code == 1
+    assert resume(plan, run_id, *SKIP_CHECK, *(BY_ANA if options.get("approval", SIGNED) else ())).code == 1
     return run_id
 
 
-def choices(plan: Plan, run_id: str, *options: str) -> dict[str, str]:
-    said = plan("preview", "--resume", run_id, *TOOLS, "--json", *options)
-    assert said.code == 0, said.err
-    return {one["id"]: one["fate"] for one in said.run["steps"]}
+def previewed_steps(plan: Plan, run_id: str, *options: str) -> dict[str, str]:
+    result = plan("preview", "--resume", run_id, *TOOLS, "--json", *options)
+    assert result.code == 0, result.err
+    return {one["id"]: one["fate"] for one in result.run["steps"]}
 
 
-def test_only_whoever_wants_the_step_again_takes_it_back(plan: Plan) -> None:
-    run_id = stays_out(plan, step("tell", "greet", parameters={"who": "x"}, depends_on=["check"]), approval=None)
-    assert choices(plan, run_id)["check"] == "skipped"
-    assert choices(plan, run_id, "--only-failed") == {"greet": "carried", "check": "skipped", "other": "run", "tell": "carried"}
+def test_only_an_explicit_from_runs_a_skipped_step_again(plan: Plan) -> None:
+    run_id = run_with_skipped_step(plan, step("tell", "greet", parameters={"who": "x"}, depends_on=["check"]), approval=None)
+    assert previewed_steps(plan, run_id)["check"] == "skipped"
+    assert previewed_steps(plan, run_id, "--only-failed") == {"greet": "carried", "check": "skipped", "other": "run", "tell": "carried"}
     assert resume(plan, run_id, "--only-failed").run["steps"][1]["status"] == "skipped"
-    assert resume(plan, run_id, *LEFT_OUT).code == 1  # said before: nothing new is kept
+    assert resume(plan, run_id, *SKIP_CHECK).code == 1  # the same request again: nothing new is recorded
     assert len(audit(plan, run_id, "skip_requested")) == 1
-    assert choices(plan, run_id, "--from", "check")["check"] == "run"
+    assert previewed_steps(plan, run_id, "--from", "check")["check"] == "run"
     assert resume(plan, run_id, "--from", "check").run["steps"][1]["status"] == "failed"
     assert resume(plan, run_id).run["steps"][1]["status"] == "failed"
     assert [entry["kind"] for entry in audit(plan, run_id, "skip_requested", "run_from_requested")] == [
@@ -207,37 +207,37 @@ def test_only_whoever_wants_the_step_again_takes_it_back(plan: Plan) -> None:
 
 
 @pytest.mark.usefixtures("signer")
-def test_who_takes_it_back_proves_who_they_are_too(plan: Plan) -> None:
-    run_id = stays_out(plan)
+def test_running_a_skipped_step_again_needs_proof_too(plan: Plan) -> None:
+    run_id = run_with_skipped_step(plan)
     refused = plan("resume", run_id, *TOOLS, "--offline", "--from", "check")
-    way = f"use `plan resume {run_id} --offline --from check` with --sign and --by NAME"
-    assert (refused.code, "the skipped step does not run" in refused.err, way in refused.err) == (6, True, True)
+    hint = f"use `plan resume {run_id} --offline --from check` with --sign and --by NAME"
+    assert (refused.code, "the skipped step does not run" in refused.err, hint in refused.err) == (6, True, True)
     assert resume(plan, run_id, "--from", "check", *BY_ANA).run["steps"][1]["status"] == "failed"
     assert plan("runs", "verify", run_id).code == 0
 
 
-def test_a_new_version_of_the_step_is_another_step(plan: Plan) -> None:
-    run_id = stays_out(plan, approval=None)
+def test_a_new_version_of_a_skipped_step_runs(plan: Plan) -> None:
+    run_id = run_with_skipped_step(plan, approval=None)
     options = {"require_approval": False, "stop_on_error": False}
     same = document(GREET, FAIL, step("other", "greet", parameters={"who": "x"}), options=options)
     assert plan("revise", run_id, same, *TOOLS).code == 0
-    assert choices(plan, run_id)["check"] == "skipped"
-    mended = document(GREET, step("check", "greet", parameters={"who": "y"}, depends_on=["greet"]), options=options)
-    assert plan("revise", run_id, mended, *TOOLS).code == 0
+    assert previewed_steps(plan, run_id)["check"] == "skipped"
+    fixed = document(GREET, step("check", "greet", parameters={"who": "y"}, depends_on=["greet"]), options=options)
+    assert plan("revise", run_id, fixed, *TOOLS).code == 0
     assert resume(plan, run_id).run["steps"][1]["status"] == "completed"
 
 
-def test_a_skipped_step_that_was_done_by_hand_is_completed(plan: Plan) -> None:
-    run_id = stays_out(plan, approval=None)
+def test_a_skipped_step_resolved_as_done_is_completed(plan: Plan) -> None:
+    run_id = run_with_skipped_step(plan, approval=None)
     assert plan("resolve", run_id, "check", "done").code == 0
     assert resume(plan, run_id).run["steps"][1]["status"] == "completed"
 
 
-# Verified
+# Verification
 
 
-def told_anew(found: dict[str, Any]) -> None:
-    """Write the audit anew, as one who may write everything could."""
+def rebuild_audit_log(found: dict[str, Any]) -> None:
+    """Rebuild the audit log, as someone with write access to everything could."""
     receipts = {row["attempt_id"]: row for row in found["receipts"]}
     before = beginning(found["run"])
     for number, entry in enumerate(found["audit"], 1):
@@ -248,58 +248,60 @@ def told_anew(found: dict[str, Any]) -> None:
     found["head"] = before
 
 
-def said_otherwise(found: dict[str, Any], told: str, **fields: Any) -> None:
+def alter_entry(found: dict[str, Any], entry_kind: str, **fields: Any) -> None:
     for entry in found["audit"]:
-        if entry["kind"] == told:
+        if entry["kind"] == entry_kind:
             entry |= fields
 
 
-def without_signature(found: dict[str, Any]) -> None:
+def remove_signature(found: dict[str, Any]) -> None:
     found["audit"] = [entry for entry in found["audit"] if entry["kind"] != "signed"]
 
 
-def done_otherwise(found: dict[str, Any]) -> None:
+def alter_result(found: dict[str, Any]) -> None:
     (row,) = [row for row in found["receipts"] if row["by"] is not None]
     row["result"] = '{"看":2}'
 
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], None], str, str]] = {
     "the reason": (
-        lambda found: said_otherwise(found, "skip_requested", message="x"),
+        lambda found: alter_entry(found, "skip_requested", message="x"),
         "audit, step `check`",
         "does not belong to this answer",
     ),
     "which step": (
-        lambda found: said_otherwise(found, "skip_requested", step_id="greet"),
+        lambda found: alter_entry(found, "skip_requested", step_id="greet"),
         "audit, step `greet`",
         "does not belong to this answer",
     ),
     "what is wanted": (
-        lambda found: said_otherwise(found, "skip_requested", kind="run_from_requested"),
+        lambda found: alter_entry(found, "skip_requested", kind="run_from_requested"),
         "audit, step `check`",
         "does not belong to this answer",
     ),
-    "by whom": (lambda found: said_otherwise(found, "skip_requested", by="bo"), "audit, step `check`", "is by the key of ana, not of bo"),
-    "no signature": (without_signature, "receipts, step `hand`", "it is recorded as signed, and there is no signature"),
-    "a result": (done_otherwise, "receipts, step `hand`", "does not belong to this answer"),
+    "by whom": (lambda found: alter_entry(found, "skip_requested", by="bo"), "audit, step `check`", "is by the key of ana, not of bo"),
+    "no signature": (remove_signature, "receipts, step `hand`", "it is recorded as signed, and there is no signature"),
+    "a result": (alter_result, "receipts, step `hand`", "does not belong to this answer"),
 }
 
 
 @pytest.mark.usefixtures("signer")
-def test_a_forged_request_is_found_on_any_machine_that_knows_the_signers(plan: Plan) -> None:
+def test_a_forged_request_is_detected_on_any_machine_that_knows_the_signers(plan: Plan) -> None:
     run_id = failed(plan, step("hand", "fail"), options={"require_approval": False, "stop_on_error": False})
     assert plan("resolve", run_id, "hand", "done", "--result", '{"看": 1}', *BY_ANA).code == 0
-    assert resume(plan, run_id, *LEFT_OUT, *BY_ANA).code == 0
+    assert resume(plan, run_id, *SKIP_CHECK, *BY_ANA).code == 0
     exported = plan("export", run_id).out
     untouched = json.loads(exported)
-    told_anew(untouched)
+    rebuild_audit_log(untouched)
     Path("run.json").write_text(json.dumps(untouched))
-    said = plan("runs", "verify", "run.json")
-    assert (said.code, ", intact: " in said.out) == (0, True)
+    result = plan("runs", "verify", "run.json")
+    assert (result.code, ", intact: " in result.out) == (0, True)
     for forge, where, what in FORGED.values():
         found = json.loads(exported)
         forge(found)
-        told_anew(found)
+        rebuild_audit_log(found)
         Path("run.json").write_text(json.dumps(found))
-        said = plan("runs", "verify", "run.json")
-        assert (said.code, said.out.startswith(f"altered: {where}: the signature of "), what in said.out) == (1, True, True), said.out
+        result = plan("runs", "verify", "run.json")
+        assert (result.code, result.out.startswith(f"altered: {where}: the signature of "), what in result.out) == (1, True, True), (
+            result.out
+        )

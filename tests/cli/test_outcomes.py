@@ -1,4 +1,4 @@
-"""A write of which nobody knows how it ended, at a pseudo-terminal: the question, its answers, and the commands of other processes."""
+"""Tests of outcome gates at a pseudo-terminal: the prompt, its answers, and answers from other processes."""
 
 import json
 
@@ -10,17 +10,17 @@ from tests.cli.test_terminal import Terminal, piped, run_at, terminals
 
 __all__ = ["terminals"]
 
-ASKED = f"How did `lost` end? Your answer as {os_user()}: done, again, abort, [v]iew, [?] "
+PROMPT = f"How did `lost` end? Your answer as {os_user()}: done, again, abort, [v]iew, [?] "
 LOST = step("lost", "get_lost")
 
 
 def test_the_person_at_the_terminal_resolves_the_outcome_and_the_run_continues(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(LOST, {**GREET, "depends_on": ["lost"]}))
-    terminal.wait_for(ASKED)
+    terminal.wait_for(PROMPT)
     assert "## How did lost end?" in terminal.shown
     assert "approval digest" not in terminal.shown
     terminal.type("y\n")
-    terminal.wait_for_next(ASKED)
+    terminal.wait_for_next(PROMPT)
     assert "it was not done: the call is repeated" in terminal.shown
     terminal.type("done\n")
     terminal.wait_for("What did it return?")
@@ -36,9 +36,9 @@ def test_the_person_at_the_terminal_resolves_the_outcome_and_the_run_continues(t
 
 
 @pytest.mark.thorough
-def test_other_commands_list_the_question_take_no_approval_for_it_and_answer_it(terminals: list[Terminal]) -> None:
+def test_other_commands_list_and_resolve_the_outcome_but_cannot_approve_it(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(LOST))
-    terminal.wait_for(ASKED)
+    terminal.wait_for(PROMPT)
     (gate,) = [json.loads(line) for line in piped("gates", "--json").stdout.splitlines()]
     assert (gate["asks"], gate["step"], gate["attended"]) == ("outcome", "lost", True)
     command = f"plan resolve {gate['run_id']} lost done|again|abort --digest {gate['digest'][:12]}"
@@ -46,12 +46,12 @@ def test_other_commands_list_the_question_take_no_approval_for_it_and_answer_it(
     refused = piped("approve", gate["run_id"])
     assert refused.returncode == 2
     assert f"waits for the outcome of a call, not for an approval: `{command}`" in refused.stderr.decode()
-    said = piped("resolve", gate["run_id"], "lost", "abort", "--note", "从别处")
-    assert (said.returncode, "the waiting process ends the run" in said.stderr.decode()) == (0, True)
+    result = piped("resolve", gate["run_id"], "lost", "abort", "--note", "从别处")
+    assert (result.returncode, "the waiting process ends the run" in result.stderr.decode()) == (0, True)
     assert terminal.end() == 4
 
 
-def test_where_nobody_is_to_be_asked_the_run_ends_as_unknown(terminals: list[Terminal]) -> None:
+def test_the_run_ends_as_unknown_if_nobody_can_be_asked(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(LOST), "--yes")
     assert terminal.end() == 7
     assert "How did" not in terminal.shown

@@ -1,4 +1,4 @@
-"""Events as plain lines, as JSON Lines, and live."""
+"""Tests of the displays: events as plain lines, as JSON Lines and on a live terminal."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from plan_adapter.cli.progress import CARRIED_LINES, JsonDisplay, PlainDisplay
 from plan_adapter.cli.records import run_end, step_end
 from plan_adapter.hooks import Event
 from plan_adapter.status import PlanStatus, RunReason, StepStatus
-from tests.cli.builders import NOW, a_run, a_step, story
+from tests.cli.builders import NOW, a_run, a_step, sample_events
 
 
 def links(flow_run_id: str) -> list[str]:
@@ -25,7 +25,7 @@ def links(flow_run_id: str) -> list[str]:
 
 
 class Screen(io.StringIO):
-    """A stream that says that it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     encoding = "utf-8"
 
@@ -35,11 +35,11 @@ class Screen(io.StringIO):
 
 def test_plain_lines_show_every_event_without_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay(links)
-    for event in story():
+    for event in sample_events():
         display(event)
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.splitlines() == [
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
         "run 0192f0c4-0000-7000-8000-000000000001 of 发布流程: 3 steps",
         "http://127.0.0.1:4200/runs/flow-run/f-1",
         "构建: started",
@@ -61,11 +61,11 @@ def test_many_carried_steps_are_shown_in_one_line(
     run = a_run(steps=[*carried, last := a_step("last", status=StepStatus.COMPLETED, duration_ms=72)])
     events = [Event("run_started", run), *(Event("step_completed", run, step) for step in [*carried, last])]
     plain, screen = PlainDisplay(links), Screen()
-    for event in [*events, *events]:  # a new version of the plan starts again
+    for event in [*events, *events]:  # a new version of the plan starts over
         plain(event)
-    said = capsys.readouterr().err.splitlines()
-    assert sum("carried from an earlier start of this run" in line for line in said) == 2 * lines
-    assert said.count("last: completed in 72 ms") == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert sum("carried from an earlier start of this run" in line for line in shown) == 2 * lines
+    assert shown.count("last: completed in 72 ms") == 2
     monkeypatch.setattr(sys, "stderr", screen)
     live = LiveDisplay(links)
     for event in events:
@@ -75,50 +75,50 @@ def test_many_carried_steps_are_shown_in_one_line(
     assert live._ended == count + 1
 
 
-def test_the_attempts_of_items_are_no_retries() -> None:
+def test_attempts_of_items_are_not_counted_as_retries() -> None:
     assert step_end(a_step("a", status=StepStatus.COMPLETED, attempts=3, duration_ms=72)) == "72 ms"
     assert step_end(a_step("a", status=StepStatus.COMPLETED, attempts=5, retry_count=2, duration_ms=72)) == "72 ms after 2 retries"
 
 
-def test_the_reason_of_a_run_is_shortened_in_its_one_line() -> None:
+def test_a_long_status_message_is_shortened() -> None:
     assert run_end(a_run(message="x" * 5000)).endswith("; " + "x" * 400 + "…")
 
 
-def test_json_events_are_one_object_a_line_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_events_are_one_object_per_line_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     display = JsonDisplay(links)
-    for event in story():
+    for event in sample_events():
         display(event)
-    said = capsys.readouterr()
-    objects = [json.loads(line) for line in said.out.splitlines()]
-    assert [found["event"] for found in objects] == [event.kind for event in story()]
+    captured = capsys.readouterr()
+    objects = [json.loads(line) for line in captured.out.splitlines()]
+    assert [found["event"] for found in objects] == [event.kind for event in sample_events()]
     assert objects[0]["flow_run_id"] == "f-1"
     assert objects[2]["message"] == "exit code 1\nand more"
     assert objects[2]["delay_ms"] == 2000
     assert objects[4]["step"]["status"] == "completed"
     assert objects[6]["step"] == "test"
-    assert said.err == "http://127.0.0.1:4200/runs/flow-run/f-1\n"
+    assert captured.err == "http://127.0.0.1:4200/runs/flow-run/f-1\n"
 
 
-def test_a_reader_that_is_gone_stops_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Gone(io.StringIO):
+def test_a_closed_output_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ClosedStream(io.StringIO):
         def write(self, _text: str) -> int:
             raise BrokenPipeError
 
-    monkeypatch.setattr(sys, "stdout", Gone())
-    monkeypatch.setattr(sys, "stderr", Gone())
+    monkeypatch.setattr(sys, "stdout", ClosedStream())
+    monkeypatch.setattr(sys, "stderr", ClosedStream())
     for display in (JsonDisplay(links), PlainDisplay(links)):
-        for event in story():
+        for event in sample_events():
             display(event)
 
 
-def test_ended_steps_stay_on_the_terminal_with_a_failed_ones_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_steps_stay_on_the_terminal_with_the_logs_of_failed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     display = choose_display(as_json=False, links=links)
     assert isinstance(display, LiveDisplay)
-    for event in story():
+    for event in sample_events():
         display(event)
     raw = screen.getvalue()
     shown = re.sub(r"\x1b\[\d*m", "", raw)
@@ -129,25 +129,25 @@ def test_ended_steps_stay_on_the_terminal_with_a_failed_ones_log(monkeypatch: py
     assert "\x1b[3" not in raw  # NO_COLOR
 
 
-def test_what_a_model_says_is_printed_as_it_comes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_messages_are_printed_as_they_arrive(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     step = a_step("排课")
-    told = Event("spoken", a_run(step), step, "1. 看\n2. \x1b[2J排", name="decision 排课[1]")
-    PlainDisplay(links)(told)
+    spoken = Event("spoken", a_run(step), step, "1. 看\n2. \x1b[2J排", name="decision 排课[1]")
+    PlainDisplay(links)(spoken)
     assert capsys.readouterr().err.splitlines() == ["排课 says: 1. 看", r"排课 says: 2. \x1b[2J排"]
-    JsonDisplay(links)(told)
+    JsonDisplay(links)(spoken)
     event = json.loads(capsys.readouterr().out)
-    assert (event["event"], event["step"], event["message"]) == ("spoken", "排课", told.message)
+    assert (event["event"], event["step"], event["message"]) == ("spoken", "排课", spoken.message)
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
-    LiveDisplay(links)(told)
+    LiveDisplay(links)(spoken)
     assert screen.getvalue().splitlines() == ["排课 says: 1. 看", r"排课 says: 2. \x1b[2J排"]
 
 
-def test_a_step_that_waits_for_a_retry_counts_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_waiting_for_a_retry_shows_a_countdown(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
     display = LiveDisplay(links)
-    for event in story()[:3]:
+    for event in sample_events()[:3]:
         display(event)
     display.close()
     console = Console(file=io.StringIO(), width=200)
@@ -157,7 +157,7 @@ def test_a_step_that_waits_for_a_retry_counts_down(monkeypatch: pytest.MonkeyPat
     assert total == "0 of 3 steps"
 
 
-def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Screen())
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(choose_display(as_json=False, links=links), PlainDisplay)
@@ -178,19 +178,19 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(monkeypatch: py
         (PlanStatus.EXECUTING, RunReason.UNKNOWN, ExitCode.UNKNOWN),
     ],
 )
-def test_the_end_of_a_run_is_an_exit_code(status: PlanStatus, reason: RunReason | None, code: ExitCode) -> None:
+def test_every_run_status_has_its_exit_code(status: PlanStatus, reason: RunReason | None, code: ExitCode) -> None:
     assert code_of_run(a_run(status=status, reason=reason)) is code
 
 
 @pytest.mark.parametrize("kind", ["plain", "json"])
-def test_the_place_of_a_step_gates_form_is_shown_once_it_exists(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_link_to_a_step_gate_form_is_shown_once_it_exists(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     gate = Gate("g", "r", "restart", None, "a" * 64, "plan", "", "", GatePolicy(), NOW)
     run, display = a_run(a_step("restart"), flow_run_id="f-1"), PlainDisplay(links) if kind == "plain" else JsonDisplay(links)
     display(Event("run_started", run))
     display(Event("gate_opened", run, gate=gate, in_form=True))
     display(Event("gate_shown", run, gate=replace(gate, flow_run_id="f-2"), in_form=True))
-    said = capsys.readouterr().err.splitlines()
-    assert said[-2:] == [
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[-2:] == [
         "answer in its form (link below), or with `plan approve r --step restart --digest aaaaaaaaaaaa`",
         "restart: its form is on http://127.0.0.1:4200/runs/flow-run/f-2",
     ]

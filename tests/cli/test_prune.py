@@ -1,4 +1,4 @@
-"""`plan prune`: old records and result files go, tombstones stay, and `plan runs verify` and `plan store verify` tell of them."""
+"""Tests of `plan prune`: it deletes old records and result files and leaves tombstones that can be verified."""
 
 import asyncio
 import json
@@ -19,15 +19,15 @@ ME = os_user()
 
 @pytest.fixture
 def runs(plan: Plan) -> list[str]:
-    """The ids of two completed runs, and of one that waits for its approval."""
+    """Return the ids of two completed runs and of one that waits for its approval."""
     paths: list[dict[str, Any]] = [{}, {"name": "other"}, NEEDS_APPROVAL]
     return [plan("run", document(GREET, **fields), "--offline", "--json", *TOOLS).run["id"] for fields in paths]
 
 
-def test_a_dry_run_lists_and_deletes_nothing(plan: Plan, runs: list[str]) -> None:
-    said = plan("prune", "--older-than", "0m", "--dry-run")
-    assert (said.code, said.err) == (0, "would delete 2 records\n")
-    assert [line.split()[0] for line in said.out.splitlines()[1:]] == runs[:2]
+def test_a_dry_run_lists_the_runs_and_deletes_nothing(plan: Plan, runs: list[str]) -> None:
+    result = plan("prune", "--older-than", "0m", "--dry-run")
+    assert (result.code, result.err) == (0, "would delete 2 records\n")
+    assert [line.split()[0] for line in result.out.splitlines()[1:]] == runs[:2]
     assert len(plan("runs", "--json").lines) == 3
 
 
@@ -36,15 +36,15 @@ def test_old_runs_are_deleted_with_their_results_and_leave_tombstones(plan: Plan
         (home / "results" / run_id).mkdir(parents=True)
         (home / "results" / run_id / "greet-1.json").write_text("{}")
     digest = plan("runs", "verify", runs[0], "--json").run["digest"]
-    said = plan("prune", "--older-than", "0m", "--yes")
-    assert (said.code, said.out, said.err) == (0, "", "deleted 2 records; removed the result files of 2 runs\n")
+    result = plan("prune", "--older-than", "0m", "--yes")
+    assert (result.code, result.out, result.err) == (0, "", "deleted 2 records; removed the result files of 2 runs\n")
     assert [run["id"] for run in plan("runs", "--json").lines] == [runs[2]]
     assert [path.name for path in (home / "results").iterdir()] == [runs[2]]
 
-    told = plan("runs", "verify", runs[0])
-    assert told.code == 0
-    assert told.out.startswith(f"pruned: run {runs[0]} was pruned, by {ME} (os_user) at ")
-    assert told.out.endswith(f"digest {digest}\n")
+    verified = plan("runs", "verify", runs[0])
+    assert verified.code == 0
+    assert verified.out.startswith(f"pruned: run {runs[0]} was pruned, by {ME} (os_user) at ")
+    assert verified.out.endswith(f"digest {digest}\n")
     as_json = plan("runs", "verify", runs[0], "--json").run
     assert (as_json["verdict"], as_json["ok"], as_json["tombstone"]["last_digest"]) == ("pruned", True, digest)
     shown = plan("show", runs[0])
@@ -58,7 +58,7 @@ def key_of(name: str, folder: Path) -> Path:
     return folder / name
 
 
-def test_a_signature_covers_all_tombstones_and_a_wrong_one_is_named(
+def test_a_signature_covers_all_tombstones_and_a_forged_one_is_reported(
     plan: Plan, runs: list[str], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, other, allowed = key_of("mine", tmp_path), key_of("other", tmp_path), tmp_path / "allowed"
@@ -80,11 +80,11 @@ def test_a_signature_covers_all_tombstones_and_a_wrong_one_is_named(
     forged = sign("prefect-plan-adapter tombstones\nnumber: 1\ndigest: 0\n", key=other)
     row = "INSERT INTO tombstone_signatures VALUES (1, :by, :signature, '2026-01-01 00:00:00')"
     asyncio.run(Sql(f"sqlite:///{home / 'plans.db'}").change(row, by=ME, signature=forged))
-    for said in (plan("runs", "verify", runs[0]), plan("store", "verify")):
-        assert (said.code, said.out.startswith(f"altered: the signature of {ME} at tombstone 1: ")) == (1, True)
+    for result in (plan("runs", "verify", runs[0]), plan("store", "verify")):
+        assert (result.code, result.out.startswith(f"altered: the signature of {ME} at tombstone 1: ")) == (1, True)
 
 
-def test_results_that_an_interrupted_prune_left_are_removed_by_the_next_one(plan: Plan, runs: list[str], home: Path) -> None:
+def test_the_next_prune_removes_results_left_by_an_interrupted_one(plan: Plan, runs: list[str], home: Path) -> None:
     assert plan("prune", "--older-than", "0m", "--yes").code == 0
     (home / "results" / runs[0]).mkdir(parents=True)
     (home / "results" / "not-a-run").mkdir()
@@ -92,7 +92,7 @@ def test_results_that_an_interrupted_prune_left_are_removed_by_the_next_one(plan
     assert [path.name for path in (home / "results").iterdir()] == ["not-a-run"]
 
 
-def test_filters_choose_what_is_deleted_and_json_tells_each_run(plan: Plan, runs: list[str]) -> None:
+def test_filters_select_the_runs_to_delete_and_json_lists_each_run(plan: Plan, runs: list[str]) -> None:
     assert plan("prune", "--older-than", "1h", "--yes", "--json").lines == []
     (line,) = plan("prune", "--older-than", "0m", "--runbook", "other", "--yes", "--json").lines
     assert (line["id"], line["name"], line["status"], line["kept"]) == (runs[1], "other", "completed", None)
@@ -100,10 +100,10 @@ def test_filters_choose_what_is_deleted_and_json_tells_each_run(plan: Plan, runs
     assert {run["id"] for run in plan("runs", "--json").lines} == {runs[0], runs[2]}
 
 
-def test_only_operators_prune(plan: Plan, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_operators_can_prune(plan: Plan, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_OPERATORS", "ana,bo")
-    said = plan("prune", "--older-than", "0m", "--yes")
-    assert (said.code, said.err) == (6, f"plan: {ME} may not prune runs; operators: ana, bo\n")
+    result = plan("prune", "--older-than", "0m", "--yes")
+    assert (result.code, result.err) == (6, f"plan: {ME} may not prune runs; operators: ana, bo\n")
     assert len(plan("runs", "--json").lines) == 3
 
 
@@ -117,7 +117,7 @@ def test_runs_of_plans_with_other_operators_are_kept(plan: Plan, runs: list[str]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("--older-than", "0m"), "add --yes, or --dry-run"),
         (("--older-than", "soon", "--yes"), "write a number and m, h, d or w, as in --older-than 90d"),
@@ -126,13 +126,13 @@ def test_runs_of_plans_with_other_operators_are_kept(plan: Plan, runs: list[str]
     ],
     ids=" ".join,
 )
-def test_wrong_usage_deletes_nothing(plan: Plan, runs: list[str], arguments: tuple[str, ...], words: str) -> None:
-    said = plan("prune", *arguments)
-    assert (said.code, words in said.err) == (2, True), said.err
+def test_a_usage_error_deletes_nothing(plan: Plan, runs: list[str], arguments: tuple[str, ...], message: str) -> None:
+    result = plan("prune", *arguments)
+    assert (result.code, message in result.err) == (2, True), result.err
     assert len(plan("runs", "--json").lines) == 3
 
 
-def test_an_altered_record_is_kept_and_named(plan: Plan, runs: list[str], home: Path) -> None:
+def test_an_altered_record_is_kept_and_reported(plan: Plan, runs: list[str], home: Path) -> None:
     change = f"UPDATE runs SET message = 'x' WHERE id = '{runs[0]}'"
     asyncio.run(Sql(f"sqlite:///{home / 'plans.db'}").change(change))
     assert plan("prune", "--older-than", "0m", "--yes").err == "deleted 1 record; kept 1: 1 record does not verify\n"

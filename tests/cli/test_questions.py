@@ -1,4 +1,4 @@
-"""`plan answer`, and questions at the terminal of a run."""
+"""Tests of questions: `plan answer`, and prompts at the terminal of a run."""
 
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,15 @@ FIELDS: dict[str, Any] = {
 }
 DECIDE = {"id": "decide", "ask": {"question": "Switch to 东站?", "fields": FIELDS}}
 ACT = step("act", "greet", parameters={"who": "${{ steps.decide.result.choice }} ${{ steps.decide.result.nodes }}"})
-ASKED = "[a]nswer, [r]eject, [v]iew, [?] "
+PROMPT = "[a]nswer, [r]eject, [v]iew, [?] "
 
 
 def asking(plan: Plan, **fields: Any) -> str:
-    """The id of a run that waits at its question, with nobody there."""
-    said = plan("run", document({**DECIDE, **fields}, ACT), "--offline", "--json", *TOOLS)
-    assert said.code == 6, said.err
-    assert f"`plan answer {said.run['id']} decide --digest " in said.err
-    return said.run["id"]
+    """Return the id of a run that waits at its question and that no process attends."""
+    result = plan("run", document({**DECIDE, **fields}, ACT), "--offline", "--json", *TOOLS)
+    assert result.code == 6, result.err
+    assert f"`plan answer {result.run['id']} decide --digest " in result.err
+    return result.run["id"]
 
 
 def test_a_question_is_listed_answered_and_the_resumed_run_uses_the_answer(plan: Plan) -> None:
@@ -36,9 +36,9 @@ def test_a_question_is_listed_answered_and_the_resumed_run_uses_the_answer(plan:
     assert "decide: a question" in plan("gates").out
     assert "**waits for an answer to the question of step decide**" in plan("show", run_id).out
     assert "## Switch to 东站?" in plan("answer", run_id, "decide", "--show").out
-    said = plan("answer", run_id, "decide", "choice=switch", "nodes=3", "--note", "说好了")
-    assert (said.code, f"answered step decide of 试运行, by {ME} (os_user)" in said.out) == (0, True), said.err
-    assert f"`plan resume {run_id} --offline` resumes the run" in said.err
+    result = plan("answer", run_id, "decide", "choice=switch", "nodes=3", "--note", "说好了")
+    assert (result.code, f"answered step decide of 试运行, by {ME} (os_user)" in result.out) == (0, True), result.err
+    assert f"`plan resume {run_id} --offline` resumes the run" in result.err
     done = resumed(plan, run_id)
     assert (done.code, done.run["status"]) == (0, "completed")
     shown = plan("show", run_id)
@@ -51,11 +51,11 @@ def test_a_question_is_listed_answered_and_the_resumed_run_uses_the_answer(plan:
     assert plan("runs", "verify", run_id).code == 0
 
 
-def test_values_that_do_not_fit_are_refused_with_every_problem_and_the_question_stays_open(plan: Plan) -> None:
+def test_invalid_values_are_refused_with_every_problem_and_the_question_stays_open(plan: Plan) -> None:
     run_id = asking(plan)
-    said = plan("answer", run_id, "decide", "choice=run", "nodes=0", "until=noon")
-    assert said.code == 2
-    assert [line.partition("; ")[0].partition(": ")[2] for line in said.err.splitlines() if "error[" in line] == [
+    result = plan("answer", run_id, "decide", "choice=run", "nodes=0", "until=noon")
+    assert result.code == 2
+    assert [line.partition("; ")[0].partition(": ")[2] for line in result.err.splitlines() if "error[" in line] == [
         "error[bad-input] at fields.choice: the value is none of `switch`, `wait`",
         "error[bad-input] at fields.nodes: the value is smaller than 1",
         "error[unknown-input] at fields.until: the question has no field `until`",
@@ -66,26 +66,26 @@ def test_values_that_do_not_fit_are_refused_with_every_problem_and_the_question_
     assert len(plan("gates", "--json").lines) == 1
 
 
-def test_an_approval_is_no_answer_and_an_answer_no_approval(plan: Plan) -> None:
+def test_a_question_cannot_be_approved_and_an_approval_gate_cannot_be_answered(plan: Plan) -> None:
     run_id = asking(plan)
-    for words in (("approve", run_id, "--step", "decide"), ("approve", run_id)):
-        said = plan(*words)
-        assert (said.code, f"this gate asks a question: `plan answer {run_id} decide --digest" in said.err) == (2, True), said.err
-    said = plan("resolve", run_id, "decide", "done", "--result", '{"choice": "run"}')
-    assert f"`decide` asks a question, whose outcome is its answer: `plan answer {run_id} decide` gives one" in said.err
+    for arguments in (("approve", run_id, "--step", "decide"), ("approve", run_id)):
+        result = plan(*arguments)
+        assert (result.code, f"this gate asks a question: `plan answer {run_id} decide --digest" in result.err) == (2, True), result.err
+    result = plan("resolve", run_id, "decide", "done", "--result", '{"choice": "run"}')
+    assert f"`decide` asks a question, whose outcome is its answer: `plan answer {run_id} decide` gives one" in result.err
     gated = plan("run", document({**GREET, "requires_approval": True}), "--offline", "--json", *TOOLS).run["id"]
-    said = plan("answer", gated, "greet", "choice=switch")
-    assert (said.code, f"asks for an approval, not a question: `plan approve {gated} --step greet" in said.err) == (2, True)
+    result = plan("answer", gated, "greet", "choice=switch")
+    assert (result.code, f"asks for an approval, not a question: `plan approve {gated} --step greet" in result.err) == (2, True)
     assert len(plan("gates", "--json").lines) == 2
 
 
-def test_only_who_may_answer_answers_and_an_answer_counts_for_what_was_shown(plan: Plan) -> None:
+def test_only_approvers_can_answer_and_a_wrong_digest_is_refused(plan: Plan) -> None:
     run_id = asking(plan, approvers=["duty-manager"])
-    said = plan("answer", run_id, "decide", "choice=wait")
-    assert (said.code, f"{ME} may not answer here; only duty-manager may" in said.err) == (6, True)
+    result = plan("answer", run_id, "decide", "choice=wait")
+    assert (result.code, f"{ME} may not answer here; only duty-manager may" in result.err) == (6, True)
     other = asking(plan)
-    said = plan("answer", other, "decide", "choice=wait", "--digest", "0" * 12)
-    assert (said.code, "no gate of this run has a digest beginning with 000000000000" in said.err) == (6, True)
+    result = plan("answer", other, "decide", "choice=wait", "--digest", "0" * 12)
+    assert (result.code, "no gate of this run has a digest beginning with 000000000000" in result.err) == (6, True)
 
 
 def test_a_rejected_question_ends_the_run(plan: Plan) -> None:
@@ -97,8 +97,8 @@ def test_a_rejected_question_ends_the_run(plan: Plan) -> None:
 
 def test_a_signature_covers_the_answer(plan: Plan, signer: Path, home: Path) -> None:
     run_id = asking(plan, approvers=["ana"])
-    said = plan("answer", run_id, "decide", "choice=switch", "--sign", "--by", "ana", "--json")
-    assert (said.code, said.run["known_by"], said.run["answer"]) == (0, "ssh_signature", {"choice": "switch", "nodes": 2}), said.err
+    result = plan("answer", run_id, "decide", "choice=switch", "--sign", "--by", "ana", "--json")
+    assert (result.code, result.run["known_by"], result.run["answer"]) == (0, "ssh_signature", {"choice": "switch", "nodes": 2}), result.err
     assert resumed(plan, run_id).code == 0
     verified = plan("runs", "verify", run_id, "--json")
     assert verified.code == 0, verified.err
@@ -119,10 +119,10 @@ def test_the_plan_is_shown_with_its_questions(plan: Plan) -> None:
 
 def test_a_person_at_the_terminal_answers_field_by_field(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(DECIDE, ACT))
-    terminal.wait_for(ASKED)
+    terminal.wait_for(PROMPT)
     assert "Switch to 东站?" in terminal.shown
     terminal.type("?\n")
-    terminal.wait_for_next(ASKED)
+    terminal.wait_for_next(PROMPT)
     assert "answer, field by field" in terminal.shown
     terminal.type("a\n")
     terminal.wait_for("choice: ")

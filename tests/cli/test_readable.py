@@ -1,4 +1,4 @@
-"""Values as people read them, and texts that cannot hide or break out."""
+"""Tests of readable text: durations, escaping for terminals and Markdown, and redaction."""
 
 import pytest
 from hypothesis import given
@@ -54,24 +54,24 @@ def test_a_duration_is_shown_in_its_two_largest_units(ms: float, text: str) -> N
         ("a\u3164b", r"a\u3164b"),
     ],
 )
-def test_characters_that_could_hide_text_are_shown(text: str, shown: str) -> None:
+def test_characters_that_could_hide_text_are_escaped(text: str, shown: str) -> None:
     assert visible(text) == shown
 
 
 @given(st.text())
-def test_one_line_is_one_line(text: str) -> None:
+def test_one_line_returns_at_most_one_line(text: str) -> None:
     assert len(one_line(text).splitlines()) <= 1
 
 
 @given(st.text())
-def test_inline_code_is_closed_by_nothing_inside_it(text: str) -> None:
+def test_text_cannot_close_its_inline_code(text: str) -> None:
     shown = code(text)
     ticks = len(shown) - len(shown.lstrip("`"))
     assert "`" * ticks not in shown[ticks:-ticks]
 
 
 @given(st.text())
-def test_a_fence_is_closed_by_nothing_inside_it(text: str) -> None:
+def test_text_cannot_close_its_code_fence(text: str) -> None:
     first, *inside, last = fenced(text).split("\n")
     assert first == last
     assert not any(line.strip() == last for line in inside)
@@ -104,12 +104,12 @@ def test_text_is_shown_without_quotes_if_it_is_unambiguous(value: object, text: 
         ("部署到 *生产* 环境", r"部署到 \*生产\* 环境"),
     ],
 )
-def test_words_keep_inline_code_and_nothing_else_of_markdown(text: str, shown: str) -> None:
+def test_words_keeps_inline_code_and_escapes_other_markdown(text: str, shown: str) -> None:
     assert words(text) == shown
 
 
 @given(st.text() | st.text(alphabet=MARKS))
-def test_words_and_code_do_not_leave_their_line(text: str) -> None:
+def test_words_and_code_cannot_break_out_of_their_line(text: str) -> None:
     tokens = MARKDOWN.parse(f"> {words(text)}\n\n- {code(text)}\n")
     kinds = [token.type for outer in tokens for token in [outer, *(outer.children or [])]]
     assert not {"link_open", "image", "html_inline", "html_block", "em_open", "strong_open", "s_open", "heading_open", "hr"} & {*kinds}
@@ -139,16 +139,16 @@ def test_words_and_code_do_not_leave_their_line(text: str) -> None:
         "ｐａｓｓｗｏｒｄ",
     ],
 )
-def test_a_name_of_a_secret_is_known_however_it_is_written(name: str) -> None:
+def test_secret_names_are_recognized_in_every_spelling(name: str) -> None:
     assert is_secret_name(name)
 
 
 @pytest.mark.parametrize("name", ["host", "author", "key", "path", "tokenizer", "compass", "authority"])
-def test_other_names_are_none(name: str) -> None:
+def test_other_names_are_not_secret(name: str) -> None:
     assert not is_secret_name(name)
 
 
-def test_secrets_are_masked_at_any_depth_and_nothing_else_is() -> None:
+def test_secrets_are_redacted_at_any_depth_and_nothing_else_is() -> None:
     value = {
         "max_tokens": 100,
         "use_token": True,
@@ -174,7 +174,7 @@ def test_secrets_are_masked_at_any_depth_and_nothing_else_is() -> None:
     assert redacted({"password": "${{ not an expression any more }}"}, expressions=False) == {"password": "***"}
 
 
-def test_a_schema_says_what_is_secret_through_references_and_choices() -> None:
+def test_secrets_of_a_schema_are_found_through_references_and_unions() -> None:
     secret = {"type": "string", "format": "password"}
     schema = {
         "$defs": {"Login": {"properties": {"user": {"type": "string"}, "word": {"writeOnly": True}}}, "Loop": {"$ref": "#/$defs/Loop"}},
@@ -192,23 +192,23 @@ def test_a_schema_says_what_is_secret_through_references_and_choices() -> None:
     assert secret_parameters(schema) == {"pin"}
 
 
-def test_the_password_of_a_url_is_masked_and_its_end_found() -> None:
+def test_the_password_of_a_url_is_redacted_up_to_its_end() -> None:
     assert without_passwords("see https://a:b:c@h/x, ftp://u:p@h") == "see https://a:***@h/x, ftp://u:***@h"
     assert without_passwords("https://h/a:b c@d") == "https://h/a:b c@d"
 
 
 @pytest.mark.parametrize("text", ["://a:" * 40_000 + "@", "`" * 200_000, "` " * 100_000, "www" * 60_000, "${{" * 60_000])
-def test_no_text_takes_long_to_show(text: str) -> None:
+def test_no_text_takes_quadratic_time(text: str) -> None:
     redacted({"password": text, "other": text})
     code(text)
     fenced(text)
-    words(text)  # what takes the square of the length would not come back before pytest's timeout
+    words(text)  # quadratic time would exceed pytest's timeout
 
 
 @pytest.mark.parametrize(
     "text", ["--yes", "<b>web</b>", "a [link](http://x)", "1 < 2 & 3 > 2 &amp;", r"C:\temp\*", "`a` and `` `b` ``", "请重启 *all*"]
 )
-def test_prose_without_its_escapes_is_the_text(text: str) -> None:
+def test_unescaping_prose_returns_the_text(text: str) -> None:
     assert unescaped(prose(text)) == text
 
 

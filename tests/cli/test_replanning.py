@@ -1,4 +1,4 @@
-"""`plan revise RUN "words"`: a model plans what is left of a run; and `on_failure: replan` at the command line."""
+"""Tests of replanning with a model: `plan revise RUN "words"`, and `on_failure: replan` on the command line."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from plan_adapter.cli.sources import is_words
-from tests.agent.conftest import no_memory_of_servers
+from tests.agent.conftest import forget_model_servers
 from tests.agent.server import says, scripted
 from tests.cli.conftest import Plan, digest_of
 from tests.cli.drafting import configure, done, step
 from tests.cli.test_run import TOOLS
 
-__all__ = ["no_memory_of_servers"]
+__all__ = ["forget_model_servers"]
 
 GOOD = done(step("greet", {"who": "${{ steps.first.result.text }}"}, id="again"))
 
@@ -23,27 +23,27 @@ def broken(plan: Plan, **fields: Any) -> str:
     steps = [step("greet", {"who": "世界"}, id="first"), step("fail", {"text": "镜像不通"}, id="second", depends_on=["first"])]
     document: dict[str, Any] = {"description": "问候", "options": {"require_approval": False}, "steps": steps, **fields}
     Path("plan.json").write_text(json.dumps(document), encoding="utf-8")
-    said = plan("run", "plan.json", "--offline", "--json", *TOOLS)
-    return str(said.run["id"])
+    result = plan("run", "plan.json", "--offline", "--json", *TOOLS)
+    return str(result.run["id"])
 
 
-def test_words_make_a_model_replan_the_remaining_steps(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revise_with_words_makes_a_model_replan_the_remaining_steps(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = broken(plan)
     monkeypatch.setenv("PLAN_ADAPTER_DRAFT_ANSWER_TOKENS", "777")
     with scripted(says(GOOD)) as server:
         configure(monkeypatch, server.url)
-        said = plan("revise", run_id, "换一个镜像再试", *TOOLS)
+        result = plan("revise", run_id, "换一个镜像再试", *TOOLS)
         prompt = server.requests[0]["messages"][1]["content"]
         assert server.requests[0]["max_completion_tokens"] == 777
-    assert said.code == 0, said.err
+    assert result.code == 0, result.err
     assert "镜像不通" in prompt
-    changes = [line.partition(":")[0] for line in said.out.splitlines()[1:]]
+    changes = [line.partition(":")[0] for line in result.out.splitlines()[1:]]
     assert set(changes) == {
         *("+ step again is new (greet", "- step second is gone (fail", "~ options"),
         f"run {run_id} has the new version",
     }
-    assert "the model says: 问候两次。" in said.err
-    assert f"`plan approve {run_id} --digest " in said.err
+    assert "the model says: 问候两次。" in result.err
+    assert f"`plan approve {run_id} --digest " in result.err
     assert plan("approve", run_id, "--digest", digest_of(plan, run_id)).code == 0
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0
     shown = plan("show", run_id, "--json").run
@@ -54,38 +54,38 @@ def test_words_make_a_model_replan_the_remaining_steps(plan: Plan, monkeypatch: 
     assert plan("runs", "verify", run_id).code == 0
 
 
-def test_without_a_plan_the_run_stays_as_it_is(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_is_unchanged_if_the_model_returns_no_plan(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = broken(plan)
     monkeypatch.delenv("PLAN_ADAPTER_MODEL", raising=False)
     unset = plan("revise", run_id, "换一个镜像", *TOOLS)
     assert (unset.code, "no model is configured" in unset.err) == (2, True)
     with scripted(says({"action": "ask_user", "speak": "哪个镜像？", "reason": ""})) as server:
         configure(monkeypatch, server.url)
-        said = plan("revise", run_id, "换一个镜像", *TOOLS, "--json")
-    assert (said.code, said.run["question"], "is unchanged" in said.err) == (1, "哪个镜像？", True)
+        result = plan("revise", run_id, "换一个镜像", *TOOLS, "--json")
+    assert (result.code, result.run["question"], "is unchanged" in result.err) == (1, "哪个镜像？", True)
     assert plan("show", run_id, "--json").run["status"] == "partial"
 
 
-def test_a_single_unknown_token_is_a_mistyped_plan_and_never_words(plan: Plan) -> None:
+def test_a_single_unknown_token_is_treated_as_a_mistyped_plan(plan: Plan) -> None:
     run_id = broken(plan)
-    said = plan("revise", run_id, "new-plan.yaml", *TOOLS)
-    assert (said.code, "no such plan: there is no file `new-plan.yaml`; words for a model" in said.err) == (2, True)
+    result = plan("revise", run_id, "new-plan.yaml", *TOOLS)
+    assert (result.code, "no such plan: there is no file `new-plan.yaml`; words for a model" in result.err) == (2, True)
     assert "--tool and --secret are for a model" in plan("revise", run_id, "plan.json", "--tool", "bash", *TOOLS).err
     assert "the words are empty" in plan("revise", run_id, " ", *TOOLS).err
 
 
 @pytest.mark.parametrize("text", ["重试", "try the other", "x" * 5000 + " "])
-def test_what_counts_as_words_for_a_model(text: str) -> None:
+def test_text_that_counts_as_words_for_a_model(text: str) -> None:
     assert is_words(text)
 
 
 @pytest.mark.parametrize("text", ["a.yaml", "store:计划", "<stdin>", "我的计划", "0" * 64])
-def test_what_are_none(text: str) -> None:
+def test_text_that_does_not_count_as_words_for_a_model(text: str) -> None:
     Path("我的计划").write_text("")
     assert not is_words(text)
 
 
-def test_a_run_that_replans_by_itself_waits_where_nobody_is_there_to_ask(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_automatically_replanned_run_waits_for_an_approval(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted(says(GOOD)) as server:
         configure(monkeypatch, server.url)
         run_id = broken(plan, on_failure="replan")
@@ -99,9 +99,9 @@ def test_a_run_that_replans_by_itself_waits_where_nobody_is_there_to_ask(plan: P
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0
 
 
-def test_a_replanning_plan_is_marked_and_warns_without_a_model(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_with_on_failure_replan_is_marked_and_warns_without_a_model(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PLAN_ADAPTER_MODEL", raising=False)
     broken(plan, on_failure="replan")
-    said = plan("validate", "plan.json", *TOOLS)
-    assert (said.code, "no-model" in said.out + said.err) == (0, True)
+    result = plan("validate", "plan.json", *TOOLS)
+    assert (result.code, "no-model" in result.out + result.err) == (0, True)
     assert "a model redrafts the remaining steps, at most twice" in plan("preview", "plan.json", *TOOLS).out

@@ -1,4 +1,4 @@
-"""`plan resolve` where a name without proof does not count: signed, and from a machine that has only Prefect's API."""
+"""Tests of `plan resolve` under a policy that requires a signature or a one-time code."""
 
 import json
 import subprocess
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.usefixtures("signer")
 
 
 def lost(plan: Plan, **options: Any) -> str:
-    """A run that has ended because nobody knows whether its step was done."""
-    said = plan("run", document(LOST, **{"approval": SIGNED, **options}), *TOOLS, "--offline", "--json")
-    assert said.code == 7, said.err
-    return said.run["id"]
+    """Return the id of a run that ended with an unknown outcome."""
+    result = plan("run", document(LOST, **{"approval": SIGNED, **options}), *TOOLS, "--offline", "--json")
+    assert result.code == 7, result.err
+    return result.run["id"]
 
 
 def audit(plan: Plan, run_id: str) -> list[dict[str, Any]]:
@@ -34,16 +34,16 @@ def audit(plan: Plan, run_id: str) -> list[dict[str, Any]]:
 def test_a_signed_resolution_is_accepted_and_its_signature_is_kept(plan: Plan) -> None:
     run_id = lost(plan)
     refused = plan("resolve", run_id, "lost", "done")
-    way = f"use `plan resolve {run_id} lost done` with --sign and --by NAME"
-    assert (refused.code, f"{os_user()} may not answer here; only ana may; {way}" in refused.err) == (6, True)
+    hint = f"use `plan resolve {run_id} lost done` with --sign and --by NAME"
+    assert (refused.code, f"{os_user()} may not answer here; only ana may; {hint}" in refused.err) == (6, True)
     assert "--by alone proves nothing" in plan("resolve", run_id, "lost", "done", "--by", "ana").err
-    said = plan("resolve", run_id, "lost", "done", "--sign", "--by", "ana", "--result", '{"版本": 3}', "--note", "看过了")
-    assert (said.code, f"`plan resume {run_id} --offline` resumes the run" in said.err) == (0, True), said.err
+    result = plan("resolve", run_id, "lost", "done", "--sign", "--by", "ana", "--result", '{"版本": 3}', "--note", "看过了")
+    assert (result.code, f"`plan resume {run_id} --offline` resumes the run" in result.err) == (0, True), result.err
     entries = audit(plan, run_id)
     assert [entry["kind"] for entry in entries].count("refused") == 1
-    [word] = [entry for entry in entries if entry["kind"] == "signed"]
-    assert (word["step_id"], word["by"], word["known_by"]) == ("lost", "ana", "ssh_signature")
-    assert word["message"].startswith("-----BEGIN SSH SIGNATURE-----")
+    [signature] = [entry for entry in entries if entry["kind"] == "signed"]
+    assert (signature["step_id"], signature["by"], signature["known_by"]) == ("lost", "ana", "ssh_signature")
+    assert signature["message"].startswith("-----BEGIN SSH SIGNATURE-----")
     assert plan("runs", "verify", run_id).code == 0
     resumed = plan("resume", run_id, *TOOLS, "--offline", "--json")
     assert (resumed.code, resumed.run["steps"][0]["result"]) == (0, {"版本": 3})
@@ -65,6 +65,6 @@ def test_a_resolution_of_a_step_done_by_hand_is_signed_too(plan: Plan, tmp_path:
     assert plan("resume", run_id, *TOOLS, "--offline").code == 0
 
 
-def test_a_code_needs_a_person_who_is_enrolled(plan: Plan) -> None:
-    said = plan("resolve", lost(plan, approval={"known_by": ["totp"]}), "lost", "again", "--code", "123456")
-    assert (said.code, f"{os_user()} has no one-time codes" in said.err) == (6, True)
+def test_a_one_time_code_needs_an_enrolled_account(plan: Plan) -> None:
+    result = plan("resolve", lost(plan, approval={"known_by": ["totp"]}), "lost", "again", "--code", "123456")
+    assert (result.code, f"{os_user()} has no one-time codes" in result.err) == (6, True)

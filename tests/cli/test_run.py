@@ -1,4 +1,4 @@
-"""`plan run` and what can be asked about runs afterwards, without a server: exit codes, events, approvals, cancelling, resuming."""
+"""Tests of `plan run`, `runs`, `show`, `logs`, `cancel` and `resume` without a server: exit codes, events and approvals."""
 
 import asyncio
 import json
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from plan_adapter.store.store import PlanStore
-from tests.cli.conftest import Plan, Said
+from tests.cli.conftest import CommandResult, Plan
 
 TOOLS = ("--tools", "tests.cli.some_tools:registry")
 
 
 def document(*steps: dict[str, Any], **fields: Any) -> Path:
-    """A plan document in a file; it needs no approval unless `options` say so."""
+    """Write a plan document and return its path; it needs no approval unless `options` require one."""
     path = Path("计划.json")
     plan = {"name": "试运行", "description": "A test", "options": {"require_approval": False}, "steps": list(steps), **fields}
     path.write_text(json.dumps(plan, ensure_ascii=False), encoding="utf-8")
@@ -22,7 +22,7 @@ def document(*steps: dict[str, Any], **fields: Any) -> Path:
 
 
 def step(step_id: str, tool_name: str, **fields: Any) -> dict[str, Any]:
-    """A step of a document."""
+    """Return a step of a document."""
     return {"id": step_id, "tool_name": tool_name, **fields}
 
 
@@ -30,36 +30,36 @@ GREET = step("greet", "greet", parameters={"who": "世界"})
 
 
 @pytest.fixture
-def go(plan: Plan):
-    """Runs a document offline with the tests' tools."""
+def run_offline(plan: Plan):
+    """Return a function that runs a document offline with the tests' tools."""
 
-    def call(path: Path, *arguments: str | Path) -> Said:
+    def call(path: Path, *arguments: str | Path) -> CommandResult:
         return plan("run", path, "--offline", *TOOLS, *arguments)
 
     return call
 
 
-Go = Any
+RunOffline = Any
 
 
-def test_a_good_run_ends_with_0_its_progress_on_stderr_and_its_outputs_on_stdout(go: Go) -> None:
-    said = go(document(GREET, outputs={"text": "${{ steps.greet.result.text }}"}))
-    assert said.code == 0
-    first, second = said.out.splitlines()
+def test_a_completed_run_exits_with_0_and_prints_progress_to_stderr_and_outputs_to_stdout(run_offline: RunOffline) -> None:
+    result = run_offline(document(GREET, outputs={"text": "${{ steps.greet.result.text }}"}))
+    assert result.code == 0
+    first, second = result.out.splitlines()
     assert first.startswith("试运行: completed in ")
     assert first.endswith(": 1 completed")
     assert second == "text: 你好, 世界"
-    lines = said.err.splitlines()
+    lines = result.err.splitlines()
     assert lines[0].endswith(" of 试运行: 1 step")
     assert lines[1] == "greet: started"
     assert lines[2].startswith("greet: completed in ")
-    assert "\x1b" not in said.err + said.out
+    assert "\x1b" not in result.err + result.out
 
 
-def test_json_is_the_events_and_the_run_as_its_last_line(go: Go) -> None:
-    said = go(document(GREET), "--json")
-    assert [line.get("event") for line in said.lines] == ["run_started", "step_started", "step_completed", "run_ended", None]
-    run = said.run
+def test_json_prints_the_events_and_the_run_as_the_last_line(run_offline: RunOffline) -> None:
+    result = run_offline(document(GREET), "--json")
+    assert [line.get("event") for line in result.lines] == ["run_started", "step_started", "step_completed", "run_ended", None]
+    run = result.run
     assert {"id", "name", "status", "digest", "flow_run_id", "created_at", "steps"} <= run.keys()
     assert (run["name"], run["status"], run["flow_run_id"]) == ("试运行", "completed", None)
     assert {"id", "status", "outcome", "result", "error", "attempts", "started_at", "completed_at"} <= run["steps"][0].keys()
@@ -76,27 +76,27 @@ def test_json_is_the_events_and_the_run_as_its_last_line(go: Go) -> None:
     ],
     ids=["failed", "partial", "timed out", "unknown"],
 )
-def test_a_run_that_does_not_complete_ends_with_the_code_of_its_reason(
-    go: Go, steps: list[dict[str, Any]], fields: dict[str, Any], code: int, status: str, reason: str
+def test_an_incomplete_run_exits_with_the_code_of_its_reason(
+    run_offline: RunOffline, steps: list[dict[str, Any]], fields: dict[str, Any], code: int, status: str, reason: str
 ) -> None:
-    said = go(document(*steps, **fields), "--json")
-    assert (said.code, said.run["status"], said.run["reason"]) == (code, status, reason)
+    result = run_offline(document(*steps, **fields), "--json")
+    assert (result.code, result.run["status"], result.run["reason"]) == (code, status, reason)
 
 
-def test_a_failed_step_says_why_and_those_behind_it_do_too(go: Go) -> None:
+def test_a_failed_step_and_its_skipped_dependents_show_their_reasons(run_offline: RunOffline) -> None:
     failing = step("a", "fail", parameters={"text": "磁盘满了"}, max_retries=1)
-    said = go(document(failing, step("b", "greet", parameters={"who": "x"}, depends_on=["a"])))
-    assert "磁盘满了; retrying now" in said.err
-    assert "a: failed after 1 retry: " in said.err
-    assert "b: skipped: " in said.err
-    assert "plan resume" in said.err
+    result = run_offline(document(failing, step("b", "greet", parameters={"who": "x"}, depends_on=["a"])))
+    assert "磁盘满了; retrying now" in result.err
+    assert "a: failed after 1 retry: " in result.err
+    assert "b: skipped: " in result.err
+    assert "plan resume" in result.err
 
 
-def test_problems_of_the_plan_end_with_2_before_anything_is_recorded(go: Go, plan: Plan) -> None:
-    said = go(document(step("a", "gret", parameters={"who": "x"})))
-    assert said.code == 2
-    assert "did you mean `greet`?" in said.err
-    assert said.out == ""
+def test_an_invalid_plan_exits_with_2_before_anything_is_recorded(run_offline: RunOffline, plan: Plan) -> None:
+    result = run_offline(document(step("a", "gret", parameters={"who": "x"})))
+    assert result.code == 2
+    assert "did you mean `greet`?" in result.err
+    assert result.out == ""
     assert plan("runs", "--json").lines == []
 
 
@@ -111,84 +111,84 @@ def test_problems_of_the_plan_end_with_2_before_anything_is_recorded(go: Go, pla
         (("--inputs", "missing.json"), "missing.json"),
     ],
 )
-def test_inputs_that_do_not_fit_end_with_2(go: Go, arguments: tuple[str, ...], message: str) -> None:
-    said = go(document(GREET, inputs={"n": {"type": "integer"}}), *arguments)
-    assert said.code == 2
-    assert message in said.err
+def test_invalid_inputs_exit_with_2(run_offline: RunOffline, arguments: tuple[str, ...], message: str) -> None:
+    result = run_offline(document(GREET, inputs={"n": {"type": "integer"}}), *arguments)
+    assert result.code == 2
+    assert message in result.err
 
 
-def test_inputs_from_options_override_those_from_a_file(go: Go) -> None:
+def test_inputs_from_options_override_those_from_a_file(run_offline: RunOffline) -> None:
     Path("inputs.yaml").write_text("who: 文件\nn: 2\n", encoding="utf-8")
     greeting = step("greet", "greet", parameters={"who": "${{ inputs.who }} ${{ inputs.n }}"})
     path = document(greeting, inputs={"who": {"type": "string"}, "n": {"type": "integer"}})
-    said = go(path, "--inputs", "inputs.yaml", "--input", "who=a=b", "--json")
-    assert said.run["inputs"] == {"who": "a=b", "n": 2}
-    assert said.run["steps"][0]["result"] == {"text": "你好, a=b 2"}
+    result = run_offline(path, "--inputs", "inputs.yaml", "--input", "who=a=b", "--json")
+    assert result.run["inputs"] == {"who": "a=b", "n": 2}
+    assert result.run["steps"][0]["result"] == {"text": "你好, a=b 2"}
 
 
 NEEDS_APPROVAL: dict[str, Any] = {"options": {"require_approval": True}}
 
 
-def test_yes_approves_in_the_name_of_the_operating_systems_user(go: Go) -> None:
-    said = go(document(GREET, **NEEDS_APPROVAL), "--yes", "--json")
-    assert said.code == 0
-    assert said.run["approved_by"]
-    assert said.run["approved_at"]
+def test_yes_approves_as_the_os_user(run_offline: RunOffline) -> None:
+    result = run_offline(document(GREET, **NEEDS_APPROVAL), "--yes", "--json")
+    assert result.code == 0
+    assert result.run["approved_by"]
+    assert result.run["approved_at"]
 
 
 @pytest.mark.parametrize("flags", [(), ("--detach",)])
-def test_where_nobody_can_be_asked_the_run_waits_and_the_command_ends_with_6(go: Go, plan: Plan, flags: tuple[str, ...]) -> None:
-    said = go(document(GREET, **NEEDS_APPROVAL), *flags)
-    assert said.code == 6
+def test_the_run_waits_and_exits_with_6_if_nobody_can_be_asked(run_offline: RunOffline, plan: Plan, flags: tuple[str, ...]) -> None:
+    result = run_offline(document(GREET, **NEEDS_APPROVAL), *flags)
+    assert result.code == 6
     run = plan("runs", "--json", "--status", "pending_approval").run
-    assert f"plan resume {run['id']}" in said.err
+    assert f"plan resume {run['id']}" in result.err
     resumed = plan("resume", run["id"][:-1], "--offline", *TOOLS)
     assert resumed.code == 6
     resumed = plan("resume", run["id"], "--offline", "--yes", "--json", *TOOLS)
     assert (resumed.code, resumed.run["status"], resumed.run["id"]) == (0, "completed", run["id"])
 
 
-def test_resuming_a_run_that_waits_with_nobody_to_ask_says_how_it_is_approved_and_changes_nothing(go: Go, plan: Plan) -> None:
-    run = go(document(GREET, **NEEDS_APPROVAL), "--json").run
-    said = plan("resume", run["id"], "--offline", "--detach", *TOOLS, "--json")
-    assert (said.code, said.run) == (6, run)
-    assert f"`plan approve {run['id']} --digest {run['approval_digest'][:12]}`" in said.err
+def test_resuming_an_unapproved_run_shows_the_approve_command_and_changes_nothing(run_offline: RunOffline, plan: Plan) -> None:
+    run = run_offline(document(GREET, **NEEDS_APPROVAL), "--json").run
+    result = plan("resume", run["id"], "--offline", "--detach", *TOOLS, "--json")
+    assert (result.code, result.run) == (6, run)
+    assert f"`plan approve {run['id']} --digest {run['approval_digest'][:12]}`" in result.err
 
 
-def test_times_in_json_are_of_iso_8601(go: Go) -> None:
-    assert "T" in go(document(GREET), "--json").run["created_at"]
+def test_times_in_json_use_iso_8601(run_offline: RunOffline) -> None:
+    assert "T" in run_offline(document(GREET), "--json").run["created_at"]
 
 
-def test_a_run_that_waits_can_be_cancelled(go: Go, plan: Plan) -> None:
-    run = go(document(GREET, **NEEDS_APPROVAL), "--json").run
-    said = plan("cancel", run["id"], "--reason", "不需要了", "--json")
-    assert (said.code, said.run["status"], said.run["reason"]) == (0, "cancelled", "cancelled")
-    assert said.run["message"].startswith("不需要了")
+def test_a_waiting_run_can_be_cancelled(run_offline: RunOffline, plan: Plan) -> None:
+    run = run_offline(document(GREET, **NEEDS_APPROVAL), "--json").run
+    result = plan("cancel", run["id"], "--reason", "不需要了", "--json")
+    assert (result.code, result.run["status"], result.run["reason"]) == (0, "cancelled", "cancelled")
+    assert result.run["message"].startswith("不需要了")
     again = plan("cancel", run["id"])
     assert again.code == 2
     assert "has ended" in again.err
 
 
-def test_ctrl_c_cancels_the_run_with_its_reason_and_ends_with_130(go: Go, plan: Plan) -> None:
-    said = go(document(step("a", "interrupt_and_wait"), step("b", "greet", parameters={"who": "x"}, depends_on=["a"])), "--json")
-    assert said.code == 130
-    run = said.run
+def test_ctrl_c_cancels_the_run_with_its_reason_and_exits_with_130(run_offline: RunOffline, plan: Plan) -> None:
+    result = run_offline(document(step("a", "interrupt_and_wait"), step("b", "greet", parameters={"who": "x"}, depends_on=["a"])), "--json")
+    assert result.code == 130
+    run = result.run
     assert (run["status"], run["reason"]) == ("cancelled", "cancelled")
     assert "Ctrl-C" in run["message"]
     assert [found["status"] for found in run["steps"]][1] == "skipped"
     assert plan("show", run["id"], "--json").run["status"] == "cancelled"
 
 
-def test_a_second_ctrl_c_forces_the_end(go: Go, plan: Plan) -> None:
-    said = go(document(step("a", "interrupt_and_wait", parameters={"times": 2})))
-    assert said.code == 130
-    assert "interrupted" in said.err
+def test_a_second_ctrl_c_forces_the_end(run_offline: RunOffline, plan: Plan) -> None:
+    result = run_offline(document(step("a", "interrupt_and_wait", parameters={"times": 2})))
+    assert result.code == 130
+    assert "interrupted" in result.err
     assert plan("runs", "--json").run["status"] in ("executing", "cancelled")
 
 
-def test_resume_carries_what_succeeded(go: Go, plan: Plan, tmp_path: Path) -> None:
+def test_resume_carries_completed_steps(run_offline: RunOffline, plan: Plan, tmp_path: Path) -> None:
     path = document(GREET, step("b", "once", parameters={"path": str(tmp_path / "mark")}, depends_on=["greet"]))
-    first = go(path, "--json")
+    first = run_offline(path, "--json")
     assert first.code == 1
     again = plan("resume", first.run["id"][:30], "--offline", "--json", *TOOLS)
     assert (again.code, again.run["id"], again.run["status"]) == (0, first.run["id"], "completed")
@@ -198,9 +198,9 @@ def test_resume_carries_what_succeeded(go: Go, plan: Plan, tmp_path: Path) -> No
     assert "has completed" in third.err
 
 
-def test_runs_are_listed_newest_first(go: Go, plan: Plan) -> None:
-    ids = [go(document(GREET), "--json").run["id"] for _ in range(3)]
-    failed = go(document(step("a", "fail")), "--json").run["id"]
+def test_runs_are_listed_newest_first(run_offline: RunOffline, plan: Plan) -> None:
+    ids = [run_offline(document(GREET), "--json").run["id"] for _ in range(3)]
+    failed = run_offline(document(step("a", "fail")), "--json").run["id"]
     listed = plan("runs", "--json").lines
     assert [run["id"] for run in listed] == [failed, *reversed(ids)]
     assert {"id", "name", "status", "digest", "flow_run_id", "created_at"} <= listed[0].keys()
@@ -211,32 +211,32 @@ def test_runs_are_listed_newest_first(go: Go, plan: Plan) -> None:
     assert table[1].split()[:5] == [failed, "试运行", "failed", "(step_failed)", "0/1"]
 
 
-def test_show_finds_a_run_by_the_beginning_of_its_id(go: Go, plan: Plan) -> None:
-    run = go(document(GREET, step("b", "fail", depends_on=["greet"])), "--json").run
-    said = plan("show", run["id"][:-2])
-    assert said.code == 0
-    assert said.out.startswith("# 试运行: partial, step_failed")
-    assert "1. **greet** `greet`: completed in " in said.out
-    assert '   - result: `{"text": "你好, 世界"}`' in said.out
+def test_show_finds_a_run_by_an_id_prefix(run_offline: RunOffline, plan: Plan) -> None:
+    run = run_offline(document(GREET, step("b", "fail", depends_on=["greet"])), "--json").run
+    result = plan("show", run["id"][:-2])
+    assert result.code == 0
+    assert result.out.startswith("# 试运行: partial, step_failed")
+    assert "1. **greet** `greet`: completed in " in result.out
+    assert '   - result: `{"text": "你好, 世界"}`' in result.out
     shown = plan("show", run["id"], "--json")
     assert len(shown.lines) == 1
-    told = shown.run
-    assert [len(step.pop("calls")) for step in told["steps"]] == [1, 1]
-    assert told == {**run, "gates": [], "approvals": told["approvals"], "code_changes": [], "earlier_steps": []}
-    assert [answer["known_by"] for answer in told["approvals"]] == ["not_required"]
+    printed = shown.run
+    assert [len(step.pop("calls")) for step in printed["steps"]] == [1, 1]
+    assert printed == {**run, "gates": [], "approvals": printed["approvals"], "code_changes": [], "earlier_steps": []}
+    assert [answer["known_by"] for answer in printed["approvals"]] == ["not_required"]
 
 
-def test_an_ambiguous_or_unknown_run_is_refused(go: Go, plan: Plan) -> None:
-    ids = [go(document(GREET), "--json").run["id"] for _ in range(2)]
-    said = plan("show", ids[0][:5])
-    assert said.code == 2
-    assert "several runs begin with" in said.err
+def test_an_ambiguous_or_unknown_run_is_refused(run_offline: RunOffline, plan: Plan) -> None:
+    ids = [run_offline(document(GREET), "--json").run["id"] for _ in range(2)]
+    result = plan("show", ids[0][:5])
+    assert result.code == 2
+    assert "several runs begin with" in result.err
     assert plan("show", "0000000").code == 2
 
 
-def test_logs_without_a_server_are_what_the_receipts_kept(go: Go, plan: Plan) -> None:
+def test_logs_without_a_server_come_from_the_receipts(run_offline: RunOffline, plan: Plan) -> None:
     echo = step("echo", "run_command", parameters={"argv": ["printf", "一\\n二\\n"]})
-    run = go(document(echo, step("b", "fail", depends_on=["echo"], max_retries=1)), "--json").run
+    run = run_offline(document(echo, step("b", "fail", depends_on=["echo"], max_retries=1)), "--json").run
     texts = [(line["step"], line["text"]) for line in plan("logs", run["id"], "--json").lines]
     assert texts[0] == ("echo", "一\n二\n")
     assert [name for name, _ in texts] == ["echo", "b", "b"]
@@ -247,13 +247,13 @@ def test_logs_without_a_server_are_what_the_receipts_kept(go: Go, plan: Plan) ->
 
 
 async def save(digest: str) -> None:
-    """Save the stored plan of this digest under a name."""
+    """Save the stored plan with this digest under a name."""
     async with PlanStore() as store:
         await store.save(await store.get(digest), name="保存的", author="me")
 
 
-def test_a_stored_plan_runs_again_by_its_digest(go: Go, plan: Plan) -> None:
-    digest = go(document(GREET), "--json").run["digest"]
+def test_a_stored_plan_runs_again_by_its_digest(run_offline: RunOffline, plan: Plan) -> None:
+    digest = run_offline(document(GREET), "--json").run["digest"]
     Path("计划.json").unlink()
     assert plan("run", digest, "--offline", *TOOLS, "--json").run["digest"] == digest
     assert plan("show", digest, "--json").run["digest"] == digest
@@ -261,60 +261,60 @@ def test_a_stored_plan_runs_again_by_its_digest(go: Go, plan: Plan) -> None:
     asyncio.run(save(digest))
     assert plan("run", "store:保存的@1", "--offline", *TOOLS, "--json").run["digest"] == digest
     assert plan("validate", "store:保存的", *TOOLS).code == 0
-    said = plan("run", "store:nothing@3", "--offline")
-    assert said.code == 2
-    assert "nothing" in said.err
+    result = plan("run", "store:nothing@3", "--offline")
+    assert result.code == 2
+    assert "nothing" in result.err
 
 
-def test_a_store_that_cannot_be_used_ends_with_2_and_shows_no_password(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_store_exits_with_2_and_shows_no_password(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", "postgresql://me:s3cret@127.0.0.1:1/none")
-    said = plan("runs")
-    assert said.code == 2
-    assert "s3cret" not in said.err + said.out
-    assert len(said.err.splitlines()) == 1
+    result = plan("runs")
+    assert result.code == 2
+    assert "s3cret" not in result.err + result.out
+    assert len(result.err.splitlines()) == 1
 
 
-def test_a_setting_that_is_none_is_named_without_its_value(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_setting_is_reported_without_its_value(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_LOCAL_SERVER", "s3cret")
-    said = plan("runs")
-    assert said.code == 2
-    assert said.err == "plan: PLAN_ADAPTER_LOCAL_SERVER: Input should be 'auto' or 'never'\n"
+    result = plan("runs")
+    assert result.code == 2
+    assert result.err == "plan: PLAN_ADAPTER_LOCAL_SERVER: Input should be 'auto' or 'never'\n"
 
 
 def test_the_store_is_shown_and_upgraded(plan: Plan, home: Path) -> None:
-    said = plan("store", "--json")
-    assert said.code == 0
-    assert str(home) in said.run["store"]
-    assert plan("store", "upgrade").out.splitlines()[0].endswith(f"upgraded to revision {said.run['revision']}")
+    result = plan("store", "--json")
+    assert result.code == 0
+    assert str(home) in result.run["store"]
+    assert plan("store", "upgrade").out.splitlines()[0].endswith(f"upgraded to revision {result.run['revision']}")
 
 
-def test_without_a_server_the_error_names_the_options(plan: Plan) -> None:
-    said = plan("run", document(GREET), *TOOLS)
-    assert said.code == 2
-    assert "--offline" in said.err
+def test_the_error_without_a_server_names_the_options(plan: Plan) -> None:
+    result = plan("run", document(GREET), *TOOLS)
+    assert result.code == 2
+    assert "--offline" in result.err
     assert plan("runs", "--json").lines == []
 
 
-def test_the_doctor_names_what_is_wrong_and_ends_with_2(plan: Plan) -> None:
-    said = plan("doctor", "--json")
-    bad = [finding for finding in said.lines if not finding["ok"]]
-    assert said.code == 2
+def test_doctor_reports_problems_and_exits_with_2(plan: Plan) -> None:
+    result = plan("doctor", "--json")
+    bad = [finding for finding in result.lines if not finding["ok"]]
+    assert result.code == 2
     assert [finding["what"] for finding in bad] == ["Prefect's settings name no API URL, and a local server may not be started"]
     assert "BAD " in plan("doctor").out
 
 
-def test_an_unexpected_error_is_one_line_and_a_kept_traceback(plan: Plan, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_prints_one_line_and_saves_the_traceback(plan: Plan, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from plan_adapter.cli import explain
 
     def broken(_code: str | None = None, /) -> int:
         raise ZeroDivisionError("postgresql://me:s3cret@host/db")
 
     monkeypatch.setattr(explain, "explain", broken)
-    said = plan("explain", "cycle")
-    assert said.code == 1
-    assert len(said.err.splitlines()) == 1
+    result = plan("explain", "cycle")
+    assert result.code == 1
+    assert len(result.err.splitlines()) == 1
     kept = home / "last-error.txt"
-    assert str(kept) in said.err
+    assert str(kept) in result.err
     assert "ZeroDivisionError" in kept.read_text()
     assert "s3cret" not in kept.read_text()
     with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""What the command line says of a plan's secrets: where each comes from, and which are missing, before anything runs."""
+"""Tests of secrets on the command line: their sources, and missing ones, are reported before anything runs."""
 
 from pathlib import Path
 
@@ -28,31 +28,31 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_run_whose_secrets_are_missing_is_refused_before_anything_runs_and_all_are_named(plan: Plan):
-    said = plan("run", "plan.yaml", "--offline")
-    assert (said.code, said.out) == (2, "")
+def test_a_run_with_missing_secrets_is_refused_before_it_starts_and_all_are_reported(plan: Plan):
+    result = plan("run", "plan.yaml", "--offline")
+    assert (result.code, result.out) == (2, "")
     for place, name in (("plan.yaml:5:", "token"), ("plan.yaml:6:", "undo"), ("plan.yaml:7:", "second")):
-        (line,) = [line for line in said.err.splitlines() if f"there is no secret `{name}`" in line]
+        (line,) = [line for line in result.err.splitlines() if f"there is no secret `{name}`" in line]
         assert line.startswith(place) and "error[missing-secret]" in line and f"PLAN_ADAPTER_SECRET_{name.upper()}" in line
-    assert "made" not in said.err  # `first` writes: it may be what makes it
+    assert "made" not in result.err  # `first` writes, so it may create this secret
     assert not Path("first").exists()
     assert plan("runs", "--json").out == ""
 
 
-def test_what_is_there_runs_and_what_a_step_may_make_is_left_to_its_step(
+def test_a_secret_that_an_earlier_step_may_create_is_checked_when_its_step_runs(
     plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     (folder / "token").write_text("geheim-密码")
     (folder / "undo").write_text("first")
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_SECOND", "also-secret")
-    said = plan("run", "plan.yaml", "--offline", "--json")
-    assert said.code == 1
-    assert {step["id"]: step["status"] for step in said.run["steps"]} == {"first": "completed", "second": "completed", "later": "failed"}
-    assert "there is no secret `made`" in said.run["steps"][2]["error"]
+    result = plan("run", "plan.yaml", "--offline", "--json")
+    assert result.code == 1
+    assert {step["id"]: step["status"] for step in result.run["steps"]} == {"first": "completed", "second": "completed", "later": "failed"}
+    assert "there is no secret `made`" in result.run["steps"][2]["error"]
     assert LATE in caplog.text
 
 
-def test_preview_and_doctor_say_where_each_comes_from_and_never_a_value(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_preview_and_doctor_show_the_source_of_each_secret_but_no_value(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch):
     (folder / "token").write_text("geheim-密码")
     (folder / "undo").write_text("ab")
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_SECOND", "also-secret")
@@ -65,19 +65,19 @@ def test_preview_and_doctor_say_where_each_comes_from_and_never_a_value(plan: Pl
         assert "there is no secret `made`; places checked: the file" in text
         assert LATE in text
         assert "has fewer than 4 characters" in text
-    assert {sight["name"]: sight["problem"] is None for sight in found["secret_places"]} == {
+    assert {place["name"]: place["problem"] is None for place in found["secret_places"]} == {
         "made": False, "second": True, "token": True, "undo": False,
     }  # fmt: skip
     assert "geheim" not in shown.out + asked.out + str(found) and "also-secret" not in shown.out + asked.out + str(found)
 
 
-def test_a_plan_without_secrets_looks_nothing_up(plan: Plan):
+def test_a_plan_without_secrets_looks_up_nothing(plan: Plan):
     Path("plain.yaml").write_text("description: Nothing\nsteps: [{tool_name: run_command, parameters: {argv: [ls]}}]\n", encoding="utf-8")
     assert "## Secrets" not in plan("preview", "plain.yaml").out
     assert "plain.yaml uses no secrets" in plan("doctor", "plain.yaml").out
 
 
-def test_missing_secrets_refuse_a_run_before_its_gate_and_again_on_resume(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_with_missing_secrets_is_refused_before_its_gate_and_on_resume(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch):
     Path("plan.yaml").write_text(DOCUMENT.replace("require_approval: false", "require_approval: true"), encoding="utf-8")
     refused = plan("run", "plan.yaml", "--offline", "--detach")
     assert (refused.code, "error[missing-secret]" in refused.err, plan("runs", "--json").out) == (2, True, "")
@@ -93,16 +93,16 @@ def test_missing_secrets_refuse_a_run_before_its_gate_and_again_on_resume(plan: 
     refused = plan("resume", run_id, "--offline")
     assert (refused.code, "there is no secret `second`" in refused.err, Path("first").exists()) == (2, True, False)
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_SECOND", "also-secret")
-    assert plan("resume", run_id, "--offline").code == 1  # nothing made what `later` uses
+    assert plan("resume", run_id, "--offline").code == 1  # no step created the secret of `later`
     for name in ("token", "undo"):
         (folder / name).unlink()
-    refused = plan("resume", run_id, "--offline")  # of what is done nothing is needed
+    refused = plan("resume", run_id, "--offline")  # completed steps need no secrets
     assert [name in refused.err for name in ("`token`", "`undo`", "`made`")] == [False, False, True]
     (folder / "made").write_text("made-by-hand")
     assert plan("resume", run_id, "--offline").code == 0
 
 
-def test_a_gate_names_the_secrets_that_were_not_found_where_a_new_version_asked_for_them(plan: Plan, folder: Path):
+def test_a_gate_lists_the_missing_secrets_of_a_revised_plan(plan: Plan, folder: Path):
     approved = "description: Later\noptions: {require_approval: true}\nsteps: [{id: a, tool_name: run_command, parameters: {argv: [%s]}}]"
     Path("plan.yaml").write_text(approved % "echo", encoding="utf-8")
     run_id = plan("run", "plan.yaml", "--offline", "--detach", "--json").run["id"]

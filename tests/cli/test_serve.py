@@ -1,4 +1,4 @@
-"""`plan serve`: runbooks without a work pool, whose runs the process starts itself."""
+"""Tests of `plan serve`: it deploys runbooks without a work pool and starts their runs itself."""
 
 from pathlib import Path
 from uuid import uuid4
@@ -18,19 +18,19 @@ pytestmark = pytest.mark.usefixtures("prefect_server")
 
 @pytest.fixture
 def name() -> str:
-    """A name of its own: the server is shared."""
+    """Return a unique name, because all tests share the server."""
     return f"serve-{uuid4().hex[:8]}"
 
 
 def served(terminals: list[Terminal], *arguments: str | Path) -> Terminal:
-    """`plan serve` that serves its runbooks."""
+    """Start `plan serve` and wait until it serves its runbooks."""
     terminal = Terminal("serve", *arguments)
     terminals.append(terminal)
     terminal.wait_for("Ctrl-C stops\n")
     return terminal
 
 
-def test_a_folder_and_a_file_are_deployed_without_a_work_pool_until_ctrl_c(plan: Plan, terminals: list[Terminal], name: str) -> None:
+def test_a_folder_and_a_file_are_served_without_a_work_pool_until_ctrl_c(plan: Plan, terminals: list[Terminal], name: str) -> None:
     folder = Path(name)
     folder.mkdir()
     for number in range(2):
@@ -60,25 +60,25 @@ def test_a_folder_and_a_file_are_deployed_without_a_work_pool_until_ctrl_c(plan:
     ],
     ids=["nothing", "twice", "no limit", "unknown"],
 )
-def test_what_cannot_be_served_says_why(plan: Plan, name: str, arguments: list[str], reason: str) -> None:
+def test_invalid_arguments_are_refused_with_the_reason(plan: Plan, name: str, arguments: list[str], reason: str) -> None:
     path = runbook(name)
-    said = plan("serve", *(path if word == "FILE" else word for word in arguments))
-    assert (said.code, reason in said.err, said.out) == (2, True, ""), said.err
+    result = plan("serve", *(path if word == "FILE" else word for word in arguments))
+    assert (result.code, reason in result.err, result.out) == (2, True, ""), result.err
 
 
 def test_a_deployment_with_a_work_pool_is_left_to_its_workers(plan: Plan, name: str) -> None:
     path = runbook(name)
     deployed(plan, path)
-    said = plan("serve", path)
-    assert said.code == 2
-    assert f"workers of the pool `plans` run `{name}/{name}`: start one with `prefect worker start --pool plans`" in said.err
-    assert f"`plan undeploy {name}`" in said.err
+    result = plan("serve", path)
+    assert result.code == 2
+    assert f"workers of the pool `plans` run `{name}/{name}`: start one with `prefect worker start --pool plans`" in result.err
+    assert f"`plan undeploy {name}`" in result.err
     assert in_prefect(name).work_pool_name == "plans"
 
 
 @pytest.mark.thorough
 def test_a_run_of_a_served_runbook_is_followed_to_its_end(plan: Plan, terminals: list[Terminal], name: str, prefect_server: Server) -> None:
     served(terminals, document(GREET, name=name, run_name="greet ${{ inputs.who }}", inputs={"who": {}}), *TOOLS)
-    said = plan("run", name, "--on-server", "--input", "who=世界", "--json")
-    assert (said.code, said.run["status"], said.run["steps"][0]["result"]) == (0, "completed", {"text": "你好, 世界"})
-    assert said.err.splitlines()[0] == prefect_server.run_url(said.run["flow_run_id"])
+    result = plan("run", name, "--on-server", "--input", "who=世界", "--json")
+    assert (result.code, result.run["status"], result.run["steps"][0]["result"]) == (0, "completed", {"text": "你好, 世界"})
+    assert result.err.splitlines()[0] == prefect_server.run_url(result.run["flow_run_id"])

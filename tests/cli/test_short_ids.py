@@ -1,4 +1,4 @@
-"""How little of a run's id names the run."""
+"""Tests of shortened run ids: every verb takes a prefix of at least four characters."""
 
 import itertools
 
@@ -20,10 +20,10 @@ VERBS = (
 )
 
 
-def test_fewer_than_four_characters_name_no_run(plan: Plan) -> None:
+def test_a_run_id_prefix_needs_at_least_four_characters(plan: Plan) -> None:
     run_id = waiting(plan)
     for verb, length in itertools.product(VERBS, (1, 3)):
-        said = plan(*(run_id[:length] if word == "ID" else word for word in verb))
+        result = plan(*(run_id[:length] if word == "ID" else word for word in verb))
         message = f"`{run_id[:length]}` is too short for the id of a run: give at least 4 of its characters"
-        assert (said.code, message in said.err) == (2, True), (verb, said.err)
+        assert (result.code, message in result.err) == (2, True), (verb, result.err)
     assert plan("show", run_id[:4], "--json").run["status"] == "pending_approval"

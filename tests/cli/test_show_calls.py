@@ -1,4 +1,4 @@
-"""What `plan show RUN` tells of the calls of a run: parameters, attempts, durations."""
+"""Tests of the calls that `plan show RUN` prints: parameters, attempts and durations."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def test_each_item_of_a_step_shows_its_own_calls(plan: Plan) -> None:
     assert f"   - … 5 more items: `plan show {run_id} --json`\n" in shown
 
 
-def test_an_item_that_a_person_resolved_names_them(plan: Plan) -> None:
+def test_a_resolved_item_names_the_person(plan: Plan) -> None:
     each = step("each", "get_lost", for_each="${{ ['web-1', 'web-2'] }}", on_error="continue")
     run_id = plan("run", document(each), "--offline", "--json", *TOOLS).run["id"]
     assert plan("resolve", run_id, "each", "done", "--item", "web-1", "--note", "看过了").code == 0
@@ -71,18 +71,16 @@ def test_an_item_without_a_label_is_shown_by_its_number_from_1(plan: Plan) -> No
     assert ("   - item 1: attempt 1 of 1, " in shown, "   - item 2: attempt 1 of 1, " in shown, "item 0" in shown) == (True, True, False)
 
 
-def test_secrets_are_masked_and_a_step_that_was_not_called_has_no_calls(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secrets_are_redacted_and_a_skipped_step_has_no_calls(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mounted").mkdir()
     (tmp_path / "mounted" / "token").write_text("geheim-密码-42")
     monkeypatch.setenv("PLAN_ADAPTER_SECRETS_DIR", str(tmp_path / "mounted"))
     used = step("used", "run_command", parameters={"argv": ["echo", "${{ secrets.token }}"], "env": {"API_TOKEN": "literal-geheim"}})
     never = step("never", "greet", parameters={"who": "x"}, when="${{ false }}")
     run_id = plan("run", document(used, never), "--offline", "--yes", "--json", *TOOLS).run["id"]
-    said, shown = plan("show", run_id, "--json"), plan("show", run_id).out
-    first, second = said.run["steps"]
+    result, shown = plan("show", run_id, "--json"), plan("show", run_id).out
+    first, second = result.run["steps"]
     assert first["calls"][0]["parameters"] == {"argv": ["echo", "${{ secrets.token }}"], "env": {"API_TOKEN": "***"}}
     assert second["calls"] == []
     for secret in ("geheim-密码-42", "literal-geheim"):
-        assert secret not in shown + said.out
+        assert secret not in shown + result.out

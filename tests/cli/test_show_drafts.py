@@ -1,4 +1,4 @@
-"""`plan show --draft`: the newest drafts, and one with every question and answer."""
+"""Tests of `plan show --draft`: the newest drafts, and one draft with all its messages."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`plan standing`: a standing approval is given, listed, used and revoked."""
+"""Tests of `plan standing`: standing approvals are given, listed, used and revoked."""
 
 import asyncio
 from pathlib import Path
@@ -23,9 +23,9 @@ BY_INPUT = step("greet", "greet", parameters={"who": "${{ inputs.who }}"})
 
 def test_a_standing_approval_is_given_listed_and_revoked(plan: Plan) -> None:
     path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
-    said = plan("standing", "add", path, *STANDING, "--json")
-    assert said.code == 0, said.err
-    standing = said.run
+    result = plan("standing", "add", path, *STANDING, "--json")
+    assert result.code == 0, result.err
+    standing = result.run
     assert (standing["max_runs"], standing["runs_left"], standing["schedules"]) == (3, 3, ["试运行/nightly"])
     assert (standing["inputs"], standing["steps"], standing["by"]) == ({"who": "[a-z]+"}, ["greet"], ME)
     assert plan("standing", "--json").lines == [standing]
@@ -39,7 +39,7 @@ def test_a_standing_approval_is_given_listed_and_revoked(plan: Plan) -> None:
     assert [one["id"] for one in plan("standing", "list", "--all", "--json").lines] == [standing["id"]]
 
 
-def test_a_run_by_a_standing_approval_says_which_one_and_who_gave_it_when(plan: Plan) -> None:
+def test_a_run_shows_its_standing_approval_and_who_gave_it(plan: Plan) -> None:
     path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
     given = plan("standing", "add", path, *STANDING[:4], "--runs", "1", *STANDING[6:], "--note", "每晚", "--json").run
     tools = ToolRegistry([greet])
@@ -56,19 +56,19 @@ def test_a_run_by_a_standing_approval_says_which_one_and_who_gave_it_when(plan: 
 
 def test_every_mistake_in_a_standing_approval_is_reported(plan: Plan) -> None:
     path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
-    said = plan("standing", "add", path, "--step", "nope", *TOOLS)
-    assert said.code == 2
-    for words in ("no limit", "names no schedule", "so the approval would cover no run", "no step is called `nope`"):
-        assert words in said.err
+    result = plan("standing", "add", path, "--step", "nope", *TOOLS)
+    assert result.code == 2
+    for message in ("no limit", "names no schedule", "so the approval would cover no run", "no step is called `nope`"):
+        assert message in result.err
     assert "write a day" in plan("standing", "add", path, "--schedule", "a/b", "--until", "soon", *TOOLS).err
 
 
 @pytest.mark.usefixtures("signer")
-def test_a_standing_approval_may_be_a_signed_file_beside_the_plan(plan: Plan) -> None:
+def test_a_standing_approval_can_be_a_signed_file_beside_the_plan(plan: Plan) -> None:
     path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
     assert "--file needs --sign" in plan("standing", "add", path, *STANDING, "--file").err
-    said = plan("standing", "add", path, *STANDING, "--file", "--sign", "--by", "ana")
-    assert said.code == 0, said.err
+    result = plan("standing", "add", path, *STANDING, "--file", "--sign", "--by", "ana")
+    assert result.code == 0, result.err
     assert "runbook_digest" in Path("计划.approval.yaml").read_text(encoding="utf-8")
     assert Path("计划.approval.yaml.sig").read_text().startswith("-----BEGIN SSH SIGNATURE-----")
     assert plan("standing", "--json").lines == []
@@ -86,5 +86,5 @@ def test_a_standing_approval_may_be_a_signed_file_beside_the_plan(plan: Plan) ->
     ids=["nothing to add", "nothing to revoke", "a plan to list", "terms to revoke", "a list to add"],
 )
 def test_options_of_another_action_are_a_usage_error(plan: Plan, arguments: tuple[str, ...], message: str) -> None:
-    said = plan("standing", *arguments)
-    assert (said.code, message in said.err) == (2, True), said.err
+    result = plan("standing", *arguments)
+    assert (result.code, message in result.err) == (2, True), result.err

@@ -1,4 +1,4 @@
-"""A plan in git that runs another one, on the command line: it is validated, previewed, tested, saved, run, resolved and resumed."""
+"""Tests of sub-plans on the command line: validating, previewing, testing, saving, running, resolving and resuming them."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ def documents(home: Path) -> None:
     Path("move.yaml").write_text(MOVE, encoding="utf-8")
 
 
-def test_a_runbook_in_git_runs_another_one(plan: Plan) -> None:
+def test_a_runbook_runs_a_sub_plan(plan: Plan) -> None:
     assert plan("validate", "move.yaml").err == "move.yaml: valid\n"
     assert "   2. **verify.check** `run_command` (write): Check it" in plan("preview", "move.yaml").out
     failed = plan("run", "move.yaml", "--offline", "--json")
@@ -68,16 +68,16 @@ def test_a_runbook_in_git_runs_another_one(plan: Plan) -> None:
     assert "   3. **verify.mark**" in plan("show", run_id).out
 
 
-def test_a_missing_file_is_a_problem_of_the_line_that_names_it(plan: Plan) -> None:
+def test_a_missing_sub_plan_is_reported_at_the_line_that_names_it(plan: Plan) -> None:
     Path("parts/site.yaml").unlink()
-    said = plan("validate", "move.yaml")
-    assert said.code == 2
+    result = plan("validate", "move.yaml")
+    assert result.code == 2
     where = "move.yaml:6:5: error[bad-sub-plan] at steps[0].plan"
-    assert said.out == f"{where}: `parts/site.yaml`: the file does not exist; check the path\n"
+    assert result.out == f"{where}: `parts/site.yaml`: the file does not exist; check the path\n"
     assert plan("validate", "move.yaml", "--json").lines[0]["code"] == "bad-sub-plan"
 
 
-def test_a_stored_plan_is_complete(plan: Plan) -> None:
+def test_a_stored_plan_includes_its_sub_plans(plan: Plan) -> None:
     assert plan("save", "parts/site.yaml").code == 0
     Path("move.yaml").write_text(MOVE.replace("parts/site.yaml", '"store:verify-site@1"'), encoding="utf-8")
     assert plan("validate", "move.yaml").code == 0
@@ -88,8 +88,8 @@ def test_a_stored_plan_is_complete(plan: Plan) -> None:
     document = json.loads(shown.out)
     assert json.dumps(document, ensure_ascii=False).count("检查站点") >= 1
     Path("move.yaml").write_text(MOVE.replace("parts/site.yaml", '"store:verify-site"'), encoding="utf-8")
-    said = plan("validate", "move.yaml")
-    assert (said.code, "names no version" in said.out) == (2, True)
+    result = plan("validate", "move.yaml")
+    assert (result.code, "names no version" in result.out) == (2, True)
 
 
 def test_a_test_file_answers_the_steps_of_a_sub_plan(plan: Plan) -> None:
@@ -104,34 +104,34 @@ cases:
     expect: {status: partial, failed: {verify: boom, verify.mark: boom}, skipped: [tell]}
 """
     Path("move.test.yaml").write_text(answers, encoding="utf-8")
-    said = plan("test", "move.test.yaml")
-    assert said.code == 0, said
+    result = plan("test", "move.test.yaml")
+    assert result.code == 0, result
     Path("move.test.yaml").write_text("cases:\n  moved: {steps: {verify.check: {result: {stdout: a}}}}\n", encoding="utf-8")
     short = plan("test", "move.test.yaml")
     assert short.code == 1
     assert "verify.mark" in short.out
 
 
-def test_an_answer_to_a_step_that_calls_nothing_is_a_problem_of_the_test_file(plan: Plan) -> None:
+def test_a_test_file_cannot_answer_a_step_that_calls_no_tool(plan: Plan) -> None:
     text = "steps: {verify: {result: {marked: a}}, mark: {result: 1}}\ncases: {moved: {steps: {vrify.mark: {result: 1}}}}\n"
     Path("move.test.yaml").write_text(text, encoding="utf-8")
-    said = plan("test", "move.test.yaml")
-    assert said.code == 2
-    assert [line.partition(" at ")[2] for line in (said.out + said.err).splitlines() if " at " in line] == [
+    result = plan("test", "move.test.yaml")
+    assert result.code == 2
+    assert [line.partition(" at ")[2] for line in (result.out + result.err).splitlines() if " at " in line] == [
         "steps.verify: `verify` runs a plan and calls no tool; answer the calls of its steps, such as `verify.check`",
         "steps.mark: no step is called `mark`; did you mean `verify.mark`?",
         "cases.moved.steps.vrify.mark: no step is called `vrify.mark`; did you mean `verify.mark`?",
     ]
 
 
-def test_an_exported_picture_shows_the_steps_inside(plan: Plan) -> None:
-    said = plan("export", "move.yaml", "--format", "mermaid")
-    assert said.code == 0, said
-    assert "verify#46;check" in said.out
+def test_exports_include_the_steps_of_a_sub_plan(plan: Plan) -> None:
+    result = plan("export", "move.yaml", "--format", "mermaid")
+    assert result.code == 0, result
+    assert "verify#46;check" in result.out
     assert '"DependsOn": ["verify"]' in plan("export", "move.yaml", "--format", "aster", "--json").out
 
 
-def test_a_difference_to_a_git_revision_reads_the_inner_plan_of_that_revision(plan: Plan) -> None:
+def test_diff_with_a_git_revision_reads_the_sub_plan_of_that_revision(plan: Plan) -> None:
     for command in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first"]):
         subprocess.run(["git", *command], check=True)
     assert plan("diff", "git:HEAD:move.yaml", "move.yaml").err == "no differences\n"

@@ -1,4 +1,4 @@
-"""The real command in a process of its own: at a pseudo-terminal, in a pipe, on a terminal without UTF-8."""
+"""Tests of the real command in a new process: at a pseudo-terminal, in a pipe, and without UTF-8."""
 
 import json
 import os
@@ -24,15 +24,15 @@ REAL_PLAN = (sys.executable, "-c", PLAN)
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """This process's environment, for a child that imports the tests' tools."""
+    """Return the environment for a child process that imports the tests' tools."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **extra}
 
 
 class Terminal:
-    """A command at a pseudo-terminal of 100 columns, whose stdout goes to the terminal, too."""
+    """A command at a pseudo-terminal of 100 columns, which also receives its stdout."""
 
     def __init__(self, *arguments: str | Path, controls: bool = False, **extra: str) -> None:
-        """`controls`: the command is told by SIGHUP when the terminal is closed."""
+        """Start the command; with `controls` it gets SIGHUP when the terminal is closed."""
         self._main, side = pty.openpty()
         env = environment(COLUMNS="100", **extra)
         self.process = Program(PLAN, *arguments, stdin=side, stdout=side, stderr=side, env=env, controls=controls)
@@ -41,7 +41,7 @@ class Terminal:
 
     @property
     def shown(self) -> str:
-        """What was written, without escape sequences."""
+        """Return the output so far, without escape sequences."""
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self.raw)
 
     def wait_for(self, text: str) -> None:
@@ -65,11 +65,11 @@ class Terminal:
         return self.process.wait(BOUND_SECONDS)
 
     def hang_up(self) -> None:
-        """Close the terminal while the command runs, as a connection that breaks does."""
+        """Close the terminal while the command runs, like a broken connection."""
         os.close(self._main)
 
     def close(self) -> None:
-        """Let go of the terminal."""
+        """Kill the command if it still runs, and close the terminal."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -80,7 +80,7 @@ class Terminal:
         assert ready, f"nothing was shown for {BOUND_SECONDS} s:\n{self.shown}"
         try:
             found = os.read(self._main, 65536)
-        except OSError:  # Linux's way to say that the other side is closed
+        except OSError:  # Linux raises this once the other side is closed
             return False
         self.raw += found.decode(errors="replace")
         return bool(found)
@@ -88,7 +88,7 @@ class Terminal:
 
 @pytest.fixture
 def terminals() -> Iterator[list[Terminal]]:
-    """The terminals of a test, closed at its end."""
+    """Return a list of terminals that are closed after the test."""
     opened: list[Terminal] = []
     yield opened
     for terminal in opened:
@@ -96,24 +96,24 @@ def terminals() -> Iterator[list[Terminal]]:
 
 
 def piped(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Ended:
-    """The end of a command without a terminal."""
+    """Run a command without a terminal and return its exit code and output."""
     return run_plan(*arguments, env=env or environment(), timeout=BOUND_SECONDS)
 
 
 def without_utf_8(*arguments: str | Path) -> "subprocess.CompletedProcess[bytes]":
-    """The end of a command whose Python was told to write ASCII."""
+    """Run a command whose Python writes ASCII, and return its exit code and output."""
     env = environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     return subprocess.run([*REAL_PLAN, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=BOUND_SECONDS)
 
 
 def run_at(terminals: list[Terminal], path: Path, *arguments: str, **extra: str) -> Terminal:
-    """`plan run` at a terminal of its own, with `extra` in its environment."""
+    """Start `plan run` at a new terminal, with `extra` in its environment."""
     terminal = Terminal("run", path, "--offline", *TOOLS, *arguments, **extra)
     terminals.append(terminal)
     return terminal
 
 
-def test_ended_steps_stay_and_running_ones_move(terminals: list[Terminal]) -> None:
+def test_finished_steps_stay_and_running_steps_are_redrawn(terminals: list[Terminal]) -> None:
     path = document(
         GREET,
         step("b", "fail", parameters={"text": "坏了"}, depends_on=["greet"]),
@@ -130,7 +130,7 @@ def test_ended_steps_stay_and_running_ones_move(terminals: list[Terminal]) -> No
     assert "坏了" in shown
     assert "cancelling the run; press Ctrl-C again to stop at once" in shown
     assert "\x1b[32m✓" in terminal.raw  # green
-    assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")  # the cursor is back
+    assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")  # the cursor is visible again
 
 
 def test_no_color_is_honoured(terminals: list[Terminal], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +147,13 @@ def test_a_terminal_without_utf_8_gets_escapes_instead_of_a_crash() -> None:
 
 
 @pytest.mark.thorough
-def test_json_of_a_terminal_without_utf_8_is_still_json() -> None:
+def test_json_output_without_utf_8_is_still_valid_json() -> None:
     done = without_utf_8("run", document(GREET), "--offline", "--json", *TOOLS)
     assert json.loads(done.stdout.splitlines()[-1])["steps"][0]["result"] == {"text": "你好, 世界"}
 
 
 @pytest.mark.parametrize("verb", [("explain",), ("tools", "--json"), ("schema",)], ids=" ".join)
-def test_a_reader_that_leaves_early_is_no_error(verb: tuple[str, ...]) -> None:
+def test_a_closed_pipe_is_not_an_error(verb: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run([*REAL_PLAN, *verb], stdout=writing, stderr=subprocess.PIPE, env=environment(), timeout=BOUND_SECONDS)
@@ -161,15 +161,15 @@ def test_a_reader_that_leaves_early_is_no_error(verb: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_nothing_of_a_pipe_holds_an_escape() -> None:
+def test_piped_output_has_no_escape_sequences() -> None:
     done = piped("run", document(GREET, step("b", "fail", depends_on=["greet"])), "--offline", *TOOLS)
     assert done.returncode == 1
     assert b"\x1b" not in done.stdout + done.stderr
 
 
 @contextmanager
-def begun(path: Path) -> Generator[tuple[Program, Iterator[dict[str, Any]]]]:
-    """`plan run` of a document, one of whose steps has started, and its further events; killed if the test fails."""
+def started_run(path: Path) -> Generator[tuple[Program, Iterator[dict[str, Any]]]]:
+    """Start `plan run`, wait for a step to start, and yield the process and its later events; it is killed at the end."""
     process = Program(PLAN, "run", path, "--offline", "--json", *TOOLS, stdout=subprocess.PIPE, env=environment())
     try:
         assert process.stdout is not None
@@ -182,9 +182,9 @@ def begun(path: Path) -> Generator[tuple[Program, Iterator[dict[str, Any]]]]:
 
 
 @pytest.mark.thorough
-def test_a_run_that_another_command_cancels_ends_with_4() -> None:
+def test_a_run_cancelled_by_another_command_exits_with_4() -> None:
     path = document(step("a", "wait"), step("b", "greet", parameters={"who": "x"}, depends_on=["a"]))
-    with begun(path) as (process, events):
+    with started_run(path) as (process, events):
         (line,) = piped("runs", "--json").stdout.splitlines()
         asked = piped("cancel", json.loads(line)["id"], "--reason", "磁盘要换")
         assert asked.returncode == 0, asked.stderr.decode()
@@ -194,8 +194,8 @@ def test_a_run_that_another_command_cancels_ends_with_4() -> None:
     assert run["message"].startswith("磁盘要换")
 
 
-def test_a_termination_cancels_the_run_too() -> None:
-    with begun(document(step("a", "wait"))) as (process, events):
+def test_sigterm_cancels_the_run() -> None:
+    with started_run(document(step("a", "wait"))) as (process, events):
         process.terminate()
         *_, run = events
         assert process.wait(BOUND_SECONDS) == 130

@@ -1,4 +1,4 @@
-"""`plan test`, the test files that other verbs meet, and the hooks for pre-commit."""
+"""Tests of `plan test`, of test files in other verbs, and of the pre-commit hooks."""
 
 import re
 import shlex
@@ -20,82 +20,82 @@ def write(cases: str, *, name: str = "restart", plan: str = RESTART) -> None:
     Path(f"{name}.test.yaml").write_text(cases, encoding="utf-8")
 
 
-def test_cases_that_pass_are_a_line_each(plan: Plan) -> None:
+def test_each_passing_case_is_one_line(plan: Plan) -> None:
     write(f"{SHARED}cases:\n  一切正常: {{}}\n  rejected: {{gates: {{plan: reject}}, expect: {{status: cancelled}}}}\n")
-    said = plan("test")
-    assert said.code == 0, said
-    assert [line.split(" (")[0] for line in said.out.splitlines()] == [
+    result = plan("test")
+    assert result.code == 0, result
+    assert [line.split(" (")[0] for line in result.out.splitlines()] == [
         "ok    restart.test.yaml:5: 一切正常",
         "ok    restart.test.yaml:6: rejected",
     ]
-    assert said.err.startswith("2 passed in ")
+    assert result.err.startswith("2 passed in ")
 
 
-def test_a_case_that_fails_is_shown_with_its_steps_and_is_exit_code_1(plan: Plan) -> None:
+def test_a_failing_case_shows_its_mismatch_and_exits_with_1(plan: Plan) -> None:
     write(f"{SHARED}cases:\n  wrong: {{expect: {{order: [drain]}}}}\n  good: {{}}\n")
-    said = plan("test", "restart.yaml")
-    assert said.code == 1
-    assert said.out.splitlines()[:4] == [
+    result = plan("test", "restart.yaml")
+    assert result.code == 1
+    assert result.out.splitlines()[:4] == [
         "FAIL  restart.test.yaml:5: wrong",
         "  order",
         '    expected: ["drain"]',
         '    actual:   ["drain", "restart", "verify", "tell"]',
     ]
-    assert said.err.startswith("1 passed, 1 failed in ")
+    assert result.err.startswith("1 passed, 1 failed in ")
 
 
-def test_each_case_is_an_object_with_json(plan: Plan) -> None:
+def test_json_prints_one_object_per_case(plan: Plan) -> None:
     write(f"{SHARED}cases:\n  wrong: {{expect: {{attempts: {{drain: 2}}}}}}\n  good: {{}}\n")
-    said = plan("test", ".", "--json")
-    wrong, good = said.lines
-    assert said.code == 1
+    result = plan("test", ".", "--json")
+    wrong, good = result.lines
+    assert result.code == 1
     assert wrong["mismatches"] == [{"at": "attempts.drain", "expected": 2, "actual": 1}]
     assert (wrong["passed"], wrong["file"], wrong["line"], wrong["status"]) == (False, "restart.test.yaml", 5, "completed")
     assert (good["passed"], good["name"], good["mismatches"], good["unanswered"]) == (True, "good", [], [])
 
 
-def test_k_chooses_by_file_and_name(plan: Plan) -> None:
+def test_k_selects_cases_by_file_and_name(plan: Plan) -> None:
     write(f"{SHARED}cases:\n  Restart: {{}}\n  roll back: {{}}\n", name="a/web")
     write(f"{SHARED}cases:\n  roll back: {{}}\n", name="a/db")
     assert len(plan("test", "a", "-k", "ROLL").out.splitlines()) == 2
     assert len(plan("test", "a", "-k", "db.test").out.splitlines()) == 1
-    said = plan("test", "a", "-k", "nothing")
-    assert (said.code, said.err) == (2, "plan: no case contains `nothing`\n")
+    result = plan("test", "a", "-k", "nothing")
+    assert (result.code, result.err) == (2, "plan: no case contains `nothing`\n")
 
 
-def test_problems_of_all_files_are_exit_code_2_and_nothing_runs(plan: Plan) -> None:
+def test_problems_in_any_file_exit_with_2_and_nothing_runs(plan: Plan) -> None:
     write("cases: {a: {expect: {ordr: []}}}", name="a/web")
     write(f"{SHARED}cases:\n  a: {{stpes: {{}}}}\n", name="a/db")
-    said = plan("test", "a")
-    assert said.code == 2
-    assert said.out == ""
-    assert [line.split(": error")[0] for line in said.err.splitlines()] == [
+    result = plan("test", "a")
+    assert result.code == 2
+    assert result.out == ""
+    assert [line.split(": error")[0] for line in result.err.splitlines()] == [
         "a/db.test.yaml:5:7",
         "a/web.test.yaml:1:9",
         "a/web.test.yaml:1:22",
     ]
-    assert plan("validate", "a/db.test.yaml").out == said.err.splitlines()[0] + "\n"
+    assert plan("validate", "a/db.test.yaml").out == result.err.splitlines()[0] + "\n"
 
 
 def test_a_path_without_tests_is_a_usage_error(plan: Plan) -> None:
-    said = plan("test")
-    assert (said.code, said.err) == (2, "plan: . has no test files (NAME.test.yaml)\n")
+    result = plan("test")
+    assert (result.code, result.err) == (2, "plan: . has no test files (NAME.test.yaml)\n")
 
 
-def test_tools_of_ones_own_are_tested_without_being_called(plan: Plan) -> None:
+def test_custom_tools_are_tested_without_being_called(plan: Plan) -> None:
     own = "description: D\noptions: {require_approval: false}\nsteps: [{id: a, tool_name: greet, parameters: {who: Ana}}]\n"
     write("cases: {it works: {expect: {order: [a]}}}", plan=own)
     assert plan("test", "--tools", "tests.cli.some_tools:greet").code == 0
     assert "unknown-tool" in plan("test").err
 
 
-def test_the_example_of_the_guide_passes(plan: Plan) -> None:
+def test_the_example_in_the_guide_passes(plan: Plan) -> None:
     document, cases = [text for text in re.findall(r"^```yaml\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL) if "steps:" in text]
     write(cases, plan=document)
-    said = plan("test", "restart.yaml")
-    assert said.code == 0, said.out
+    result = plan("test", "restart.yaml")
+    assert result.code == 0, result.out
     line = next(text for text in GUIDE.splitlines() if text.startswith("ok    "))
-    assert said.out.splitlines()[0].split(" (")[0] == line.split(" (")[0]
+    assert result.out.splitlines()[0].split(" (")[0] == line.split(" (")[0]
 
 
 def test_a_folder_is_deployed_without_its_test_files(plan: Plan) -> None:
@@ -106,7 +106,7 @@ def test_a_folder_is_deployed_without_its_test_files(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("hook", yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8")), ids=lambda hook: hook["id"])
-def test_a_hook_accepts_sound_plans_and_refuses_others(plan: Plan, hook: dict[str, object]) -> None:
+def test_a_pre_commit_hook_accepts_valid_plans_and_refuses_others(plan: Plan, hook: dict[str, object]) -> None:
     program, *arguments = shlex.split(str(hook["entry"]))
     assert program == "plan"  # the installed console script
     write(f"{SHARED}cases: {{it works: {{}}}}", name="runbooks/web")

@@ -1,4 +1,4 @@
-"""What `plan show`, `resolve` and `cancel` say of a run that stopped with something in doubt, and what they name to type."""
+"""Tests of `plan show`, `gates`, `resolve` and `cancel` for runs with an unknown outcome, and of the commands they suggest."""
 
 import sys
 from datetime import datetime
@@ -33,15 +33,15 @@ steps:
 
 
 def slow(effect: str = "write", *, seconds: float = 60, timeout: int = 0) -> str:
-    """A plan whose second step never comes back."""
+    """Write a plan whose second step hangs, and return its path."""
     text = SLOW.format(python=sys.executable, effect=effect, seconds=seconds, timeout=timeout)
     Path("plan.yaml").write_text(text, encoding="utf-8")
     return "plan.yaml"
 
 
 @pytest.mark.parametrize("effect", ["write", "read"])
-def test_of_a_run_that_was_killed_the_next_command_is_shown(effect: str, processes: Processes, plan: Plan) -> None:
-    process = processes.begin("run", slow(effect), "--offline")
+def test_show_suggests_the_next_command_for_a_killed_run(effect: str, processes: Processes, plan: Plan) -> None:
+    process = processes.start("run", slow(effect), "--offline")
     line_with(process.stderr, "slow: started")
     process.kill()
     process.wait()
@@ -56,10 +56,10 @@ def test_of_a_run_that_was_killed_the_next_command_is_shown(effect: str, process
     )
 
 
-def test_an_unknown_outcome_that_no_process_waits_for_is_listed_with_the_command_that_answers(processes: Processes, plan: Plan) -> None:
-    process = processes.begin("run", slow(), "--offline")
+def test_an_unattended_unknown_outcome_is_listed_with_its_resolve_command(processes: Processes, plan: Plan) -> None:
+    process = processes.start("run", slow(), "--offline")
     line_with(process.stderr, "slow: started")
-    assert plan("gates", "--json").lines == []  # its process knows how it ends
+    assert plan("gates", "--json").lines == []  # the process still runs, so the outcome is not unknown
     process.kill()
     process.wait()
     run_id = plan("runs", "--json").lines[0]["id"]
@@ -80,24 +80,24 @@ def test_an_unknown_outcome_of_an_item_is_listed_with_its_label(plan: Plan) -> N
     )
 
 
-def test_a_run_that_was_killed_and_then_cancelled_says_how_long_it_took(processes: Processes, plan: Plan) -> None:
-    process = processes.begin("run", slow("read"), "--offline")
+def test_a_killed_and_then_cancelled_run_shows_its_duration(processes: Processes, plan: Plan) -> None:
+    process = processes.start("run", slow("read"), "--offline")
     line_with(process.stderr, "slow: started")
     process.kill()
     process.wait()
     run_id = plan("runs", "--json").lines[0]["id"]
     assert plan("show", run_id, "--json").run["total_duration_ms"] == 0
     assert plan("runs").out.splitlines()[1].endswith("-")
-    said = plan("cancel", run_id)
-    assert " in 0 ms" not in said.out
+    result = plan("cancel", run_id)
+    assert " in 0 ms" not in result.out
     assert plan("show", run_id, "--json").run["total_duration_ms"] > 0
 
 
 def test_a_run_in_progress_has_no_unknown_outcomes(processes: Processes, plan: Plan) -> None:
-    process = processes.begin("run", slow(), "--offline")
+    process = processes.start("run", slow(), "--offline")
     line_with(process.stderr, "slow: started")
-    said = plan("show", plan("runs", "--json").lines[0]["id"])
-    assert (said.err, "took" in said.out) == ("", False)
+    result = plan("show", plan("runs", "--json").lines[0]["id"])
+    assert (result.err, "took" in result.out) == ("", False)
 
 
 def test_an_aborted_outcome_is_shown_until_it_is_resolved(plan: Plan) -> None:
@@ -136,19 +136,19 @@ def test_an_unknown_outcome_is_shown_even_with_nothing_else_to_undo(plan: Plan) 
     path.write_text(first + only, encoding="utf-8")
     run_id = plan("run", str(path), "--offline", "--json").run["id"]
     plan("resolve", run_id, "slow", "abort")
-    said = plan("cancel", run_id, "--rollback", "--offline")
-    assert (said.code, "whether `slow` was done is unknown" in said.err) == (1, True)
+    result = plan("cancel", run_id, "--rollback", "--offline")
+    assert (result.code, "whether `slow` was done is unknown" in result.err) == (1, True)
 
 
-def test_after_abort_the_outcome_can_still_be_recorded_and_the_run_resumes(plan: Plan) -> None:
+def test_an_outcome_can_still_be_recorded_after_abort_and_the_run_resumes(plan: Plan) -> None:
     run_id = plan("run", slow(timeout=300, seconds=0.4), "--offline", "--json").run["id"]
     plan("resolve", run_id, "slow", "abort")
-    said = plan("resolve", run_id, "slow", "again", "--note", "看过了")
-    assert (said.code, said.err) == (0, f"`plan resume {run_id} --offline` resumes the run\n")
+    result = plan("resolve", run_id, "slow", "again", "--note", "看过了")
+    assert (result.code, result.err) == (0, f"`plan resume {run_id} --offline` resumes the run\n")
     again = plan("resolve", run_id, "slow", "again")
     assert (again.code, "is not unknown" in again.err) == (2, True)
     assert plan("show", run_id).err == ""
-    resumed = plan("resume", run_id, "--offline", "--json")  # it is called again, and is too slow again
+    resumed = plan("resume", run_id, "--offline", "--json")  # the call runs again and times out again
     assert (resumed.code, resumed.run["steps"][1]["attempts"]) == (7, 3)
 
 
@@ -167,35 +167,35 @@ steps:
 
 def test_a_rollback_with_an_unknown_outcome_waits_for_a_person(plan: Plan) -> None:
     Path("plan.yaml").write_text(UNDONE.format(python=sys.executable), encoding="utf-8")
-    said = plan("run", "plan.yaml", "--offline", "--json")
-    assert (said.code, said.run["status"], said.run["reason"]) == (7, "partial", "step_failed"), said.err
-    run_id = said.run["id"]
+    result = plan("run", "plan.yaml", "--offline", "--json")
+    assert (result.code, result.run["status"], result.run["reason"]) == (7, "partial", "step_failed"), result.err
+    run_id = result.run["id"]
     assert plan("cancel", run_id, "--rollback", "--offline").code == 7
     assert plan("resolve", run_id, "prep", "done", "--rollback").code == 0
     assert plan("cancel", run_id, "--rollback", "--offline").code == 0
 
 
-def says_it_was_cancelled(plan: Plan, run_id: str, why: str) -> None:
-    """The resume of a run whose outcome is known by now begins with who cancelled it, when and why."""
+def assert_resume_reports_cancellation(plan: Plan, run_id: str, why: str) -> None:
+    """Assert that resuming the run first prints who cancelled it, when and why."""
     ended = datetime.fromisoformat(plan("show", run_id, "--json").run["completed_at"])
     resumed = plan("resume", run_id, "--offline", *TOOLS)
     first = f"run {run_id} was cancelled at {moment(ended)}: {why}; it is resumed now"
     assert (resumed.code, resumed.err.splitlines()[0]) == (0, first)
 
 
-def test_a_resume_of_a_cancelled_run_says_first_who_cancelled_it_and_when(processes: Processes, plan: Plan) -> None:
-    process = processes.begin("run", slow(), "--offline")
+def test_resuming_a_cancelled_run_first_says_who_cancelled_it_and_when(processes: Processes, plan: Plan) -> None:
+    process = processes.start("run", slow(), "--offline")
     line_with(process.stderr, "slow: started")
     process.kill()
     process.wait()
     run_id = plan("runs", "--json").lines[0]["id"]
     plan("cancel", run_id, "--reason", "太晚了")
     plan("resolve", run_id, "slow", "done")
-    says_it_was_cancelled(plan, run_id, f"太晚了 (by {os_user()})")
+    assert_resume_reports_cancellation(plan, run_id, f"太晚了 (by {os_user()})")
 
 
-def test_a_resume_of_a_run_that_was_aborted_says_first_who_aborted_it(plan: Plan) -> None:
+def test_resuming_an_aborted_run_first_says_who_aborted_it(plan: Plan) -> None:
     run_id = plan("run", document(step("each", "get_lost", for_each="${{ ['web-1'] }}")), "--offline", "--json", *TOOLS).run["id"]
     for resolution in ("abort", "done"):
         assert plan("resolve", run_id, "each", resolution, "--item", "web-1").code == 0
-    says_it_was_cancelled(plan, run_id, f"{os_user()} recorded `abort` for `each[web-1]`")
+    assert_resume_reports_cancellation(plan, run_id, f"{os_user()} recorded `abort` for `each[web-1]`")

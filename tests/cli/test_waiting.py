@@ -1,4 +1,4 @@
-"""`plan resume RUN --wait`: until the process that has the run has ended, or let go of it."""
+"""Tests of `plan resume RUN --wait`: it waits until the owner of the run has ended or released it."""
 
 import json
 import signal
@@ -24,12 +24,12 @@ steps:
 
 
 class Processes:
-    """`plan …` in processes of their own, which end with the test."""
+    """Starts `plan …` in new processes, which are killed after the test."""
 
     def __init__(self) -> None:
         self.all: list[Program] = []
 
-    def begin(self, *arguments: str) -> Program:
+    def start(self, *arguments: str) -> Program:
         process = Program(PLAN, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.all.append(process)
         return process
@@ -45,17 +45,17 @@ def processes() -> Iterator[Processes]:
         process.communicate()
 
 
-def line_with(stream: IO[str] | None, words: str) -> str:
-    """Return the first line that holds `words`."""
+def line_with(stream: IO[str] | None, text: str) -> str:
+    """Return the first line that contains `text`."""
     assert stream is not None
-    return next(line for line in stream if words in line)
+    return next(line for line in stream if text in line)
 
 
 @pytest.fixture
 def owner(processes: Processes) -> Program:
-    """A process in the middle of a run."""
+    """Start a process and return it in the middle of its run."""
     Path("plan.yaml").write_text(DOCUMENT, encoding="utf-8")
-    process = processes.begin("run", "plan.yaml", "--offline")
+    process = processes.start("run", "plan.yaml", "--offline")
     line_with(process.stderr, "wait: started")
     return process
 
@@ -65,17 +65,17 @@ def run_id(owner: Program, plan: Plan) -> str:
     return plan("runs", "--json").lines[0]["id"]
 
 
-def test_without_wait_the_refusal_names_the_option(owner: Program, run_id: str, plan: Plan):
-    said = plan("resume", run_id, "--offline")
-    assert (said.code, f"is executed by process {owner.pid} on this host" in said.err) == (2, True)
-    assert f"`plan resume {run_id} --wait` waits for its end" in said.err
+def test_the_refusal_without_wait_suggests_the_option(owner: Program, run_id: str, plan: Plan):
+    result = plan("resume", run_id, "--offline")
+    assert (result.code, f"is executed by process {owner.pid} on this host" in result.err) == (2, True)
+    assert f"`plan resume {run_id} --wait` waits for its end" in result.err
 
 
 @pytest.mark.parametrize("end", ["completed", "killed"])
 def test_wait_names_the_owner_and_resumes_once_it_has_ended(end: str, owner: Program, run_id: str, processes: Processes):
-    waiting = processes.begin("resume", run_id, "--wait", "--offline", "--json")
-    said = line_with(waiting.stderr, "waiting for it to end")
-    assert f"run {run_id} is owned by process {owner.pid} on this host" in said
+    waiting = processes.start("resume", run_id, "--wait", "--offline", "--json")
+    line = line_with(waiting.stderr, "waiting for it to end")
+    assert f"run {run_id} is owned by process {owner.pid} on this host" in line
     if end == "killed":
         owner.kill()
         owner.wait()
@@ -86,8 +86,8 @@ def test_wait_names_the_owner_and_resumes_once_it_has_ended(end: str, owner: Pro
     assert (run["id"], run["status"], run["steps"][0]["attempts"]) == (run_id, "completed", 1 if end == "completed" else 2)
 
 
-def test_ctrl_c_ends_the_wait_and_not_the_run(owner: Program, run_id: str, processes: Processes, plan: Plan):
-    waiting = processes.begin("resume", run_id, "--wait", "--offline")
+def test_ctrl_c_ends_the_wait_but_not_the_run(owner: Program, run_id: str, processes: Processes, plan: Plan):
+    waiting = processes.start("resume", run_id, "--wait", "--offline")
     line_with(waiting.stderr, "Ctrl-C stops waiting")
     waiting.send_signal(signal.SIGINT)
     assert waiting.wait() == 130

@@ -1,4 +1,4 @@
-"""`plan gates`, `plan show` and `plan runs` of runs that wait: what is shown of a gate, and when it expires."""
+"""Tests of waiting runs in `plan gates`, `plan show` and `plan runs`: what is shown of a gate, and when it expires."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tests.cli.some_tools import greet
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document
 
 
-def test_what_waits_is_listed_newest_first_with_all_that_an_answer_needs(plan: Plan) -> None:
+def test_open_gates_are_listed_newest_first_with_everything_an_answer_needs(plan: Plan) -> None:
     first = waiting(plan)
     second = waiting(
         plan,
@@ -53,7 +53,7 @@ def test_what_waits_is_listed_newest_first_with_all_that_an_answer_needs(plan: P
     ],
     ids=["another approver", "self-approval, with approvers", "self-approval", "another proof"],
 )
-def test_hints_tell_people_who_may_not_approve_who_may(plan: Plan, approval: dict[str, Any], reason: str | None) -> None:
+def test_hints_say_who_may_approve_if_the_current_user_may_not(plan: Plan, approval: dict[str, Any], reason: str | None) -> None:
     run_id = waiting(plan, approval=approval)
     command = f"`plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}`"
     who = "" if reason is None else f"; {reason}"
@@ -61,19 +61,19 @@ def test_hints_tell_people_who_may_not_approve_who_may(plan: Plan, approval: dic
     assert plan("show", run_id).err.startswith(f"waiting for an approval{who}: {command}, then ")
 
 
-def test_nothing_waits_at_first(plan: Plan) -> None:
-    said = plan("gates")
-    assert (said.code, said.out, said.err) == (0, "", "nothing waits for an answer\n")
+def test_an_empty_store_has_no_open_gates(plan: Plan) -> None:
+    result = plan("gates")
+    assert (result.code, result.out, result.err) == (0, "", "nothing waits for an answer\n")
 
 
 def test_a_waiting_run_shows_its_gate_its_age_and_the_command(plan: Plan) -> None:
     run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 600_000})
-    said = plan("show", run_id)
+    result = plan("show", run_id)
     assert re.search(
-        r"\*\*waits for an approval of the plan\*\* since .* \(.* s\), until .* \(in .* min.*\); no process is waiting", said.out
+        r"\*\*waits for an approval of the plan\*\* since .* \(.* s\), until .* \(in .* min.*\); no process is waiting", result.out
     )
     digest = digest_of(plan, run_id)
-    assert f"--digest {digest[:12]}`, then `plan resume {run_id} --offline`; `plan gates` lists everything" in said.err
+    assert f"--digest {digest[:12]}`, then `plan resume {run_id} --offline`; `plan gates` lists everything" in result.err
     assert "pending_approval (no process waits)" in plan("runs").out
     assert [gate["step"] for gate in plan("show", run_id, "--json").run["gates"]] == [None]
 
@@ -81,9 +81,9 @@ def test_a_waiting_run_shows_its_gate_its_age_and_the_command(plan: Plan) -> Non
 def test_an_answer_that_no_process_picks_up_is_reported(plan: Plan) -> None:
     run_id = waiting(plan)
     plan("approve", run_id, "--note", "看过了")
-    said = plan("show", run_id)
-    assert re.search(rf"- approved by {ME} \(os_user\) at .*: 看过了", said.out)
-    assert said.err == f"it has been answered, but no process is running it: `plan resume {run_id} --offline`\n"
+    result = plan("show", run_id)
+    assert re.search(rf"- approved by {ME} \(os_user\) at .*: 看过了", result.out)
+    assert result.err == f"it has been answered, but no process is running it: `plan resume {run_id} --offline`\n"
     assert "pending_approval (approved, not resumed yet)" in plan("runs").out
     assert "看过了" in plan("show", run_id, "--json").run["approvals"][0]["note"]
 
@@ -106,7 +106,7 @@ def test_requested_changes_are_shown_wherever_the_run_is_shown(plan: Plan) -> No
     ],
     ids=["needs approval", "needs none"],
 )
-def test_a_run_whose_process_died_before_its_gate_says_what_it_waits_for(
+def test_a_run_whose_process_died_before_its_gate_shows_what_it_waits_for(
     plan: Plan, fields: dict[str, Any], status: str, hint: str
 ) -> None:
     async def create() -> str:
@@ -120,18 +120,18 @@ def test_a_run_whose_process_died_before_its_gate_says_what_it_waits_for(
 
 
 @pytest.mark.parametrize("verb", ["gates", "runs"])
-def test_a_gate_that_nobody_waits_at_expires_when_it_is_listed(plan: Plan, verb: str) -> None:
+def test_an_unattended_gate_expires_when_it_is_listed(plan: Plan, verb: str) -> None:
     run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 1})
     assert [line["status"] for line in plan(verb, "--json").lines] == ([] if verb == "gates" else ["cancelled"])
     run = plan("show", run_id, "--json").run
     assert (run["status"], run["reason"]) == ("cancelled", "expired")
-    said = plan("approve", run_id)
-    assert (said.code, "nobody answered until" in said.err) == (3, True)
+    result = plan("approve", run_id)
+    assert (result.code, "nobody answered until" in result.err) == (3, True)
     assert plan("resume", run_id, "--offline", *TOOLS).code == 3
 
 
 @pytest.mark.parametrize(
-    ("verb", "code", "told"),
+    ("verb", "code", "message"),
     [
         (("show",), 0, "nobody answered within 1 ms"),
         (("approve",), 3, "nobody answered until"),
@@ -140,19 +140,19 @@ def test_a_gate_that_nobody_waits_at_expires_when_it_is_listed(plan: Plan, verb:
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_listing_an_expired_gate_closes_it(plan: Plan, verb: tuple[str, ...], code: int, told: str) -> None:
+def test_every_command_closes_an_expired_gate(plan: Plan, verb: tuple[str, ...], code: int, message: str) -> None:
     run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 1})
-    said = plan(verb[0], run_id, *verb[1:])
-    assert (said.code, told in said.out + said.err) == (code, True)
+    result = plan(verb[0], run_id, *verb[1:])
+    assert (result.code, message in result.out + result.err) == (code, True)
     assert plan("show", run_id, "--json").run["reason"] == "expired"
 
 
 async def open_many(count: int) -> None:
-    """Open gates of as many steps of one run that executes."""
+    """Open `count` step gates of the newest run."""
     async with PlanStore() as store:
         (run, *_) = await store.runs()
-        rules = GatePolicy(approvers=("ana", "bo"), requested_by="me")
-        gate = Gate("", run.id, None, None, "d" * 64, run.name, "说明", "text\n" * 200, rules, opened_at=run.created_at)
+        policy = GatePolicy(approvers=("ana", "bo"), requested_by="me")
+        gate = Gate("", run.id, None, None, "d" * 64, run.name, "说明", "text\n" * 200, policy, opened_at=run.created_at)
         for number in range(count):
             await store.gates.open(replace(gate, id=new_id(), step_id=f"step-{number}"), timeout_ms=60_000)
 
@@ -168,25 +168,25 @@ def test_a_thousand_open_gates_are_listed(plan: Plan) -> None:
     waiting(plan)
     asyncio.run(open_many(999))
     for arguments in (("--json",), ()):
-        said = plan("gates", "--limit", "2000", *arguments)
-        assert (said.code, len(said.out.splitlines())) == (0, 1000 + (not arguments))
+        result = plan("gates", "--limit", "2000", *arguments)
+        assert (result.code, len(result.out.splitlines())) == (0, 1000 + (not arguments))
 
 
 def test_gates_are_shown_in_json_events(plan: Plan) -> None:
-    said = plan("run", document(GREET, **NEEDS_APPROVAL), "--offline", "--yes", "--json", *TOOLS)
-    opened, answered = (line for line in said.lines if line.get("event") in ("gate_opened", "gate_answered"))
+    result = plan("run", document(GREET, **NEEDS_APPROVAL), "--offline", "--yes", "--json", *TOOLS)
+    opened, answered = (line for line in result.lines if line.get("event") in ("gate_opened", "gate_answered"))
     assert (opened["gate"]["step"], opened["gate"]["end"], answered["gate"]["end"]) == (None, None, "answered")
     assert answered["message"] == f"approved by {ME} (os_user): --yes"
-    assert json.loads(said.out.splitlines()[-1])["status"] == "completed"
+    assert json.loads(result.out.splitlines()[-1])["status"] == "completed"
 
 
-def test_an_approval_that_counts_again_closes_the_gate_that_was_opened_meanwhile(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_approval_that_is_valid_again_closes_the_reopened_gate(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = waiting(plan, approval={"approvers": ["sre"]})
     assert "; only sre may answer; no process is waiting" in plan("show", run_id).out
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": [ME]}))
     assert plan("approve", run_id, "--digest", digest_of(plan, run_id)).code == 0
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"]}))
-    assert resumed(plan, run_id).code == 6  # the approval no longer counts, so the gate opens again
+    assert resumed(plan, run_id).code == 6  # the approval is stale, so the gate opens again
     assert len(plan("gates", "--json").lines) == 1
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": [ME]}))
     assert resumed(plan, run_id).code == 0

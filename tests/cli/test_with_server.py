@@ -1,4 +1,4 @@
-"""The command line with a Prefect server."""
+"""Tests of the command line with a Prefect server."""
 
 import json
 import os
@@ -18,17 +18,17 @@ from tests.cli.test_terminal import environment, piped
 SAY = step("say", "say", parameters={"text": "写进日志"}, depends_on=["greet"])
 
 
-def test_a_run_is_a_flow_run_whose_page_is_named_as_soon_as_it_is_known(plan: Plan, prefect_server: Server) -> None:
-    said = plan("run", document(GREET), *TOOLS, "--json")
-    assert said.code == 0
-    flow_run_id = said.run["flow_run_id"]
-    assert said.lines[0]["flow_run_id"] == flow_run_id
-    assert said.err.splitlines()[0] == check_server().run_url(flow_run_id)
+def test_a_run_prints_the_link_to_its_flow_run_first(plan: Plan, prefect_server: Server) -> None:
+    result = plan("run", document(GREET), *TOOLS, "--json")
+    assert result.code == 0
+    flow_run_id = result.run["flow_run_id"]
+    assert result.lines[0]["flow_run_id"] == flow_run_id
+    assert result.err.splitlines()[0] == check_server().run_url(flow_run_id)
     assert plan("runs", "--json").run["flow_run_id"] == flow_run_id
-    assert plan("show", said.run["id"], "--json").run["flow_run_id"] == flow_run_id
+    assert plan("show", result.run["id"], "--json").run["flow_run_id"] == flow_run_id
 
 
-async def test_the_flow_run_is_named_and_ended_in_prefect(prefect_server: Server) -> None:
+async def test_the_flow_run_ends_in_prefect_with_the_status_of_the_run(prefect_server: Server) -> None:
     done = piped("run", document(GREET, step("b", "fail", depends_on=["greet"])), *TOOLS, "--json")
     assert done.returncode == 1
     run = json.loads(done.stdout.splitlines()[-1])
@@ -41,17 +41,17 @@ async def test_the_flow_run_is_named_and_ended_in_prefect(prefect_server: Server
 
 def test_logs_come_from_prefect(plan: Plan, prefect_server: Server) -> None:
     run = plan("run", document(GREET, SAY), *TOOLS, "--json").run
-    APILogWorker.drain_all(timeout=60)  # Prefect sends logs in batches, now and then
-    for _ in range(200):  # and its server writes task runs a moment later
-        said = plan("logs", run["id"], "--json")
-        assert said.err.endswith(f"lines from Prefect at {prefect_server.api_url}\n")
-        if ("say", "写进日志") in [(line["step"], line["text"]) for line in said.lines]:
+    APILogWorker.drain_all(timeout=60)  # Prefect sends logs in batches
+    for _ in range(200):  # and its server writes task runs a little later
+        result = plan("logs", run["id"], "--json")
+        assert result.err.endswith(f"lines from Prefect at {prefect_server.api_url}\n")
+        if ("say", "写进日志") in [(line["step"], line["text"]) for line in result.lines]:
             return
-    pytest.fail(said.out)
+    pytest.fail(result.out)
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_run_that_waits_for_an_approval_is_resumed_as_a_flow_run(plan: Plan) -> None:
+def test_a_waiting_run_is_resumed_as_a_flow_run(plan: Plan) -> None:
     waiting = plan("run", document(GREET, **NEEDS_APPROVAL), *TOOLS, "--json", "--detach")
     assert (waiting.code, waiting.run["status"]) == (6, "pending_approval")
     resumed = plan("resume", waiting.run["id"], "--yes", "--json", *TOOLS)
@@ -61,9 +61,9 @@ def test_a_run_that_waits_for_an_approval_is_resumed_as_a_flow_run(plan: Plan) -
 
 @pytest.mark.usefixtures("prefect_server")
 def test_ctrl_c_cancels_the_flow_run_with_its_reason(plan: Plan) -> None:
-    said = plan("run", document(step("a", "interrupt_and_wait")), *TOOLS, "--json")
-    assert said.code == 130
-    assert (said.run["status"], said.run["reason"]) == ("cancelled", "cancelled")
+    result = plan("run", document(step("a", "interrupt_and_wait")), *TOOLS, "--json")
+    assert result.code == 130
+    assert (result.run["status"], result.run["reason"]) == ("cancelled", "cancelled")
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
@@ -81,12 +81,12 @@ async def test_a_signal_cancels_the_flow_run_with_its_reason(name: str, prefect_
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_the_doctor_finds_nothing_wrong(plan: Plan) -> None:
-    said = plan("doctor")
-    assert (said.code, "BAD" in said.out) == (0, False)
+def test_doctor_finds_no_problems(plan: Plan) -> None:
+    result = plan("doctor")
+    assert (result.code, "BAD" in result.out) == (0, False)
 
 
-def test_a_server_that_does_not_answer_is_named_and_none_is_started(plan: Plan) -> None:
+def test_an_unreachable_server_is_named_and_no_local_server_is_started(plan: Plan) -> None:
     elsewhere = environment(PREFECT_API_URL="http://127.0.0.1:9/api", PLAN_ADAPTER_LOCAL_SERVER="auto")
     done = piped("run", document(GREET), *TOOLS, env=elsewhere)
     assert done.returncode == 2

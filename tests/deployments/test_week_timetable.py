@@ -14,10 +14,10 @@ from plan_adapter.testing import Case, CaseRunner, load_cases
 from tests.agent.goal_players import Answer, Seen, reads, writes
 from tests.agent.server import ScriptedServer
 from tests.deployments.conftest import RUNBOOKS
-from tests.timetable.conftest import configured, full, no_memory_of_servers, store, timetable
+from tests.timetable.conftest import configured, forget_model_servers, full, store, timetable
 from tests.timetable.pursuit import Person, pursue
 
-__all__ = ["configured", "full", "no_memory_of_servers", "store", "timetable"]
+__all__ = ["configured", "forget_model_servers", "full", "store", "timetable"]
 
 RUNBOOK = RUNBOOKS.parent / "timetable" / "week-timetable.yaml"
 TOOLS = ToolRegistry([*ToolRegistry.with_builtins(), *week.TOOLS])

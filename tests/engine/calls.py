@@ -1,4 +1,4 @@
-"""Step calls whose attempts are written down, a plan to compile, and what Prefect's API says about a flow run."""
+"""Step calls with scripted attempts, a plan to compile, and what Prefect's API shows of a flow run."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from plan_adapter.validation import ValidatedPlan, validate
 
 
 @dataclass
-class WrittenCall:
-    """A step call whose attempts end as written, each retried after `delays`. Implements `ports.StepCall`."""
+class ScriptedCall:
+    """A step call whose attempts end with `ends`, in order, retried after `retry_delays`. Implements `ports.StepCall`."""
 
     name: str
     ends: list[AttemptEnd] = field(default_factory=lambda: [succeeded()])
@@ -30,7 +30,7 @@ class WrittenCall:
     retry_delays: list[float] = field(default_factory=list[float])
     timeout_seconds: float | None = None
     before: Any = None  # awaited in each attempt
-    task: Any = None  # the Prefect task that the tool is
+    task: Any = None  # the Prefect task that the tool wraps
 
     @property
     def key(self) -> str:
@@ -98,14 +98,14 @@ def noop() -> None:
 
 
 def validated(**fields: Any) -> ValidatedPlan:
-    """Return a plan of one step, with `fields`, validated."""
+    """Return a validated plan with one step and these `fields`."""
     plan = ExecutionPlan(**{"name": "a plan", "description": "A plan", **fields})
     plan.add_step("noop", "nothing", id="a")
     return validate(plan, ToolRegistry([noop]))
 
 
 async def task_runs(flow_run_id: UUID, names: Sequence[str]) -> dict[str, TaskRun]:
-    """Return the task runs called `names` by name, as soon as the server knows all of them in a final state."""
+    """Return the task runs called `names` by name, as soon as the server has all of them in a final state."""
     async with get_client() as client:
         while True:
             found = await client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id])))
@@ -127,7 +127,7 @@ async def states_of(task_run: TaskRun, count: int) -> list[State]:
 
 
 async def logs_of(task_run: TaskRun, count: int) -> list[tuple[int, str]]:
-    """Return level and message of the lines of the task run's log, as soon as there are `count`."""
+    """Return level and message of each log line of the task run, as soon as there are `count`."""
     async with get_client() as client:
         while True:
             lines = await client.read_logs(LogFilter(task_run_id=LogFilterTaskRunId(any_=[task_run.id])))

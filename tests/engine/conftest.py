@@ -1,4 +1,4 @@
-"""Homes in which a local server ran before: the first start takes long, so every test gets a copy of one."""
+"""Home folders where a local server ran before: the first start is slow, so every test gets a copy."""
 
 import json
 import os
@@ -13,12 +13,12 @@ from plan_adapter.engine.local_server import ensure_server, server_status, stop_
 from plan_adapter.errors import NoServerError
 from plan_adapter.settings import Settings
 from tests.conftest import PrepareServer
-from tests.engine.local_homes import FirstLife, Notices, addresses_of_listeners, folder_of, get, pid_of, port_of, state_of
+from tests.engine.local_homes import FirstServer, Notices, addresses_of_listeners, folder_of, get, pid_of, port_of, state_of
 
 
 @pytest.fixture(scope="session")
-def first_life(tmp_path_factory: pytest.TempPathFactory, prepare_server: PrepareServer) -> FirstLife:
-    """Run a server in a home where none ran before, in an environment that would lead it astray."""
+def first_server(tmp_path_factory: pytest.TempPathFactory, prepare_server: PrepareServer) -> FirstServer:
+    """Run a server in a new home, in an environment whose variables must not affect it."""
     home = tmp_path_factory.mktemp("first")
     prepare_server(home)
     users_database = home / "users.db"
@@ -32,7 +32,7 @@ def first_life(tmp_path_factory: pytest.TempPathFactory, prepare_server: Prepare
         try:
             started = ensure_server(settings, notify=notices.append)
             reused = ensure_server(settings, notify=notices.append)
-            return FirstLife(
+            return FirstServer(
                 home=home,
                 notices=notices,
                 servers=(started, reused),
@@ -40,16 +40,16 @@ def first_life(tmp_path_factory: pytest.TempPathFactory, prepare_server: Prepare
                 session=os.getsid(pid_of(started)),
                 settings=json.loads(get(started, "/api/admin/settings")[1])["server"] | {"ui": json.loads(get(started, "/ui-settings")[1])},
                 ui=get(started, "/v2/"),
-                out_of_reach=_seen_out_of_reach(settings),
-                status_within_reach=server_status(settings).state,
+                unreachable=_observe_as_unreachable(settings),
+                status_reachable=server_status(settings).state,
                 users_database=users_database,
             )
         finally:
             stop_server(settings)
 
 
-def _seen_out_of_reach(settings: Settings) -> tuple[str, str, str]:
-    """Return what is said of a running server while its state names another host."""
+def _observe_as_unreachable(settings: Settings) -> tuple[str, str, str]:
+    """Return both errors and the status of a running server while its state names another host."""
     state = state_of(settings)
     folder_of(settings).write_state(replace(state, host="laptop", process_start="of another host"))
     try:
@@ -63,9 +63,9 @@ def _seen_out_of_reach(settings: Settings) -> tuple[str, str, str]:
 
 
 @pytest.fixture
-def settings(first_life: FirstLife, tmp_path: Path) -> Iterator[Settings]:
-    """Settings of a home where a server ran before and none runs; whatever is started there is stopped."""
-    shutil.copytree(first_life.home, tmp_path / "home")
+def settings(first_server: FirstServer, tmp_path: Path) -> Iterator[Settings]:
+    """Settings of a home where a server ran before and none runs now. A server that the test starts is stopped."""
+    shutil.copytree(first_server.home, tmp_path / "home")
     settings = Settings(home=tmp_path / "home")
     yield settings
     stop_server(settings)

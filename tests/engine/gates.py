@@ -1,4 +1,4 @@
-"""Support for the tests of gates: `AskedGate`, an open gate whose row is a plain object, and clients that answer at it."""
+"""Support for tests of gates: an open gate without a store, clients that answer its form, and a proxy that can be shut."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ def request_of(
     rules: GatePolicy | None = None,
     text: str = "## Approve deploy?\n\n- **1. a** (read): `b`\n\n### Steps\n\n- **1. a**: `b`\n",
 ) -> ApprovalRequest:
-    """A request for an approval of a plan, or of a step."""
+    """Return a request to approve a plan or a step."""
     return ApprovalRequest(
         approval_digest="d" * 64,
         name="deploy",
@@ -47,8 +47,8 @@ def request_of(
 
 
 @dataclass
-class AskedGate:
-    """An open gate without a store. Implements `approval.Asking`."""
+class InMemoryGate:
+    """An open gate that keeps its row in memory. Implements `approval.Asking`."""
 
     request: ApprovalRequest
     answers: list[Answer] = field(default_factory=list[Answer])
@@ -58,13 +58,13 @@ class AskedGate:
     submitted: list[float] = field(default_factory=list[float])
 
     def __post_init__(self) -> None:
-        """Open it."""
+        """Open the gate."""
         self.closed: asyncio.Future[Gate] = asyncio.get_running_loop().create_future()
         self.changed = asyncio.Condition()
 
     @property
     def gate(self) -> Gate:
-        """The row as it is now."""
+        """The current row of the gate."""
         asked = self.request
         flow_run_id, keyset = self.openings[-1] if self.openings else (None, None)
         return Gate(
@@ -84,7 +84,7 @@ class AskedGate:
         )
 
     async def submit(self, answer: Answer) -> str | None:
-        """Take `answer` if it fits the rules."""
+        """Accept `answer` if it satisfies the gate policy; otherwise return why not."""
         self.submitted.append(asyncio.get_running_loop().time())
         self.answers.append(answer)
         if self.closed.done():
@@ -100,7 +100,7 @@ class AskedGate:
         return wrong
 
     async def shown(self, *, flow_run_id: str, keyset: str) -> None:
-        """Note where the form is."""
+        """Record where the form is shown."""
         async with self.changed:
             self.openings.append((flow_run_id, keyset))
             self.changed.notify_all()
@@ -111,52 +111,52 @@ class AskedGate:
             self.closed.set_result(replace(self.gate, closed_at=datetime.now(UTC), end=end))
 
     async def answered_by(self, by: str) -> None:
-        """Close the row by an approval that came from elsewhere."""
+        """Close the row with an approval that was given elsewhere."""
         self.approval = answer_to(self.request, decision="approve", by=by, known_by="os_user")
         self.close("answered")
 
     async def approval_of(self, gate_id: str) -> Approval | None:
-        """The answer, as the store gives it."""
+        """Return the approval, as the store would."""
         assert gate_id == self.request.gate_id
         return self.approval
 
     async def opening(self, number: int = 1) -> UUID:
-        """Wait until the form is shown for the `number`th time; its flow run."""
+        """Wait until the form is shown for the `number`th time, and return the id of its flow run."""
         async with asyncio.timeout(WAIT_SECONDS), self.changed:
             await self.changed.wait_for(lambda: len(self.openings) >= number)
             return UUID(self.openings[number - 1][0])
 
 
 async def resume(flow_run_id: UUID, run_input: dict[str, Any] | None) -> OrchestrationResult[Any]:
-    """Answer in the form of `flow_run_id`, as the UI does."""
+    """Submit the form of `flow_run_id`, as the UI does."""
     async with get_client() as client:
         return await client.resume_flow_run(flow_run_id, run_input=run_input)
 
 
 async def flow_run(flow_run_id: UUID) -> FlowRun:
-    """The flow run as the server has it."""
+    """Return the flow run from the server."""
     async with get_client() as client:
         return await client.read_flow_run(flow_run_id)
 
 
 async def states(flow_run_id: UUID) -> list[str]:
-    """The names of the states that the flow run was in."""
+    """Return the names of all states of the flow run."""
     async with get_client() as client:
         return [state.name or "" for state in await client.read_flow_run_states(flow_run_id)]
 
 
 async def form_text(flow_run_id: UUID, keyset: str) -> str:
-    """The description above the form."""
+    """Return the description above the form."""
     from prefect.input import aread_flow_run_input
 
     return await aread_flow_run_input(f"{keyset}-description", flow_run_id=flow_run_id)
 
 
-class Door:
-    """A way to a server that can be shut for a while; `url` stays the same. In a thread, as Prefect also asks its server synchronously."""
+class SwitchableProxy:
+    """A proxy that can be shut and reopened; `url` stays the same. Runs in a thread, as Prefect also calls its server synchronously."""
 
     def __init__(self, api_url: str) -> None:
-        """Lead to `api_url`, once open."""
+        """Forward to `api_url` once open."""
         self._behind = urlsplit(api_url)
         self._port = 0
         self._server: asyncio.Server | None = None
@@ -167,28 +167,28 @@ class Door:
 
     @property
     def url(self) -> str:
-        """The API behind the door."""
+        """The URL of the API behind the proxy."""
         return f"http://127.0.0.1:{self._port}{self._behind.path}"
 
     async def open(self) -> None:
-        """Let requests through."""
-        await self._there(self._start())
+        """Forward requests."""
+        await self._in_thread(self._start())
 
     async def shut(self) -> None:
-        """Refuse new connections and break those that there are."""
-        await self._there(self._stop())
+        """Refuse new connections and break open ones."""
+        await self._in_thread(self._stop())
 
     async def end(self) -> None:
-        """Shut it for good."""
+        """Shut the proxy and end its thread."""
         await self.shut()
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join)
 
-    async def _there(self, work: Coroutine[Any, Any, None]) -> None:
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+    async def _in_thread(self, call: Coroutine[Any, Any, None]) -> None:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))
 
     async def _start(self) -> None:
-        self._server = await asyncio.start_server(self._through, "127.0.0.1", self._port, reuse_address=True)
+        self._server = await asyncio.start_server(self._forward, "127.0.0.1", self._port, reuse_address=True)
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def _stop(self) -> None:
@@ -197,11 +197,11 @@ class Door:
         for writer in list(self._open):
             writer.transport.abort()
 
-    async def _through(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection(self._behind.hostname, self._behind.port)
         self._open |= {writer, server_writer}
-        ways = [asyncio.ensure_future(_copy(reader, server_writer)), asyncio.ensure_future(_copy(server_reader, writer))]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        copies = [asyncio.ensure_future(_copy(reader, server_writer)), asyncio.ensure_future(_copy(server_reader, writer))]
+        await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
         writer.transport.abort()
         server_writer.transport.abort()
         self._open -= {writer, server_writer}

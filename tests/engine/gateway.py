@@ -1,4 +1,4 @@
-"""A reverse proxy such as a team puts before its Prefect server: with credentials, and with TLS if it is given a certificate."""
+"""A reverse proxy such as teams put in front of a Prefect server: it demands credentials, and uses TLS if it has a certificate."""
 
 import base64
 import datetime
@@ -15,7 +15,7 @@ BASIC = "Basic " + base64.b64encode(b"ana:pw").decode()
 
 
 class Gateway:
-    """Lets in who comes as `ana` with `pw`, or with the header `X-Gate: open`; `url` is the API behind it."""
+    """Accepts requests from `ana` with the password `pw`, or with the header `X-Gate: open`. `url` is the API behind it."""
 
     def __init__(self, api_url: str, *, certificate: Path | None = None) -> None:
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(urlsplit(api_url).netloc))
@@ -36,14 +36,14 @@ class Gateway:
         self._server.server_close()
 
 
-def _handler(behind: str) -> type[http.server.BaseHTTPRequestHandler]:
+def _handler(upstream: str) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
             if self.headers.get("Authorization") != BASIC and self.headers.get("X-Gate") != "open":
                 self._answer(401, b"{}")
                 return
-            connection = http.client.HTTPConnection(behind, timeout=30)
+            connection = http.client.HTTPConnection(upstream, timeout=30)
             connection.request(self.command, self.path, body, {"Content-Type": "application/json"})
             response = connection.getresponse()
             self._answer(response.status, response.read())
@@ -64,7 +64,7 @@ def _handler(behind: str) -> type[http.server.BaseHTTPRequestHandler]:
 
 
 def self_signed(path: Path) -> Path:
-    """Write a key and a certificate for 127.0.0.1 that signs itself, and return the file."""
+    """Write a key and a self-signed certificate for 127.0.0.1 to `path`, and return it."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

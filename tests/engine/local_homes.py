@@ -1,4 +1,4 @@
-"""What is seen of a local server, by its home and from outside."""
+"""Helpers that inspect a local server through its home folder and from outside."""
 
 import http.client
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ Notices = list[str]
 
 
 @dataclass(frozen=True)
-class FirstLife:
-    """What was seen of a server that started in a new home and has ended since."""
+class FirstServer:
+    """Observations of a server that started in a new home and has stopped since."""
 
     home: Path
     notices: Notices
@@ -23,8 +23,8 @@ class FirstLife:
     session: int
     settings: dict[str, Any]
     ui: tuple[int, str]
-    out_of_reach: tuple[str, str, str]  # why it is not used, why it is not stopped, and its status, while another host seems to run it
-    status_within_reach: str
+    unreachable: tuple[str, str, str]  # while another host seems to run it: why it is not used, why it is not stopped, its status
+    status_reachable: str
     users_database: Path
 
 
@@ -51,7 +51,7 @@ def get(server: Server, path: str) -> tuple[int, str]:
 
 
 def addresses_of_listeners(port: int) -> set[str]:
-    """The local addresses, in the kernel's notation, of sockets that listen at `port`."""
+    """Return the local addresses, in the kernel's notation, of sockets that listen at `port`."""
     found: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:

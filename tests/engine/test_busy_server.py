@@ -1,4 +1,4 @@
-"""A Prefect server on SQLite that answers 503 while it is busy: runs begin and end all the same, and soon."""
+"""Tests of a Prefect server on SQLite that answers 503 while it is busy: runs still start and end, without long waits."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,14 +23,14 @@ from tests.engine.calls import flow_run, noop
 from tests.proxy import BusyServer, a_busy_server
 
 MORE_THAN_PREFECT_RETRIES = 7  # its client tries six times
-BEGIN = b"POST /api/flow_runs/ HTTP"
-END = b'"type":"COMPLETED"'
+CREATE_FLOW_RUN = b"POST /api/flow_runs/ HTTP"
+SET_COMPLETED = b'"type":"COMPLETED"'
 TOOLS = ToolRegistry([noop])
 
 
 @pytest.fixture(scope="module")
 def proxy(prefect_server: Server) -> Iterator[BusyServer]:
-    """A proxy before the session's Prefect server; Prefect's queues of this process stay with the server that they first served."""
+    """A proxy in front of the session's Prefect server. Prefect's queues in this process keep the first server that they used."""
     port = urlsplit(prefect_server.api_url).port
     assert port is not None
     with a_busy_server(port) as proxy:
@@ -65,34 +65,34 @@ async def state_of(run: PlanRun) -> State | None:
     return (await flow_run(UUID(run.flow_run_id))).state
 
 
-async def test_a_run_begins_however_often_a_busy_server_refuses_its_flow_run(busy: BusyServer, store: PlanStore) -> None:
-    busy.refusals[BEGIN] = MORE_THAN_PREFECT_RETRIES
+async def test_a_run_starts_even_if_a_busy_server_refuses_its_flow_run_repeatedly(busy: BusyServer, store: PlanStore) -> None:
+    busy.refusals[CREATE_FLOW_RUN] = MORE_THAN_PREFECT_RETRIES
     run = await arun_plan(plan(), tools=TOOLS, store=store)
-    assert (run.status, busy.refusals[BEGIN]) == (PlanStatus.COMPLETED, 0)
-    assert sum(BEGIN in line for line in busy.requests) == MORE_THAN_PREFECT_RETRIES + 1
+    assert (run.status, busy.refusals[CREATE_FLOW_RUN]) == (PlanStatus.COMPLETED, 0)
+    assert sum(CREATE_FLOW_RUN in line for line in busy.requests) == MORE_THAN_PREFECT_RETRIES + 1
 
 
-async def test_a_run_ends_however_often_a_busy_server_refuses_its_last_state(
+async def test_a_run_ends_even_if_a_busy_server_refuses_its_final_state_repeatedly(
     busy: BusyServer, store: PlanStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    busy.refusals[END] = MORE_THAN_PREFECT_RETRIES
+    busy.refusals[SET_COMPLETED] = MORE_THAN_PREFECT_RETRIES
     run = await arun_plan(plan(), tools=TOOLS, store=store)
     state = await state_of(run)
     assert state is not None
-    assert (state.is_completed(), busy.refusals[END]) == (True, 0)
+    assert (state.is_completed(), busy.refusals[SET_COMPLETED]) == (True, 0)
     assert "went away" not in caplog.text
 
 
-async def test_a_flow_that_somebody_else_runs_ends_on_a_busy_server_too(busy: BusyServer, store: PlanStore) -> None:
-    busy.refusals[END] = MORE_THAN_PREFECT_RETRIES
+async def test_a_compiled_flow_ends_on_a_busy_server_too(busy: BusyServer, store: PlanStore) -> None:
+    busy.refusals[SET_COMPLETED] = MORE_THAN_PREFECT_RETRIES
     flow = compile_plan(validate(plan(), TOOLS), tools=TOOLS, store=store)
     state = await flow(return_state=True)
-    assert (state.is_completed(), busy.refusals[END]) == (True, 0)
+    assert (state.is_completed(), busy.refusals[SET_COMPLETED]) == (True, 0)
 
 
-async def test_a_process_asks_a_server_without_csrf_tokens_for_one_only_once(busy: BusyServer, store: PlanStore) -> None:
+async def test_a_csrf_token_is_requested_only_once_if_the_server_has_none(busy: BusyServer, store: PlanStore) -> None:
     await arun_plan(plan(), tools=TOOLS, store=store)
     busy.requests.clear()
     await arun_plan(plan(), tools=TOOLS, store=store)
-    assert any(BEGIN in line for line in busy.requests)
+    assert any(CREATE_FLOW_RUN in line for line in busy.requests)
     assert not any(b"csrf-token" in line for line in busy.requests), busy.requests

@@ -1,4 +1,4 @@
-"""What a process answers a worker that wants its flow run cancelled: that it ends the flow run itself."""
+"""Tests of how a process answers a worker that cancels its flow run: the process ends the flow run itself."""
 
 import asyncio
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from plan_adapter.engine.internals import concluded_here
 
 
 @pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
+def reset_listener() -> Iterator[None]:
     control_listener.reset_for_testing()
     yield
     control_listener.reset_for_testing()
 
 
-async def signalled(monkeypatch: pytest.MonkeyPatch, hooks: list[object]) -> ControlSignalStatus:
-    """Return what Prefect's side of a cancellation makes of the answer of a process whose flow has these hooks."""
+async def signal_cancel(monkeypatch: pytest.MonkeyPatch, hooks: list[object]) -> ControlSignalStatus:
+    """Return the status that Prefect's control channel gets when it cancels a flow with these hooks."""
     monkeypatch.setattr(FlowRunContext, "get", lambda: SimpleNamespace(flow=SimpleNamespace(on_cancellation_hooks=hooks)))
     flow_run_id = uuid4()
     async with ControlChannel() as channel:
@@ -34,22 +34,22 @@ async def signalled(monkeypatch: pytest.MonkeyPatch, hooks: list[object]) -> Con
             return await channel.signal(flow_run_id, "cancel")
 
 
-async def test_a_worker_leaves_process_and_state_to_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await signalled(monkeypatch, []) is ControlSignalStatus.ALREADY_CONCLUDED
+async def test_the_worker_leaves_the_process_and_its_state_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await signal_cancel(monkeypatch, []) is ControlSignalStatus.ALREADY_CONCLUDED
     assert control_listener.engine_outcome_is_handled()
 
 
-async def test_a_flow_with_hooks_for_its_cancellation_is_left_to_the_worker_which_calls_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await signalled(monkeypatch, [print]) is not ControlSignalStatus.ALREADY_CONCLUDED
+async def test_the_worker_cancels_a_flow_that_has_cancellation_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await signal_cancel(monkeypatch, [print]) is not ControlSignalStatus.ALREADY_CONCLUDED
 
 
-async def test_another_word_of_the_worker_is_not_answered_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_signals_from_the_worker_go_to_prefects_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = control_listener._handle_intent_byte
     monkeypatch.setattr(FlowRunContext, "get", lambda: SimpleNamespace(flow=SimpleNamespace(on_cancellation_hooks=[])))
-    heard = list[bytes]()
-    monkeypatch.setattr(control_listener, "_handle_intent_byte", lambda _connection, data: heard.append(data))
+    received = list[bytes]()
+    monkeypatch.setattr(control_listener, "_handle_intent_byte", lambda _connection, data: received.append(data))
     with concluded_here():
         control_listener._handle_intent_byte(SimpleNamespace(), b"r")
-    assert heard == [b"r"]
+    assert received == [b"r"]
     monkeypatch.undo()
     assert control_listener._handle_intent_byte is handle

@@ -1,4 +1,4 @@
-"""How the steps that a resumed run carries are shown: each as a task run of its own, or all as one."""
+"""Tests of how a resumed run shows its carried steps: one task run per step, or one for all."""
 
 from collections.abc import Sequence
 from uuid import UUID
@@ -14,7 +14,7 @@ from plan_adapter.engine.states import MAX_MESSAGE_CHARACTERS, state_of_carried
 from plan_adapter.engine.tasks import PrefectStepRunner
 from plan_adapter.record import StepRun
 from plan_adapter.status import StepStatus
-from tests.engine.calls import WrittenCall, step_run, task_runs
+from tests.engine.calls import ScriptedCall, step_run, task_runs
 
 pytestmark = pytest.mark.thorough
 
@@ -24,7 +24,7 @@ def carried(names: Sequence[str]) -> list[StepRun]:
 
 
 @pytest.mark.parametrize("count", [1, 5, 5000])
-def test_the_one_state_of_all_names_as_many_as_its_message_holds(count: int) -> None:
+def test_the_carried_state_names_as_many_steps_as_its_message_holds(count: int) -> None:
     state = state_of_carried(carried([f"step_{number}" for number in range(count)]))
     assert (state.name, state.is_completed()) == ("Carried", True)
     message = state.message or ""
@@ -33,19 +33,21 @@ def test_the_one_state_of_all_names_as_many_as_its_message_holds(count: int) -> 
     assert named == count or message.endswith(f"and {count - named} more")
 
 
-def test_a_name_that_alone_fills_the_message_is_cut_out_of_it() -> None:
+def test_the_message_stays_within_its_limit_with_long_step_names() -> None:
     assert len(state_of_carried(carried(["x" * 64] * 200)).message or "") <= MAX_MESSAGE_CHARACTERS
 
 
 @pytest.mark.usefixtures("prefect_server")
-@pytest.mark.parametrize("way", ["direct", "plain"])
+@pytest.mark.parametrize("mode", ["direct", "plain"])
 @pytest.mark.parametrize(("limit", "shown"), [(3, {"a", "b", "c", "next"}), (2, {"Carried", "next"})])
-async def test_above_the_limit_one_task_run_stands_for_all_and_what_follows_depends_on_it(way: str, limit: int, shown: set[str]) -> None:
+async def test_above_the_limit_one_task_run_represents_all_carried_steps(mode: str, limit: int, shown: set[str]) -> None:
     @flow(persist_result=False)
     async def steps() -> State:
-        made = PrefectStepRunner(plain=way == "plain", carried_task_runs=limit)
-        await made.show_carried(["a", "b", "c"], {run.id: run for run in carried(["a", "b", "c"])}, {"a": (), "b": ("a",), "c": ("a",)})
-        await made(WrittenCall("next", upstream=("b", "c")))
+        step_runner = PrefectStepRunner(plain=mode == "plain", carried_task_runs=limit)
+        await step_runner.show_carried(
+            ["a", "b", "c"], {run.id: run for run in carried(["a", "b", "c"])}, {"a": (), "b": ("a",), "c": ("a",)}
+        )
+        await step_runner(ScriptedCall("next", upstream=("b", "c")))
         return Completed()
 
     state = await steps(return_state=True)
@@ -57,7 +59,7 @@ async def test_above_the_limit_one_task_run_stands_for_all_and_what_follows_depe
     assert _upstream(runs["next"], names) == ({"b", "c"} if limit == 3 else {"Carried"})
 
 
-async def test_a_resumed_run_shows_its_carried_steps_as_one_on_its_server(
+async def test_a_resumed_run_shows_its_carried_steps_as_one_task_run(
     prefect_server: Server, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_CARRIED_TASK_RUNS", "3")
@@ -83,7 +85,9 @@ async def test_a_resumed_run_shows_its_carried_steps_as_one_on_its_server(
         assert (again.status, again.flow_run_id) == (PlanStatus.COMPLETED, run.flow_run_id)
         kept = await store.run(run.id)
     assert [step.carried for step in kept.steps] == [True] * 5 + [False]
-    assert [step.completed_at for step in kept.steps[:5]] == [step.completed_at for step in run.steps[:5]], "when they ended, they ended"
+    assert [step.completed_at for step in kept.steps[:5]] == [step.completed_at for step in run.steps[:5]], (
+        "carried steps keep their end times"
+    )
     runs = await task_runs(UUID(run.flow_run_id), ["Carried", "last"])
     assert runs["Carried"].state_name == "Carried"
     assert _upstream(runs["last"], {run.id: name for name, run in runs.items()}) == {"Carried"}

@@ -1,4 +1,4 @@
-"""A plan as a Prefect flow: its name, description, parameters, form, final states and re-runs."""
+"""Tests of plans as Prefect flows: name, description, parameters, form, final states and repeated runs."""
 
 import asyncio
 import inspect
@@ -19,7 +19,7 @@ from plan_adapter.errors import InvalidPlanError, NotApprovedError, RunFailedErr
 from plan_adapter.readable import prose, safe_name
 from plan_adapter.record import PlanRun
 from plan_adapter.status import PlanStatus, RunReason, StepStatus
-from tests.engine.calls import WrittenCall, failed, flow_run, plan_run, step_run, task_runs, validated
+from tests.engine.calls import ScriptedCall, failed, flow_run, plan_run, step_run, task_runs, validated
 
 INPUTS: dict[str, Any] = {
     "host": {"type": "string", "pattern": "^web-[0-9]+$", "description": "Node to\nrestart:  now"},
@@ -55,7 +55,7 @@ def test_the_parameters_of_the_flow_are_the_plans_inputs() -> None:
     assert list(schema.properties) == list(INPUTS)
 
 
-def test_required_inputs_may_stand_after_those_with_defaults() -> None:
+def test_required_inputs_may_follow_inputs_with_defaults() -> None:
     compiled = flow_of(validated(inputs={"a": {"default": "x"}, "b": {}}), completed)
     parameters = inspect.signature(compiled.fn).parameters
     assert [(name, parameter.default) for name, parameter in parameters.items()] == [("a", "x"), ("b", inspect.Parameter.empty)]
@@ -70,7 +70,7 @@ def test_required_inputs_may_stand_after_those_with_defaults() -> None:
     ],
     ids=["lengths", "numbers", "lists"],
 )
-def test_the_form_knows_every_limit(declared: dict[str, Any], schema: dict[str, Any]) -> None:
+def test_the_form_has_every_limit_of_an_input(declared: dict[str, Any], schema: dict[str, Any]) -> None:
     properties = flow_of(validated(inputs={"a": declared}), completed).parameters.properties
     assert {key: value for key, value in properties["a"].items() if key not in ("title", "position")} == schema
 
@@ -81,7 +81,7 @@ def test_an_input_may_have_a_name_that_prefect_or_pydantic_uses(name: str, recwa
     assert not recwarn.list
 
 
-async def test_bad_inputs_are_refused_all_at_once(prefect_server: object) -> None:
+async def test_all_bad_inputs_are_reported_at_once(prefect_server: object) -> None:
     given = {"host": "db-1", "mode": "slower", "share": 1.5, "ports": ["http"]}
     with pytest.raises(InvalidPlanError) as raised:
         await run_flow(flow_of(validated(inputs=INPUTS), completed), given)
@@ -94,7 +94,7 @@ async def test_bad_inputs_are_refused_all_at_once(prefect_server: object) -> Non
 
 
 @pytest.mark.parametrize("given", [{}, {"host": "web-1", "hots": "web-2"}], ids=["missing", "unknown"])
-async def test_an_input_that_is_missing_or_unknown_is_refused_as_by_any_flow(prefect_server: object, given: dict[str, Any]) -> None:
+async def test_missing_and_unknown_inputs_raise_a_type_error_as_in_any_flow(prefect_server: object, given: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match="host"):
         await run_flow(flow_of(validated(inputs=INPUTS), completed), given)
 
@@ -111,12 +111,12 @@ async def test_an_input_that_is_missing_or_unknown_is_refused_as_by_any_flow(pre
         ("///", "plan"),
     ],
 )
-def test_a_flow_has_its_plans_name_without_what_prefect_refuses(name: str, safe: str) -> None:
+def test_a_flow_name_is_the_plan_name_without_forbidden_characters(name: str, safe: str) -> None:
     assert safe_name(name) == safe
     assert flow_of(validated(name=name, description="x"), completed).name == safe
 
 
-def test_markdown_in_a_description_is_text() -> None:
+def test_markdown_in_a_description_is_escaped() -> None:
     compiled = flow_of(validated(name="x", description="*Stop* <b>it</b>\n\n[now](http://x)"), completed)
     assert compiled.description == "\n\n".join([prose("*Stop* <b>it</b>"), prose("[now](http://x)")])
 
@@ -165,12 +165,12 @@ ENDS = {
 }
 
 
-OFTEN = ("completed", "failed", "partial", "rejected with a note", "unknown")
+COMMON_ENDS = ("completed", "failed", "partial", "rejected with a note", "unknown")
 
 
 @pytest.mark.parametrize(
     ("run", "expected"),
-    [pytest.param(*end, id=name, marks=[] if name in OFTEN else [pytest.mark.thorough]) for name, end in ENDS.items()],
+    [pytest.param(*end, id=name, marks=[] if name in COMMON_ENDS else [pytest.mark.thorough]) for name, end in ENDS.items()],
 )
 async def test_the_flow_run_ends_in_the_state_of_its_run(
     prefect_server: object, run: PlanRun, expected: tuple[StateType, str, str]
@@ -186,7 +186,7 @@ async def test_the_flow_run_ends_in_the_state_of_its_run(
     assert shown.data is None
 
 
-async def test_the_body_is_given_the_inputs_and_the_flow_run(prefect_server: object) -> None:
+async def test_the_body_receives_the_inputs_and_the_flow_run_id(prefect_server: object) -> None:
     given: list[tuple[dict[str, Any], str]] = []
 
     async def body(inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
@@ -202,7 +202,7 @@ async def test_the_body_is_given_the_inputs_and_the_flow_run(prefect_server: obj
     assert shown.parameters == inputs
 
 
-async def test_awaiting_the_flow_gives_the_run_also_as_a_subflow(prefect_server: object) -> None:
+async def test_awaiting_the_flow_returns_the_run_also_in_a_subflow(prefect_server: object) -> None:
     plan_flow = flow_of(validated(inputs={"host": {}}), completed)
 
     @flow
@@ -213,7 +213,7 @@ async def test_awaiting_the_flow_gives_the_run_also_as_a_subflow(prefect_server:
     assert await around() == "r1"
 
 
-async def test_awaiting_the_flow_of_a_run_that_failed_raises_with_the_run(prefect_server: object) -> None:
+async def test_awaiting_the_flow_of_a_failed_run_raises_an_error_with_the_run(prefect_server: object) -> None:
     run = plan_run(STEPS, status=PlanStatus.PARTIAL, reason=RunReason.STEP_FAILED)
 
     async def body(_inputs: dict[str, Any], _flow_run_id: str) -> PlanRun:
@@ -224,7 +224,7 @@ async def test_awaiting_the_flow_of_a_run_that_failed_raises_with_the_run(prefec
     assert raised.value.run is run
 
 
-async def test_what_the_body_raises_of_ours_ends_the_flow_run_without_a_traceback(
+async def test_a_plan_adapter_error_in_the_body_fails_the_flow_run_without_a_traceback(
     prefect_server: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     flow_run_ids: list[str] = []
@@ -259,18 +259,16 @@ async def test_a_bug_in_the_body_is_raised(prefect_server: object) -> None:
     ],
     ids=["failed", "cancelled", "completed"],
 )
-async def test_a_flow_run_that_has_ended_goes_on_as_the_same_flow_run_with_the_same_task_runs(
-    prefect_server: object, first: PlanRun
-) -> None:
+async def test_a_resumed_flow_run_keeps_its_id_and_its_task_runs(prefect_server: object, first: PlanRun) -> None:
     async def body(_inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
         steps = PrefectStepRunner()
         if flow_run_id in seen:
             await steps.show(step_run("a", StepStatus.COMPLETED, carried=True), ())
-            await steps(WrittenCall("b", upstream=("a",)))
+            await steps(ScriptedCall("b", upstream=("a",)))
             return plan_run()
         seen.append(flow_run_id)
-        await steps(WrittenCall("a"))
-        await steps(WrittenCall("b", upstream=("a",), ends=[failed()]))
+        await steps(ScriptedCall("a"))
+        await steps(ScriptedCall("b", upstream=("a",), ends=[failed()]))
         return first
 
     seen: list[str] = []
@@ -290,13 +288,13 @@ async def test_a_flow_run_that_has_ended_goes_on_as_the_same_flow_run_with_the_s
 
 
 @pytest.mark.parametrize(
-    "asked", [Cancelling(message="ana: wrong host"), Cancelled(message="ana: wrong host")], ids=["cancelling", "cancelled"]
+    "requested", [Cancelling(message="ana: wrong host"), Cancelled(message="ana: wrong host")], ids=["cancelling", "cancelled"]
 )
-async def test_a_cancel_in_prefect_is_seen_by_the_run_with_its_reason(prefect_server: object, asked: State) -> None:
+async def test_the_run_sees_a_cancellation_in_prefect_and_its_reason(prefect_server: object, requested: State) -> None:
     async def body(_inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
         assert await cancellation_of(flow_run_id) is None
         async with get_client() as client:
-            await client.set_flow_run_state(UUID(flow_run_id), asked)
+            await client.set_flow_run_state(UUID(flow_run_id), requested)
         reason = await cancellation_of(flow_run_id)
         return plan_run(STEPS[2:], status=PlanStatus.CANCELLED, reason=RunReason.CANCELLED, message=reason)
 

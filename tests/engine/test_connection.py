@@ -1,4 +1,4 @@
-"""Which server Prefect's settings mean, what is said when it cannot be used, and how this process is made to use one."""
+"""Tests of the server that Prefect's settings name: how it is found, which errors it raises, and how this process uses it."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ URL = "http://127.0.0.1:1/api"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, empty, which is also Prefect's home; no variable of Prefect's is set besides."""
+    """The current folder: empty, also Prefect's home, with no other Prefect variable set."""
     for name in [name for name in os.environ if name.startswith("PREFECT_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
@@ -38,26 +38,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def asked_anew() -> tuple[str | None, str]:
-    """What a new process would find: its URL, and where it stands."""
+def url_and_source() -> tuple[str | None, str]:
+    """Return the API URL that a new process would find, and its source."""
     with root_settings_context():
         url = configured_api_url()
         return url, url_source() if url else ""
 
 
 def test_a_new_user_of_prefect_has_no_server_configured(folder: Path) -> None:
-    assert asked_anew() == (None, "")
+    assert url_and_source() == (None, "")
 
 
 @pytest.mark.parametrize("name", ["PREFECT_API_URL", "prefect_api_url"])
 def test_the_environment_names_a_server(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, URL)
-    assert asked_anew() == (URL, "the environment variable PREFECT_API_URL")
+    assert url_and_source() == (URL, "the environment variable PREFECT_API_URL")
 
 
-def test_an_empty_url_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_url_configures_no_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "")
-    assert asked_anew() == (None, "")
+    assert url_and_source() == (None, "")
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_an_empty_url_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("pyproject.toml", f'[tool.prefect.api]\nurl = "{URL}"', "[tool.prefect] in {}/pyproject.toml"),
     ],
 )
-def test_a_file_names_a_server(folder: Path, file: str, text: str, source: str) -> None:
+def test_a_settings_file_names_a_server(folder: Path, file: str, text: str, source: str) -> None:
     (folder / file).write_text(text)
-    assert asked_anew() == (URL, source.format(folder))
+    assert url_and_source() == (URL, source.format(folder))
 
 
 def test_prefects_ephemeral_profile_names_no_server(folder: Path) -> None:
     (folder / "profiles.toml").write_text('active = "ephemeral"\n[profiles.ephemeral]\nPREFECT_SERVER_ALLOW_EPHEMERAL_MODE = "true"')
-    assert asked_anew() == (None, "")
+    assert url_and_source() == (None, "")
 
 
 def test_settings_made_in_python_name_a_server(folder: Path) -> None:
@@ -84,14 +84,14 @@ def test_settings_made_in_python_name_a_server(folder: Path) -> None:
         assert url_source() == "Prefect's settings in this process"
 
 
-def test_settings_that_cannot_be_read_are_told_without_their_values(folder: Path) -> None:
+def test_invalid_settings_are_reported_without_their_values(folder: Path) -> None:
     with pytest.raises(NoServerError, match="request_timeout: Input should be a valid number") as caught:
         in_a_new_process("PREFECT_API_REQUEST_TIMEOUT=hunter2")
     assert "hunter2" not in str(caught.value)
 
 
 def in_a_new_process(*variables: str, home: Path | None = None) -> str:
-    """What a new Python says of its URL and where it stands; raises what it raised."""
+    """Return the API URL that a new Python process finds, and its source. Raises its NoServerError."""
     code = (
         "import sys\n"
         "from plan_adapter.engine.connection import configured_api_url, url_source\n"
@@ -108,7 +108,7 @@ def in_a_new_process(*variables: str, home: Path | None = None) -> str:
     return done.stdout.strip()
 
 
-def test_where_nothing_could_name_a_server_prefect_is_not_even_imported(folder: Path) -> None:
+def test_prefect_is_not_imported_if_no_setting_could_name_a_server(folder: Path) -> None:
     (folder / "pyproject.toml").write_text('[tool.other]\nname = "no settings of Prefect"')
     (folder / ".env").write_text("COLOUR=blue")
     assert in_a_new_process(home=folder) == "None Prefect is not imported"
@@ -120,16 +120,16 @@ def test_a_profile_in_the_users_home_is_found(folder: Path) -> None:
     assert in_a_new_process(home=folder) == f"{URL} Prefect's profile `team` in {folder}/.prefect/profiles.toml"
 
 
-def test_the_process_of_a_flow_run_belongs_to_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_with_a_flow_run_id_runs_under_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not under_worker()
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "0d8ad9c5-0000-0000-0000-000000000000")
     assert under_worker()
 
 
-# Servers that the settings name.
+# Servers named by the settings.
 
 
-def refusal() -> str:
+def server_error() -> str:
     with pytest.raises(NoServerError) as caught:
         check_server()
     return str(caught.value)
@@ -139,48 +139,48 @@ def test_a_server_that_answers_is_used(prefect_server: Server) -> None:
     assert check_server() == Server(api_url=prefect_server.api_url, ui_url=prefect_server.ui_url)
 
 
-def test_a_server_out_of_reach_is_told_with_its_url_and_where_it_stands_and_without_its_password() -> None:
+def test_an_unreachable_server_is_reported_with_its_url_and_source_but_no_password() -> None:
     with temporary_settings({"api.url": "http://ana:s3cret@127.0.0.1:1/api?token=s3cret"}):
-        said = refusal()
-    assert said.startswith("the Prefect server http://127.0.0.1:1/api cannot be used: ConnectError")
-    assert "Its URL comes from Prefect's settings in this process; no other server is started instead." in said
-    assert "--offline" in said
-    assert "s3cret" not in said
+        message = server_error()
+    assert message.startswith("the Prefect server http://127.0.0.1:1/api cannot be used: ConnectError")
+    assert "Its URL comes from Prefect's settings in this process; no other server is started instead." in message
+    assert "--offline" in message
+    assert "s3cret" not in message
 
 
-def test_a_url_that_is_no_prefect_api_is_told(prefect_server: Server) -> None:
+def test_a_url_that_is_not_a_prefect_api_is_reported(prefect_server: Server) -> None:
     with temporary_settings({"api.url": prefect_server.ui_url}):
-        assert "it is no Prefect API (HTTP 404); the URL of a Prefect API usually ends with /api" in refusal()
+        assert "it is no Prefect API (HTTP 404); the URL of a Prefect API usually ends with /api" in server_error()
 
 
 @pytest.fixture
 def gateway(prefect_server: Server) -> Iterator[Gateway]:
-    """A team's gate before the server: it lets in who brings the right credentials."""
-    with Gateway(prefect_server.api_url) as gate:
-        yield gate
+    """A gateway in front of the server that requires credentials."""
+    with Gateway(prefect_server.api_url) as proxy:
+        yield proxy
 
 
-def test_wrong_credentials_are_told_by_the_names_of_their_settings(gateway: Gateway) -> None:
+def test_wrong_credentials_are_reported_with_the_names_of_their_settings(gateway: Gateway) -> None:
     with temporary_settings({"api.url": gateway.url, "api.auth_string": "ana:s3cret"}):
-        said = refusal()
-    assert "it refuses the credentials (HTTP 401): PREFECT_API_AUTH_STRING or PREFECT_API_KEY is missing or wrong" in said
-    assert "s3cret" not in said
+        message = server_error()
+    assert "it refuses the credentials (HTTP 401): PREFECT_API_AUTH_STRING or PREFECT_API_KEY is missing or wrong" in message
+    assert "s3cret" not in message
 
 
 @pytest.mark.parametrize("settings", [{"api.auth_string": "ana:pw"}, {"client.custom_headers": {"X-Gate": "open"}}], ids=["auth", "header"])
-def test_the_credentials_of_the_settings_are_used(gateway: Gateway, settings: dict[str, object]) -> None:
+def test_the_credentials_in_the_settings_are_used(gateway: Gateway, settings: dict[str, object]) -> None:
     with temporary_settings({"api.url": gateway.url, **settings}):
         assert check_server().api_url == gateway.url
 
 
-def test_the_certificate_of_the_settings_is_used(prefect_server: Server, tmp_path: Path) -> None:
+def test_the_certificate_in_the_settings_is_used(prefect_server: Server, tmp_path: Path) -> None:
     certificate = self_signed(tmp_path / "gate.pem")
-    with Gateway(prefect_server.api_url, certificate=certificate) as gate:
-        settings = {"api.url": gate.url, "api.auth_string": "ana:pw"}
+    with Gateway(prefect_server.api_url, certificate=certificate) as proxy:
+        settings = {"api.url": proxy.url, "api.auth_string": "ana:pw"}
         with temporary_settings(settings):
-            assert "certificate verify failed" in refusal()
+            assert "certificate verify failed" in server_error()
         with temporary_settings({**settings, "api.ssl_cert_file": str(certificate)}):
-            assert check_server().api_url == gate.url
+            assert check_server().api_url == proxy.url
 
 
 @pytest.mark.parametrize(
@@ -195,10 +195,10 @@ def test_a_url_is_shown_without_credentials(url: str, shown: str) -> None:
     assert without_credentials(url) == shown
 
 
-# Using one.
+# Using a server.
 
 
-def test_in_the_context_prefect_uses_the_local_server_and_sends_it_no_credentials_of_another(tmp_path: Path) -> None:
+def test_the_local_server_is_used_without_the_credentials_of_another_server(tmp_path: Path) -> None:
     local = Server(api_url="http://127.0.0.1:2/api", ui_url="http://127.0.0.1:2", log_path=tmp_path / "log", pid=1)
     others = {"api.key": "pnu_s3cret", "api.auth_string": "ana:s3cret", "client.custom_headers": {"X-Gate": "open"}}
     with temporary_settings({**others, "server.ephemeral.enabled": True}):
@@ -210,7 +210,7 @@ def test_in_the_context_prefect_uses_the_local_server_and_sends_it_no_credential
         assert get_current_settings().server.ephemeral.enabled
 
 
-def test_a_configured_server_is_used_as_the_settings_say() -> None:
+def test_a_configured_server_is_used_with_its_url_and_credentials() -> None:
     with (
         temporary_settings({"api.url": "http://ana:pw@prefect.example/api", "api.auth_string": "ana:pw"}),
         use_server(Server(api_url="http://prefect.example/api", ui_url=None)),
@@ -221,7 +221,7 @@ def test_a_configured_server_is_used_as_the_settings_say() -> None:
         assert not settings.server.ephemeral.enabled
 
 
-def test_loopback_is_excepted_from_a_proxy_while_the_local_server_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loopback_bypasses_the_proxy_while_the_local_server_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local = Server(api_url="http://127.0.0.1:2/api", ui_url="http://127.0.0.1:2", log_path=tmp_path / "log")
     monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
     monkeypatch.setenv("no_proxy", "intranet.example")
@@ -233,7 +233,7 @@ def test_loopback_is_excepted_from_a_proxy_while_the_local_server_is_used(tmp_pa
 
 @pytest.fixture
 def console() -> Iterator[Callable[[], str]]:
-    """What reaches the console handler that Prefect puts on the root logger, and a way to read it."""
+    """Return a function that reads what Prefect's console handler on the root logger got."""
     import io
 
     from prefect.logging.handlers import PrefectConsoleHandler
@@ -245,7 +245,7 @@ def console() -> Iterator[Callable[[], str]]:
     logging.getLogger().removeHandler(handler)
 
 
-def test_prefects_own_lines_stay_off_the_console_and_others_do_not(console: Callable[[], str]) -> None:
+def test_only_prefects_log_lines_are_kept_off_the_console(console: Callable[[], str]) -> None:
     with use_server(Server(api_url=URL, ui_url=None)):
         logging.getLogger("prefect.engine").error("Finished in state Failed()")
         logging.getLogger("somebody").error("mine")
@@ -253,7 +253,7 @@ def test_prefects_own_lines_stay_off_the_console_and_others_do_not(console: Call
     assert [word for word in ("Finished", "mine", "after") if word in console()] == ["mine", "after"]
 
 
-def test_who_sets_prefects_logging_level_sees_its_lines(console: Callable[[], str]) -> None:
+def test_prefects_log_lines_are_shown_if_its_logging_level_is_set(console: Callable[[], str]) -> None:
     with temporary_settings({"logging.level": "DEBUG"}), use_server(Server(api_url=URL, ui_url=None)):
         logging.getLogger("prefect.engine").error("Finished in state Failed()")
     assert "Finished" in console()
@@ -262,13 +262,13 @@ def test_who_sets_prefects_logging_level_sees_its_lines(console: Callable[[], st
 # Links.
 
 
-def test_a_run_of_the_local_server_opens_in_the_newer_ui(tmp_path: Path) -> None:
+def test_run_links_of_the_local_server_open_the_newer_ui(tmp_path: Path) -> None:
     local = Server(api_url="http://127.0.0.1:2/api", ui_url="http://127.0.0.1:2", log_path=tmp_path / "log")
     assert local.run_url("0d8a") == "http://127.0.0.1:2/v2/runs/flow-run/0d8a"
     assert Server(api_url="https://p.example/api", ui_url=None).run_url("0d8a") is None
 
 
-def test_a_run_of_another_server_opens_in_the_newer_ui_where_it_has_one(prefect_server: Server) -> None:
+def test_run_links_of_another_server_open_the_newer_ui_if_it_has_one(prefect_server: Server) -> None:
     here = prefect_server.ui_url
     assert Server(api_url=prefect_server.api_url, ui_url=here).run_url("0d8a") == f"{here}/v2/runs/flow-run/0d8a"
     assert Server(api_url=prefect_server.api_url, ui_url=f"{here}/api").run_url("0d8a") == f"{here}/api/runs/flow-run/0d8a"
@@ -278,7 +278,7 @@ def test_a_run_of_another_server_opens_in_the_newer_ui_where_it_has_one(prefect_
     assert Server(api_url="https://api.prefect.cloud/api", ui_url=cloud).run_url("0d8a") == f"{cloud}/runs/flow-run/0d8a"
 
 
-def test_over_ssh_a_loopback_link_comes_with_its_port_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loopback_link_over_ssh_comes_with_a_port_forward_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "mallory")
     monkeypatch.setenv("SSH_CONNECTION", "198.51.100.7 50022 192.0.2.9 22")
     forward = f"from your own machine, first: ssh -N -L 4711:127.0.0.1:4711 {os_user()}@192.0.2.9"
@@ -288,5 +288,5 @@ def test_over_ssh_a_loopback_link_comes_with_its_port_forward(monkeypatch: pytes
     assert ui_hint("https://prefect.example/runs") == ["https://prefect.example/runs"]
 
 
-def test_without_ssh_a_link_stands_alone() -> None:
+def test_a_link_without_ssh_has_no_port_forward_command() -> None:
     assert ui_hint("http://127.0.0.1:4711/") == ["http://127.0.0.1:4711/"]

@@ -1,4 +1,4 @@
-"""Steps that run on a Dask cluster: started at most once, whatever becomes of the worker, and recorded by the run."""
+"""Tests of steps on a Dask cluster: each call starts at most once, even if its worker dies, and the run records it."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("dask")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[DaskCluster]:
-    """A cluster of one process on this machine."""
+    """A cluster with one process on this machine."""
     cluster = DaskCluster(None, processes=1)
     yield cluster
     cluster.close()
@@ -37,7 +37,7 @@ def on_dask(tool: str, parameters: dict[str, Any], **options: Any) -> ExecutionP
     return plan
 
 
-async def test_a_step_runs_in_a_worker_and_the_run_keeps_its_result_and_its_lines(cluster: DaskCluster):
+async def test_a_step_runs_in_a_worker_and_the_run_keeps_its_result_and_log_lines(cluster: DaskCluster):
     execution = Execution(on_dask("look", {"text": "正文"}, step_timeout_ms=60_000), [dask_tools.look], cluster=cluster)
     result: Any = (await execution.go()).step("a").result
     assert (result["text"], result["ahead"]) == ("正文", True)
@@ -46,7 +46,7 @@ async def test_a_step_runs_in_a_worker_and_the_run_keeps_its_result_and_its_line
     assert [receipt.result for receipt in execution.recorder.receipts] == [result]
 
 
-async def test_a_coroutine_runs_in_a_loop_of_its_own(cluster: DaskCluster):
+async def test_a_coroutine_runs_in_its_own_event_loop(cluster: DaskCluster):
     run = await Execution(on_dask("look_soon", {"text": "x"}), [dask_tools.look_soon], cluster=cluster).go()
     assert run.step("a").result == "x"
 
@@ -54,14 +54,14 @@ async def test_a_coroutine_runs_in_a_loop_of_its_own(cluster: DaskCluster):
 @pytest.mark.parametrize(
     ("how", "expected"), [("known", "坏了"), ("own", "ValueError: it broke"), ("unknown", "who knows")], ids=["known", "own", "unknown"]
 )
-async def test_an_error_arrives_as_it_would_from_the_process_of_the_run(cluster: DaskCluster, how: str, expected: str):
+async def test_an_error_on_dask_is_reported_as_in_the_process_of_the_run(cluster: DaskCluster, how: str, expected: str):
     here = await Execution(on_dask("fail", {"how": how}), [dask_tools.fail]).go()
     there = await Execution(on_dask("fail", {"how": how}), [dask_tools.fail], cluster=cluster).go()
     assert here.step("a").error == there.step("a").error == expected
     assert (here.reason, here.step("a").outcome) == (there.reason, there.step("a").outcome)
 
 
-async def test_a_write_whose_worker_is_killed_is_unknown_and_is_not_made_again(cluster: DaskCluster, tmp_path: Path):
+async def test_a_write_has_an_unknown_outcome_and_is_not_repeated_if_its_worker_is_killed(cluster: DaskCluster, tmp_path: Path):
     mark = tmp_path / "标记"
     run = await Execution(on_dask("write_and_die", {"mark": str(mark)}), [dask_tools.write_and_die], cluster=cluster).go()
     assert (run.reason, run.step("a").error) == (
@@ -71,15 +71,15 @@ async def test_a_write_whose_worker_is_killed_is_unknown_and_is_not_made_again(c
     assert mark.read_text(encoding="utf-8") == "written\n"
 
 
-async def test_a_read_whose_worker_is_killed_is_tried_again_by_the_plan(cluster: DaskCluster, tmp_path: Path):
+async def test_a_read_is_retried_if_its_worker_is_killed(cluster: DaskCluster, tmp_path: Path):
     plan = on_dask("write_and_die", {"mark": str(tmp_path / "mark")})
     plan.step("a").effect, plan.step("a").max_retries = "read", 1
     run = await Execution(plan, [dask_tools.write_and_die], cluster=cluster).go()
     assert (run.reason, run.step("a").attempts) == ("step_failed", 2)
 
 
-def test_of_two_starts_of_one_call_only_the_first_does_anything(cluster: DaskCluster):
-    # Dask starts a task again if the worker that keeps its result is lost before the run has it.
+def test_a_call_that_dask_starts_twice_runs_once(cluster: DaskCluster):
+    # Dask restarts a task if the worker that keeps its result is lost before the run has the result.
     client = cluster._connect()
     tickets = Queue("plan-adapter-twice", client=client)
     tickets.put("twice")
@@ -87,7 +87,7 @@ def test_of_two_starts_of_one_call_only_the_first_does_anything(cluster: DaskClu
     assert (starts[0][0] != os.getpid(), starts[1]) == (True, None)
 
 
-async def test_a_call_that_its_timeout_ends_in_the_queue_never_starts(cluster: DaskCluster, tmp_path: Path):
+async def test_a_call_that_times_out_in_the_queue_never_starts(cluster: DaskCluster, tmp_path: Path):
     pipe, first, second = tmp_path / "pipe", tmp_path / "first", tmp_path / "second"
     os.mkfifo(pipe)
     tools = [dask_tools.write_and_hang, dask_tools.write, dask_tools.look]
@@ -102,7 +102,7 @@ async def test_a_call_that_its_timeout_ends_in_the_queue_never_starts(cluster: D
     assert (first.exists(), second.exists()) == (True, False)
 
 
-async def test_a_cancelled_run_leaves_a_write_on_dask_unknown(cluster: DaskCluster, tmp_path: Path):
+async def test_a_write_on_dask_has_an_unknown_outcome_after_the_run_is_cancelled(cluster: DaskCluster, tmp_path: Path):
     pipe, mark = tmp_path / "pipe", tmp_path / "mark"
     os.mkfifo(pipe)
     os.mkfifo(mark)
@@ -123,7 +123,7 @@ async def test_a_cancelled_run_leaves_a_write_on_dask_unknown(cluster: DaskClust
     assert execution.recorder.receipts == []
 
 
-async def test_a_worker_without_the_tools_module_says_so(cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_worker_that_cannot_import_the_tool_fails_the_step(cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     cluster._connect()
     monkeypatch.syspath_prepend(tmp_path)
     source = 'from plan_adapter import tool\n\n@tool(effect="write")\ndef act() -> None:\n    """Act."""\n'
@@ -134,11 +134,11 @@ async def test_a_worker_without_the_tools_module_says_so(cluster: DaskCluster, t
     sys.modules.pop("only_here")
 
 
-def test_the_text_of_a_call_which_dask_may_log_shows_no_arguments():
+def test_the_repr_of_a_packed_call_shows_no_arguments():
     assert "geheim" not in repr(PackedCall("a:b", b"geheim", None))
 
 
-async def test_a_scheduler_that_does_not_answer_is_named_and_nothing_was_called():
+async def test_a_scheduler_that_does_not_answer_fails_the_step_and_is_named():
     cluster = DaskCluster("tcp://127.0.0.1:9", processes=1)
     with dask.config.set({"distributed.comm.timeouts.connect": "100ms"}):
         run = await Execution(on_dask("write", {"mark": "unused"}), [dask_tools.write], cluster=cluster).go()
@@ -147,23 +147,23 @@ async def test_a_scheduler_that_does_not_answer_is_named_and_nothing_was_called(
 
 
 @pytest.fixture
-def foreign() -> Iterator[Any]:
-    """A cluster of somebody else, without keys, in threads of this process."""
+def existing_cluster() -> Iterator[Any]:
+    """A cluster that the run did not start: without keys, in threads of this process."""
     with LocalCluster(
         n_workers=1, threads_per_worker=1, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address=":0"
     ) as found:
         yield found
 
 
-async def test_a_cluster_that_exists_is_used_by_its_address_and_outlives_the_run(foreign: Any):
-    cluster = DaskCluster(foreign.scheduler_address, processes=1)
+async def test_an_existing_cluster_is_used_by_its_address_and_keeps_running(existing_cluster: Any):
+    cluster = DaskCluster(existing_cluster.scheduler_address, processes=1)
     run = await Execution(on_dask("look_soon", {"text": "x"}), [dask_tools.look_soon], cluster=cluster).go()
     cluster.close()
     assert run.step("a").result == "x"
-    assert foreign.status.name == "running"
+    assert existing_cluster.status.name == "running"
 
 
-async def test_a_write_whose_whole_cluster_dies_is_unknown(tmp_path: Path):
+async def test_a_write_has_an_unknown_outcome_if_the_whole_cluster_dies(tmp_path: Path):
     cluster, mark = DaskCluster(None, processes=1), tmp_path / "mark"
     with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):
         run = await Execution(on_dask("write_and_kill_all", {"mark": str(mark)}), [dask_tools.write_and_kill_all], cluster=cluster).go()

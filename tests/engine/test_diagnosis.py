@@ -1,4 +1,4 @@
-"""What `plan doctor` is told: every finding, good or bad, with what mends it."""
+"""Tests of the findings of `plan doctor`: each says what was found and how to fix it."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def bad(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if not finding.ok]
 
 
-def test_a_sound_installation_in_a_new_home_has_no_bad_finding_and_nothing_is_made(tmp_path: Path) -> None:
+def test_a_healthy_installation_has_no_bad_finding_and_creates_nothing(tmp_path: Path) -> None:
     found = diagnose(Settings(home=tmp_path / "new" / "home"))
     assert bad(found) == []
     assert [finding.what.split()[0] for finding in found] == ["Python", "fastapi", "prefect", "home", "no"]
@@ -22,7 +22,7 @@ def test_a_sound_installation_in_a_new_home_has_no_bad_finding_and_nothing_is_ma
     assert not (tmp_path / "new").exists()
 
 
-def test_a_fastapi_with_which_prefects_server_does_not_work_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incompatible_fastapi_version_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = tmp_path / "fastapi-0.165.0.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: fastapi\nVersion: 0.165.0\n")
@@ -32,7 +32,7 @@ def test_a_fastapi_with_which_prefects_server_does_not_work_is_found(tmp_path: P
     assert "pip install 'fastapi<0.151,>=0.139'" in finding.hint
 
 
-def test_a_home_that_cannot_be_written_is_found(tmp_path: Path) -> None:
+def test_an_unwritable_home_is_found(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (finding,) = bad(diagnose(Settings(home=tmp_path / "file" / "home")))
     assert finding == Finding(
@@ -40,25 +40,25 @@ def test_a_home_that_cannot_be_written_is_found(tmp_path: Path) -> None:
     )
 
 
-def test_the_callers_checks_stand_among_the_findings(tmp_path: Path) -> None:
+def test_the_findings_include_the_callers_checks(tmp_path: Path) -> None:
     store = Finding(ok=False, what="the store's schema is stale", hint="plan store upgrade")
     assert store in diagnose(Settings(home=tmp_path), checks=[lambda: store])
 
 
-def test_a_forbidden_local_server_without_another_is_found(tmp_path: Path) -> None:
+def test_a_forbidden_local_server_is_found_if_no_other_is_configured(tmp_path: Path) -> None:
     (finding,) = bad(diagnose(Settings(home=tmp_path, local_server="never")))
     assert finding.hint == "set PREFECT_API_URL, or run with --offline"
 
 
-def test_a_server_of_the_settings_that_answers_is_told_with_where_it_stands(prefect_server: Server, tmp_path: Path) -> None:
+def test_a_configured_server_that_answers_is_reported_with_its_source(prefect_server: Server, tmp_path: Path) -> None:
     found = diagnose(Settings(home=tmp_path))
     assert bad(found) == []
-    told = [one.what for one in found]
-    assert f"Prefect server {prefect_server.api_url} answers (set by the environment variable PREFECT_API_URL)" in told
-    assert told[-1] == "the Prefect server demands no authentication"
+    lines = [one.what for one in found]
+    assert f"Prefect server {prefect_server.api_url} answers (set by the environment variable PREFECT_API_URL)" in lines
+    assert lines[-1] == "the Prefect server demands no authentication"
 
 
-def test_a_server_of_the_settings_out_of_reach_is_found(tmp_path: Path) -> None:
+def test_an_unreachable_configured_server_is_found(tmp_path: Path) -> None:
     with temporary_settings({"api.url": "http://127.0.0.1:1/api"}):
         (finding,) = bad(diagnose(Settings(home=tmp_path)))
     assert "the Prefect server http://127.0.0.1:1/api cannot be used: ConnectError" in finding.what

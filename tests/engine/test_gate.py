@@ -1,4 +1,4 @@
-"""The gate of a plan as a form on the page of its flow run."""
+"""Tests of plan gates: the form on the page of the flow run, and what each answer does."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -22,14 +22,14 @@ from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.form import text_shown
 from plan_adapter.engine.gate import GateCancelledError, ask_in_form
 from plan_adapter.engine.run_logs import flow_run_logs
-from tests.engine.gates import GOOD, AskedGate, Door, flow_run, form_text, request_of, resume, states
+from tests.engine.gates import GOOD, InMemoryGate, SwitchableProxy, flow_run, form_text, request_of, resume, states
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
 @asynccontextmanager
-async def asked(gate: AskedGate) -> AsyncGenerator["asyncio.Task[State]"]:
-    """A flow run that asks at `gate` and ends as Completed, or as Cancelled where that is what its asker raised."""
+async def asked(gate: InMemoryGate) -> AsyncGenerator["asyncio.Task[State]"]:
+    """Run a flow that asks at `gate`. It ends as Completed, or as Cancelled if asking raised GateCancelledError."""
 
     async def ask() -> State:
         try:
@@ -46,14 +46,14 @@ async def asked(gate: AskedGate) -> AsyncGenerator["asyncio.Task[State]"]:
         await asyncio.wait({running}, timeout=20)
 
 
-async def paused(gate: AskedGate, number: int = 1) -> UUID:
+async def paused(gate: InMemoryGate, number: int = 1) -> UUID:
     flow_run_id = await gate.opening(number)
     assert (await flow_run(flow_run_id)).state_name == "Paused"
     return flow_run_id
 
 
 async def test_an_answer_in_the_form_closes_the_gate() -> None:
-    gate = AskedGate(request_of())
+    gate = InMemoryGate(request_of())
     async with asked(gate) as running:
         flow_run_id = await paused(gate)
         assert (await resume(flow_run_id, GOOD)).status is SetStateStatus.ACCEPT
@@ -64,9 +64,9 @@ async def test_an_answer_in_the_form_closes_the_gate() -> None:
     assert await states(flow_run_id) == ["Pending", "Running", "Paused", "Running", "Completed"]
 
 
-async def test_the_whole_text_with_its_picture_is_an_artifact_of_the_run() -> None:
-    picture = "### Order\n\n```mermaid\nflowchart TD\n```\n\n### Digests\n"
-    gate = AskedGate(request_of(text=f"## Approve deploy?\n\n### Steps\n\n- a\n\n{picture}"))
+async def test_the_full_text_with_its_diagram_is_an_artifact_of_the_run() -> None:
+    diagram = "### Order\n\n```mermaid\nflowchart TD\n```\n\n### Digests\n"
+    gate = InMemoryGate(request_of(text=f"## Approve deploy?\n\n### Steps\n\n- a\n\n{diagram}"))
     async with asked(gate) as running:
         flow_run_id = await paused(gate)
         assert "flowchart" not in await form_text(flow_run_id, gate.openings[0][1])
@@ -79,16 +79,16 @@ async def test_the_whole_text_with_its_picture_is_an_artifact_of_the_run() -> No
 
 
 @pytest.mark.parametrize("decision", ["reject", "request_changes"])
-async def test_every_decision_is_handed_on(decision: str) -> None:
-    gate = AskedGate(request_of())
+async def test_every_decision_reaches_the_gate(decision: str) -> None:
+    gate = InMemoryGate(request_of())
     async with asked(gate) as running:
         await resume(await paused(gate), {**GOOD, "decision": decision})
         await running
     assert [answer.decision for answer in gate.answers] == [decision]
 
 
-async def test_an_answer_that_is_refused_is_asked_for_again_with_the_reason_on_top() -> None:
-    gate = AskedGate(request_of(rules=GatePolicy(self_approval=False, requested_by="ana")))
+async def test_the_form_reopens_with_the_reason_after_a_refused_answer() -> None:
+    gate = InMemoryGate(request_of(rules=GatePolicy(self_approval=False, requested_by="ana")))
     async with asked(gate) as running:
         flow_run_id = await paused(gate)
         await resume(flow_run_id, GOOD)
@@ -103,8 +103,8 @@ async def test_an_answer_that_is_refused_is_asked_for_again_with_the_reason_on_t
 
 
 @pytest.mark.thorough
-async def test_the_log_of_the_page_tells_how_to_answer_what_was_not_taken_and_who_answered() -> None:
-    gate = AskedGate(request_of(rules=GatePolicy(self_approval=False, requested_by="ana")))
+async def test_the_flow_run_log_shows_how_to_answer_refused_answers_and_who_answered() -> None:
+    gate = InMemoryGate(request_of(rules=GatePolicy(self_approval=False, requested_by="ana")))
     async with asked(gate) as running:
         flow_run_id = await paused(gate)
         await resume(flow_run_id, GOOD)
@@ -112,17 +112,17 @@ async def test_the_log_of_the_page_tells_how_to_answer_what_was_not_taken_and_wh
         await resume(flow_run_id, {**GOOD, "decision": "reject", "approver": "bo", "note": "not\nnow"})
         await running
     async with asyncio.timeout(20):
-        while "Rejected by bo (form): not now" not in (said := [line.text for line in await flow_run_logs(str(flow_run_id))]):
-            await asyncio.sleep(0.1)  # the server has logs a moment later
+        while "Rejected by bo (form): not now" not in (lines := [line.text for line in await flow_run_logs(str(flow_run_id))]):
+            await asyncio.sleep(0.1)  # the server shows logs after a moment
     assert (
         "waits for an approval: answer with the button Resume (in Prefect's newer UI: in the menu ⋮), "
-        f"or with `plan approve {gate.request.run_id} --digest {'d' * 12}`" in said
+        f"or with `plan approve {gate.request.run_id} --digest {'d' * 12}`" in lines
     )
-    assert any(line.startswith("not taken: ana started this run and may not approve it") for line in said)
+    assert any(line.startswith("not taken: ana started this run and may not approve it") for line in lines)
 
 
-async def test_when_the_gate_is_closed_elsewhere_the_flow_run_goes_on_at_once() -> None:
-    gate = AskedGate(request_of())
+async def test_the_flow_run_continues_at_once_when_the_gate_is_closed_elsewhere() -> None:
+    gate = InMemoryGate(request_of())
     async with asked(gate) as running:
         flow_run_id = await paused(gate)
         await gate.answered_by("bo")
@@ -136,8 +136,8 @@ async def test_when_the_gate_is_closed_elsewhere_the_flow_run_goes_on_at_once() 
 
 
 @pytest.mark.thorough
-async def test_setting_running_by_force_opens_nothing_however_often() -> None:
-    gate = AskedGate(request_of())
+async def test_a_forced_running_state_never_passes_the_gate() -> None:
+    gate = InMemoryGate(request_of())
     async with asked(gate) as running, get_client() as client:
         flow_run_id = await paused(gate)
         await client.set_flow_run_state(flow_run_id, Running(), force=True)
@@ -152,8 +152,8 @@ async def test_setting_running_by_force_opens_nothing_however_often() -> None:
     assert len({keyset for _, keyset in gate.openings}) == 3
 
 
-async def test_a_forced_final_state_opens_nothing() -> None:
-    gate = AskedGate(request_of())
+async def test_a_forced_final_state_does_not_pass_the_gate() -> None:
+    gate = InMemoryGate(request_of())
     async with asked(gate) as running, get_client() as client:
         flow_run_id = await paused(gate)
         await client.set_flow_run_state(flow_run_id, Completed(), force=True)
@@ -163,7 +163,7 @@ async def test_a_forced_final_state_opens_nothing() -> None:
         await running
 
 
-NO_ANSWERS: dict[str, dict[str, Any] | None] = {
+INVALID_ANSWERS: dict[str, dict[str, Any] | None] = {
     "nothing": None,
     "empty": {},
     "no decision": {"approver": "ana"},
@@ -173,7 +173,7 @@ NO_ANSWERS: dict[str, dict[str, Any] | None] = {
     "another decision": {"decision": "yes", "approver": "ana"},
     "an extra field": {**GOOD, "extra": 1},
     "a long note": {**GOOD, "note": "n" * 4001},
-    "a code that nobody asked for": {**GOOD, "code": "123456"},
+    "a code that was not asked for": {**GOOD, "code": "123456"},
     "a kind without a value": {"__prefect_kind": "json"},
     "a template instead of an answer": {"__prefect_kind": "jinja", "template": "approve"},
     "an unknown kind": {"__prefect_kind": "other"},
@@ -184,12 +184,12 @@ NO_ANSWERS: dict[str, dict[str, Any] | None] = {
 }
 
 
-async def test_the_server_takes_no_incomplete_answer() -> None:
-    gate = AskedGate(request_of())
+async def test_the_server_rejects_invalid_answers() -> None:
+    gate = InMemoryGate(request_of())
     async with asked(gate):
         flow_run_id = await paused(gate)
-        statuses = {name: (await resume(flow_run_id, run_input)).status for name, run_input in NO_ANSWERS.items()}
-        assert statuses == dict.fromkeys(NO_ANSWERS, SetStateStatus.REJECT)
+        statuses = {name: (await resume(flow_run_id, run_input)).status for name, run_input in INVALID_ANSWERS.items()}
+        assert statuses == dict.fromkeys(INVALID_ANSWERS, SetStateStatus.REJECT)
         assert (await flow_run(flow_run_id)).state_name == "Paused"
     assert gate.answers == []
 
@@ -202,8 +202,8 @@ async def test_the_server_takes_no_incomplete_answer() -> None:
         *(pytest.param(value, marks=pytest.mark.thorough) for value in ({}, [GOOD], "approve", 1)),
     ],
 )
-async def test_what_is_slipped_in_past_the_form_is_no_answer(value: object) -> None:
-    gate = AskedGate(request_of())
+async def test_input_that_bypasses_the_form_does_not_answer_the_gate(value: object) -> None:
+    gate = InMemoryGate(request_of())
     async with asked(gate), get_client() as client:
         flow_run_id = await paused(gate)
         await acreate_flow_run_input(f"{gate.openings[0][1]}-response", value, flow_run_id=flow_run_id)
@@ -212,8 +212,8 @@ async def test_what_is_slipped_in_past_the_form_is_no_answer(value: object) -> N
     assert gate.answers == []
 
 
-async def test_cancelling_in_the_ui_is_raised_as_such() -> None:
-    gate = AskedGate(request_of())
+async def test_cancelling_in_the_ui_cancels_the_run_with_its_reason() -> None:
+    gate = InMemoryGate(request_of())
     async with asked(gate) as running, get_client() as client:
         flow_run_id = await paused(gate)
         await client.set_flow_run_state(flow_run_id, Cancelling(message="ana had second thoughts"))
@@ -222,7 +222,7 @@ async def test_cancelling_in_the_ui_is_raised_as_such() -> None:
 
 
 async def test_a_second_answer_changes_nothing() -> None:
-    gate = AskedGate(request_of())
+    gate = InMemoryGate(request_of())
     async with asked(gate) as running:
         flow_run_id = await paused(gate)
         first, second = await asyncio.gather(resume(flow_run_id, GOOD), resume(flow_run_id, {**GOOD, "decision": "reject"}))
@@ -231,20 +231,20 @@ async def test_a_second_answer_changes_nothing() -> None:
     assert len(gate.answers) == 1
 
 
-async def test_while_the_server_is_away_the_form_is_waited_for_and_its_answer_is_found_afterwards(prefect_server: Server) -> None:
-    gate, forms = AskedGate(request_of()), Door(prefect_server.api_url)
-    await forms.open()
-    with temporary_settings({"api.url": forms.url, "logging.to_api.enabled": False}):  # type: ignore[dict-item]  # typed for its old names
+async def test_an_answer_given_while_the_server_was_unreachable_is_found_afterwards(prefect_server: Server) -> None:
+    gate, proxy = InMemoryGate(request_of()), SwitchableProxy(prefect_server.api_url)
+    await proxy.open()
+    with temporary_settings({"api.url": proxy.url, "logging.to_api.enabled": False}):  # type: ignore[dict-item]  # typed for its old names
         async with asked(gate) as running:
             flow_run_id = await paused(gate)
-            await forms.shut()
+            await proxy.shut()
             await asyncio.wait({running}, timeout=0.5)
             assert not running.done()
             with temporary_settings({"api.url": prefect_server.api_url}):  # type: ignore[dict-item]
                 await resume(flow_run_id, GOOD)
-            await forms.open()
+            await proxy.open()
             assert (await running).is_completed()
-    await drop()  # what is queued for the door
-    await forms.end()
+    await drop()  # what is queued for the proxy
+    await proxy.end()
     assert len(gate.openings) == 1
     assert [answer.by for answer in gate.answers] == ["ana"]

@@ -1,4 +1,4 @@
-"""What Prefect is told of gates besides their forms: events, artifacts, secrets."""
+"""Tests of what Prefect receives about gates besides their forms: events and artifacts."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ def run_and_gate(*, step_id: str | None = "部署") -> tuple[PlanRun, Gate]:
 
 
 async def events_of(gate: Gate) -> list[dict[str, object]]:
-    """The server's events of `gate`, once there is one."""
+    """Return the server's events of `gate` as soon as there is one."""
     resources = {"filter": {"any_resource": {"id": [f"plan.gate.{gate.id}"]}}}
     async with get_client() as client, asyncio.timeout(20):
         while True:
@@ -93,7 +93,7 @@ async def test_an_event_that_cannot_be_sent_is_logged_and_changes_nothing(
     assert "plan.gate.opened" in caplog.text
 
 
-async def test_what_is_asked_is_an_artifact_of_the_flow_run() -> None:
+async def test_the_text_of_a_gate_is_an_artifact_of_the_flow_run() -> None:
     ids = list[UUID]()
 
     async def ask() -> State:
@@ -112,7 +112,7 @@ async def test_what_is_asked_is_an_artifact_of_the_flow_run() -> None:
 @pytest.mark.parametrize(
     ("name", "beginning"), [("deploy-42", "deploy-42"), ("Deploy It", "deploy-it-"), ("部署", ""), ("a" * 500, "a" * 187 + "-")]
 )
-def test_every_name_has_a_key_of_its_own(name: str, beginning: str) -> None:
+def test_every_name_has_its_own_artifact_key(name: str, beginning: str) -> None:
     key = key_of(name)
     assert key.startswith(beginning) and len(key) <= 200 and key.isascii() and key == key.lower()
     assert key != key_of(name + "!")

@@ -1,4 +1,4 @@
-"""The form of a gate: what its schema lets through, what of an answer is believed, how long its text may be."""
+"""Tests of the form of a gate: which answers its schema accepts, how an answer is read, and how long its text may be."""
 
 import re
 from dataclasses import replace
@@ -13,11 +13,11 @@ from plan_adapter.options import Input, KnownBy
 from plan_adapter.validation.input_schema import input_of
 from tests.engine.gates import GOOD, request_of
 
-ANY_WAY = ("ssh_signature", "totp", "os_user", "form", "unverified")
+EVERY_PROOF = ("ssh_signature", "totp", "os_user", "form", "unverified")
 
 
-def takes(rules: GatePolicy, answer: dict[str, Any]) -> bool:
-    """Whether Prefect's server lets `answer` through."""
+def accepts(rules: GatePolicy, answer: dict[str, Any]) -> bool:
+    """Return whether Prefect's server accepts `answer`."""
     return is_valid(answer, form_of(request_of(rules=rules)).model_json_schema())
 
 
@@ -31,10 +31,10 @@ def fields(rules: GatePolicy) -> list[str]:
         (GatePolicy(), ["decision", "approver", "note", "digest"]),
         (GatePolicy(known_by=("form",)), ["decision", "approver", "note", "digest"]),
         (GatePolicy(known_by=("totp",)), ["decision", "approver", "code", "note", "digest"]),
-        (GatePolicy(known_by=ANY_WAY), ["decision", "approver", "code", "signature", "note", "digest"]),
+        (GatePolicy(known_by=EVERY_PROOF), ["decision", "approver", "code", "signature", "note", "digest"]),
     ],
 )
-def test_only_what_applies_is_asked(rules: GatePolicy, names: list[str]) -> None:
+def test_the_form_has_only_the_fields_that_its_policy_needs(rules: GatePolicy, names: list[str]) -> None:
     assert fields(rules) == names
 
 
@@ -46,38 +46,40 @@ def test_only_what_applies_is_asked(rules: GatePolicy, names: list[str]) -> None
     ],
 )
 @pytest.mark.parametrize("kind", ["approval", "outcome"])
-def test_where_anybody_reaches_the_form_it_asks_for_no_code_and_says_where_to_give_it(
+def test_a_form_on_an_open_server_asks_for_no_code_and_names_the_command(
     kind: GateKind, known_by: tuple[KnownBy, ...], names: list[str]
 ) -> None:
     request = replace(request_of(rules=GatePolicy(known_by=known_by)), kind=kind, step_id="lost", run_id="run-1")
     schema = form_of(request, takes_codes=False).model_json_schema()
     assert [name for name in schema["properties"] if name != "result"] == names
-    assert ("signature" in schema["required"]) is ("ssh_signature" in known_by)  # the only way that is left
+    assert ("signature" in schema["required"]) is ("ssh_signature" in known_by)  # the only proof that is left
     command = {"approval": "plan approve run-1 --step lost --digest", "outcome": "plan resolve run-1 lost done|again|abort --digest"}[kind]
-    top = description_of(request, takes_codes=False).partition("\n\n")[0]
-    assert "demands no authentication" in top and f"`{command} " in top and top.endswith("--code CODE`.")
+    hint = description_of(request, takes_codes=False).partition("\n\n")[0]
+    assert "demands no authentication" in hint and f"`{command} " in hint and hint.endswith("--code CODE`.")
 
 
 @pytest.mark.parametrize(
     ("rules", "more", "taken"),
     [
-        pytest.param(GatePolicy(known_by=("totp",)), {}, False, id="no code where it is the only way"),
+        pytest.param(GatePolicy(known_by=("totp",)), {}, False, id="no code where it is the only proof"),
         pytest.param(GatePolicy(known_by=("totp",)), {"code": "12345"}, False, id="five digits"),
         pytest.param(GatePolicy(known_by=("totp",)), {"code": "123456"}, True, id="six digits"),
-        pytest.param(GatePolicy(known_by=("totp", "form")), {}, True, id="no code where there is another way"),
-        pytest.param(GatePolicy(known_by=("totp", "form")), {"code": ""}, True, id="an empty code where there is another way"),
+        pytest.param(GatePolicy(known_by=("totp", "form")), {}, True, id="no code where another proof will do"),
+        pytest.param(GatePolicy(known_by=("totp", "form")), {"code": ""}, True, id="an empty code where another proof will do"),
         pytest.param(GatePolicy(known_by=("totp", "form")), {"code": "abcdef"}, False, id="letters"),
-        pytest.param(GatePolicy(known_by=("ssh_signature",)), {}, False, id="no signature where it is the only way"),
-        pytest.param(GatePolicy(known_by=("ssh_signature",)), {"signature": ""}, False, id="an empty one where it is the only way"),
+        pytest.param(GatePolicy(known_by=("ssh_signature",)), {}, False, id="no signature where it is the only proof"),
+        pytest.param(GatePolicy(known_by=("ssh_signature",)), {"signature": ""}, False, id="an empty signature where it is the only proof"),
         pytest.param(GatePolicy(known_by=("ssh_signature",)), {"signature": "-----BEGIN"}, True, id="a signature"),
-        pytest.param(GatePolicy(approvers=("bo",)), {}, False, id="somebody else"),
-        pytest.param(GatePolicy(approvers=("安娜", "ana")), {}, True, id="who may"),
-        pytest.param(GatePolicy(approvers=()), {}, True, id="nobody may: the gate itself says so"),
-        pytest.param(GatePolicy(approvers=tuple(f"u{n}" for n in range(51))), {}, True, id="too many to list: the gate itself says so"),
+        pytest.param(GatePolicy(approvers=("bo",)), {}, False, id="not an approver"),
+        pytest.param(GatePolicy(approvers=("安娜", "ana")), {}, True, id="an approver"),
+        pytest.param(GatePolicy(approvers=()), {}, True, id="no approvers: the gate itself refuses"),
+        pytest.param(
+            GatePolicy(approvers=tuple(f"u{n}" for n in range(51))), {}, True, id="too many approvers to list: the gate itself refuses"
+        ),
     ],
 )
-def test_the_rules_stand_in_the_schema(rules: GatePolicy, more: dict[str, Any], taken: bool) -> None:
-    assert takes(rules, {**GOOD, **more}) is taken
+def test_the_schema_enforces_the_gate_policy(rules: GatePolicy, more: dict[str, Any], taken: bool) -> None:
+    assert accepts(rules, {**GOOD, **more}) is taken
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_the_rules_stand_in_the_schema(rules: GatePolicy, more: dict[str, Any], 
         ({**GOOD, "__prefect_kind": "json"}, "fields that the form does not have: __prefect_kind"),
     ],
 )
-def test_anything_but_a_whole_answer_is_none(raw: object, why: str) -> None:
+def test_an_incomplete_answer_is_refused_with_the_reason(raw: object, why: str) -> None:
     with pytest.raises(NotAnAnswerError, match=why):
         answer_of(raw)
 
@@ -112,22 +114,22 @@ def test_an_answer_is_read_as_it_was_written() -> None:
     assert answer_of({"decision": "approve", "approver": " ana ", "code": ""}) == Answer("approve", "ana", channel="form")
 
 
-def test_why_an_answer_was_not_taken_stands_on_top_and_makes_no_markup() -> None:
+def test_the_text_starts_with_the_escaped_reason_for_a_refused_answer() -> None:
     text = description_of(request_of(), refused="<script>\n# no")
     assert text.startswith("**The answer before was not taken:** \\<script> # no. **Nothing has run; please answer again.**\n\n")
 
 
-def test_the_first_screen_stands_above_the_rest_which_the_newer_ui_folds() -> None:
+def test_details_after_the_first_screen_are_folded() -> None:
     text = description_of(request_of(text="## Approve it?\n\n- **1. a**\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n"))
     summary = "<details><summary><b>All details: read them before you answer</b></summary>"
     assert text == f"## Approve it?\n\n- **1. a**\n\n{summary}\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n\n</details>\n"
     assert text_shown(text) == request_of(text="## Approve it?\n\n- **1. a**\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n").text
 
 
-def test_a_form_has_no_picture() -> None:
-    picture = "### Order\n\n```mermaid\nflowchart TD\n```\n\nBlue reads.\n\n"
+def test_a_form_has_no_diagram() -> None:
+    diagram = "### Order\n\n```mermaid\nflowchart TD\n```\n\nBlue reads.\n\n"
     assert "flowchart" not in description_of(
-        request_of(text=f"## Approve it?\n\n### Steps\n\n- a\n\n{picture}### Digests\n\n```\nd1\n```\n")
+        request_of(text=f"## Approve it?\n\n### Steps\n\n- a\n\n{diagram}### Digests\n\n```\nd1\n```\n")
     )
 
 
@@ -137,7 +139,7 @@ def test_the_decision_is_the_first_field() -> None:
         assert next(iter(form_of(request_of(kind=kind, rules=rules)).model_json_schema()["properties"])) == "decision"
 
 
-def test_a_text_that_is_too_long_is_cut_before_a_step_and_says_where_the_rest_is() -> None:
+def test_a_long_text_is_cut_before_a_step_and_says_where_the_rest_is() -> None:
     step = "### 部署 step\n\n" + "参数 " * 200 + "\n\n```json\n" + "{}\n" * 20 + "```\n\n"
     request = request_of(text=f"## Approve it?\n\n{step * 300}")
     kept, _, rest = text_shown(description_of(request)).partition("\n\n**Cut here: ")
@@ -147,12 +149,12 @@ def test_a_text_that_is_too_long_is_cut_before_a_step_and_says_where_the_rest_is
     assert f"`plan approve {request.run_id} --show`, or the artifact `plan-to-approve` of this flow run." in rest
 
 
-def test_the_rest_of_a_steps_text_that_is_cut_is_shown_by_a_command() -> None:
+def test_a_cut_text_of_a_step_names_the_command_that_shows_the_rest() -> None:
     text = description_of(request_of(step_id="部署", item=2, text="x\n" * MAX_TEXT_CHARACTERS))
     assert re.search(r"Read all of it before you answer: `plan approve \S+ --step 部署 --item 3 --show`\.\n$", text)
 
 
-def test_a_cut_within_a_code_block_closes_it() -> None:
+def test_a_cut_inside_a_code_block_closes_the_block() -> None:
     text = description_of(request_of(text="````\n" + "x\n" * MAX_TEXT_CHARACTERS))
     assert "x\n````\n\n**Cut here:" in text
     indented = description_of(request_of(text="- a:\n\n  ```\n" + "  x\n" * MAX_TEXT_CHARACTERS))
@@ -166,12 +168,12 @@ QUESTION = {
 }
 
 
-def asking() -> ApprovalRequest:
+def question_request() -> ApprovalRequest:
     return replace(request_of(step_id="decide", kind="question"), fields=QUESTION)
 
 
 def test_the_form_of_a_question_has_its_typed_fields_first() -> None:
-    properties = form_of(asking()).model_json_schema()["properties"]
+    properties = form_of(question_request()).model_json_schema()["properties"]
     assert [*properties] == ["choice", "nodes", "hosts", "decision", "approver", "note", "digest"]
     assert properties["choice"] == {
         "type": "string",
@@ -205,11 +207,11 @@ GIVEN: dict[str, Any] = {"choice": "switch", "nodes": 3, "approver": "ana"}
         ({"choice": "switch", "nodes": 3}, False),
     ],
 )
-def test_the_server_takes_what_fits_the_fields_of_a_question(answer: dict[str, Any], is_taken: bool) -> None:
-    assert is_valid(answer, form_of(asking()).model_json_schema()) is is_taken
+def test_the_server_accepts_only_answers_that_fit_the_fields_of_a_question(answer: dict[str, Any], is_taken: bool) -> None:
+    assert is_valid(answer, form_of(question_request()).model_json_schema()) is is_taken
 
 
-def test_an_answer_to_a_question_holds_its_fields() -> None:
+def test_an_answer_to_a_question_has_its_fields() -> None:
     answer = answer_of({**GIVEN, "hosts": None, "note": "so"}, "question", QUESTION)
     assert (answer.decision, answer.by, answer.note, answer.result) == ("approve", "ana", "so", {"choice": "switch", "nodes": 3})
     assert answer_of(values_of(answer), "question", QUESTION) == answer

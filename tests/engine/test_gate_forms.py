@@ -1,4 +1,4 @@
-"""Forms of gates from outside of the run: found and answered by Prefect's API alone, collected later, released workers."""
+"""Tests of gate forms from outside the run: answered through Prefect's API alone, collected later, and with released workers."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -18,16 +18,16 @@ from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.gate import ask_in_form
 from plan_adapter.engine.gate_forms import OpenForm, answer_form, collected_answer, open_forms, resume_released
 from plan_adapter.errors import NotApprovedError, RunConflictError
-from tests.engine.gates import GOOD, AskedGate, flow_run, request_of, resume
+from tests.engine.gates import GOOD, InMemoryGate, flow_run, request_of, resume
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
 @asynccontextmanager
-async def asked(*gates: AskedGate) -> AsyncGenerator[None]:
-    """A flow run for each gate, which asks at it."""
+async def asked(*gates: InMemoryGate) -> AsyncGenerator[None]:
+    """Run a flow for each gate that asks at it."""
 
-    def run(gate: AskedGate) -> "asyncio.Task[State]":
+    def run(gate: InMemoryGate) -> "asyncio.Task[State]":
         async def ask() -> State:
             await ask_in_form(gate, poll_seconds=0.1)
             return Completed()
@@ -43,30 +43,35 @@ async def asked(*gates: AskedGate) -> AsyncGenerator[None]:
         await asyncio.wait(running, timeout=20)
 
 
-async def form_at(gate: AskedGate) -> OpenForm:
+async def form_at(gate: InMemoryGate) -> OpenForm:
     return next(form for form in await open_forms() if form.gate_id == gate.request.gate_id)
 
 
 async def test_open_gates_are_found_and_answered_by_the_api_alone() -> None:
     signed = GatePolicy(approvers=("ana", "bo"), known_by=("ssh_signature",))
-    plan, step = AskedGate(request_of()), AskedGate(request_of(step_id="部署", rules=signed))
+    plan, step = InMemoryGate(request_of()), InMemoryGate(request_of(step_id="部署", rules=signed))
     step.check = lambda answer: None if answer.signature == "-----BEGIN SSH SIGNATURE-----" else "no signature"
     async with asked(plan, step):
         await asyncio.gather(plan.opening(), step.opening())
-        of_plan, of_step = await form_at(plan), await form_at(step)
-        assert (of_plan.name, of_plan.step_id, of_plan.known_by, of_plan.opened_at) == ("deploy", None, None, plan.request.opened_at)
-        assert (of_step.run_id, of_step.step_id, of_step.known_by) == (step.request.run_id, "部署", ("ssh_signature",))
-        await answer_form(of_step, Answer("approve", "bo", signature="-----BEGIN SSH SIGNATURE-----"))
-        await answer_form(of_plan, Answer("reject", "ana", note="no"))
+        plan_form, step_form = await form_at(plan), await form_at(step)
+        assert (plan_form.name, plan_form.step_id, plan_form.known_by, plan_form.opened_at) == (
+            "deploy",
+            None,
+            None,
+            plan.request.opened_at,
+        )
+        assert (step_form.run_id, step_form.step_id, step_form.known_by) == (step.request.run_id, "部署", ("ssh_signature",))
+        await answer_form(step_form, Answer("approve", "bo", signature="-----BEGIN SSH SIGNATURE-----"))
+        await answer_form(plan_form, Answer("reject", "ana", note="no"))
         await asyncio.gather(plan.closed, step.closed)
         with pytest.raises(RunConflictError, match="waits for no answer any more"):
-            await answer_form(of_plan, Answer("approve", "bo"))
+            await answer_form(plan_form, Answer("approve", "bo"))
     assert [answer.signature for answer in step.answers] == ["-----BEGIN SSH SIGNATURE-----"]
     assert not {plan.request.gate_id, step.request.gate_id} & {form.gate_id for form in await open_forms()}
 
 
-async def test_what_the_form_does_not_take_is_said_in_words() -> None:
-    gate = AskedGate(request_of(rules=GatePolicy(approvers=("ana",))))
+async def test_answers_that_the_form_refuses_raise_an_error_with_the_reason() -> None:
+    gate = InMemoryGate(request_of(rules=GatePolicy(approvers=("ana",))))
     async with asked(gate):
         await gate.opening()
         form = await form_at(gate)
@@ -77,8 +82,8 @@ async def test_what_the_form_does_not_take_is_said_in_words() -> None:
         assert gate.answers == []
 
 
-async def test_a_refusal_is_told_to_who_answers_by_the_api() -> None:
-    gate = AskedGate(request_of(rules=GatePolicy(self_approval=False, requested_by="ana")))
+async def test_a_refused_api_answer_is_reported_on_the_form() -> None:
+    gate = InMemoryGate(request_of(rules=GatePolicy(self_approval=False, requested_by="ana")))
     async with asked(gate):
         await gate.opening()
         await answer_form(await form_at(gate), Answer("approve", "ana"))
@@ -86,13 +91,13 @@ async def test_a_refusal_is_told_to_who_answers_by_the_api() -> None:
         assert "may not approve it" in ((await form_at(gate)).refused or "")
 
 
-async def test_an_answer_that_nobody_waited_for_is_collected() -> None:
-    gate = AskedGate(request_of())
+async def test_an_answer_is_collected_after_the_asking_process_ended() -> None:
+    gate = InMemoryGate(request_of())
 
     async def ask() -> State:
         asker = asyncio.create_task(ask_in_form(gate, poll_seconds=60))
         await gate.opening()
-        asker.cancel()  # as far as Prefect sees, a kill: the flow run stays Paused
+        asker.cancel()  # to Prefect this looks like a kill: the flow run stays Paused
         await asyncio.wait({asker})
         assert await collected_answer(gate.gate) is None
         await resume(UUID(gate.openings[0][0]), GOOD)
@@ -104,8 +109,8 @@ async def test_an_answer_that_nobody_waited_for_is_collected() -> None:
     assert (await run_flow(Flow(ask, name="gate", persist_result=False), {})).is_completed()
 
 
-async def test_what_is_no_whole_answer_is_not_collected() -> None:
-    gate = AskedGate(request_of())
+async def test_an_incomplete_answer_raises_an_error_when_it_is_collected() -> None:
+    gate = InMemoryGate(request_of())
     async with asked(gate):
         flow_run_id = await gate.opening()
         for number, value in enumerate(({}, {"decision": "approve"}, {**GOOD, "__prefect_kind": "json"}, "approve")):
@@ -115,8 +120,8 @@ async def test_what_is_no_whole_answer_is_not_collected() -> None:
                 await collected_answer(gate.gate)
 
 
-async def test_a_released_run_gives_its_worker_back_and_finds_the_answer_when_it_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = AskedGate(request_of(rules=GatePolicy(release=True)))
+async def test_a_run_that_released_its_worker_finds_the_answer_when_it_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = InMemoryGate(request_of(rules=GatePolicy(release=True)))
 
     async def ask() -> State:
         if gate.openings and (answer := await collected_answer(gate.gate)) is not None:
@@ -132,11 +137,11 @@ async def test_a_released_run_gives_its_worker_back_and_finds_the_answer_when_it
         await run_flow(flow, {}, flow_run_id=str(flow_run_id))
     state = (await flow_run(flow_run_id)).state
     assert state is not None
-    words = (
+    hint = (
         "waits for an approval: answer with the button Resume (in Prefect's newer UI: in the menu ⋮), "
         f"or with `plan approve {gate.request.run_id} --digest {'d' * 12}`"
     )
-    assert (state.name, state.message) == ("Suspended", f"`{gate.request.name}` {words}; it gives its worker back until then")
+    assert (state.name, state.message) == ("Suspended", f"`{gate.request.name}` {hint}; it gives its worker back until then")
     await answer_form(await form_at(gate), Answer("approve", "ana"))
     assert (await flow_run(flow_run_id)).state_name == "Resuming"
     assert (await run_flow(flow, {}, flow_run_id=str(flow_run_id))).is_completed()
@@ -144,8 +149,8 @@ async def test_a_released_run_gives_its_worker_back_and_finds_the_answer_when_it
 
 
 @pytest.mark.thorough
-async def test_a_released_run_is_started_again_when_its_gate_was_answered_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = AskedGate(request_of(rules=GatePolicy(release=True)))
+async def test_a_released_run_restarts_when_its_gate_is_answered_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = InMemoryGate(request_of(rules=GatePolicy(release=True)))
 
     async def ask() -> State:
         await ask_in_form(gate, poll_seconds=0.1)
@@ -168,7 +173,7 @@ async def test_a_released_run_is_started_again_when_its_gate_was_answered_elsewh
 
 
 async def deployed(flow: Flow[..., Any]) -> UUID:
-    """A flow run of a deployment of `flow`, as a worker is given one."""
+    """Return a flow run of a deployment of `flow`, as a worker would get it."""
     async with get_client() as client:
         deployment_id = await client.create_deployment(flow_id=await client.create_flow(flow), name=f"d-{UUID(int=0)}")
         return (await client.create_flow_run_from_deployment(deployment_id)).id

@@ -1,4 +1,4 @@
-"""Gates of steps: each a subflow with a page and a form of its own."""
+"""Tests of step gates: each is a subflow with its own page and form."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -16,18 +16,18 @@ from plan_adapter.approvals import Answer
 from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.gate import GateCancelledError, ask_in_form
 from plan_adapter.errors import StoreError
-from tests.engine.gates import GOOD, AskedGate, flow_run, request_of, resume
+from tests.engine.gates import GOOD, InMemoryGate, flow_run, request_of, resume
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
-async def ask(gate: AskedGate) -> None:
+async def ask(gate: InMemoryGate) -> None:
     await ask_in_form(gate, poll_seconds=0.1, approval_of=gate.approval_of)
 
 
 @asynccontextmanager
-async def flowing(body: Callable[[], Awaitable[State]], *gates: AskedGate) -> AsyncGenerator["asyncio.Task[State]"]:
-    """A flow run of `body`; `gates` are closed at its end."""
+async def flow_of(body: Callable[[], Awaitable[State]], *gates: InMemoryGate) -> AsyncGenerator["asyncio.Task[State]"]:
+    """Run `body` in a flow, and close `gates` at the end."""
 
     async def steps() -> State:
         return await body()
@@ -41,7 +41,7 @@ async def flowing(body: Callable[[], Awaitable[State]], *gates: AskedGate) -> As
         await asyncio.wait({running}, timeout=20)
 
 
-def asked(*gates: AskedGate) -> Callable[[], Awaitable[State]]:
+def asking_at(*gates: InMemoryGate) -> Callable[[], Awaitable[State]]:
     async def body() -> State:
         ends = await asyncio.gather(*map(ask, gates), return_exceptions=True)
         cancelled = next((end for end in ends if isinstance(end, GateCancelledError)), None)
@@ -62,9 +62,9 @@ async def state_of(flow_run_id: UUID) -> tuple[str | None, str | None]:
 
 
 @pytest.mark.thorough
-async def test_two_gates_at_once_are_answered_each_on_its_own_page_in_the_other_order() -> None:
-    first, second = AskedGate(request_of(step_id="drain")), AskedGate(request_of(step_id="部署"))
-    async with flowing(asked(first, second), first, second) as running:
+async def test_two_open_gates_are_answered_on_their_own_pages_in_any_order() -> None:
+    first, second = InMemoryGate(request_of(step_id="drain")), InMemoryGate(request_of(step_id="部署"))
+    async with flow_of(asking_at(first, second), first, second) as running:
         drain, deploy = await first.opening(), await second.opening()
         assert drain != deploy
         await resume(deploy, GOOD)
@@ -78,9 +78,9 @@ async def test_two_gates_at_once_are_answered_each_on_its_own_page_in_the_other_
     assert (await flow_run(deploy)).name == "approve 部署 of deploy"
 
 
-async def test_the_row_ends_the_page_of_a_step() -> None:
-    answered, expired = AskedGate(request_of(step_id="a")), AskedGate(request_of(step_id="b"))
-    async with flowing(asked(answered, expired), answered, expired) as running:
+async def test_closing_the_row_of_a_step_gate_ends_its_page() -> None:
+    answered, expired = InMemoryGate(request_of(step_id="a")), InMemoryGate(request_of(step_id="b"))
+    async with flow_of(asking_at(answered, expired), answered, expired) as running:
         pages = await answered.opening(), await expired.opening()
         await answered.answered_by("bo")
         expired.close("expired")
@@ -88,9 +88,9 @@ async def test_the_row_ends_the_page_of_a_step() -> None:
     assert [await state_of(page) for page in pages] == [("Approved", "Approved by bo (os_user)"), ("Expired", "expired: nobody answered")]
 
 
-async def test_a_forced_state_opens_no_gate_of_a_step() -> None:
-    gate = AskedGate(request_of(step_id="a"))
-    async with flowing(asked(gate), gate) as running, get_client() as client:
+async def test_a_forced_state_does_not_pass_a_step_gate() -> None:
+    gate = InMemoryGate(request_of(step_id="a"))
+    async with flow_of(asking_at(gate), gate) as running, get_client() as client:
         page = await gate.opening()
         await client.set_flow_run_state(page, Running(), force=True)
         assert await gate.opening(2) == page
@@ -100,9 +100,9 @@ async def test_a_forced_state_opens_no_gate_of_a_step() -> None:
     assert (await state_of(page))[0] == "Approved"
 
 
-async def test_cancelling_the_page_of_a_step_is_raised_and_shown_as_cancelled() -> None:
-    gate = AskedGate(request_of(step_id="a"))
-    async with flowing(asked(gate), gate) as running, get_client() as client:
+async def test_cancelling_the_page_of_a_step_gate_cancels_the_run_and_the_page() -> None:
+    gate = InMemoryGate(request_of(step_id="a"))
+    async with flow_of(asking_at(gate), gate) as running, get_client() as client:
         page = await gate.opening()
         await client.set_flow_run_state(page, Cancelling(message="stop it"))
         assert (await running).message == "stop it"
@@ -110,8 +110,8 @@ async def test_cancelling_the_page_of_a_step_is_raised_and_shown_as_cancelled() 
 
 
 @pytest.mark.thorough
-async def test_what_asking_raises_comes_out_and_the_page_is_failed() -> None:
-    gate = AskedGate(request_of(step_id="a"))
+async def test_an_error_while_asking_is_raised_and_fails_the_page() -> None:
+    gate = InMemoryGate(request_of(step_id="a"))
 
     def broken(_: Answer) -> str | None:
         raise StoreError("the database is away")
@@ -123,15 +123,15 @@ async def test_what_asking_raises_comes_out_and_the_page_is_failed() -> None:
             await ask(gate)
         return Completed()
 
-    async with flowing(body, gate) as running:
+    async with flow_of(body, gate) as running:
         page = await gate.opening()
         await resume(page, GOOD)
         assert (await running).is_completed()
     assert await state_of(page) == ("Failed", "the database is away")
 
 
-async def test_stopping_the_run_ends_the_page_as_cancelled_and_never_as_crashed() -> None:
-    gate = AskedGate(request_of(step_id="a"))
+async def test_stopping_the_run_ends_the_page_as_cancelled_not_crashed() -> None:
+    gate = InMemoryGate(request_of(step_id="a"))
 
     async def body() -> State:
         asker = asyncio.create_task(ask(gate))
@@ -141,14 +141,14 @@ async def test_stopping_the_run_ends_the_page_as_cancelled_and_never_as_crashed(
             await asker
         return Completed()
 
-    async with flowing(body, gate) as running:
+    async with flow_of(body, gate) as running:
         page = await gate.opening()
         assert (await running).is_completed()
     assert await state_of(page) == ("Cancelled", "the run was stopped while it waited here")
 
 
-async def test_a_run_again_after_a_kill_asks_anew_and_leaves_no_page_waiting() -> None:
-    gate, ids = AskedGate(request_of(step_id="a")), list[UUID]()
+async def test_a_run_restarted_after_a_kill_asks_again_and_leaves_one_page_waiting() -> None:
+    gate, ids = InMemoryGate(request_of(step_id="a")), list[UUID]()
 
     async def killed() -> State:
         flow = FlowRunContext.get()

@@ -1,4 +1,4 @@
-"""What `engine/internals.py` relies on and Prefect does not document. When this fails after an upgrade of Prefect: fix that file."""
+"""Tests of undocumented Prefect behavior that `engine/internals.py` relies on. If one fails after a Prefect upgrade, fix that file."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from plan_adapter.engine import internals, tasks
 from plan_adapter.engine.internals import BUSY_SECONDS, BUSY_WAITS, advise_retry, missing_prefect_features
 from plan_adapter.engine.local_server import Server
 from plan_adapter.engine.tasks import PrefectStepRunner
-from tests.engine.calls import WrittenCall, states_of, task_runs
+from tests.engine.calls import ScriptedCall, states_of, task_runs
 
 ADVICE = (
     f"Prefect {prefect.__version__} differs from what engine/internals.py calls. Until that file is changed, steps run through Prefect's "
@@ -28,15 +28,15 @@ ADVICE = (
 )
 
 
-def test_prefect_keeps_what_the_internals_rely_on() -> None:
+def test_prefect_still_has_what_the_internals_rely_on() -> None:
     assert missing_prefect_features() == [], ADVICE
 
 
-async def test_the_events_of_a_task_run_make_the_same_record_as_prefects_own_engine(prefect_server: object) -> None:
+async def test_task_run_events_produce_the_same_record_as_prefects_own_engine(prefect_server: object) -> None:
     @flow(persist_result=False)
     async def both() -> State:
-        await PrefectStepRunner()(WrittenCall("direct"))
-        await PrefectStepRunner(plain=True)(WrittenCall("plain"))
+        await PrefectStepRunner()(ScriptedCall("direct"))
+        await PrefectStepRunner(plain=True)(ScriptedCall("plain"))
         return Completed()
 
     state = await both(return_state=True)
@@ -66,7 +66,7 @@ async def test_the_events_of_a_task_run_make_the_same_record_as_prefects_own_eng
         assert run.total_run_time == (await states_of(run, 2))[-1].timestamp - run.start_time, ADVICE
 
 
-def test_what_a_later_prefect_takes_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_that_a_later_prefect_removed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def emit(*, task_run: object, validated_state: object, severity: int) -> None: ...
 
     monkeypatch.setattr(internals, "emit_task_run_state_change_event", emit)
@@ -77,14 +77,14 @@ def test_what_a_later_prefect_takes_away_is_named(monkeypatch: pytest.MonkeyPatc
     assert len(missing_prefect_features("cancellation")) == 3
 
 
-async def test_where_a_promise_is_broken_the_plain_way_is_taken_and_said(
+async def test_a_missing_prefect_feature_falls_back_to_public_calls_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, prefect_server: object
 ) -> None:
     monkeypatch.setattr(tasks, "missing_prefect_features", lambda feature: ["TaskRun takes no `labels`"])
 
     @flow(persist_result=False)
     async def changed() -> State:
-        call = WrittenCall("check", timeout_seconds=5)
+        call = ScriptedCall("check", timeout_seconds=5)
         await PrefectStepRunner()(call)
         return Completed()
 
@@ -95,14 +95,14 @@ async def test_where_a_promise_is_broken_the_plain_way_is_taken_and_said(
     assert "steps run slower, because this version of Prefect differs: TaskRun takes no `labels`" in caplog.text
 
 
-async def test_prefects_client_is_told_to_try_again_soon_where_the_server_is_busy(prefect_server: object) -> None:
+async def test_prefects_client_has_the_hook_that_shortens_retries_of_a_busy_server(prefect_server: object) -> None:
     async with internals.busy_retries(), get_client() as client:
         hooks = client._client.event_hooks["response"]
         assert advise_retry in hooks, ADVICE
         await client.hello()
 
 
-async def test_every_answer_of_a_busy_server_gets_a_short_wait_and_costs_no_retry_for_a_minute() -> None:
+async def test_retries_of_a_busy_server_wait_briefly_and_are_free_for_a_minute() -> None:
     request = httpx.Request("POST", "http://127.0.0.1/api/flow_runs/")
     answers = [await _advised(request) for _ in range(len(BUSY_WAITS) + 2)]
     assert [float(wait or 0) for wait, _ in answers] == [*BUSY_WAITS, BUSY_WAITS[-1], BUSY_WAITS[-1]]
@@ -118,7 +118,7 @@ async def _advised(request: httpx.Request) -> tuple[str | None, str | None]:
 
 
 @pytest.mark.parametrize(("status", "headers"), [(200, {}), (429, {}), (503, {"Retry-After": "7"})])
-async def test_other_answers_stay_as_they_are(status: int, headers: dict[str, str]) -> None:
+async def test_other_responses_are_not_changed(status: int, headers: dict[str, str]) -> None:
     response = httpx.Response(status, headers=headers, request=httpx.Request("GET", "http://127.0.0.1/api/health"))
     await advise_retry(response)
     assert response.headers.get("Retry-After") == headers.get("Retry-After")
@@ -133,8 +133,8 @@ async def test_a_plan_runs_without_the_private_modules_of_prefect(at_once: bool,
     environment = os.environ | {"PREFECT_API_URL": prefect_server.api_url}
     command = [sys.executable, "-m", "tests.engine.without_private_module", str(tmp_path), *missing]
     child = await asyncio.create_subprocess_exec(*command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    printed, trouble = await child.communicate()
-    assert child.returncode == 0, trouble.decode()
+    printed, errors = await child.communicate()
+    assert child.returncode == 0, errors.decode()
     ends = [json.loads(line) for line in printed.splitlines()]
     assert [end["without"] for end in ends] == missing
     for end in ends:

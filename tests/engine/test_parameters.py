@@ -1,4 +1,4 @@
-"""Flow runs whose parameters are not those that the plan has now."""
+"""Tests of flow runs whose parameters do not match the current inputs of the plan."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ async def completed(_inputs: dict[str, Any], _flow_run_id: str) -> PlanRun:
 
 
 async def deployed(flow: Flow[..., Any], parameters: dict[str, Any]) -> FlowRun:
-    """Return a flow run of a deployment that takes any parameters, as one made of an earlier version of the plan does."""
+    """Return a flow run of a deployment that accepts any parameters, like one of an earlier version of the plan."""
     async with get_client() as client:
         flow_id = await client.create_flow(flow)
         deployment_id = await client.create_deployment(flow_id=flow_id, name=uuid4().hex, enforce_parameter_schema=False)
@@ -32,7 +32,7 @@ async def deployed(flow: Flow[..., Any], parameters: dict[str, Any]) -> FlowRun:
 
 
 async def ended(flow: Flow[..., Any], parameters: dict[str, Any]) -> State:
-    """Return the final state of a deployment's flow run, executed as a worker's process does it."""
+    """Return the final state of a deployment's flow run that was executed as in a worker's process."""
     flow_run = await deployed(flow, parameters)
     return await cast("Any", run_flow(flow, flow_run=flow_run, return_type="state"))
 
@@ -45,7 +45,7 @@ RARE = [
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "expected"),
     [
         ({}, ["no value for `environment`; give text"]),
         ({"environment": 3, "times": "many"}, ["inputs.environment: the value is an integer", "inputs.times: the value is text"]),
@@ -53,19 +53,19 @@ RARE = [
         *(pytest.param(*case, marks=pytest.mark.thorough) for case in RARE),
     ],
 )
-async def test_a_run_whose_parameters_do_not_fit_ends_as_failed_and_says_what_is_wrong(
-    prefect_server: object, caplog: pytest.LogCaptureFixture, parameters: dict[str, Any], said: list[str]
+async def test_a_run_with_wrong_parameters_fails_and_says_what_is_wrong(
+    prefect_server: object, caplog: pytest.LogCaptureFixture, parameters: dict[str, Any], expected: list[str]
 ) -> None:
     with caplog.at_level(logging.INFO):
         state = await ended(flow_of(validated(inputs=INPUTS), completed), parameters)
     assert (state.type, state.name) == (StateType.FAILED, "Failed")
-    for words in said:
-        assert words in (state.message or "")
+    for text in expected:
+        assert text in (state.message or "")
     assert "Traceback" not in caplog.text
     assert not any(record.exc_info for record in caplog.records)
 
 
-async def test_parameters_that_fit_are_taken_with_the_defaults_of_the_plan(prefect_server: object) -> None:
+async def test_valid_parameters_are_completed_with_the_defaults_of_the_plan(prefect_server: object) -> None:
     given = list[dict[str, Any]]()
 
     async def keep(inputs: dict[str, Any], _flow_run_id: str) -> PlanRun:
@@ -77,7 +77,7 @@ async def test_parameters_that_fit_are_taken_with_the_defaults_of_the_plan(prefe
 
 
 @pytest.mark.thorough
-async def test_a_served_flow_says_so_in_the_process_of_the_run(prefect_server: object) -> None:
+async def test_a_served_flow_reports_wrong_parameters_from_the_process_of_the_run(prefect_server: object) -> None:
     flow = flow_of(validated(inputs=INPUTS), completed)
     flow_run = await deployed(flow, {"zone": "eu"})
     process = run_flow_in_subprocess(flow, flow_run)
@@ -90,7 +90,7 @@ async def test_a_served_flow_says_so_in_the_process_of_the_run(prefect_server: o
 @pytest.mark.parametrize(
     "inputs", ["environment=prod", pytest.param(["prod"], marks=pytest.mark.thorough), pytest.param(3, marks=pytest.mark.thorough)]
 )
-async def test_inputs_of_the_deployed_flow_that_are_no_mapping_are_refused_in_words(
+async def test_inputs_of_the_deployed_flow_that_are_not_a_mapping_are_refused(
     prefect_server: object, caplog: pytest.LogCaptureFixture, inputs: object
 ) -> None:
     state = await ended(flows.run_plan, {"plan": "description: x\nsteps: []", "inputs": inputs})

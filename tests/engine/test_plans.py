@@ -1,4 +1,4 @@
-"""Whole plans on a Prefect server: what the API shows of them when they have run."""
+"""Tests of whole plans on a Prefect server: what its API shows after they ran."""
 
 import asyncio
 import pickle
@@ -45,7 +45,7 @@ def a_plan(**options: object) -> ExecutionPlan:
     return plan
 
 
-async def test_the_steps_of_a_plan_are_task_runs_with_its_edges(store: PlanStore) -> None:
+async def test_steps_are_task_runs_connected_by_their_dependencies(store: PlanStore) -> None:
     plan = a_plan(allow_parallel=True)
     plan.add_step("give", "names", {"value": ["a", "b"]}, id="names")
     plan.add_step("give", "each", {"value": "${{ item }}"}, id="each", for_each="${{ steps.names.result }}")
@@ -63,7 +63,7 @@ async def test_the_steps_of_a_plan_are_task_runs_with_its_edges(store: PlanStore
     }
 
 
-async def test_flow_runs_are_named_after_their_plans_and_runs_also_where_several_begin_at_once(store: PlanStore) -> None:
+async def test_flow_run_names_combine_plan_and_run_id_even_if_several_start_at_once(store: PlanStore) -> None:
     names = ["{flow_run.id} <b>50%</b> a/b", "发布", "x" * 300]
     plans = [ExecutionPlan(name=name, description="Say it") for name in names]
     for plan in plans:
@@ -75,7 +75,7 @@ async def test_flow_runs_are_named_after_their_plans_and_runs_also_where_several
     assert shown == [f"{name} {run.id[:13]}" for name, run in zip(expected, runs, strict=True)]
 
 
-async def test_a_step_that_fails_is_seen_with_its_retries_and_what_it_keeps_from_running(store: PlanStore) -> None:
+async def test_a_failed_step_is_shown_with_its_retries_and_skipped_dependents(store: PlanStore) -> None:
     @tool(effect="read")
     async def fall(context: ToolContext) -> None:
         """Fall."""
@@ -107,20 +107,20 @@ async def test_a_step_that_fails_is_seen_with_its_retries_and_what_it_keeps_from
     assert (final.name, final.message) == ("Partial", f"1 of 3 steps completed, 1 failed, 1 skipped: {run.message}")
 
 
-async def test_a_resumed_run_is_the_same_flow_run_and_shows_what_it_carries(store: PlanStore) -> None:
+async def test_a_resumed_run_keeps_its_flow_run_and_shows_carried_steps(store: PlanStore) -> None:
     broken = [True]
 
     @tool(effect="read")
-    def mend() -> str:
+    def fail_once() -> str:
         """Fail the first time."""
         if broken.pop() if broken else False:
             raise ValueError("not yet")
-        return "mended"
+        return "done"
 
     plan = a_plan()
     plan.add_step("give", "first", {"value": 1}, id="first")
-    plan.add_step("mend", "second", id="second", depends_on=["first"])
-    tools = ToolRegistry([give, mend])
+    plan.add_step("fail_once", "second", id="second", depends_on=["first"])
+    tools = ToolRegistry([give, fail_once])
     before = await arun_plan(plan, tools=tools, store=store)
     old = await _shown(before, "first", "second")
     after = await aresume_run(before.id, tools=tools, store=store)
@@ -138,7 +138,7 @@ async def test_a_cancelled_run_ends_as_cancelled_with_the_reason(store: PlanStor
 
     @tool(effect="read")
     async def wait(context: ToolContext) -> None:
-        """Wait for ever."""
+        """Wait forever."""
         run_ids.append(context.run_id)
         started.set()
         await asyncio.Event().wait()
@@ -162,7 +162,7 @@ async def test_a_cancelled_run_ends_as_cancelled_with_the_reason(store: PlanStor
     assert shown.state_name == "Cancelled"
 
 
-async def test_a_compiled_plan_is_a_flow_that_gives_its_run(store: PlanStore) -> None:
+async def test_a_compiled_plan_is_a_flow_that_returns_its_run(store: PlanStore) -> None:
     plan = a_plan()
     plan.inputs = {"who": plan_input("string")}
     plan.add_step("give", "greet", {"value": "hello ${{ inputs.who }}"}, id="greet")
@@ -174,7 +174,7 @@ async def test_a_compiled_plan_is_a_flow_that_gives_its_run(store: PlanStore) ->
     assert (shown.state_name, shown.tags) == ("Completed", ["nightly"])
 
 
-async def test_tags_of_a_plan_are_on_its_flow_run_and_those_of_a_step_on_its_task_runs(store: PlanStore) -> None:
+async def test_plan_tags_are_on_the_flow_run_and_step_tags_on_the_task_runs(store: PlanStore) -> None:
     plan = a_plan()
     plan.tags = ["web", "生产"]
     plan.add_step("give", "tagged", {"value": 1}, id="tagged", tags=["db limit"])
@@ -185,7 +185,7 @@ async def test_tags_of_a_plan_are_on_its_flow_run_and_those_of_a_step_on_its_tas
     assert (await flow_run(UUID(run.flow_run_id or ""))).tags == ["web", "生产"]
 
 
-async def test_tags_of_a_plan_join_those_of_the_caller(store: PlanStore) -> None:
+async def test_plan_tags_are_added_to_the_callers_tags(store: PlanStore) -> None:
     plan = a_plan()
     plan.tags = ["web", "nightly"]
     plan.add_step("give", "greet", {"value": 1}, id="greet")
@@ -207,7 +207,7 @@ RARE_NAMES = [pytest.param(*name, marks=pytest.mark.thorough) for name in NAMES[
 
 
 @pytest.mark.parametrize(("run_name", "name"), NAMES[:2] + RARE_NAMES, ids=["inputs", "secrets", "invisible", "a number", "too long"])
-async def test_a_plan_names_its_flow_runs(store: PlanStore, run_name: str, name: str) -> None:
+async def test_a_plan_can_name_its_flow_runs(store: PlanStore, run_name: str, name: str) -> None:
     plan = a_plan()
     plan.inputs = {"host": Input(), "times": Input(type="integer", default=2), "password": Input(default="hush-hush")}
     plan.inputs["address"] = Input(default="db://ana:hush@db-1")
@@ -219,7 +219,7 @@ async def test_a_plan_names_its_flow_runs(store: PlanStore, run_name: str, name:
     assert (await flow_run(UUID(run.flow_run_id or ""))).name == name, "a deployment names its flow runs when they start"
 
 
-async def test_a_name_that_cannot_be_evaluated_is_left_to_the_default(store: PlanStore) -> None:
+async def test_a_run_name_that_cannot_be_evaluated_falls_back_to_the_default(store: PlanStore) -> None:
     plan = a_plan()
     plan.inputs, plan.run_name = {"names": Input(type="array", default=[])}, "${{ inputs.names[0] }}"
     plan.add_step("give", "greet", {"value": 1}, id="greet")
@@ -227,12 +227,12 @@ async def test_a_name_that_cannot_be_evaluated_is_left_to_the_default(store: Pla
     assert (await flow_run(UUID(run.flow_run_id or ""))).name == f"a plan {run.id[:13]}"
 
 
-async def test_a_concurrency_limit_of_prefect_on_a_steps_tag_holds(store: PlanStore) -> None:
+async def test_a_prefect_concurrency_limit_on_a_step_tag_is_respected(store: PlanStore) -> None:
     together, most = 0, 0
 
     @tool(effect="read")
     async def work() -> None:
-        """Note how many work at once."""
+        """Record how many calls run at once."""
         nonlocal together, most
         together += 1
         most = max(most, together)
@@ -252,13 +252,13 @@ async def test_a_compiled_plan_without_an_approval_waits_for_one_before_its_firs
     plan = a_plan(require_approval=True)
     plan.add_step("give", "greet", {"value": 1}, id="greet")
     tools = ToolRegistry([give])
-    going = asyncio.ensure_future(compile_plan(validate(plan, tools), store=store)())
+    running = asyncio.ensure_future(compile_plan(validate(plan, tools), store=store)())
     while not (gates := await store.gates.find()):
         await store.changed(0.5)
     assert await store.attempts(gates[0].run_id) == []
     request = ApprovalRequest(gates[0].approval_digest, plan.name, "", "", run_id=gates[0].run_id, gate_id=gates[0].id)
     await store.gates.answer(gates[0].id, answer_to(request, decision="approve", by="ana", known_by="os_user"))
-    assert (await going).status is PlanStatus.COMPLETED
+    assert (await running).status is PlanStatus.COMPLETED
     run = await compile_plan(validate(plan, tools), store=store, approval=approve(plan, tools=tools, by="ana"))()
     assert run.status is PlanStatus.COMPLETED
 

@@ -1,4 +1,4 @@
-"""Whether a server demands authentication is asked of the server itself, without credentials."""
+"""Tests of whether a server demands authentication: the server itself is asked, without credentials."""
 
 import http.server
 import threading
@@ -51,7 +51,7 @@ def test_the_status_of_a_request_without_credentials_decides(status: int, demand
         assert demands_authentication(url) is demands
 
 
-def test_a_server_that_does_not_answer_gives_no_clear_answer() -> None:
+def test_an_unreachable_server_gives_no_clear_answer() -> None:
     assert demands_authentication("http://127.0.0.1:1/api") is None
 
 
@@ -63,7 +63,7 @@ def test_no_credentials_are_sent() -> None:
     assert not {"authorization", "x-gate"} & {name.lower() for name in seen[0]}
 
 
-def test_a_clear_answer_is_asked_for_once_and_an_unclear_one_again() -> None:
+def test_clear_answers_are_cached_and_unclear_ones_are_not() -> None:
     with answering(401) as (url, seen):
         assert [demands_authentication(url) for _ in range(3)] == [True, True, True]
     assert len(seen) == 1
@@ -72,13 +72,13 @@ def test_a_clear_answer_is_asked_for_once_and_an_unclear_one_again() -> None:
     assert len(seen) == 3
 
 
-def test_a_server_with_default_settings_demands_none_and_one_behind_a_gateway_does(prefect_server: Server) -> None:
+def test_only_the_server_behind_a_gateway_demands_authentication(prefect_server: Server) -> None:
     assert demands_authentication(prefect_server.api_url) is False
     with Gateway(prefect_server.api_url) as gateway:
         assert demands_authentication(gateway.url) is True
 
 
-def test_an_unchecked_certificate_gives_no_clear_answer(prefect_server: Server, tmp_path: Path) -> None:
+def test_an_unverified_certificate_gives_no_clear_answer(prefect_server: Server, tmp_path: Path) -> None:
     with Gateway(prefect_server.api_url, certificate=self_signed(tmp_path / "cert.pem")) as gateway:
         assert demands_authentication(gateway.url) is None
         with temporary_settings({"api.tls_insecure_skip_verify": True}):  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""What the local server's process changes about Prefect's own."""
+"""Tests of what the process of the local server changes in Prefect."""
 
 import logging
 from typing import Any
@@ -10,29 +10,29 @@ from sqlalchemy.exc import IntegrityError
 from plan_adapter.engine.internals import record_singly_what_fails_together
 
 
-class Said:
-    """An event, as far as the recorder's log needs one."""
+class TaskRunEvent:
+    """The parts of an event that the recorder's log needs."""
 
     def __init__(self, *, is_refused: bool) -> None:
         self.id, self.is_refused = uuid4(), is_refused
 
 
-async def test_a_state_that_the_database_refuses_takes_no_others_with_it(
+async def test_a_state_that_the_database_refuses_does_not_lose_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from prefect.server.services import task_run_recorder  # the server takes a second to import, in every process that collects tests
+    from prefect.server.services import task_run_recorder  # imported here, because it slows test collection by a second
 
     kept = list[Any]()
 
-    async def write(events: list[Any]) -> None:
-        if any(event.is_refused for event in events):
+    async def write(batch: list[Any]) -> None:
+        if any(event.is_refused for event in batch):
             raise IntegrityError("INSERT", {}, Exception("FOREIGN KEY constraint failed"))
-        kept.extend(events)
+        kept.extend(batch)
 
     monkeypatch.setattr(task_run_recorder, "record_bulk_task_run_events", write)
     record_singly_what_fails_together()
-    said: list[Any] = [Said(is_refused=number == 1) for number in range(4)]
+    events: list[Any] = [TaskRunEvent(is_refused=number == 1) for number in range(4)]
     with caplog.at_level(logging.WARNING):
-        await task_run_recorder.record_bulk_task_run_events(said)
-    assert kept == [said[0], said[2], said[3]]
-    assert str(said[1].id) in caplog.text
+        await task_run_recorder.record_bulk_task_run_events(events)
+    assert kept == [events[0], events[2], events[3]]
+    assert str(events[1].id) in caplog.text

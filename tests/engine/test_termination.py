@@ -1,4 +1,4 @@
-"""SIGTERM to the process of a flow run: what it does ends in order, and Prefect's handler is in its place before and after."""
+"""Tests of SIGTERM in the process of a flow run: it ends in order, and Prefect's handler is in place before and after."""
 
 import asyncio
 import os
@@ -12,23 +12,23 @@ from plan_adapter.engine import termination
 from plan_adapter.engine.termination import ended_in_order
 
 
-class PrefectsError(BaseException):
-    """What Prefect's handler raises, in the midst of the event loop."""
+class PrefectHandlerError(BaseException):
+    """Raised by Prefect's handler, in the middle of the event loop."""
 
 
 @pytest.fixture(autouse=True)
-def theirs() -> Iterator[object]:
-    """Prefect's handler, as a flow run puts it in front."""
+def prefect_handler() -> Iterator[object]:
+    """Install a handler as Prefect does for a flow run."""
 
     def raise_it(*_: object) -> None:
-        raise PrefectsError
+        raise PrefectHandlerError
 
     before = signal.signal(signal.SIGTERM, raise_it)
     yield raise_it
     signal.signal(signal.SIGTERM, before)
 
 
-def end_me() -> None:
+def send_sigterm() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -40,67 +40,67 @@ async def not_cancelled() -> bool:
     return False
 
 
-async def test_what_is_cancelled_ends_by_itself(theirs: object) -> None:
-    told = asyncio.Event()
+async def test_a_cancelled_run_ends_by_itself(prefect_handler: object) -> None:
+    asked = asyncio.Event()
 
     async def is_cancelled() -> bool:
-        told.set()
+        asked.set()
         return True
 
     async with ended_in_order(is_cancelled):
-        end_me()
-        await told.wait()
-        end_me()  # who ends a process group and forwards the signal sends it twice
+        send_sigterm()
+        await asked.wait()
+        send_sigterm()  # a parent that signals the process group and also forwards the signal sends it twice
         await asyncio.sleep(0)
-    assert signal.getsignal(signal.SIGTERM) is theirs
+    assert signal.getsignal(signal.SIGTERM) is prefect_handler
 
 
-async def test_what_is_to_end_for_another_reason_is_cancelled_and_cleans_up(theirs: object) -> None:
+async def test_a_run_that_was_not_cancelled_is_interrupted_and_cleans_up(prefect_handler: object) -> None:
     cleaned = False
     with pytest.raises(TerminationSignal):
         async with ended_in_order(not_cancelled):
-            end_me()
+            send_sigterm()
             try:
                 await asyncio.Event().wait()
             finally:
                 await asyncio.sleep(0)
                 cleaned = True
     assert cleaned
-    assert signal.getsignal(signal.SIGTERM) is theirs
+    assert signal.getsignal(signal.SIGTERM) is prefect_handler
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
 
 
-async def test_a_handler_that_a_flow_run_within_puts_in_front_is_replaced(theirs: object, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_handler_that_a_nested_flow_run_installs_is_replaced(prefect_handler: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(termination, "KEEP_SECONDS", 0.01)
     async with ended_in_order(cancelled):
         ours = signal.getsignal(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, theirs)  # pyright: ignore[reportArgumentType]  # a function
+        signal.signal(signal.SIGTERM, prefect_handler)  # pyright: ignore[reportArgumentType]  # a function
         while signal.getsignal(signal.SIGTERM) is not ours:
             await asyncio.sleep(0.01)
-    assert signal.getsignal(signal.SIGTERM) is theirs
+    assert signal.getsignal(signal.SIGTERM) is prefect_handler
 
 
-async def test_a_later_signal_is_prefects(theirs: object, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_later_signal_goes_to_prefects_handler(prefect_handler: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(termination, "AGAIN_SECONDS", 0.01)
     async with ended_in_order(cancelled):
-        end_me()
-        while signal.getsignal(signal.SIGTERM) is not theirs:
+        send_sigterm()
+        while signal.getsignal(signal.SIGTERM) is not prefect_handler:
             await asyncio.sleep(0.01)
-        with pytest.raises(PrefectsError):
-            end_me()
+        with pytest.raises(PrefectHandlerError):
+            send_sigterm()
 
 
-async def test_outside_of_the_main_thread_nothing_is_taken(theirs: object) -> None:
+async def test_no_handler_is_installed_outside_the_main_thread(prefect_handler: object) -> None:
     async def within() -> object:
         async with ended_in_order(cancelled):
             return signal.getsignal(signal.SIGTERM)
 
-    assert await asyncio.to_thread(lambda: asyncio.run(within())) is theirs
+    assert await asyncio.to_thread(lambda: asyncio.run(within())) is prefect_handler
 
 
-async def test_a_cancellation_from_elsewhere_stays_one() -> None:
+async def test_cancelling_the_task_from_outside_still_cancels_it() -> None:
     begun = asyncio.Event()
 
     async def body() -> None:

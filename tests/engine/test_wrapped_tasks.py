@@ -1,4 +1,4 @@
-"""A step whose tool is a Prefect task: its tags, hooks, assets, transaction and timeout hold, and so do receipts, retries and redaction."""
+"""Tests of steps whose tool is a Prefect task: its tags, hooks, assets, transactions and timeout work, as do receipts and redaction."""
 
 import asyncio
 import os
@@ -31,17 +31,17 @@ def store(tmp_path: Path) -> PlanStore:
     return PlanStore(f"sqlite:///{tmp_path / 'plans.db'}")
 
 
-async def limited(tag: str) -> None:
+async def create_limit(tag: str) -> None:
     async with get_client() as client:
         await client.create_concurrency_limit(tag=tag, concurrency_limit=1)
 
 
-async def occupied(client: PrefectClient, tag: str) -> int:
+async def active_slots_of(client: PrefectClient, tag: str) -> int:
     return (await client.read_global_concurrency_limit_by_name(f"tag:{tag}")).active_slots
 
 
 @pytest.mark.thorough
-async def test_a_limit_of_one_on_a_tasks_tag_lets_its_steps_run_one_after_the_other(store: PlanStore) -> None:
+async def test_a_limit_of_one_on_a_task_tag_runs_its_steps_one_at_a_time(store: PlanStore) -> None:
     together, most = 0, 0
 
     @task(tags=["wrapped-db"])
@@ -52,7 +52,7 @@ async def test_a_limit_of_one_on_a_tasks_tag_lets_its_steps_run_one_after_the_ot
         together -= 1
         return number
 
-    await limited("wrapped-db")
+    await create_limit("wrapped-db")
     plan = a_plan(allow_parallel=True, max_parallel_steps=3)
     for number in range(3):
         plan.add_step("query", "Ask", {"number": number}, id=f"q{number}", tags=["reporting"])
@@ -62,14 +62,14 @@ async def test_a_limit_of_one_on_a_tasks_tag_lets_its_steps_run_one_after_the_ot
     assert tags == {name: ["reporting", "wrapped-db"] for name in ("q0", "q1", "q2")}
 
 
-async def test_a_run_that_is_cancelled_while_a_step_waits_for_a_limit_ends_and_calls_nothing(store: PlanStore) -> None:
+async def test_cancelling_a_run_that_waits_for_a_concurrency_limit_calls_nothing(store: PlanStore) -> None:
     called = list[str]()
 
     @task(tags=["wrapped-full"])
     def query() -> None:
         called.append("query")
 
-    await limited("wrapped-full")
+    await create_limit("wrapped-full")
     plan = a_plan()
     plan.add_step("query", "Ask", id="q")
     async with concurrency("tag:wrapped-full", strict=True):
@@ -81,7 +81,7 @@ async def test_a_run_that_is_cancelled_while_a_step_waits_for_a_limit_ends_and_c
     assert (run.status, called) == (PlanStatus.CANCELLED, [])
     assert (await shown(run, "q"))["q"].state_type is StateType.CANCELLED
     async with get_client() as client:
-        while await occupied(client, "wrapped-full"):
+        while await active_slots_of(client, "wrapped-full"):
             await asyncio.sleep(0.05)
 
 
@@ -95,13 +95,13 @@ async def _is_pending(run: PlanRun, name: str) -> bool:
 
 
 async def test_each_hook_of_a_task_is_called_once_with_the_steps_task_run(store: PlanStore) -> None:
-    told = list[tuple[str, str, Any]]()
+    calls = list[tuple[str, str, Any]]()
 
     def hook(what: str) -> Callable[[Any, TaskRun, State], None]:
-        def tell(_task: Any, run: TaskRun, state: State) -> None:
-            told.append((what, run.name, state.data.result if what == "completion" else state.message))  # type: ignore[union-attr]
+        def record(_task: Any, run: TaskRun, state: State) -> None:
+            calls.append((what, run.name, state.data.result if what == "completion" else state.message))  # type: ignore[union-attr]
 
-        return tell
+        return record
 
     @task(on_completion=[hook("completion")], on_failure=[hook("failure")], on_running=[hook("running")])
     def act(word: str) -> dict[str, str]:
@@ -114,20 +114,20 @@ async def test_each_hook_of_a_task_is_called_once_with_the_steps_task_run(store:
     plan.add_step("act", "Bad", {"word": "bad"}, id="bad")
     run = await arun_plan(plan, tools=ToolRegistry([act]), store=store)
     assert run.status is PlanStatus.PARTIAL
-    assert [entry for entry in told if entry[0] != "running"] == [
+    assert [entry for entry in calls if entry[0] != "running"] == [
         ("completion", "good", {"word": "good"}),
         ("failure", "bad", "ValueError: so bad"),
     ]
-    assert [entry[:2] for entry in told if entry[0] == "running"] == [("running", "good"), ("running", "bad")]
+    assert [entry[:2] for entry in calls if entry[0] == "running"] == [("running", "good"), ("running", "bad")]
 
 
-async def test_retries_are_the_steps_and_end_in_one_task_run_with_one_receipt_each(store: PlanStore) -> None:
-    tries, told = list[int](), list[str]()
+async def test_retries_of_a_step_share_one_task_run_and_have_one_receipt_each(store: PlanStore) -> None:
+    tries, calls = list[int](), list[str]()
 
-    def tell(_task: Any, _run: TaskRun, state: State) -> None:
-        told.append(state.name or "")
+    def record(_task: Any, _run: TaskRun, state: State) -> None:
+        calls.append(state.name or "")
 
-    @task(on_completion=[tell], on_failure=[tell])
+    @task(on_completion=[record], on_failure=[record])
     def flaky() -> int:
         tries.append(1)
         if len(tries) < 3:
@@ -137,14 +137,14 @@ async def test_retries_are_the_steps_and_end_in_one_task_run_with_one_receipt_ea
     plan = a_plan()
     plan.add_step("flaky", "Try", id="try", max_retries=5)
     run = await arun_plan(plan, tools=ToolRegistry([as_tool(flaky, effect="idempotent_write")]), store=store)
-    assert (run.status, run.step("try").result, len(tries), told) == (PlanStatus.COMPLETED, 3, 3, ["Completed"])
+    assert (run.status, run.step("try").result, len(tries), calls) == (PlanStatus.COMPLETED, 3, 3, ["Completed"])
     assert [receipt.outcome for receipt in await store.receipts(run.id)] == [Outcome.FAILED, Outcome.FAILED, Outcome.SUCCEEDED]
     found = (await shown(run, "try"))["try"]
     assert (found.run_count, found.state_name) == (3, "Completed")
 
 
 @pytest.mark.thorough
-async def test_an_asset_that_a_task_materializes_is_told_of_in_an_event_with_its_metadata(store: PlanStore) -> None:
+async def test_an_asset_that_a_task_materializes_emits_an_event_with_its_metadata(store: PlanStore) -> None:
     key = f"s3://reports/{os.getpid()}"
 
     @materialize(key, tags=["assets"])
@@ -167,38 +167,38 @@ async def test_an_asset_that_a_task_materializes_is_told_of_in_an_event_with_its
     assert [event["payload"] for event in events] == [{"rows": 7}]
 
 
-async def test_the_hooks_of_a_tasks_transaction_commit_a_success_and_nothing_else(store: PlanStore) -> None:
-    told = list[tuple[str, Any]]()
+async def test_the_transaction_of_a_task_commits_only_on_success(store: PlanStore) -> None:
+    calls = list[tuple[str, Any]]()
 
     @task
     def write(name: str) -> str:
-        held = get_transaction()
-        assert held is not None
-        held.set("name", name)
+        current = get_transaction()
+        assert current is not None
+        current.set("name", name)
         if name == "bad":
             raise ValueError("no")
         return name
 
     @write.on_commit
-    def commit(held: Transaction) -> None:
-        told.append(("commit", held.get("name")))
-        if held.get("name") == "torn":
+    def commit(current: Transaction) -> None:
+        calls.append(("commit", current.get("name")))
+        if current.get("name") == "torn":
             raise RuntimeError("the commit failed")
 
     @write.on_rollback
-    def roll_back(held: Transaction) -> None:
-        told.append(("rollback", held.get("name")))
+    def roll_back(current: Transaction) -> None:
+        calls.append(("rollback", current.get("name")))
 
     plan = a_plan()
     for name in ("good", "bad", "torn"):
         plan.add_step("write", name, {"name": name}, id=name, on_error="continue")
     run = await arun_plan(plan, tools=ToolRegistry([write]), store=store)
     assert [step.status.value for step in run.steps] == ["completed", "failed", "completed"]
-    assert told == [("commit", "good"), ("commit", "torn"), ("rollback", "torn")]
+    assert calls == [("commit", "good"), ("commit", "torn"), ("rollback", "torn")]
 
 
 async def test_a_transaction_around_a_compiled_plan_rolls_its_tasks_back_when_the_run_fails(store: PlanStore) -> None:
-    told = list[str]()
+    calls = list[str]()
 
     @task
     def write() -> str:
@@ -206,11 +206,11 @@ async def test_a_transaction_around_a_compiled_plan_rolls_its_tasks_back_when_th
 
     @write.on_commit
     def commit(_: Transaction) -> None:
-        told.append("commit")
+        calls.append("commit")
 
     @write.on_rollback
     def roll_back(_: Transaction) -> None:
-        told.append("rollback")
+        calls.append("rollback")
 
     @tool(effect="read")
     def fail() -> None:
@@ -224,7 +224,7 @@ async def test_a_transaction_around_a_compiled_plan_rolls_its_tasks_back_when_th
     compiled = compile_plan(validate(plan, registry), tools=registry, store=store)
     with pytest.raises(RunFailedError), transaction():
         await compiled()
-    assert told == ["rollback"]
+    assert calls == ["rollback"]
 
 
 async def test_a_tasks_own_shorter_timeout_ends_its_attempt(store: PlanStore) -> None:
@@ -238,7 +238,7 @@ async def test_a_tasks_own_shorter_timeout_ends_its_attempt(store: PlanStore) ->
     assert (run.step("slow").status.value, run.step("slow").error) == ("failed", "no answer within 0.2 s")
 
 
-async def test_no_secret_of_a_tasks_result_or_error_reaches_prefect_or_its_result_store(
+async def test_secrets_in_results_and_errors_of_a_task_never_reach_prefect(
     store: PlanStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = "swordfish-4711-öß"
@@ -256,26 +256,26 @@ async def test_no_secret_of_a_tasks_result_or_error_reaches_prefect_or_its_resul
         return {"token": token}
 
     plan = a_plan()
-    for name in ("told", "failed"):
+    for name in ("returned", "failed"):
         plan.add_step("leak", name, {"token": "${{ secrets.token }}", "fails": name == "failed"}, id=name)
     run = await arun_plan(plan, tools=ToolRegistry([leak]), store=store)
     assert [step.status.value for step in run.steps] == ["completed", "failed"]
-    found = await shown(run, "told", "failed")
+    found = await shown(run, "returned", "failed")
     assert len(seen) == 2
     assert secret not in "".join(seen) + repr(found)
     home = Path(os.environ["PREFECT_HOME"])
     assert not [path for path in (home / "storage").rglob("*") if path.is_file() and b"swordfish" in path.read_bytes()]
 
 
-async def test_offline_the_function_of_a_task_is_called_alone(store: PlanStore) -> None:
-    told = list[str]()
+async def test_an_offline_run_calls_only_the_function_of_a_task(store: PlanStore) -> None:
+    calls = list[str]()
 
-    @task(tags=["wrapped-offline"], on_completion=[lambda _task, _run, _state: told.append("hook")])
+    @task(tags=["wrapped-offline"], on_completion=[lambda _task, _run, _state: calls.append("hook")])
     def act() -> str:
-        told.append("act")
+        calls.append("act")
         return "done"
 
     plan = a_plan()
     plan.add_step("act", "Act", id="act")
     run = await arun_plan(plan, tools=ToolRegistry([act]), store=store, offline=True)
-    assert (run.status, told) == (PlanStatus.COMPLETED, ["act"])
+    assert (run.status, calls) == (PlanStatus.COMPLETED, ["act"])

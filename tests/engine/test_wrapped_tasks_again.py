@@ -1,4 +1,4 @@
-"""A wrapped task that runs again keeps its task run, and one that would run elsewhere is refused."""
+"""Tests of wrapped tasks that run again and keep their task run, and of task runners that are refused."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from plan_adapter.engine.tasks import PrefectStepRunner
 from plan_adapter.errors import ToolDefinitionError
 from plan_adapter.runner import compile_plan
 from plan_adapter.validation import validate
-from tests.engine.calls import WrittenCall, failed, flow_run, succeeded, task_runs
+from tests.engine.calls import ScriptedCall, failed, flow_run, succeeded, task_runs
 from tests.engine.wrapped import a_plan, shown
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -31,18 +31,18 @@ def store(tmp_path: Path) -> PlanStore:
     return PlanStore(f"sqlite:///{tmp_path / 'plans.db'}")
 
 
-class Elsewhere(TaskRunner[PrefectFuture[Any]]):
-    """Stands for Dask: work would run elsewhere."""
+class RemoteTaskRunner(TaskRunner[PrefectFuture[Any]]):
+    """A task runner that would run tasks outside the process, like Dask."""
 
-    def duplicate(self) -> "Elsewhere":
-        return Elsewhere()
+    def duplicate(self) -> "RemoteTaskRunner":
+        return RemoteTaskRunner()
 
     def submit(self, task: Any, parameters: Any, wait_for: Any = None, dependencies: Any = None) -> Any:
         raise AssertionError("nothing is submitted")
 
 
-@pytest.mark.parametrize("runner", [Elsewhere(), ThreadPoolTaskRunner(max_workers=7)], ids=["elsewhere", "threads"])
-async def test_a_task_runner_that_was_chosen_for_a_compiled_plan_is_refused_before_its_first_step(
+@pytest.mark.parametrize("runner", [RemoteTaskRunner(), ThreadPoolTaskRunner(max_workers=7)], ids=["remote", "threads"])
+async def test_a_compiled_plan_with_another_task_runner_is_refused_before_its_first_step(
     runner: TaskRunner[PrefectFuture[Any]], store: PlanStore
 ) -> None:
     called = list[str]()
@@ -73,7 +73,7 @@ async def test_a_step_that_runs_again_in_its_flow_run_keeps_its_task_run() -> No
 
     @flow(persist_result=False)
     async def steps() -> None:
-        await PrefectStepRunner()(WrittenCall("act", task=act, ends=[failed(), succeeded(2)], retry_delays=[0.0]))
+        await PrefectStepRunner()(ScriptedCall("act", task=act, ends=[failed(), succeeded(2)], retry_delays=[0.0]))
 
     first = await run_flow(steps, {})
     flow_run_id = first.state_details.flow_run_id
@@ -111,9 +111,7 @@ run_plan(plan, tools=ToolRegistry([as_tool(act, effect="idempotent_write")]))
 
 
 @pytest.mark.thorough
-async def test_after_a_kill_in_a_task_a_resume_carries_what_was_done_in_the_same_task_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_resume_after_a_kill_in_a_task_keeps_the_task_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", f"sqlite:///{tmp_path / 'plans.db'}")
     completed = list[str]()

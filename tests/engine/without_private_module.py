@@ -1,4 +1,4 @@
-"""Run a plan once for each argument, in a process that cannot import the modules of Prefect it names: `python -m … FOLDER A,B C…`."""
+"""Run a plan once per argument, without the Prefect modules that the argument names: `python -m … FOLDER A,B C…`."""
 
 import importlib
 import json
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import prefect.main  # noqa: F401  # before the forks: it takes longest
+import prefect.main  # noqa: F401  # imported before the forks, because it is slow
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
         child = os.fork()
         if not child:
             _run_without(modules, Path(sys.argv[1], f"{number}.db"))
-            return  # Prefect sends what is left as the process ends
+            return  # Prefect sends its queues when the process ends
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             sys.exit(f"the run without {modules} failed")
 

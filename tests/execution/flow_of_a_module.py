@@ -6,5 +6,5 @@ from prefect.context import FlowRunContext
 
 @flow
 def double(number: int) -> int:
-    """Return twice `number`; says so if it is run as a flow."""
+    """Return twice `number`, or -1 if it runs as a flow."""
     return number * 2 if FlowRunContext.get() is None else -1

@@ -1,4 +1,4 @@
-"""A model for goals that answers from a list, and the words for its answers."""
+"""A scripted model for goals, scripted gates, and short builders for the model's answers."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from plan_adapter.tools.tool import tool
 
 @dataclass
 class ScriptedModel:
-    """Answers with `answers` in their order, the last one again and again, and with `verdicts`. Implements `goals.GoalModel`."""
+    """Decides with `answers` in order, repeating the last one, and verifies with `verdicts`. Implements `goals.GoalModel`."""
 
     answers: list[RoundAnswer]
     verdicts: list[Verdict] = field(default_factory=list)
@@ -31,8 +31,8 @@ class ScriptedModel:
 
 
 @dataclass
-class Answering:
-    """Answer at each gate with the next of `answers`, else with an approval. Implements `ports.StepGates`."""
+class ScriptedGates:
+    """Answers each gate with the next of `answers`, and approves when there are no more. Implements `ports.StepGates`."""
 
     answers: list[GateRefusal | dict[str, Any] | None] = field(default_factory=list)
     asked: list[GatedCall] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Answering:
 
 
 class Board:
-    """A list of notes, with a tool that reads it and one that writes."""
+    """A list of notes, with one tool that reads it and one that writes to it."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -71,7 +71,7 @@ class Board:
 
 
 def goal_plan(*, tools: tuple[str, ...] = ("look", "post"), **fields: Any) -> ExecutionPlan:
-    """A plan with one goal, `report`."""
+    """Return a plan with one goal, `report`."""
     plan = ExecutionPlan(description="Tell everybody")
     plan.steps.append(Step(id="report", goal="Post a note that says hello", tools=list(tools), **fields))
     plan.number_steps()

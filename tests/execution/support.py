@@ -1,4 +1,4 @@
-"""What the tests of execution share: a recorder that keeps everything in memory in its order, and a run in a few words."""
+"""Helpers of the tests of execution: a recorder in memory, one execution of a plan, and builders of plans and tools."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from plan_adapter.validation import bind_inputs, validate
 
 @dataclass
 class MemoryRecorder:
-    """Keeps what it is handed; `fail_at` makes the n-th intent a StoreError."""
+    """Records in memory. From the intent number `fail_at` on, it raises StoreError."""
 
     attempts: list[Attempt] = field(default_factory=list)
     receipts: list[Receipt] = field(default_factory=list)
@@ -124,16 +124,16 @@ class Execution:
 
     @property
     def log(self) -> list[str]:
-        """The lines of the steps' logs, in their order."""
+        """The log lines of all steps, in order."""
         return [event.message or "" for event in self.events if event.kind == "log"]
 
     def kinds(self, step_id: str) -> list[str]:
-        """Return the kinds of the events of one step, in their order."""
+        """Return the kinds of the events of one step, in order."""
         return [event.kind for event in self.events if event.step is not None and event.step.id == step_id]
 
 
 def plan_of(edges: dict[str, list[str]], *, tool: str = "work", **options: Any) -> ExecutionPlan:
-    """Return a plan with a step of `tool` per key of `edges`, which names its dependencies; each is given its own id as `name`."""
+    """Return a plan with one step of `tool` per key of `edges`, whose value lists its dependencies; its `name` is its own id."""
     plan = ExecutionPlan(description="A plan of a test")
     for step_id, depends_on in edges.items():
         plan.add_step(tool, step_id, {"name": step_id}, id=step_id, depends_on=depends_on)
@@ -143,7 +143,7 @@ def plan_of(edges: dict[str, list[str]], *, tool: str = "work", **options: Any) 
 
 
 def ancestors(edges: dict[str, list[str]], node: str) -> set[str]:
-    """Return every id that `node` depends on, directly or not."""
+    """Return the ids of all direct and indirect dependencies of `node`."""
     found: set[str] = set()
     queue = deque(edges[node])
     while queue:
@@ -156,7 +156,7 @@ def ancestors(edges: dict[str, list[str]], node: str) -> set[str]:
 
 
 def flaky(failures: int, *, effect: str = "read"):
-    """Return a tool that fails `failures` times, then succeeds with the number of its try."""
+    """Return a tool that fails `failures` times, and then returns the number of its try."""
     tries = 0
 
     @tool(effect=effect)

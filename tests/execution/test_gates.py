@@ -1,4 +1,4 @@
-"""Steps that wait at a gate of their own, and what goes on meanwhile."""
+"""Tests of step gates: what runs while a step waits, and what each answer does."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -18,8 +18,8 @@ from tests.execution.test_scheduler import World
 
 
 @dataclass
-class People:
-    """Answer when they are told to. Implements `ports.StepGates`."""
+class Approvers:
+    """Approvers who answer when the test says so. Implements `ports.StepGates`."""
 
     asked: dict[str, GatedCall] = field(default_factory=dict)
     answers: dict[str, asyncio.Future[Approval | GateRefusal]] = field(default_factory=dict)
@@ -63,29 +63,29 @@ def gated(edges: dict[str, list[str]], *names: str, **options: object):
 
 
 async def test_other_branches_continue_while_a_step_waits_without_a_slot():
-    world, people = World(), People()
+    world, approvers = World(), Approvers()
     plan = gated({"gate": [], "a": [], "b": ["a"]}, "gate", max_parallel_steps=1)
-    execution = Execution(plan, [world.work], gates=people)
-    going = asyncio.create_task(execution.go())
+    execution = Execution(plan, [world.work], gates=approvers)
+    running = asyncio.create_task(execution.go())
     await world.until_begun("a", "b")
-    await people.until_asked("gate")
+    await approvers.until_asked("gate")
     assert "gate" not in world.begun
-    people.approve("gate")
-    assert (await going).status is PlanStatus.COMPLETED
+    approvers.approve("gate")
+    assert (await running).status is PlanStatus.COMPLETED
     assert world.begun == ["a", "b", "gate"]
 
 
-async def test_the_intent_names_the_approval_and_the_digest_of_the_call_as_it_is_made():
-    world, people = World(), People()
+async def test_the_intent_names_the_approval_and_the_digest_of_the_actual_call():
+    world, approvers = World(), Approvers()
     plan = gated({"first": [], "second": ["first"]}, "second")
     plan.steps[1].parameters = {"name": "${{ steps.first.result }}"}
-    execution = Execution(plan, [world.work], gates=people)
-    going = asyncio.create_task(execution.go())
-    await people.until_asked("second")
-    call = people.asked["second"]
+    execution = Execution(plan, [world.work], gates=approvers)
+    running = asyncio.create_task(execution.go())
+    await approvers.until_asked("second")
+    call = approvers.asked["second"]
     assert call.parameters == {"name": "FIRST"}
-    approval = people.approve("second")
-    await going
+    approval = approvers.approve("second")
+    await running
     ungated, intent = execution.recorder.attempts
     assert (ungated.approval_id, ungated.approval_digest) == (None, None)
     assert (intent.approval_id, intent.approval_digest) == (approval.id, call.approval_digest)
@@ -96,16 +96,16 @@ async def test_the_intent_names_the_approval_and_the_digest_of_the_call_as_it_is
     assert call.approval_digest != call_digest(step, None, {"name": "FIRST"}, {**world.work.definition(), "effect": "write"})
 
 
-async def test_a_rejection_runs_nothing_further_and_the_run_is_cancelled_as_rejected():
-    world, people = World(held=("long",)), People()
+async def test_a_rejection_starts_no_further_step_and_cancels_the_run_as_rejected():
+    world, approvers = World(held=("long",)), Approvers()
     plan = gated({"long": [], "gate": [], "after": ["gate"], "later": ["long"]}, "gate")
-    execution = Execution(plan, [world.work], gates=people)
-    going = asyncio.create_task(execution.go())
-    await people.until_asked("gate")
+    execution = Execution(plan, [world.work], gates=approvers)
+    running = asyncio.create_task(execution.go())
+    await approvers.until_asked("gate")
     await world.until_begun("long")
-    people.refuse("gate", REJECTED)
+    approvers.refuse("gate", REJECTED)
     world.gates["long"].set()
-    run = await going
+    run = await running
     assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.REJECTED, REJECTED.message)
     assert world.ended == ["long"]
     assert run.step("long").status is StepStatus.COMPLETED
@@ -113,84 +113,84 @@ async def test_a_rejection_runs_nothing_further_and_the_run_is_cancelled_as_reje
     assert {step.status for step in run.steps if step.id != "long"} == {StepStatus.SKIPPED}
 
 
-async def test_with_continue_on_error_a_rejection_holds_back_only_what_depends_on_it():
-    world, people = World(), People()
+async def test_a_rejection_with_continue_on_error_skips_only_dependent_steps():
+    world, approvers = World(), Approvers()
     plan = gated({"gate": [], "after": ["gate"], "other": []}, "gate", continue_on_error=True)
-    execution = Execution(plan, [world.work], gates=people)
-    going = asyncio.create_task(execution.go())
-    await people.until_asked("gate")
-    people.refuse("gate", REJECTED)
-    run = await going
+    execution = Execution(plan, [world.work], gates=approvers)
+    running = asyncio.create_task(execution.go())
+    await approvers.until_asked("gate")
+    approvers.refuse("gate", REJECTED)
+    run = await running
     assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
     assert world.ended == ["other"]
     assert run.step("after").reason == f"`gate` was skipped: {REJECTED.message}"
 
 
-async def test_a_refusal_that_does_not_end_the_run_skips_the_step_and_what_depends_on_it():
-    world, people = World(), People()
-    execution = Execution(gated({"gate": [], "after": ["gate"], "other": []}, "gate"), [world.work], gates=people)
-    going = asyncio.create_task(execution.go())
-    await people.until_asked("gate")
-    people.refuse("gate", GateRefusal(RunReason.EXPIRED, "nobody answered", ends_run=False))
-    run = await going
+async def test_a_refusal_that_does_not_end_the_run_skips_the_step_and_its_dependents():
+    world, approvers = World(), Approvers()
+    execution = Execution(gated({"gate": [], "after": ["gate"], "other": []}, "gate"), [world.work], gates=approvers)
+    running = asyncio.create_task(execution.go())
+    await approvers.until_asked("gate")
+    approvers.refuse("gate", GateRefusal(RunReason.EXPIRED, "nobody answered", ends_run=False))
+    run = await running
     assert run.status is PlanStatus.COMPLETED
     assert [step.status for step in run.steps] == [StepStatus.SKIPPED, StepStatus.SKIPPED, StepStatus.COMPLETED]
 
 
-async def test_a_failed_step_weighs_more_than_a_rejection():
-    world, people = World(failing=("bad",)), People()
+async def test_a_failed_step_takes_precedence_over_a_rejection():
+    world, approvers = World(failing=("bad",)), Approvers()
     plan = gated({"gate": [], "bad": []}, "gate", continue_on_error=True)
-    execution = Execution(plan, [world.work], gates=people)
-    going = asyncio.create_task(execution.go())
-    await people.until_asked("gate")
-    people.refuse("gate", REJECTED)
-    run = await going
+    execution = Execution(plan, [world.work], gates=approvers)
+    running = asyncio.create_task(execution.go())
+    await approvers.until_asked("gate")
+    approvers.refuse("gate", REJECTED)
+    run = await running
     assert (run.status, run.reason) == (PlanStatus.FAILED, RunReason.STEP_FAILED)
 
 
-async def test_each_item_of_a_list_has_a_gate_of_its_own():
-    world, people = World(), People()
+async def test_each_item_of_a_loop_has_its_own_gate():
+    world, approvers = World(), Approvers()
     plan = gated({"each": []}, "each", max_parallel_steps=1, continue_on_error=True)
     plan.steps[0].for_each, plan.steps[0].parameters = "${{ ['x', 'y', 'z'] }}", {"name": "${{ item }}"}
-    execution = Execution(plan, [world.work], gates=people)
-    going = asyncio.create_task(execution.go())
-    await people.until_asked("each[x]", "each[y]", "each[z]")
-    assert len({call.approval_digest for call in people.asked.values()}) == 3
-    people.approve("each[z]")
+    execution = Execution(plan, [world.work], gates=approvers)
+    running = asyncio.create_task(execution.go())
+    await approvers.until_asked("each[x]", "each[y]", "each[z]")
+    assert len({call.approval_digest for call in approvers.asked.values()}) == 3
+    approvers.approve("each[z]")
     await world.until_begun("z")
-    people.refuse("each[y]", REJECTED)
-    people.approve("each[x]")
-    run = await going
+    approvers.refuse("each[y]", REJECTED)
+    approvers.approve("each[x]")
+    run = await running
     assert sorted(world.ended) == ["x", "z"]
     assert run.step("each").status is StepStatus.FAILED
     assert run.step("each").error == f"1 of 3 items were not started: {REJECTED.message}"
 
 
-async def test_what_cannot_be_called_is_not_asked_about():
-    world, people = World(), People()
+async def test_no_approval_is_requested_for_a_call_that_cannot_be_made():
+    world, approvers = World(), Approvers()
     plan = gated({"first": [], "gate": ["first"]}, "gate")
     plan.steps[1].parameters = {"name": "${{ steps.first.result.missing }}"}
-    run = await Execution(plan, [world.work], gates=people).go()
-    assert people.asked == {}
+    run = await Execution(plan, [world.work], gates=approvers).go()
+    assert approvers.asked == {}
     assert run.step("gate").status is StepStatus.FAILED
     assert run.reason is RunReason.STEP_FAILED
 
 
-async def test_a_failure_elsewhere_keeps_a_step_that_was_approved_afterwards_from_being_called():
-    world, people = World(failing=("bad",)), People()
-    execution = Execution(gated({"gate": [], "bad": []}, "gate"), [world.work], gates=people)
-    going = asyncio.create_task(execution.go())
-    await people.until_asked("gate")
+async def test_a_step_approved_after_another_step_failed_is_not_called():
+    world, approvers = World(failing=("bad",)), Approvers()
+    execution = Execution(gated({"gate": [], "bad": []}, "gate"), [world.work], gates=approvers)
+    running = asyncio.create_task(execution.go())
+    await approvers.until_asked("gate")
     await world.until_begun("bad")
     while execution.kinds("bad")[-1:] != ["step_failed"]:
         await asyncio.sleep(0)
-    people.approve("gate")
-    run = await going
+    approvers.approve("gate")
+    run = await running
     assert world.begun == ["bad"]
     assert run.step("gate").status is StepStatus.SKIPPED
 
 
-async def test_an_approved_call_is_tried_again_under_the_same_approval():
+async def test_an_approved_call_is_retried_under_the_same_approval():
     tries: list[str] = []
 
     @tool(effect="read")
@@ -201,55 +201,57 @@ async def test_an_approved_call_is_tried_again_under_the_same_approval():
             raise ValueError("not yet")
         return name
 
-    people = People()
+    approvers = Approvers()
     plan = gated({"gate": []}, "gate")
     plan.steps[0].max_retries = 1
-    execution = Execution(plan, [work], gates=people)
-    going = asyncio.create_task(execution.go())
-    await people.until_asked("gate")
-    approval = people.approve("gate")
-    assert (await going).status is PlanStatus.COMPLETED
+    execution = Execution(plan, [work], gates=approvers)
+    running = asyncio.create_task(execution.go())
+    await approvers.until_asked("gate")
+    approval = approvers.approve("gate")
+    assert (await running).status is PlanStatus.COMPLETED
     assert [attempt.approval_id for attempt in execution.recorder.attempts] == [approval.id, approval.id]
 
 
-async def test_an_intent_that_is_refused_calls_nothing_and_fails_the_step_for_good():
+async def test_a_refused_intent_fails_the_step_without_a_call_or_retry():
     from plan_adapter.errors import NotApprovedError
 
-    world, people = World(), People()
+    world, approvers = World(), Approvers()
     plan = gated({"gate": []}, "gate")
     plan.steps[0].max_retries = 3
-    execution = Execution(plan, [world.work], gates=people)
+    execution = Execution(plan, [world.work], gates=approvers)
 
     async def refuse(_attempt: object) -> None:
         raise NotApprovedError("the approval was revoked")
 
     execution.recorder.intent = refuse  # type: ignore[method-assign]
-    going = asyncio.create_task(execution.go())
-    await people.until_asked("gate")
-    people.approve("gate")
-    run = await going
+    running = asyncio.create_task(execution.go())
+    await approvers.until_asked("gate")
+    approvers.approve("gate")
+    run = await running
     step = run.step("gate")
     assert (world.begun, step.attempts, step.outcome, step.error) == ([], 0, Outcome.FAILED, "the approval was revoked")
 
 
 async def test_the_total_timeout_pauses_while_only_gates_are_open():
-    world, people = World(), People()
-    execution = Execution(gated({"a": [], "gate": ["a"], "after": ["gate"]}, "gate", total_timeout_ms=60_000), [world.work], gates=people)
-    going = asyncio.create_task(execution.go())
-    await people.until_asked("gate")
+    world, approvers = World(), Approvers()
+    execution = Execution(
+        gated({"a": [], "gate": ["a"], "after": ["gate"]}, "gate", total_timeout_ms=60_000), [world.work], gates=approvers
+    )
+    running = asyncio.create_task(execution.go())
+    await approvers.until_asked("gate")
     clock = execution.scope.clock
     assert clock is not None
     assert clock.deadline is None
-    people.approve("gate")
+    approvers.approve("gate")
     await world.until_begun("after")
-    assert (await going).status is PlanStatus.COMPLETED
+    assert (await running).status is PlanStatus.COMPLETED
 
 
 async def test_the_total_timeout_runs_while_a_step_runs_beside_the_gate():
-    world, people = World(held=("long",)), People()
-    execution = Execution(gated({"long": [], "gate": []}, "gate", total_timeout_ms=60_000), [world.work], gates=people)
-    going = asyncio.create_task(execution.go())
-    await people.until_asked("gate")
+    world, approvers = World(held=("long",)), Approvers()
+    execution = Execution(gated({"long": [], "gate": []}, "gate", total_timeout_ms=60_000), [world.work], gates=approvers)
+    running = asyncio.create_task(execution.go())
+    await approvers.until_asked("gate")
     await world.until_begun("long")
     clock = execution.scope.clock
     assert clock is not None
@@ -257,11 +259,11 @@ async def test_the_total_timeout_runs_while_a_step_runs_beside_the_gate():
     world.gates["long"].set()
     while clock.deadline is not None:
         await asyncio.sleep(0)
-    people.approve("gate")
-    await going
+    approvers.approve("gate")
+    await running
 
 
-async def test_a_clock_spends_only_the_time_in_which_it_runs():
+async def test_a_paused_clock_spends_no_time():
     loop, spent = asyncio.get_running_loop(), asyncio.Event()
     clock = RunClock(30.0, spent.set)
     first = clock.deadline

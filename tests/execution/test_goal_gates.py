@@ -1,4 +1,4 @@
-"""Calls of a goal that write, and questions of its model: what people are asked, and what their answers do."""
+"""Tests of gates in goals: which writes and questions of the model open one, and what each answer does."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -13,20 +13,20 @@ from plan_adapter.options import ApprovalPolicy
 from plan_adapter.plan import Step
 from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.tools.tool import tool
-from tests.execution.pursuing import Answering, Board, ScriptedModel, ends, goal_plan, reads, says, writes
+from tests.execution.pursuing import Board, ScriptedGates, ScriptedModel, ends, goal_plan, reads, says, writes
 from tests.execution.support import Execution
 
 REJECTED = GateRefusal(RunReason.REJECTED, "bo rejected it: say it politely")
 
 
-def pursued(model: ScriptedModel, board: Board, gates: Answering, **fields) -> Execution:
+def goal_execution(model: ScriptedModel, board: Board, gates: ScriptedGates, **fields) -> Execution:
     return Execution(goal_plan(**fields), board.tools, goal_model=model, gates=gates)
 
 
 async def test_a_write_waits_for_a_confirmation_of_exactly_this_call():
-    board, gates = Board(), Answering()
+    board, gates = Board(), ScriptedGates()
     model = ScriptedModel([writes(note="hello"), ends()])
-    execution = pursued(model, board, gates)
+    execution = goal_execution(model, board, gates)
     run = await execution.go()
     (call,) = gates.asked
     asks = "A model asks for this call: 好\n\nbecause"
@@ -38,10 +38,10 @@ async def test_a_write_waits_for_a_confirmation_of_exactly_this_call():
     assert model.seen[1].evidence[0].source == "write_receipt"
 
 
-async def test_the_reason_of_a_rejection_goes_to_the_model_which_cannot_propose_the_same_call_again():
-    board, gates = Board(), Answering([REJECTED])
+async def test_the_model_gets_the_rejection_reason_and_cannot_repeat_the_same_call():
+    board, gates = Board(), ScriptedGates([REJECTED])
     model = ScriptedModel([writes(note="hello"), writes(note="hello"), writes(note="hello, please"), ends("E1")])
-    run = await pursued(model, board, gates).go()
+    run = await goal_execution(model, board, gates).go()
     assert (run.status, board.notes, len(gates.asked)) == (PlanStatus.COMPLETED, ["hello, please"], 2)
     first, again = (one.rounds[-1].refusal for one in model.seen[1:3])
     assert first == "bo rejected it: say it politely"
@@ -50,17 +50,17 @@ async def test_the_reason_of_a_rejection_goes_to_the_model_which_cannot_propose_
     )
 
 
-async def test_a_stubborn_model_fails_and_asks_nobody_twice():
-    board, gates = Board(), Answering([REJECTED])
-    run = await pursued(ScriptedModel([writes(note="hello")]), board, gates).go()
+async def test_a_model_that_repeats_a_rejected_call_fails_without_a_second_gate():
+    board, gates = Board(), ScriptedGates([REJECTED])
+    run = await goal_execution(ScriptedModel([writes(note="hello")]), board, gates).go()
     assert (run.reason, board.notes, len(gates.asked)) == (RunReason.STEP_FAILED, [], 1)
     assert "3 decisions in a row could not be carried out" in (run.step("report").error or "")
 
 
 async def test_a_person_answers_a_question_of_the_model():
-    board, gates = Board(), Answering([{"answer": "三点"}])
+    board, gates = Board(), ScriptedGates([{"answer": "三点"}])
     model = ScriptedModel([says("ask_user", speak="When?"), ends()])
-    run = await pursued(model, board, gates).go()
+    run = await goal_execution(model, board, gates).go()
     assert run.status is PlanStatus.COMPLETED
     (call,) = gates.asked
     assert call.parameters == {"question": "When?"}
@@ -71,63 +71,63 @@ async def test_a_person_answers_a_question_of_the_model():
     assert model.seen[1].rounds[0].observation == {"answer": "三点"}
 
 
-async def test_a_question_that_nobody_wants_to_answer_is_told_to_the_model():
-    gates = Answering([REJECTED])
+async def test_the_model_learns_that_its_question_was_rejected():
+    gates = ScriptedGates([REJECTED])
     model = ScriptedModel([says("ask_user", speak="When?"), reads(), ends()])
-    run = await pursued(model, Board(), gates).go()
+    run = await goal_execution(model, Board(), gates).go()
     assert run.status is PlanStatus.COMPLETED
     assert model.seen[1].rounds[0].refusal == REJECTED.message
 
 
-async def test_a_gate_that_expires_ends_the_run():
+async def test_an_expired_gate_ends_the_run():
     expired = GateRefusal(RunReason.EXPIRED, "nobody answered within 5 min")
     board = Board()
-    run = await pursued(ScriptedModel([writes(note="x")]), board, Answering([expired])).go()
+    run = await goal_execution(ScriptedModel([writes(note="x")]), board, ScriptedGates([expired])).go()
     assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.EXPIRED, expired.message)
     assert board.notes == []
 
 
-async def test_a_gate_that_expires_as_skipped_is_told_to_the_model():
+async def test_the_model_learns_that_an_expired_gate_was_skipped():
     skipped = GateRefusal(RunReason.EXPIRED, "nobody answered within 5 min", ends_run=False)
     model = ScriptedModel([writes(note="x"), reads(), ends()])
-    run = await pursued(model, Board(), Answering([skipped])).go()
+    run = await goal_execution(model, Board(), ScriptedGates([skipped])).go()
     assert run.status is PlanStatus.COMPLETED
     assert model.seen[1].rounds[0].refusal == "nobody answered within 5 min"
 
 
-async def test_a_run_that_waits_for_nobody_leaves_the_goal_open():
-    class Leaving(Answering):
+async def test_a_run_that_does_not_wait_for_gates_leaves_the_goal_open():
+    class LeftOpen(ScriptedGates):
         async def ask(self, call):
             self.asked.append(call)
             call.waiting.set_result(None)
             await call.left
 
-    board, gates = Board(), Leaving(waits=False)
-    execution = pursued(ScriptedModel([writes(note="x")]), board, gates)
-    await execution_ended_or_left(execution)
+    board, gates = Board(), LeftOpen(waits=False)
+    execution = goal_execution(ScriptedModel([writes(note="x")]), board, gates)
+    await run_until_ended_or_left(execution)
     assert execution.scope.is_left
     assert not execution.run.step("report").status.has_ended
     assert board.notes == []
 
 
-async def execution_ended_or_left(execution: Execution) -> None:
+async def run_until_ended_or_left(execution: Execution) -> None:
     try:
         await execution.go()
-    except ValueError:  # a run with an open step has no end
+    except ValueError:  # a run with an open step has no final status
         assert execution.scope.is_left
 
 
-async def test_a_call_with_arguments_that_do_not_fit_is_evidence_and_nobody_is_asked():
-    gates = Answering()
+async def test_a_call_with_invalid_arguments_is_evidence_and_opens_no_gate():
+    gates = ScriptedGates()
     model = ScriptedModel([writes(text="x"), reads(), ends("E2")])
-    run = await pursued(model, Board(), gates).go()
+    run = await goal_execution(model, Board(), gates).go()
     assert (run.status, gates.asked) == (PlanStatus.COMPLETED, [])
     assert not model.seen[1].evidence[0].success
 
 
-async def test_a_call_that_the_plan_always_executes_asks_nobody_and_logs_what_its_gate_would_show():
-    board, gates = Board(), Answering()
-    execution = pursued(ScriptedModel([writes(note="*hello*"), ends()]), board, gates)
+async def test_an_always_executed_call_opens_no_gate_and_logs_the_gate_text():
+    board, gates = Board(), ScriptedGates()
+    execution = goal_execution(ScriptedModel([writes(note="*hello*"), ends()]), board, gates)
     execution.plan.approval = ApprovalPolicy(always_execute=["post"])
     run = await execution.go()
     assert (run.status, gates.asked, board.notes) == (PlanStatus.COMPLETED, [], ["*hello*"])
@@ -143,29 +143,29 @@ async def test_a_call_that_the_plan_always_executes_asks_nobody_and_logs_what_it
     assert [one.tool_name for one in execution.recorder.attempts if one.allowed_by is not None] == ["post"]
 
 
-async def test_what_the_model_says_is_told_as_it_comes_unless_a_gate_shows_it():
-    gates = Answering([{"answer": "三点"}])
-    said = [reads(), says("ask_user", speak="When?"), writes(note="hello"), says("continue", speak="1. look\n2. end"), ends("E3")]
-    execution = pursued(ScriptedModel(said), Board(), gates)
+async def test_model_messages_are_emitted_as_events_unless_a_gate_shows_them():
+    gates = ScriptedGates([{"answer": "三点"}])
+    answers = [reads(), says("ask_user", speak="When?"), writes(note="hello"), says("continue", speak="1. look\n2. end"), ends("E3")]
+    execution = goal_execution(ScriptedModel(answers), Board(), gates)
     await execution.go()
-    told = [(event.step.id, event.message) for event in execution.events if event.kind == "spoken"]
-    assert told == [("report", "好"), ("report", "1. look\n2. end"), ("report", "好")]
+    spoken = [(event.step.id, event.message) for event in execution.events if event.kind == "spoken"]
+    assert spoken == [("report", "好"), ("report", "1. look\n2. end"), ("report", "好")]
 
 
-async def test_what_the_model_says_before_a_call_that_the_plan_always_executes_is_told():
-    execution = pursued(ScriptedModel([writes(note="x"), ends()]), Board(), Answering())
+async def test_model_messages_before_an_always_executed_call_are_emitted_as_events():
+    execution = goal_execution(ScriptedModel([writes(note="x"), ends()]), Board(), ScriptedGates())
     execution.plan.approval = ApprovalPolicy(always_execute=["post"])
     await execution.go()
     assert [event.message for event in execution.events if event.kind == "spoken"] == ["好", "好"]
 
 
-async def test_a_goal_that_requires_approval_asks_about_its_reads_as_well():
-    gates = Answering()
-    run = await pursued(ScriptedModel([reads(), ends()]), Board(), gates, requires_approval=True).go()
+async def test_a_goal_that_requires_approval_has_gates_for_its_reads_too():
+    gates = ScriptedGates()
+    run = await goal_execution(ScriptedModel([reads(), ends()]), Board(), gates, requires_approval=True).go()
     assert (run.status, [call.name for call in gates.asked]) == (PlanStatus.COMPLETED, ["report[round 1: look()]"])
 
 
-async def test_a_write_whose_step_is_not_confirmed_by_the_decision_alone_is_never_made():
+async def test_a_confirm_decision_makes_no_write_without_a_gate():
     board = Board()
     call = ToolCallIntent(name="post", arguments={"note": "x"})
     run = await Execution(goal_plan(), board.tools, goal_model=ScriptedModel([says("confirm", tool_call=call)]), gates=None).go()
@@ -173,26 +173,26 @@ async def test_a_write_whose_step_is_not_confirmed_by_the_decision_alone_is_neve
 
 
 @pytest.mark.parametrize("number", [1, 2])
-async def test_a_run_that_stops_ends_the_goal_between_two_rounds(number):
-    board, gates = Board(), Answering()
+async def test_stopping_the_run_ends_the_goal_between_two_rounds(number):
+    board, gates = Board(), ScriptedGates()
     model = ScriptedModel([reads()])
-    execution = pursued(model, board, gates)
+    execution = goal_execution(model, board, gates)
     decide = model.decide
 
-    async def stopping(goal):
+    async def stop_and_decide(goal):
         if len(model.seen) == number:
             execution.scope.stop.set("cancelled", "ana cancelled it")
         return await decide(goal)
 
-    model.decide = stopping
+    model.decide = stop_and_decide
     run = await execution.go()
     assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "ana cancelled it")
     assert run.step("report").status is StepStatus.FAILED
 
 
-async def test_a_run_that_is_cancelled_while_the_model_decides_leaves_nothing_unknown():
+async def test_cancelling_while_the_model_decides_leaves_no_unknown_outcome():
     board, model = Board(), ScriptedModel([reads()])
-    execution = pursued(model, board, Answering())
+    execution = goal_execution(model, board, ScriptedGates())
 
     async def slow(goal):
         execution.scope.stop.set("cancelled", "ana cancelled it")
@@ -205,8 +205,8 @@ async def test_a_run_that_is_cancelled_while_the_model_decides_leaves_nothing_un
 
 
 @dataclass
-class Resolving:
-    """Say how each unknown outcome ended. Implements `ports.Outcomes`."""
+class ScriptedOutcomes:
+    """Resolves every unknown outcome with `resolution`. Implements `ports.Outcomes`."""
 
     resolution: Resolution
     asked: list[UnknownOutcome] = field(default_factory=list)
@@ -216,7 +216,7 @@ class Resolving:
         return RecordedResolution(self.resolution, f"ana recorded `{self.resolution}`", result=7)
 
 
-def losing() -> Board:
+def lossy_board() -> Board:
     board = Board()
 
     @tool(effect="write")
@@ -231,18 +231,18 @@ def losing() -> Board:
     return board
 
 
-async def test_a_write_whose_outcome_is_unknown_ends_the_goal_if_nobody_can_be_asked():
-    board = losing()
-    run = await pursued(ScriptedModel([writes(note="x")]), board, Answering()).go()
+async def test_an_unknown_outcome_ends_the_goal_if_nobody_can_resolve_it():
+    board = lossy_board()
+    run = await goal_execution(ScriptedModel([writes(note="x")]), board, ScriptedGates()).go()
     assert (run.status, run.reason, run.step("report").outcome) == (PlanStatus.FAILED, RunReason.UNKNOWN, Outcome.UNKNOWN)
     assert board.notes == ["x"]
 
 
 @pytest.mark.parametrize(("resolution", "notes", "confirmations"), [("done", ["x"], 1), ("again", ["x", "x"], 2)])
-async def test_a_person_says_how_a_write_of_a_goal_ended(resolution, notes, confirmations):
-    board, gates, outcomes = losing(), Answering(), Resolving(resolution)
+async def test_a_person_resolves_the_unknown_outcome_of_a_goals_write(resolution, notes, confirmations):
+    board, gates, outcomes = lossy_board(), ScriptedGates(), ScriptedOutcomes(resolution)
     model = ScriptedModel([writes(note="x"), ends()])
-    execution = pursued(model, board, gates)
+    execution = goal_execution(model, board, gates)
     execution.outcomes = outcomes
     run = await execution.go()
     assert (run.status, board.notes, len(gates.asked), len(outcomes.asked)) == (PlanStatus.COMPLETED, notes, confirmations, 1)
@@ -251,14 +251,14 @@ async def test_a_person_says_how_a_write_of_a_goal_ended(resolution, notes, conf
 
 
 async def test_an_aborted_write_cancels_the_run():
-    board = losing()
-    execution = pursued(ScriptedModel([writes(note="x")]), board, Answering())
-    execution.outcomes = Resolving("abort")
+    board = lossy_board()
+    execution = goal_execution(ScriptedModel([writes(note="x")]), board, ScriptedGates())
+    execution.outcomes = ScriptedOutcomes("abort")
     run = await execution.go()
     assert (run.status, run.reason, board.notes) == (PlanStatus.CANCELLED, RunReason.CANCELLED, ["x"])
 
 
-async def test_a_step_that_fails_beside_a_goal_ends_it_after_its_call():
+async def test_a_failed_step_ends_a_parallel_goal_after_its_current_call():
     board = Board()
     failing = asyncio.Event()
 
@@ -274,12 +274,12 @@ async def test_a_step_that_fails_beside_a_goal_ends_it_after_its_call():
     plan.options.allow_parallel = True
     decide = model.decide
 
-    async def noting(goal):
+    async def decide_and_fail_other(goal):
         failing.set()
         return await decide(goal)
 
-    model.decide = noting
-    run = await Execution(plan, [*board.tools, fail], goal_model=model, gates=Answering()).go()
+    model.decide = decide_and_fail_other
+    run = await Execution(plan, [*board.tools, fail], goal_model=model, gates=ScriptedGates()).go()
     assert run.status is PlanStatus.FAILED
     assert run.step("report").error == "stopped because `other` failed"
     assert len(model.seen) < 5

@@ -1,4 +1,4 @@
-"""What the items of a `for_each` are called, and what a run says of each."""
+"""Tests of `for_each` items: how they are named, and what a run reports of each."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ async def labels(values: list[Any], **fields: Any) -> list[str | None]:
     ],
     ids=str,
 )
-async def test_an_item_is_called_by_itself_its_name_or_its_id_else_by_its_number(values: list[Any], expected: list[str | None]) -> None:
+async def test_an_item_is_named_by_its_value_name_or_id_or_else_by_its_number(values: list[Any], expected: list[str | None]) -> None:
     assert await labels(values) == expected
 
 
@@ -58,7 +58,7 @@ async def test_a_label_of_the_plan_names_the_items() -> None:
     assert await labels(nodes, label="${{ item.host }}") == ["web-1", "web-2"]
 
 
-async def test_an_item_for_which_the_label_gives_no_text_is_called_by_its_number_and_its_call_is_made() -> None:
+async def test_an_item_whose_label_is_not_text_is_named_by_its_number_and_still_called() -> None:
     assert await labels([{"host": "web-1"}, {}, {"host": ["x"]}, {"host": ""}], label="${{ item.host }}") == ["web-1", None, None, None]
 
 
@@ -77,11 +77,11 @@ async def test_an_item_for_which_the_label_gives_no_text_is_called_by_its_number
     ],
     ids=str,
 )
-def test_a_label_or_rollback_failed_that_makes_no_sense_is_refused(fields: dict[str, Any], problem: tuple[str, str]) -> None:
+def test_an_invalid_label_or_rollback_failed_is_refused(fields: dict[str, Any], problem: tuple[str, str]) -> None:
     assert found(plan(step("a", **fields))) == [problem]
 
 
-def test_a_label_may_use_what_has_ended_before_and_makes_that_a_dependency() -> None:
+def test_a_label_may_use_an_earlier_step_which_becomes_a_dependency() -> None:
     sound = plan(step("a"), step("b", for_each="${{ [1, 2] }}", label="${{ steps.a.result }}-${{ item }}"))
     assert found(sound) == []
 
@@ -96,12 +96,12 @@ async def test_messages_events_and_logs_name_the_item() -> None:
     execution = Execution(loop(["web-1", "web-2"], max_retries=1, on_error="continue"), [work])
     run = await execution.go()
     assert run.step("each").error == "item web-1: ValueError: broken; item web-2: ValueError: broken"
-    told = {(event.kind, event.name) for event in execution.events if event.kind in ("log", "attempt_failed")}
-    assert told == {(kind, f"each[{name}]") for kind in ("log", "attempt_failed") for name in ("web-1", "web-2")}
+    emitted = {(event.kind, event.name) for event in execution.events if event.kind in ("log", "attempt_failed")}
+    assert emitted == {(kind, f"each[{name}]") for kind in ("log", "attempt_failed") for name in ("web-1", "web-2")}
 
 
 def nodes_plan(*names: str, rollback_failed: bool = False, **options: Any) -> ExecutionPlan:
-    """Return a plan that drains, and then restarts each node; what is `broken…` fails."""
+    """Return a plan that restarts each node; nodes called `broken…` fail."""
     nodes = ExecutionPlan(description="Restart all")
     nodes.options.require_approval = False
     for name, value in options.items():
@@ -127,7 +127,7 @@ async def test_rolled_back_items_are_named_by_their_labels() -> None:
     assert [attempt.label for attempt in execution.recorder.attempts] == ["web-1", "broken-2", "web-1"]
 
 
-async def test_with_rollback_failed_the_item_that_failed_is_rolled_back_too_with_null_for_its_result() -> None:
+async def test_rollback_failed_also_rolls_back_the_failed_item_with_a_null_result() -> None:
     world = World()
     execution = Execution(nodes_plan("web-1", "broken-2", "web-3", rollback_failed=True), world.tools)
     run = await execution.go()
@@ -141,7 +141,7 @@ async def test_with_rollback_failed_the_item_that_failed_is_rolled_back_too_with
     assert run.step("restart").rolled_back
 
 
-async def test_with_rollback_failed_a_step_that_failed_is_rolled_back_too() -> None:
+async def test_rollback_failed_also_rolls_back_the_failed_step() -> None:
     world = World()
     plan = ExecutionPlan(description="Restart")
     plan.options.require_approval = False
@@ -157,7 +157,7 @@ async def test_with_rollback_failed_a_step_that_failed_is_rolled_back_too() -> N
     assert [step.rolled_back for step in run.steps] == [True, True]
 
 
-async def test_where_several_steps_are_concerned_each_item_is_named_with_its_step() -> None:
+async def test_items_are_named_with_their_step_if_several_steps_are_rolled_back() -> None:
     world = World()
     plan = nodes_plan("web-1", "broken-2", "web-3")
     drain = Rollback(tool_name="undo", parameters={"name": "${{ result.name }}"})
@@ -189,7 +189,7 @@ async def test_an_unknown_outcome_is_never_rolled_back_automatically() -> None:
     )
 
 
-async def test_of_many_items_the_first_ones_are_named() -> None:
+async def test_only_the_first_of_many_items_are_named() -> None:
     world = World()
     names = [f"n{number}" for number in range(30)]
     execution = Execution(nodes_plan(*names, "broken", "last"), world.tools)

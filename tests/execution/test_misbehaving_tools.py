@@ -1,4 +1,4 @@
-"""Tools that raise, kill or return what they should not: only their step fails. And tools in processes of their own."""
+"""Tests of tools that raise, exit or return something invalid: only their step fails, also in a process of its own."""
 
 import asyncio
 import math
@@ -13,7 +13,7 @@ from tests.execution import flow_of_a_module, tools_of_a_module
 from tests.execution.support import Execution, plan_of
 
 
-async def test_a_tool_that_kills_its_process_fails_its_step_only():
+async def test_a_tool_that_kills_its_process_fails_only_its_step():
     plan = plan_of({})
     plan.add_step("die", "die", id="a", isolation="process", on_error="continue", effect="read")
     plan.add_step("echo", "echo", {"value": {"甲": [1]}}, id="b", isolation="process")
@@ -22,19 +22,19 @@ async def test_a_tool_that_kills_its_process_fails_its_step_only():
     assert "the process of tool `die` died" in (run.step("a").error or "")
 
 
-async def test_a_tool_in_a_process_fails_with_its_own_message_and_the_next_call_is_served():
+async def test_a_tool_in_a_process_fails_with_its_own_message_and_the_next_call_works():
     plan = plan_of({}, continue_on_error=True)
     for how in ("exit", "local", "unknown"):
         plan.add_step("fail", how, {"how": how}, id=how, isolation="process")
-    plan.add_step("tell", "tell", id="told", isolation="process")
+    plan.add_step("tell", "tell", id="logged", isolation="process")
     execution = Execution(plan, [tools_of_a_module.fail, tools_of_a_module.tell])
     run = await execution.go()
     assert [step.error for step in run.steps] == ["SystemExit: 3", "Local: it failed, because 坏了", "it broke", None]
-    assert run.step("told").result == 1
+    assert run.step("logged").result == 1
     assert [event.message for event in execution.events if event.kind == "log"] == ["第 1 次"]
 
 
-async def test_a_plans_process_isolation_leaves_async_tools_on_the_loop_where_they_can_be_cancelled():
+async def test_process_isolation_of_a_plan_keeps_async_tools_on_the_event_loop():
     @tool(effect="read")
     async def work(name: str, context: ToolContext) -> str:
         """Work."""
@@ -47,7 +47,7 @@ async def test_a_plans_process_isolation_leaves_async_tools_on_the_loop_where_th
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 @pytest.mark.thorough
-async def test_without_prefect_the_function_inside_of_a_flow_is_called(isolation: str):
+async def test_the_function_of_a_flow_is_called_without_prefect(isolation: str):
     plan = plan_of({})
     plan.add_step("double", "double", {"number": 2}, id="a", isolation=isolation)
     assert (await Execution(plan, [flow_of_a_module.double]).go()).step("a").result == 4
@@ -80,7 +80,7 @@ class Unprintable(Exception):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-async def test_whatever_a_tool_raises_fails_its_step_and_never_the_run(error: BaseException, expected: str, is_async: bool):
+async def test_any_exception_of_a_tool_fails_its_step_and_never_the_run(error: BaseException, expected: str, is_async: bool):
     if is_async:
 
         @tool(effect="read", name="work")
@@ -109,10 +109,10 @@ async def test_whatever_a_tool_raises_fails_its_step_and_never_the_run(error: Ba
 @pytest.mark.parametrize(
     "value", [math.nan, {"deep": [math.inf]}, object(), b"\xff\xfe", lambda: None], ids=["nan", "infinity", "object", "bytes", "function"]
 )
-async def test_a_result_that_is_no_json_fails_the_step(value: object):
+async def test_a_result_that_is_not_json_fails_the_step(value: object):
     @tool(effect="read")
     def work(name: str):
-        """Return what is no JSON."""
+        """Return something that is not JSON."""
         return value
 
     run = await Execution(plan_of({"a": []}), [work]).go()
@@ -120,7 +120,7 @@ async def test_a_result_that_is_no_json_fails_the_step(value: object):
     assert "JSON" in (run.step("a").error or "")
 
 
-async def test_a_thread_that_ends_itself_fails_its_step():
+async def test_a_tool_that_exits_its_thread_fails_its_step():
     @tool(effect="read")
     def work(name: str) -> None:
         """End the thread."""

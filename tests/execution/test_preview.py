@@ -1,4 +1,4 @@
-"""The preview after a write: what is published, and that nothing of it can fail a run."""
+"""Tests of the preview after a write: what is published, and that a preview never fails a run."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from plan_adapter.execution import previewing
 from plan_adapter.execution.secrets import RunSecrets
 from plan_adapter.status import Outcome, PlanStatus
 from plan_adapter.tools.tool import Tool, tool
-from tests.execution.pursuing import Answering, ScriptedModel, ends, goal_plan, reads, writes
+from tests.execution.pursuing import ScriptedGates, ScriptedModel, ends, goal_plan, reads, writes
 from tests.execution.support import Execution, plan_of
 from tests.tools.examples import example
 
@@ -40,7 +40,7 @@ def execution(preview: Callable[..., object], published: Published | None) -> Ex
     return Execution(plan_of({"build": []}), [writing(preview)], publish=published)
 
 
-async def test_the_example_of_the_guide_is_published_after_each_write_of_a_goal_and_not_after_a_read():
+async def test_the_preview_of_the_guide_is_published_after_each_write_of_a_goal_but_no_read():
     library: dict[str, Any] = {}
     exec(example("preview"), library)
 
@@ -50,7 +50,7 @@ async def test_the_example_of_the_guide_is_published_after_each_write_of_a_goal_
         return library["notes"]
 
     model, published = ScriptedModel([reads(), writes(note="一"), writes(note="二"), ends("E3")]), Published()
-    run = await Execution(goal_plan(), [look, library["post"]], goal_model=model, gates=Answering(), publish=published).go()
+    run = await Execution(goal_plan(), [look, library["post"]], goal_model=model, gates=ScriptedGates(), publish=published).go()
     assert run.status is PlanStatus.COMPLETED
     assert [text for text in published.texts if text[0] == "preview-report"] == [
         ("preview-report", "After report[round 2: post(note=一)]", "- 一"),
@@ -58,7 +58,7 @@ async def test_the_example_of_the_guide_is_published_after_each_write_of_a_goal_
     ]
 
 
-async def test_a_preview_sees_the_parameters_that_it_names_and_may_be_an_async_tool():
+async def test_a_preview_gets_the_parameters_it_names_and_may_be_an_async_tool():
     @tool(effect="read")
     async def show(name: str) -> str:
         """Show."""
@@ -88,7 +88,7 @@ def no_text() -> list[str]:
     ("preview", "why"),
     [(broken, "ValueError: no week"), (exits, "the tool raised SystemExit(3)"), (no_text, "it returned list instead of text")],
 )
-async def test_a_preview_that_fails_is_a_line_in_the_log_and_nothing_else(preview, why):
+async def test_a_failing_preview_is_only_logged(preview, why):
     published = Published()
     done = execution(preview, published)
     assert (await done.go()).status is PlanStatus.COMPLETED
@@ -96,7 +96,7 @@ async def test_a_preview_that_fails_is_a_line_in_the_log_and_nothing_else(previe
     assert [one.outcome for one in done.recorder.receipts] == [Outcome.SUCCEEDED]
 
 
-async def test_a_preview_that_takes_too_long_is_given_up(monkeypatch):
+async def test_a_preview_that_takes_too_long_is_stopped(monkeypatch):
     monkeypatch.setattr(previewing, "PREVIEW_SECONDS", 0.01)
 
     async def endless() -> str:
@@ -109,7 +109,7 @@ async def test_a_preview_that_takes_too_long_is_given_up(monkeypatch):
     assert done.log == ["the preview `endless` gave no answer within 0.01 s"]
 
 
-async def test_a_preview_is_redacted_and_without_prefect_it_is_only_logged(caplog):
+async def test_a_preview_is_redacted_and_only_logged_without_prefect(caplog):
     def show() -> str:
         """Show."""
         return "the password is hunter2-hunter2"

@@ -1,4 +1,4 @@
-"""Writes of which nobody knows how they ended, and the probes of their tools, which look."""
+"""Tests of writes with an unknown outcome: what their probes find, who is asked, and how the step ends."""
 
 import asyncio
 import threading
@@ -20,11 +20,11 @@ from tests.execution.support import Execution
 
 @dataclass
 class Shop:
-    """A world into which orders are sent, whose answers get lost `lost` times; `probed` holds what its probe was asked."""
+    """A shop that takes orders and loses its first `lost` answers; `probed` has the arguments of each probe call."""
 
     lost: int = 1
-    arrives: bool = True  # whether what is lost was done
-    says: Callable[[], Any] | None = None  # instead of looking
+    arrives: bool = True  # whether a call with a lost answer was done
+    probe_result: Callable[[], Any] | None = None  # replaces the lookup
     sent: list[str] = field(default_factory=list)
     calls: int = 0
     keys: list[str] = field(default_factory=list)
@@ -34,8 +34,8 @@ class Shop:
         async def look(order: str, context: ToolContext) -> Done | NotDone | None:
             """Look for an order."""
             self.probed.append((order, context.attempt, context.idempotency_key))
-            if self.says is not None:
-                return self.says()
+            if self.probe_result is not None:
+                return self.probe_result()
             return Done({"order": order}, note="看过了") if order in self.sent else NotDone()
 
         @tool(effect="write", probe=look)
@@ -57,7 +57,7 @@ class Shop:
         return Execution(plan, [self.tool()], history=history or RunHistory())
 
 
-def lost_attempt(**changed: Any) -> RunHistory:
+def interrupted_attempt(**changed: Any) -> RunHistory:
     attempt = Attempt("a-1", "r-1", "send", None, 1, "send", "write", {"order": "订单"}, "key-1", datetime.now(UTC))
     return RunHistory(attempts={("send", None): 1}, unknown={("send", None): attempt})
 
@@ -75,7 +75,7 @@ async def test_a_write_that_the_probe_finds_done_is_not_repeated_and_gets_its_re
     assert shop.probed == [("订单", 1, shop.keys[0])]
 
 
-async def test_what_the_probe_finds_not_done_is_attempted_again_and_costs_no_retry() -> None:
+async def test_a_write_that_the_probe_finds_not_done_is_repeated_without_using_a_retry() -> None:
     shop = Shop(arrives=False)
     execution = shop.execution()
     run = await execution.go()
@@ -85,7 +85,7 @@ async def test_what_the_probe_finds_not_done_is_attempted_again_and_costs_no_ret
 
 
 @pytest.mark.parametrize(("retries", "calls"), [(0, 2), (2, 6)])
-async def test_a_tool_that_never_comes_back_is_not_attempted_for_ever(retries: int, calls: int) -> None:
+async def test_a_tool_that_always_loses_its_answer_is_not_attempted_forever(retries: int, calls: int) -> None:
     shop = Shop(lost=100, arrives=False)
     run = await shop.execution(max_retries=retries).go()
     assert (run.status, run.reason, shop.calls, run.step("send").retry_count) == (PlanStatus.FAILED, RunReason.STEP_FAILED, calls, retries)
@@ -100,7 +100,7 @@ def no_json() -> Done:
 
 
 @pytest.mark.parametrize(
-    ("says", "told"),
+    ("probe_result", "logged"),
     [
         (lambda: None, "the probe `look` cannot tell"),
         (fails, "the shop is closed"),
@@ -109,12 +109,12 @@ def no_json() -> Done:
     ],
     ids=["none", "raises", "garbage", "no_json"],
 )
-async def test_an_inconclusive_probe_leaves_the_outcome_unknown_and_logs_why(says: Callable[[], Any], told: str) -> None:
-    shop = Shop(says=says)
+async def test_an_inconclusive_probe_leaves_the_outcome_unknown_and_logs_why(probe_result: Callable[[], Any], logged: str) -> None:
+    shop = Shop(probe_result=probe_result)
     execution = shop.execution(max_retries=3)
     run = await execution.go()
     assert (run.reason, run.step("send").outcome, shop.calls, execution.recorder.receipts) == (RunReason.UNKNOWN, Outcome.UNKNOWN, 1, [])
-    assert any(told in (event.message or "") for event in execution.events if event.kind == "log")
+    assert any(logged in (event.message or "") for event in execution.events if event.kind == "log")
 
 
 async def test_a_probe_has_the_timeout_of_its_step() -> None:
@@ -122,14 +122,14 @@ async def test_a_probe_has_the_timeout_of_its_step() -> None:
     never = threading.Event()
 
     def look() -> Done:
-        """Look for ever."""
+        """Look forever."""
         entered.set()
         never.wait()
         return Done()
 
     @tool(effect="write", probe=look)
     async def act() -> None:
-        """Act, and never come back."""
+        """Act, and never return."""
         await asyncio.Event().wait()
 
     plan = ExecutionPlan(description="Act")
@@ -145,18 +145,18 @@ async def test_a_probe_has_the_timeout_of_its_step() -> None:
 
 
 @pytest.mark.parametrize("effect", ["read", "idempotent_write"])
-async def test_what_may_be_repeated_asks_no_probe(effect: Any) -> None:
+async def test_a_repeatable_call_is_retried_without_a_probe(effect: Any) -> None:
     shop = Shop(arrives=False)
     run = await shop.execution(effect=effect, max_retries=1).go()
     assert (run.status, shop.calls, shop.probed) == (PlanStatus.COMPLETED, 2, [])
 
 
-# An attempt of an earlier start
+# Attempts of an earlier start
 
 
-async def test_the_lost_attempt_of_an_earlier_start_is_looked_for_with_its_own_parameters_number_and_key() -> None:
+async def test_the_probe_gets_the_parameters_number_and_key_of_an_interrupted_attempt() -> None:
     shop = Shop(sent=["订单"])
-    execution = shop.execution(history=lost_attempt())
+    execution = shop.execution(history=interrupted_attempt())
     run = await execution.go()
     assert (run.status, run.step("send").result, shop.calls) == (PlanStatus.COMPLETED, {"order": "订单"}, 0)
     assert shop.probed == [("订单", 1, "key-1")]
@@ -164,9 +164,9 @@ async def test_the_lost_attempt_of_an_earlier_start_is_looked_for_with_its_own_p
     assert (receipt.attempt_id, receipt.number, receipt.by, receipt.known_by) == ("a-1", 1, "send", "probe")
 
 
-async def test_the_lost_attempt_of_an_earlier_start_that_was_not_done_is_made_now() -> None:
+async def test_an_interrupted_attempt_that_was_not_done_is_repeated() -> None:
     shop = Shop(lost=0)
-    execution = shop.execution(history=lost_attempt())
+    execution = shop.execution(history=interrupted_attempt())
     run = await execution.go()
     assert (run.status, shop.sent, shop.calls) == (PlanStatus.COMPLETED, ["订单"], 1)
     assert [(receipt.number, receipt.outcome, receipt.known_by) for receipt in execution.recorder.receipts] == [
@@ -175,31 +175,31 @@ async def test_the_lost_attempt_of_an_earlier_start_that_was_not_done_is_made_no
     ]
 
 
-async def test_what_was_done_and_not_what_was_wanted_fails_the_step() -> None:
+async def test_a_write_that_was_done_but_does_not_meet_done_when_fails_the_step() -> None:
     shop = Shop(sent=["订单"])
-    execution = shop.execution(history=lost_attempt(), done_when="${{ result.order == 'another' }}")
+    execution = shop.execution(history=interrupted_attempt(), done_when="${{ result.order == 'another' }}")
     run = await execution.go()
     assert (run.step("send").status, run.step("send").outcome, shop.calls) == (StepStatus.FAILED, Outcome.FAILED, 0)
     assert "done_when is not met" in (run.step("send").error or "")
 
 
-# People, who are asked where no probe can tell
+# People, who are asked if the probe cannot tell
 
 
 @dataclass
-class Person:
-    """Says the same about whatever is asked. Implements `ports.Outcomes`."""
+class ScriptedPerson:
+    """Resolves every unknown outcome with `resolution`. Implements `ports.Outcomes`."""
 
-    said: RecordedResolution | None
+    resolution: RecordedResolution | None
     asked: list[UnknownOutcome] = field(default_factory=list)
 
     async def ask(self, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:
         self.asked.append(unknown_outcome)
-        return self.said
+        return self.resolution
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "reason", "sent"),
+    ("resolution", "status", "reason", "sent"),
     [
         (RecordedResolution("done", "ana says so", {"order": 1}), PlanStatus.COMPLETED, None, 0),
         (RecordedResolution("again", "ana says so"), PlanStatus.COMPLETED, None, 1),
@@ -209,12 +209,12 @@ class Person:
     ids=["done", "again", "abort", "nobody"],
 )
 @pytest.mark.parametrize("in_this_start", [True, False], ids=["lost_now", "lost_before"])
-async def test_what_a_person_says_is_what_becomes_of_the_step(
-    said: RecordedResolution | None, status: PlanStatus, reason: RunReason | None, sent: int, in_this_start: bool
+async def test_the_resolution_of_a_person_decides_how_the_step_ends(
+    resolution: RecordedResolution | None, status: PlanStatus, reason: RunReason | None, sent: int, in_this_start: bool
 ) -> None:
-    shop = Shop(lost=1 if in_this_start else 0, arrives=False, says=lambda: None)
-    execution = shop.execution(history=RunHistory() if in_this_start else lost_attempt())
-    execution.outcomes = person = Person(said)
+    shop = Shop(lost=1 if in_this_start else 0, arrives=False, probe_result=lambda: None)
+    execution = shop.execution(history=RunHistory() if in_this_start else interrupted_attempt())
+    execution.outcomes = person = ScriptedPerson(resolution)
     run = await execution.go()
     assert (run.status, run.reason, len(shop.sent)) == (status, reason, sent)
     [unknown_outcome] = person.asked
@@ -223,11 +223,11 @@ async def test_what_a_person_says_is_what_becomes_of_the_step(
     if status is PlanStatus.COMPLETED:
         assert run.step("send").result == ({"order": "订单"} if sent else {"order": 1})
     else:
-        assert run.message == ("ana ends it" if said is not None else "whether `send` was done is unknown")
+        assert run.message == ("ana ends it" if resolution is not None else "whether `send` was done is unknown")
 
 
 async def test_other_branches_continue_while_an_outcome_gate_is_open() -> None:
-    shop = Shop(arrives=True, says=lambda: None)
+    shop = Shop(arrives=True, probe_result=lambda: None)
     looked = list[str]()
     answer: asyncio.Future[RecordedResolution] = asyncio.get_running_loop().create_future()
 
@@ -236,7 +236,7 @@ async def test_other_branches_continue_while_an_outcome_gate_is_open() -> None:
             return await answer
 
     @tool(effect="read")
-    async def look_on(name: str) -> str:
+    async def observe(name: str) -> str:
         """Look."""
         looked.append(name)
         if name == "last":
@@ -246,17 +246,17 @@ async def test_other_branches_continue_while_an_outcome_gate_is_open() -> None:
     plan = ExecutionPlan(description="Send one order, and look elsewhere")
     plan.options.max_parallel_steps = 1  # a call that waits for a person holds no slot
     plan.add_step("send", "Send it", {"order": "a"}, id="send")
-    plan.add_step("look_on", "Look", {"name": "first"}, id="first")
-    plan.add_step("look_on", "Look", {"name": "last"}, id="last", depends_on=["first"])
-    plan.add_step("look_on", "Look", {"name": "after"}, id="after", depends_on=["send"])
-    execution = Execution(plan, [shop.tool(), look_on])
+    plan.add_step("observe", "Look", {"name": "first"}, id="first")
+    plan.add_step("observe", "Look", {"name": "last"}, id="last", depends_on=["first"])
+    plan.add_step("observe", "Look", {"name": "after"}, id="after", depends_on=["send"])
+    execution = Execution(plan, [shop.tool(), observe])
     execution.outcomes = Slow()
     run = await execution.go()
     assert (run.status, looked) == (PlanStatus.COMPLETED, ["first", "last", "after"])
 
 
-async def test_a_run_that_is_stopped_asks_nobody_any_more() -> None:
-    shop = Shop(says=lambda: None)
+async def test_stopping_a_run_withdraws_its_outcome_gate() -> None:
+    shop = Shop(probe_result=lambda: None)
 
     class Never:
         async def ask(self, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:

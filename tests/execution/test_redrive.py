@@ -1,4 +1,4 @@
-"""What a run that goes on will do, for any plan, any record and any wish."""
+"""Tests of what a resumed run will do, for any plan, record and resume options."""
 
 import pytest
 from hypothesis import assume, given
@@ -19,7 +19,7 @@ def plans(draw: st.DrawFn) -> dict[str, tuple[str, ...]]:
 
 @st.composite
 def records(draw: st.DrawFn) -> tuple[dict[str, tuple[str, ...]], Record]:
-    """A plan and how far it came: what has succeeded had dependencies that have."""
+    """A plan and the record of a run: the dependencies of each succeeded step have succeeded."""
     plan = draw(plans())
     succeeded, failed = set[str](), set[str]()
     for name, dependencies in plan.items():
@@ -31,36 +31,36 @@ def records(draw: st.DrawFn) -> tuple[dict[str, tuple[str, ...]], Record]:
 
 
 @given(records(), st.data())
-def test_whatever_is_asked_what_has_succeeded_is_carried_and_nothing_else_is(
+def test_exactly_the_succeeded_steps_are_carried_whatever_the_options(
     made: tuple[dict[str, tuple[str, ...]], Record], data: st.DataObject
 ) -> None:
     plan, record = made
-    asked = ResumeOptions(
+    options = ResumeOptions(
         from_step=data.draw(st.none() | st.sampled_from([*plan])),
         only_failed=data.draw(st.booleans()),
         skipped=dict.fromkeys(data.draw(st.lists(st.sampled_from([*plan]), unique=True)), "没有必要"),
     )
     try:
-        found = choices(plan, record, asked)
+        found = choices(plan, record, options)
     except RunConflictError:
         assume(False)
         raise
     assert list(found) == list(plan)
-    assert {name for name, fate in found.items() if fate.kind == "carried"} == set(record.succeeded)
-    assert {name for name, fate in found.items() if fate.kind == "skipped"} == set(asked.skipped)
-    running = {name for name, fate in found.items() if fate.kind == "run"}
+    assert {name for name, choice in found.items() if choice.kind == "carried"} == set(record.succeeded)
+    assert {name for name, choice in found.items() if choice.kind == "skipped"} == set(options.skipped)
+    running = {name for name, choice in found.items() if choice.kind == "run"}
     for name in running:
-        assert asked.from_step is None or _reaches(plan, asked.from_step, name)
-        assert not asked.only_failed or any(_reaches(plan, failed, name) for failed in record.failed)
-    if asked.from_step is not None and not asked.only_failed:
-        assert asked.from_step in running
+        assert options.from_step is None or _reaches(plan, options.from_step, name)
+        assert not options.only_failed or any(_reaches(plan, failed, name) for failed in record.failed)
+    if options.from_step is not None and not options.only_failed:
+        assert options.from_step in running
 
 
 @given(records())
-def test_without_options_a_resume_runs_everything_that_has_not_succeeded(made: tuple[dict[str, tuple[str, ...]], Record]) -> None:
+def test_a_resume_without_options_runs_every_step_that_has_not_succeeded(made: tuple[dict[str, tuple[str, ...]], Record]) -> None:
     plan, record = made
     found = choices(plan, record, ResumeOptions())
-    assert {name for name, fate in found.items() if fate.kind == "run"} == set(plan) - set(record.succeeded)
+    assert {name for name, choice in found.items() if choice.kind == "run"} == set(plan) - set(record.succeeded)
 
 
 def _reaches(plan: dict[str, tuple[str, ...]], first: str, last: str) -> bool:
@@ -68,9 +68,9 @@ def _reaches(plan: dict[str, tuple[str, ...]], first: str, last: str) -> bool:
     return first == last or any(_reaches(plan, following, last) for following in after[first])
 
 
-def test_from_a_step_only_it_and_what_depends_on_it_is_run() -> None:
+def test_a_resume_from_a_step_runs_only_it_and_its_dependents() -> None:
     found = choices(CHAIN, Record({"build", "test"}, {"publish"}), ResumeOptions(from_step="publish"))
-    assert {name: fate.kind for name, fate in found.items()} == {
+    assert {name: choice.kind for name, choice in found.items()} == {
         "build": "carried",
         "test": "carried",
         "publish": "run",
@@ -87,7 +87,7 @@ def test_a_skipped_step_keeps_its_reason_and_its_dependents_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "message"),
     [
         (ResumeOptions(from_step="nowhere"), "no step is called `nowhere`"),
         (ResumeOptions(from_step="build"), "`build` has succeeded, and is never run again in this run"),
@@ -97,9 +97,9 @@ def test_a_skipped_step_keeps_its_reason_and_its_dependents_run() -> None:
         (ResumeOptions(from_step="test", skipped={"test": "x"}), "cannot be both skipped and the step to run from"),
     ],
 )
-def test_an_impossible_resume_is_refused_with_the_reason(asked: ResumeOptions, said: str) -> None:
-    with pytest.raises(RunConflictError, match=said):
-        choices(CHAIN, Record({"build"}, {"test"}), asked)
+def test_an_impossible_resume_is_refused_with_the_reason(options: ResumeOptions, message: str) -> None:
+    with pytest.raises(RunConflictError, match=message):
+        choices(CHAIN, Record({"build"}, {"test"}), options)
 
 
 def test_every_impossible_request_is_reported_at_once() -> None:

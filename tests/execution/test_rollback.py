@@ -1,4 +1,4 @@
-"""What a rollback is made with, what is undone again and what is not, and what is said about where it stands."""
+"""Tests of rollbacks: what they record, what a second one repeats, and what their report says."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.execution.support import Execution, plan_of
 from tests.execution.undoing import World, rollback_of, run_and_undo, undoable
 
 
-async def test_each_rollback_has_an_intent_a_receipt_a_key_and_events_of_its_own() -> None:
+async def test_each_rollback_has_its_own_intent_receipt_key_and_events() -> None:
     world = World()
     execution, _ = await run_and_undo(undoable({"a": [], "broken": ["a"]}), world)
     attempt = execution.recorder.attempts[-1]
@@ -33,7 +33,7 @@ async def test_each_rollback_has_an_intent_a_receipt_a_key_and_events_of_its_own
     assert (execution.run.step("a").attempts, execution.run.step("a").status) == (1, StepStatus.COMPLETED)
 
 
-async def test_of_a_loop_each_item_that_succeeded_is_undone_with_its_own_result_and_item() -> None:
+async def test_each_succeeded_item_of_a_loop_is_rolled_back_with_its_own_result() -> None:
     world = World()
     plan = plan_of({})
     plan.add_step(
@@ -45,11 +45,11 @@ async def test_of_a_loop_each_item_that_succeeded_is_undone_with_its_own_result_
     assert [(attempt.kind, attempt.step_id, attempt.item) for attempt in execution.recorder.attempts[4:]] == [
         ("rollback", "all", 3), ("rollback", "all", 1), ("rollback", "all", 0),
     ]  # fmt: skip
-    assert not execution.run.step("all").rolled_back  # one of its items failed, and nobody knows what of it was done
+    assert not execution.run.step("all").rolled_back  # one of its items failed, possibly halfway
     assert rollback.report().words == "rolled back: 一, 二, 三; not rolled back: broken (failed, check by hand)"
 
 
-async def test_of_a_loop_the_items_that_could_not_be_undone_are_named() -> None:
+async def test_items_of_a_loop_that_could_not_be_rolled_back_are_named() -> None:
     world = World(failing=("二",))
     plan = undoable({})
     plan.add_step(
@@ -67,24 +67,24 @@ async def test_of_a_loop_the_items_that_could_not_be_undone_are_named() -> None:
 
 
 async def test_hooks_can_distinguish_a_rollback_from_a_step() -> None:
-    told: list[tuple[str, str, str | None]] = []
+    events: list[tuple[str, str, str | None]] = []
     hooks = Hooks(
-        on_step_start=lambda _, step: told.append(("start", step.id, step.undoes)),
-        on_step_complete=lambda _, step: told.append(("complete", step.id, step.undoes)),
-        on_step_failed=lambda _, step, error: told.append(("failed", step.id, step.undoes)),
+        on_step_start=lambda _, step: events.append(("start", step.id, step.undoes)),
+        on_step_complete=lambda _, step: events.append(("complete", step.id, step.undoes)),
+        on_step_failed=lambda _, step, error: events.append(("failed", step.id, step.undoes)),
     )
     execution, _ = await run_and_undo(undoable({"a": [], "b": ["a"], "broken": ["b"]}), World(failing=("a",)), hooks=hooks)
-    assert [entry for entry in told if entry[2] is None] == [
+    assert [entry for entry in events if entry[2] is None] == [
         ("start", "a", None), ("complete", "a", None), ("start", "b", None), ("complete", "b", None),
         ("start", "broken", None), ("failed", "broken", None),
     ]  # fmt: skip
-    assert [entry for entry in told if entry[2] is not None] == [
+    assert [entry for entry in events if entry[2] is not None] == [
         ("start", "rollback b", "b"), ("complete", "rollback b", "b"), ("start", "rollback a", "a"), ("failed", "rollback a", "a"),
     ]  # fmt: skip
     assert all(step.undoes is None for step in execution.run.steps)
 
 
-async def test_a_rollback_is_tried_once_whatever_its_step_says() -> None:
+async def test_a_rollback_is_tried_once_even_if_its_step_has_retries() -> None:
     world = World(failing=("a",))
     plan = undoable({"a": [], "broken": ["a"]})
     plan.step("a").max_retries = 3
@@ -92,15 +92,15 @@ async def test_a_rollback_is_tried_once_whatever_its_step_says() -> None:
     assert world.undone == ["a"]
 
 
-async def test_a_rollback_without_an_answer_in_time_is_unknown_and_waits_for_a_person() -> None:
+async def test_a_rollback_that_times_out_has_an_unknown_outcome_and_waits_for_a_person() -> None:
     world = World(held="b")
     plan = undoable({"a": [], "b": ["a"], "broken": ["b"]})
     plan.step("b").timeout_ms = 30
     execution, rollback = await run_and_undo(plan, world)
     run_id = execution.run.id
-    told = f"`plan resolve {run_id} b done|again|abort --rollback`, then `plan cancel {run_id} --rollback`"
+    commands = f"`plan resolve {run_id} b done|again|abort --rollback`, then `plan cancel {run_id} --rollback`"
     assert rollback.report().words == (
-        f"rolled back: nothing; not rolled back: b (whether its rollback was done is unknown: {told}), "
+        f"rolled back: nothing; not rolled back: b (whether its rollback was done is unknown: {commands}), "
         "a (`b` must be rolled back first), broken (failed, check by hand)"
     )
     again = rollback_of(execution)
@@ -109,17 +109,17 @@ async def test_a_rollback_without_an_answer_in_time_is_unknown_and_waits_for_a_p
     assert again.report().words == rollback.report().words
 
 
-async def test_what_was_undone_before_is_not_undone_again_and_what_failed_is_tried_again() -> None:
+async def test_a_second_rollback_skips_what_was_rolled_back_and_retries_what_failed() -> None:
     world = World(failing=("b",))
     execution, _ = await run_and_undo(undoable({"a": [], "b": ["a"], "c": ["b"], "broken": ["c"]}), world)
     assert world.undone == ["c", "b"]
     world.undone.clear()
-    mended = World()
-    execution.scope.approved = (await _fresh(execution, mended)).scope.approved
+    repaired = World()
+    execution.scope.approved = (await _fresh(execution, repaired)).scope.approved
     rollback = rollback_of(execution)
     assert rollback.left == [("a", None), ("b", None)]
     await rollback.undo()
-    assert (world.undone, mended.undone) == ([], ["b", "a"])
+    assert (world.undone, repaired.undone) == ([], ["b", "a"])
     assert [attempt.number for attempt in execution.recorder.attempts if (attempt.kind, attempt.step_id) == ("rollback", "b")] == [1, 2]
     assert rollback.report().words == "rolled back: c, b, a; not rolled back: broken (failed, check by hand)"
     assert all(execution.run.step(name).rolled_back for name in "abc")
@@ -131,7 +131,7 @@ async def _fresh(execution: Execution, world: World) -> Execution:
     return fresh
 
 
-async def test_while_the_outcome_of_a_step_is_unknown_nothing_is_undone() -> None:
+async def test_nothing_is_rolled_back_while_the_outcome_of_a_step_is_unknown() -> None:
     world = World()
     plan = undoable({"a": [], "slow": ["a"]})
     plan.step("slow").timeout_ms = 20
@@ -143,7 +143,7 @@ async def test_while_the_outcome_of_a_step_is_unknown_nothing_is_undone() -> Non
     )
 
 
-async def test_what_was_carried_is_undone_too_with_the_result_it_had() -> None:
+async def test_carried_steps_are_rolled_back_with_their_earlier_result() -> None:
     world = World()
     plan = undoable({"a": [], "broken": ["a"]})
     first = Execution(plan, world.tools)
@@ -158,7 +158,7 @@ async def test_what_was_carried_is_undone_too_with_the_result_it_had() -> None:
     ("policy", "of_step", "expected"),
     [("stop", None, True), ("continue", None, False), ("continue", "stop", True), ("stop", "continue", False)],
 )
-async def test_only_a_failure_that_ends_the_run_undoes_it_by_itself(policy: str, of_step: Any, expected: bool) -> None:
+async def test_only_a_failure_that_ends_the_run_starts_a_rollback(policy: str, of_step: Any, expected: bool) -> None:
     plan = undoable({"a": [], "broken": ["a"]}, stop_on_error=policy == "stop")
     plan.step("broken").on_error = of_step
     run = await Execution(plan, World().tools).go()

@@ -1,4 +1,4 @@
-"""In which order steps are undone, how many at once, and what ends a rollback early."""
+"""Tests of the order of rollbacks, how many run at once, and what ends them early."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "broken": ["d"]}
 
 
 @pytest.mark.parametrize("allow_parallel", [False, True])
-async def test_what_was_done_is_undone_in_the_reverse_order_of_dependencies(allow_parallel: bool) -> None:
+async def test_steps_are_rolled_back_in_reverse_dependency_order(allow_parallel: bool) -> None:
     world = World()
     execution, rollback = await run_and_undo(undoable(DIAMOND, allow_parallel=allow_parallel), world)
     assert (world.done, world.undone) == (["a", "b", "c", "d"], ["d", "c", "b", "a"])
@@ -22,8 +22,8 @@ async def test_what_was_done_is_undone_in_the_reverse_order_of_dependencies(allo
     assert rollback.report().words == "rolled back: d, c, b, a; not rolled back: broken (failed, check by hand)"
 
 
-class Crowd:
-    """Undoings that wait until they are let go; counts how many are under way, and keeps the order in which they began and ended."""
+class HeldWorld:
+    """Rollbacks that wait until the test releases them. Records the order in which they begin and end, and how many run at once."""
 
     def __init__(self, *, failing: tuple[str, ...] = ()) -> None:
         self.begun: list[str] = []
@@ -34,14 +34,14 @@ class Crowd:
 
         @tool(effect="write")
         def work(name: str) -> dict[str, str]:
-            """Do what is broken or not."""
+            """Do the work, unless its name starts with `broken`."""
             if name.startswith("broken"):
                 raise ValueError(f"{name} is broken")
             return {"name": name}
 
         @tool(effect="write")
         async def undo(name: str) -> None:
-            """Undo what has this name, once it is let go."""
+            """Undo the work of this name when the test releases it."""
             self.begun.append(name)
             self._now += 1
             self.most = max(self.most, self._now)
@@ -62,40 +62,40 @@ WIDE = {"base": [], "a": ["base"], "b": ["base"], "c": ["base"], "top": ["a"], "
 
 
 async def test_independent_rollbacks_run_in_parallel_within_the_plans_limit() -> None:
-    crowd = Crowd()
-    execution = Execution(undoable(WIDE, allow_parallel=True, max_parallel_steps=2), crowd.tools)
+    world = HeldWorld()
+    execution = Execution(undoable(WIDE, allow_parallel=True, max_parallel_steps=2), world.tools)
     await execution.go()
     rollback = rollback_of(execution)
-    going = asyncio.create_task(rollback.undo())
-    await crowd.until_begun("top", "c")
-    crowd.gates["top"].set()
-    await crowd.until_begun("top", "c", "b")  # the later one of the plan first
-    crowd.gates["c"].set()
-    await crowd.until_begun("top", "c", "b", "a")
-    crowd.gates["b"].set()
+    running = asyncio.create_task(rollback.undo())
+    await world.until_begun("top", "c")
+    world.gates["top"].set()
+    await world.until_begun("top", "c", "b")  # the later step of the plan first
+    world.gates["c"].set()
+    await world.until_begun("top", "c", "b", "a")
+    world.gates["b"].set()
     await asyncio.sleep(0.01)
-    assert "base" not in crowd.begun  # `a` stands on it
-    crowd.gates["a"].set()
-    crowd.gates["base"].set()
-    await going
-    assert (crowd.most, crowd.begun[-1], len(crowd.ended)) == (2, "base", 5)
+    assert "base" not in world.begun  # `a` depends on it
+    world.gates["a"].set()
+    world.gates["base"].set()
+    await running
+    assert (world.most, world.begun[-1], len(world.ended)) == (2, "base", 5)
     assert all(execution.run.step(name).rolled_back for name in ("base", "a", "b", "c", "top"))
     assert rollback.report().words == "rolled back: top, c, b, a, base; not rolled back: broken (failed, check by hand)"
 
 
 async def test_after_a_failed_rollback_running_ones_finish_and_no_other_starts() -> None:
-    crowd = Crowd(failing=("c",))
-    execution = Execution(undoable(WIDE, allow_parallel=True, max_parallel_steps=2), crowd.tools)
+    world = HeldWorld(failing=("c",))
+    execution = Execution(undoable(WIDE, allow_parallel=True, max_parallel_steps=2), world.tools)
     await execution.go()
     rollback = rollback_of(execution)
-    going = asyncio.create_task(rollback.undo())
-    await crowd.until_begun("top", "c")
-    crowd.gates["c"].set()
-    while crowd.ended != ["c"]:
+    running = asyncio.create_task(rollback.undo())
+    await world.until_begun("top", "c")
+    world.gates["c"].set()
+    while world.ended != ["c"]:
         await asyncio.sleep(0)
-    crowd.gates["top"].set()
-    await going
-    assert (crowd.begun, crowd.ended) == (["top", "c"], ["c", "top"])
+    world.gates["top"].set()
+    await running
+    assert (world.begun, world.ended) == (["top", "c"], ["c", "top"])
     assert rollback.report().words == (
         "rolled back: top; not rolled back: c (its rollback failed: ValueError: c is stuck), b (skipped, because the rollback of `c` "
         "failed), a (skipped, because the rollback of `c` failed), base (`a` must be rolled back first), broken (failed, check by hand)"
@@ -105,17 +105,17 @@ async def test_after_a_failed_rollback_running_ones_finish_and_no_other_starts()
     }  # fmt: skip
 
 
-async def test_whoever_halts_it_lets_what_is_under_way_end_and_nothing_begin() -> None:
-    crowd = Crowd()
-    execution = Execution(undoable({"a": [], "b": ["a"], "c": ["b"], "broken": ["c"]}), crowd.tools)
+async def test_halting_a_rollback_lets_running_ones_finish_and_starts_no_other() -> None:
+    world = HeldWorld()
+    execution = Execution(undoable({"a": [], "b": ["a"], "c": ["b"], "broken": ["c"]}), world.tools)
     await execution.go()
     rollback = rollback_of(execution)
-    going = asyncio.create_task(rollback.undo())
-    await crowd.until_begun("c")
+    running = asyncio.create_task(rollback.undo())
+    await world.until_begun("c")
     rollback.halt.set("cancelled", "enough (by ana)")
-    crowd.gates["c"].set()
-    await going
-    assert crowd.ended == ["c"]
+    world.gates["c"].set()
+    await running
+    assert world.ended == ["c"]
     assert (
         rollback.report().words
         == "rolled back: c; not rolled back: b (enough (by ana)), a (`b` must be rolled back first), broken (failed, check by hand)"
@@ -124,10 +124,10 @@ async def test_whoever_halts_it_lets_what_is_under_way_end_and_nothing_begin() -
 
 @pytest.mark.parametrize("limit", [1, 3])
 @pytest.mark.parametrize("seed", range(8))
-async def test_of_any_plan_each_step_is_undone_after_all_that_stand_on_it(seed: int, limit: int) -> None:
-    chance = random.Random(seed)
-    edges = {f"s{n}": [f"s{m}" for m in range(n) if chance.random() < 0.3] for n in range(14)}
-    without = tuple(name for name in edges if chance.random() < 0.3)
+async def test_random_plans_roll_back_each_step_after_all_its_dependents(seed: int, limit: int) -> None:
+    rng = random.Random(seed)
+    edges = {f"s{n}": [f"s{m}" for m in range(n) if rng.random() < 0.3] for n in range(14)}
+    without = tuple(name for name in edges if rng.random() < 0.3)
     edges["broken"] = list(edges)
     world = World()
     plan = undoable(edges, without=without, allow_parallel=limit > 1, max_parallel_steps=limit)
@@ -168,10 +168,10 @@ async def test_a_rollback_continues_after_its_run_stopped_and_can_be_stopped_its
     await execution.go()
     execution.scope.stop.set("timed_out", "the total timeout of 1 s was exceeded")
     rollback = rollback_of(execution)
-    going = asyncio.create_task(rollback.undo())
+    running = asyncio.create_task(rollback.undo())
     while world.undone != ["c", "b"]:
         await asyncio.sleep(0)
     rollback.scope.stop.set("cancelled", "enough (by ana)")
-    await going
+    await running
     assert world.undone == ["c", "b"]
     assert rollback.report().words.startswith("rolled back: c; not rolled back: b (whether its rollback was done is unknown: ")

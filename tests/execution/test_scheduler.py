@@ -1,4 +1,4 @@
-"""When steps start, how many at once, and what becomes of the rest when one fails."""
+"""Tests of the scheduler: when steps start, how many run at once, and what happens to the rest when one fails."""
 
 import asyncio
 import random
@@ -11,7 +11,7 @@ from tests.execution.support import Execution, ancestors, plan_of
 
 
 class World:
-    """Tools that note when they begin and end, and wait until they are let go."""
+    """A tool that records when its calls begin and end; calls in `held` wait until the test releases them."""
 
     def __init__(self, *, held: tuple[str, ...] = (), failing: tuple[str, ...] = ()) -> None:
         self.begun: list[str] = []
@@ -46,14 +46,14 @@ class World:
             await self.changed.wait_for(lambda: set(names) <= set(self.begun))
 
 
-async def test_a_step_starts_when_its_own_dependencies_have_ended_not_when_a_wave_has():
+async def test_a_step_starts_when_its_own_dependencies_ended_without_waiting_for_others():
     world = World(held=("slow",))
     execution = Execution(plan_of({"fast": [], "slow": [], "after_fast": ["fast"]}, allow_parallel=True), [world.work])
-    going = asyncio.create_task(execution.go())
+    run_task = asyncio.create_task(execution.go())
     await world.until_begun("after_fast")
     assert "slow" not in world.ended
     world.gates["slow"].set()
-    assert (await going).status is PlanStatus.COMPLETED
+    assert (await run_task).status is PlanStatus.COMPLETED
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7])
@@ -64,7 +64,7 @@ async def test_as_many_steps_run_at_once_as_the_plan_allows_and_never_more(limit
     assert world.peak == limit
 
 
-async def test_without_allow_parallel_steps_run_one_at_a_time_in_the_order_of_the_plan():
+async def test_steps_run_one_at_a_time_in_plan_order_without_allow_parallel():
     world = World()
     plan = plan_of({"d": ["b"], "a": [], "b": ["a"], "c": []})
     await Execution(plan, [world.work]).go()
@@ -72,7 +72,7 @@ async def test_without_allow_parallel_steps_run_one_at_a_time_in_the_order_of_th
     assert world.begun == ["a", "b", "d", "c"]
 
 
-async def test_the_longest_path_goes_first_when_slots_are_few():
+async def test_the_longest_path_starts_first_when_slots_are_scarce():
     world = World()
     edges = {"lone1": [], "lone2": [], "head": [], "mid": ["head"], "tail": ["mid"]}
     await Execution(plan_of(edges, allow_parallel=True, max_parallel_steps=1 + 1), [world.work]).go()
@@ -81,12 +81,12 @@ async def test_the_longest_path_goes_first_when_slots_are_few():
 
 
 async def test_random_plans_run_every_step_once_and_never_before_its_dependencies():
-    dice = random.Random(20)
+    rng = random.Random(20)
     for _ in range(20):
-        names = [f"s{n}" for n in range(dice.randint(1, 40))]
-        edges = {name: dice.sample(names[:place], min(place, dice.randint(0, 3))) for place, name in enumerate(names)}
+        names = [f"s{n}" for n in range(rng.randint(1, 40))]
+        edges = {name: rng.sample(names[:place], min(place, rng.randint(0, 3))) for place, name in enumerate(names)}
         world = World()
-        run = await Execution(plan_of(edges, allow_parallel=True, max_parallel_steps=dice.randint(1, 8)), [world.work]).go()
+        run = await Execution(plan_of(edges, allow_parallel=True, max_parallel_steps=rng.randint(1, 8)), [world.work]).go()
         assert run.status is PlanStatus.COMPLETED
         assert sorted(world.begun) == sorted(names)
         for name, dependencies in edges.items():
@@ -94,15 +94,15 @@ async def test_random_plans_run_every_step_once_and_never_before_its_dependencie
                 assert world.ended.index(dependency) < world.ended.index(name)
 
 
-async def test_stop_on_error_starts_no_further_step_lets_running_ones_end_and_says_why():
+async def test_stop_on_error_starts_no_further_step_and_lets_running_ones_end():
     world = World(held=("bad", "beside"), failing=("bad",))
     plan = plan_of({"bad": [], "beside": [], "queued": [], "after": ["bad"]}, allow_parallel=True, max_parallel_steps=2)
     execution = Execution(plan, [world.work])
-    going = asyncio.create_task(execution.go())
+    run_task = asyncio.create_task(execution.go())
     await world.until_begun("bad", "beside")
     world.gates["bad"].set()
     world.gates["beside"].set()
-    run = await going
+    run = await run_task
     assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
     assert run.step("beside").status is StepStatus.COMPLETED
     assert run.step("bad").error == "ValueError: bad is broken"
@@ -112,7 +112,7 @@ async def test_stop_on_error_starts_no_further_step_lets_running_ones_end_and_sa
     assert "queued" not in world.begun
 
 
-async def test_continue_on_error_skips_only_what_depends_on_the_failed_step():
+async def test_continue_on_error_skips_only_dependents_of_the_failed_step():
     world = World(failing=("bad",))
     plan = plan_of({"bad": [], "after": ["bad"], "later": ["after"], "other": [], "another": ["other"]}, continue_on_error=True)
     run = await Execution(plan, [world.work]).go()
@@ -128,7 +128,7 @@ async def test_continue_on_error_skips_only_what_depends_on_the_failed_step():
     assert run.status is PlanStatus.PARTIAL
 
 
-async def test_a_step_may_say_otherwise_than_the_plan_about_its_errors():
+async def test_on_error_of_a_step_overrides_the_plan():
     world = World(failing=("bad",))
     plan = plan_of({"bad": [], "other": []})
     plan.step("bad").on_error = "continue"
@@ -136,7 +136,7 @@ async def test_a_step_may_say_otherwise_than_the_plan_about_its_errors():
     assert run.step("other").status is StepStatus.COMPLETED
 
 
-async def test_a_plan_in_which_nothing_completed_has_failed():
+async def test_a_plan_without_a_completed_step_has_failed():
     run = await Execution(plan_of({"bad": [], "after": ["bad"]}), [World(failing=("bad",)).work]).go()
     assert (run.status, run.is_completed) == (PlanStatus.FAILED, True)
     assert run.summary().progress == 100.0
@@ -153,7 +153,7 @@ async def test_a_false_when_skips_the_step_and_its_dependents_run():
     assert run.status is PlanStatus.COMPLETED
 
 
-async def test_a_result_reaches_the_steps_that_refer_to_it_as_it_is():
+async def test_a_result_reaches_the_steps_that_refer_to_it_unchanged():
     seen: list[object] = []
 
     @tool(effect="read")
@@ -176,7 +176,7 @@ async def test_a_result_reaches_the_steps_that_refer_to_it_as_it_is():
     assert seen == [({"n": 3}, "n=true")]
 
 
-async def test_for_each_calls_the_tool_once_an_item_and_its_result_is_the_list_in_order():
+async def test_for_each_calls_the_tool_once_per_item_and_keeps_the_order_of_results():
     world = World()
     plan = plan_of({"each": []}, allow_parallel=True, max_parallel_steps=3)
     plan.step("each").for_each = "${{ ['x', 'y', 'z', 'w'] }}"
@@ -190,7 +190,7 @@ async def test_for_each_calls_the_tool_once_an_item_and_its_result_is_the_list_i
     ]  # fmt: skip
 
 
-async def test_for_each_over_nothing_completes_with_an_empty_list():
+async def test_for_each_over_no_items_completes_with_an_empty_list():
     plan = plan_of({"each": [], "after": ["each"]})
     plan.step("each").for_each = "${{ [] }}"
     run = await Execution(plan, [World().work]).go()
@@ -198,7 +198,7 @@ async def test_for_each_over_nothing_completes_with_an_empty_list():
     assert run.status is PlanStatus.COMPLETED
 
 
-async def test_a_failed_item_fails_its_step_names_the_item_and_starts_no_further_one():
+async def test_a_failed_item_fails_its_step_and_starts_no_further_item():
     world = World(failing=("y",))
     plan = plan_of({"each": []})
     plan.step("each").for_each = "${{ ['x', 'y', 'z'] }}"
@@ -220,7 +220,7 @@ async def test_an_expression_that_fails_at_run_time_fails_its_step_and_calls_not
     assert [attempt.step_id for attempt in execution.recorder.attempts] == ["a"]
 
 
-async def test_a_thousand_steps_beside_each_other_and_one_after_all_of_them():
+async def test_a_step_that_depends_on_a_thousand_parallel_steps_runs_last():
     world = World()
     edges = {f"s{n}": [] for n in range(1000)} | {"end": [f"s{n}" for n in range(1000)]}
     run = await Execution(plan_of(edges, allow_parallel=True, max_parallel_steps=50), [world.work]).go()
@@ -235,7 +235,7 @@ async def test_a_chain_of_three_thousand_steps_does_not_exhaust_the_stack():
     assert (await Execution(plan_of(edges), [world.work]).go()).status is PlanStatus.COMPLETED
 
 
-async def test_the_unknown_outcome_of_one_step_holds_back_only_what_depends_on_it():
+async def test_an_unknown_outcome_holds_back_only_dependent_steps():
     world = World()
 
     @tool(effect="write")

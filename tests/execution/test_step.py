@@ -1,4 +1,4 @@
-"""One step: its attempts and retries, their intents and receipts, its result, and what is repeated after a stop."""
+"""Tests of one step: attempts, retries, intents, receipts, results, and what a resumed run repeats."""
 
 import asyncio
 from pathlib import Path
@@ -46,7 +46,7 @@ async def test_every_attempt_has_an_intent_before_it_and_the_same_key():
 
     @tool(effect="idempotent_write")
     def work(name: str, context: ToolContext) -> None:
-        """Note what is there."""
+        """Record the attempt."""
         seen.append((len(execution.recorder.attempts), context.attempt, context.idempotency_key))
         if context.attempt < 3:
             raise ToolError("again")
@@ -60,7 +60,7 @@ async def test_every_attempt_has_an_intent_before_it_and_the_same_key():
     assert {attempt.idempotency_key for attempt in execution.recorder.attempts} == {seen[0][2]}
 
 
-def test_delays_grow_by_the_backoff_and_vary_by_the_jitter_only():
+def test_retry_delays_grow_by_the_backoff_and_vary_only_by_the_jitter():
     step = Step(tool_name="x", max_retries=3, retry_delay_ms=100, retry_backoff=2.0, retry_jitter=0.5)
     policy, failed = RetryPolicy.of(step), AttemptEnd("failed", 1)
     assert policy.planned() == [0.1, 0.2, 0.4]
@@ -124,7 +124,7 @@ async def test_a_false_done_when_shows_the_parts_of_the_result_that_it_uses(done
 async def test_a_large_result_goes_to_a_file_that_the_receipt_names(tmp_path: Path):
     @tool(effect="read")
     def work(name: str) -> str:
-        """Return much."""
+        """Return a large text."""
         return "长" * 5000
 
     execution = Execution(plan_of({"a": []}), [work], limit_bytes=4096, folder=tmp_path)
@@ -135,19 +135,19 @@ async def test_a_large_result_goes_to_a_file_that_the_receipt_names(tmp_path: Pa
     assert execution.recorder.receipts[0].result == result
 
 
-async def test_hooks_see_every_event_and_one_that_raises_changes_nothing(caplog: pytest.LogCaptureFixture):
-    told: list[str] = []
+async def test_hooks_see_every_event_and_a_failing_hook_changes_nothing(caplog: pytest.LogCaptureFixture):
+    calls: list[str] = []
 
     async def on_start(run, step):
         await asyncio.sleep(0)
-        told.append(f"start {step.id}")
+        calls.append(f"start {step.id}")
 
     def on_complete(run, step):
-        told.append(f"complete {step.id} {step.result}")
+        calls.append(f"complete {step.id} {step.result}")
         raise RuntimeError("the hook is broken")
 
     def on_failed(run, step, error):
-        told.append(f"failed {step.id} {error}")
+        calls.append(f"failed {step.id} {error}")
 
     plan = plan_of({"a": [], "b": []})
     plan.step("b").tool_name = "broken"
@@ -159,12 +159,12 @@ async def test_hooks_see_every_event_and_one_that_raises_changes_nothing(caplog:
 
     hooks = Hooks(on_step_start=on_start, on_step_complete=on_complete, on_step_failed=on_failed)
     run = await Execution(plan, [flaky(0), broken], hooks=hooks).go()
-    assert told == ["start a", "complete a 1", "start b", "failed b no"]
+    assert calls == ["start a", "complete a 1", "start b", "failed b no"]
     assert run.step("a").status is StepStatus.COMPLETED
     assert "the hook is broken" in caplog.text
 
 
-async def test_a_write_that_is_cancelled_in_the_middle_has_no_receipt_and_an_unknown_outcome():
+async def test_a_write_cancelled_midway_has_an_unknown_outcome_and_no_receipt():
     begun = asyncio.Event()
 
     @tool(effect="write")
@@ -174,15 +174,15 @@ async def test_a_write_that_is_cancelled_in_the_middle_has_no_receipt_and_an_unk
         await asyncio.Event().wait()
 
     execution = Execution(plan_of({"a": []}), [work])
-    going = asyncio.create_task(execution.go())
+    running = asyncio.create_task(execution.go())
     await begun.wait()
     execution.scope.stop.set("cancelled", "enough")
-    run = await going
+    run = await running
     assert run.step("a").outcome is Outcome.UNKNOWN
     assert (len(execution.recorder.attempts), execution.recorder.receipts) == (1, [])
 
 
-async def test_nothing_is_called_whose_intent_cannot_be_written():
+async def test_a_call_is_not_made_if_its_intent_cannot_be_written():
     called: list[str] = []
 
     @tool(effect="write")
@@ -196,7 +196,7 @@ async def test_nothing_is_called_whose_intent_cannot_be_written():
     assert called == ["a"]
 
 
-async def test_a_resumed_run_carries_what_succeeded_and_repeats_only_what_may_be_repeated():
+async def test_a_resumed_run_carries_succeeded_steps_and_repeats_only_repeatable_ones():
     called: list[tuple[str, int]] = []
 
     @tool(effect="read")
@@ -241,7 +241,7 @@ async def test_a_tool_can_report_an_unknown_outcome(effect: str, outcome: Outcom
     assert len(execution.recorder.receipts) == receipts
 
 
-async def test_the_lines_of_a_tools_logger_are_shown_with_their_step():
+async def test_log_lines_of_a_tool_are_shown_with_their_step():
     @tool(effect="read")
     def work(name: str, context: ToolContext) -> None:
         """Log."""

@@ -1,4 +1,4 @@
-"""What ends a step or a run early: timeouts of attempts and of the run, and cancellation."""
+"""Tests of what ends a step or a run early: timeouts of attempts, the total timeout, and cancellation."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ async def test_a_sync_tool_past_its_timeout_is_left_behind_with_a_warning(caplog
 
 
 @pytest.mark.thorough
-async def test_with_process_isolation_a_timeout_kills_the_work(tmp_path: Path):
+async def test_a_timeout_kills_the_process_of_an_isolated_tool(tmp_path: Path):
     plan = plan_of({}, step_timeout_ms=4000)
     plan.add_step("stubborn", "stubborn", {"folder": str(tmp_path)}, id="a", isolation="process", effect="read")
     run = await Execution(plan, [tools_of_a_module.stubborn]).go()
@@ -96,7 +96,7 @@ async def test_the_total_timeout_ends_running_steps_and_skips_the_rest():
     assert run.step("b").reason == "the total timeout of 0.04 s was exceeded"
 
 
-async def test_the_total_timeout_ends_a_wait_for_a_retry():
+async def test_the_total_timeout_ends_a_retry_wait():
     plan = plan_of({"a": []}, total_timeout_ms=60)
     plan.step("a").max_retries, plan.step("a").retry_delay_ms = 3, 3_600_000
     run = await Execution(plan, [flaky(9)]).go()
@@ -113,16 +113,16 @@ async def test_cancelling_ends_the_running_step_skips_the_rest_and_keeps_the_rea
         await asyncio.Event().wait()
 
     execution = Execution(plan_of({"a": [], "b": []}), [work])
-    going = asyncio.create_task(execution.go())
+    running = asyncio.create_task(execution.go())
     await begun.wait()
     execution.scope.stop.set("cancelled", "用户取消")
-    run = await going
+    run = await running
     assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "用户取消")
     assert (run.step("a").status, run.step("a").outcome) == (StepStatus.FAILED, Outcome.FAILED)
     assert (run.step("b").status, run.step("b").reason) == (StepStatus.SKIPPED, "用户取消")
 
 
-async def test_cancelling_the_caller_ends_the_work_and_is_raised_again():
+async def test_cancelling_the_caller_ends_the_step_and_is_reraised():
     begun, ended = asyncio.Event(), asyncio.Event()
 
     @tool(effect="read")
@@ -135,16 +135,16 @@ async def test_cancelling_the_caller_ends_the_work_and_is_raised_again():
             ended.set()
 
     execution = Execution(plan_of({"a": [], "b": []}), [work])
-    going = asyncio.create_task(execution.go())
+    running = asyncio.create_task(execution.go())
     await begun.wait()
-    going.cancel()
+    running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await going
+        await running
     assert ended.is_set()
     assert execution.run.step("b").status is StepStatus.SKIPPED
 
 
-async def test_a_tool_knows_the_deadline_that_comes_first():
+async def test_a_tool_gets_the_earliest_deadline():
     deadlines: list[float | None] = []
 
     @tool(effect="read")

@@ -13,7 +13,7 @@ from plan_adapter.tools.tool import ToolContext, tool
 
 @tool(effect="write")
 def stubborn(folder: str) -> None:
-    """Never end, whatever is asked."""
+    """Never end, and ignore SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     (Path(folder) / "pid").write_text(str(os.getpid()))
     while True:
@@ -27,7 +27,7 @@ def die() -> None:
 
 
 class Local(Exception):
-    """Cannot be unpickled: it takes two arguments, and keeps one."""
+    """An error that cannot be unpickled: it takes two arguments and keeps one."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what}, because {why}")
@@ -35,7 +35,7 @@ class Local(Exception):
 
 @tool(effect="read")
 def fail(how: str) -> None:
-    """Raise what `how` says."""
+    """Raise the error that `how` names."""
     raise {"exit": SystemExit(3), "local": Local("it failed", "坏了"), "unknown": UnknownOutcomeError("it broke")}[how]
 
 

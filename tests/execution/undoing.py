@@ -1,4 +1,4 @@
-"""A run of which something is undone: how often each thing was done, and what a rollback makes of it."""
+"""Plans whose steps can be rolled back, and a world that records what was done and undone."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ from tests.execution.support import Execution, plan_of
 
 
 class World:
-    """What was done and is not undone, and every undoing in its order; what is named `failing` or `unknown` cannot be undone."""
+    """Records in order what was done and what was undone. Undoing fails for names in `failing` and is unknown for names in `unknown`."""
 
     def __init__(self, *, failing: tuple[str, ...] = (), unknown: tuple[str, ...] = (), held: str = "") -> None:
         self.done: list[str] = []
@@ -24,7 +24,7 @@ class World:
 
         @tool(effect="write")
         async def work(name: str) -> dict[str, str]:
-            """Do what is broken or not."""
+            """Do the work, unless its name starts with `broken`."""
             if name.startswith("broken"):
                 raise ValueError(f"{name} is broken")
             if name == "slow":
@@ -34,7 +34,7 @@ class World:
 
         @tool(effect="write")
         async def undo(name: Any, context: ToolContext) -> str:
-            """Undo what has this name."""
+            """Undo the work of this name."""
             self.undone.append(name)
             self.keys[f"{context.kind} {context.step_id}"] = context.idempotency_key
             self.held.set()
@@ -50,7 +50,7 @@ class World:
 
 
 def undoable(edges: dict[str, list[str]], *, without: tuple[str, ...] = (), **options: Any) -> ExecutionPlan:
-    """Return a plan of `edges`, each of whose steps but those `without` is undone by its own name."""
+    """Return a plan of `edges` whose steps, except those in `without`, are undone by name."""
     plan = plan_of(edges, **options)
     for step in plan.steps:
         if step.id not in without:
@@ -59,7 +59,7 @@ def undoable(edges: dict[str, list[str]], *, without: tuple[str, ...] = (), **op
 
 
 def rollback_of(execution: Execution) -> Rollback:
-    """Return what undoes the execution as it is recorded now."""
+    """Return a rollback of `execution` from its current record."""
     return Rollback(execution.scope, RunHistory.of(execution.recorder.attempts, execution.recorder.receipts), DirectStepRunner())
 
 

@@ -74,7 +74,7 @@ async def test_while_it_is_asked_the_run_says_that_it_waits_and_why_and_what_eac
     assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.UNKNOWN)
     for part in (
         "## How did send end?",
-        "Attempt 1 of this write was interrupted: nobody knows whether it was done. It called `send` with:",
+        "Attempt 1 of this write was interrupted, and its outcome was not recorded. It called `send` with:",
         "started at ",
         "start 1, by process ",
         "the line went dead",

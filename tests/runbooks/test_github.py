@@ -57,7 +57,7 @@ def test_a_workflow_keeps_its_inputs_scripts_order_and_gate() -> None:
         ("left out", "`on: push`"),
         ("left out", "actions/checkout@v4", "git clone"),
         ("left out", "actions/setup-node@v4", "install it"),
-        ("left out", "docker/build-push-action@v6", "step to do"),
+        ("left out", "docker/build-push-action@v6", "placeholder step"),
         ("left out", "`strategy.fail-fast`"),
         ("left out", "`timeout-minutes: 30` of the job"),
         ("left out", "deploy.tell_about_a_failure", "only after a failure"),
@@ -172,12 +172,12 @@ def test_a_matrix_that_only_a_run_knows_becomes_inputs() -> None:
         ("cmd", "dir", None),
     ],
 )
-def test_a_script_runs_in_its_shell_or_is_a_step_to_do(shell: str, script: str, expected: tuple[str, object] | None) -> None:
+def test_a_script_runs_in_its_shell_or_is_a_placeholder_step(shell: str, script: str, expected: tuple[str, object] | None) -> None:
     plan, notes = job(f'      - shell: {shell}\n        run: "{script}"\n')
     step = only(plan)
     if expected is None:
         assert "not_imported" in step.metadata
-        assert noted(notes, "left out", f"shell: {shell}", "step to do")
+        assert noted(notes, "left out", f"shell: {shell}", "placeholder step")
     else:
         assert (step.tool_name, calls(plan)[step.id]) == expected
 
@@ -219,13 +219,13 @@ def test_a_value_in_a_script_is_a_variable_whatever_the_quotes(script: str, expe
     assert only(plan).parameters == {"command": f"{expected}\n", "env": {"INPUT_X": "${{ inputs.x }}"}}
 
 
-def test_an_expression_that_is_not_closed_makes_a_step_to_do() -> None:
+def test_an_expression_that_is_not_closed_makes_a_placeholder_step() -> None:
     plan, notes = job("      - run: echo ${{ github.actor\n")
     assert "not_imported" in only(plan).metadata
     assert noted(notes, "left out", "not closed")
 
 
-def test_a_value_in_a_literal_here_document_makes_a_step_to_do() -> None:
+def test_a_value_in_a_literal_here_document_makes_a_placeholder_step() -> None:
     plan, notes = job("      - run: |\n          cat <<'E'\n          ${{ github.actor }}\n          E\n")
     assert "not_imported" in only(plan).metadata
     assert noted(notes, "left out", "here-document")
@@ -247,13 +247,13 @@ def test_variables_of_a_later_step_come_from_the_one_that_set_them() -> None:
     assert noted(notes, "changed", "`TAG`", "$GITHUB_ENV")
 
 
-def test_a_workflow_of_other_workflows_is_only_steps_to_do() -> None:
+def test_a_workflow_of_other_workflows_becomes_only_placeholder_steps() -> None:
     plan, notes = workflow("  call:\n    uses: ./.github/workflows/x.yml\n    with: {a: '${{ inputs.b }}'}\n")
     assert only(plan).metadata["not_imported"] == {"uses": "./.github/workflows/x.yml", "with": {"a": "$ {{ inputs.b }}"}}
-    assert noted(notes, "left out", "every step is still to do")
+    assert noted(notes, "left out", "placeholders: ")
 
 
-def test_a_step_to_do_does_not_ignore_its_failure() -> None:
+def test_a_placeholder_step_does_not_ignore_its_failure() -> None:
     plan, notes = job("      - uses: some/deploy@v1\n        continue-on-error: true\n      - run: ls\n")
     assert str(plan.steps[0].parameters["command"]).endswith("exit 1")
     assert noted(notes, "left out", "`continue-on-error`")

@@ -157,7 +157,7 @@ def test_a_jump_back_is_left_out_and_reported() -> None:
         ("action: 'aws:assertAwsResourceProperty', inputs: {Service: s, Api: A, PropertySelector: '$..x'}", "selector"),
     ],
 )
-def test_a_step_without_an_equivalent_is_a_step_to_do(step: str, reason: str) -> None:
+def test_a_step_without_an_equivalent_is_a_placeholder_step(step: str, reason: str) -> None:
     plan, notes = automation(f"- {{name: a, {step}}}\n- {{name: b, action: 'aws:sleep', inputs: {{Duration: PT1S}}}}", _PARAMETERS)
     assert "not_imported" in plan.steps[0].metadata
     assert plan.steps[1].depends_on == ["a"]

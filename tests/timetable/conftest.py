@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from deployments.timetable import week
-from tests.agent.conftest import configured, no_memory_of_servers, store
+from tests.agent.conftest import configured, forget_model_servers, store
 
-__all__ = ["configured", "no_memory_of_servers", "store"]
+__all__ = ["configured", "forget_model_servers", "store"]
 
 
 @pytest.fixture

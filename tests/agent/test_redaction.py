@@ -1,4 +1,4 @@
-"""What no model is shown: values of secrets, wherever they stand in what it would be sent, and what is called a secret."""
+"""Tests of redaction in drafts: no model is sent the value of a secret, or a value whose name says that it is one."""
 
 import json
 from pathlib import Path
@@ -80,7 +80,7 @@ async def test_no_secret_leaves_the_machine_and_redactions_are_reported(tmp_path
     assert "in `task`, `context`, `constraints[0]`, `tools`; a plan refers" in draft.notes[0]
 
 
-async def test_places_are_named_as_narrowly_as_they_can_be() -> None:
+async def test_a_redaction_is_reported_with_its_exact_location() -> None:
     request = PlanRequest("Deploy", context={"api": [{"password": CANARIES["name"]}], "hosts": ["a"]})
     with scripted(says(GOOD)) as server:
         model = OpenAIModel("m", base_url=server.url)
@@ -89,7 +89,7 @@ async def test_places_are_named_as_narrowly_as_they_can_be() -> None:
     assert "in `context.api[0].password`; a plan refers to a secret" in draft.notes[0]
 
 
-async def test_a_prompt_for_a_chat_holds_no_secret_either() -> None:
+async def test_a_prompt_for_a_chat_contains_no_secret() -> None:
     redactor = await environment_redactor()
     messages = prompt_for_chat(LEAKY, TOOLS, redactor=redactor)
     assert leaks("".join(message.content for message in messages)) == []

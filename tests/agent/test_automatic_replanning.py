@@ -1,4 +1,4 @@
-"""A plan whose `on_failure` is `replan`: a model drafts the rest, and a person is asked before anything of it runs."""
+"""Tests of plans with `on_failure: replan`: a model drafts the remaining steps, and a person approves them before they run."""
 
 import asyncio
 import threading
@@ -45,21 +45,19 @@ from tests.engine.gates import flow_run
 from tests.sql import Sql
 
 
-def by_itself(**fields: Any) -> ExecutionPlan:
+def replanning_plan(**fields: Any) -> ExecutionPlan:
     return undoable(on_failure="replan", **fields)
 
 
-async def test_a_failure_has_the_rest_drafted_and_asked_about_before_anything_is_undone(
-    world: World, store: PlanStore, configured: Any
-) -> None:
+async def test_a_failed_run_is_replanned_and_approved_before_any_rollback(world: World, store: PlanStore, configured: Any) -> None:
     texts: list[str] = []
     answers = CallbackApprover(lambda request: texts.append(request.text) is None, by="ana")
     with scripted(GOOD) as server:
         configured(server)
-        run = await arun_plan(by_itself(), tools=world.tools, inputs={"host": "web-1"}, approver=answers, store=store, offline=True)
+        run = await arun_plan(replanning_plan(), tools=world.tools, inputs={"host": "web-1"}, approver=answers, store=store, offline=True)
     assert (run.status, run.outputs) == (PlanStatus.COMPLETED, {"版本": "1"})
     assert world.did == ["look web-1", "deploy 1", "deploy bad-2", "deploy 2 on web-1", "look three"]
-    assert "mended" in texts[0]
+    assert "redeploy" in texts[0]
     assert REPLAN_FACT in texts[0]
     (revision,) = await store.revisions.of_run(run.id)
     assert (revision.by, "没有 bad-2" in revision.note) == (AUTOMATIC_REPLAN, True)
@@ -67,7 +65,7 @@ async def test_a_failure_has_the_rest_drafted_and_asked_about_before_anything_is
     assert (await store.verify(run.id)).problem is None
 
 
-async def test_it_is_done_twice_at_most_and_then_the_run_is_undone(
+async def test_a_run_is_replanned_at_most_twice_and_then_rolled_back(
     world: World, store: PlanStore, configured: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_DRAFT_ANSWER_TOKENS", "777")
@@ -77,7 +75,7 @@ async def test_it_is_done_twice_at_most_and_then_the_run_is_undone(
 
     with scripted(worse) as server:
         configured(server)
-        run = await arun_plan(by_itself(), tools=world.tools, inputs={"host": "web-1"}, approver=ANA, store=store, offline=True)
+        run = await arun_plan(replanning_plan(), tools=world.tools, inputs={"host": "web-1"}, approver=ANA, store=store, offline=True)
         assert len(server.requests) == MOST_REPLANS == 2
         assert {request["max_completion_tokens"] for request in server.requests} == {777}
     assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
@@ -85,10 +83,10 @@ async def test_it_is_done_twice_at_most_and_then_the_run_is_undone(
 
 
 @pytest.mark.parametrize("yes", [False, True])
-async def test_what_nobody_has_read_is_never_approved(world: World, store: PlanStore, configured: Any, yes: bool) -> None:
+async def test_a_drafted_version_needs_an_approval_of_its_own(world: World, store: PlanStore, configured: Any, yes: bool) -> None:
     from plan_adapter.cli.asking import YesApprover
 
-    plan = by_itself()
+    plan = replanning_plan()
     approval = None if yes else approve(plan, tools=world.tools, by="ana", inputs={"host": "web-1"})
     with scripted(GOOD) as server:
         configured(server)
@@ -109,26 +107,26 @@ async def test_what_nobody_has_read_is_never_approved(world: World, store: PlanS
     assert done.status is PlanStatus.COMPLETED
 
 
-async def test_a_rejected_version_ends_the_run_and_nothing_of_it_runs(world: World, store: PlanStore, configured: Any) -> None:
+async def test_a_rejected_version_ends_the_run_and_does_not_run(world: World, store: PlanStore, configured: Any) -> None:
     with scripted(GOOD) as server:
         configured(server)
         no = CallbackApprover(lambda _: "不行", by="ana")
-        run = await arun_plan(by_itself(), tools=world.tools, inputs={"host": "web-1"}, approver=no, store=store, offline=True)
+        run = await arun_plan(replanning_plan(), tools=world.tools, inputs={"host": "web-1"}, approver=no, store=store, offline=True)
     assert (run.status, run.reason, run.rejection_note) == (PlanStatus.CANCELLED, RunReason.REJECTED, "不行")
     assert world.did == ["look web-1", "deploy 1", "deploy bad-2"]
 
 
-async def test_without_a_draft_the_run_ends_as_it_has_failed_and_says_why(
+async def test_a_run_that_cannot_be_replanned_ends_as_failed_and_reports_why(
     world: World, store: PlanStore, configured: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PLAN_ADAPTER_MODEL", raising=False)
-    run = await failed(world, store, by_itself())
+    run = await failed(world, store, replanning_plan())
     assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
     assert "could not be replanned: no model is configured" in (run.message or "")
     assert world.did[-1] == "undo 1"
     with scripted(says({"action": "ask_user", "speak": "哪个版本？", "reason": ""})) as server:
         configured(server)
-        other = await failed(world, store, by_itself())
+        other = await failed(world, store, replanning_plan())
     assert "the model asked, and nobody answered: 哪个版本？" in (other.message or "")
     assert (await store.run(other.id)).message == other.message
 
@@ -140,10 +138,12 @@ def held() -> Iterator[threading.Event]:
     event.set()
 
 
-async def test_a_run_is_cancelled_while_the_model_drafts(world: World, store: PlanStore, configured: Any, held: threading.Event) -> None:
+async def test_a_run_can_be_cancelled_while_the_model_drafts(
+    world: World, store: PlanStore, configured: Any, held: threading.Event
+) -> None:
     with scripted(Reply(hold=held)) as server:
         configured(server)
-        work = asyncio.ensure_future(failed(world, store, by_itself()))
+        work = asyncio.ensure_future(failed(world, store, replanning_plan()))
         while not server.requests:
             await asyncio.sleep(0.01)
         (run,) = await store.runs()
@@ -154,8 +154,8 @@ async def test_a_run_is_cancelled_while_the_model_drafts(world: World, store: Pl
     assert await store.revisions.of_run(run.id) == []
 
 
-async def test_only_failed_steps_are_a_reason(world: World, store: PlanStore, configured: Any) -> None:
-    lost = by_itself()
+async def test_an_unknown_outcome_does_not_start_replanning(world: World, store: PlanStore, configured: Any) -> None:
+    lost = replanning_plan()
     lost.steps[2].parameters = {"version": "lost"}
     with scripted(GOOD) as server:
         configured(server)
@@ -164,7 +164,7 @@ async def test_only_failed_steps_are_a_reason(world: World, store: PlanStore, co
 
 
 async def test_skipped_steps_stay_skipped_and_an_unknown_outcome_stops_replanning(world: World, store: PlanStore, configured: Any) -> None:
-    left_out = ResumeOptions(skipped={"first": "nobody needs it"})
+    skip_first = ResumeOptions(skipped={"first": "nobody needs it"})
     plan = load_plan(PLAN.replace('"1"', "bad-1"))
     plan.on_failure, plan.step("second").parameters = "replan", {"version": "2"}
     third = plan.step("third")
@@ -172,8 +172,8 @@ async def test_skipped_steps_stay_skipped_and_an_unknown_outcome_stops_replannin
     with scripted(remaining(step("look", {"host": "three"}, id="third_again", depends_on=["second"]))) as server:
         run = await failed(world, store, plan)  # no model yet
         configured(server)
-        asks = RunRequest(approver=ANA)
-        done = await execute_resume(run.id, tools=world.tools, run_request=asks, store=store, offline=True, asked=left_out)
+        run_request = RunRequest(approver=ANA)
+        done = await execute_resume(run.id, tools=world.tools, run_request=run_request, store=store, offline=True, asked=skip_first)
         assert [(one.id, one.status.value) for one in done.steps] == [
             *(("check", "completed"), ("first", "skipped"), ("second", "completed"), ("third_again", "completed"))
         ]
@@ -182,21 +182,21 @@ async def test_skipped_steps_stay_skipped_and_an_unknown_outcome_stops_replannin
         other = await failed(world, store, lost)
         await aresolve_step(other.id, "first", "abort", by="ana", store=store)
         count = len(server.requests)
-        doubted = await execute_resume(other.id, tools=world.tools, run_request=asks, store=store, offline=True, asked=left_out)
-        assert "could not be replanned: whether `first` was done is unknown" in (doubted.message or "")
+        stopped = await execute_resume(other.id, tools=world.tools, run_request=run_request, store=store, offline=True, asked=skip_first)
+        assert "could not be replanned: whether `first` was done is unknown" in (stopped.message or "")
         assert len(server.requests) == count
 
 
-def test_the_field_is_part_of_the_digest_and_warns_where_no_model_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_failure_is_part_of_the_digest_and_warns_without_a_model(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PLAN_ADAPTER_MODEL", raising=False)
-    assert [(one.code, one.at, one.severity) for one in lint(by_itself(), world.tools)] == [("no-model", "on_failure", "warning")]
-    assert canonical_document(by_itself())["on_failure"] == "replan"
+    assert [(one.code, one.at, one.severity) for one in lint(replanning_plan(), world.tools)] == [("no-model", "on_failure", "warning")]
+    assert canonical_document(replanning_plan())["on_failure"] == "replan"
     monkeypatch.setenv("PLAN_ADAPTER_MODEL", "m")
-    assert lint(by_itself(), world.tools) == []
+    assert lint(replanning_plan(), world.tools) == []
 
 
-async def shown(store: PlanStore, work: "asyncio.Future[Any]", *, after: Gate | None = None) -> Gate:
-    """Return the open gate once its form is there, a later one than that of `after`."""
+async def wait_for_gate_form(store: PlanStore, work: "asyncio.Future[Any]", *, after: Gate | None = None) -> Gate:
+    """Wait for the form of an open gate and return the gate; with `after`, wait for a newer form."""
     while True:
         gates = [gate for gate in await store.gates.find() if gate.keyset is not None and (after is None or gate.keyset != after.keyset)]
         if gates:
@@ -206,16 +206,16 @@ async def shown(store: PlanStore, work: "asyncio.Future[Any]", *, after: Gate | 
 
 
 @pytest.mark.thorough
-async def test_a_new_version_is_asked_about_in_a_form_of_the_same_flow_run(
+async def test_a_new_version_is_approved_in_a_form_of_the_same_flow_run(
     world: World, store: PlanStore, configured: Any, prefect_server: Server
 ) -> None:
-    plan = by_itself()
+    plan = replanning_plan()
     plan.step("third").requires_approval = False
     with scripted(GOOD) as server, use_server(prefect_server):
         configured(server)
         flow = compile_plan(validate(plan, world.tools), tools=world.tools, store=store)
         work = asyncio.ensure_future(flow(host="web-1", return_state=True))
-        gate = await shown(store, work)
+        gate = await wait_for_gate_form(store, work)
         run = await store.run(gate.run_id)
         assert (run.status, gate.flow_run_id is not None) == (PlanStatus.PENDING_APPROVAL, True)
         answer = answer_to(request_of(gate), decision="approve", by="ana", known_by="form")
@@ -228,27 +228,27 @@ async def test_a_new_version_is_asked_about_in_a_form_of_the_same_flow_run(
             in_run = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run.flow_run_id)]))
             while len(names := {row.name for row in await client.read_task_runs(flow_run_filter=in_run)}) < 5:
                 await asyncio.sleep(0.05)
-    assert {"check", "first", "second", "mended", "third"} <= names
+    assert {"check", "first", "second", "redeploy", "third"} <= names
     assert world.did == ["look web-1", "deploy 1", "deploy bad-2", "deploy 2 on web-1", "look three"]
 
 
 @pytest.mark.thorough
-async def test_a_flow_run_whose_waiting_process_ended_resumes_with_the_drafted_version(
+async def test_a_flow_run_whose_process_ended_at_the_gate_resumes_with_the_drafted_version(
     world: World, store: PlanStore, configured: Any, prefect_server: Server, tmp_path: Path
 ) -> None:
-    plan = by_itself()
+    plan = replanning_plan()
     plan.step("third").requires_approval = False
     with scripted(GOOD) as server, use_server(prefect_server):
         configured(server)
         flow = compile_plan(validate(plan, world.tools), store=store)
         work = asyncio.ensure_future(flow(host="web-1", return_state=True))
-        gate = await shown(store, work)
+        gate = await wait_for_gate_form(store, work)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
-        waits = update(runs).values(status="pending_approval", reason=None, completed_at=None)  # as if it had ended by itself
+        waits = update(runs).values(status="pending_approval", reason=None, completed_at=None)  # as if the process had ended on its own
         await Sql(f"sqlite:///{tmp_path / 'plans.db'}").change(waits)
         again = asyncio.ensure_future(rerun(flow, await flow_run(UUID(gate.flow_run_id)), {"host": "web-1"}))
-        gate = await shown(store, again, after=gate)
+        gate = await wait_for_gate_form(store, again, after=gate)
         await store.gates.answer(gate.id, answer_to(request_of(gate), decision="approve", by="ana", known_by="form"))
         state = await again
         assert state.is_completed(), state.message

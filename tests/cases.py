@@ -1,4 +1,4 @@
-"""Many cases in one test: what each costs pytest itself is more than what it takes to look at a text."""
+"""Many cases in one test. For short text checks, pytest's overhead for each parametrized test would exceed the check itself."""
 
 import functools
 import inspect
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def for_each(**tables: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Like `pytest.mark.parametrize`, in one test: it is called with every combination, and fails with all that failed."""
+    """Like `pytest.mark.parametrize`, but in one test: it runs every combination and reports all failures together."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)

@@ -1,4 +1,4 @@
-"""Isolates every test from the user's environment, and provides one Prefect server per session."""
+"""Isolates all tests from the user's environment, and provides one Prefect server per session."""
 
 import contextlib
 import fcntl
@@ -36,32 +36,32 @@ _before = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep tests and their subprocesses away from the user's Prefect, server and store. Prefect reads its settings when it is imported."""
-    gc.disable()  # until the end of the collection, which frees little
+    """Isolate tests and their subprocesses from the user's Prefect, server and store. Prefect reads its settings on import."""
+    gc.disable()  # until the end of the collection, which creates little garbage
     config.stash[_before] = dict(os.environ)
     home = tempfile.mkdtemp(prefix="plan-tests-")
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
     for name in [name for name in os.environ if name.startswith(FOREIGN)]:
         del os.environ[name]
     os.environ["PLAN_ADAPTER_HOME"] = f"{home}/plan_adapter"
-    os.environ["PLAN_ADAPTER_LOCAL_SERVER_AUTH"] = "off"  # otherwise it depends on the machine's accounts
+    os.environ["PLAN_ADAPTER_LOCAL_SERVER_AUTH"] = "off"  # otherwise it depends on the accounts of the machine
     os.environ["PREFECT_HOME"] = f"{home}/prefect"
     os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"
     os.environ["DO_NOT_TRACK"] = "1"
 
 
 def pytest_collection_finish() -> None:
-    """Keep what was imported and collected out of garbage collections: it stays until the end."""
+    """Exclude imported modules and collected tests from garbage collections, because they stay until the end."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _pass_on_no_ignored_signal() -> None:
-    """Let the programs of tests hear Ctrl-C and a terminal that closes, also where a shell runs tests in the background or `nohup` does.
+def _unignore_signals() -> None:
+    """Let subprocesses of tests receive SIGINT and SIGHUP, even if the tests run in the background or under `nohup`.
 
-    A program inherits the signals that are ignored, not those that are handled.
+    Subprocesses inherit ignored signals, but not handlers.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -70,7 +70,7 @@ def _pass_on_no_ignored_signal() -> None:
 
 @pytest.fixture(autouse=True)
 def _keep_sys_path() -> Iterator[None]:
-    """Take from `sys.path` what the test has added: the command line adds its working folder."""
+    """Restore `sys.path` after the test, because the command line adds its working folder."""
     before = sys.path.copy()
     yield
     sys.path[:] = before
@@ -88,9 +88,9 @@ _statements: dict[object, object] = {}
 
 @event.listens_for(Engine, "engine_connect")
 def _compile_each_statement_once(connection: Connection) -> None:
-    """Share compiled statements among the engines of this process, because nearly every test opens its own store."""
+    """Share compiled statements between the engines of this process, because almost every test opens its own store."""
     dialect = connection.dialect
-    connection.dialect = _dialects.setdefault((dialect.name, dialect.driver), dialect)  # Prefect has another driver for SQLite
+    connection.dialect = _dialects.setdefault((dialect.name, dialect.driver), dialect)  # Prefect uses another driver for SQLite
     connection.execution_options(compiled_cache=_statements)
 
 
@@ -103,13 +103,13 @@ def _entry_points_on(_path: tuple[str, ...], **which: str) -> importlib.metadata
 
 
 def _read_entry_points_once(**which: str) -> importlib.metadata.EntryPoints:
-    """Read the files of all installed packages once, and not in every test that looks for tools or secrets."""
+    """Read the entry points of installed packages once, instead of in every test that looks up tools or secrets."""
     return _entry_points_on(tuple(sys.path), **which)
 
 
 importlib.metadata.entry_points = _read_entry_points_once
 
-# Each run draws other examples; a test that needs more says so.
+# Each run draws new examples. Tests that need more set `max_examples`.
 hypothesis.settings.register_profile("tests", max_examples=25, deadline=None)
 hypothesis.settings.load_profile("tests")
 
@@ -122,25 +122,25 @@ LINES = (
     ("tests/deployments/", "tests/secrets/test_with_prefect.py", "tests/gates/test_outcomes_with_server.py"),
     ("tests/engine/test_local_server", "tests/test_readme.py", "tests/runs/"),
 )
-"""Files whose tests keep servers busy or wait for them. Each line runs in one process, before all other tests. The first two lines
-share a server; one on SQLite cannot serve more."""
+"""Files whose tests load a server or wait for one. The files of a line run in one process, before all other tests. The first two lines
+share a server, because a server on SQLite cannot serve more."""
 
 
 def line_of(nodeid: str) -> tuple[int, str]:
-    """Return the group of the test `nodeid`, which shares a process: its line of LINES, or else its file."""
+    """Return the group of the test `nodeid`, whose tests share a process: its line of LINES, or its file."""
     file = nodeid.partition("::")[0]
     line = next((number for number, names in enumerate(LINES) if file.startswith(names)), len(LINES))
     return line, "" if line < len(LINES) else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the files in LINES first: all other processes would wait for one that starts last."""
+    """Run the files in LINES first. If one started last, all other processes would wait for it."""
     items.sort(key=lambda item: line_of(item.nodeid)[0])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Distribute the tests according to LINES."""
+    """Distribute the tests by LINES."""
 
     class Lines(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -151,9 +151,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 @pytest.fixture(scope="session")
 def prepare_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> PrepareServer:
-    """Returns a function that gives a new server an already migrated database. Migrations take three quarters of a first start."""
+    """A function that gives a new server a migrated database. Migrations take three quarters of a first start."""
     kept = f"prefect-{importlib.metadata.version('prefect')}.db"
-    cache = getattr(pytestconfig, "cache", None)  # None without its plugin
+    cache = getattr(pytestconfig, "cache", None)  # None without the cache plugin
     folder = cache.mkdir("prefect") if cache else _folder_of_all_workers(tmp_path_factory)
 
     def prepare(home: Path) -> None:
@@ -173,7 +173,7 @@ def prepare_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytes
 
 
 def _migrate(database: Path) -> None:
-    """Create the tables of Prefect's server in a new file."""
+    """Create a database file with the tables of Prefect's server."""
     database.unlink(missing_ok=True)
     environment = {**os.environ, "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{database}"}
     command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
@@ -182,9 +182,9 @@ def _migrate(database: Path) -> None:
 
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory, prepare_server: PrepareServer) -> Iterator[Server]:
-    """The session's Prefect server, started when the first test asks for it and shared by all workers of pytest-xdist.
+    """The session's Prefect server, started on first use and shared by all workers of pytest-xdist.
 
-    In a test that uses it, Prefect's settings and the environment point to it.
+    In tests that use it, Prefect's settings and the environment point to it.
     """
     shared = _folder_of_all_workers(tmp_path_factory)
     settings = Settings(home=shared / "prefect-server")
@@ -195,9 +195,9 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory, prepare_server: Pre
             server = ensure_server(settings, notify=lambda _: None)
         yield server
         fcntl.flock(users, fcntl.LOCK_UN)
-        with contextlib.suppress(BlockingIOError):  # another worker still uses it; the last one stops it
+        with contextlib.suppress(BlockingIOError):  # another worker still uses it, and the last one stops it
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _deliver_what_is_queued()
+            _flush_queues()
             stop_server(settings)
 
 
@@ -211,8 +211,8 @@ def _point_prefect_at_the_server(request: pytest.FixtureRequest) -> Iterator[Non
         yield
 
 
-def _deliver_what_is_queued() -> None:
-    """Empty Prefect's queues of events and logs. Otherwise the process would try to send them for a minute at its exit."""
+def _flush_queues() -> None:
+    """Empty Prefect's queues of events and logs. Otherwise the process would try to send them for a minute on exit."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 

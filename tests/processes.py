@@ -1,8 +1,7 @@
-"""Programs in processes of their own, each forked from one that has imported most of the package.
+"""Runs programs in their own processes, which are forked from a process that has imported most of the package.
 
-Such a process is a real one: its signals, its terminal, its files and its exit code are its own. Only the second that Python takes to
-import the package is spent once, and not by each. What depends on how Python itself is started (its encoding, what it has imported) needs
-`subprocess`.
+Each process has its own signals, terminal, files and exit code, but saves the second that importing the package takes. Tests that depend on
+the start of Python (its encoding or its imports) need `subprocess`.
 """
 
 import fcntl
@@ -31,7 +30,7 @@ FORKS.set_forkserver_preload(
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended."""
+    """The exit code and output of a program."""
 
     returncode: int
     stdout: bytes
@@ -39,7 +38,7 @@ class Ended:
 
 
 class Program:
-    """A program that runs, with what tests use of `subprocess.Popen`."""
+    """A running program, with a part of the interface of `subprocess.Popen`."""
 
     def __init__(
         self,
@@ -52,12 +51,12 @@ class Program:
         stderr: int | None = None,
         controls: bool = False,
     ) -> None:
-        """Run Python code with these arguments and files (None: /dev/null). `controls`: stdin is the terminal whose end SIGHUP tells it."""
-        words, environment = [str(argument) for argument in arguments], dict(os.environ if env is None else env)
+        """Run Python code with these arguments and files (None: /dev/null). `controls`: stdin is the controlling terminal."""
+        texts, environment = [str(argument) for argument in arguments], dict(os.environ if env is None else env)
         self.stdin, given = _opened(stdin, writes=True)
         self.stdout, out = _opened(stdout)
         self.stderr, err = _opened(stderr)
-        self._process = FORKS.Process(target=_execute, args=(source, words, environment, cwd or Path.cwd(), controls, given, out, err))
+        self._process = FORKS.Process(target=_execute, args=(source, texts, environment, cwd or Path.cwd(), controls, given, out, err))
         self._process.start()
         for file in (given, out, err):
             file.close()
@@ -77,7 +76,7 @@ class Program:
         return self._process.exitcode
 
     def communicate(self) -> tuple[str, str]:
-        """Return the rest of what it writes, once it has ended."""
+        """Wait until it ends and return the rest of its output."""
         if self.stdin is not None:
             self.stdin.close()
         out, err = (pipe.read() if pipe is not None else "" for pipe in (self.stdout, self.stderr))
@@ -98,7 +97,7 @@ class Program:
 def run_plan(
     *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, text: str = "", timeout: float | None = None
 ) -> Ended:
-    """Return how `plan` ends with these arguments, without a terminal and with `text` as its input."""
+    """Run `plan` with these arguments, without a terminal and with `text` as its input."""
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(text.encode())
         given.seek(0)
@@ -113,7 +112,7 @@ def run_plan(
 
 
 def _opened(file: int | None, *, writes: bool = False) -> tuple[IO[str] | None, Connection]:
-    """Return a file for the program, and where that is a pipe the end of it that this process writes or reads."""
+    """Return this process's end of a pipe, or None, and the file for the program."""
     if file == subprocess.PIPE:
         ends = os.pipe()
         ours, theirs = ends[::-1] if writes else ends
@@ -121,10 +120,10 @@ def _opened(file: int | None, *, writes: bool = False) -> tuple[IO[str] | None, 
     return None, Connection(os.open(os.devnull, os.O_RDWR) if file is None else os.dup(file))
 
 
-def _execute(source: str, words: list[str], environment: dict[str, str], folder: Path, controls: bool, *files: Connection) -> None:
-    """Become the program, in the process that was forked for it."""
+def _execute(source: str, arguments: list[str], environment: dict[str, str], folder: Path, controls: bool, *files: Connection) -> None:
+    """Run the program in the forked process."""
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the process that forks ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores it
     for number, file in enumerate(files):
         os.dup2(file.fileno(), number)
         file.close()
@@ -133,7 +132,7 @@ def _execute(source: str, words: list[str], environment: dict[str, str], folder:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["plan", *words]
+    sys.argv = ["plan", *arguments]
     sys.stdin, sys.stdout = os.fdopen(0, encoding="utf-8"), os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1)
     sys.modules["__main__"] = main = ModuleType("__main__")

@@ -1,4 +1,4 @@
-"""TCP proxies on loopback: one cuts a connection to PostgreSQL exactly at a COMMIT, one makes a Prefect server look busy."""
+"""TCP proxies on loopback: one cuts connections to PostgreSQL at a COMMIT, and one makes a Prefect server look busy."""
 
 import asyncio
 import threading
@@ -11,20 +11,20 @@ COMMIT = b"COMMIT;\0"
 READS = b"BEGIN ISOLATION LEVEL REPEATABLE READ"
 
 Cut = Literal["before", "after", "at once"]
-"""Before the server is sent the COMMIT; after it has answered; or without waiting for its answer, while it may still be at it."""
+"""Before the COMMIT is sent, after the server has answered it, or right after sending it, without waiting for the answer."""
 
 
 @dataclass
 class Proxy:
-    """Forwards to `port` what comes in at `own_port`."""
+    """Forwards connections from `own_port` to `port`."""
 
     port: int
     own_port: int = 0
-    cuts: list[Cut] = field(default_factory=list[Cut])  # what becomes of the next commits
-    made: list[Cut] = field(default_factory=list[Cut])
+    cuts: list[Cut] = field(default_factory=list[Cut])  # the cuts of the next commits
+    made: list[Cut] = field(default_factory=list[Cut])  # the cuts made so far
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward one connection, until one side ends it or a COMMIT is cut."""
+        """Forward one connection until one side closes it or a COMMIT is cut."""
         answers, server = await asyncio.open_connection("127.0.0.1", self.port)
         answering = asyncio.ensure_future(_pipe(answers, writer))
         reads = False
@@ -69,7 +69,7 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @dataclass
 class BusyServer:
-    """Forwards to the server at `port`, but answers requests that contain one of the keys of `refusals` with 503, that many times each."""
+    """Forwards to the server at `port`, but answers requests that contain a key of `refusals` with 503, as often as its value says."""
 
     port: int
     refusals: dict[bytes, int] = field(default_factory=dict[bytes, int])
@@ -78,17 +78,17 @@ class BusyServer:
 
     @property
     def url(self) -> str:
-        """The API behind the proxy."""
+        """The API URL of the proxy."""
         return f"http://127.0.0.1:{self.own_port}/api"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward one connection; a request on it waits for the answer to the one before."""
+        """Forward one connection. Each of its requests waits for the answer to the previous one."""
         answers, server = await asyncio.open_connection("127.0.0.1", self.port)
         answering = asyncio.ensure_future(_pipe(answers, writer))
         try:
             while data := await reader.read(65536):
                 if data.split(b" ", 1)[0] in (b"GET", b"POST", b"PATCH", b"PUT", b"DELETE"):
-                    data = await self._whole(data, reader)
+                    data = await self._read_request(data, reader)
                     self.requests.append(data.partition(b"\r\n")[0])
                     if (key := next((key for key, left in self.refusals.items() if left and key in data), None)) is not None:
                         self.refusals[key] -= 1
@@ -103,15 +103,15 @@ class BusyServer:
             writer.transport.abort()
             server.close()
 
-    async def _whole(self, data: bytes, reader: asyncio.StreamReader) -> bytes:
+    async def _read_request(self, data: bytes, reader: asyncio.StreamReader) -> bytes:
         head, _, body = data.partition(b"\r\n\r\n")
         length = next((int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
         return data + (await reader.readexactly(length - len(body)) if length > len(body) else b"")
 
 
 @contextmanager
-def a_busy_server(port: int) -> Generator[BusyServer]:
-    """Yield a proxy in front of the Prefect server at `port`, on a loop of its own: Prefect blocks the caller's for some requests."""
+def running_busy_server(port: int) -> Generator[BusyServer]:
+    """Yield a proxy for the Prefect server at `port`. It has its own event loop, because Prefect blocks the caller's for some requests."""
     proxy, loop = BusyServer(port), asyncio.new_event_loop()
     server = loop.run_until_complete(asyncio.start_server(proxy.serve, "127.0.0.1", 0))
     proxy.own_port = server.sockets[0].getsockname()[1]
@@ -130,8 +130,8 @@ def a_busy_server(port: int) -> Generator[BusyServer]:
 
 
 @asynccontextmanager
-async def a_proxy(port: int) -> AsyncGenerator[Proxy]:
-    """Yield a proxy in front of `port`."""
+async def running_proxy(port: int) -> AsyncGenerator[Proxy]:
+    """Yield a proxy for `port`."""
     proxy = Proxy(port)
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
     proxy.own_port = server.sockets[0].getsockname()[1]

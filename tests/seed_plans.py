@@ -1,4 +1,4 @@
-"""The example plans of Aster's guide and reference, their text unchanged, each built as the example builds it."""
+"""The example plans of Aster's guide and reference, with unchanged text and built as in the examples."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -108,7 +108,7 @@ def explicit_dependencies() -> SeedPlan:
     return _with_tools(plan)
 
 
-def telling_names() -> SeedPlan:
+def descriptive_names() -> SeedPlan:
     """使用描述性名称."""
     plan = ExecutionPlan(description="部署应用")
     plan.add_step("git_pull", "从 main 分支拉取最新代码")
@@ -208,7 +208,7 @@ def large_results() -> SeedPlan:
 
 
 def reference_step() -> SeedPlan:
-    """The step of the reference's AddStep."""
+    """The step in the reference of AddStep."""
     plan = ExecutionPlan(description="部署应用到生产环境")
     plan.add_step("bash", "运行测试", {"command": "npm test"})
     return _with_tools(plan)
@@ -237,7 +237,7 @@ SEED_PLANS: tuple[Callable[[], SeedPlan], ...] = (
     continuing_on_error,
     small_steps,
     explicit_dependencies,
-    telling_names,
+    descriptive_names,
     sensible_retries,
     sensible_timeouts,
     media,

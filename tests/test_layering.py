@@ -1,7 +1,7 @@
-"""The layers and doors of the package, read from its source.
+"""Tests of the layers of the package and of its third-party imports, read from its source.
 
-A module imports only from rows below its own in number (ROWS lists the lowest first), those of one row stay blind to each other, and each
-third-party library comes in through its own door. What stands under `if TYPE_CHECKING:` is for type checkers and makes no dependency.
+A module imports only from rows below its own (ROWS lists the lowest first), not from other members of its row. Each third-party library is
+imported only by the modules listed in IMPORTERS. Imports under `if TYPE_CHECKING:` do not count.
 """
 
 import ast
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "plan_adapter"
 HOUSE = ROOT.parent / "shared" / "design" / "HOUSE.md"
 
-# From the lowest to the highest; a name stands for a module, or for a package with all that is in it.
+# From the lowest to the highest. A name is a module, or a package with everything in it.
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
@@ -47,8 +47,8 @@ ROWS: tuple[frozenset[str], ...] = tuple(
     )
 )
 
-# Library -> the modules that may import it. A library that is not named here has no door yet.
-DOORS: dict[str, tuple[str, ...]] = {
+# Library -> the modules that may import it. No module may import other libraries.
+IMPORTERS: dict[str, tuple[str, ...]] = {
     "prefect": ("engine", "blocks", "flows", "deployed", "tools.deployment"),
     "sqlalchemy": ("store", "tools.sql"),
     "alembic": ("store",),
@@ -77,26 +77,26 @@ DOORS: dict[str, tuple[str, ...]] = {
     "cronsim": ("run_window",),
 }
 
-# Declared in pyproject.toml and imported nowhere, each for a reason.
+# Declared in pyproject.toml, but not imported.
 NOT_IMPORTED = {
-    "fastapi",  # only capped
+    "fastapi",  # only limited to a version
     "aiosqlite",  # SQLAlchemy's drivers, named in the store's URLs
     "asyncpg",
 }
 IMPORT_NAMES = {"pyyaml": "yaml"}
-PINNED_BY = {"pydantic_core": "pydantic"}  # which requires exactly one version of it
+PINNED_BY = {"pydantic_core": "pydantic"}  # which requires exactly one version
 
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of the package with its file, named from the package on: `execution.step`; `""` is the package itself."""
+    """Return the file of every module of the package, by its name in the package: `execution.step`, or `""` for the package."""
     found = {path.relative_to(PACKAGE).with_suffix("").parts: path for path in PACKAGE.rglob("*.py")}
     return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for parts, path in sorted(found.items())}
 
 
 @cache
 def imported(path: Path) -> frozenset[str]:
-    """Every name that `path` imports when it runs, at the top or inside a function: `plan_adapter.plan.Step`, `anyio`."""
+    """Return every name that `path` imports at the top or inside a function, such as `plan_adapter.plan.Step` or `anyio`."""
     return frozenset(_imported(path))
 
 
@@ -115,8 +115,8 @@ def _imported(path: Path) -> Iterator[str]:
         pending.extend(ast.iter_child_nodes(node))
 
 
-def own(name: str) -> str | None:
-    """The module of the package that `name` comes from, or None for a name from elsewhere."""
+def module_of(name: str) -> str | None:
+    """Return the module of the package that `name` comes from, or None for other names."""
     if name != "plan_adapter" and not name.startswith("plan_adapter."):
         return None
     parts = name.split(".")[1:]
@@ -126,45 +126,45 @@ def own(name: str) -> str | None:
 
 
 def part(module: str) -> str:
-    """The member of a row that `module` belongs to."""
+    """Return the member of a row to which `module` belongs."""
     return module.split(".", maxsplit=1)[0]
 
 
 def row(module: str) -> int:
-    """The row of `module`, counted from the lowest."""
+    """Return the row number of `module`, from the lowest."""
     return next(number for number, members in enumerate(ROWS) if part(module) in members)
 
 
-def within(module: str, door: str) -> bool:
-    """Whether `module` is `door` or inside it."""
-    return door == "" or module == door or module.startswith(f"{door}.")
+def within(module: str, importer: str) -> bool:
+    """Return whether `module` is `importer` or inside it."""
+    return importer == "" or module == importer or module.startswith(f"{importer}.")
 
 
 LAYERED = [module for module in modules() if module]
 
 
 def test_every_module_has_a_row() -> None:
-    assert {module for module in LAYERED if part(module) not in frozenset().union(*ROWS)} == set(), "these stand in no row of ROWS"
+    assert {module for module in LAYERED if part(module) not in frozenset().union(*ROWS)} == set(), "these modules have no row in ROWS"
 
 
 def test_a_module_imports_only_from_rows_below_its_own() -> None:
     found = dict[str, list[str]]()
     for module in LAYERED:
-        others = {name for name in map(own, imported(modules()[module])) if name is not None and part(name) != part(module)}
+        others = {name for name in map(module_of, imported(modules()[module])) if name is not None and part(name) != part(module)}
         found[f"{module} (row {row(module)})"] = sorted(name for name in others if not name or row(name) >= row(module))
     assert {module: wrong for module, wrong in found.items() if wrong} == {}
 
 
 def layers_of_the_design() -> list[set[str]]:
-    """The rooms of each layer in the design's table, from the lowest to the highest."""
+    """Return the packages of each layer in the design's table, from the lowest to the highest."""
     lines = HOUSE.read_text(encoding="utf-8").splitlines()
     rows = [line.split("|")[2] for line in lines if re.match(r"\| \d+ \|", line)]
     return [set(re.findall(r"\w+", row.replace("siblings, joined by the protocols of execution/ports.py and gates", ""))) for row in rows]
 
 
-@pytest.mark.skipif(not HOUSE.is_file(), reason="the design is not beside this checkout (../shared/design/HOUSE.md)")
-def test_the_rows_keep_the_layers_of_the_design() -> None:
-    layers = [{room for room in layer if any(room in members for members in ROWS)} for layer in layers_of_the_design()]
+@pytest.mark.skipif(not HOUSE.is_file(), reason="the design is not next to this checkout (../shared/design/HOUSE.md)")
+def test_the_rows_match_the_layers_of_the_design() -> None:
+    layers = [{name for name in layer if any(name in members for members in ROWS)} for layer in layers_of_the_design()]
     assert len(layers) == 10
     assert all(layers)
     for lower, higher in itertools.pairwise(layers):
@@ -173,29 +173,31 @@ def test_the_rows_keep_the_layers_of_the_design() -> None:
 
 
 def test_the_package_has_no_import_cycle() -> None:
-    graph = {module: {name for name in map(own, imported(modules()[module])) if name and name != module} for module in LAYERED}
+    graph = {module: {name for name in map(module_of, imported(modules()[module])) if name and name != module} for module in LAYERED}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_each_library_comes_in_through_its_own_door() -> None:
+def test_each_library_is_imported_only_by_its_listed_modules() -> None:
     found = dict[str, list[str]]()
     for module in modules():
         libraries = {name.split(".")[0] for name in imported(modules()[module])} - sys.stdlib_module_names - {"plan_adapter"}
-        found[module] = sorted(library for library in libraries if not any(within(module, door) for door in DOORS.get(library, ())))
+        found[module] = sorted(
+            library for library in libraries if not any(within(module, importer) for importer in IMPORTERS.get(library, ()))
+        )
     assert {module: wrong for module, wrong in found.items() if wrong} == {}
 
 
 @pytest.mark.parametrize("folder", ["flows", "blocks", "deployments"])
-def test_what_is_not_installed_is_thin_and_knows_only_the_package_and_prefect(folder: str) -> None:
+def test_folders_outside_the_package_import_only_the_package_and_prefect(folder: str) -> None:
     for path in (ROOT / folder).rglob("*.py"):
         roots = {name.split(".")[0] for name in imported(path)} - sys.stdlib_module_names
         assert roots <= {"plan_adapter", "prefect", "pydantic", folder}, f"{path.name} imports {sorted(roots)}"
 
 
-def test_every_library_is_declared_and_every_declared_one_is_used() -> None:
+def test_every_imported_library_is_declared_and_every_declared_library_is_used() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     optional = [line for extra in project["optional-dependencies"].values() for line in extra]
     names = {line.split(">")[0].split("[")[0] for line in [*project["dependencies"], *optional]}

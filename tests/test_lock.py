@@ -1,4 +1,4 @@
-"""requirements.lock pins what pyproject.toml asks for, and nothing but names and versions."""
+"""Tests of requirements.lock: it pins the requirements of pyproject.toml, and has only names and versions."""
 
 import re
 import tomllib
@@ -16,11 +16,11 @@ PINNED = {canonicalize_name(name): version for name, _, version in (line.partiti
 OPTIONAL = [wanted for extra in PROJECT["project"]["optional-dependencies"].values() for wanted in extra]
 
 
-def test_what_the_project_asks_for_is_pinned_to_a_version_that_fits() -> None:
+def test_every_requirement_is_pinned_to_a_matching_version() -> None:
     wanted = [Requirement(text) for text in PROJECT["project"]["dependencies"] + OPTIONAL + PROJECT["dependency-groups"]["dev"]]
     unfit = [str(one) for one in wanted if PINNED[canonicalize_name(one.name)] not in one.specifier]
     assert unfit == [], "run `make lock`"
 
 
-def test_the_lock_names_no_place_to_fetch_from() -> None:
+def test_the_lock_has_no_urls() -> None:
     assert [line for line in LINES if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line)] == []

@@ -1,4 +1,4 @@
-"""What `from plan_adapter import …` offers, and what it costs."""
+"""Tests of the public API: its names, the methods of the store, and the cost of importing it."""
 
 import inspect
 import subprocess
@@ -120,7 +120,7 @@ STORE_PARTS = [
     "retention",
     "revisions",
     "standing",
-]  # beside the internal ledger
+]  # in addition to the internal ledger
 
 HEAVY = (
     "prefect",
@@ -136,15 +136,15 @@ HEAVY = (
 )
 
 
-def test_the_public_names_are_these_and_sorted() -> None:
+def test_the_public_names_are_listed_in_order() -> None:
     assert list(plan_adapter.__all__) == NAMES
 
 
-def test_every_public_name_is_there_and_is_listed() -> None:
+def test_every_public_name_is_in_dir() -> None:
     assert set(NAMES) <= set(dir(plan_adapter))
 
 
-def test_every_public_name_has_a_docstring_of_its_own() -> None:
+def test_every_public_name_has_its_own_docstring() -> None:
     documented = {name: getattr(plan_adapter, name) for name in NAMES}
     inherited = {name: {getattr(base, "__doc__", None) for base in getattr(one, "__mro__", ())[1:]} for name, one in documented.items()}
     assert [name for name, one in documented.items() if not one.__doc__ or one.__doc__ in inherited[name]] == []
@@ -158,17 +158,17 @@ def test_the_store_has_these_methods_and_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", STORE_PARTS)
-def test_every_method_of_a_part_of_the_store_tells_callers_what_to_pass(tmp_path: Path, part: str) -> None:
+def test_every_method_of_a_store_part_has_a_docstring_and_takes_no_connection(tmp_path: Path, part: str) -> None:
     store = plan_adapter.PlanStore(f"sqlite:///{tmp_path / 'plans.db'}")
     assert f"- `{part}`: " in (plan_adapter.PlanStore.__doc__ or "")
     for name in public_of(getattr(store, part)):
         if name != "tenant_id":
             method = getattr(getattr(store, part), name)
             assert method.__doc__, f"{part}.{name} has no docstring"
-            assert "connection" not in inspect.signature(method).parameters, f"{part}.{name} asks for a connection"
+            assert "connection" not in inspect.signature(method).parameters, f"{part}.{name} takes a connection"
 
 
-def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
+def test_an_unknown_name_raises_an_attribute_error_with_the_name() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         plan_adapter.no_such_name  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -193,7 +193,7 @@ def public_of(value: object) -> list[str]:
 
 
 def loaded_after(code: str) -> set[str]:
-    """Run `code` in a fresh interpreter and return which of the heavy modules it loaded."""
+    """Return the heavy modules that `code` loads in a new interpreter."""
     report = f"{code}\nimport sys\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True)
     return set(ended.stdout.split())

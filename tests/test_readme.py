@@ -1,4 +1,4 @@
-"""The README's tour, run as it is written: files as they stand, commands in their order, and what they must print."""
+"""Tests of the README: its tour runs as written, with its files, commands and expected output."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ BLOCK = re.compile(r"^```(?P<language>\w+)(?: file=(?P<file>\S+))?\n(?P<text>.*?
 
 
 def commands(text: str) -> list[tuple[str, list[str]]]:
-    """Return the commands of a console block, each with the lines that must be in what it prints."""
+    """Return the commands of a console block, each with its expected output lines."""
     found: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
         if line.startswith("$ "):
@@ -30,7 +30,7 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
 
 
 def newest_run(home: Path) -> str:
-    """Return the id that somebody copies by hand where `RUN` stands."""
+    """Return the id of the newest run, which replaces `RUN` in commands."""
 
     async def read() -> str:
         async with PlanStore(f"sqlite:///{home / 'plans.db'}") as store:
@@ -39,7 +39,7 @@ def newest_run(home: Path) -> str:
     return asyncio.run(read())
 
 
-def test_the_tour_works_as_it_is_written(tmp_path: Path, prepare_server: PrepareServer) -> None:
+def test_the_tour_works_as_written(tmp_path: Path, prepare_server: PrepareServer) -> None:
     prepare_server(tmp_path / "home")
     binaries = Path(sys.executable).parent
     environment = {
@@ -65,11 +65,11 @@ def test_the_tour_works_as_it_is_written(tmp_path: Path, prepare_server: Prepare
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\((?!https?:)([^)#]+)\)", README.read_text(encoding="utf-8")))
-def test_every_link_leads_somewhere(target: str) -> None:
+def test_every_link_has_a_target(target: str) -> None:
     assert (README.parent / target).exists()
 
 
-def test_the_two_commands_are_targets_of_the_makefile() -> None:
+def test_the_first_two_commands_are_makefile_targets() -> None:
     makefile = (README.parent / "Makefile").read_text(encoding="utf-8")
     console = README.read_text(encoding="utf-8").split("```console\n")[1].split("```")[0]
     targets = [shlex.split(line, comments=True)[1] for line in console.splitlines()]

@@ -1,4 +1,4 @@
-"""A Prefect worker of a test's own, in a process of its own."""
+"""A Prefect worker for one test, in its own process."""
 
 import os
 import signal
@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[1]
 
 @contextmanager
 def worker(server: Server, *, pool: str, log: Path, environment: Mapping[str, str]) -> Generator[None]:
-    """Have a worker serve `pool`, which is made; what its runs find in their environment beside the test's own is `environment`."""
-    found = {
+    """Create the work pool `pool` and run a worker for it. `environment` is added to the environment of its runs."""
+    variables = {
         **os.environ,
         "PREFECT_API_URL": server.api_url,
         "PREFECT_WORKER_QUERY_SECONDS": "1",
@@ -29,10 +29,12 @@ def worker(server: Server, *, pool: str, log: Path, environment: Mapping[str, st
         **environment,
     }
     prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
-    subprocess.run([*prefect, "work-pool", "create", pool, "--type", "process", "--overwrite"], env=found, check=True, capture_output=True)
+    subprocess.run(
+        [*prefect, "work-pool", "create", pool, "--type", "process", "--overwrite"], env=variables, check=True, capture_output=True
+    )
     with log.open("w") as output:
         start = [*prefect, "worker", "start", "--pool", pool, "--type", "process"]
-        process = subprocess.Popen(start, cwd=ROOT, env=found, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(start, cwd=ROOT, env=variables, stdout=output, stderr=output, start_new_session=True)
         try:
             yield
         finally:
@@ -45,7 +47,7 @@ def worker(server: Server, *, pool: str, log: Path, environment: Mapping[str, st
 
 
 async def deployed(client: PrefectClient, *, pool: str, parameters: Mapping[str, JsonValue] | None = None) -> UUID:
-    """Return a deployment of the flow that runs any plan, with `parameters`, in the checkout and for the worker of `pool`."""
+    """Return the id of a deployment of `plan_adapter.flows.run_plan` with `parameters`, from this checkout, for the worker of `pool`."""
     from plan_adapter.flows import run_plan
 
     return await client.create_deployment(

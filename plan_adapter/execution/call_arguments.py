@@ -1,4 +1,4 @@
-"""The arguments that all attempts of a call share, and its retry policy. Look here for idempotency keys and tool contexts."""
+"""The arguments that all attempts of a call share, and its retry policy. Builds idempotency keys and tool contexts."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from plan_adapter.validation import ValidatedPlan
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a step is retried, and how long it waits in between.
+    """How often a step is retried, and how long each wait is.
 
     The first wait is `delay` seconds. Each further wait is multiplied by `backoff` and varies by the share `jitter`.
     """
@@ -39,7 +39,7 @@ class RetryPolicy:
         """Return the policy declared by `step`."""
         return cls(step.max_retries, step.retry_delay_ms / 1000, step.retry_backoff, step.retry_jitter)
 
-    def planned(self) -> list[float]:
+    def planned_delays(self) -> list[float]:
         """Return the seconds before each retry, without jitter."""
         return [self.delay * self.backoff**number for number in range(self.retries)]
 
@@ -55,7 +55,7 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class CallTarget:
     """What a call invokes: the tool, its parameters and its retry policy. `kind` separates a rollback from its step."""
 
     step_id: str
@@ -75,7 +75,7 @@ class Called:
         return call_name(self.step_id, None, kind=self.kind)
 
     @classmethod
-    def by(cls, step: Step, validated: ValidatedPlan) -> "Called":
+    def of_step(cls, step: Step, validated: ValidatedPlan) -> "CallTarget":
         """Return the call that `step` itself makes. Its effect is the declared one, else that of its tool."""
         tool = validated.tools[step.id]
         return cls(
@@ -92,10 +92,10 @@ class Called:
 class CallArguments:
     """The arguments that one call passes to its tool. All its attempts get the same."""
 
-    def __init__(self, scope: RunScope, called: Called, step_run: StepRun, *, item: int | None, value: JsonValue, name: str) -> None:
-        """Prepare to resolve `called` with `value` as its `item`. `name` is shown to people."""
+    def __init__(self, scope: RunScope, target: CallTarget, step_run: StepRun, *, item: int | None, value: JsonValue, name: str) -> None:
+        """Prepare to resolve `target` with `value` as its `item`. `name` is shown to people."""
         self._scope = scope
-        self._called = called
+        self._target = target
         self._step_run = step_run
         self._item = item
         self._value = value
@@ -103,25 +103,25 @@ class CallArguments:
 
     def parameters(self) -> dict[str, JsonValue]:
         """Return the parameters without secret values: the expression that uses a secret appears in its place."""
-        return _as_mapping(self._called.parameters.resolve_openly(self._variables()))
+        return _require_mapping(self._target.parameters.resolve_openly(self._variables()))
 
     async def with_secrets(self, parameters: dict[str, JsonValue]) -> dict[str, JsonValue]:
         """Return what the tool receives for `parameters`, with secret values filled in."""
-        template = self._called.parameters
+        template = self._target.parameters
         if not template.secrets:
             return parameters
         values = await self._scope.secrets.values(template.secrets)
-        return _as_mapping(template.resolve(self._variables(values)))
+        return _require_mapping(template.resolve(self._variables(values)))
 
-    async def parameters_of(self, lost: Attempt) -> dict[str, JsonValue]:
-        """Return what the tool received in the attempt `lost`, with secret values filled in.
+    async def parameters_of(self, attempt: Attempt) -> dict[str, JsonValue]:
+        """Return what the tool received in `attempt`, with secret values filled in.
 
         The record holds only the names of secrets. Raises ToolError if the parameters would differ now.
         """
-        if not self._called.parameters.secrets:
-            return lost.parameters
+        if not self._target.parameters.secrets:
+            return attempt.parameters
         parameters = self.parameters()
-        if parameters != lost.parameters:
+        if parameters != attempt.parameters:
             raise ToolError("its parameters would now be different")
         return await self.with_secrets(parameters)
 
@@ -131,10 +131,10 @@ class CallArguments:
         `answer` is what a person answered, if the step asks a question.
         """
         run = self._scope.run
-        # The seed covers this call alone: the receiver recognizes a repeat even after a new version changed the rest of the plan.
-        called = self._called
-        history, unit = self._scope.history.calls(called.kind), (called.step_id, self._item)
-        parts = [run.id, called.kind, called.step_id, self._item, called.tool.name, parameters]
+        # The seed covers only this call, so the receiver recognizes a repeat even after a new version changed the rest of the plan.
+        target = self._target
+        history, unit = self._scope.history.calls(target.kind), (target.step_id, self._item)
+        parts = [run.id, target.kind, target.step_id, self._item, target.tool.name, parameters]
         if unit in history.outdated:  # a new call, not a repeat of the one that succeeded
             parts.append(history.outdated[unit])
         seed = json.dumps(parts, sort_keys=True)
@@ -144,8 +144,8 @@ class CallArguments:
             limits.append(self._scope.clock.deadline)
         return ToolContext(
             run_id=run.id,
-            step_id=called.step_id,
-            kind=called.kind,
+            step_id=target.step_id,
+            kind=target.kind,
             attempt=attempt,
             idempotency_key=hashlib.sha256(seed.encode()).hexdigest() if begun is None else begun.idempotency_key,
             agent_id=run.agent_id,
@@ -159,10 +159,10 @@ class CallArguments:
         )
 
     def _variables(self, secrets: Mapping[str, str] | None = None) -> Variables:
-        return self._scope.variables(item=self._value, result=self._called.result, secrets=secrets)
+        return self._scope.variables(item=self._value, result=self._target.result, secrets=secrets)
 
 
-def _as_mapping(resolved: JsonValue) -> dict[str, JsonValue]:
+def _require_mapping(resolved: JsonValue) -> dict[str, JsonValue]:
     if not isinstance(resolved, dict):
         raise ExpressionError(f"the parameters are {type(resolved).__name__}, not a mapping")
     return resolved

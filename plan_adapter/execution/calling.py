@@ -25,11 +25,10 @@ log = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0
 """How many seconds a cancelled tool has to clean up before it is closed by force."""
 
-
 CANCELLED_ITSELF = "the tool cancelled itself"
 
-
-Work: TypeAlias = Coroutine[Any, Any, Any]
+ToolCoroutine: TypeAlias = Coroutine[Any, Any, Any]
+"""A call of a tool, not yet started."""
 
 
 class CallTimedOutError(Exception):
@@ -40,38 +39,38 @@ class CallStoppedError(Exception):
     """The run stopped while the call was in progress."""
 
 
-def work_of(tool: Tool[..., Any], arguments: dict[str, Any], *, isolation: Isolation, without_prefect: bool = False) -> Work:
-    """Return the call of `tool`, not yet started. With `without_prefect`, a Prefect flow is called as its plain function."""
+def prepare_call(tool: Tool[..., Any], arguments: dict[str, Any], *, isolation: Isolation, without_prefect: bool = False) -> ToolCoroutine:
+    """Return a coroutine that calls `tool`. With `without_prefect`, a Prefect flow is called as its plain function."""
     if isolation == "process":
         return call_in_process(tool, arguments)
     function = tool.source if without_prefect else tool.fn
     if tool.is_async:
-        return cast("Work", function(**arguments))
+        return cast("ToolCoroutine", function(**arguments))
     return _in_thread(partial(function, **arguments), tool.name)
 
 
-async def complete(work: Work, name: str, *, timeout: float | None, stop: Stop) -> Any:
+async def complete(work: ToolCoroutine, name: str, *, timeout: float | None, stop: Stop) -> Any:
     """Return what the call of the tool `name` returns, or raise what it raises.
 
     Raises CallTimedOutError after `timeout` seconds, or CallStoppedError when `stop` is set. The call is ended first: a coroutine is
     cancelled (a command is killed with its process group) and a process is killed. A thread cannot be killed; it is left behind with a
     warning.
     """
-    task = asyncio.ensure_future(_guarded(work))
+    task = asyncio.ensure_future(_convert_exit_errors(work))
     try:
         await asyncio.wait((task, stop.future), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
-        await _end(task, name)
+        await _end_task(task, name)
         raise
     if task.done():
-        return _value_of(task)
-    await _end(task, name)
+        return _result_of_task(task)
+    await _end_task(task, name)
     if stop.is_set:
         raise CallStoppedError(stop.message)
     raise CallTimedOutError
 
 
-async def _guarded(work: Work) -> Any:
+async def _convert_exit_errors(work: ToolCoroutine) -> Any:
     # SystemExit and KeyboardInterrupt would escape the event loop and end the whole run.
     try:
         return await work
@@ -79,38 +78,38 @@ async def _guarded(work: Work) -> Any:
         raise ToolError(f"the tool raised {type(error).__name__}({error})") from error
 
 
-def _value_of(work: asyncio.Future[Any]) -> Any:
+def _result_of_task(work: asyncio.Future[Any]) -> Any:
     if work.cancelled():
         raise ToolError(CANCELLED_ITSELF)
     return work.result()
 
 
-async def _end(work: asyncio.Task[Any], name: str) -> None:
+async def _end_task(work: asyncio.Task[Any], name: str) -> None:
     work.cancel()
     await asyncio.wait((work,), timeout=GRACE_SECONDS)
     if not work.done():
-        await _close(work)
+        await _force_close(work)
     if not work.done():
         log.warning("tool `%s` did not end when it was cancelled and is left behind", name)
-        work.add_done_callback(_look_away)
+        work.add_done_callback(_discard_exception)
     elif not work.cancelled():
-        _look_away(work)
+        _discard_exception(work)
 
 
-async def _close(work: asyncio.Task[Any]) -> None:
-    """End a coroutine that ignores its cancellation. Left alone, it would block the shutdown of the event loop forever."""
+async def _force_close(work: asyncio.Task[Any]) -> None:
+    """Close a coroutine that ignores its cancellation. Otherwise it would block the shutdown of the event loop forever."""
     with contextlib.suppress(RuntimeError):  # it ignored the close, too
         work.get_coro().close()
     work.cancel()
     await asyncio.wait((work,), timeout=GRACE_SECONDS)
 
 
-def _look_away(work: asyncio.Future[Any]) -> None:
+def _discard_exception(work: asyncio.Future[Any]) -> None:
     if not work.cancelled():
         work.exception()  # retrieved, so that asyncio does not report an exception that nobody awaits
 
 
-def _without_secrets(function: Callable[[], Any]) -> Any:
+def _call_redacted(function: Callable[[], Any]) -> Any:
     """Call `function` with its output and logs redacted, even if it is left behind and outlives its run."""
     with keep_logs_redacted(), keep_prints_redacted():
         return function()
@@ -128,7 +127,7 @@ async def _in_thread(function: Callable[[], Any], name: str) -> Any:
     def run() -> None:
         value, error = None, None
         try:
-            value = context.run(_without_secrets, function)
+            value = context.run(_call_redacted, function)
         except StopIteration as raised:  # a future cannot hold StopIteration
             error = ToolError(f"the tool raised StopIteration({raised})")
         except asyncio.CancelledError:  # only the tool itself can have raised it
@@ -166,18 +165,18 @@ async def ask_probe(
     try:
         arguments = probe.bind({name: value for name, value in parameters.items() if name in probe.parameter_names}, context)
         with prints_of_call(context.logger):
-            answer = await complete(work_of(probe, arguments, isolation="thread"), probe.name, timeout=timeout, stop=stop)
+            answer = await complete(prepare_call(probe, arguments, isolation="thread"), probe.name, timeout=timeout, stop=stop)
     except CallTimedOutError:
-        why = f"gave no answer within {timeout:g} s"
+        failure = f"gave no answer within {timeout:g} s"
     except CallStoppedError:
-        why = f"was ended: {stop.message}"
+        failure = f"was ended: {stop.message}"
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError):
             raise
-        why = f"failed: {describe(error)}"
+        failure = f"failed: {describe(error)}"
     else:
         if isinstance(answer, Done | NotDone):
             return answer
-        why = "cannot tell" if answer is None else f"returned {type(answer).__name__} instead of Done, NotDone or None"
-    context.logger.warning("whether attempt %d was done is unknown: the probe `%s` %s", context.attempt, probe.name, why)
+        failure = "cannot tell" if answer is None else f"returned {type(answer).__name__} instead of Done, NotDone or None"
+    context.logger.warning("whether attempt %d was done is unknown: the probe `%s` %s", context.attempt, probe.name, failure)
     return None

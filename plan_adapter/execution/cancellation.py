@@ -39,36 +39,38 @@ class LeaveSignal:
     """Lets a run stop waiting at its gates. The gates stay open for others to answer, and a later start resumes the run."""
 
     def __init__(self) -> None:
-        """Create one that has no run to leave yet."""
-        self._do: Callable[[], bool] | None = None
+        """Create a signal without a run to leave."""
+        self._leave_run: Callable[[], bool] | None = None
 
     def ask(self) -> bool:
-        """Leave the run if it only waits at gates; return whether it was left."""
-        return self._do is not None and self._do()
+        """Stop waiting if the run waits only at gates. Return whether it stopped waiting."""
+        return self._leave_run is not None and self._leave_run()
 
     @contextmanager
-    def by(self, do: Callable[[], bool]) -> Generator[None]:
-        """Let `do` leave the run while the block runs. `do` returns whether the run was left."""
-        before, self._do = self._do, do
+    def handled_by(self, leave_run: Callable[[], bool]) -> Generator[None]:
+        """Use `leave_run` to leave the run while the block runs. It returns whether the run was left."""
+        before, self._leave_run = self._leave_run, leave_run
         try:
             yield
         finally:
-            self._do = before
+            self._leave_run = before
 
 
-async def watch(stop: Stop, asked: Callable[[], Awaitable[str | None]], *, every_seconds: float) -> None:
-    """Stop the run as cancelled once `asked` returns a reason."""
-    reason = await first_reason(asked, every_seconds=every_seconds, is_over=lambda: stop.is_set)
+async def watch(stop: Stop, find_reason: Callable[[], Awaitable[str | None]], *, every_seconds: float) -> None:
+    """Stop the run as cancelled once `find_reason` returns a reason."""
+    reason = await first_reason(find_reason, every_seconds=every_seconds, is_over=lambda: stop.is_set)
     if reason is not None:
         stop.set("cancelled", reason)
 
 
-async def first_reason(asked: Callable[[], Awaitable[str | None]], *, every_seconds: float, is_over: Callable[[], bool]) -> str | None:
-    """Return the first reason that `asked` returns, or None once `is_over()`. If `asked` raises, it is called again next time."""
+async def first_reason(
+    find_reason: Callable[[], Awaitable[str | None]], *, every_seconds: float, is_over: Callable[[], bool]
+) -> str | None:
+    """Return the first reason that `find_reason` returns, or None once `is_over()`. If it raises, it is called again next time."""
     while not is_over():
         await asyncio.sleep(every_seconds)
         try:
-            reason = await asked()
+            reason = await find_reason()
         except Exception as error:
             log.info("cannot check whether the run is to be cancelled: %s", error)
             continue

@@ -35,7 +35,7 @@ class DirectStepRunner:
 
 
 async def wait_or_stop(call: StepCall, seconds: float) -> AttemptEnd | None:
-    """Return None after `seconds`. If the run stops earlier, return the end of the attempt that is not made."""
+    """Wait for `seconds` and return None. If the run stops earlier, return the end of the attempt that is not made."""
     stopped = asyncio.ensure_future(call.stopped())
     try:
         await asyncio.wait((stopped,), timeout=seconds)

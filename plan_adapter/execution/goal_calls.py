@@ -1,4 +1,4 @@
-"""`GoalCalls`: the calls of a goal, with intents and receipts like those of any step. A call of an earlier start is not repeated."""
+"""`GoalCalls`: makes the calls of a goal, with intents and receipts as for any step. Calls of earlier starts are not repeated."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -9,8 +9,8 @@ from pydantic import JsonValue
 
 from plan_adapter.approvals import Approval
 from plan_adapter.errors import ToolError
-from plan_adapter.execution.asked import AskedCalls, is_open
-from plan_adapter.execution.call_arguments import Called, RetryPolicy
+from plan_adapter.execution.asked import OpenGates, is_unanswered
+from plan_adapter.execution.call_arguments import CallTarget, RetryPolicy
 from plan_adapter.execution.items import shown_label
 from plan_adapter.execution.ports import AttemptEnd, GateRefusal, StepRunner, UnknownOutcome
 from plan_adapter.execution.rollback_status import NEVER_KNOWN
@@ -30,8 +30,8 @@ from plan_adapter.tools.tool import Tool, ToolContext
 _NO_RETRY = RetryPolicy(0, 0.0, 1.0, 0.0)
 
 
-class CutShortError(Exception):
-    """The goal ends here without a decision of its model. `end` is None if the run is left waiting for a person."""
+class GoalEndedError(Exception):
+    """The goal ended without a decision of its model. `end` is None if the run is left waiting for a person."""
 
     def __init__(self, end: AttemptEnd | None, *, was_refused: bool = False) -> None:
         super().__init__(None if end is None else end.error)
@@ -40,23 +40,23 @@ class CutShortError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CallOutcome:
     """A call that has ended, in this start of the run or an earlier one."""
 
     result: JsonValue = None
     error: str | None = None  # None: it succeeded
 
 
-async def _rounds_call(context: ToolContext) -> None:
-    """Stand for what the program does in a round of a goal."""
+async def _placeholder(context: ToolContext) -> None:
+    """Do nothing: each round of a goal puts its own function in this place."""
 
 
-_DECIDE = Tool(_rounds_call, effect="read", name="decide")
-_CHECK = Tool(_rounds_call, effect="read", name="check")
+_DECIDE = Tool(_placeholder, effect="read", name="decide")
+_CHECK = Tool(_placeholder, effect="read", name="check")
 
 
-Answer: TypeAlias = Callable[[ToolContext], Awaitable[JsonValue]]
-"""What the program does in a round."""
+RoundFunction: TypeAlias = Callable[[ToolContext], Awaitable[JsonValue]]
+"""What the program does in a round, given the context of the call."""
 
 
 class GoalCalls:
@@ -68,29 +68,29 @@ class GoalCalls:
         step: Step,
         run: StepRun,
         *,
-        asked: AskedCalls,
+        open_gates: OpenGates,
         run_step: StepRunner,
         urgency: float,
-        halted: Callable[[], str],
+        why_halted: Callable[[], str],
     ) -> None:
-        """Make the calls of `step`. `halted` says why no further call may be made, if none may."""
+        """Make the calls of `step`. `why_halted` returns why no further call may be made, or an empty text."""
         self._scope = scope
         self._step = step
         self._run = run
-        self._asked = asked
+        self._open_gates = open_gates
         self._run_step = run_step
         self._urgency = urgency
-        self._halted = halted
-        self._last: str | None = None  # the key of the newest call
+        self._why_halted = why_halted
+        self._last_key: str | None = None  # the key of the newest call
         self.spent_ms = 0  # in calls, without the time that people take
 
-    async def decide(self, item: int, answer: Answer) -> Made:
-        """Return what `answer` returns: the model's decision in a round. Only the step's own retries follow a failure."""
-        return await self._of_round("decision", item, _DECIDE, answer)
+    async def decide(self, item: int, function: RoundFunction) -> CallOutcome:
+        """Return what `function` returns: the model's decision in a round. If it fails, the step's own retries apply."""
+        return await self._run_round_call("decision", item, _DECIDE, function)
 
-    async def check(self, item: int, answer: Answer) -> Made:
-        """Return what `answer` returns: what the decision of a round is checked for."""
-        return await self._of_round("check", item, _CHECK, answer)
+    async def check(self, item: int, function: RoundFunction) -> CallOutcome:
+        """Return what `function` returns: the check of a round's decision."""
+        return await self._run_round_call("check", item, _CHECK, function)
 
     async def close(
         self, parameters: dict[str, JsonValue], evidence: Sequence[Evidence], *, result: JsonValue, error: str | None
@@ -105,34 +105,34 @@ class GoalCalls:
                 raise ToolError(error)
             return result
 
-        return await self._performed(self._call(self._step_of(), "step", None, goal_tool().answered_by(pursue), parameters))
+        return await self._run_call(self._new_call(self._step_for_call(), "step", None, goal_tool().with_function(pursue), parameters))
 
     async def call(
-        self, item: int, tool: Tool[..., Any], arguments: Mapping[str, JsonValue], *, why: str, asks: bool
-    ) -> Made | GateRefusal:
-        """Call `tool` with exactly these `arguments`, or return why a person refused it. `why` is what the person reads.
+        self, item: int, tool: Tool[..., Any], arguments: Mapping[str, JsonValue], *, why: str, needs_approval: bool
+    ) -> CallOutcome | GateRefusal:
+        """Call `tool` with exactly these `arguments`, or return why a person refused it. `why` is shown to the person.
 
-        Nobody is asked unless the call `asks`, or the plan or the settings want an approval of its own.
+        Nobody is asked unless the call `needs_approval`, or the plan or the settings require one.
         """
         fields: dict[str, Any] = {"tool_name": tool.name, "parameters": dict(arguments), "effect": tool.effect}
         fields["description"] = f"A model asks for this call: {why}"
-        fields["requires_approval"] = asks or self._step.requires_approval
-        step, given = self._step_of(**fields), ", ".join(f"{name}={value}" for name, value in arguments.items())
+        fields["requires_approval"] = needs_approval or self._step.requires_approval
+        step, given = self._step_for_call(**fields), ", ".join(f"{name}={value}" for name, value in arguments.items())
         label = shown_label(f"round {item + 1}: {tool.name}({given})", self._scope.secrets.redactor.text)
-        return await self._asked_and_made(self._call(step, "step", item, tool, dict(arguments), label=label))
+        return await self._ask_and_call(self._new_call(step, "step", item, tool, dict(arguments), label=label))
 
-    async def ask(self, item: int, question: str, fields: Mapping[str, Input]) -> Made | GateRefusal:
+    async def ask(self, item: int, question: str, fields: Mapping[str, Input]) -> CallOutcome | GateRefusal:
         """Ask a person, and return the answer by field, or why there is none."""
-        step = self._step_of(ask=Question(question=question, fields=dict(fields)))
+        step = self._step_for_call(ask=Question(question=question, fields=dict(fields)))
         label = shown_label(f"round {item + 1}: question", self._scope.secrets.redactor.text)
-        return await self._asked_and_made(self._call(step, "step", item, question_tool(), {"question": question}, label=label))
+        return await self._ask_and_call(self._new_call(step, "step", item, question_tool(), {"question": question}, label=label))
 
-    def _step_of(self, **fields: Any) -> Step:
-        """Return the step of one call of the goal."""
+    def _step_for_call(self, **fields: Any) -> Step:
+        """Return a step for one call of the goal, with `fields` changed."""
         nothing: dict[str, Any] = {"goal": None, "tools": [], "max_rounds": None, "done_when": None, "timeout_ms": None, "max_retries": 0}
         return self._step.model_copy(update=nothing | fields)
 
-    def _call(
+    def _new_call(
         self,
         step: Step,
         kind: CallKind,
@@ -142,141 +142,145 @@ class GoalCalls:
         *,
         label: str | None = None,
     ) -> Call:
-        called = Called(
+        target = CallTarget(
             step_id=step.id,
             tool=tool,
-            parameters=Template(parameters),  # without expressions: a model must not read what it was not given
+            parameters=Template(parameters),  # without expressions, so that a model reads only what it was given
             effect=tool.effect,
             retry=RetryPolicy.of(step) if kind != "step" else _NO_RETRY,
             timeout_seconds=None if tool.effect != "read" else self._seconds_left,
-            upstream=self._scope.approved.bound.validated.reduced[step.id] if self._last is None else (self._last,),
+            upstream=self._scope.approved.bound.validated.reduced[step.id] if self._last_key is None else (self._last_key,),
             kind=kind,
         )
-        return Call(self._scope, step, self._run, urgency=self._urgency, item=item, value=None, label=label, called=called)
+        return Call(self._scope, step, self._run, urgency=self._urgency, item=item, value=None, label=label, target=target)
 
     @property
     def _seconds_left(self) -> float | None:
-        """What is left of the time of the whole goal, which ends a read, but never a write in the middle."""
+        """The time left for the whole goal. It limits reads; a write is never interrupted by it."""
         limit = self._step.timeout_ms
         return max(limit - self.spent_ms, 1) / 1000 if limit else None
 
-    async def _of_round(self, kind: CallKind, item: int, tool: Tool[..., Any], answer: Answer) -> Made:
+    async def _run_round_call(self, kind: CallKind, item: int, tool: Tool[..., Any], function: RoundFunction) -> CallOutcome:
         receipt = self._scope.history.calls(kind).succeeded.get((self._step.id, item))
         if receipt is not None:
-            return self._recorded(receipt)
+            return self._recorded_outcome(receipt)
 
-        async def answered(context: ToolContext) -> JsonValue:
-            return await answer(context)
+        async def call_function(context: ToolContext) -> JsonValue:
+            return await function(context)
 
-        step = self._step_of(max_retries=self._step.max_retries)
-        end = await self._performed(self._call(step, kind, item, tool.answered_by(answered), {}))
+        step = self._step_for_call(max_retries=self._step.max_retries)
+        end = await self._run_call(self._new_call(step, kind, item, tool.with_function(call_function), {}))
         if end.outcome != "succeeded":
-            raise CutShortError(replace(end, error=f"round {item + 1}: {end.error}"))
-        return Made(end.result)
+            raise GoalEndedError(replace(end, error=f"round {item + 1}: {end.error}"))
+        return CallOutcome(end.result)
 
-    async def _asked_and_made(self, call: Call) -> Made | GateRefusal:
-        """Return the end of `call`, which is made once a person has approved it if it needs that. An earlier end is kept."""
+    async def _ask_and_call(self, call: Call) -> CallOutcome | GateRefusal:
+        """Make `call`, after a person has approved it if it needs an approval. The outcome of an earlier start is kept."""
         history, unit = self._scope.history, (call.step.id, call.item)
-        receipt, lost = history.receipts.get(unit), history.unknown.get(unit)
-        if lost is not None:
-            end = await self._found_out(call, lost)
+        receipt, attempt = history.receipts.get(unit), history.unknown.get(unit)
+        if attempt is not None:
+            end = await self._find_outcome(call, attempt)
             if end is not None:
-                return _made(end)
+                return _outcome_of(end)
         elif receipt is not None and receipt.resolution != "again" and unit not in {**history.repeatable, **history.interrupted_reads}:
-            return self._recorded(receipt)
+            return self._recorded_outcome(receipt)
         while True:
             if self._scope.gates is not None and self._scope.gates.is_gated(call.step):
                 try:
-                    answer = await self._approved(call)
-                except ToolError as error:  # it cannot be made, so nobody is asked
-                    return Made(error=str(error))
+                    answer = await self._ask_for_approval(call)
+                except ToolError as error:  # the call cannot be made, so nobody is asked
+                    return CallOutcome(error=str(error))
                 if isinstance(answer, GateRefusal):
                     return answer
                 call.approval = answer
             elif call.step.ask is not None or call.step.requires_approval:
-                raise CutShortError(AttemptEnd("failed", 0, error=f"nobody can be asked about `{call.name}`"))
+                raise GoalEndedError(AttemptEnd("failed", 0, error=f"nobody can be asked about `{call.name}`"))
             elif call.effect != "read":
                 call.allowed_by = self._scope.approved.approval
-            end = await self._performed(call)
-            if end.outcome == "unknown" and call.lost is not None:
-                end = await self._resolved(call, call.lost, end)
+            end = await self._run_call(call)
+            if end.outcome == "unknown" and call.unknown_attempt is not None:
+                end = await self._ask_for_outcome(call, call.unknown_attempt, end)
             if end is not None:
-                return _made(end)
+                return _outcome_of(end)
 
-    async def _approved(self, call: Call) -> Approval | GateRefusal:
+    async def _ask_for_approval(self, call: Call) -> Approval | GateRefusal:
         assert self._scope.gates is not None
-        self._stop_if_halted()
-        gated = await call.gated()
-        answer = await self._asked.answer(self._scope.gates, gated)
-        if is_open(gated, answer):
-            raise CutShortError(None)
-        self._stop_if_halted()
+        self._raise_if_halted()
+        gated = await call.gated_call()
+        answer = await self._open_gates.ask_for_approval(self._scope.gates, gated)
+        if is_unanswered(gated, answer):
+            raise GoalEndedError(None)
+        self._raise_if_halted()
         if answer is None or (isinstance(answer, GateRefusal) and answer.reason is RunReason.CANCELLED):
-            raise CutShortError(AttemptEnd("failed", 0, error="the gate was closed" if answer is None else answer.message))
+            raise GoalEndedError(AttemptEnd("failed", 0, error="the gate was closed" if answer is None else answer.message))
         if isinstance(answer, GateRefusal) and answer.reason is RunReason.EXPIRED and answer.ends_run:
             self._scope.refusal = self._scope.refusal or answer
-            raise CutShortError(AttemptEnd("failed", 0, error=answer.message), was_refused=True)
+            raise GoalEndedError(AttemptEnd("failed", 0, error=answer.message), was_refused=True)
         return answer
 
-    async def _found_out(self, call: Call, lost: Attempt) -> AttemptEnd | None:
-        """Return how an attempt of an earlier start ended, from the tool's probe or a person. None if the call is to be made again."""
-        end = await self._probed(call, lost) if call.has_probe else None
+    async def _find_outcome(self, call: Call, attempt: Attempt) -> AttemptEnd | None:
+        """Ask the tool's probe, then a person, how an attempt of an earlier start ended. Return None if the call is to be made again."""
+        end = await self._ask_probe(call, attempt) if call.has_probe else None
         if end is None:
             why = "an earlier start of this run began this write, and whether it was done is unknown"
-            return await self._resolved(call, lost, AttemptEnd("unknown", lost.number, error=why))
+            return await self._ask_for_outcome(call, attempt, AttemptEnd("unknown", attempt.number, error=why))
         return None if end.not_done else end
 
-    async def _probed(self, call: Call, lost: Attempt) -> AttemptEnd | None:
-        self._asked.work(1)
+    async def _ask_probe(self, call: Call, attempt: Attempt) -> AttemptEnd | None:
+        self._open_gates.count_call(1)
         await self._scope.slots.acquire(self._urgency)
         try:
-            return None if self._scope.stop.is_set else await call.probed(lost)
+            return None if self._scope.stop.is_set else await call.probe_attempt(attempt)
         finally:
             self._scope.slots.release()
-            self._asked.work(-1)
+            self._open_gates.count_call(-1)
 
-    async def _resolved(self, call: Call, lost: Attempt, end: AttemptEnd) -> AttemptEnd | None:
-        """Return how a person says that `lost` ended, or None if the call is to be made again."""
-        resolved = None if self._halted() else await self._asked.resolution(UnknownOutcome(call.step, self._run, lost, end.error or ""))
+    async def _ask_for_outcome(self, call: Call, attempt: Attempt, end: AttemptEnd) -> AttemptEnd | None:
+        """Ask a person how `attempt` ended. Return that end, or None if the call is to be made again."""
+        resolved = (
+            None
+            if self._why_halted()
+            else await self._open_gates.ask_for_resolution(UnknownOutcome(call.step, self._run, attempt, end.error or ""))
+        )
         if resolved is None:
-            raise CutShortError(end)
+            raise GoalEndedError(end)
         if resolved.resolution == "again":
             return None
         if resolved.resolution == "done":
-            return AttemptEnd("succeeded", lost.number, result=resolved.result)
+            return AttemptEnd("succeeded", attempt.number, result=resolved.result)
         self._scope.stop.set("cancelled", resolved.words)
-        raise CutShortError(AttemptEnd("failed", lost.number, error=f"{resolved.words}; {NEVER_KNOWN}", can_retry=False))
+        raise GoalEndedError(AttemptEnd("failed", attempt.number, error=f"{resolved.words}; {NEVER_KNOWN}", can_retry=False))
 
-    async def _performed(self, call: Call) -> AttemptEnd:
-        self._asked.work(1)
+    async def _run_call(self, call: Call) -> AttemptEnd:
+        self._open_gates.count_call(1)
         try:
             await self._scope.slots.acquire(self._urgency)
-            if self._halted():
+            if self._why_halted():
                 self._scope.slots.release()
-                self._stop_if_halted()
-            call.hold_slot()
+                self._raise_if_halted()
+            call.take_slot()
             began = time.monotonic()
             end = await self._run_step(call)
             self.spent_ms += round((time.monotonic() - began) * 1000)
         finally:
-            self._asked.work(-1)
-        self._last = call.key
-        return end if call.effect == "write" else replace(end, was_interrupted=False)  # the goal may write, but this call did not
+            self._open_gates.count_call(-1)
+        self._last_key = call.key
+        return end if call.effect == "write" else replace(end, was_interrupted=False)  # the goal may write, but this call did not write
 
-    def _recorded(self, receipt: Receipt) -> Made:
+    def _recorded_outcome(self, receipt: Receipt) -> CallOutcome:
         self.spent_ms += receipt.duration_ms
-        return Made(receipt.result, None if receipt.outcome is Outcome.SUCCEEDED else receipt.error or "it failed")
+        return CallOutcome(receipt.result, None if receipt.outcome is Outcome.SUCCEEDED else receipt.error or "it failed")
 
-    def _stop_if_halted(self) -> None:
+    def _raise_if_halted(self) -> None:
         stop = self._scope.stop
         if stop.is_set:
-            raise CutShortError(AttemptEnd("timed_out" if stop.kind == "timed_out" else "cancelled", 0, error=stop.message))
-        if self._halted():
-            raise CutShortError(AttemptEnd("cancelled", 0, error=self._halted()))
+            raise GoalEndedError(AttemptEnd("timed_out" if stop.kind == "timed_out" else "cancelled", 0, error=stop.message))
+        if self._why_halted():
+            raise GoalEndedError(AttemptEnd("cancelled", 0, error=self._why_halted()))
 
 
-def _made(end: AttemptEnd) -> Made:
-    """Return the end of a call, or raise CutShortError if it ends the goal as well."""
+def _outcome_of(end: AttemptEnd) -> CallOutcome:
+    """Return the outcome of a call. Raise GoalEndedError if its end also ends the goal."""
     if end.outcome not in ("succeeded", "failed"):
-        raise CutShortError(end)
-    return Made(end.result, None if end.outcome == "succeeded" else end.error or "it failed")
+        raise GoalEndedError(end)
+    return CallOutcome(end.result, None if end.outcome == "succeeded" else end.error or "it failed")

@@ -1,4 +1,4 @@
-"""`Group`: the steps of a group, item by item. It says which calls are ready, and how the group ends; the scheduler makes the calls."""
+"""`Group`: the steps of a group, item by item. It decides which calls are ready and how the group ends; the scheduler makes the calls."""
 
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -18,12 +18,12 @@ from plan_adapter.status import StepStatus
 
 @dataclass(slots=True)
 class _Item:
-    """One item: its scope, in which expressions see its own results, and how its steps ended."""
+    """One item of a group: its scope, whose expressions see the item's own results, and how its steps ended."""
 
     value: JsonValue
     scope: RunScope
-    missing: dict[str, int]  # by step: how many siblings it waits for
-    values: dict[str, dict[str, JsonValue]]  # of the steps that have ended
+    missing: dict[str, int]  # by step: how many other steps of the item it still waits for
+    values: dict[str, dict[str, JsonValue]]  # what expressions see of the steps that have ended
     ends: list[AttemptEnd] = field(default_factory=list[AttemptEnd])  # of the calls that were made
     left_out: dict[str, str] = field(default_factory=dict[str, str])  # steps without a call, and why; not those whose `when` is false
     halted: str = ""  # why no further step of the item starts
@@ -40,7 +40,7 @@ class _Item:
 
 
 class Group:
-    """A group in progress, a state machine: `next_call` gives calls to make, and `ended` takes their ends.
+    """A group in progress, a state machine: `next_call` returns the calls to make, and `record_end` records how they ended.
 
     The items start in order, at most `batch` at once. An item in which a step failed starts no further steps, unless the step's `on_error`
     is `continue`. After more failed items than `max_failures`, no further item starts; items in progress finish.
@@ -54,19 +54,19 @@ class Group:
         self.is_advancing = False  # a call of `next_call` is being made
         self.calls = {one.id: Items(one, labels, is_list=True) for one in step.steps}
         self._names = {one.id: one.local_id for one in step.steps}  # what expressions call them
-        self._before = validated.groups[step.id]
-        self._after = graph.successors(self._before)
-        self._items = [self._item(scope, value) for value in values]
-        self._at_once = validated.plan.items_at_once(step)
-        self._allowed = _allowed(step.max_failures, len(values))
+        self._dependencies = validated.groups[step.id]
+        self._dependents = graph.successors(self._dependencies)
+        self._items = [self._new_item(scope, value) for value in values]
+        self._max_concurrent = validated.plan.items_at_once(step)
+        self._failures_allowed = _failures_allowed(step.max_failures, len(values))
         self._ready = deque[tuple[int, str]]()
         self._started = self._ended = self._failed = 0
-        self._halted = ""
-        self._taken = set[str]()
+        self._halt_reason = ""
+        self._popped = set[str]()
 
-    def _item(self, scope: RunScope, value: JsonValue) -> _Item:
+    def _new_item(self, scope: RunScope, value: JsonValue) -> _Item:
         values = dict[str, dict[str, JsonValue]]()
-        missing = {step_id: len(before) for step_id, before in self._before.items()}
+        missing = {step_id: len(before) for step_id, before in self._dependencies.items()}
         return _Item(value, scope.of_item(values), missing, values)
 
     @property
@@ -83,22 +83,22 @@ class Group:
         return self._items[item].value
 
     def upstream_of(self, item: int, step_id: str) -> tuple[str, ...]:
-        """Return the keys of the calls that a call of the item waited for, or of the steps that the group waited for."""
-        siblings = tuple(f"{before}[{item}]" for before in self._before[step_id])
+        """Return the keys of the calls that a call of the item waited for, or else the steps that the group waited for."""
+        siblings = tuple(f"{before}[{item}]" for before in self._dependencies[step_id])
         return siblings or self._items[item].scope.approved.bound.validated.outer[self.step.id]
 
     def next_call(self, halted: str) -> tuple[int, str] | None:
         """Return the item and step of a call that is ready, or None if none is. With `halted`, no further item starts."""
         while not self._ready and self._started < len(self._items):
-            if not (halted or self._halted) and self._started - self._ended >= self._at_once:
+            if not (halted or self._halt_reason) and self._started - self._ended >= self._max_concurrent:
                 break
             item, self._started = self._started, self._started + 1
-            self._items[item].halted = halted or self._halted
+            self._items[item].halted = halted or self._halt_reason
             self._ready += ((item, step_id) for step_id, count in self._items[item].missing.items() if not count)
         return self._ready.popleft() if self._ready else None
 
-    def holds(self, item: int, step_id: str) -> bool:
-        """Return whether a step has to wait because its item, or the group, is not approved yet. `approve` or `refuse` releases it."""
+    def hold_until_approved(self, item: int, step_id: str) -> bool:
+        """Hold a step back if its item, or the group, is not approved yet. Return whether it is held. `approve` or `refuse` releases it."""
         one = self._items[item]
         if one.is_approved or not self.step.requires_approval:
             return False
@@ -106,61 +106,61 @@ class Group:
         return True
 
     def is_first_held(self, item: int) -> bool:
-        """Return whether the step that was just held is the first of what the same answer releases."""
-        return sum(len(self._items[index].held) for index in self._asked_with(item)) == 1
+        """Return whether the step that was just held is the first one that waits for this answer."""
+        return sum(len(self._items[index].held) for index in self._items_approved_with(item)) == 1
 
-    def _asked_with(self, item: int) -> range:
-        """Return the items that one answer is about: the item, or all of them."""
+    def _items_approved_with(self, item: int) -> range:
+        """Return the items that the same answer approves or refuses: this item, or all."""
         return range(item, item + 1) if self.step.requires_approval == "each" else range(len(self._items))
 
-    def gated(self, item: int) -> GatedCall:
+    def gated_call(self, item: int) -> GatedCall:
         """Return the item, or the group, as it would run now, to be approved. The digest covers its steps, their tools and the items."""
         first, is_each = self._items[item], self.step.requires_approval == "each"
         parameters: dict[str, JsonValue] = {"item": first.value} if is_each else {"items": [one.value for one in self._items]}
         number, label = (item, self.labels[item]) if is_each else (None, None)
-        gated = first.scope.gated(self.step, self.step.steps, "group", parameters, item=number, label=label)
-        ended = [item for item, one in zip(self.items(), self._items, strict=True) if len(one.values) == len(self._before)]
+        gated = first.scope.gated_call(self.step, self.step.steps, "group", parameters, item=number, label=label)
+        ended = [item for item, one in zip(self.items(), self._items, strict=True) if len(one.values) == len(self._dependencies)]
         return replace(gated, ended_items=tuple(ended) if is_each else ())
 
     def approve(self, item: int) -> None:
-        """Start what waited for the approval of the item, or of the group."""
-        for index in self._asked_with(item):
+        """Start the steps that waited for the approval of the item, or of the group."""
+        for index in self._items_approved_with(item):
             one = self._items[index]
             one.is_approved = True
             self._ready += ((index, step_id) for step_id in one.held)
             one.held.clear()
 
     def refuse(self, item: int, cause: str) -> None:
-        """Leave out what waited for the approval of the item, or of the group, for `cause`."""
-        for index in self._asked_with(item):
+        """Leave out the steps that waited for the approval of the item, or of the group, because of `cause`."""
+        for index in self._items_approved_with(item):
             self._items[index].halted = self._items[index].halted or cause
         self.approve(item)
 
     def cause(self, item: int, step_id: str) -> str:
-        """Return why a step of an item cannot be called, or nothing."""
+        """Return why a step of an item cannot be called, or an empty text."""
         one = self._items[item]
         if one.halted:
             return one.halted
-        first = next((before for before in self._before[step_id] if before in one.left_out), None)
+        first = next((before for before in self._dependencies[step_id] if before in one.left_out), None)
         if first is None:
             return ""
         return f"`{first}` {'failed' if one.values[self._names[first]]['status'] == StepStatus.FAILED else 'was skipped'}"
 
     def leave_out(self, item: int, step_id: str, cause: str) -> None:
-        """Record that a step of an item is not called, for `cause`."""
+        """Record that a step of an item is not called, because of `cause`. Steps that depend on it are not called either."""
         self._items[item].left_out[step_id] = cause
         self.calls[step_id].cause = self.calls[step_id].cause or cause
 
     def skip(self, item: int, step_id: str) -> None:
-        """Record that a step of an item is not called, and that the steps that wait for it still are."""
-        self.calls[step_id].unwanted += 1
-        self.ended(item, step_id, None)
+        """Record that a step of an item is not called. Steps that depend on it still are."""
+        self.calls[step_id].skipped_by_condition += 1
+        self.record_end(item, step_id, None)
 
-    def ended(self, item: int, step_id: str, end: AttemptEnd | None) -> None:
-        """Record the end of a call, or None if it was not made."""
+    def record_end(self, item: int, step_id: str, end: AttemptEnd | None) -> None:
+        """Record how a call ended. `end` is None if the call was not made."""
         one, state = self._items[item], self.calls[step_id]
         state.end(item, end)
-        one.values[self._names[step_id]] = _value(end)
+        one.values[self._names[step_id]] = _step_value(end)
         if end is not None:
             one.ends.append(end)
             if end.outcome != "succeeded":
@@ -169,23 +169,23 @@ class Group:
                     one.halted = one.halted or f"`{step_id}` failed"
                 else:
                     one.left_out[step_id] = f"`{step_id}` failed"
-        for after in self._after[step_id]:
+        for after in self._dependents[step_id]:
             one.missing[after] -= 1
             if not one.missing[after]:
                 self._ready.append((item, after))
-        if len(one.values) == len(self._before):
-            self._item_ended(one)
+        if len(one.values) == len(self._dependencies):
+            self._record_item_end(one)
 
-    def _item_ended(self, one: _Item) -> None:
+    def _record_item_end(self, one: _Item) -> None:
         self._ended += 1
         self._failed += bool(one.failure)
-        if self._failed > self._allowed:
-            self._halted = self._halted or f"{counted(self._failed, 'item')} of `{self.step.id}` failed"
+        if self._failed > self._failures_allowed:
+            self._halt_reason = self._halt_reason or f"{counted(self._failed, 'item')} of `{self.step.id}` failed"
 
-    def take_ended(self) -> list[Items]:
+    def pop_ended(self) -> list[Items]:
         """Return the steps whose calls have all ended, each once."""
-        ended = [state for step_id, state in self.calls.items() if not state.open and step_id not in self._taken]
-        self._taken |= {state.step.id for state in ended}
+        ended = [state for step_id, state in self.calls.items() if not state.open and step_id not in self._popped]
+        self._popped |= {state.step.id for state in ended}
         return ended
 
     def results(self) -> list[dict[str, JsonValue]]:
@@ -223,13 +223,13 @@ def group_result(items: Collection[GroupItem], results: Sequence[dict[str, JsonV
     return [{"label": item.label, "status": item.status.value, "results": dict(one)} for item, one in zip(items, results, strict=True)]
 
 
-def _value(end: AttemptEnd | None) -> dict[str, JsonValue]:
+def _step_value(end: AttemptEnd | None) -> dict[str, JsonValue]:
     if end is None:
         return as_value(StepStatus.SKIPPED)
     return as_value(StepStatus.COMPLETED if end.outcome == "succeeded" else StepStatus.FAILED, end.result, end.error)
 
 
-def _allowed(max_failures: int | str, items: int) -> int:
+def _failures_allowed(max_failures: int | str, items: int) -> int:
     """Return how many items may fail before no further item starts."""
     text = str(max_failures)
     return items * int(text[:-1]) // 100 if text.endswith("%") else int(text)

@@ -38,7 +38,7 @@ class StepChoice:
     - `carried`: it succeeded before, and its result is kept.
     - `run`: it is called if its condition and its dependencies allow it.
     - `skipped`: a person skipped it, and the steps that depend on it still run.
-    - `left`: it was not requested this time. It is skipped together with the steps that depend on it.
+    - `left`: nobody requested it this time. It is skipped together with the steps that depend on it.
     """
 
     kind: Literal["carried", "run", "skipped", "left"]
@@ -51,62 +51,62 @@ class Record:
 
     succeeded: Collection[str] = ()
     failed: Collection[str] = ()
-    skipped: Collection[str] = ()  # possibly by their own conditions, which are evaluated again
+    skipped: Collection[str] = ()  # a condition that skipped a step is evaluated again
 
 
-def choices(dependencies: graph.Graph, record: Record, asked: ResumeOptions) -> dict[str, StepChoice]:
-    """Return for each step what a resume does with it. Raise RunConflictError, which lists every part of the request that is impossible."""
-    _refuse(dependencies, record, asked)
-    wanted = _wanted(dependencies, record, asked)
+def choices(dependencies: graph.Graph, record: Record, request: ResumeOptions) -> dict[str, StepChoice]:
+    """Return what a resume does with each step. Raise RunConflictError with every part of the request that is impossible."""
+    _check_request(dependencies, record, request)
+    requested = _requested_steps(dependencies, record, request)
     found = dict[str, StepChoice]()
     for step_id in dependencies:
         if step_id in record.succeeded:
             found[step_id] = StepChoice("carried")
-        elif step_id in asked.skipped:
-            found[step_id] = StepChoice("skipped", asked.skipped[step_id])
-        elif wanted is None or step_id in wanted:
+        elif step_id in request.skipped:
+            found[step_id] = StepChoice("skipped", request.skipped[step_id])
+        elif requested is None or step_id in requested:
             found[step_id] = StepChoice("run")
         else:
-            found[step_id] = StepChoice("left", _why_left(asked))
+            found[step_id] = StepChoice("left", _why_left(request))
     return found
 
 
-def _wanted(dependencies: graph.Graph, record: Record, asked: ResumeOptions) -> set[str] | None:
+def _requested_steps(dependencies: graph.Graph, record: Record, request: ResumeOptions) -> set[str] | None:
     """Return the requested steps, or None for all."""
     after, chosen = graph.successors(dependencies), list[set[str]]()
-    if asked.from_step is not None:
-        chosen.append(graph.reachable(after, [asked.from_step]))
-    if asked.only_failed:
+    if request.from_step is not None:
+        chosen.append(graph.reachable(after, [request.from_step]))
+    if request.only_failed:
         chosen.append(graph.reachable(after, record.failed))
     if not chosen:
         return None
-    wanted = chosen[0].intersection(*chosen[1:])
-    return wanted | (graph.reachable(dependencies, wanted) & set(record.skipped))
+    requested = chosen[0].intersection(*chosen[1:])
+    return requested | (graph.reachable(dependencies, requested) & set(record.skipped))
 
 
-def _refuse(dependencies: graph.Graph, record: Record, asked: ResumeOptions) -> None:
-    named = [*([asked.from_step] if asked.from_step is not None else []), *asked.skipped]
-    problems = [_no_step(step_id, dependencies) for step_id in dict.fromkeys(named) if step_id not in dependencies]
-    problems += [f"`{step_id}` has succeeded: it cannot be skipped" for step_id in asked.skipped if step_id in record.succeeded]
-    problems += [f"`{step_id}` is skipped without a reason" for step_id, why in asked.skipped.items() if not why.strip()]
-    first = asked.from_step
+def _check_request(dependencies: graph.Graph, record: Record, request: ResumeOptions) -> None:
+    named = [*([request.from_step] if request.from_step is not None else []), *request.skipped]
+    problems = [_no_such_step(step_id, dependencies) for step_id in dict.fromkeys(named) if step_id not in dependencies]
+    problems += [f"`{step_id}` has succeeded: it cannot be skipped" for step_id in request.skipped if step_id in record.succeeded]
+    problems += [f"`{step_id}` is skipped without a reason" for step_id, why in request.skipped.items() if not why.strip()]
+    first = request.from_step
     if first is not None and first in dependencies:
         if first in record.succeeded:
             problems.append(f"`{first}` has succeeded, and is never run again in this run: start a new run")
-        if first in asked.skipped:
+        if first in request.skipped:
             problems.append(f"`{first}` cannot be both skipped and the step to run from")
-        passed = {*record.succeeded, *record.skipped, *asked.skipped}
+        passed = {*record.succeeded, *record.skipped, *request.skipped}
         missing = [dependency for dependency in dependencies[first] if dependency not in passed]
         if missing:
             names = ", ".join(f"`{step_id}`" for step_id in missing)
             problems.append(f"`{first}` depends on {names}, which has not succeeded: run from there, or skip it with a reason")
-    if asked.only_failed and not record.failed:
+    if request.only_failed and not record.failed:
         problems.append("no step has failed")
     if problems:
         raise RunConflictError("; ".join(problems))
 
 
-def _no_step(name: str, dependencies: graph.Graph) -> str:
+def _no_such_step(name: str, dependencies: graph.Graph) -> str:
     step_id, bracket, item = name.partition("[")
     if not bracket or step_id not in dependencies:
         return f"no step is called `{name}` ({did_you_mean(name, frozenset(dependencies))})"
@@ -116,9 +116,9 @@ def _no_step(name: str, dependencies: graph.Graph) -> str:
     )
 
 
-def _why_left(asked: ResumeOptions) -> str:
-    if asked.from_step is not None:
-        return f"the run was resumed from `{asked.from_step}` only"
+def _why_left(request: ResumeOptions) -> str:
+    if request.from_step is not None:
+        return f"the run was resumed from `{request.from_step}` only"
     return "the run was resumed with its failed steps only"
 
 
@@ -135,12 +135,12 @@ class CallHistory:
     unknown: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])
     repeatable: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # idempotent writes that may have been done
     interrupted_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which run again
-    aborted: set[Unit] = field(default_factory=set[Unit])  # writes that may have been done, where a person ended the run without saying
+    aborted: set[Unit] = field(default_factory=set[Unit])  # writes with an unknown outcome, when a person aborted the run
     receipts: dict[Unit, Receipt] = field(default_factory=dict[Unit, Receipt])  # the last one, whatever its outcome
     last: dict[str, datetime] = field(default_factory=dict[str, datetime])  # by step: when an attempt last started or ended
     outdated: dict[Unit, int] = field(default_factory=dict[Unit, int])  # `finally` steps to run again: the attempt that had succeeded
 
-    def take(self, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> None:
+    def add(self, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> None:
         """Add `attempts` and `receipts`. A write without a receipt is unknown; a read without one may be repeated.
 
         A person's resolution of an idempotent write also covers its earlier attempts. Attempts that have receipts may be omitted.
@@ -148,7 +148,7 @@ class CallHistory:
         resolved, ended = dict[Unit, int](), set[tuple[Unit, int]]()
         for receipt in receipts:
             unit, number = (receipt.step_id, receipt.item), receipt.number
-            self._note(receipt.step_id, receipt.ended_at)
+            self._record_time(receipt.step_id, receipt.ended_at)
             self.attempts[unit] = max(self.attempts.get(unit, 0), number)
             ended.add((unit, number))
             self.receipts[unit] = receipt
@@ -156,12 +156,12 @@ class CallHistory:
                 self.succeeded[unit] = receipt
             elif receipt.is_abort:
                 self.aborted.add(unit)
-            else:  # checked since the abort
+            else:  # somebody has checked it since the abort
                 self.aborted.discard(unit)
                 resolved[unit] = max(resolved.get(unit, 0), number if receipt.by is not None else 0)
         for attempt in attempts:
             unit = (attempt.step_id, attempt.item)
-            self._note(attempt.step_id, attempt.started_at)
+            self._record_time(attempt.step_id, attempt.started_at)
             self.attempts[unit] = max(self.attempts.get(unit, 0), attempt.number)
             if (unit, attempt.number) in ended or unit in self.succeeded:
                 continue
@@ -171,7 +171,7 @@ class CallHistory:
                 self.repeatable[unit] = attempt
         self.aborted.difference_update(self.succeeded)
 
-    def _note(self, step_id: str, at: datetime) -> None:
+    def _record_time(self, step_id: str, at: datetime) -> None:
         self.last[step_id] = max(self.last.get(step_id, at), at)
 
 
@@ -198,14 +198,14 @@ class RunHistory(CallHistory):
     @property
     def left(self) -> list[str]:
         """The steps that nobody requested this time."""
-        return [step_id for step_id, fate in self.choices.items() if fate.kind == "left"]
+        return [step_id for step_id, choice in self.choices.items() if choice.kind == "left"]
 
     @property
     def skipped(self) -> dict[str, str]:
         """The steps that people skipped, and why. They are not called; the steps that depend on them still run."""
-        return {step_id: fate.reason for step_id, fate in self.choices.items() if fate.kind == "skipped"}
+        return {step_id: choice.reason for step_id, choice in self.choices.items() if choice.kind == "skipped"}
 
-    def skipping(self, steps: Mapping[str, str], *, again: Collection[str] = ()) -> "RunHistory":
+    def with_skipped(self, steps: Mapping[str, str], *, again: Collection[str] = ()) -> "RunHistory":
         """Return this history with `steps` skipped, each for its reason.
 
         A step that has succeeded anyway is not skipped, unless it is one of those that run `again`.
@@ -213,7 +213,7 @@ class RunHistory(CallHistory):
         skipped = {step_id: why for step_id, why in steps.items() if (step_id, None) not in self.succeeded or step_id in again}
         return replace(self, choices={step_id: StepChoice("skipped", why) for step_id, why in skipped.items()})
 
-    def at_end(self, finals: Collection[str]) -> "RunHistory":
+    def for_finally_steps(self, finals: Collection[str]) -> "RunHistory":
         """Return this history for the `finally` steps, whose ids are `finals`. One that succeeded before anything else ran runs again."""
         others = [at for step_id, at in self.last.items() if step_id not in finals]
         since = max([*others, *self.rollbacks.last.values()], default=None)
@@ -233,8 +233,8 @@ class RunHistory(CallHistory):
     @property
     def failed(self) -> list[Unit]:
         """The steps and items that are recorded as failed: started, not succeeded, and with a known outcome."""
-        doubted = {*self.succeeded, *self.unknown, *self.repeatable, *self.interrupted_reads, *self.aborted}
-        return [unit for unit in self.attempts if unit not in doubted]
+        uncertain = {*self.succeeded, *self.unknown, *self.repeatable, *self.interrupted_reads, *self.aborted}
+        return [unit for unit in self.attempts if unit not in uncertain]
 
     @property
     def unknown_steps(self) -> list[str]:
@@ -246,5 +246,5 @@ class RunHistory(CallHistory):
         """Return the history given by `attempts` and `receipts`. Attempts that have receipts may be omitted."""
         history, tried, ended = cls(), list(attempts), list(receipts)
         for kind in get_args(CallKind):
-            history.calls(kind).take((row for row in tried if row.kind == kind), (row for row in ended if row.kind == kind))
+            history.calls(kind).add((row for row in tried if row.kind == kind), (row for row in ended if row.kind == kind))
         return history

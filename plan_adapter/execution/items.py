@@ -69,13 +69,13 @@ def _labels(
 ) -> list[str | None]:
     taken, labels = set[str](), list[str | None]()
     for number, value in enumerate(values, start=1):
-        written = _default(value)
+        text = _default_label(value)
         if template is not None:
             try:
-                written = _short(template.resolve(variables(value)), cut=True)
-            except ExpressionError:  # the item lacks a field of the label; its number names it, and it still runs
-                written = None
-        label = shown_label(written, mask) or str(number)
+                text = _short(template.resolve(variables(value)), cut=True)
+            except ExpressionError:  # the item lacks a field of the label; it gets its number as label and still runs
+                text = None
+        label = shown_label(text, mask) or str(number)
         unique, count = label, 2
         while unique in taken:
             unique, count = f"{label} ({count})", count + 1
@@ -84,7 +84,7 @@ def _labels(
     return labels
 
 
-def _default(value: JsonValue) -> str | None:
+def _default_label(value: JsonValue) -> str | None:
     if isinstance(value, dict):
         return next((text for name in ("name", "id") if (text := _short(value.get(name)))), None)
     return _short(value)
@@ -120,7 +120,7 @@ class Items:
         self.halted = False  # an item failed and the step stops on errors, so no further item starts
         self.refused = ""  # why a call was not approved
         self.cause = ""  # in a group: why a call was not made
-        self.unwanted = 0  # in a group: calls that were not made because their condition was false
+        self.skipped_by_condition = 0  # in a group: calls that were not made because their condition was false
         self.continues = False  # whether the run continues without the calls that were not approved
         self._is_list = is_list
         self._ends: list[AttemptEnd | None] = [None] * count
@@ -128,11 +128,11 @@ class Items:
     @property
     def missing(self) -> int:
         """How many calls never started."""
-        return self._ends.count(None) - self.open - self.unwanted
+        return self._ends.count(None) - self.open - self.skipped_by_condition
 
     @property
     def is_refused(self) -> bool:
-        """Whether a refusal alone kept the step from succeeding: every call that was made succeeded."""
+        """Whether the step did not succeed only because of a refusal: every call that was made succeeded."""
         return bool(self.refused) and self.is_cut_short
 
     @property

@@ -7,13 +7,13 @@ from itertools import count
 
 
 class RunClock:
-    """Calls `spent` after `seconds` of work. Starts when created and belongs to one event loop."""
+    """Calls `on_timeout` once it has run for `seconds`. Starts when created. Belongs to one event loop."""
 
-    def __init__(self, seconds: float | None, spent: Callable[[], None]) -> None:
+    def __init__(self, seconds: float | None, on_timeout: Callable[[], None]) -> None:
         """Start the clock. `seconds` None means no limit."""
         self._loop = asyncio.get_running_loop()
-        self._spent = spent
-        self._left = seconds
+        self._on_timeout = on_timeout
+        self._remaining = seconds
         self._timer: asyncio.TimerHandle | None = None
         self.resume()
 
@@ -25,19 +25,19 @@ class RunClock:
     def pause(self) -> None:
         """Pause the clock until `resume`."""
         if self._timer is not None:
-            self._left = max(0.0, self._timer.when() - self._loop.time())
+            self._remaining = max(0.0, self._timer.when() - self._loop.time())
             self._timer.cancel()
             self._timer = None
 
     def resume(self) -> None:
         """Start the clock again. Does nothing if it is running."""
-        if self._timer is None and self._left is not None:
-            self._timer = self._loop.call_later(self._left, self._spent)
+        if self._timer is None and self._remaining is not None:
+            self._timer = self._loop.call_later(self._remaining, self._on_timeout)
 
     def end(self) -> None:
-        """Stop for good: `spent` is never called after this."""
+        """Stop for good: `on_timeout` is never called after this."""
         self.pause()
-        self._left = None
+        self._remaining = None
 
 
 class Slots:
@@ -50,9 +50,9 @@ class Slots:
         self._arrival = count()
         self._granting = False
 
-    def request(self, urgency: float, granted: Callable[[], None]) -> None:
-        """Call `granted` once a slot is free. The greatest `urgency` goes first; equal ones go in order of arrival."""
-        heapq.heappush(self._waiting, (-urgency, next(self._arrival), granted))
+    def request(self, urgency: float, on_granted: Callable[[], None]) -> None:
+        """Call `on_granted` once a slot is free. The greatest `urgency` goes first; equal ones go in order of arrival."""
+        heapq.heappush(self._waiting, (-urgency, next(self._arrival), on_granted))
         self._grant_soon()
 
     async def acquire(self, urgency: float) -> None:
@@ -85,18 +85,18 @@ class Slots:
 
 
 class InnerSlots(Slots):
-    """The slots of a sub-plan: a limit of its own, within the slots around it."""
+    """The slots of a sub-plan: its own limit, within that of the outer plan."""
 
-    def __init__(self, limit: int, around: Slots) -> None:
-        """Create `limit` free slots. Each also takes one of `around` while it is used."""
+    def __init__(self, limit: int, outer: Slots) -> None:
+        """Create `limit` free slots. A slot in use also takes one of `outer`."""
         super().__init__(limit)
-        self._around = around
+        self._outer = outer
 
-    def request(self, urgency: float, granted: Callable[[], None]) -> None:
-        """Call `granted` once a slot is free here and around."""
-        super().request(urgency, lambda: self._around.request(urgency, granted))
+    def request(self, urgency: float, on_granted: Callable[[], None]) -> None:
+        """Call `on_granted` once a slot is free here and in the outer slots."""
+        super().request(urgency, lambda: self._outer.request(urgency, on_granted))
 
     def release(self) -> None:
-        """Give a slot back, here and around."""
-        super().release()  # first, so that what waits here asks for the slot around before it is given to others
-        self._around.release()
+        """Give a slot back, here and to the outer slots."""
+        super().release()  # first, so that a call that waits here can request the outer slot before others get it
+        self._outer.release()

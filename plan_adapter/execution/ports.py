@@ -31,13 +31,13 @@ class AttemptEnd:
     result: JsonValue = None
     error: str | None = None
     can_retry: bool = True  # false if another attempt would fail the same way
-    was_interrupted: bool = False  # the call had started, and its end was not awaited or was lost
+    was_interrupted: bool = False  # the call had started, and nobody waited for its end or its result was lost
     not_done: bool = False  # the tool's probe reported that nothing was done; the next attempt costs no retry
     reason: str | None = None  # who reported the success, if not the tool itself; why a goal failed
 
     @property
     def in_words(self) -> str:
-        """How it ended, with the error."""
+        """How the attempt ended, with the error."""
         if self.outcome == "succeeded":
             return "completed"
         return f"{_IN_WORDS.get(self.outcome, self.outcome)}: {self.error or 'no reason was given'}"
@@ -61,9 +61,9 @@ class GatedCall:
     parameters: dict[str, JsonValue]
     approval_digest: str  # of exactly this call
     label: str | None = None  # the item's name; None: its number
-    ended_items: tuple[GroupItem, ...] = ()  # of a group that asks about each item: those that have ended
+    ended_items: tuple[GroupItem, ...] = ()  # for a gate of one item of a group: the items that have ended
     withdrawn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Done once the call will not be made whatever the answer is. Nobody needs to be asked after that."""
+    """Done once the call will not be made, whatever the answer is. Nobody needs to be asked after that."""
     waiting: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Set by the gate once it is open and nobody has answered yet."""
     left: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -85,10 +85,10 @@ class UnknownOutcome:
 
     step: Step
     step_run: StepRun
-    lost: Attempt
+    attempt: Attempt
     why: str  # why the outcome is unknown
     withdrawn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Done once nobody needs to be asked, because the run ends."""
+    """Done once the run ends and nobody needs to be asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The preview of a write: what a tool library shows after it, as an artifact. Nothing of it can fail the call or the run."""
+"""The preview of a write: Markdown that a tool library shows after the write, as an artifact. It can fail neither the call nor the run."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from plan_adapter.errors import ToolError, error_text
-from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, complete, work_of
+from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, complete, prepare_call
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.tools.tool import Tool, ToolContext
@@ -28,7 +28,7 @@ async def show_preview(
     """
     redact = scope.secrets.redactor.text
     try:
-        text = redact(await _returned(scope, preview, parameters, context))
+        text = redact(await _preview_text(scope, preview, parameters, context))
     except CallTimedOutError:
         context.logger.warning("the preview `%s` gave no answer within %g s", preview.name, PREVIEW_SECONDS)
     except CallStoppedError:
@@ -43,11 +43,11 @@ async def show_preview(
             await scope.publish(text, key=f"preview-{context.step_id}", description=f"After {redact(call)}")
 
 
-async def _returned(scope: RunScope, preview: Tool[..., Any], parameters: Mapping[str, JsonValue], context: ToolContext) -> str:
+async def _preview_text(scope: RunScope, preview: Tool[..., Any], parameters: Mapping[str, JsonValue], context: ToolContext) -> str:
     arguments = preview.bind({name: value for name, value in parameters.items() if name in preview.parameter_names}, context)
     with prints_of_call(context.logger):
-        work = work_of(preview, arguments, isolation="thread")
-        text = await complete(work, preview.name, timeout=PREVIEW_SECONDS, stop=scope.stop)
+        coroutine = prepare_call(preview, arguments, isolation="thread")
+        text = await complete(coroutine, preview.name, timeout=PREVIEW_SECONDS, stop=scope.stop)
     if not isinstance(text, str):
         raise ToolError(f"it returned {type(text).__name__} instead of text")
     return text

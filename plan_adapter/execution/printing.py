@@ -1,4 +1,4 @@
-"""What tools print. Inside `captured_prints` it becomes lines of the step's log; elsewhere it goes to the real stream, redacted."""
+"""Handles what tools print. Inside `captured_prints` it goes to the step's log, elsewhere to the real stream, redacted."""
 
 import sys
 import threading
@@ -9,7 +9,7 @@ from logging import Logger
 from typing import Any, TextIO, cast
 
 
-class Printed:
+class PrintLogger:
     """Collects what one call prints and logs it line by line."""
 
     def __init__(self, logger: Logger) -> None:
@@ -29,27 +29,27 @@ class Printed:
             self.write("\n")
 
 
-_PRINTED: ContextVar[Printed | None] = ContextVar("printed", default=None)
+_PRINT_LOGGER: ContextVar[PrintLogger | None] = ContextVar("print_logger", default=None)
 
 
 @contextmanager
 def prints_of_call(logger: Logger | None) -> Generator[None]:
-    """Send what is printed in this context, and in tasks and threads started in it, to `logger`; None restores the usual output."""
-    printed = None if logger is None else Printed(logger)
-    token = _PRINTED.set(printed)
+    """Send what is printed in this context, and in tasks and threads started in it, to `logger`. None restores the usual output."""
+    print_logger = None if logger is None else PrintLogger(logger)
+    token = _PRINT_LOGGER.set(print_logger)
     try:
         yield
     finally:
-        _PRINTED.reset(token)
-        if printed is not None:
-            printed.end()
+        _PRINT_LOGGER.reset(token)
+        if print_logger is not None:
+            print_logger.end()
 
 
 @contextmanager
 def captured_prints() -> Generator[None]:
-    """Turn what tools print to stdout into lines of their steps' logs. Otherwise it would mix with a command's own output."""
+    """Send what tools print to stdout to their steps' logs, so that it does not mix with a command's own output."""
     before = sys.stdout
-    sys.stdout = cast(TextIO, _Stdout(before))
+    sys.stdout = cast(TextIO, _CapturedStdout(before))
     try:
         yield
     finally:
@@ -57,9 +57,9 @@ def captured_prints() -> Generator[None]:
 
 
 def capture_all_prints() -> None:
-    """Do the same for good, in a process whose threads call tools of several runs."""
-    if not isinstance(sys.stdout, _Stdout):
-        sys.stdout = cast(TextIO, _Stdout(sys.stdout))
+    """Capture prints until the process ends, for a process whose threads call tools of several runs."""
+    if not isinstance(sys.stdout, _CapturedStdout):
+        sys.stdout = cast(TextIO, _CapturedStdout(sys.stdout))
 
 
 _REDACT: ContextVar[Callable[[str], str] | None] = ContextVar("redact", default=None)
@@ -71,11 +71,11 @@ _streams_users = 0
 def redacted_prints(redact: Callable[[str], str]) -> Generator[None]:
     """Apply `redact` to what is written to stdout and stderr in this context, and in tasks and threads started in it."""
     token = _REDACT.set(redact)
-    _use_streams(1)
+    _add_stream_users(1)
     try:
         yield
     finally:
-        _use_streams(-1)
+        _add_stream_users(-1)
         _REDACT.reset(token)
 
 
@@ -83,27 +83,27 @@ def redacted_prints(redact: Callable[[str], str]) -> Generator[None]:
 def keep_prints_redacted() -> Generator[None]:
     """Keep the `redacted_prints` of this context active for this block, even if its own block ends earlier."""
     change = int(_REDACT.get() is not None)
-    _use_streams(change)
+    _add_stream_users(change)
     try:
         yield
     finally:
-        _use_streams(-change)
+        _add_stream_users(-change)
 
 
-def _use_streams(change: int) -> None:
-    """Redact both streams while anybody needs it. A stream that somebody else has wrapped since is left alone."""
+def _add_stream_users(change: int) -> None:
+    """Count the users of redaction, and redact both streams while there are any. A stream that was wrapped since is left alone."""
     global _streams_users  # noqa: PLW0603  # a process has one stdout
     with _streams_lock:
         _streams_users += change
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
-            if _streams_users and stream is not None and not isinstance(stream, _Redacted):
-                setattr(sys, name, _Redacted(stream))
-            elif not _streams_users and isinstance(stream, _Redacted):
+            if _streams_users and stream is not None and not isinstance(stream, _RedactedStream):
+                setattr(sys, name, _RedactedStream(stream))
+            elif not _streams_users and isinstance(stream, _RedactedStream):
                 setattr(sys, name, stream.stream)
 
 
-class _Redacted:
+class _RedactedStream:
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
@@ -120,15 +120,15 @@ class _Redacted:
         return getattr(self.stream, name)
 
 
-class _Stdout:
+class _CapturedStdout:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        printed = _PRINTED.get()
-        if printed is None:
+        print_logger = _PRINT_LOGGER.get()
+        if print_logger is None:
             return self._stream.write(text)
-        printed.write(text)
+        print_logger.write(text)
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

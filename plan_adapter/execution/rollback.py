@@ -1,4 +1,4 @@
-"""`Rollback`: rolls back what the steps of a run did, dependents first, and reports what was and was not undone."""
+"""`Rollback`: rolls back what the steps of a run did, dependents first, and reports what was undone and what was not."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from plan_adapter import graph
 from plan_adapter.commands import NAMED, resolve_command, unit_names
 from plan_adapter.errors import ExpressionError
-from plan_adapter.execution.call_arguments import Called, RetryPolicy
+from plan_adapter.execution.call_arguments import CallTarget, RetryPolicy
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.execution.items import item_labels
@@ -34,19 +34,19 @@ from plan_adapter.status import Outcome, StepStatus
 SHOWN_CHARACTERS = 300
 """How much of an error the status message shows. The receipt keeps all of it."""
 
-_ONCE = RetryPolicy(retries=0, delay=0.0, backoff=1.0, jitter=0.0)
+_NO_RETRY = RetryPolicy(retries=0, delay=0.0, backoff=1.0, jitter=0.0)
 
 
 @dataclass(slots=True)
-class _Undoing:
+class _StepRollback:
     """The calls that undo one step: one, or one per item. In a group, one item of a step."""
 
     node: Unit
     step: Step
     run: StepRun
     open: int
-    ends: list[AttemptEnd] = field(default_factory=list[AttemptEnd])  # of calls that were made or whose outcome is unknown
-    settled: bool = False  # a person or the probe resolved a call
+    ends: list[AttemptEnd] = field(default_factory=list[AttemptEnd])  # how the calls ended that were made or have an unknown outcome
+    settled: bool = False  # a person or the probe resolved an unknown outcome
 
 
 class Rollback:
@@ -66,51 +66,51 @@ class Rollback:
         A stop of the run itself does not stop the rollback.
         """
         self.scope = replace(scope, history=history, stop=Stop(), clock=None, gates=None, refusal=None)
-        ended = dict[str, RunScope]()  # of the sub-plans, like that of the run
+        ended = dict[str, RunScope]()  # the scopes of the sub-plans
         for step_id, one in scope.inside.items():
             ended[step_id] = replace(self.scope, values=one.values, inputs=one.inputs, inside=ended)
         self.scope.inside = ended
         self.halt = Stop()  # setting it prevents further calls; a stop of the scope also ends running ones
         self._history = history
-        self._call_step = run_step
+        self._run_step = run_step
         self._validated = scope.approved.bound.validated
         self._steps = self._validated.steps
         self._runs = {step.id: step for step in scope.run.steps}
         self._before = rollback_graph(self._validated, history)
         self._after = graph.successors(self._before)
-        self._missing = {node: len(after) for node, after in self._after.items()}  # how many must be rolled back before each
+        self._waits_for = {node: len(after) for node, after in self._after.items()}  # how many nodes must be rolled back before it
         self._urgency = {node: float(position) for position, node in enumerate(self._before)}
         self._failed_units = [unit for unit in history.failed if unit[0] in self._validated.rollbacks]
         also_failed = {
             unit: FailedUnit(*unit, history.attempts[unit]) for unit in self._failed_units if self._steps[unit[0]].rollback_failed
         }
-        self._kept = units_left_alone(self._validated.plan, history)
-        done = {unit: end for unit, end in {**history.succeeded, **also_failed}.items() if unit not in self._kept}
+        self._left_alone = units_left_alone(self._validated.plan, history)
+        done = {unit: end for unit, end in {**history.succeeded, **also_failed}.items() if unit not in self._left_alone}
         self._done = by_node(self._before, done)
         self._labels = dict(history.labels)
         self._not_started = list[Unit]()
         self._undoable = [node for node in reversed(self._before) if self._is_undoable(node)]
         self._causes = dict[Unit, str]()  # why a unit was not undone
         self._undone = set(history.rollbacks.succeeded)
-        self._behind = dict[Unit, str]()  # by node: the step that had to be undone first and was not
-        self._failed = ""
-        self._asked = list[UnknownOutcome]()  # the open questions to people
+        self._blockers = dict[Unit, str]()  # by node: the step that had to be rolled back first and was not
+        self._failure = ""
+        self._open_questions = list[UnknownOutcome]()  # the open questions to people
         self._open = len(self._undoable)
         self._tasks = TaskSet(scope, "the rollback", is_over=lambda: not self._open)
         for step_id in {step_id for step_id, _ in history.attempts if step_id in self._validated.rollbacks}:
-            self._look_at_items(self._steps[step_id])
+            self._record_items(self._steps[step_id])
 
     def _is_undoable(self, node: Unit) -> bool:
         return node[0] in self._validated.rollbacks and bool(self._done.get(node))
 
-    def _look_at_items(self, step: Step) -> None:
-        """Record the labels of a step's items, and which items never started."""
+    def _record_items(self, step: Step) -> None:
+        """Record the labels of a step's items, and the items that never started."""
         whole = step if step.group is None else self._steps[step.group]
         if (template := self._validated.for_each.get(whole.id)) is None:
             return
         try:
             values = template.resolve(self.scope.of(whole).variables())
-        except ExpressionError:  # only the record names them then
+        except ExpressionError:  # then only the record names the items
             return
         for item, label in enumerate(item_labels(self.scope.of(whole), whole, values) if isinstance(values, list) else ()):
             if label is not None:
@@ -120,7 +120,7 @@ class Rollback:
 
     @property
     def unknown_outcome(self) -> str | None:
-        """Why nothing can be rolled back now, as text for the status message; None if it can."""
+        """Why nothing can be rolled back now, as text for the status message. None if something can."""
         if not self._history.unknown_steps:
             return None
         run_id = self.scope.run.id
@@ -139,13 +139,13 @@ class Rollback:
     async def undo(self) -> None:
         """Roll the run back. Returns when everything is durable. Raises StoreError if the record cannot be kept.
 
-        A cancellation ends the open calls and starts no further ones. It is raised again afterwards.
+        A cancellation ends the open calls and is raised again afterwards. No further call starts.
         """
         if self.unknown_outcome is not None:
             return
         for stop in (self.scope.stop, self.halt):
             stop.future.add_done_callback(lambda _: self._withdraw())
-        self._end_steps([node for node in reversed(self._before) if self._missing[node] == 0])
+        self._start_ready([node for node in reversed(self._before) if self._waits_for[node] == 0])
         self._tasks.end_if_done()
         await self._tasks.ended()
         await self.scope.recorder.flush()
@@ -153,183 +153,189 @@ class Rollback:
     @property
     def _halted(self) -> str:
         """Why no further call starts; empty while calls may start."""
-        return self.scope.stop.message or self.halt.message or self._failed
+        return self.scope.stop.message or self.halt.message or self._failure
 
     # The life of a step: it becomes ready, its calls get slots and run, and the step is closed.
 
-    def _end_steps(self, ready: list[Unit]) -> None:
-        """Start what is in `ready`, and what becomes ready because a step has nothing to undo."""
+    def _start_ready(self, ready: list[Unit]) -> None:
+        """Start the nodes in `ready`, and the nodes that become ready because a step has nothing to undo."""
         waiting = list(reversed(ready))
         while waiting:
             node = waiting.pop()
-            first = next((self._behind[after] for after in self._after[node] if after in self._behind), None)
+            blocker = next((self._blockers[after] for after in self._after[node] if after in self._blockers), None)
             if self._is_undoable(node):
-                self._begin(node, first)
+                self._start_step(node, blocker)
                 continue
-            if first is not None:
-                self._behind[node] = first
-            waiting += reversed(self._released(node))
+            if blocker is not None:
+                self._blockers[node] = blocker
+            waiting += reversed(self._release_after(node))
 
-    def _released(self, node: Unit) -> list[Unit]:
-        """Return what waited only for `node`, the plan's later steps first."""
+    def _release_after(self, node: Unit) -> list[Unit]:
+        """Return the nodes that waited only for `node`, the plan's later steps first."""
         for before in self._before[node]:
-            self._missing[before] -= 1
-        ready = [before for before in self._before[node] if not self._missing[before]]
+            self._waits_for[before] -= 1
+        ready = [before for before in self._before[node] if not self._waits_for[before]]
         return sorted(ready, key=lambda before: -self._urgency[before])
 
-    def _begin(self, node: Unit, first: str | None) -> None:
-        """Request the calls that undo `node`. If `first` had to be undone before, make none and record why."""
+    def _start_step(self, node: Unit, blocker: str | None) -> None:
+        """Request the calls that undo `node`. If `blocker` had to be rolled back first and was not, record that instead."""
         left = [receipt for receipt in reversed(self._done[node]) if (receipt.step_id, receipt.item) not in self._undone]
-        cause = f"`{first}` must be rolled back first" if first is not None else self._halted
-        undoing = _Undoing(node, self._steps[node[0]], self._run_of(node), len(left))
+        cause = f"`{blocker}` must be rolled back first" if blocker is not None else self._halted
+        step_rollback = _StepRollback(node, self._steps[node[0]], self._new_step_run(node), len(left))
         for receipt in left:
             if cause:
-                self._leave(undoing, receipt.item, cause)
+                self._record_not_undone(step_rollback, receipt.item, cause)
             else:
-                self._request(undoing, receipt)
-        if not undoing.open:
-            self._tasks.spawn(self._close(undoing))
+                self._request(step_rollback, receipt)
+        if not step_rollback.open:
+            self._tasks.spawn(self._close(step_rollback))
 
-    def _request(self, undoing: _Undoing, receipt: Receipt | FailedUnit) -> None:
-        unit = (undoing.step.id, receipt.item)
-        if unit in self._history.rollbacks.aborted:  # it may have been done, so it is not called again until somebody resolves it
+    def _request(self, step_rollback: _StepRollback, receipt: Receipt | FailedUnit) -> None:
+        unit = (step_rollback.step.id, receipt.item)
+        if unit in self._history.rollbacks.aborted:  # it may have been done, so somebody must resolve it before it is called again
             command = resolve_command(self.scope.run.id, unit, "done|again", label=self._labels.get(unit), kind="rollback")
             error = f"{ROLLBACK_NEVER_KNOWN}: check, then `{command}` and `plan cancel {self.scope.run.id} --rollback`"
-            return self._note(undoing, receipt.item, AttemptEnd("failed", 0, error=error, can_retry=False), cause=error)
+            return self._record_end(step_rollback, receipt.item, AttemptEnd("failed", 0, error=error, can_retry=False), cause=error)
         try:
-            call = self._call_of(undoing, receipt)
+            call = self._new_call(step_rollback, receipt)
         except ExpressionError as error:
-            return self._note(undoing, receipt.item, AttemptEnd("failed", 0, error=str(error), can_retry=False), halts=True)
-        if (lost := self._history.rollbacks.unknown.get(unit)) is not None:
-            return self._tasks.spawn(self._find_out(undoing, call, lost))
-        return self._offer(undoing, call)
+            return self._record_end(step_rollback, receipt.item, AttemptEnd("failed", 0, error=str(error), can_retry=False), halts=True)
+        if (attempt := self._history.rollbacks.unknown.get(unit)) is not None:
+            return self._tasks.spawn(self._find_outcome(step_rollback, call, attempt))
+        return self._request_slot(step_rollback, call)
 
-    def _offer(self, undoing: _Undoing, call: Call) -> None:
-        self.scope.slots.request(self._urgency[undoing.node], partial(self._granted, undoing, call))
+    def _request_slot(self, step_rollback: _StepRollback, call: Call) -> None:
+        self.scope.slots.request(self._urgency[step_rollback.node], partial(self._slot_granted, step_rollback, call))
 
-    def _granted(self, undoing: _Undoing, call: Call) -> None:
+    def _slot_granted(self, step_rollback: _StepRollback, call: Call) -> None:
         if not self._halted:
-            call.hold_slot()
-            return self._tasks.spawn(self._perform(undoing, call))
+            call.take_slot()
+            return self._tasks.spawn(self._run_call(step_rollback, call))
         self.scope.slots.release()
-        self._leave(undoing, call.item, self._halted)
-        return None if undoing.open else self._tasks.spawn(self._close(undoing))
+        self._record_not_undone(step_rollback, call.item, self._halted)
+        return None if step_rollback.open else self._tasks.spawn(self._close(step_rollback))
 
-    async def _perform(self, undoing: _Undoing, call: Call) -> None:
-        end = await self._call_step(call)
-        if end.outcome == "unknown" and call.lost is not None:
-            await self._unknown_outcome(undoing, call, call.lost, end, halts=True)
+    async def _run_call(self, step_rollback: _StepRollback, call: Call) -> None:
+        end = await self._run_step(call)
+        if end.outcome == "unknown" and call.unknown_attempt is not None:
+            await self._resolve_outcome(step_rollback, call, call.unknown_attempt, end, halts=True)
         else:
-            await self._ended_as(undoing, call, end, halts=True)
+            await self._call_ended(step_rollback, call, end, halts=True)
 
-    async def _ended_as(self, undoing: _Undoing, call: Call, end: AttemptEnd, *, halts: bool, cause: str | None = None) -> None:
-        self._note(undoing, call.item, end, halts=halts and end.outcome != "succeeded", cause=cause)
-        if not undoing.open:
-            await self._close(undoing)
+    async def _call_ended(
+        self, step_rollback: _StepRollback, call: Call, end: AttemptEnd, *, halts: bool, cause: str | None = None
+    ) -> None:
+        self._record_end(step_rollback, call.item, end, halts=halts and end.outcome != "succeeded", cause=cause)
+        if not step_rollback.open:
+            await self._close(step_rollback)
 
     # Unknown outcomes: the tool's probe is asked first, then people.
 
-    async def _find_out(self, undoing: _Undoing, call: Call, lost: Attempt) -> None:
-        """Find out how a call of an earlier start ended, and continue from there."""
-        end = await self._probed(undoing, call, lost) if call.has_probe else None
+    async def _find_outcome(self, step_rollback: _StepRollback, call: Call, attempt: Attempt) -> None:
+        """Ask the tool's probe, then people, how a call of an earlier start ended, and continue from there."""
+        end = await self._ask_probe(step_rollback, call, attempt) if call.has_probe else None
         if end is None:
-            unknown = AttemptEnd("unknown", lost.number, error="an earlier start of its rollback began this write")
-            return await self._unknown_outcome(undoing, call, lost, unknown, halts=False)
+            unknown = AttemptEnd("unknown", attempt.number, error="an earlier start of its rollback began this write")
+            return await self._resolve_outcome(step_rollback, call, attempt, unknown, halts=False)
         if end.not_done:
-            return self._offer(undoing, call)
-        undoing.settled = True
-        return await self._ended_as(undoing, call, end, halts=True)
+            return self._request_slot(step_rollback, call)
+        step_rollback.settled = True
+        return await self._call_ended(step_rollback, call, end, halts=True)
 
-    async def _probed(self, undoing: _Undoing, call: Call, lost: Attempt) -> AttemptEnd | None:
-        await self.scope.slots.acquire(self._urgency[undoing.node])
+    async def _ask_probe(self, step_rollback: _StepRollback, call: Call, attempt: Attempt) -> AttemptEnd | None:
+        await self.scope.slots.acquire(self._urgency[step_rollback.node])
         try:
-            return None if self._halted else await call.probed(lost)
+            return None if self._halted else await call.probe_attempt(attempt)
         finally:
             self.scope.slots.release()
 
-    async def _unknown_outcome(self, undoing: _Undoing, call: Call, lost: Attempt, end: AttemptEnd, *, halts: bool) -> None:
-        """Ask people how `lost` ended and act on the answer. `end` is what is known so far.
+    async def _resolve_outcome(self, step_rollback: _StepRollback, call: Call, attempt: Attempt, end: AttemptEnd, *, halts: bool) -> None:
+        """Ask people how `attempt` ended and act on the answer. `end` is what is known so far.
 
-        Without an answer, the call ends as `end`; `halts` says whether that stops the rest.
+        Without an answer, the call ends as `end`; with `halts`, no further call starts then.
         """
-        resolved = await self._asked_how_it_ended(UnknownOutcome(call.step, undoing.run, lost, end.error or ""))
+        resolved = await self._ask_for_resolution(UnknownOutcome(call.step, step_rollback.run, attempt, end.error or ""))
         if resolved is None:
-            return await self._ended_as(undoing, call, end, halts=halts)
-        undoing.settled = True
+            return await self._call_ended(step_rollback, call, end, halts=halts)
+        step_rollback.settled = True
         if resolved.resolution == "again":
-            return self._offer(undoing, call)
+            return self._request_slot(step_rollback, call)
         if resolved.resolution == "done":
-            end = AttemptEnd("succeeded", lost.number, result=resolved.result, reason=resolved.words)
-            return await self._ended_as(undoing, call, end, halts=True)
+            end = AttemptEnd("succeeded", attempt.number, result=resolved.result, reason=resolved.words)
+            return await self._call_ended(step_rollback, call, end, halts=True)
         error = f"{resolved.words}; {ROLLBACK_NEVER_KNOWN}"
-        return await self._ended_as(undoing, call, AttemptEnd("failed", lost.number, error=error, can_retry=False), halts=True, cause=error)
+        return await self._call_ended(
+            step_rollback, call, AttemptEnd("failed", attempt.number, error=error, can_retry=False), halts=True, cause=error
+        )
 
-    async def _asked_how_it_ended(self, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:
+    async def _ask_for_resolution(self, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:
         if self.scope.outcomes is None or self._halted:
             return None
-        self._asked.append(unknown_outcome)
+        self._open_questions.append(unknown_outcome)
         try:
             return await self.scope.outcomes.ask(unknown_outcome)
         finally:
-            self._asked.remove(unknown_outcome)
+            self._open_questions.remove(unknown_outcome)
 
     def _withdraw(self) -> None:
         """Withdraw all open questions, because nothing further is undone."""
-        for unknown_outcome in self._asked:
+        for unknown_outcome in self._open_questions:
             if not unknown_outcome.withdrawn.done():
                 unknown_outcome.withdrawn.set_result(None)
 
     # How calls and steps end.
 
-    def _leave(self, undoing: _Undoing, item: int | None, cause: str) -> None:
-        self._causes[undoing.step.id, item] = cause
-        undoing.open -= 1
+    def _record_not_undone(self, step_rollback: _StepRollback, item: int | None, cause: str) -> None:
+        self._causes[step_rollback.step.id, item] = cause
+        step_rollback.open -= 1
 
-    def _note(self, undoing: _Undoing, item: int | None, end: AttemptEnd, *, halts: bool = False, cause: str | None = None) -> None:
+    def _record_end(
+        self, step_rollback: _StepRollback, item: int | None, end: AttemptEnd, *, halts: bool = False, cause: str | None = None
+    ) -> None:
         """Record the end of one call. If it did not succeed and `halts` is set, no further call starts.
 
-        `cause` overrides why the call is reported as not undone.
+        `cause` overrides the reported reason why it was not undone.
         """
-        step = undoing.step
-        undoing.ends.append(end)
-        undoing.open -= 1
+        step = step_rollback.step
+        step_rollback.ends.append(end)
+        step_rollback.open -= 1
         if end.outcome == "succeeded":
             self._undone.add((step.id, item))
             return
-        self._causes[step.id, item] = cause or self._cause(step, item, end)
-        if halts and not self._failed:
+        self._causes[step.id, item] = cause or self._why_not_undone(step, item, end)
+        if halts and not self._failure:
             which = f"the rollback of `{step.id}`"
-            self._failed = "skipped, because " + (
+            self._failure = "skipped, because " + (
                 f"the outcome of {which} is unknown" if self._is_unknown(step, end) else f"{which} failed"
             )
             self._withdraw()
 
-    async def _close(self, undoing: _Undoing) -> None:
+    async def _close(self, step_rollback: _StepRollback) -> None:
         """Record, show and report the end of a step's rollback, and start the steps that waited for it."""
-        step, run, ends = undoing.step, undoing.run, undoing.ends
-        left = [receipt for receipt in self._done[undoing.node] if (step.id, receipt.item) not in self._undone]
+        step, run, ends = step_rollback.step, step_rollback.run, step_rollback.ends
+        left = [receipt for receipt in self._done[step_rollback.node] if (step.id, receipt.item) not in self._undone]
         if ends or left:
-            self._finish(undoing, left)
-            if run.attempts == 0 or undoing.settled:
-                await self._call_step.show(run, self._upstream(undoing.node), tags=step.tags)
+            self._finish(step_rollback, left)
+            if run.attempts == 0 or step_rollback.settled:
+                await self._run_step.show(run, self._upstream(step_rollback.node), tags=step.tags)
             await self.scope.notify_end(run)
         if left:
-            self._behind[undoing.node] = self._name(undoing.node, kind="step")
-        elif not self._runs[step.id].rolled_back and not self._remains(step.id):
+            self._blockers[step_rollback.node] = self._name(step_rollback.node, kind="step")
+        elif not self._runs[step.id].rolled_back and not self._needs_rollback(step.id):
             self._runs[step.id].rolled_back = True
             self.scope.recorder.step_ended(self._runs[step.id])
         self._open -= 1
-        self._end_steps(self._released(undoing.node))
+        self._start_ready(self._release_after(step_rollback.node))
 
-    def _remains(self, step_id: str) -> bool:
-        """Whether something of a step was done, failed or may have been done, and is not rolled back."""
+    def _needs_rollback(self, step_id: str) -> bool:
+        """Return whether part of a step was done, failed or may have been done, and is not rolled back."""
         history = self._history
         begun = (*history.succeeded, *self._failed_units, *history.unknown, *history.repeatable, *history.aborted)
         return any(unit[0] == step_id and unit not in self._undone for unit in begun)
 
-    def _finish(self, undoing: _Undoing, left: list[Receipt | FailedUnit]) -> None:
+    def _finish(self, step_rollback: _StepRollback, left: list[Receipt | FailedUnit]) -> None:
         """Set the result of a step's rollback. It is completed only if nothing remains to be undone."""
-        step, run, ends = undoing.step, undoing.run, undoing.ends
+        step, run, ends = step_rollback.step, step_rollback.run, step_rollback.ends
         worst = next((end for end in ends if end.outcome != "succeeded"), None)
         run.completed_at = self.scope.recorder.now()
         if run.started_at is not None:
@@ -344,25 +350,25 @@ class Rollback:
 
     # What is called, and how its end is reported.
 
-    def _call_of(self, undoing: _Undoing, receipt: Receipt | FailedUnit) -> Call:
-        """Return the call that undoes a step or an item. Raise ExpressionError if `for_each` no longer gives the item."""
-        step, rollback = undoing.step, self._validated.rollbacks[undoing.step.id]
-        called = Called(
+    def _new_call(self, step_rollback: _StepRollback, receipt: Receipt | FailedUnit) -> Call:
+        """Return the call that undoes a step or an item. Raise ExpressionError if `for_each` no longer returns the item."""
+        step, rollback = step_rollback.step, self._validated.rollbacks[step_rollback.step.id]
+        target = CallTarget(
             step_id=step.id,
             kind="rollback",
             tool=rollback.tool,
             parameters=rollback.parameters,
             effect=rollback.tool.effect,
-            retry=_ONCE,
-            upstream=self._upstream(undoing.node),
+            retry=_NO_RETRY,
+            upstream=self._upstream(step_rollback.node),
             result=receipt.result,
         )
-        value, label = self._value(step, receipt.item), self._labels.get((step.id, receipt.item))
-        scope = self.scope.of(step) if step.group is None else self._scope_of(step.group, receipt.item)
-        urgency = self._urgency[undoing.node]
-        return Call(scope, step, undoing.run, urgency=urgency, item=receipt.item, value=value, label=label, called=called)
+        value, label = self._item_value(step, receipt.item), self._labels.get((step.id, receipt.item))
+        scope = self.scope.of(step) if step.group is None else self._item_scope(step.group, receipt.item)
+        urgency = self._urgency[step_rollback.node]
+        return Call(scope, step, step_rollback.run, urgency=urgency, item=receipt.item, value=value, label=label, target=target)
 
-    def _scope_of(self, group: str, item: int | None) -> RunScope:
+    def _item_scope(self, group: str, item: int | None) -> RunScope:
         """Return the scope of an item of a group, in which expressions see the item's own results."""
         done = self._history.succeeded
         steps = [step_id for step_id in self._validated.groups[group] if (step_id, item) in done]
@@ -370,18 +376,18 @@ class Rollback:
         values = {names[step_id]: as_value(StepStatus.COMPLETED, done[step_id, item].result) for step_id in steps}
         return self.scope.of(self._steps[group]).of_item(values)
 
-    def _value(self, step: Step, item: int | None) -> JsonValue:
-        """Return the member of the step's `for_each` that the item stands for."""
+    def _item_value(self, step: Step, item: int | None) -> JsonValue:
+        """Return the value of an item in the step's `for_each`."""
         whole = step if step.group is None else self._steps[step.group]
         template = self._validated.for_each.get(whole.id)
         if template is None or item is None:
             return None
         values = template.resolve(self.scope.of(whole).variables())
         if not isinstance(values, list) or item >= len(values):
-            raise ExpressionError(f"`for_each` gives no item {item + 1} any more: {whole.for_each}")
+            raise ExpressionError(f"`for_each` no longer returns item {item + 1}: {whole.for_each}")
         return values[item]
 
-    def _cause(self, step: Step, item: int | None, end: AttemptEnd) -> str:
+    def _why_not_undone(self, step: Step, item: int | None, end: AttemptEnd) -> str:
         if self._is_unknown(step, end):
             run_id = self.scope.run.id
             command = resolve_command(run_id, (step.id, item), label=self._labels.get((step.id, item)), kind="rollback")
@@ -394,7 +400,7 @@ class Rollback:
         writes = self._validated.rollbacks[step.id].tool.effect == "write"
         return end.outcome == "unknown" or (end.outcome in ("cancelled", "timed_out") and writes and end.was_interrupted)
 
-    def _run_of(self, node: Unit) -> StepRun:
+    def _new_step_run(self, node: Unit) -> StepRun:
         """Return the step run that represents the rollback of `node`. It is not a step of the run."""
         step = self._steps[node[0]]
         rollback = self._validated.rollbacks[step.id]
@@ -423,20 +429,23 @@ class Rollback:
             units = [(one.step_id, one.item) for node in self._undoable for one in self._done[node]]
             left = [call_name(*unit, self._labels.get(unit)) for unit in units]
             return RollbackReport(self.unknown_outcome, can_continue=False, left=tuple(left))
-        whys = dict[Unit, str]()
+        reasons = dict[Unit, str]()
         for node in self._undoable:
             for receipt in self._done[node]:
                 unit = (receipt.step_id, receipt.item)
-                whys[unit] = "" if unit in self._undone else self._causes.get(unit, "not reached")
-        whys |= {
-            unit: ITEM_NOT_COMPLETED for unit in self._history.succeeded if unit in self._kept and unit[0] in self._validated.rollbacks
+                reasons[unit] = "" if unit in self._undone else self._causes.get(unit, "not reached")
+        reasons |= {
+            unit: ITEM_NOT_COMPLETED
+            for unit in self._history.succeeded
+            if unit in self._left_alone and unit[0] in self._validated.rollbacks
         }
-        failed = [unit for unit in self._failed_units if unit not in whys]
-        notes = [f"cannot be rolled back: {listed(self._final(), NAMED)} (writes, declares no rollback)"] if self._final() else []
+        failed = [unit for unit in self._failed_units if unit not in reasons]
+        irreversible = self._irreversible_steps()
+        notes = [f"cannot be rolled back: {listed(irreversible, NAMED)} (writes, declares no rollback)"] if irreversible else []
         notes += possibly_done_note(self._validated.plan, self._history)
-        return report_of({**whys, **dict.fromkeys(failed, CHECK_BY_HAND)}, self._labels, not_started=self._not_started, notes=notes)
+        return report_of({**reasons, **dict.fromkeys(failed, CHECK_BY_HAND)}, self._labels, not_started=self._not_started, notes=notes)
 
-    def _final(self) -> list[str]:
+    def _irreversible_steps(self) -> list[str]:
         """Return the steps that changed something and declare no rollback."""
         done, validated = {step_id for step_id, _ in self._done}, self._validated
         without = [step_id for step_id in validated.order if step_id not in validated.rollbacks]

@@ -11,10 +11,10 @@ from plan_adapter.readable import call_name, listed
 from plan_adapter.record import RollbackStatus
 
 NEVER_KNOWN = "whether it was done is unknown"
-"""The reason shown for a write that a person aborted without saying whether it was done."""
+"""Why a write failed if a person aborted the run without resolving its outcome."""
 
 ROLLBACK_NEVER_KNOWN = "whether its rollback was done is unknown"
-"""The same for the call that rolls a step back."""
+"""The same for a call that rolls a step back."""
 
 CHECK_BY_HAND = "failed, check by hand"
 """Why a failed step or item is not rolled back: part of it may have been done."""
@@ -27,7 +27,7 @@ ITEM_NOT_COMPLETED = "its item did not complete, check by hand"
 class RollbackReport:
     """What a rollback did, in words, and whether another rollback would undo more.
 
-    `undone` and `left` are the names of the steps and items that are rolled back, and of those that could have been and are not.
+    `undone` names the steps and items that are rolled back, `left` those that could have been rolled back and are not.
     """
 
     words: str
@@ -35,33 +35,33 @@ class RollbackReport:
     undone: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
 
-    def beside(self, message: str | None, before: RollbackStatus | None) -> tuple[str, RollbackStatus]:
+    def update_status(self, message: str | None, before: RollbackStatus | None) -> tuple[str, RollbackStatus]:
         """Return the status message and the rollback status of a run that had `message` and `before`."""
         cause = message if before is None else before.cause
         return f"{cause or 'the run has ended'}; {self.words}", RollbackStatus(cause, self.can_continue)
 
 
 def report_of(
-    whys: Mapping[Unit, str], labels: Mapping[Unit, str], *, not_started: Sequence[Unit] = (), notes: Sequence[str] = ()
+    reasons: Mapping[Unit, str], labels: Mapping[Unit, str], *, not_started: Sequence[Unit] = (), notes: Sequence[str] = ()
 ) -> RollbackReport:
     """Return what is rolled back, what is not and why, and which items never started; `notes` come last.
 
-    `whys` maps each step or item that did something to why it is not rolled back. The reason is empty for a rolled back one.
+    `reasons` maps each step or item that did something to why it is not rolled back. The reason is empty if it is rolled back.
     """
-    names = _unit_names([*whys, *not_started], labels)
-    gone = [names[unit] for unit, why in whys.items() if not why]
-    kept = [f"{names[unit]} ({why})" for unit, why in whys.items() if why]
+    names = _unit_names([*reasons, *not_started], labels)
+    undone = [names[unit] for unit, why in reasons.items() if not why]
+    not_undone = [f"{names[unit]} ({why})" for unit, why in reasons.items() if why]
     left = [names[unit] for unit in not_started]
-    parts = ["rolled back: " + (listed(gone, NAMED) or "nothing")]
-    parts += ["not rolled back: " + listed(kept, NAMED)] if kept else []
+    parts = ["rolled back: " + (listed(undone, NAMED) or "nothing")]
+    parts += ["not rolled back: " + listed(not_undone, NAMED)] if not_undone else []
     parts += ["not started: " + listed(left, NAMED)] if left else []
-    can_continue = any(why not in ("", CHECK_BY_HAND, ITEM_NOT_COMPLETED) for why in whys.values())
-    calls = {unit: call_name(*unit, labels.get(unit)) for unit in whys}
+    can_continue = any(why not in ("", CHECK_BY_HAND, ITEM_NOT_COMPLETED) for why in reasons.values())
+    calls = {unit: call_name(*unit, labels.get(unit)) for unit in reasons}
     return RollbackReport(
         "; ".join([*parts, *notes]),
         can_continue,
-        undone=tuple(calls[unit] for unit, why in whys.items() if not why),
-        left=tuple(calls[unit] for unit, why in whys.items() if why),
+        undone=tuple(calls[unit] for unit, why in reasons.items() if not why),
+        left=tuple(calls[unit] for unit, why in reasons.items() if why),
     )
 
 
@@ -73,34 +73,34 @@ def _unit_names(units: Sequence[Unit], labels: Mapping[Unit, str]) -> dict[Unit,
 
 
 def recorded_report(plan: ExecutionPlan, history: RunHistory) -> RollbackReport:
-    """Return how far a rollback got, by the record alone. It cannot give every reason why a step is not rolled back."""
+    """Return how far a rollback got according to the record, which does not hold every reason why a step is not rolled back."""
     steps = {step.id: step for step in plan.all_steps if step.rollback is not None}
-    whys, rollbacks, kept = dict[Unit, str](), history.rollbacks, units_left_alone(plan, history)
+    reasons, rollbacks, not_undone = dict[Unit, str](), history.rollbacks, units_left_alone(plan, history)
     for unit in reversed([*history.succeeded, *history.failed]):
         step_id, _ = unit
         if step_id not in steps:
             continue
         if unit in rollbacks.succeeded:
-            whys[unit] = ""
+            reasons[unit] = ""
         elif unit not in history.succeeded and not steps[step_id].rollback_failed:
-            whys[unit] = CHECK_BY_HAND
-        elif unit in kept:
-            whys[unit] = ITEM_NOT_COMPLETED
+            reasons[unit] = CHECK_BY_HAND
+        elif unit in not_undone:
+            reasons[unit] = ITEM_NOT_COMPLETED
         elif unit in rollbacks.unknown or unit in rollbacks.aborted:
-            whys[unit] = ROLLBACK_NEVER_KNOWN
+            reasons[unit] = ROLLBACK_NEVER_KNOWN
         else:
-            whys[unit] = "not reached"
-    return report_of(whys, history.labels, notes=possibly_done_note(plan, history))
+            reasons[unit] = "not reached"
+    return report_of(reasons, history.labels, notes=possibly_done_note(plan, history))
 
 
 def possibly_done_note(plan: ExecutionPlan, history: RunHistory) -> list[str]:
-    """Return a note about calls that may have changed something and are not rolled back, because nobody said whether they were done."""
+    """Return a note about calls that may have changed something and are not rolled back, because their outcome is unknown."""
     units = [*aborted_steps(plan, history), *history.repeatable]
     return [f"started, and possibly done: {listed(unit_names(units, history.labels), NAMED)}"] if units else []
 
 
 def aborted_steps(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
-    """Return the steps and items that a person aborted without saying whether they were done, in plan order."""
+    """Return the steps and items with an unknown outcome that a person aborted, in plan order."""
     if not history.aborted:
         return []
     places = {step.id: place for place, step in enumerate(plan.all_steps)}
@@ -125,6 +125,6 @@ def after_aborted_rollback(run_id: str, unit: Unit, labels: Mapping[Unit, str]) 
     """Return what a person can do about the rollback of `unit`, which was aborted with an unknown outcome."""
     command = resolve_command(run_id, unit, "done|again", label=labels.get(unit), kind="rollback")
     return (
-        f"{ROLLBACK_NEVER_KNOWN}, that of {unit_names([unit], labels)[0]}, and it is not repeated: check it, record the outcome with "
-        f"`{command}`, then `plan cancel {run_id} --rollback` rolls back the rest"
+        f"whether the rollback of {unit_names([unit], labels)[0]} was done is unknown, and it is not repeated: check it, record the "
+        f"outcome with `{command}`, then `plan cancel {run_id} --rollback` rolls back the rest"
     )

@@ -44,38 +44,38 @@ def units_left_alone(plan: ExecutionPlan, history: RunHistory) -> set[Unit]:
 
 
 def _is_complete(group: Step, item: int, history: RunHistory) -> bool:
-    """Whether every step of the item succeeded. A step with a `when` that was not called counts as skipped by it."""
+    """Return whether every step of the item succeeded. A step with a `when` that was not called counts as skipped by its condition."""
     units = [(step, (step.id, item)) for step in group.steps]
     return all(unit in history.succeeded or (step.when is not None and unit not in history.attempts) for step, unit in units)
 
 
 def rollback_graph(validated: ValidatedPlan, history: RunHistory) -> dict[Unit, tuple[Unit, ...]]:
-    """Return what each step ran after, in order. A step outside of groups stands for all its items.
+    """Return, for each step in order, what it ran after. A step outside of groups stands for all its items.
 
-    Of a group, each item of each step is on its own: the items are undone one after the other, the last one first. A step that runs a plan
-    ended after all steps of that plan.
+    In a group, each item of each step is a node of its own: the items are undone one after the other, the last one first. A step that runs
+    a plan ended after all steps of that plan.
     """
     found = dict[Unit, tuple[Unit, ...]]()
     for step_id in validated.order:
         step = validated.steps[step_id]
         if step.group is None:
-            after = tuple(validated.sub_plans[step_id].steps) if step_id in validated.sub_plans else _waited_for(step, validated)
+            after = tuple(validated.sub_plans[step_id].steps) if step_id in validated.sub_plans else _dependencies_of(step, validated)
             before = tuple((one, None) for one in after)
-            found[step_id, None] = _put_items(found, validated.groups.get(step_id, {}), before, history)
+            found[step_id, None] = _add_items(found, validated.groups.get(step_id, {}), before, history)
     return found
 
 
-def _waited_for(step: Step, validated: ValidatedPlan) -> tuple[str, ...]:
+def _dependencies_of(step: Step, validated: ValidatedPlan) -> tuple[str, ...]:
     """Return what a step waited for. The first steps of a sub-plan waited for what the step that runs it waited for."""
     while not validated.outer[step.id] and step.within is not None:
         step = step.within
     return validated.outer[step.id]
 
 
-def _put_items(
+def _add_items(
     found: dict[Unit, tuple[Unit, ...]], steps: Mapping[str, tuple[str, ...]], before: tuple[Unit, ...], history: RunHistory
 ) -> tuple[Unit, ...]:
-    """Add the items of a group that have `steps` and began after `before`. Return what the group itself ends after."""
+    """Add the items of a group with `steps`, which began after `before`. Return what the group itself ends after."""
     count = 1 + max((item for step_id, item in history.attempts if step_id in steps and item is not None), default=-1)
     waited_for = {sibling for siblings in steps.values() for sibling in siblings}
     for item in range(count):
@@ -86,7 +86,7 @@ def _put_items(
 
 
 def by_node(graph: Mapping[Unit, tuple[Unit, ...]], units: Mapping[Unit, Receipt | FailedUnit]) -> dict[Unit, list[Receipt | FailedUnit]]:
-    """Return what `units` left behind, by node of the rollback's `graph`."""
+    """Return the receipts of `units` by node of the rollback's `graph`."""
     done = dict[Unit, list[Receipt | FailedUnit]]()
     for unit, receipt in sorted(units.items(), key=lambda entry: -1 if entry[0][1] is None else entry[0][1]):
         done.setdefault(unit if unit in graph else (unit[0], None), []).append(receipt)

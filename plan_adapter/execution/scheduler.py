@@ -9,8 +9,8 @@ from pydantic import JsonValue
 
 from plan_adapter import graph
 from plan_adapter.errors import ExpressionError, error_text
-from plan_adapter.execution.asked import AskedCalls, is_open
-from plan_adapter.execution.goal_calls import CutShortError, GoalCalls
+from plan_adapter.execution.asked import OpenGates, is_unanswered
+from plan_adapter.execution.goal_calls import GoalCalls, GoalEndedError
 from plan_adapter.execution.goals import Pursuit
 from plan_adapter.execution.groups import Group, group_result
 from plan_adapter.execution.items import Items, item_labels
@@ -42,7 +42,7 @@ async def execute(scope: RunScope, run_step: StepRunner, *, finals: bool = False
         scheduler = Scheduler(scope, run_step, clock, finals=finals)
         await scheduler.carry()
         scheduler.begin()
-        with scope.leave.by(scheduler.asked.leave):
+        with scope.leave.handled_by(scheduler.open_gates.leave):
             await scheduler.tasks.ended()
     finally:
         clock.end()
@@ -67,23 +67,23 @@ class Scheduler:
         """Prepare the run of `scope`. `clock` is paused while only gates are open, except for `finals`."""
         self._scope = scope
         # A run that was cancelled must end even if nobody answers, so its `finally` steps do not stop the clock.
-        self.asked = AskedCalls(scope, clock, pauses=not finals, tasks=lambda: len(self.tasks))
-        self._call_step = run_step
+        self.open_gates = OpenGates(scope, clock, pauses=not finals, count_tasks=lambda: len(self.tasks))
+        self._run_step = run_step
         self._validated = scope.approved.bound.validated
         self._steps = self._validated.steps
         self._finals = finals
         order = self._validated.finally_order if finals else self._validated.order
         self._order = [step_id for step_id in order if self._steps[step_id].group is None and self._steps[step_id].within is None]
-        self._groups = dict[str, Group]()  # by step: the group that has begun
-        self._sub_plans = dict[str, SubPlanRun]()  # by step: the sub-plan that has begun
+        self._groups = dict[str, Group]()  # the groups that have begun, by step
+        self._sub_plans = dict[str, SubPlanRun]()  # the sub-plans that have begun, by step
         self._runs = {step.id: step for step in scope.run.steps}
-        self._after = dict[str, list[str]]()  # by step that is not carried: the steps that wait for it
-        self._missing = dict[str, int]()  # by such step: how many steps it waits for
-        self._urgency = dict[str, float]()  # by such step: the greater one is called first
+        self._dependents = dict[str, list[str]]()  # by step that is not carried: the steps that depend on it
+        self._waits_for = dict[str, int]()  # by such step: how many steps it still waits for
+        self._urgency = dict[str, float]()  # by such step: the step with the greatest urgency is called first
         self._open = len(order)
-        self._halted = ""
+        self._halt_reason = ""
         self._without_call = set[str]()  # skipped by a person or by their own `when`; their dependents still run
-        self.tasks = TaskSet(scope, "the run", is_over=lambda: not self._open or scope.is_left, after_each=self.asked.leave_if_idle)
+        self.tasks = TaskSet(scope, "the run", is_over=lambda: not self._open or scope.is_left, after_each=self.open_gates.leave_if_idle)
 
     async def carry(self) -> None:
         """End the steps that succeeded in an earlier start and depend only on such steps. Returns when they are shown and reported."""
@@ -96,11 +96,11 @@ class Scheduler:
         }
         self._open -= len(carried)
         inside = {step_id: before for sub_plan in self._validated.sub_plans.values() for step_id, before in sub_plan.steps.items()}
-        self._after = graph.successors(left) | graph.successors(inside)
-        self._missing = {step_id: len(afters) for step_id, afters in {**left, **inside}.items()}
+        self._dependents = graph.successors(left) | graph.successors(inside)
+        self._waits_for = {step_id: len(afters) for step_id, afters in {**left, **inside}.items()}
         self._urgency = self._urgencies(left)
         if carried:
-            await self._call_step.show_carried([*carried], carried, waits, tags_of=lambda step_id: self._steps[step_id].tags)
+            await self._run_step.show_carried([*carried], carried, waits, tags_of=lambda step_id: self._steps[step_id].tags)
         for run in carried.values():
             await self._scope.notify_end(run)
 
@@ -129,8 +129,8 @@ class Scheduler:
     def begin(self) -> None:
         """Start every step whose dependencies, if any, were all carried."""
         self._scope.stop.future.add_done_callback(lambda _: self._halt(self._scope.stop.message))
-        for step_id in [step_id for step_id in self._order if not self._missing.get(step_id, 1)]:
-            self._ready(self._steps[step_id])
+        for step_id in [step_id for step_id in self._order if not self._waits_for.get(step_id, 1)]:
+            self._step_ready(self._steps[step_id])
         self.tasks.end_if_done()
 
     def _urgencies(self, left: graph.Graph) -> dict[str, float]:
@@ -143,7 +143,7 @@ class Scheduler:
         return found
 
     def _share_urgency(self, outer: Step, found: dict[str, float], share: float) -> None:
-        """Give the steps inside `outer` its urgency: all the same in a group; in a sub-plan, less than `share` lower, in their order."""
+        """Give the steps inside `outer` its urgency. In a sub-plan, each step gets a little less than the one before it."""
         part = 0.0 if outer.is_group else share / (len(outer.inner) + 1)
         for place, step in enumerate(outer.inner):
             found[step.id] = found[outer.id] - place * part
@@ -151,42 +151,42 @@ class Scheduler:
 
     def _halt(self, cause: str) -> None:
         """Start no further step. Steps that have not started are skipped for `cause`."""
-        self._halted = self._halted or cause
-        self.asked.withdraw()
+        self._halt_reason = self._halt_reason or cause
+        self.open_gates.withdraw()
 
     def _halt_around(self, step: Step, cause: str) -> None:
-        """Start no further step of the plan that `step` belongs to, nor of the one around it if it stops when that plan fails."""
+        """Start no further step of the plan of `step`, nor of the outer plan if it stops when this plan fails."""
         if step.within is None:
             return self._halt(cause)
         state = self._sub_plans[step.within.id]
         state.halted = state.halted or cause
         for one in flattened(step.within.inner):
-            self.asked.withdraw(one.id)
+            self.open_gates.withdraw(one.id)
         return self._halt_around(step.within, cause) if self._stops_on_error(step.within) else None
 
     def _why_halted(self, step: Step) -> str:
-        """Return why no further step starts of the plan that `step` belongs to, or of one around it. Nothing if they may."""
+        """Return why no further step starts in the plan of `step` or in an outer plan. Empty if steps may start."""
         within = step.within
-        while within is not None and not self._halted:
+        while within is not None and not self._halt_reason:
             if within.id in self._sub_plans and (cause := self._sub_plans[within.id].halted):
                 return cause
             within = within.within
-        return self._halted
+        return self._halt_reason
 
     def _halt_items(self, state: Items) -> None:
         """Start no further call of the step."""
         state.halted = True
-        self.asked.withdraw(state.step.id)
+        self.open_gates.withdraw(state.step.id)
 
     # The life of a step: it becomes ready, its calls get slots and run, and the step is closed.
 
-    def _ready(self, step: Step) -> None:
-        fate = self._scope.history.choices.get(step.id)
+    def _step_ready(self, step: Step) -> None:
+        choice = self._scope.history.choices.get(step.id)
         halted = self._why_halted(step)
-        if fate is not None and fate.kind == "skipped" and not halted:
+        if choice is not None and choice.kind == "skipped" and not halted:
             self._without_call.add(step.id)
-            return self._skip(step, fate.reason)
-        cause = self._failed_dependency(step) or (fate.reason if fate is not None and fate.kind == "left" else "")
+            return self._skip(step, choice.reason)
+        cause = self._failed_dependency(step) or (choice.reason if choice is not None and choice.kind == "left" else "")
         if halted and (step.id, None) not in self._scope.history.succeeded:  # a step that succeeded has already ended
             cause = halted
         if cause:
@@ -194,7 +194,7 @@ class Scheduler:
         if step.within is not None and self._carry(step):
             return self.tasks.spawn(self._close(step, show=True))
         try:
-            if not self._is_wanted(step, self._scope.of(step)):
+            if not self._condition_is_true(step, self._scope.of(step)):
                 self._without_call.add(step.id)
                 return self._skip(step, f"its condition is false: {step.when}")
             if step.pinned is not None:
@@ -220,16 +220,16 @@ class Scheduler:
         unit = (state.step.id, item)
         if (receipt := self._scope.history.succeeded.get(unit)) is not None:
             state.carried += 1
-            self._note(state, item, AttemptEnd("succeeded", receipt.number, result=receipt.result))
+            self._record_end(state, item, AttemptEnd("succeeded", receipt.number, result=receipt.result))
             return None
-        made = partial(self._call, state.step, item, value, state.labels[item or 0])
-        if (lost := self._scope.history.unknown.get(unit)) is not None:
-            return self.tasks.spawn(self._find_out(state, made(), lost))
+        make_call = partial(self._new_call, state.step, item, value, state.labels[item or 0])
+        if (attempt := self._scope.history.unknown.get(unit)) is not None:
+            return self.tasks.spawn(self._find_outcome(state, make_call(), attempt))
         if (gates := self._gates_of(state.step)) is not None:
-            return self.tasks.spawn(self._ask(gates, state, made()))
-        return self._request(state, item, made)  # built when its turn comes, because thousands of calls may be ready at once
+            return self.tasks.spawn(self._ask_for_approval(gates, state, make_call()))
+        return self._request(state, item, make_call)  # the call is built when its turn comes, because thousands may be ready at once
 
-    def _call(self, step: Step, item: int | None, value: JsonValue, label: str | None) -> Call:
+    def _new_call(self, step: Step, item: int | None, value: JsonValue, label: str | None) -> Call:
         scope, upstream = self._scope.of(step), None
         if step.group is not None and item is not None:
             group = self._groups[step.group]
@@ -248,16 +248,16 @@ class Scheduler:
         if gates is None or is_done:
             self._start_sub_plan(step, inputs)
         else:
-            self.tasks.spawn(self._ask_about_plan(gates, step, inputs))
+            self.tasks.spawn(self._ask_for_sub_plan_approval(gates, step, inputs))
 
-    async def _ask_about_plan(self, gates: StepGates, step: Step, inputs: dict[str, JsonValue]) -> None:
-        gated = self._scope.gated(step, flattened(step.inner), "plan", {"inputs": dict(inputs)}, item=None, label=None)
-        answer = await self.asked.answer(gates, gated)
-        if is_open(gated, answer):
+    async def _ask_for_sub_plan_approval(self, gates: StepGates, step: Step, inputs: dict[str, JsonValue]) -> None:
+        gated = self._scope.gated_call(step, flattened(step.inner), "plan", {"inputs": dict(inputs)}, item=None, label=None)
+        answer = await self.open_gates.ask_for_approval(gates, gated)
+        if is_unanswered(gated, answer):
             return self._reset(step)
         if answer is None or isinstance(answer, GateRefusal):
             state = Items(step, [None], is_list=False)
-            self._refuse(state, answer, withdrawn=gated.withdrawn.done())
+            self._record_refusal(state, answer, withdrawn=gated.withdrawn.done())
             return self._skip(step, state.refused or self._why_halted(step))
         return self._start_sub_plan(step, inputs)
 
@@ -271,7 +271,7 @@ class Scheduler:
         steps = self._validated.sub_plans[step.id].steps
         self._sub_plans[step.id] = SubPlanRun(step, len(steps))
         for step_id in [step_id for step_id, before in steps.items() if not before]:
-            self._ready(self._steps[step_id])
+            self._step_ready(self._steps[step_id])
 
     async def _close_sub_plan(self, state: SubPlanRun) -> None:
         step, run = state.step, self._runs[state.step.id]
@@ -299,16 +299,17 @@ class Scheduler:
         else:
             run.status = StepStatus.RUNNING
             halted = partial(self._why_halted, step)
-            calls = GoalCalls(self._scope, step, run, asked=self.asked, run_step=self._call_step, urgency=urgency, halted=halted)
+            calls = GoalCalls(
+                self._scope, step, run, open_gates=self.open_gates, run_step=self._run_step, urgency=urgency, why_halted=halted
+            )
             try:
                 end, is_shown = await Pursuit(self._scope.of(step), step, calls).pursue(), True
-            except CutShortError as error:
+            except GoalEndedError as error:
                 end, was_refused = error.end, error.was_refused
         if end is None:
             return
-        if (
-            first := self._scope.history.decisions.succeeded.get((step.id, 0))
-        ) is not None:  # the goal began in an earlier start of the run
+        first = self._scope.history.decisions.succeeded.get((step.id, 0))
+        if first is not None:  # the goal began in an earlier start of the run
             run.started_at = first.ended_at - timedelta(milliseconds=first.duration_ms)
         self._finish(step, end, was_refused=was_refused)
         await self._close(step, show=not is_shown)
@@ -323,61 +324,63 @@ class Scheduler:
 
     def _advance(self, group: Group) -> None:
         """Queue the calls of `group` that are ready. Close its steps that have ended, and the group itself."""
-        if group.is_advancing:  # a call that ended at once; the loop below goes on
+        if group.is_advancing:  # a call ended at once, and the loop below continues
             return
         group.is_advancing = True
         while (ready := group.next_call(self._why_halted(group.step))) is not None:
-            self._queue_in(group, *ready)
+            self._queue_in_group(group, *ready)
         group.is_advancing = False
-        for state in group.take_ended():
+        for state in group.pop_ended():
             self.tasks.spawn(self._close_items(state))
         if group.is_over:
             self.tasks.spawn(self._close_group(group))
 
-    def _queue_in(self, group: Group, item: int, step_id: str) -> None:
-        state, fate = group.calls[step_id], self._scope.history.choices.get(step_id)
+    def _queue_in_group(self, group: Group, item: int, step_id: str) -> None:
+        state, choice = group.calls[step_id], self._scope.history.choices.get(step_id)
         if (step_id, item) in self._scope.history.succeeded:
             return self._queue(state, item, group.value_of(item))
-        if fate is not None and fate.kind == "skipped":
+        if choice is not None and choice.kind == "skipped":
             return group.skip(item, step_id)
         cause = (
-            self._why_halted(group.step) or group.cause(item, step_id) or (fate.reason if fate is not None and fate.kind == "left" else "")
+            self._why_halted(group.step)
+            or group.cause(item, step_id)
+            or (choice.reason if choice is not None and choice.kind == "left" else "")
         )
         if cause:
             group.leave_out(item, step_id, cause)
-            return group.ended(item, step_id, None)
+            return group.record_end(item, step_id, None)
         try:
             gates = self._gates_of(group.step)
-            if gates is not None and group.holds(item, step_id):
-                return self.tasks.spawn(self._ask_about(gates, group, item)) if group.is_first_held(item) else None
-            is_wanted = self._is_wanted(state.step, group.scope_of(item), group.value_of(item))
+            if gates is not None and group.hold_until_approved(item, step_id):
+                return self.tasks.spawn(self._ask_for_group_approval(gates, group, item)) if group.is_first_held(item) else None
+            is_true = self._condition_is_true(state.step, group.scope_of(item), group.value_of(item))
         except ExpressionError as error:
-            return group.ended(item, step_id, AttemptEnd("failed", 0, error=str(error)))
-        return self._queue(state, item, group.value_of(item)) if is_wanted else group.skip(item, step_id)
+            return group.record_end(item, step_id, AttemptEnd("failed", 0, error=str(error)))
+        return self._queue(state, item, group.value_of(item)) if is_true else group.skip(item, step_id)
 
-    async def _ask_about(self, gates: StepGates, group: Group, item: int) -> None:
-        """Have an item approved, or the whole group, and start it."""
-        gated = group.gated(item)
-        answer = await self.asked.answer(gates, gated)
-        if is_open(gated, answer):
+    async def _ask_for_group_approval(self, gates: StepGates, group: Group, item: int) -> None:
+        """Ask for the approval of an item, or of the whole group, and start it once approved."""
+        gated = group.gated_call(item)
+        answer = await self.open_gates.ask_for_approval(gates, gated)
+        if is_unanswered(gated, answer):
             return
         if answer is None or isinstance(answer, GateRefusal):
             state = next(iter(group.calls.values()))
-            self._refuse(state, answer, withdrawn=gated.withdrawn.done())
+            self._record_refusal(state, answer, withdrawn=gated.withdrawn.done())
             group.refuse(item, state.refused or self._why_halted(group.step))
         else:
             group.approve(item)
         self._advance(group)
 
-    def _note(self, state: Items, item: int | None, end: AttemptEnd | None) -> bool:
-        """Record the end of a call. Return whether it was the last one of a step outside of groups, which is closed then."""
+    def _record_end(self, state: Items, item: int | None, end: AttemptEnd | None) -> bool:
+        """Record the end of a call. Return whether it was the last call of a step outside of groups, so that the caller closes the step."""
         group = self._groups.get(state.step.group or "")
         if group is None or item is None:
             state.end(item, end)
             return not state.open
         if end is None:
             group.leave_out(item, state.step.id, state.refused or self._why_halted(group.step))
-        group.ended(item, state.step.id, end)
+        group.record_end(item, state.step.id, end)
         self._advance(group)
         return False
 
@@ -401,70 +404,70 @@ class Scheduler:
         gates = self._scope.gates
         return gates if gates is not None and gates.is_gated(step) else None
 
-    def _offer(self, state: Items, call: Call) -> None:
-        """Make `call` once it is approved, if it needs that, and a slot is free."""
+    def _request_with_approval(self, state: Items, call: Call) -> None:
+        """Make `call` once it is approved, if it needs an approval, and a slot is free."""
         if call.approval is None and (gates := self._gates_of(state.step)) is not None:
-            self.tasks.spawn(self._ask(gates, state, call))
+            self.tasks.spawn(self._ask_for_approval(gates, state, call))
         else:
             self._request(state, call.item, lambda: call)
 
-    async def _find_out(self, state: Items, call: Call, lost: Attempt) -> None:
+    async def _find_outcome(self, state: Items, call: Call, attempt: Attempt) -> None:
         """Ask the tool's probe, then people, how an attempt of an earlier start ended, and continue from there."""
-        end = await self._probed(call, lost) if call.has_probe else None
+        end = await self._ask_probe(call, attempt) if call.has_probe else None
         if end is None:
             why = "an earlier start of this run began this write, and whether it was done is unknown"
-            return await self._unknown_outcome(state, call, lost, AttemptEnd("unknown", lost.number, error=why))
+            return await self._resolve_outcome(state, call, attempt, AttemptEnd("unknown", attempt.number, error=why))
         if end.not_done:
-            return self._offer(state, call)
+            return self._request_with_approval(state, call)
         return await self._call_ended(state, call, end)
 
-    async def _probed(self, call: Call, lost: Attempt) -> AttemptEnd | None:
-        self.asked.work(1)
+    async def _ask_probe(self, call: Call, attempt: Attempt) -> AttemptEnd | None:
+        self.open_gates.count_call(1)
         slots = self._scope.of(call.step).slots
         await slots.acquire(self._urgency[call.step.id])
         try:
-            return None if self._scope.stop.is_set else await call.probed(lost)
+            return None if self._scope.stop.is_set else await call.probe_attempt(attempt)
         finally:
             slots.release()
-            self.asked.work(-1)
+            self.open_gates.count_call(-1)
 
-    async def _unknown_outcome(self, state: Items, call: Call, lost: Attempt, end: AttemptEnd) -> None:
-        """Ask people how `lost` ended and act on the answer. `end` is what is known so far. A call that waits for people holds no slot."""
-        unknown_outcome = UnknownOutcome(call.step, call.step_run, lost, end.error or "")
-        resolved = None if self._why_halted(call.step) else await self.asked.resolution(unknown_outcome)
+    async def _resolve_outcome(self, state: Items, call: Call, attempt: Attempt, end: AttemptEnd) -> None:
+        """Ask people how `attempt` ended and act on the answer. `end` is what is known so far. The call holds no slot while it waits."""
+        unknown_outcome = UnknownOutcome(call.step, call.step_run, attempt, end.error or "")
+        resolved = None if self._why_halted(call.step) else await self.open_gates.ask_for_resolution(unknown_outcome)
         if resolved is not None and resolved.resolution == "again" and not (self._why_halted(call.step) or state.halted):
-            return self._offer(state, call)
+            return self._request_with_approval(state, call)
         state.settled = state.settled or resolved is not None
         if resolved is not None and resolved.resolution == "done":
-            end = AttemptEnd("succeeded", lost.number, result=resolved.result, reason=resolved.words)
+            end = AttemptEnd("succeeded", attempt.number, result=resolved.result, reason=resolved.words)
         elif resolved is not None:
             is_abort = resolved.resolution == "abort"
             error = f"{resolved.words}; {NEVER_KNOWN}" if is_abort else resolved.words
-            end = AttemptEnd("failed", lost.number, error=error, can_retry=False)
+            end = AttemptEnd("failed", attempt.number, error=error, can_retry=False)
             if is_abort:
                 self._scope.stop.set("cancelled", resolved.words)
         return await self._call_ended(state, call, end)
 
-    async def _ask(self, gates: StepGates, state: Items, call: Call) -> None:
-        """Have `call` approved, then request a slot. A call that waits for a person holds no slot."""
+    async def _ask_for_approval(self, gates: StepGates, state: Items, call: Call) -> None:
+        """Ask for the approval of `call`, then request a slot. The call holds no slot while it waits for a person."""
         if self._why_halted(state.step) or state.halted:
             return await self._leave_out(state, call)
         try:
-            gated = await call.gated()
+            gated = await call.gated_call()
         except Exception as error:  # a call that cannot be made needs no approval
-            is_last = self._note(state, call.item, AttemptEnd("failed", 0, error=error_text(error)))
+            is_last = self._record_end(state, call.item, AttemptEnd("failed", 0, error=error_text(error)))
             return await self._close_items(state) if is_last else None
-        answer = await self.asked.answer(gates, gated)
-        if is_open(gated, answer):
+        answer = await self.open_gates.ask_for_approval(gates, gated)
+        if is_unanswered(gated, answer):
             return None
         if answer is None or isinstance(answer, GateRefusal):
-            self._refuse(state, answer, withdrawn=gated.withdrawn.done())
+            self._record_refusal(state, answer, withdrawn=gated.withdrawn.done())
             return await self._leave_out(state, call)
         call.approval = answer
         return self._request(state, call.item, lambda: call)
 
-    def _refuse(self, state: Items, refusal: GateRefusal | None, *, withdrawn: bool) -> None:
-        if refusal is None or (withdrawn and not refusal.ends_run):  # nobody refused it; the step records why it was not called
+    def _record_refusal(self, state: Items, refusal: GateRefusal | None, *, withdrawn: bool) -> None:
+        if refusal is None or (withdrawn and not refusal.ends_run):  # nobody refused it, and the step records why it was not called
             return
         state.refused = state.refused or refusal.message
         state.continues = not refusal.ends_run
@@ -478,29 +481,29 @@ class Scheduler:
                 self._halt_around(state.step, f"stopped because `{state.step.id}` was not approved")
 
     async def _leave_out(self, state: Items, call: Call) -> None:
-        if self._note(state, call.item, None):
+        if self._record_end(state, call.item, None):
             await self._close_items(state)
 
-    def _request(self, state: Items, item: int | None, made: Callable[[], Call]) -> None:
-        self.asked.work(1)
-        self._scope.of(state.step).slots.request(self._urgency[state.step.id], lambda: self._granted(state, item, made))
+    def _request(self, state: Items, item: int | None, make_call: Callable[[], Call]) -> None:
+        self.open_gates.count_call(1)
+        self._scope.of(state.step).slots.request(self._urgency[state.step.id], lambda: self._slot_granted(state, item, make_call))
 
-    def _granted(self, state: Items, item: int | None, made: Callable[[], Call]) -> None:
+    def _slot_granted(self, state: Items, item: int | None, make_call: Callable[[], Call]) -> None:
         if self._why_halted(state.step) or state.halted:
             self._scope.of(state.step).slots.release()
-            self.asked.work(-1)
-            return self.tasks.spawn(self._close_items(state)) if self._note(state, item, None) else None
+            self.open_gates.count_call(-1)
+            return self.tasks.spawn(self._close_items(state)) if self._record_end(state, item, None) else None
         state.started = True
         self._runs[state.step.id].status = StepStatus.RUNNING
-        return self.tasks.spawn(self._perform(state, made))
+        return self.tasks.spawn(self._run_call(state, make_call))
 
-    async def _perform(self, state: Items, made: Callable[[], Call]) -> None:
-        call = made()
-        call.hold_slot()
-        end = await self._call_step(call)
-        self.asked.work(-1)
-        if end.outcome == "unknown" and call.lost is not None:
-            await self._unknown_outcome(state, call, call.lost, end)
+    async def _run_call(self, state: Items, make_call: Callable[[], Call]) -> None:
+        call = make_call()
+        call.take_slot()
+        end = await self._run_step(call)
+        self.open_gates.count_call(-1)
+        if end.outcome == "unknown" and call.unknown_attempt is not None:
+            await self._resolve_outcome(state, call, call.unknown_attempt, end)
         else:
             await self._call_ended(state, call, end)
 
@@ -509,16 +512,16 @@ class Scheduler:
             self._scope.notify("call_ended", call.step_run, end.in_words, name=call.name)
         if end.outcome != "succeeded" and self._stops_on_error(state.step):
             self._halt_items(state)
-        if self._note(state, call.item, end):
+        if self._record_end(state, call.item, end):
             await self._close_items(state)
 
     async def _close_items(self, state: Items) -> None:
         cause = state.refused or state.cause or self._why_halted(state.step)
-        if state.missing + state.unwanted == state.count > 0:
+        if state.missing + state.skipped_by_condition == state.count > 0:
             return self._skip(state.step, cause or f"its condition is false for every item: {state.step.when}")
         if state.step.group is not None and state.is_cut_short:
             run = self._runs[state.step.id]
-            called = f"called for {state.count - state.missing - state.unwanted} of {counted(state.count, 'item')}"
+            called = f"called for {state.count - state.missing - state.skipped_by_condition} of {counted(state.count, 'item')}"
             run.status, run.reason = StepStatus.SKIPPED, f"{called}: {cause}"
             self._end_now(run)
             return await self._close(state.step, show=False)
@@ -532,16 +535,16 @@ class Scheduler:
         self._scope.keep_value(run)
         self._scope.recorder.step_ended(run)
         if show:
-            await self._call_step.show(run, self._validated.reduced[step.id], tags=step.tags)
+            await self._run_step.show(run, self._validated.reduced[step.id], tags=step.tags)
         await self._scope.notify_end(run)
         self._open -= 1
         around = None if step.within is None or step.group is not None else self._sub_plans.get(step.within.id)
         if step.within is not None and around is None:  # a step of a group, or of a sub-plan that is skipped as a whole
             return
-        for successor in self._after.get(step.id, ()):  # what waits for a step of a group is its group's business
-            self._missing[successor] -= 1
-            if not self._missing[successor]:
-                self._ready(self._steps[successor])
+        for successor in self._dependents.get(step.id, ()):  # the steps that depend on a step of a group are started by the group
+            self._waits_for[successor] -= 1
+            if not self._waits_for[successor]:
+                self._step_ready(self._steps[successor])
         if around is not None:
             around.open -= 1
             if not around.open:
@@ -560,12 +563,12 @@ class Scheduler:
                 return f"`{dependency}` was skipped: {run.reason}" if run.reason else f"`{dependency}` was skipped"
         return ""
 
-    def _is_wanted(self, step: Step, scope: RunScope, item: JsonValue = None) -> bool:
+    def _condition_is_true(self, step: Step, scope: RunScope, item: JsonValue = None) -> bool:
         template = self._validated.when.get(step.id)
-        wanted = True if template is None else template.resolve(scope.variables(item=item))
-        if not isinstance(wanted, bool):
-            raise ExpressionError(f"`when` gave {type(wanted).__name__}, not true or false: {step.when}")
-        return wanted
+        value = True if template is None else template.resolve(scope.variables(item=item))
+        if not isinstance(value, bool):
+            raise ExpressionError(f"`when` gave {type(value).__name__}, not true or false: {step.when}")
+        return value
 
     def _items_of(self, step: Step) -> list[tuple[int | None, JsonValue]]:
         template = self._validated.for_each.get(step.id)
@@ -590,7 +593,7 @@ class Scheduler:
             run.status, run.outcome, run.result, run.reason = StepStatus.COMPLETED, Outcome.SUCCEEDED, end.result, end.reason
             return
         run.status, run.error, run.reason = StepStatus.FAILED, end.error, NOT_APPROVED if was_refused else end.reason or end.outcome
-        run.outcome = Outcome.UNKNOWN if end.outcome == "unknown" or self._was_cut_short(step, end) else Outcome.FAILED
+        run.outcome = Outcome.UNKNOWN if end.outcome == "unknown" or self._was_interrupted(step, end) else Outcome.FAILED
         if end.outcome == "failed" and self._stops_on_error(step) and not (was_refused and continues):
             self._halt_around(step, f"stopped because `{step.id}` failed")
 
@@ -599,7 +602,7 @@ class Scheduler:
         if run.started_at is not None:
             run.duration_ms = round((run.completed_at - run.started_at).total_seconds() * 1000)
 
-    def _was_cut_short(self, step: Step, end: AttemptEnd) -> bool:
+    def _was_interrupted(self, step: Step, end: AttemptEnd) -> bool:
         """Return whether the run's stop interrupted a write."""
         return end.outcome in ("cancelled", "timed_out") and self._validated.effect_of(step.id) == "write" and end.was_interrupted
 

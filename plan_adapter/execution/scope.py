@@ -42,7 +42,7 @@ def as_value(status: StepStatus, result: JsonValue = None, error: str | None = N
 
 @dataclass(slots=True)
 class RunScope:
-    """A run in progress. `values` holds what expressions can use: each ended step's result, status and error."""
+    """A run in progress. `values` holds what expressions can use: the result, status and error of each step that has ended."""
 
     approved: ApprovedPlan
     run: PlanRun
@@ -62,14 +62,14 @@ class RunScope:
     goal_tokens: int | None = None  # how many tokens the model of one goal may use; None means no limit
     publish: Publish | None = None  # shows a Markdown text beside the run; None: nowhere
     refusal: GateRefusal | None = None  # the first refusal at a step gate that ends the run
-    is_left: bool = False  # only step gates are open, and this start of the run no longer waits at them
+    is_left: bool = False  # only step gates are open, and this start of the run stopped waiting at them
     leave: LeaveSignal = field(default_factory=LeaveSignal)
     clock: RunClock | None = None  # of the total timeout, once execution has started
     secrets: RunSecrets = field(default_factory=RunSecrets)
     end: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # what `finally` steps call `run`
     why_finals_stopped: str = ""  # if not all `finally` steps could start
     inputs: Mapping[str, JsonValue] | None = None  # of a sub-plan; None: those of the run
-    inside: dict[str, "RunScope"] = field(default_factory=dict[str, "RunScope"])  # of the sub-plans that began, by the step that runs each
+    inside: dict[str, "RunScope"] = field(default_factory=dict[str, "RunScope"])  # the sub-plans that began, by the step that runs each
 
     def variables(self, *, item: JsonValue = None, result: JsonValue = None, secrets: Mapping[str, str] | None = None) -> Variables:
         """Return what an expression can use now. Pass `secrets` only for what goes to a tool."""
@@ -83,25 +83,25 @@ class RunScope:
             self.of(planned).values[planned.local_id] = as_value(step.status, step.result, step.error)
 
     def of(self, step: Step) -> "RunScope":
-        """Return the scope of the plan that `step` belongs to, which has begun if it is a sub-plan."""
+        """Return the scope of the plan that `step` belongs to. A sub-plan must have begun."""
         return self if step.within is None else self.inside[step.within.id]
 
     def begin_plan(self, step: Step, inputs: Mapping[str, JsonValue]) -> "RunScope":
-        """Return the scope of the plan that `step` runs with `inputs`, from now on the scope of its steps."""
+        """Begin the plan that `step` runs with `inputs`, and return its scope."""
         outer, limit = self.of(step), step.pinned.options.parallel_limit if step.pinned is not None else 1
         self.inside[step.id] = begun = replace(outer, values={}, inputs=inputs, slots=InnerSlots(limit, outer.slots))
         return begun
 
-    def gated(
+    def gated_call(
         self, step: Step, inner: Sequence[Step], kind: str, parameters: dict[str, JsonValue], *, item: int | None, label: str | None
     ) -> GatedCall:
-        """Return the steps `inner` of `step` as they would run now with `parameters`, to be approved together.
+        """Return the steps `inner` of `step` as they would run now with `parameters`, for one approval.
 
-        The digest covers the steps, their tools and the parameters. `kind` says what `step` is: a group, or a plan that it runs.
+        The digest covers the steps, their tools and the parameters. `kind` is `group`, or `plan` for a step that runs a plan.
         """
         bound = self.approved.bound
-        called = [one for one in inner if one.id in bound.validated.tools]
-        tools = {tool.name: tool.definition() for one in called for tool in bound.validated.tools_of(one.id)}
+        tool_steps = [one for one in inner if one.id in bound.validated.tools]
+        tools = {tool.name: tool.definition() for one in tool_steps for tool in bound.validated.tools_of(one.id)}
         definition: dict[str, JsonValue] = {"name": kind, "tools": [tools[name] for name in sorted(tools)]}
         folder = None if bound.folder is None else bound.folder.content
         return GatedCall(
@@ -109,14 +109,14 @@ class RunScope:
             step_run=self.run.step(step.id),
             name=call_name(step.id, item, label),
             item=item,
-            effect=strongest({bound.validated.effect_of(one.id) for one in called}),
+            effect=strongest({bound.validated.effect_of(one.id) for one in tool_steps}),
             parameters=parameters,
             approval_digest=call_digest(step, item, parameters, definition, folder),
             label=label,
         )
 
     def of_item(self, values: MutableMapping[str, dict[str, JsonValue]]) -> "RunScope":
-        """Return the scope of an item of a group. Expressions there see `values`, how the steps of the item ended, before all others."""
+        """Return the scope of an item of a group. Its expressions see `values`, how the steps of the item ended, before all others."""
         return replace(self, values=ChainMap(values, self.values))
 
     def notify(
@@ -153,7 +153,7 @@ class RunScope:
 
 
 SPOKEN: Mapping[str, EventKind] = {"event": "spoken"}
-"""The `extra` of a line of a step's log that is what the model of a goal says to the person."""
+"""The `extra` of a log line with what the model of a goal says to the person."""
 
 
 class StepLog(logging.Handler):

@@ -51,7 +51,7 @@ class _Form:
         """The pattern, compiled on first use because most forms of a value never appear."""
         return re.compile(self.source)
 
-    def hide_in(self, text: str, mask: str) -> str:
+    def redact_in(self, text: str, mask: str) -> str:
         """Return `text` with `mask` in place of this form."""
         return self.pattern.sub(lambda _: mask, text) if any(anchor in text for anchor in self.anchors) else text
 
@@ -73,7 +73,7 @@ class Redactor:
         self._pieces: dict[str, list[_Form]] = {}
         self._anchors: tuple[str, ...] = ()
         self._forms: tuple[_Form, ...] = ()
-        self._hides_numbers = False
+        self._has_numeric_values = False
         self.longest = 0
 
     def __bool__(self) -> bool:
@@ -89,14 +89,14 @@ class Redactor:
         self._forms = tuple(form for piece in longest_first for form in self._pieces[piece])
         self._anchors = tuple({anchor for form in self._forms for anchor in form.anchors})
         self.longest = FORM_CHARACTERS * max(len(piece.encode(errors="replace")) for piece in longest_first)
-        self._hides_numbers = any(re.fullmatch(r"[0-9.eE+-]+", piece) for piece in self._pieces)
+        self._has_numeric_values = any(re.fullmatch(r"[0-9.eE+-]+", piece) for piece in self._pieces)
 
     def text(self, text: str) -> str:
         """Return `text` with the values redacted."""
         while self._may_be_in(text):  # again, if a mask and its neighbor form a value
             before = text
             for form in self._forms:
-                text = form.hide_in(text, self._mask)
+                text = form.redact_in(text, self._mask)
             if text == before:
                 break
         return text
@@ -109,27 +109,27 @@ class Redactor:
             return self.text(value)
         try:
             # Anchors are letters and digits, which JSON does not escape.
-            return self._member(value) if self._may_be_in(json.dumps(value, ensure_ascii=False)) else value
+            return self._redact_member(value) if self._may_be_in(json.dumps(value, ensure_ascii=False)) else value
         except RecursionError:
             return self._mask
 
     def _may_be_in(self, text: str) -> bool:
         return any(anchor in text for anchor in self._anchors)
 
-    def _member(self, value: JsonValue) -> JsonValue:
+    def _redact_member(self, value: JsonValue) -> JsonValue:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
-            return [self._member(member) for member in value]
+            return [self._redact_member(member) for member in value]
         if isinstance(value, dict):
             shown: dict[str, JsonValue] = {}
             for key, member in value.items():
                 name = self.text(key)
                 while name != key and (name in shown or name in value):
                     name += " "
-                shown[name] = self._member(member)
+                shown[name] = self._redact_member(member)
             return shown
-        if not self._hides_numbers or value is None or isinstance(value, bool):
+        if not self._has_numeric_values or value is None or isinstance(value, bool):
             return value
         written = json.dumps(value)
         return value if self.text(written) == written else self._mask
@@ -143,11 +143,11 @@ class RunSecrets:
         self.redactor = Redactor()
         self._chain = chain or SecretChain(())
         self._known: dict[str, str] = {}
-        self._looking = asyncio.Lock()
+        self._lookup_lock = asyncio.Lock()
 
     async def values(self, names: Collection[str]) -> Mapping[str, str]:
         """Return the values by name. They are redacted everywhere from now on. Raise ExpressionError as `SecretChain.value` does."""
-        async with self._looking:
+        async with self._lookup_lock:
             for name in sorted(names):
                 if name not in self._known:
                     value = await self._chain.value(name)
@@ -155,10 +155,10 @@ class RunSecrets:
                     self._known[name] = value
         return {name: self._known[name] for name in names}
 
-    async def expect(self, names: Collection[str]) -> None:
-        """Look up `names` before any step runs, so that no step shows a value that a later step uses.
+    async def look_up_early(self, names: Collection[str]) -> None:
+        """Look up `names` before any step runs, so that no step shows a value that only a later step uses.
 
-        A secret without a value is left to the step that needs it.
+        A missing secret is reported by the step that needs it.
         """
         for name in sorted(names):
             with contextlib.suppress(ExpressionError):
@@ -179,7 +179,7 @@ def redact(record: logging.LogRecord, redactor: Redactor) -> None:
             record.exc_info, record.exc_text = None, shown
 
 
-_HIDDEN: ContextVar[Redactor | None] = ContextVar("hidden", default=None)
+_REDACTOR: ContextVar[Redactor | None] = ContextVar("redactor", default=None)
 _lock = threading.Lock()
 _users = 0
 
@@ -187,24 +187,24 @@ _users = 0
 @contextlib.contextmanager
 def redacted_logs(redactor: Redactor) -> Generator[None]:
     """Apply `redactor` to what any logger logs in this context, and in tasks and threads started in it."""
-    token = _HIDDEN.set(redactor)
-    _use_redactor(1)
+    token = _REDACTOR.set(redactor)
+    _add_redactor_users(1)
     try:
         yield
     finally:
-        _use_redactor(-1)
-        _HIDDEN.reset(token)
+        _add_redactor_users(-1)
+        _REDACTOR.reset(token)
 
 
 @contextlib.contextmanager
 def keep_logs_redacted() -> Generator[None]:
     """Keep the `redacted_logs` of this context active for this block, even if its own block ends earlier."""
-    change = int(_HIDDEN.get() is not None)
-    _use_redactor(change)
+    change = int(_REDACTOR.get() is not None)
+    _add_redactor_users(change)
     try:
         yield
     finally:
-        _use_redactor(-change)
+        _add_redactor_users(-change)
 
 
 class _RedactingFilter:
@@ -215,12 +215,12 @@ class _RedactingFilter:
 
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record: logging.LogRecord = self.before(*args, **kwargs)
-        if redactor := _HIDDEN.get():
+        if redactor := _REDACTOR.get():
             redact(record, redactor)
         return record
 
 
-def _use_redactor(change: int) -> None:
+def _add_redactor_users(change: int) -> None:
     """Redact log records while any run of this process has secrets."""
     global _users  # noqa: PLW0603  # logging has one record factory per process
     with _lock:
@@ -237,8 +237,8 @@ def _forms(piece: str) -> list[_Form]:
     digits = content.hex()
     shown = digits[:_ANCHOR_CHARACTERS]
     return [
-        _Form(_anchors_of([piece]), _escaped(piece)),
-        *(_base64(content, shift) for shift in range(3)),
+        _Form(_anchors_of([piece]), _escaped_pattern(piece)),
+        *(_base64_form(content, shift) for shift in range(3)),
         _Form(frozenset({shown, shown.upper()}), f"(?i:{digits})"),
     ]
 
@@ -252,24 +252,28 @@ def _anchors_of(parts: list[str]) -> frozenset[str]:
     return frozenset(runs)
 
 
-def _escaped(piece: str) -> str:
+def _escaped_pattern(piece: str) -> str:
     """Return a pattern for `piece` in which every character except letters and digits may be escaped in any known way."""
     return "".join(
-        re.escape(part) if part[0].isascii() and part[0].isalnum() else _backslashes(len(part)) if part[0] == "\\" else _character(part)
+        re.escape(part)
+        if part[0].isascii() and part[0].isalnum()
+        else _backslash_pattern(len(part))
+        if part[0] == "\\"
+        else _character_pattern(part)
         for part in re.findall(r"[A-Za-z0-9]+|\\+|[\s\S]", piece)
     )
 
 
-def _backslashes(count: int) -> str:
+def _backslash_pattern(count: int) -> str:
     escapes = (r"(?:%(?:25){0,2}5[cC])", r"(?:\\{1,8}u005[cC])", r"(?:\\{1,8}x5[cC])")
     return rf"(?:\\{{{count},{8 * count}}}|" + "|".join(f"{escape}{{{count}}}" for escape in escapes) + ")"
 
 
-def _character(character: str) -> str:
+def _character_pattern(character: str) -> str:
     content = character.encode()
     utf16 = character.encode("utf-16-be")
     units = [utf16[index : index + 2].hex() for index in range(0, len(utf16), 2)]
-    ways = [
+    patterns = [
         rf"\\{{0,7}}{re.escape(character)}",
         "(?i:" + "".join(f"%(?:25){{0,2}}{byte:02x}" for byte in content) + ")",
         "(?i:" + "".join(rf"\\{{1,8}}x{byte:02x}" for byte in content) + ")",
@@ -277,13 +281,13 @@ def _character(character: str) -> str:
         rf"(?i:\\{{1,8}}(?:u{ord(character):08x}|x{ord(character):02x})|&#(?:0*{ord(character)}|x0*{ord(character):x});)",
     ]
     if character in _SHORT:
-        ways.append(rf"\\{{1,8}}{_SHORT[character]}")
+        patterns.append(rf"\\{{1,8}}{_SHORT[character]}")
     if character in _ENTITIES:
-        ways.append(f"&{_ENTITIES[character]};")
-    return "(?:" + "|".join([*ways, *([r"\+"] if character == " " else [])]) + ")"
+        patterns.append(f"&{_ENTITIES[character]};")
+    return "(?:" + "|".join([*patterns, *([r"\+"] if character == " " else [])]) + ")"
 
 
-def _base64(content: bytes, shift: int) -> _Form:
+def _base64_form(content: bytes, shift: int) -> _Form:
     """Return how `content` appears in base64 if `shift` bytes (modulo 3) were encoded before it.
 
     The letter at either end may also hold bits of a neighboring byte.
@@ -296,14 +300,14 @@ def _base64(content: bytes, shift: int) -> _Form:
     pattern = (_WRAP if len(content) <= WRAPPED_BYTES else "").join(parts)
     if known := begin * 6 - first:
         low = _ALPHABET.index(letters[begin - 1]) % (1 << known)
-        pattern = _one_of(high << known | low for high in range(1 << (6 - known))) + pattern
+        pattern = _any_letter_pattern(high << known | low for high in range(1 << (6 - known))) + pattern
     if known := last - end * 6:
         high = _ALPHABET.index(letters[end]) >> (6 - known) << (6 - known)
-        pattern += _one_of(high | low for low in range(1 << (6 - known)))
+        pattern += _any_letter_pattern(high | low for low in range(1 << (6 - known)))
     count = len(core) // 32 + 2  # more pieces than line ends, at least 64 letters apart, can break
     pieces = [core[len(core) * index // count : len(core) * (index + 1) // count] for index in range(count)]
     return _Form(_anchors_of(pieces), pattern + _PADDING)
 
 
-def _one_of(indices: Any) -> str:
+def _any_letter_pattern(indices: Any) -> str:
     return "(?:" + "|".join(_BASE64[_ALPHABET[index]] for index in indices) + ")?"

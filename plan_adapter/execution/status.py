@@ -13,21 +13,20 @@ from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 NOT_APPROVED = "not_approved"
 """The reason of a failed step if some of its items were called and others were not approved."""
 
-
 FAILURES = (RunReason.STEP_FAILED, RunReason.EXHAUSTED)
-"""The reasons of a run that a failed step ended."""
+"""The reasons of a run that ended because a step failed."""
 
 
 def rolls_back(run: PlanRun, plan: ExecutionPlan) -> bool:
-    """Return whether `run` is rolled back automatically: a failed step or the total timeout ended it.
+    """Return whether `run` is rolled back automatically because a failed step or the total timeout ended it.
 
-    Also true if an unknown outcome hides the answer. Nothing is undone then, and the status message says so.
+    Also true if an outcome is unknown. Then nothing is undone, and the status message says so.
     """
     if run.reason in (RunReason.TIMED_OUT, RunReason.UNKNOWN):
         return True
     policies = {step.id: plan.on_error_of(step) for step in plan.steps}
     ended = [step for step in run.steps if step.status is StepStatus.FAILED and step.reason != NOT_APPROVED]
-    return run.reason in FAILURES and any(policies.get(step.id) == "stop" for step in ended)  # a group or a sub-plan speaks for its steps
+    return run.reason in FAILURES and any(policies.get(step.id) == "stop" for step in ended)  # a group or a sub-plan stands for its steps
 
 
 def ended_status(reason: RunReason | None, *, completed: bool) -> PlanStatus:
@@ -46,7 +45,7 @@ class Ending(NamedTuple):
 
 
 def with_finals(ending: Ending, finals: Sequence[StepRun], why_stopped: str = "") -> Ending:
-    """Return how a run ends that would end as `ending` without its `finally` steps, which ended as `finals`.
+    """Return how a run ends: `ending`, changed by how its `finally` steps, `finals`, ended.
 
     `why_stopped` says why some of them could not start.
     """
@@ -54,7 +53,7 @@ def with_finals(ending: Ending, finals: Sequence[StepRun], why_stopped: str = ""
     failed = [step for step in finals if step.status is StepStatus.FAILED]
     if not unknown and not failed and not why_stopped:
         return ending
-    cause = _unknown(unknown) if unknown else _failure(failed) if failed else why_stopped
+    cause = _unknown_message(unknown) if unknown else _failure_message(failed) if failed else why_stopped
     message = f"{ending.message}; {cause}" if ending.message else cause
     reason = ending.reason
     if reason is None or reason in FAILURES:
@@ -63,7 +62,7 @@ def with_finals(ending: Ending, finals: Sequence[StepRun], why_stopped: str = ""
 
 
 def ending_of(steps: Sequence[StepRun], stop: Stop, refusal: GateRefusal | None = None, *, left: Collection[str] = ()) -> Ending:
-    """Return how a run ends with `steps`, its steps without the `finally` steps. All have ended.
+    """Return how a run ends whose `steps`, without the `finally` steps, have all ended.
 
     `refusal` comes from a step gate; a failed step takes precedence over it. `left` are the steps that nobody requested this time.
     """
@@ -72,33 +71,33 @@ def ending_of(steps: Sequence[StepRun], stop: Stop, refusal: GateRefusal | None 
     failed = [step for step in ended if refusal is None or step.reason != NOT_APPROVED]
     unknown = [step for step in steps if step.outcome is Outcome.UNKNOWN]
     broken = PlanStatus.PARTIAL if completed else PlanStatus.FAILED
-    stopped = f"{stop.message}; {_unknown(unknown)}" if unknown else stop.message
+    stopped = f"{stop.message}; {_unknown_message(unknown)}" if unknown else stop.message
     was_cut_short = stop.is_set and (ended or any(step.status is StepStatus.SKIPPED and step.reason == stop.message for step in steps))
     if was_cut_short and stop.kind == "cancelled":
         return Ending(PlanStatus.CANCELLED, RunReason.CANCELLED, stopped)
     if was_cut_short:
         return Ending(broken, RunReason.TIMED_OUT, stopped)
     if unknown:
-        return Ending(broken, RunReason.UNKNOWN, _unknown(unknown))
+        return Ending(broken, RunReason.UNKNOWN, _unknown_message(unknown))
     if failed:
         is_exhausted = all(step.reason == RunReason.EXHAUSTED for step in failed)
-        return Ending(broken, RunReason.EXHAUSTED if is_exhausted else RunReason.STEP_FAILED, _failure(failed))
+        return Ending(broken, RunReason.EXHAUSTED if is_exhausted else RunReason.STEP_FAILED, _failure_message(failed))
     if refusal is not None:
         return Ending(PlanStatus.CANCELLED, refusal.reason, refusal.message)
     if missing := [step.id for step in steps if step.id in left and step.status is StepStatus.SKIPPED]:
-        return Ending(broken, None, f"{_named(missing)} were not requested this time; resuming the run runs the rest")
+        return Ending(broken, None, f"{_listed_ids(missing)} were not requested this time; resuming the run runs the rest")
     return Ending(PlanStatus.COMPLETED, None, None)
 
 
-def _unknown(steps: Sequence[StepRun]) -> str:
+def _unknown_message(steps: Sequence[StepRun]) -> str:
     return f"whether {', '.join(f'`{step.id}`' for step in steps)} was done is unknown"
 
 
-def _failure(failed: Sequence[StepRun]) -> str:
+def _failure_message(failed: Sequence[StepRun]) -> str:
     groups = {step.id for step in failed}
     first, *others = [step for step in failed if step.group not in groups]  # a failed group or sub-plan names its failed steps
-    return f"`{first.id}` failed: {first.error}" + (f"; and so did {_named([step.id for step in others])}" if others else "")
+    return f"`{first.id}` failed: {first.error}" + (f"; and so did {_listed_ids([step.id for step in others])}" if others else "")
 
 
-def _named(step_ids: Sequence[str]) -> str:
+def _listed_ids(step_ids: Sequence[str]) -> str:
     return listed([f"`{step_id}`" for step_id in step_ids], 5)

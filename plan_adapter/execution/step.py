@@ -1,4 +1,4 @@
-"""`Call`: the body of every step, from slot and parameters through intent and tool to the receipt."""
+"""`Call`: what every step does, from slot and parameters through intent and tool call to the receipt."""
 
 import asyncio
 import time
@@ -11,8 +11,8 @@ from plan_adapter.approvals import Approval
 from plan_adapter.canonical import call_digest
 from plan_adapter.crash_points import reached
 from plan_adapter.errors import NotApprovedError, ToolError, UnknownOutcomeError, error_text
-from plan_adapter.execution.call_arguments import CallArguments, Called
-from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, Work, ask_probe, complete, work_of
+from plan_adapter.execution.call_arguments import CallArguments, CallTarget
+from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, ToolCoroutine, ask_probe, complete, prepare_call
 from plan_adapter.execution.ports import AttemptEnd, GatedCall
 from plan_adapter.execution.previewing import show_preview
 from plan_adapter.execution.printing import prints_of_call
@@ -31,8 +31,8 @@ from plan_adapter.tools.source import code_digest
 from plan_adapter.tools.tool import Tool, ToolContext, as_json
 
 
-def unmet(done_when: Template, variables: Variables) -> str | None:
-    """Return why `done_when` is not met, with the parts of the result that it uses. None if it is."""
+def why_not_met(done_when: Template, variables: Variables) -> str | None:
+    """Return why `done_when` is not met, with the parts of the result that it uses. None if it is met."""
     if done_when.resolve(variables) is True:
         return None
     used = done_when.used_of_result(variables)
@@ -52,35 +52,33 @@ class Call:
         item: int | None,
         value: JsonValue,
         label: str | None = None,
-        called: Called | None = None,
+        target: CallTarget | None = None,
         upstream: tuple[str, ...] | None = None,
     ) -> None:
-        """Create the call of `step`, or of `called` in its place. `value` is its `item`, and `label` is the item's name.
+        """Create the call of `step`, or of `target` if given. Expressions see `value` as `item`; `label` is the item's name.
 
-        `upstream` overrides which steps or calls it waited for.
-
-        The caller must hold a slot for the first attempt.
+        `upstream` overrides which steps or calls it waited for. The caller must hold a slot for the first attempt.
         """
         self.step = step
         self.step_run = step_run
         self.item = item
         self._label = label
-        self._called = called or Called.by(step, scope.approved.bound.validated)
-        self.upstream = self._called.upstream if upstream is None else upstream
+        self._target = target or CallTarget.of_step(step, scope.approved.bound.validated)
+        self.upstream = self._target.upstream if upstream is None else upstream
         self._scope = scope
         self._value = value
         self._urgency = urgency
-        self._tool: Tool[..., Any] = self._called.tool
-        self._arguments = CallArguments(scope, self._called, step_run, item=item, value=value, name=self.name)
-        self._policy = self._called.retry
+        self._tool: Tool[..., Any] = self._target.tool
+        self._arguments = CallArguments(scope, self._target, step_run, item=item, value=value, name=self.name)
+        self._policy = self._target.retry
         self._has_slot = True
         self._without_prefect = False
-        self._tries = 0
-        self._judged: tuple[AttemptEnd, float | None] | None = None
-        self._number = scope.history.calls(self._called.kind).attempts.get((step.id, item), 0)
+        self._attempts_made = 0
+        self._retry_decision: tuple[AttemptEnd, float | None] | None = None
+        self._number = scope.history.calls(self._target.kind).attempts.get((step.id, item), 0)
         self.approval: Approval | None = None  # of exactly this call, if its step has a gate of its own
-        self.allowed_by: Approval | None = None  # that of the plan, if its `always_execute` lets a model make this call without a gate
-        self.lost: Attempt | None = None  # the last attempt, if its outcome is unknown
+        self.allowed_by: Approval | None = None  # the plan's approval, if its `always_execute` lets a model make this call without a gate
+        self.unknown_attempt: Attempt | None = None  # the last attempt, if its outcome is unknown
 
     @property
     def run(self) -> PlanRun:
@@ -90,24 +88,24 @@ class Call:
     @property
     def name(self) -> str:
         """The name of the step or rollback, with `for_each` followed by the item's label."""
-        return call_name(self.step.id, self.item, self._label, kind=self._called.kind)
+        return call_name(self.step.id, self.item, self._label, kind=self._target.kind)
 
     @property
     def is_of_group(self) -> bool:
         """Whether this is the call of a group's step for one of the group's items."""
-        return self._called.kind == "step" and self.item is not None and self.step.group is not None
+        return self._target.kind == "step" and self.item is not None and self.step.group is not None
 
     @property
     def key(self) -> str:
         """The unique key of the call within its run, independent of the item's label. It names files and task runs."""
-        return self._called.name if self.item is None else f"{self._called.name}[{self.item}]"
+        return self._target.name if self.item is None else f"{self._target.name}[{self.item}]"
 
     @property
     def timeout_seconds(self) -> float | None:
-        """The limit of one attempt, or None for no limit: the shortest of those of the step, the tool and the call itself."""
+        """The limit of one attempt, or None for no limit: the shortest limit of the step, the tool and the call itself."""
         milliseconds = self._scope.approved.bound.validated.plan.timeout_ms_of(self.step)
         limits = [milliseconds / 1000] if milliseconds else []
-        return min(limits + [limit for limit in (self._tool.timeout_seconds, self._called.timeout_seconds) if limit], default=None)
+        return min(limits + [limit for limit in (self._tool.timeout_seconds, self._target.timeout_seconds) if limit], default=None)
 
     @property
     def task(self) -> object | None:
@@ -117,20 +115,20 @@ class Call:
     @property
     def retry_delays(self) -> list[float]:
         """The planned seconds between attempts, one per retry."""
-        return self._policy.planned()
+        return self._policy.planned_delays()
 
     @property
     def effect(self) -> Effect:
         """The effect of the call."""
-        return self._called.effect
+        return self._target.effect
 
     @property
-    def _place(self) -> str:
-        """The effect, marked with the kind of call unless it is a step. Names the crash points."""
-        return self.effect if self._called.kind == "step" else f"{self._called.kind} {self.effect}"
+    def _crash_point_detail(self) -> str:
+        """The effect, with the kind of call unless it is a step. Labels the crash points."""
+        return self.effect if self._target.kind == "step" else f"{self._target.kind} {self.effect}"
 
-    async def gated(self) -> GatedCall:
-        """Return the call as it would be made now, to be approved. Raise ToolError, which says why, if it cannot be made at all."""
+    async def gated_call(self) -> GatedCall:
+        """Return the call as it would be made now, for an approval. Raise ToolError with the reason if it cannot be made at all."""
         try:
             parameters = self._arguments.parameters()
             self._tool.bind(await self._arguments.with_secrets(parameters), self._context(parameters))
@@ -154,9 +152,9 @@ class Call:
 
     def retry_delay(self, end: AttemptEnd) -> float | None:
         """Return the seconds to wait before another attempt, or None if `end` is final."""
-        if self._judged is None or self._judged[0] is not end:  # once per end, because the delay has jitter
-            self._judged = (end, self._policy.delay_after(end, self._tries))
-        return None if self._scope.stop.is_set else self._judged[1]
+        if self._retry_decision is None or self._retry_decision[0] is not end:  # once per end, because the delay has jitter
+            self._retry_decision = (end, self._policy.delay_after(end, self._attempts_made))
+        return None if self._scope.stop.is_set else self._retry_decision[1]
 
     async def stopped(self) -> AttemptEnd:
         """Return when the run stops, with the end of the attempt that is no longer made."""
@@ -174,11 +172,11 @@ class Call:
         try:
             if self._scope.stop.is_set:
                 return self._stopped_end()
-            self._tries += 1
-            end = await self._attempt()
-            if end.not_done and not self._scope.stop.is_set:  # an attempt that did nothing costs no retry, but a second one in a row does
+            self._attempts_made += 1
+            end = await self._attempt_once()
+            if end.not_done and not self._scope.stop.is_set:  # an attempt that did nothing costs no retry, a second one in a row does
                 self._scope.notify("attempt_failed", self.step_run, end.error, 0, name=self.name)
-                end = await self._attempt()
+                end = await self._attempt_once()
         finally:
             self._has_slot = False
             self._scope.slots.release()
@@ -188,7 +186,7 @@ class Call:
             self._scope.notify("attempt_failed", self.step_run, end.error, round(delay * 1000), name=self.name)
         return end
 
-    async def _attempt(self) -> AttemptEnd:
+    async def _attempt_once(self) -> AttemptEnd:
         try:
             parameters = self._arguments.parameters()
             context = self._context(parameters)
@@ -200,101 +198,102 @@ class Call:
             return self._stopped_end()
         self._number += 1
         intent = self._intent(parameters, context.idempotency_key)
-        reached("before-intent", self._place)
+        reached("before-intent", self._crash_point_detail)
         try:
             await self._scope.recorder.intent(intent)
         except NotApprovedError as error:  # the approval is checked there, at the moment of writing
             self._number -= 1
             return AttemptEnd("failed", self._number, error=error_text(error), can_retry=False)
-        reached("after-intent", self._place)
+        reached("after-intent", self._crash_point_detail)
         self.step_run.attempts += 1
         if self._scope.stop.is_set:  # stopped during the write, which an unreachable database delays; nothing was called
             end = self._stopped_end()
             self._scope.recorder.receipt(self._receipt(intent, end, 0))
             return end
         if self.step_run.started_at is None:
-            await self._begin(intent)
-        elif self.is_of_group and self._tries == 1:
+            await self._report_start(intent)
+        elif self.is_of_group and self._attempts_made == 1:
             self._scope.notify("call_started", self.step_run, name=self.name)
         if self.allowed_by is not None:
             text = call_summary(self._scope.approved.bound, self.step, effect=self.effect, parameters=parameters)
             context.logger.info("nobody is asked, because the plan always executes `%s`\n%s", self._tool.name, text)
         started = time.monotonic()
         with prints_of_call(context.logger):
-            end = await self._act(arguments, context)
-        reached("after-effect", self._place)
-        self.lost = None
+            end = await self._call_tool(arguments, context)
+        reached("after-effect", self._crash_point_detail)
+        self.unknown_attempt = None
         if not end.was_interrupted or self.effect == "read":
             self._scope.recorder.receipt(self._receipt(intent, end, round((time.monotonic() - started) * 1000)))
             if end.outcome == "succeeded" and self._tool.preview is not None:
                 await show_preview(self._scope, self._tool.preview, self.name, parameters, context)
-        elif end.outcome == "unknown" and (found := await self.probed(intent)) is not None:
+        elif end.outcome == "unknown" and (found := await self.probe_attempt(intent)) is not None:
             return found
         elif end.outcome == "unknown":
-            self.lost = intent
+            self.unknown_attempt = intent
         return end
 
-    def hold_slot(self) -> None:
-        """Take over a slot for the next attempt."""
+    def take_slot(self) -> None:
+        """Take over the caller's slot for the next attempt."""
         self._has_slot = True
 
     @property
     def has_probe(self) -> bool:
-        """Whether the tool has a probe that can report how a lost attempt ended."""
+        """Whether the tool has a probe that can report how an attempt with an unknown outcome ended."""
         return self._tool.probe is not None
 
-    async def probed(self, lost: Attempt) -> AttemptEnd | None:
-        """Ask the tool's probe how `lost`, whose outcome is unknown, ended. Return that end, with its receipt handed over.
+    async def probe_attempt(self, attempt: Attempt) -> AttemptEnd | None:
+        """Ask the tool's probe how `attempt`, whose outcome is unknown, ended. Record the receipt and return that end.
 
         Returns None if the probe cannot tell. The caller must hold a slot.
         """
         if self._tool.probe is None:
             return None
-        context = replace(self._context(lost.parameters), attempt=lost.number, idempotency_key=lost.idempotency_key)
+        context = replace(self._context(attempt.parameters), attempt=attempt.number, idempotency_key=attempt.idempotency_key)
         try:
-            parameters = await self._arguments.parameters_of(lost)
+            parameters = await self._arguments.parameters_of(attempt)
             answer = await ask_probe(
                 self._tool.probe, parameters, context, timeout=self.timeout_seconds, stop=self._scope.stop, describe=self._error_text
             )
-            end = None if answer is None else self._end_of(answer, lost)
+            end = None if answer is None else self._end_from_probe(answer, attempt)
         except Exception as error:
-            context.logger.warning("whether attempt %d was done is unknown: %s", lost.number, self._error_text(error))
+            context.logger.warning("whether attempt %d was done is unknown: %s", attempt.number, self._error_text(error))
             return None
         if answer is None or end is None:
             return None
-        receipt = self._receipt(lost, end, 0)
+        receipt = self._receipt(attempt, end, 0)
         note = self._scope.secrets.redactor.text(answer.note) if answer.note else None
         self._scope.recorder.receipt(replace(receipt, by=self._tool.name, known_by="probe", note=note))
-        context.logger.info("the probe of `%s` says that attempt %d was %s", self._tool.name, lost.number, _FINDINGS[type(answer)])
+        context.logger.info("the probe of `%s` says that attempt %d was %s", self._tool.name, attempt.number, _PROBE_FINDINGS[type(answer)])
         return end
 
-    def _end_of(self, answer: Done | NotDone, lost: Attempt) -> AttemptEnd:
+    def _end_from_probe(self, answer: Done | NotDone, attempt: Attempt) -> AttemptEnd:
         if isinstance(answer, NotDone):
-            error = "it was not done, says its probe"
-            return AttemptEnd("failed", lost.number, error=error, not_done=True)
+            error = "its probe reports that it was not done"
+            return AttemptEnd("failed", attempt.number, error=error, not_done=True)
         result = self._scope.secrets.redactor.value(as_json(answer.result))
-        if (failure := self._unmet(result)) is not None:
-            return AttemptEnd("failed", lost.number, error=failure)
-        return AttemptEnd("succeeded", lost.number, result=self._keep(result), reason=f"it was done, says the probe of `{self._tool.name}`")
+        if (failure := self._why_not_met(result)) is not None:
+            return AttemptEnd("failed", attempt.number, error=failure)
+        reason = f"the probe of `{self._tool.name}` reports that it was done"
+        return AttemptEnd("succeeded", attempt.number, result=self._store_result(result), reason=reason)
 
-    async def _begin(self, intent: Attempt) -> None:
+    async def _report_start(self, intent: Attempt) -> None:
         self.step_run.started_at = intent.started_at
         self._scope.notify("step_started", self.step_run, name=self.name if self.is_of_group else None)
         await self._scope.call_hook(self._scope.hooks.on_step_start, self.run, self.step_run)
 
-    async def _act(self, arguments: dict[str, Any], context: ToolContext) -> AttemptEnd:
+    async def _call_tool(self, arguments: dict[str, Any], context: ToolContext) -> AttemptEnd:
         """Call the tool and evaluate its result."""
         number = self._number
         interrupted = "unknown" if self.effect == "write" else "failed"
         # Prefect would store the parameters of a flow run in plain text.
-        without_prefect = self._without_prefect or bool(self._called.parameters.secrets)
+        without_prefect = self._without_prefect or bool(self._target.parameters.secrets)
         try:
-            work = self._work_on_cluster(arguments, context) or work_of(
+            work = self._work_on_cluster(arguments, context) or prepare_call(
                 self._tool, arguments, isolation=self._isolation, without_prefect=without_prefect
             )
             value = await complete(work, self._tool.name, timeout=self.timeout_seconds, stop=self._scope.stop)
             result = self._scope.secrets.redactor.value(as_json(value))
-            failure = self._unmet(result)
+            failure = self._why_not_met(result)
         except CallStoppedError:
             return self._stopped_end(was_interrupted=True)
         except CallTimedOutError:
@@ -307,7 +306,7 @@ class Call:
             return AttemptEnd("failed", number, error=self._error_text(error))
         if failure is not None:
             return AttemptEnd("failed", number, error=failure)
-        return AttemptEnd("succeeded", number, result=self._keep(result), reason=self._answered_by)
+        return AttemptEnd("succeeded", number, result=self._store_result(result), reason=self._answered_by)
 
     @property
     def _answered_by(self) -> str | None:
@@ -318,12 +317,12 @@ class Call:
         """Return the text of an exception with secrets redacted."""
         return error_text(error, self._scope.secrets.redactor.text)
 
-    def _unmet(self, result: JsonValue) -> str | None:
-        template = self._called.done_when
-        return None if template is None else unmet(template, self._scope.variables(item=self._value, result=result))
+    def _why_not_met(self, result: JsonValue) -> str | None:
+        template = self._target.done_when
+        return None if template is None else why_not_met(template, self._scope.variables(item=self._value, result=result))
 
-    def _keep(self, result: JsonValue) -> JsonValue:
-        if self._called.kind in ("decision", "check"):  # the next start reads them again
+    def _store_result(self, result: JsonValue) -> JsonValue:
+        if self._target.kind in ("decision", "check"):  # the next start reads them again
             return result
         return self._scope.limit.keep(result, run_id=self.run.id, name=f"{self.key}-{self._number}")
 
@@ -341,7 +340,7 @@ class Call:
             id=new_id(),
             run_id=self.run.id,
             step_id=self.step.id,
-            kind=self._called.kind,
+            kind=self._target.kind,
             item=self.item,
             number=self._number,
             tool_name=self._tool.name,
@@ -369,11 +368,11 @@ class Call:
             error=end.error,
             ended_at=self._scope.recorder.now(),
             duration_ms=duration_ms,
-            **self._giver(),
+            **self._answer_fields(),
         )
 
-    def _giver(self) -> dict[str, str]:
-        """Return who answered, for the receipt of a question."""
+    def _answer_fields(self) -> dict[str, str]:
+        """Return the fields of a question's receipt that say who answered."""
         answer = self.approval
         if self.step.ask is None or answer is None:
             return {}
@@ -384,8 +383,8 @@ class Call:
         answer = None if self.approval is None else self.approval.result
         return self._arguments.context(parameters, attempt=self._number + 1, timeout_seconds=self.timeout_seconds, answer=answer)
 
-    def _work_on_cluster(self, arguments: dict[str, Any], context: ToolContext) -> Work | None:
-        """Return the call on the cluster that the step names, not yet started. None: this process makes it, as it does for stand-ins."""
+    def _work_on_cluster(self, arguments: dict[str, Any], context: ToolContext) -> ToolCoroutine | None:
+        """Return the call on the cluster that the step names, not yet started. None if this process makes the call, as for stand-ins."""
         is_here = self._scope.approved.bound.validated.runner_of(self.step.id) is None or self.step.ask is not None
         if self._scope.cluster is None or is_here or self._tool.import_string is None:
             return None
@@ -399,4 +398,4 @@ class Call:
         return self._scope.approved.bound.validated.plan.isolation_of(self.step) or self._tool.isolation
 
 
-_FINDINGS = {Done: "done", NotDone: "not done"}
+_PROBE_FINDINGS = {Done: "done", NotDone: "not done"}

@@ -1,4 +1,4 @@
-"""Sub-plans in progress: the inputs of the plan that a step runs, how far it is, and how it ended."""
+"""Sub-plans in progress: the inputs of the plan that a step runs, its progress, and its end."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from plan_adapter.validation.sub_plans import fill_inputs
 class SubPlanRun:
     """A sub-plan in progress."""
 
-    step: Step  # the one that runs it
+    step: Step  # the step that runs it
     open: int  # how many of its own steps have not ended
     halted: str = ""  # why no further step of it starts
     refused: str = ""  # why one of its steps was not approved
@@ -29,7 +29,7 @@ class SubPlanRun:
 
 
 def sub_plan_inputs(scope: RunScope, step: Step) -> dict[str, JsonValue]:
-    """Return the inputs of the plan that `step` runs, typed and with defaults. Raises ExpressionError with every one that does not fit."""
+    """Return the inputs of the plan that `step` runs, typed and with defaults. Raises ExpressionError with all that do not fit."""
     given = scope.approved.bound.validated.parameters[step.id].resolve(scope.of(step).variables())
     definitions = step.pinned.inputs if step.pinned is not None else {}
     values, wrong = fill_inputs(definitions, cast("Mapping[str, JsonValue]", given))
@@ -39,9 +39,9 @@ def sub_plan_inputs(scope: RunScope, step: Step) -> dict[str, JsonValue]:
 
 
 def end_of_sub_plan(runs: Collection[StepRun], without_call: Collection[str]) -> AttemptEnd | None:
-    """Return how a sub-plan ended whose own steps ended as `runs`; its result follows. None if it called nothing and was skipped.
+    """Return how a sub-plan ended, without its result, given how its own steps ended. None if it called nothing and was skipped.
 
-    A step in `without_call` was skipped by its condition or by a person, which does not keep the plan from completing.
+    A step in `without_call` was skipped by its condition or by a person. The plan can still complete.
     """
     failed = [run for run in runs if run.status is StepStatus.FAILED]
     missing = [run for run in runs if run.status is StepStatus.SKIPPED and run.id not in without_call]
@@ -63,7 +63,7 @@ def _outcome(run: StepRun) -> AttemptOutcome:
 
 
 def was_refused(state: SubPlanRun, runs: Collection[StepRun]) -> bool:
-    """Return whether a refusal at a gate alone kept a sub-plan from completing."""
+    """Return whether a sub-plan did not complete only because of a refusal at a gate."""
     return bool(state.refused) and all(run.status is not StepStatus.FAILED or run.reason == NOT_APPROVED for run in runs)
 
 

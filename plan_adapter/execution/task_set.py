@@ -1,4 +1,4 @@
-"""`TaskSet`: the asyncio tasks of a run, or of its rollback, until none is left."""
+"""`TaskSet`: the asyncio tasks of a run or of its rollback."""
 
 import asyncio
 import contextvars
@@ -9,9 +9,9 @@ from plan_adapter.execution.scope import RunScope
 
 
 class TaskSet:
-    """Ends once no task is left and `is_over` says that no more will come. Belongs to one event loop.
+    """A set of tasks. It ends once no task is left and `is_over` returns True. Belongs to one event loop.
 
-    If a task raises, the run stops and the error is raised at the end. `what` names the work in that message. `after_each` is called after
+    If a task raises, the run stops and the error is raised at the end; `what` names the work in the message. `after_each` is called after
     each task.
     """
 
@@ -31,7 +31,7 @@ class TaskSet:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Start `work` in its own task, in the context of the run rather than that of the step that just released its slot."""
-        if self._context is None:  # from the first task, not from `__init__`: redaction may have been set up since
+        if self._context is None:  # copied here and not in `__init__`, because redaction may have been set up since
             self._context = contextvars.copy_context()
         task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
         self._tasks.add(task)

@@ -1,4 +1,4 @@
-"""Runs a call in another process: one of its own, which can be killed, or a worker of a cluster."""
+"""Runs a call in another process: its own process, which can be killed, or a worker of a cluster."""
 
 import asyncio
 import logging
@@ -35,13 +35,13 @@ async def call_in_process(tool: Tool[..., Any], arguments: dict[str, Any]) -> Js
     if tool.import_string is None:
         raise ToolError(f"tool `{tool.name}` cannot run in a process of its own: it is not importable from a module")
     anyio.to_process.open_process = _open_worker  # pyright: ignore[reportPrivateImportUsage]  # anyio has no option for this
-    call = partial(_imported_call, tool.import_string, partial(_with_loggers, _with_loggers(arguments, log)))
+    call = partial(_import_and_call, tool.import_string, partial(_with_loggers, _with_loggers(arguments, log)))
     try:
         answer = await anyio.to_process.run_sync(call, cancellable=True, limiter=anyio.CapacityLimiter(1))
     except anyio.BrokenWorkerProcess as error:
         raise UnknownOutcomeError(f"the process of tool `{tool.name}` died: {error.__cause__ or error}") from error
     loggers = (value.logger for value in arguments.values() if isinstance(value, ToolContext))
-    return _result_of(answer, next(loggers, None))
+    return _result_from(answer, next(loggers, None))
 
 
 async def call_on_cluster(
@@ -56,10 +56,10 @@ async def call_on_cluster(
     if tool.import_string is None:
         raise ToolError(f"tool `{tool.name}` cannot run on a cluster: it is not importable from a module")
     packed = PackedCall(tool.import_string, pickle.dumps(_with_loggers(arguments, log, clock=-time.monotonic())), timeout)
-    return _result_of(await cluster.call(tool.name, packed), logger)
+    return _result_from(await cluster.call(tool.name, packed), logger)
 
 
-def _result_of(answer: "Answer", logger: logging.Logger | None) -> JsonValue:
+def _result_from(answer: "Answer", logger: logging.Logger | None) -> JsonValue:
     """Return the result of a call that was made elsewhere, and log its lines. Raises ToolError or UnknownOutcomeError if it failed."""
     for level, line in answer.log:
         if logger is not None:
@@ -90,7 +90,9 @@ class PackedCall:
     """A call for another machine. Its repr, which may be logged there, shows no arguments."""
 
     import_string: str
-    arguments: bytes = field(repr=False)  # unpacked by the call, so that a missing package is an answer; deadlines are seconds from now
+    arguments: bytes = field(
+        repr=False
+    )  # unpacked by the call, so that a missing package becomes an answer; deadlines are seconds from now
     timeout: float | None
 
     def __call__(self) -> Answer:
@@ -100,13 +102,13 @@ class PackedCall:
             import_tool(self.import_string)
         except ToolDefinitionError as error:
             return Answer(error=f"the worker on {socket.gethostname()} lacks the tool: {error}")
-        return _imported_call(self.import_string, self._unpacked, timeout=self.timeout)
+        return _import_and_call(self.import_string, self._unpacked, timeout=self.timeout)
 
     def _unpacked(self, logger: logging.Logger) -> dict[str, Any]:
         return _with_loggers(pickle.loads(self.arguments), logger, clock=time.monotonic())  # noqa: S301  # packed by the run
 
 
-class _Lines(logging.Handler):
+class _LineCollector(logging.Handler):
     """Keeps the lines of a tool's log until its call has ended."""
 
     def __init__(self, lines: list[tuple[int, str]]) -> None:
@@ -117,25 +119,27 @@ class _Lines(logging.Handler):
         self._lines.append((record.levelno, record.getMessage()))
 
 
-def _imported_call(import_string: str, arguments: Callable[[logging.Logger], dict[str, Any]], *, timeout: float | None = None) -> Answer:
+def _import_and_call(import_string: str, arguments: Callable[[logging.Logger], dict[str, Any]], *, timeout: float | None = None) -> Answer:
     """Import a tool and call it, in the worker process. Coroutines get their own event loop there, and at most `timeout` seconds."""
     answer = Answer()
     logger = logging.Logger(import_string, logging.INFO)
-    logger.addHandler(_Lines(answer.log))
+    logger.addHandler(_LineCollector(answer.log))
     try:
         tool = import_tool(import_string)
         given = arguments(logger)
         with prints_of_call(logger):
             # A Prefect flow is called as its plain function: its flow run is unknown here, and Prefect would start its own server.
             value = tool.source(**given)
-            answer.result = as_json(asyncio.run(_within(timeout, cast("Coroutine[Any, Any, Any]", value))) if tool.is_async else value)
+            answer.result = as_json(
+                asyncio.run(_with_timeout(timeout, cast("Coroutine[Any, Any, Any]", value))) if tool.is_async else value
+            )
     except BaseException as error:  # SystemExit would end the process, which also serves the next call
         # Not shortened here, where the secrets are unknown and could be cut in half.
         answer.error, answer.is_unknown = error_message(error), isinstance(error, UnknownOutcomeError)
     return answer
 
 
-async def _within(timeout: float | None, work: Coroutine[Any, Any, Any]) -> Any:
+async def _with_timeout(timeout: float | None, work: Coroutine[Any, Any, Any]) -> Any:
     async with asyncio.timeout(timeout):
         return await work
 
@@ -146,8 +150,8 @@ def _with_loggers(arguments: dict[str, Any], logger: logging.Logger, *, clock: f
     `clock` is added to every deadline.
     """
 
-    def changed(context: ToolContext) -> ToolContext:
+    def adapted(context: ToolContext) -> ToolContext:
         deadline = None if context.deadline is None else context.deadline + clock
         return replace(context, logger=logger, redaction=None, deadline=deadline)
 
-    return {name: changed(value) if isinstance(value, ToolContext) else value for name, value in arguments.items()}
+    return {name: adapted(value) if isinstance(value, ToolContext) else value for name, value in arguments.items()}

@@ -252,7 +252,7 @@ async def _asked(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval
     left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     if _is_left(run_request):
         left.set_result(None)
-    with run_request.leave.by(lambda: _done(left)):
+    with run_request.leave.handled_by(lambda: _done(left)):
         closed = await keeper.collected(gate) or await keeper.ask_until_left(gate, left)
     if closed.end is None:
         return None

@@ -55,7 +55,7 @@ async def watched(
 @asynccontextmanager
 async def _hidden_secrets(scope: RunScope) -> AsyncGenerator[None]:
     """Redact the plan's secrets and this process's credentials in everything logged or printed inside the block."""
-    await scope.secrets.expect(scope.approved.bound.validated.secrets)
+    await scope.secrets.look_up_early(scope.approved.bound.validated.secrets)
     if scope.secrets.redactor:
         with redacted_logs(scope.secrets.redactor), redacted_prints(scope.secrets.redactor.text):
             yield
@@ -115,7 +115,7 @@ async def end_run(scope: RunScope, store: PlanStore, rollback: Rollback | None) 
     """
     run, now, redactor = scope.run, scope.recorder.now(), scope.secrets.redactor
     if rollback is not None:
-        run.message, run.rollback = rollback.report().beside(run.message, run.rollback)
+        run.message, run.rollback = rollback.report().update_status(run.message, run.rollback)
     if redactor:
         run.message = None if run.message is None else redactor.text(run.message)
         if run.rollback is not None and run.rollback.cause is not None:

@@ -69,7 +69,7 @@ async def with_operator_requests(
     elif not new:
         return replace(history, choices=choices)
     again = validated.finally_order if _runs_finals_again(run, validated) else ()
-    history = history.skipping(await store.operator_requests.skipped_steps(run.id), again=again)
+    history = history.with_skipped(await store.operator_requests.skipped_steps(run.id), again=again)
     return replace(history, choices=choices_of(run, validated, history, replace(asked, skipped={})))
 
 

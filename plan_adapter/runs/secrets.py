@@ -33,7 +33,7 @@ def secrets_of(settings: Settings, chain: SecretChain | None = None) -> RunSecre
 async def model_redactor(settings: Settings, names: Collection[str]) -> Redactor:
     """Return a redactor for text that a model sees. It covers all secrets this process can read, and those in `names` anywhere."""
     secrets = secrets_of(settings)
-    await secrets.expect(names)
+    await secrets.look_up_early(names)
     for value in await visible_secrets(settings):
         secrets.redactor.add(value)
     return secrets.redactor

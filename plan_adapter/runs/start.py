@@ -195,7 +195,7 @@ async def execute_finals(scope: RunScope, keeper: GateKeeper, status: PlanStatus
         "not_rolled_back": [] if report is None else [*report.left],
     }
     run.transition(PlanStatus.EXECUTING, reason=run.reason, message=run.message)
-    history = (await keeper.store.ledger.history(run.id)).at_end(validated.finally_order)
+    history = (await keeper.store.ledger.history(run.id)).for_finally_steps(validated.finally_order)
     run.steps = [*main, *(step for step in _pending_steps(validated, history) if step.id in validated.finally_order)]
     last = replace(
         scope,

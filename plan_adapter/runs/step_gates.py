@@ -257,7 +257,7 @@ class OutcomeGates:
         return await self._resolution(closed)
 
     async def _gate_of(self, unknown_outcome: UnknownOutcome) -> Gate:
-        run, step, lost = self.keeper.run, unknown_outcome.step, unknown_outcome.lost
+        run, step, lost = self.keeper.run, unknown_outcome.step, unknown_outcome.attempt
         bound, store = self.approved.bound, self.keeper.store
         policy = await store.policy.effective(self.keeper.run_request.settings)
         rules = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "")
@@ -278,7 +278,7 @@ class OutcomeGates:
 
     async def _show_unknown(self, unknown_outcome: UnknownOutcome, change: int) -> None:
         """Set the run's reason to unknown while outcome gates are open. A run that is being rolled back keeps its reason."""
-        if unknown_outcome.lost.kind == "rollback":
+        if unknown_outcome.attempt.kind == "rollback":
             return
         self._open += change
         run = self.keeper.run

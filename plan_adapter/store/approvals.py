@@ -13,7 +13,7 @@ from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, insert_into, now_of
 from plan_adapter.store.digests import plain
 from plan_adapter.store.plans import seen_by
-from plan_adapter.store.rows import HasContext, Row, approval_of, approval_row, context_of, whose
+from plan_adapter.store.rows import HasContext, Row, approval_of, approval_row, context_columns, context_of
 from plan_adapter.store.tables import approvals, runs
 from plan_adapter.store.tables import audit as audit_log
 
@@ -26,7 +26,7 @@ def add(connection: Connection, approval: Approval, context: HasContext) -> None
     if approval.gate_id is not None:
         raise RunConflictError(f"this is an answer at gate {approval.gate_id}: only answering there keeps it")
     of_run = _context_of_run(connection, approval.run_id)
-    row = {**whose(of_run or context), **approval_row(approval)}
+    row = {**context_columns(of_run or context), **approval_row(approval)}
     connection.execute(insert(approvals).values(row))
     if of_run is not None and approval.run_id is not None:
         audit.append(connection, approval.run_id, [entries.of_approval(plain(approvals, row))])
@@ -42,7 +42,7 @@ def given(connection: Connection, tenant: str | None, run_or_digest: str) -> lis
 
 def find(connection: Connection, approval_digest: str, *, context: HasContext) -> Approval | None:
     """Return the oldest usable approval of this digest in the context's tenant that is not tied to a run, or None."""
-    same = and_(approvals.c.approval_digest == approval_digest, approvals.c.tenant_id == whose(context)["tenant_id"])
+    same = and_(approvals.c.approval_digest == approval_digest, approvals.c.tenant_id == context_columns(context)["tenant_id"])
     query = select(approvals).where(same, approvals.c.run_id.is_(None), _is_usable(None)).order_by(approvals.c.at, approvals.c.id)
     row = connection.execute(query.limit(1)).mappings().first()
     return None if row is None else approval_of(row)
@@ -56,10 +56,10 @@ def use(connection: Connection, approval: Approval, *, run_id: str, context: Has
     """
     context = _context_of_run(connection, run_id) or context
     if approval.gate_id is None:
-        row = {**whose(context), **approval_row(approval)}
+        row = {**context_columns(context), **approval_row(approval)}
         connection.execute(insert_into(approvals, connection.dialect.name).values(row).on_conflict_do_nothing())
     same = and_(approvals.c.id == approval.id, approvals.c.approval_digest == approval.approval_digest)
-    same = and_(same, approvals.c.tenant_id == whose(context)["tenant_id"])
+    same = and_(same, approvals.c.tenant_id == context_columns(context)["tenant_id"])
     is_free = or_(approvals.c.run_id.is_(None), approvals.c.run_id == run_id)
     # One statement: a concurrent run waits for this row and then finds it used.
     used = {"run_id": run_id, "used_at": database_now(), "agent_id": context.agent_id, "org_id": context.org_id, "task_id": context.task_id}
@@ -74,7 +74,7 @@ def use(connection: Connection, approval: Approval, *, run_id: str, context: Has
         return approval_of(taken)
     kept = connection.execute(select(approvals).where(same)).mappings().first()
     if kept is None:
-        raise NotApprovedError(f"the approval {approval.id} is not kept, or is kept as one of other content")
+        raise NotApprovedError(f"the store has no approval {approval.id} of this content")
     if kept["decision"] == "approve" and kept["step_id"] is None and kept["run_id"] == run_id and kept["used_at"] is not None:
         return approval_of(kept)
     raise NotApprovedError(_why_not(kept, connection, run_id))

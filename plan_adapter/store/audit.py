@@ -69,13 +69,13 @@ def append(connection: Connection, run_id: str, entries: Sequence[Entry]) -> Non
         if row is None:  # an approval may be used for a run that this store does not hold
             return
         run = plain(runs, row)
-        head = _Head(0, beginning(run), *(run[name] for name in _WHOSE))  # pyright: ignore[reportArgumentType]  # columns of these types
-    whose = dict(zip(_WHOSE, head[2:], strict=True))
+        head = _Head(0, beginning(run), *(run[name] for name in _CONTEXT_COLUMNS))  # pyright: ignore[reportArgumentType]  # columns of these types
+    context_columns = dict(zip(_CONTEXT_COLUMNS, head[2:], strict=True))
     number, before = head.number, head.digest
     rows = list[dict[str, Any]]()
     for entry in entries:
         number += 1
-        told = {"run_id": run_id, "number": number, **whose, **entry._asdict(), "at": instant_of(entry.at)}
+        told = {"run_id": run_id, "number": number, **context_columns, **entry._asdict(), "at": instant_of(entry.at)}
         before = entry_digest(plain(audit, told), before)
         rows.append({**told, "digest": before})
     connection.execute(_INSERT, rows)
@@ -84,7 +84,7 @@ def append(connection: Connection, run_id: str, entries: Sequence[Entry]) -> Non
         links.append(Link(run_id, number, before))
 
 
-def holds(connection: Connection, link: Link) -> bool:
+def is_committed(connection: Connection, link: Link) -> bool:
     """Return whether the transaction that appended `link` was committed. Waits for that transaction if it is still in progress."""
     _lock(connection, link.run_id)
     same = (audit.c.run_id == link.run_id, audit.c.number == link.number, audit.c.digest == link.digest)
@@ -139,10 +139,10 @@ def entries_of(connection: Connection, run_id: str) -> list[AuditEntry]:
     ]
 
 
-_WHOSE = ("tenant_id", "agent_id", "org_id", "task_id")
+_CONTEXT_COLUMNS = ("tenant_id", "agent_id", "org_id", "task_id")
 # Built once, because every commit of a run executes them.
 _HEAD = (
-    select(audit.c.number, audit.c.digest, *(audit.c[name] for name in _WHOSE))
+    select(audit.c.number, audit.c.digest, *(audit.c[name] for name in _CONTEXT_COLUMNS))
     .where(audit.c.run_id == bindparam("run"))
     .order_by(audit.c.number.desc())
     .limit(1)

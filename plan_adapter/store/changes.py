@@ -29,9 +29,9 @@ PAUSE_SECONDS = 0.01
 _Waiter: TypeAlias = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
 
 _numbers = count()
-_noted: ContextVar[Mapping[int, int]] = ContextVar("plan_store_generations", default=MappingProxyType({}))
+_seen_generations: ContextVar[Mapping[int, int]] = ContextVar("plan_store_generations", default=MappingProxyType({}))
 
-_MOST_NOTED = 16
+_MAX_SEEN_STORES = 16
 """The largest number of stores whose generations are noted in one context."""
 
 
@@ -60,14 +60,14 @@ class Changes:
 
     def note(self) -> None:
         """Note in the caller's context that it reads the current generation."""
-        noted = _noted.get()
+        noted = _seen_generations.get()
         if noted.get(self._number) != self._generation:
             others = [pair for pair in noted.items() if pair[0] != self._number]
-            _noted.set(dict([*others[1 - _MOST_NOTED :], (self._number, self._generation)]))
+            _seen_generations.set(dict([*others[1 - _MAX_SEEN_STORES :], (self._number, self._generation)]))
 
     async def wait(self, seconds: float, start: Callable[[], None]) -> None:
         """Wait until a generation is newer than the one the caller noted, at most `seconds`. `start` starts the watch."""
-        seen = _noted.get().get(self._number, self._generation)
+        seen = _seen_generations.get().get(self._number, self._generation)
         loop = asyncio.get_running_loop()
         waiter: _Waiter = loop, loop.create_future()
         with self._lock:

@@ -16,7 +16,7 @@ from plan_adapter.settings import Settings
 from plan_adapter.store.columns import database_now, insert_into, now_of
 from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.policies import newest
-from plan_adapter.store.rows import HasContext, whose
+from plan_adapter.store.rows import HasContext, context_columns
 from plan_adapter.store.tables import totp_history, used_codes
 
 MOST_WRONG = 5
@@ -50,7 +50,7 @@ class OneTimeCodes(StorePart):
         last = connection.scalar(select(func.max(totp_history.c.number)).where(totp_history.c.name == person)) or 0
         if last and not replaces:
             raise RunConflictError(f"{one_line(person)} has one-time codes already: `plan enroll {one_line(person)}` asks first")
-        row = {**whose(RunContext()), "name": person, "number": last + 1, "seed": seed}
+        row = {**context_columns(RunContext()), "name": person, "number": last + 1, "seed": seed}
         row |= {"by": by, "known_by": known_by, "at": now_of(connection)}
         added = connection.execute(insert_into(totp_history, connection.dialect.name).values(row).on_conflict_do_nothing())
         if added.rowcount != 1:
@@ -63,22 +63,22 @@ class OneTimeCodes(StorePart):
         After 5 wrong tries within 5 minutes, in any process, nothing is counted. Then returns the seconds until the next try.
         """
         while True:  # another process may take the number, and the last try, in between; so the number is read first
-            last = connection.scalar(select(func.max(used_codes.c.counter)).where(used_codes.c.name == _tries(name)))
+            last = connection.scalar(select(func.max(used_codes.c.counter)).where(used_codes.c.name == _tries_key(name)))
             now = now_of(connection)
             wrong = list(_wrong(connection, name, since=now - WITHIN).values())
             if len(wrong) >= MOST_WRONG:
                 return max(0.001, (wrong[-MOST_WRONG] + WITHIN - now).total_seconds())
-            if _add(connection, _tries(name), (last or 0) + 1, self._whose()):
+            if _insert_code(connection, _tries_key(name), (last or 0) + 1, self._with_tenant()):
                 return 0.0
 
     @writes
     def use(self, connection: Connection, name: str, counter: int) -> bool:
         """Return True for the first use of this name and counter, which also marks the try as right, and False afterwards."""
-        context = self._whose()
-        if not _add(connection, name, counter, context):
+        context = self._with_tenant()
+        if not _insert_code(connection, name, counter, context):
             return False
         while wrong := _wrong(connection, name, since=now_of(connection) - WITHIN):
-            if _add(connection, _right(name), max(wrong), context):
+            if _insert_code(connection, _right_tries_key(name), max(wrong), context):
                 break
         return True
 
@@ -86,22 +86,22 @@ class OneTimeCodes(StorePart):
 def _wrong(connection: Connection, name: str, *, since: datetime) -> dict[int, datetime]:
     """Return the wrong tries after `since` as number -> time, oldest first."""
     right = used_codes.alias()
-    was_right = select(right.c.counter).where(right.c.name == _right(name), right.c.counter == used_codes.c.counter).exists()
-    tries = select(used_codes.c.counter, used_codes.c.used_at).where(used_codes.c.name == _tries(name), used_codes.c.used_at > since)
+    was_right = select(right.c.counter).where(right.c.name == _right_tries_key(name), right.c.counter == used_codes.c.counter).exists()
+    tries = select(used_codes.c.counter, used_codes.c.used_at).where(used_codes.c.name == _tries_key(name), used_codes.c.used_at > since)
     found = connection.execute(tries.where(~was_right).order_by(used_codes.c.counter))
     return {row.counter: row.used_at for row in found}
 
 
-def _add(connection: Connection, name: str, counter: int, context: HasContext) -> bool:
-    row = {**whose(context), "name": name, "counter": counter, "used_at": database_now()}
+def _insert_code(connection: Connection, name: str, counter: int, context: HasContext) -> bool:
+    row = {**context_columns(context), "name": name, "counter": counter, "used_at": database_now()}
     return connection.execute(insert_into(used_codes, connection.dialect.name).values(row).on_conflict_do_nothing()).rowcount == 1
 
 
-def _tries(name: str) -> str:
+def _tries_key(name: str) -> str:
     return f"tries of {name}"
 
 
-def _right(name: str) -> str:
+def _right_tries_key(name: str) -> str:
     return f"right tries of {name}"
 
 

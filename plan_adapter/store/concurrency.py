@@ -49,8 +49,8 @@ def take(connection: Connection, run: Row, key: str) -> list[RunBefore]:
     written = connection.execute(select(concurrency_keys.c.key).where(own)).scalar()
     if written != key:  # the first start of the run, or the first one of a version with another key
         connection.execute(delete(concurrency_keys).where(own))
-        whose = {name: run[name] for name in ("tenant_id", "agent_id", "org_id", "task_id")}
-        row = {**whose, "run_id": run["id"], "key": key, "since": database_now(), "is_held": False}
+        context_columns = {name: run[name] for name in ("tenant_id", "agent_id", "org_id", "task_id")}
+        row = {**context_columns, "run_id": run["id"], "key": key, "since": database_now(), "is_held": False}
         connection.execute(insert(concurrency_keys).values(row))
     before = runs_before(connection, run["tenant_id"], key, run["id"])
     connection.execute(update(concurrency_keys).where(own).values(is_held=not before))

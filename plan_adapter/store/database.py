@@ -113,7 +113,7 @@ class StorePart:
         self._database = database
         self.tenant_id = tenant_id
 
-    def _whose(self, context: HasContext | None = None) -> RunContext:
+    def _with_tenant(self, context: HasContext | None = None) -> RunContext:
         """Return `context` with this store's tenant. Raises RunConflictError if it has another tenant."""
         context = context or RunContext()
         if self.tenant_id is not None and context.tenant_id not in (None, self.tenant_id):

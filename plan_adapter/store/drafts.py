@@ -18,7 +18,7 @@ from plan_adapter.readable import without_passwords
 from plan_adapter.store import plans
 from plan_adapter.store.columns import database_now, insert_into
 from plan_adapter.store.database import StorePart, reads, writes
-from plan_adapter.store.rows import HasContext, Row, dump_json, load_json, whose
+from plan_adapter.store.rows import HasContext, Row, context_columns, dump_json, load_json
 from plan_adapter.store.tables import drafts, model_calls
 
 
@@ -27,16 +27,16 @@ class Drafts(StorePart):
 
     async def begin(self, draft: Draft) -> list[ModelCall]:
         """Record a new draft and return no calls, or return the recorded calls of an existing draft in order."""
-        await self._database.write(partial(_begin, draft=draft, context=self._whose()))
+        await self._database.write(partial(_begin, draft=draft, context=self._with_tenant()))
         return await self._database.read(partial(_calls_of, draft_id=draft.id))
 
     @writes
     def keep(self, connection: Connection, draft: Draft, call: ModelCall) -> None:
         """Record one call of a draft, and the draft if needed. Recording the same call again changes nothing."""
-        context = self._whose()
+        context = self._with_tenant()
         _begin(connection, draft, context)
         row = {
-            **whose(context),
+            **context_columns(context),
             "draft_id": draft.id,
             "number": call.number,
             "model": call.model,
@@ -56,11 +56,11 @@ class Drafts(StorePart):
 
     async def end(self, draft: Draft) -> None:
         """Record the result of a draft. Its plan is stored as content, without a name."""
-        await self._end(draft, None if draft.plan is None else plans.plan_row(draft.plan, plan_digest(draft.plan), self._whose()))
+        await self._end(draft, None if draft.plan is None else plans.plan_row(draft.plan, plan_digest(draft.plan), self._with_tenant()))
 
     @writes
     def _end(self, connection: Connection, draft: Draft, plan_row: dict[str, Any] | None) -> None:
-        _begin(connection, draft, self._whose())
+        _begin(connection, draft, self._with_tenant())
         if plan_row is not None:
             plans.put_plan(connection, plan_row)
         result: dict[str, JsonValue] = {
@@ -109,7 +109,7 @@ class Drafts(StorePart):
 def _begin(connection: Connection, draft: Draft, context: HasContext) -> None:
     """Record a new draft, unless it is already recorded."""
     row = {
-        **whose(context),
+        **context_columns(context),
         "id": draft.id,
         "task": without_passwords(draft.request.task),
         "request": dump_json(each_text(_request_document(draft.request), without_passwords)),

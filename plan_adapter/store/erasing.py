@@ -25,7 +25,7 @@ from plan_adapter.store.erased_fields import ERASED, Field, erase_at, read_field
 from plan_adapter.store.rows import NO_ITEM, Row, dump_json, load_json
 from plan_adapter.store.tables import approvals, attempts, audit, concurrency_keys, gates, receipts, revisions, runs, step_runs
 from plan_adapter.store.tombstones import Erased
-from plan_adapter.store.verification import KEPT
+from plan_adapter.store.verification import ROW_CHECKS
 
 _JSON: dict[Table, tuple[str, ...]] = {
     runs: ("inputs", "outputs", "metadata"),
@@ -275,6 +275,6 @@ def _replaced_digests(connection: Connection, run: Row, changed: Sequence[Conten
             replaced[row_digest("runs", new)] = before.original(row_digest("runs", old))
             replaced[beginning(new)] = chain[0]
         elif content.table is not concurrency_keys:  # which the audit does not cover
-            tell = KEPT[content.table.name].tell
-            replaced[str(tell(new).row_digest)] = before.original(str(tell(old).row_digest))
+            entry_of = ROW_CHECKS[content.table.name].entry_of
+            replaced[str(entry_of(new).row_digest)] = before.original(str(entry_of(old).row_digest))
     return replaced

@@ -64,7 +64,7 @@ class Rows:
         # An altered SQLite file may hold values that a column's type cannot read. Without types, they are exported, too.
         columns = [type_coerce(column, NullType()) if is_sqlite else column for column in self.table.c]
         query = select(*columns).where(self.which).order_by(*self.table.primary_key.columns)
-        with _any_text(self.connection), self.connection.execute(query, execution_options={"yield_per": AT_ONCE}) as found:
+        with _reading_invalid_text(self.connection), self.connection.execute(query, execution_options={"yield_per": AT_ONCE}) as found:
             for row in found:
                 values = zip(self.table.c, row, strict=True)
                 if is_sqlite:
@@ -141,20 +141,20 @@ def _text(value: Any, depth: int, *, in_lines: bool, only_ascii: bool) -> str:
 
 
 @contextmanager
-def _any_text(connection: Connection) -> Generator[None]:
+def _reading_invalid_text(connection: Connection) -> Generator[None]:
     """Let texts that are not valid UTF-8 be read from a SQLite file. SQLAlchemy has no such setting, sqlite3 has."""
     driver: Any = connection.connection.driver_connection
     if not isinstance(driver, sqlite3.Connection):
         yield
         return
-    before, driver.text_factory = driver.text_factory, _as_text
+    before, driver.text_factory = driver.text_factory, _decode_text
     try:
         yield
     finally:
         driver.text_factory = before
 
 
-def _as_text(found: bytes) -> str:
+def _decode_text(found: bytes) -> str:
     return found.decode(errors="surrogateescape")
 
 
@@ -211,7 +211,7 @@ class _Scanner:
         self._before = offset  # bytes of the file before the text
         self._text = ""
         self._at = 0
-        self._is_all = False
+        self._is_at_end = False
 
     @property
     def offset(self) -> int:
@@ -223,9 +223,9 @@ class _Scanner:
         while True:
             while self._text[self._at : self._at + 1] in _BLANKS:
                 self._at += 1
-            if self._at < len(self._text) or self._is_all:
+            if self._at < len(self._text) or self._is_at_end:
                 return self._text[self._at : self._at + 1]
-            self._load()
+            self._read_chunk()
 
     def value(self) -> Any:
         """Consume and return the next value. Raises ValueError if there is none."""
@@ -234,13 +234,13 @@ class _Scanner:
             try:
                 value, end = self._read(self._text, self._at)
             except ValueError:
-                if self._is_all:
+                if self._is_at_end:
                     raise
             else:
-                if end < len(self._text) or self._is_all:  # otherwise a number may continue
+                if end < len(self._text) or self._is_at_end:  # otherwise a number may continue
                     self._at = end
                     return value
-            self._load()
+            self._read_chunk()
 
     def names(self) -> Iterator[str]:
         """Yield the names of an object. The caller must read each value before the next name."""
@@ -248,7 +248,7 @@ class _Scanner:
             name = self.value()
             if not isinstance(name, str):
                 raise ValueError(f"a name is {type(name).__name__}, not text")  # noqa: TRY004  # in the file, not an argument
-            self._take(":")
+            self._expect(":")
             yield name
 
     def members_of_list(self) -> Iterator[Any]:
@@ -257,22 +257,22 @@ class _Scanner:
             yield self.value()
 
     def _between(self, begin: str, end: str) -> Iterator[None]:
-        self._take(begin)
+        self._expect(begin)
         if self.next() != end:
             yield
             while self.next() == ",":
-                self._take(",")
+                self._expect(",")
                 yield
-        self._take(end)
+        self._expect(end)
 
-    def _take(self, character: str) -> None:
+    def _expect(self, character: str) -> None:
         if self.next() != character:
             raise ValueError(f"at byte {self.offset} there is no `{character}`")
         self._at += 1
 
-    def _load(self) -> None:
+    def _read_chunk(self) -> None:
         self._before = self.offset
         chunk = self._file.read(max(CHUNK_BYTES, len(self._text)))  # so a long value is parsed again only a few times
         self._text = self._text[self._at :] + self._decode.decode(chunk, final=not chunk)
         self._at = 0
-        self._is_all = not chunk
+        self._is_at_end = not chunk

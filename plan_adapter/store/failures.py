@@ -10,7 +10,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from plan_adapter.errors import StoreError
 
 
-class PassingError(StoreError):
+class TransientStoreError(StoreError):
     """The database is unreachable, locked or full for now. The same work may succeed in a moment."""
 
 
@@ -25,7 +25,7 @@ _SQLITE = {
     "SQLITE_NOTADB": "is no SQLite database: give the path of a plan store, or one that does not exist yet",
     "SQLITE_IOERR": "cannot be read or written: the disk reports an error, is full, or has a limit on file sizes",
 }
-_PASSING_ON_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")
+_TRANSIENT_ON_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")
 
 _POSTGRESQL = {  # SQLSTATE, or its two-character class
     "28P01": "refuses the password of this user",
@@ -40,7 +40,7 @@ _POSTGRESQL = {  # SQLSTATE, or its two-character class
     "57P03": "is starting or stopping; try again",
     "08": "ended the connection",
 }
-_PASSING_ON_POSTGRESQL = ("08", "25006", "40001", "40P01", "53", "55P03", "57P01", "57P02", "57P03", "57P05", "58030")
+_TRANSIENT_ON_POSTGRESQL = ("08", "25006", "40001", "40P01", "53", "55P03", "57P01", "57P02", "57P03", "57P05", "58030")
 """SQLSTATEs or prefixes of them: connection, standby, serialization and deadlock, resources, locks, shutdown, disk."""
 
 
@@ -48,53 +48,57 @@ _PASSING_ON_POSTGRESQL = ("08", "25006", "40001", "40P01", "53", "55P03", "57P01
 def as_store_errors(store: str, *, timeout: float) -> Generator[None]:
     """Convert errors of the database or its driver to a StoreError about `store`, without a password.
 
-    Raises PassingError if a retry may succeed.
+    Raises TransientStoreError if a retry may succeed.
     """
     try:
         yield
     except (DBAPIError, sqlite3.Error) as error:  # sqlite3's own: from `sqlite`, which opens and probes the file without SQLAlchemy
-        raise _kind(error)(f"{store} {_told(error, timeout)}") from error
+        raise _error_class(error)(f"{store} {_problem_text(error, timeout)}") from error
     except ImportError as error:
         raise StoreError(f"{store} needs the driver `{error.name}`, which is not installed") from error
     except TimeoutError as error:
-        raise PassingError(f"{store} did not answer in time") from error
+        raise TransientStoreError(f"{store} did not answer in time") from error
     except OSError as error:
-        raise PassingError(f"{store} cannot be reached: {error.strerror or error}; is it running, and is the address right?") from error
+        raise TransientStoreError(
+            f"{store} cannot be reached: {error.strerror or error}; is it running, and is the address right?"
+        ) from error
     except PoolTimeoutError as error:
-        raise PassingError(f"{store} has no free connection in this process: {error}") from error
+        raise TransientStoreError(f"{store} has no free connection in this process: {error}") from error
     except SQLAlchemyError as error:
         raise StoreError(f"{store} cannot be used: {type(error).__name__}: {error}") from error
     except Exception as error:
         # SQLAlchemy 2.0 does not wrap what asyncpg raises while connecting.
         if not hasattr(error, "sqlstate"):
             raise
-        raise _kind(error)(f"{store} {_told(error, timeout)}") from error
+        raise _error_class(error)(f"{store} {_problem_text(error, timeout)}") from error
 
 
-def _kind(error: Exception) -> type[StoreError]:
+def _error_class(error: Exception) -> type[StoreError]:
     if isinstance(error, DBAPIError) and error.connection_invalidated:
-        return PassingError
+        return TransientStoreError
     orig = error.orig if isinstance(error, DBAPIError) else error
     name, state = str(getattr(orig, "sqlite_errorname", "") or ""), str(getattr(orig, "sqlstate", "") or "")
-    passes = any(name == code or name.startswith(code + "_") for code in _PASSING_ON_SQLITE) or state.startswith(_PASSING_ON_POSTGRESQL)
-    return PassingError if passes else StoreError
+    is_transient = any(name == code or name.startswith(code + "_") for code in _TRANSIENT_ON_SQLITE) or state.startswith(
+        _TRANSIENT_ON_POSTGRESQL
+    )
+    return TransientStoreError if is_transient else StoreError
 
 
-def _told(error: Exception, timeout: float) -> str:
+def _problem_text(error: Exception, timeout: float) -> str:
     """Return the problem and the fix in words. For unknown errors, this is the driver's own text."""
     orig = error.orig if isinstance(error, DBAPIError) else error
     if name := str(getattr(orig, "sqlite_errorname", "") or ""):
-        told = next((text for code, text in _SQLITE.items() if name == code or name.startswith(code + "_")), None)
-        if told is not None:
-            return told.format(timeout=timeout)
+        problem = next((text for code, text in _SQLITE.items() if name == code or name.startswith(code + "_")), None)
+        if problem is not None:
+            return problem.format(timeout=timeout)
     if state := str(getattr(orig, "sqlstate", "") or ""):
-        told = _POSTGRESQL.get(state) or _POSTGRESQL.get(state[:2])
-        if told is not None:
-            return told
+        problem = _POSTGRESQL.get(state) or _POSTGRESQL.get(state[:2])
+        if problem is not None:
+            return problem
         if state == "23505":
             name = "SQLITE_CONSTRAINT_UNIQUE"
     if name in ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"):
         return "already holds such a row: another process works on the same run or plan"
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return "ended the connection; try again"
-    return f"refused what was asked of it: {orig}"
+    return f"refused the statement: {orig}"

@@ -22,7 +22,7 @@ from plan_adapter.store.digests import plain
 from plan_adapter.store.leases import Claim, Owner
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import seen_by
-from plan_adapter.store.rows import Row, approval_of, approval_row, context_of, dump_json, item_column, item_of, whose
+from plan_adapter.store.rows import Row, approval_of, approval_row, context_columns, context_of, dump_json, item_column, item_of
 from plan_adapter.store.tables import approvals as answers
 from plan_adapter.store.tables import gates, runs
 
@@ -49,7 +49,7 @@ class Gates(StorePart):
     @writes
     def _open(self, connection: Connection, gate: Gate, claim: Claim | None, *, timeout_ms: int) -> Gate:
         owner = Owner.this()
-        run = _run_locked(connection, self.tenant_id, gate.run_id)
+        run = _lock_run(connection, self.tenant_id, gate.run_id)
         at = and_(
             gates.c.run_id == gate.run_id,
             gates.c.step_id == (gate.step_id or ""),
@@ -74,7 +74,7 @@ class Gates(StorePart):
                 audit.append(connection, gate.run_id, [entries.of_gate(plain(gates, row))])
             return gate_of(row)
         superseded = _close(connection, at, "superseded")
-        new = {**whose(context_of(run)), **_gate_row(connection, gate, timeout_ms), "owner": str(owner)}
+        new = {**context_columns(context_of(run)), **_gate_row(connection, gate, timeout_ms), "owner": str(owner)}
         row = connection.execute(insert(gates).values(new).returning(gates)).mappings().one()
         audit.append(connection, gate.run_id, [*superseded, entries.of_gate(plain(gates, row))])
         return gate_of(row)
@@ -94,14 +94,14 @@ class Gates(StorePart):
     def _answer(self, connection: Connection, gate_id: str, approval: Approval) -> Gate | PlanAdapterError:
         # An error is returned, not raised, because the transaction may contain a change to commit: an overdue gate is closed.
         if connection.execute(select(answers.c.id).where(answers.c.id == approval.id)).first() is not None:
-            return NotApprovedError(f"the approval {approval.id} was given before: each answer is one of its own")
+            return NotApprovedError(f"the approval {approval.id} was already recorded: each answer needs a new approval")
         # One statement decides: a concurrent answer waits for this row, finds it closed and changes nothing.
-        same = and_(_takes(approval), gates.c.approval_digest == approval.approval_digest, _is_open(), _is_in_time())
-        closed = _closed_now(connection, and_(_is(gate_id, self.tenant_id), same), "answered")
+        same = and_(_accepts(approval), gates.c.approval_digest == approval.approval_digest, _is_open(), _is_in_time())
+        closed = _close_first(connection, and_(_has_id(gate_id, self.tenant_id), same), "answered")
         if closed is None:
-            return _why_not_taken(connection, self.tenant_id, gate_id, approval)
+            return _refusal_of(connection, self.tenant_id, gate_id, approval)
         given = {
-            **whose(context_of(closed)),
+            **context_columns(context_of(closed)),
             **approval_row(approval),
             "at": closed["closed_at"],
             "run_id": closed["run_id"],
@@ -132,26 +132,26 @@ class Gates(StorePart):
     @writes
     def expire(self, connection: Connection, gate_id: str) -> Gate:
         """Close the gate as expired if it is open and overdue by the database's clock. Return its current state."""
-        return _expired(connection, self.tenant_id, gate_id)
+        return _expire(connection, self.tenant_id, gate_id)
 
     @writes
     def close(self, connection: Connection, gate_id: str, end: GateEnd) -> Gate:
         """Close the gate without an answer and return it. A closed gate, or one where another process waits, is returned unchanged."""
         is_free = or_(gates.c.owner.is_(None), gates.c.owner == str(Owner.this()))
-        _close_one(connection, and_(_is(gate_id, self.tenant_id), _is_open(), is_free), end)
-        return _found(connection, self.tenant_id, gate_id)
+        _close_one(connection, and_(_has_id(gate_id, self.tenant_id), _is_open(), is_free), end)
+        return _find(connection, self.tenant_id, gate_id)
 
     @writes
     def leave(self, connection: Connection, gate_id: str) -> None:
         """Record that this process no longer waits at the gate, so that another one can. The gate stays open."""
-        mine = (_is(gate_id, self.tenant_id), gates.c.owner == str(Owner.this()))
+        mine = (_has_id(gate_id, self.tenant_id), gates.c.owner == str(Owner.this()))
         connection.execute(update(gates).where(*mine).values(owner=None))
         signal(connection)
 
     @writes
     def show(self, connection: Connection, gate_id: str, *, flow_run_id: str, keyset: str) -> None:
         """Record where the gate's form is shown."""
-        changed = connection.execute(update(gates).where(_is(gate_id, self.tenant_id)).values(flow_run_id=flow_run_id, keyset=keyset))
+        changed = connection.execute(update(gates).where(_has_id(gate_id, self.tenant_id)).values(flow_run_id=flow_run_id, keyset=keyset))
         if not changed.rowcount:
             raise RunConflictError(f"there is no gate {gate_id}")
         signal(connection)
@@ -159,7 +159,7 @@ class Gates(StorePart):
     @reads
     def get(self, connection: Connection, gate_id: str) -> Gate:
         """Return the gate with this id. Raises RunConflictError if there is none."""
-        return _found(connection, self.tenant_id, gate_id)
+        return _find(connection, self.tenant_id, gate_id)
 
     @reads
     def find(self, connection: Connection, *, run_id: str | None = None, open_only: bool = True, limit: int = 1000) -> list[Gate]:
@@ -175,7 +175,7 @@ class Gates(StorePart):
         return [gate_of(row, attended=attended) for row in rows]
 
 
-def outcome_asked(connection: Connection, run_id: str) -> dict[str, str]:
+def open_outcome_gates(connection: Connection, run_id: str) -> dict[str, str]:
     """Return and lock a run's open outcome gates, as digest -> gate id."""
     which = (gates.c.run_id == run_id, gates.c.kind == "outcome", gates.c.closed_at.is_(None))
     rows = connection.execute(select(gates.c.approval_digest, gates.c.id).where(*which).with_for_update())
@@ -212,8 +212,8 @@ def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) 
     )
 
 
-def _found(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
-    row = connection.execute(select(gates).where(_is(gate_id, tenant))).mappings().first()
+def _find(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
+    row = connection.execute(select(gates).where(_has_id(gate_id, tenant))).mappings().first()
     if row is None:
         raise RunConflictError(f"there is no gate {gate_id}")
     return gate_of(row)
@@ -224,12 +224,12 @@ def _answer_to(connection: Connection, tenant: str | None, gate_id: str) -> Appr
     return None if row is None else approval_of(row)
 
 
-def _expired(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
-    _close_one(connection, and_(_is(gate_id, tenant), _is_open(), ~_is_in_time()), "expired")
-    return _found(connection, tenant, gate_id)
+def _expire(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
+    _close_one(connection, and_(_has_id(gate_id, tenant), _is_open(), ~_is_in_time()), "expired")
+    return _find(connection, tenant, gate_id)
 
 
-def _run_locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
+def _lock_run(connection: Connection, tenant: str | None, run_id: str) -> Row:
     """Lock and return the row of a run that has not ended, so that only one gate of a run is opened at a time."""
     query = seen_by(tenant, select(runs).where(runs.c.id == run_id), runs)
     row = connection.execute(query.with_for_update(key_share=True)).mappings().first()
@@ -263,27 +263,27 @@ def _close(connection: Connection, which: ColumnElement[bool], end: GateEnd) -> 
 
 def _close_one(connection: Connection, which: ColumnElement[bool], end: GateEnd) -> None:
     """Close the gate that matches `which`, if there is one, and append the audit entry."""
-    row = _closed_now(connection, which, end)
+    row = _close_first(connection, which, end)
     if row is not None:
         audit.append(connection, row["run_id"], [entries.of_gate_end(plain(gates, row))])
         signal(connection)
 
 
-def _closed_now(connection: Connection, which: ColumnElement[bool], end: GateEnd) -> Row | None:
+def _close_first(connection: Connection, which: ColumnElement[bool], end: GateEnd) -> Row | None:
     """Close the gate that matches `which`. Return its row, or None if there is none."""
     return connection.execute(update(gates).where(which).values(closed_at=database_now(), end=end).returning(gates)).mappings().first()
 
 
-def _takes(approval: Approval) -> ColumnElement[bool]:
+def _accepts(approval: Approval) -> ColumnElement[bool]:
     """Return the condition for the kind of gate that `approval` can close: only one with a result answers a question."""
     if approval.decision != "approve":
         return gates.c.kind != "outcome"
     return gates.c.kind == ("approval" if approval.result is None else "question")
 
 
-def _why_not_taken(connection: Connection, tenant: str | None, gate_id: str, approval: Approval) -> PlanAdapterError:
+def _refusal_of(connection: Connection, tenant: str | None, gate_id: str, approval: Approval) -> PlanAdapterError:
     try:
-        gate = _expired(connection, tenant, gate_id)
+        gate = _expire(connection, tenant, gate_id)
     except RunConflictError as missing:
         return missing
     if gate.kind == "outcome" and gate.closed_at is None:
@@ -317,7 +317,7 @@ def _how_it_closed(connection: Connection, gate: Gate, at: str) -> str:
     return "it was answered" if given is None else f"{one_line(given.by)} answered at {at}: {given.decision}"
 
 
-def _is(gate_id: str, tenant: str | None) -> ColumnElement[bool]:
+def _has_id(gate_id: str, tenant: str | None) -> ColumnElement[bool]:
     same = gates.c.id == gate_id
     return same if tenant is None else and_(same, gates.c.tenant_id == tenant)
 

@@ -87,7 +87,7 @@ def is_free(lease: Row | None, now: datetime) -> bool:
     return Owner.parse(lease["owner"]).has_died or lease["until"] + timedelta(seconds=GRACE_SECONDS) < now
 
 
-def who(lease: Row) -> str:
+def owner_name(lease: Row) -> str:
     """Return the owner of `lease` in words."""
     owner = Owner.parse(lease["owner"])
     return f"process {owner.pid} on this host" if owner.is_here else f"process {owner.pid} on {owner.host}"
@@ -104,7 +104,7 @@ def of_runs(connection: Connection, run_ids: Collection[str]) -> Sequence[Row]:
     return connection.execute(select(leases).where(leases.c.run_id.in_(run_ids))).mappings().all()
 
 
-def take(connection: Connection, run_id: str, owner: Owner, *, whose: Mapping[str, str | None], seconds: float) -> Claim:
+def take(connection: Connection, run_id: str, owner: Owner, *, context_columns: Mapping[str, str | None], seconds: float) -> Claim:
     """Make `owner` the process that executes the run.
 
     The caller has locked the run. Raises RunConflictError if another process may be executing it.
@@ -114,13 +114,13 @@ def take(connection: Connection, run_id: str, owner: Owner, *, whose: Mapping[st
     if lease is not None and not is_free(lease, now):
         until = lease["until"] + timedelta(seconds=GRACE_SECONDS)
         raise RunConflictError(
-            f"run {run_id} is executed by {who(lease)}; wait for its end, or cancel it (if it gives no sign of life, the run is free at "
-            f"{moment(until)})"
+            f"run {run_id} is executed by {owner_name(lease)}; wait for its end, or cancel it (if it gives no sign of life, "
+            f"the run is free at {moment(until)})"
         )
     epoch: int = 1 if lease is None else lease["epoch"] + 1
     values = {"owner": str(owner), "until": now + timedelta(seconds=seconds), "epoch": epoch}
     if lease is None:
-        connection.execute(insert(leases).values(run_id=run_id, **whose, **values))
+        connection.execute(insert(leases).values(run_id=run_id, **context_columns, **values))
     else:
         connection.execute(update(leases).where(leases.c.run_id == run_id).values(**values))
     return Claim(epoch, clock)

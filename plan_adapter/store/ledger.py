@@ -23,8 +23,8 @@ from plan_adapter.store.digests import instant_text, plain
 from plan_adapter.store.leases import Claim, Owner
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.recorder import StoreRecorder
-from plan_adapter.store.rows import dump_json, folder_column, load_json, rollback_column, whose
-from plan_adapter.store.runs import UNENDED, ask_to_cancel, find, id_of, kept_reason, matches, of_flow, owner_of, row_of
+from plan_adapter.store.rows import context_columns, dump_json, folder_column, load_json, rollback_column
+from plan_adapter.store.runs import UNENDED, ask_to_cancel, find, id_of, matches, of_flow, owner_of, recorded_reason, row_of
 from plan_adapter.store.tables import runs, step_runs
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class RunLedger(StorePart):
 
     async def create(self, run: PlanRun, validated: "ValidatedPlan") -> None:
         """Record a new run with its plan and tool definitions. If the store has a tenant, the run gets that tenant."""
-        run.tenant_id = self._whose(run).tenant_id
+        run.tenant_id = self._with_tenant(run).tenant_id
         # Built before the transaction begins, because they take long for a large plan.
         plan, implied = plans.plan_row(validated.plan, run.digest, run), plans.implied_row(validated, run)
         await self._create(plan, implied, _run_row(run, validated, implied["digest"]))
@@ -114,7 +114,7 @@ class RunLedger(StorePart):
             raise RunConflictError(f"there is no run {run.id}")
         tombstones.refuse_erased(connection, run.id)
         owner = Owner.this()
-        claim = leases.take(connection, run.id, owner, whose=whose(run), seconds=self.lease_seconds)
+        claim = leases.take(connection, run.id, owner, context_columns=context_columns(run), seconds=self.lease_seconds)
         written = {**_changing(run), "cancel_reason": None, "cancel_requested_at": None, "cancel_rollback": None}
         written |= {"claimed_at": database_now(), "updated_at": database_now()}
         statement = update(runs).where(runs.c.id == run.id, runs.c.updated_at == run.updated_at).values(written)
@@ -141,7 +141,7 @@ class RunLedger(StorePart):
     @reads
     def runs_before(self, connection: Connection, key: str, context: RunContext) -> list[RunBefore]:
         """Return the runs that have the concurrency key, or wait for it."""
-        return concurrency.runs_before(connection, self._whose(context).tenant_id or "", key, None)
+        return concurrency.runs_before(connection, self._with_tenant(context).tenant_id or "", key, None)
 
     async def renew(self, run_id: str) -> None:
         """Renew the lease of a run that this store claimed. Raises LeaseLostError if another process has taken the run."""
@@ -175,7 +175,7 @@ class RunLedger(StorePart):
     @reads
     def find_approval(self, connection: Connection, approval_digest: str, *, context: RunContext | None = None) -> Approval | None:
         """Return an unused, unexpired approval of this digest in the tenant of `context`, or None."""
-        return approvals.find(connection, approval_digest, context=self._whose(context))
+        return approvals.find(connection, approval_digest, context=self._with_tenant(context))
 
     @writes
     def use_approval(self, connection: Connection, approval: Approval, *, run_id: str) -> Approval:
@@ -184,7 +184,7 @@ class RunLedger(StorePart):
         If several runs want it at once, one gets it. Raises NotApprovedError for the others, for an approval that has expired by the
         database's clock, and for one that was followed by a rejection.
         """
-        return approvals.use(connection, approval, run_id=run_id, context=self._whose())
+        return approvals.use(connection, approval, run_id=run_id, context=self._with_tenant())
 
     # Cancelling
 
@@ -236,7 +236,7 @@ class RunLedger(StorePart):
             run,
             plan=plans.of_run(connection, row),
             history=_history_of(connection, run.id),
-            kept=kept_reason(row),
+            kept=recorded_reason(row),
             has_open_gates=run.completed_at is None and gates.are_open(connection, run.id),  # an ended run has none
         )
 
@@ -258,7 +258,7 @@ class RunLedger(StorePart):
     @reads
     def reason(self, connection: Connection, run_id: str) -> RunReason | None:
         """Return the reason recorded by the last process that executed the run, even if that process was interrupted since."""
-        return kept_reason(row_of(connection, self.tenant_id, run_id, runs.c.id, runs.c.reason))
+        return recorded_reason(row_of(connection, self.tenant_id, run_id, runs.c.id, runs.c.reason))
 
     @reads
     def definitions(self, connection: Connection, run_id: str) -> list[dict[str, JsonValue]]:
@@ -272,12 +272,12 @@ class RunLedger(StorePart):
 
 
 def _history_of(connection: Connection, run_id: str) -> RunHistory:
-    return steps.history_of(connection, run_id).skipping(operator_requests.skipped_steps_of(connection, run_id))
+    return steps.history_of(connection, run_id).with_skipped(operator_requests.skipped_steps_of(connection, run_id))
 
 
 def _run_row(run: PlanRun, validated: "ValidatedPlan", implied_digest: str) -> dict[str, Any]:
     return {
-        **whose(run),
+        **context_columns(run),
         "id": run.id,
         "plan_id": run.plan_id,
         "name": run.name,

@@ -58,7 +58,7 @@ class OperatorRequests(StorePart):
         Raises RunConflictError if another request came in between. Requests about steps also raise it while a process executes the run,
         because that process would not notice.
         """
-        run = runs.locked(connection, self.tenant_id, run_id)
+        run = runs.lock_run(connection, self.tenant_id, run_id)
         found: str = run["id"]
         if request.steps and (owner := runs.owner_of(connection, self.tenant_id, found)) is not None:
             raise RunConflictError(f"run {found} is executed by {owner}: skip steps after it has ended")
@@ -66,14 +66,14 @@ class OperatorRequests(StorePart):
         if request_digest(found, _next_number(connection, found), request.kind, subjects) != request.digest:
             raise RunConflictError(f"another request about run {found} was recorded meanwhile: look again, then repeat yours")
         changed = update(run_table).where(run_table.c.id == found).values(updated_at=database_now()).returning(run_table.c.updated_at)
-        told, at = list[entries.Entry](), instant_text(now_of(connection))
+        audit_entries, at = list[entries.Entry](), instant_text(now_of(connection))
         given = {"by": request.by, "known_by": request.known_by, "because": request.because, "request_digest": request.digest}
         for step_id, digest in subjects:
-            told.append(entries.of_operator_request(at, request.kind, **given, step_id=step_id, digest=digest))
+            audit_entries.append(entries.of_operator_request(at, request.kind, **given, step_id=step_id, digest=digest))
         if request.signature is not None:
-            told.append(entries.of_operator_request_signature(told[-1], request.signature))
+            audit_entries.append(entries.of_operator_request_signature(audit_entries[-1], request.signature))
         updated_at = connection.execute(changed).scalar_one()
-        audit.append(connection, found, told)
+        audit.append(connection, found, audit_entries)
         signal(connection)
         return updated_at
 

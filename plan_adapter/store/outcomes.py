@@ -26,7 +26,7 @@ from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.digests import plain
-from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_of, receipt_row, whose
+from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_columns, context_of, receipt_row
 from plan_adapter.store.steps import history_of, labels_of
 from plan_adapter.store.tables import attempts, receipts, step_runs
 from plan_adapter.store.tables import audit as audit_log
@@ -118,17 +118,17 @@ class UnknownOutcomes(StorePart):
         outcome is known, and if an item must be named.
         """
         call = CallPlace(step_id, item, kind)
-        run, ended_at = runs.locked(connection, self.tenant_id, run_id), now_of(connection)
-        attempt, digest = _subject(connection, self.tenant_id, run, call, record.resolution, at=ended_at)
+        run, ended_at = runs.lock_run(connection, self.tenant_id, run_id), now_of(connection)
+        attempt, digest = _resolved_attempt(connection, self.tenant_id, run, call, record.resolution, at=ended_at)
         if record.digest not in (None, digest):
             raise RunConflictError(
                 f"another attempt of `{call.name()}` in run {run['id']} has an unknown outcome now: look again, and record that one"
             )
-        told = list[entries.Entry]()
+        audit_entries = list[entries.Entry]()
         if digest != outcome_digest(attempt.id):
-            begun = {**whose(context_of(run)), **attempt_row(attempt)}
+            begun = {**context_columns(context_of(run)), **attempt_row(attempt)}
             connection.execute(insert(attempts).values(begun))
-            told.append(entries.of_attempt(plain(attempts, begun)))
+            audit_entries.append(entries.of_attempt(plain(attempts, begun)))
         receipt = Receipt(
             attempt_id=attempt.id,
             run_id=attempt.run_id,
@@ -145,18 +145,18 @@ class UnknownOutcomes(StorePart):
             note=record.note or None,
             kind=attempt.kind,
         )
-        row = {**whose(context_of(run)), **receipt_row(receipt)}
+        row = {**context_columns(context_of(run)), **receipt_row(receipt)}
         connection.execute(insert(receipts).values(row))
-        told.append(entries.of_receipt(plain(receipts, row)))
+        audit_entries.append(entries.of_receipt(plain(receipts, row)))
         if record.signature is not None:
-            told.append(entries.of_signature(plain(receipts, row), record.signature))
-        if (gate_id := gates.outcome_asked(connection, run["id"]).get(digest)) is not None:
-            told.append(gates.close_resolved(connection, gate_id, record.resolution, at=ended_at))
+            audit_entries.append(entries.of_signature(plain(receipts, row), record.signature))
+        if (gate_id := gates.open_outcome_gates(connection, run["id"]).get(digest)) is not None:
+            audit_entries.append(gates.close_resolved(connection, gate_id, record.resolution, at=ended_at))
         if runs.owner_of(connection, self.tenant_id, run["id"]) is None:
-            told += _apply_to_run(connection, run, attempt, record)
+            audit_entries += _apply_to_run(connection, run, attempt, record)
         elif record.resolution == "abort":  # in case the process dies before it has ended the run
-            told += runs.ask_to_cancel(connection, self.tenant_id, run["id"], resolution_of(attempt, record), rollback=False)
-        audit.append(connection, run["id"], told)
+            audit_entries += runs.ask_to_cancel(connection, self.tenant_id, run["id"], resolution_of(attempt, record), rollback=False)
+        audit.append(connection, run["id"], audit_entries)
         signal(connection)
         return receipt
 
@@ -165,8 +165,8 @@ class UnknownOutcomes(StorePart):
         self, connection: Connection, run_id: str, step_id: str, resolution: Resolution, *, item: int | None = None, kind: CallKind = "step"
     ) -> str:
         """Return the digest that a resolution and its signature bind to. Raises the same errors as `resolve`."""
-        run, call = runs.locked(connection, self.tenant_id, run_id), CallPlace(step_id, item, kind)
-        return _subject(connection, self.tenant_id, run, call, resolution, at=now_of(connection))[1]
+        run, call = runs.lock_run(connection, self.tenant_id, run_id), CallPlace(step_id, item, kind)
+        return _resolved_attempt(connection, self.tenant_id, run, call, resolution, at=now_of(connection))[1]
 
 
 def unknown_of(connection: Connection, run_id: str) -> list[Attempt]:
@@ -191,31 +191,33 @@ def resolution_of(attempt: Attempt, record: ResolutionRecord) -> str:
 _ERRORS = {"again": "it was not done, and is to be done again", "abort": ABORTED}
 
 
-def _subject(
+def _resolved_attempt(
     connection: Connection, tenant: str | None, run: Row, call: CallPlace, resolution: Resolution, *, at: datetime
 ) -> tuple[Attempt, str]:
     """Return the attempt that a resolution is about, and the digest it binds to. If a person did the step by hand, the attempt is new."""
     unknown = unknown_of(connection, run["id"])
     if (owner := runs.owner_of(connection, tenant, run["id"])) is not None:
-        asked = gates.outcome_asked(connection, run["id"])
+        asked = gates.open_outcome_gates(connection, run["id"])
         unknown = [attempt for attempt in unknown if outcome_digest(attempt.id) in asked]  # the others may still be running
-        if not _of_call(unknown, call):
+        if not _attempts_of_call(unknown, call):
             raise RunConflictError(
-                f"run {run['id']} is executed by {owner}, which says itself how its steps end; wait for its end, or cancel it"
+                f"run {run['id']} is executed by {owner}, which records how its steps end; wait until it ends, or cancel it"
             )
-    if not _of_call(unknown, call) and (resolution == "done" or (resolution == "again" and _is_left(connection, run["id"], call))):
-        by_hand = _by_hand(connection, run, call, at=at)
+    if not _attempts_of_call(unknown, call) and (
+        resolution == "done" or (resolution == "again" and _may_be_repeated(connection, run["id"], call))
+    ):
+        by_hand = _manual_attempt(connection, run, call, at=at)
         return by_hand, by_hand_digest(run_id=run["id"], step_id=call.step_id, item=call.item, number=by_hand.number, kind=call.kind)
-    attempt = _meant(unknown, run["id"], call)
+    attempt = _named_attempt(unknown, run["id"], call)
     return attempt, outcome_digest(attempt.id)
 
 
-def _of_call(unknown: Sequence[Attempt], call: CallPlace) -> list[Attempt]:
+def _attempts_of_call(unknown: Sequence[Attempt], call: CallPlace) -> list[Attempt]:
     """Return the attempts of this step, or of its rollback, for any item."""
     return [attempt for attempt in unknown if (attempt.step_id, attempt.kind) == (call.step_id, call.kind)]
 
 
-def _by_hand(connection: Connection, run: Row, call: CallPlace, *, at: datetime) -> Attempt:
+def _manual_attempt(connection: Connection, run: Row, call: CallPlace, *, at: datetime) -> Attempt:
     """Return the attempt that a person made by hand in place of the tool of a step or its rollback."""
     step = next((step for step in plans.of_run(connection, run).all_steps if step.id == call.step_id), None)
     if step is None:
@@ -259,14 +261,14 @@ def _by_hand(connection: Connection, run: Row, call: CallPlace, *, at: datetime)
     )
 
 
-def _is_left(connection: Connection, run_id: str, call: CallPlace) -> bool:
+def _may_be_repeated(connection: Connection, run_id: str, call: CallPlace) -> bool:
     """Return whether the call was aborted with an unknown outcome and not resolved since, or is an interrupted idempotent write."""
     made = history_of(connection, run_id).calls(call.kind)
     return call.unit in made.aborted or call.unit in made.repeatable
 
 
-def _meant(unknown: Sequence[Attempt], run_id: str, call: CallPlace) -> Attempt:
-    meant = [attempt for attempt in _of_call(unknown, call) if call.item is None or attempt.item == call.item]
+def _named_attempt(unknown: Sequence[Attempt], run_id: str, call: CallPlace) -> Attempt:
+    meant = [attempt for attempt in _attempts_of_call(unknown, call) if call.item is None or attempt.item == call.item]
     if len(meant) == 1:
         return meant[0]
     if meant:
@@ -292,13 +294,13 @@ def _apply_to_run(connection: Connection, run: Row, attempt: Attempt, record: Re
         changed["reason"] = RunReason.INTERRUPTED.value
     renewed = update(run_table).where(run_table.c.id == run["id"]).values(**changed).returning(run_table)
     now = plain(run_table, connection.execute(renewed).mappings().one())
-    told = list[entries.Entry]()
+    audit_entries = list[entries.Entry]()
     if attempt.kind == "step" and all((other.step_id, other.kind) != (attempt.step_id, "step") for other in left):
         ended = (step_runs.c.run_id == run["id"], step_runs.c.step_id == attempt.step_id, step_runs.c.status == StepStatus.FAILED.value)
         steps = update(step_runs).where(*ended).values(**_end_of_step(attempt, record, said)).returning(step_runs)
-        told = [entries.of_step(plain(step_runs, row)) for row in connection.execute(steps).mappings()]
+        audit_entries = [entries.of_step(plain(step_runs, row)) for row in connection.execute(steps).mappings()]
     is_end = now["completed_at"] is not None
-    return [*told, entries.of_run_end(now) if is_end else entries.of_run(now, "run_changed", message=said)]
+    return [*audit_entries, entries.of_run_end(now) if is_end else entries.of_run(now, "run_changed", message=said)]
 
 
 def _end_of_step(attempt: Attempt, record: ResolutionRecord, said: str) -> dict[str, object]:

@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from plan_adapter.errors import StoreError
 from plan_adapter.store import audit
 from plan_adapter.store.database import Database
-from plan_adapter.store.failures import PassingError
+from plan_adapter.store.failures import TransientStoreError
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +40,11 @@ class _Write(Generic[T]):
 
     async def __call__(self, database: Database) -> T:
         """Do the work, unless an earlier try was committed after all."""
-        if self._links and await database.write(partial(audit.holds, link=self._links[-1])):
+        if self._links and await database.write(partial(audit.is_committed, link=self._links[-1])):
             return self._result[0]
-        return await database.write(self._noted)
+        return await database.write(self._run_recorded)
 
-    def _noted(self, connection: Connection) -> T:
+    def _run_recorded(self, connection: Connection) -> T:
         self._links, self._result = [], []
         result = self._work(connection.execution_options(**{audit.LINKS: self._links}))
         self._result.append(result)
@@ -61,7 +61,7 @@ class PatientDatabase:
         """Let each call wait at most `seconds` from its first failure; 0: do not wait."""
         self._database = database
         self._seconds = seconds
-        self._is_spent = False
+        self._has_timed_out = False
         self._waiting = 0
         self._has_recovered = False  # whether a call has succeeded since the current wait started
         self._began = 0.0  # monotonic time when the current wait started
@@ -75,11 +75,11 @@ class PatientDatabase:
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Return the result of `work`, like `Database.read`."""
-        return await self._persist(partial(self._database.read, work))
+        return await self._call_with_retries(partial(self._database.read, work))
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Return the result of `work` once it is committed, like `Database.write`. `work` may be called several times."""
-        return await self._persist(partial(_Write(work), self._database))
+        return await self._call_with_retries(partial(_Write(work), self._database))
 
     async def changed(self, seconds: float) -> None:
         """Return once a signal was sent, or after `seconds`, like `Database.changed`."""
@@ -93,28 +93,28 @@ class PatientDatabase:
         """Close every connection, including those of the wrapped database."""
         await self._database.close()
 
-    async def _persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _call_with_retries(self, attempt: Callable[[], Awaitable[T]]) -> T:
         try:
             result = await attempt()
-        except PassingError as error:
-            result = await self._wait(attempt, error)
-        self._is_spent = False
+        except TransientStoreError as error:
+            result = await self._retry_until_deadline(attempt, error)
+        self._has_timed_out = False
         return result
 
-    async def _wait(self, attempt: Callable[[], Awaitable[T]], error: PassingError) -> T:
+    async def _retry_until_deadline(self, attempt: Callable[[], Awaitable[T]], error: TransientStoreError) -> T:
         """Retry a call that failed with `error`."""
         pause, deadline = FIRST_WAIT_SECONDS, time.monotonic() + self._seconds
         if not self._waiting:
             self._began, self._has_recovered = time.monotonic(), False
         self._waiting += 1
         try:
-            while not self._is_spent and (left := deadline - time.monotonic()) > 0:
+            while not self._has_timed_out and (left := deadline - time.monotonic()) > 0:
                 self._warn(error)
                 await asyncio.sleep(min(pause, left))
                 pause = min(pause * 2, LONGEST_WAIT_SECONDS)
                 try:
                     result = await attempt()
-                except PassingError as again:
+                except TransientStoreError as again:
                     error = again
                 else:
                     self._has_recovered = True
@@ -122,21 +122,26 @@ class PatientDatabase:
         finally:  # also if the call is cancelled, because the run has ended by then
             self._waiting -= 1
             if self._has_recovered and not self._waiting:  # on a disk that is nearly full, some writes succeed while others wait
-                self._tell_end()
-        self._is_spent = True
-        waited = f", and {self._seconds:g} s were waited for it (PLAN_ADAPTER_STORE_PATIENCE_SECONDS)" if self._seconds else ""
+                self._log_recovery()
+        self._has_timed_out = True
+        waited = f". The run waited {self._seconds:g} s for it (PLAN_ADAPTER_STORE_PATIENCE_SECONDS)" if self._seconds else ""
         raise StoreError(
             f"{error}{waited}. The run stops here with all that is recorded: once this is fixed, `plan resume` continues it"
         ) from error
 
-    def _warn(self, error: PassingError) -> None:
+    def _warn(self, error: TransientStoreError) -> None:
         now = time.monotonic()
         if now - self._warned >= WARN_SECONDS:
             self._warned, self._has_warned = now, True
             since = datetime.now().astimezone() - timedelta(seconds=now - self._began)
-            log.warning("the run waits since %s, %g s at most: %s", since.isoformat(sep=" ", timespec="seconds"), self._seconds, error)
+            log.warning(
+                "the run has been waiting since %s, and waits %g s at most: %s",
+                since.isoformat(sep=" ", timespec="seconds"),
+                self._seconds,
+                error,
+            )
 
-    def _tell_end(self) -> None:
+    def _log_recovery(self) -> None:
         if self._has_warned:
             self._has_warned = False
             log.warning("%s is available again after %.1f s; the run continues", self.label, time.monotonic() - self._began)

@@ -14,7 +14,7 @@ from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import did_you_mean
 from plan_adapter.record import RunContext
 from plan_adapter.store.columns import database_now, insert_into
-from plan_adapter.store.rows import HasContext, Row, dump_json, whose
+from plan_adapter.store.rows import HasContext, Row, context_columns, dump_json
 from plan_adapter.store.tables import implied_dependencies, plans, versions
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def seen_by(tenant: str | None, query: S, table: Table) -> S:
 def plan_row(plan: ExecutionPlan, digest: str, context: HasContext) -> dict[str, Any]:
     """Return the row of a plan's content. Call it before a transaction begins, because it is slow for a large plan."""
     return {
-        **whose(context),
+        **context_columns(context),
         "digest": digest,
         "name": plan.name,
         "description": plan.description,
@@ -64,7 +64,7 @@ def implied_row(validated: "ValidatedPlan", context: HasContext) -> dict[str, An
         if others := [after for after in validated.dependencies[step.id] if after not in written]:
             implied[step.id] = [*sorted(written), *others]  # in the canonical document's order
     steps = dump_json({"steps": implied})
-    return {**whose(context), "digest": sha256(steps.encode()).hexdigest(), "steps": steps}
+    return {**context_columns(context), "digest": sha256(steps.encode()).hexdigest(), "steps": steps}
 
 
 def put_implied(connection: Connection, row: dict[str, Any]) -> None:
@@ -77,13 +77,13 @@ def save(connection: Connection, row: dict[str, Any], *, name: str, author: str,
 
     If the newest version has the same content and author, returns that one instead.
     """
-    _one_at_a_time(connection, name)
+    _lock_name(connection, name)
     put_plan(connection, row)
     newest = next(iter(versions_of(connection, context.tenant_id, name)), None)
     if newest is not None and (newest.digest, newest.author) == (row["digest"], author):
         return newest
     version = {
-        **whose(context),
+        **context_columns(context),
         "name": name,
         "version": 1 if newest is None else newest.version + 1,
         "digest": row["digest"],
@@ -143,8 +143,8 @@ def of_run(connection: Connection, run: Row) -> ExecutionPlan:
     query = select(plans.c.document).where(plans.c.tenant_id == run["tenant_id"], plans.c.digest == run["digest"])
     document = connection.execute(query).scalar()
     if document is None:
-        raise StoreError(f"the plan {run['digest'][:12]}… of run {run['id']} is missing: `plan runs verify {run['id']}` tells more")
-    return _read(run["digest"], document)
+        raise StoreError(f"the plan {run['digest'][:12]}… of run {run['id']} is missing: `plan runs verify {run['id']}` shows more")
+    return _parse_document(run["digest"], document)
 
 
 def _digests(connection: Connection, tenant: str | None, beginning: str) -> list[str]:
@@ -156,20 +156,20 @@ def _digests(connection: Connection, tenant: str | None, beginning: str) -> list
 
 def _load(connection: Connection, tenant: str | None, digest: str) -> ExecutionPlan:
     query = select(plans.c.document).where(plans.c.digest == digest).limit(1)
-    return _read(digest, connection.execute(seen_by(tenant, query, plans)).scalar_one())
+    return _parse_document(digest, connection.execute(seen_by(tenant, query, plans)).scalar_one())
 
 
-def _read(digest: str, document: str) -> ExecutionPlan:
+def _parse_document(digest: str, document: str) -> ExecutionPlan:
     # The text is the canonical form itself, so its digest can be checked without serializing the plan again.
     if sha256(document.encode()).hexdigest() != digest:
-        raise StoreError(f"the stored plan {digest[:12]}… is not what its digest says; it was altered")
+        raise StoreError(f"the stored plan {digest[:12]}… does not match its digest; it was altered")
     try:
         return ExecutionPlan.model_validate_json(document)
     except ValueError as error:  # pydantic's errors are ValueErrors, too
         raise StoreError(f"the stored plan {digest[:12]}… cannot be read by this version; a newer one wrote it") from error
 
 
-def _one_at_a_time(connection: Connection, name: str) -> None:
+def _lock_name(connection: Connection, name: str) -> None:
     # Two writers that save the same name must not both take the same number. SQLite's write transactions exclude each other anyway.
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(text(":name")))), {"name": name})

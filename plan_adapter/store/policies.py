@@ -19,7 +19,7 @@ from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import insert_into, now_of
 from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.digests import digest_of, plain
-from plan_adapter.store.rows import Row, whose
+from plan_adapter.store.rows import Row, context_columns
 from plan_adapter.store.tables import policy_history
 
 BEGINNING = sha256(b"prefect-plan-adapter policy").hexdigest()
@@ -95,7 +95,7 @@ class StorePolicy(StorePart):
                 f"somebody else has set policy {number - 1} meanwhile: look at it with `plan policy show`, then set yours"
             )
         row = {
-            **whose(RunContext()),
+            **context_columns(RunContext()),
             "number": number,
             "document": canonical_json(new.policy.to_document()).decode(),
             "by": new.by,
@@ -124,13 +124,13 @@ def newest(connection: Connection) -> PolicyVersion | None:
 
 def _refuse_setter(before: PolicyVersion, *, by: str, known_by: str) -> None:
     """Raise NotApprovedError if `by` is not allowed to set the policy that follows `before`. The error says who is."""
-    holds = effective_policy(Settings.model_construct(), before.policy)
-    if holds.operators is not None and by not in holds.operators:
-        who = ", ".join(one_line(name) for name in holds.operators) or "nobody"
+    effective = effective_policy(Settings.model_construct(), before.policy)
+    if effective.operators is not None and by not in effective.operators:
+        who = ", ".join(one_line(name) for name in effective.operators) or "nobody"
         raise NotApprovedError(f"{one_line(by)} may not set the policy; its operators may: {who}")
-    if holds.known_by is not None and known_by not in holds.known_by:
+    if effective.known_by is not None and known_by not in effective.known_by:
         raise NotApprovedError(
-            f"{one_line(by)} is known by {known_by} only, and setting the policy needs {' or '.join(holds.known_by)}: "
+            f"{one_line(by)} is known by {known_by} only, and setting the policy needs {' or '.join(effective.known_by)}: "
             "`plan policy set FILE` with --sign or --code proves it"
         )
 

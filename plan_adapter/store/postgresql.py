@@ -27,7 +27,7 @@ TURN_SECONDS = 1.0
 PING_TURNS = 15
 """The number of turns between pings. A connection that a firewall dropped reports nothing by itself."""
 
-AGAIN_SECONDS = 0.5
+RECONNECT_SECONDS = 0.5
 
 
 async def listen(engine: AsyncEngine, changes: Changes, store: str) -> None:
@@ -40,8 +40,8 @@ async def listen(engine: AsyncEngine, changes: Changes, store: str) -> None:
             try:
                 await _listen_once(engine, changes)
             except Exception as error:  # whatever the driver or the system raised, the next connection may work
-                log.debug("%s cannot be listened to, which is tried again: %s", store, error)
-                await asyncio.sleep(AGAIN_SECONDS)
+                log.debug("cannot listen to %s, trying again: %s", store, error)
+                await asyncio.sleep(RECONNECT_SECONDS)
     finally:
         await engine.dispose()
 
@@ -78,7 +78,7 @@ CONNECT_TO_READ_SECONDS = 4.0
 CLOSE_SECONDS = 0.25
 """How long closing the store, for example by Ctrl-C, waits for reads. It always waits for writes."""
 
-_AS_ASYNCPG = {"sslmode": "ssl", "connect_timeout": "timeout"}
+_ASYNCPG_NAMES = {"sslmode": "ssl", "connect_timeout": "timeout"}
 _KNOWN = frozenset({"host", "port", "ssl", "target_session_attrs", "passfile", "krbsrvname", "prepared_statement_cache_size"})
 
 
@@ -122,7 +122,7 @@ class _Pool:
         await self.engine.dispose()
         self.loop.call_soon(self.loop.stop)
 
-    def forget(self) -> None:
+    def schedule_close(self) -> None:
         asyncio.run_coroutine_threadsafe(self.close(), self.loop)
 
 
@@ -131,7 +131,7 @@ class PostgresDatabase(Database):
 
     def __init__(self, url: URL) -> None:
         """Store `url` with the asyncpg driver, and libpq's parameters under asyncpg's names."""
-        query = {_AS_ASYNCPG.get(name, name): value for name, value in url.query.items()}
+        query = {_ASYNCPG_NAMES.get(name, name): value for name, value in url.query.items()}
         super().__init__(url.set(drivername="postgresql+asyncpg", query=query), known=_KNOWN)
         self._connects_to_read = self.timeout if "timeout" in query else CONNECT_TO_READ_SECONDS
         self._is_current = False
@@ -147,29 +147,29 @@ class PostgresDatabase(Database):
         return f"the store on PostgreSQL ({host}{port}, database {self.url.database}, user {self.url.username})"
 
     def _submit(self, work: Callable[[Connection], T], *, writes: bool) -> Future[T]:
-        pool = self._opened()
+        pool = self._open_pool()
         return asyncio.run_coroutine_threadsafe(pool.complete(self._run(pool.engine, work, writes=writes), writes=writes), pool.loop)
 
     def _submit_upgrade(self) -> Future[str]:
-        pool = self._opened()
+        pool = self._open_pool()
         return asyncio.run_coroutine_threadsafe(pool.complete(self._upgrade(pool.engine), writes=True), pool.loop)
 
     def _watch(self) -> None:
-        pool = self._opened()
+        pool = self._open_pool()
         pool.loop.call_soon_threadsafe(pool.watch, listen(self._make_engine(poolclass=NullPool), self.changes, self.label))
 
     def _shut_down(self) -> Future[None]:
-        pool = self._opened()
-        self._forgetting.detach()
+        pool = self._open_pool()
+        self._finalizer.detach()
         return asyncio.run_coroutine_threadsafe(pool.close(), pool.loop)
 
-    def _opened(self) -> _Pool:
+    def _open_pool(self) -> _Pool:
         with self._starting:
             if self._pool is None:
                 with as_store_errors(self.label, timeout=self.timeout):
                     self._pool = pool = _Pool(self._make_engine())
                 threading.Thread(target=pool.serve, name="plan-store", daemon=True).start()
-                self._forgetting = weakref.finalize(self, pool.forget)
+                self._finalizer = weakref.finalize(self, pool.schedule_close)
             return self._pool
 
     def _make_engine(self, **options: Any) -> AsyncEngine:

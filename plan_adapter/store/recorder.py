@@ -17,7 +17,7 @@ from plan_adapter.store.columns import Clock, insert_into
 from plan_adapter.store.database import Database
 from plan_adapter.store.digests import Plain, plain
 from plan_adapter.store.patience import PatientDatabase
-from plan_adapter.store.rows import attempt_row, end_row, receipt_row, whose
+from plan_adapter.store.rows import attempt_row, context_columns, end_row, receipt_row
 from plan_adapter.store.tables import approvals, attempts, receipts, step_runs
 
 GATHER_SECONDS = 0.01
@@ -59,7 +59,7 @@ class _Batch:
             leases.require(connection, self.run_id, self.epoch)
         refused, rows = dict[str, str](), list[dict[str, Any]]()
         gated = [intent.attempt.approval_id for intent in self.intents if intent.attempt.approval_id is not None]
-        unused = _unused(connection, gated) if gated else []
+        unused = _unused_approvals(connection, gated) if gated else []
         if self.intents:
             refused = permission.refusals(connection, self.run_id, [intent.attempt for intent in self.intents])
             rows = [intent.row for intent in self.intents if intent.attempt.id not in refused] if refused else [i.row for i in self.intents]
@@ -69,17 +69,17 @@ class _Batch:
         if self.receipts:
             connection.execute(_INSERT_RECEIPTS, self.receipts)
         if self.ends:
-            connection.execute(_put_ends(connection.dialect.name), self.ends)
-        told = [entries.of_receipt(plain(receipts, row)) for row in self.receipts]
-        told += [entries.of_step(plain(step_runs, row)) for row in self.ends if row["completed_at"] is not None]
-        told += [entries.of_use(row) for row in _used(connection, unused)] if unused else []
-        told += [entries.of_attempt(plain(attempts, row)) for row in rows]
-        told += [
+            connection.execute(_upsert_ends(connection.dialect.name), self.ends)
+        audit_entries = [entries.of_receipt(plain(receipts, row)) for row in self.receipts]
+        audit_entries += [entries.of_step(plain(step_runs, row)) for row in self.ends if row["completed_at"] is not None]
+        audit_entries += [entries.of_use(row) for row in _used_approvals(connection, unused)] if unused else []
+        audit_entries += [entries.of_attempt(plain(attempts, row)) for row in rows]
+        audit_entries += [
             entries.of_always_executed(attempt, attempt.allowed_by)
             for attempt in (intent.attempt for intent in self.intents)
             if attempt.allowed_by is not None and attempt.id not in refused
         ]
-        audit.append(connection, self.run_id, entries.in_time(told))
+        audit.append(connection, self.run_id, entries.in_time(audit_entries))
         return refused
 
 
@@ -96,7 +96,7 @@ class StoreRecorder:
         self._database = database
         self._clock = clock
         self._run_id = run.id
-        self._whose: Mapping[str, str | None] = whose(run)
+        self._whose: Mapping[str, str | None] = context_columns(run)
         self._batch = _Batch(run.id, epoch)
         self._writer: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -170,7 +170,7 @@ class StoreRecorder:
             if batch.receipts:
                 reached("after-receipt")
         except BaseException as error:
-            self._failure = _failure_of(error)
+            self._failure = _as_store_error(error)
             batch.take(self._batch)
             self._batch = _Batch(self._run_id, self._epoch)
             if not isinstance(error, Exception):  # the loop is shutting down
@@ -192,7 +192,7 @@ def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
         done.set_exception(error)
 
 
-def _failure_of(error: BaseException) -> StoreError:
+def _as_store_error(error: BaseException) -> StoreError:
     if isinstance(error, StoreError):
         return error
     failure = StoreError(f"the record could not be written: {type(error).__name__}: {error}")
@@ -200,12 +200,12 @@ def _failure_of(error: BaseException) -> StoreError:
     return failure
 
 
-def _unused(connection: Connection, approval_ids: Sequence[str]) -> list[str]:
+def _unused_approvals(connection: Connection, approval_ids: Sequence[str]) -> list[str]:
     """Return those approvals of calls that are not used yet."""
     return list(connection.scalars(select(approvals.c.id).where(approvals.c.id.in_(approval_ids), approvals.c.used_at.is_(None))))
 
 
-def _used(connection: Connection, approval_ids: Sequence[str]) -> list[Plain]:
+def _used_approvals(connection: Connection, approval_ids: Sequence[str]) -> list[Plain]:
     """Return the rows of those approvals that are used now."""
     query = select(approvals).where(approvals.c.id.in_(approval_ids), approvals.c.used_at.is_not(None)).order_by(approvals.c.used_at)
     return [plain(approvals, row) for row in connection.execute(query).mappings()]
@@ -216,7 +216,7 @@ _INSERT_RECEIPTS = insert(receipts)
 
 
 @cache
-def _put_ends(dialect: str) -> Any:
+def _upsert_ends(dialect: str) -> Any:
     # A step that failed or was skipped ends again when its run is resumed.
     statement = insert_into(step_runs, dialect)
     written = {column.name: statement.excluded[column.name] for column in step_runs.c if not column.primary_key}

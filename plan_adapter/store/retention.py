@@ -20,7 +20,7 @@ from plan_adapter.store.export import parts_of
 from plan_adapter.store.outcomes import unknown_of
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.rows import Row
-from plan_adapter.store.runs import locked
+from plan_adapter.store.runs import lock_run
 from plan_adapter.store.tables import (
     approvals,
     attempts,
@@ -128,7 +128,7 @@ class Retention(StorePart):
     @reads
     def preview_erasure(self, connection: Connection, run_id: str, fields: Sequence[str], *, files: Mapping[str, JsonValue]) -> Erasure:
         """Return what `erase` would change. Raises the same errors."""
-        return erasure_of(connection, _erasable(connection, locked(connection, self.tenant_id, run_id)), fields, files)[0]
+        return erasure_of(connection, _erasable(connection, lock_run(connection, self.tenant_id, run_id)), fields, files)[0]
 
     @writes
     def erase(
@@ -147,7 +147,7 @@ class Retention(StorePart):
         `files` are the contents of the run's result files by path. `stage` gets the new ones before the transaction is committed. Raises
         RunConflictError for fields without a value, a run that is still in use, and a record that does not verify.
         """
-        run = _erasable(connection, locked(connection, self.tenant_id, run_id))
+        run = _erasable(connection, lock_run(connection, self.tenant_id, run_id))
         erasure, changed = erasure_of(connection, run, fields, files)
         if changed or erasure.files:
             write_erasure(connection, run, erasure, changed, by=by, known_by=known_by, stage=stage)

@@ -19,7 +19,7 @@ from plan_adapter.store.columns import database_now
 from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.digests import Plain, plain
 from plan_adapter.store.plans import implied_row, plan_row, put_implied, put_plan
-from plan_adapter.store.rows import Row, context_of, dump_json, folder_column, folder_of, load_json, whose
+from plan_adapter.store.rows import Row, context_columns, context_of, dump_json, folder_column, folder_of, load_json
 from plan_adapter.store.steps import history_of, steps_of_document
 from plan_adapter.store.tables import plans, revisions, step_runs
 from plan_adapter.store.tables import runs as run_table
@@ -70,19 +70,22 @@ class Revisions(StorePart):
         Raises RunConflictError for a run that has completed or that a living process executes, and for a version that changes nothing. Also
         raises it, naming all of them, for changed steps that have succeeded or may have been done.
         """
-        run = _locked(connection, self.tenant_id, run_id)
+        run = _lock_revisable(connection, self.tenant_id, run_id)
         if run["approval_digest"] == approval_digest:
             raise RunConflictError(f"the new version is the one that run {run['id']} has: nothing would change")
         _refuse_changes_of_begun_steps(connection, run, validated)
         put_plan(connection, plan_row(validated.plan, validated.digest, context_of(run)))
-        content = _content(connection, run, validated, approval_digest) | _unended()
+        content = _content_columns(connection, run, validated, approval_digest) | _reopening_columns()
         content |= {} if folder is None else {"folder": folder_column(folder)}
-        told, now = _replace(connection, run, content, by=by, note=note)
+        audit_entries, now = _replace(connection, run, content, by=by, note=note)
         if validated.digest != run["digest"]:  # otherwise the recorded ends still apply
             connection.execute(delete(step_runs).where(step_runs.c.run_id == run["id"], step_runs.c.status != StepStatus.COMPLETED))
         leases.release_lease(connection, run["id"])
-        told += [entries.of_run(now, "new_version", message=validated.digest), *gates.close_all(connection, run["id"], "superseded")]
-        audit.append(connection, run["id"], told)
+        audit_entries += [
+            entries.of_run(now, "new_version", message=validated.digest),
+            *gates.close_all(connection, run["id"], "superseded"),
+        ]
+        audit.append(connection, run["id"], audit_entries)
         signal(connection)
         return runs.find(connection, self.tenant_id, run["id"])
 
@@ -93,20 +96,22 @@ class Revisions(StorePart):
         `validated` is the plan of `version`. The run's current version becomes a replaced one. Raises RunConflictError for a run that has
         not ended.
         """
-        run = _locked(connection, self.tenant_id, run_id)
+        run = _lock_revisable(connection, self.tenant_id, run_id)
         if run["approval_digest"] == version.approval_digest:
             return runs.find(connection, self.tenant_id, run["id"])
         if run["completed_at"] is None:
             raise RunConflictError(f"version {version.number} of the plan cannot be put back into run {run['id']}: it has not ended")
-        content = _content(connection, run, validated, version.approval_digest) | {
+        content = _content_columns(connection, run, validated, version.approval_digest) | {
             "definitions": dump_json([*version.definitions]),
             "updated_at": database_now(),
             **({} if version.folder is None else {"folder": folder_column(version.folder)}),
         }
-        told, now = _replace(
+        audit_entries, now = _replace(
             connection, run, content, by=by, note=f"what is undone was done under version {version.number}, which was approved"
         )
-        audit.append(connection, run["id"], [*told, entries.of_run(now, "new_version", message=validated.digest), entries.of_run_end(now)])
+        audit.append(
+            connection, run["id"], [*audit_entries, entries.of_run(now, "new_version", message=validated.digest), entries.of_run_end(now)]
+        )
         signal(connection)
         return runs.find(connection, self.tenant_id, run["id"])
 
@@ -121,10 +126,10 @@ def _replace(connection: Connection, run: Row, content: dict[str, Any], *, by: s
     replaced = {"run_id": run["id"], "number": len(revisions_of(connection, run["id"])) + 1, "digest": run["digest"]}
     replaced |= {"approval_digest": run["approval_digest"], "by": by, "note": note, "at": database_now()}
     replaced |= {"definitions": run["definitions"], "folder": run["folder"]}
-    inserted = insert(revisions).values({**whose(context_of(run)), **replaced}).returning(revisions)
-    told = [entries.of_revision(plain(revisions, connection.execute(inserted).mappings().one()))]
+    inserted = insert(revisions).values({**context_columns(context_of(run)), **replaced}).returning(revisions)
+    audit_entries = [entries.of_revision(plain(revisions, connection.execute(inserted).mappings().one()))]
     renewed = update(run_table).where(run_table.c.id == run["id"]).values(content).returning(run_table)
-    return told, plain(run_table, connection.execute(renewed).mappings().one())
+    return audit_entries, plain(run_table, connection.execute(renewed).mappings().one())
 
 
 def revisions_of(connection: Connection, run_id: str) -> list[Revision]:
@@ -145,9 +150,9 @@ def revisions_of(connection: Connection, run_id: str) -> list[Revision]:
     ]
 
 
-def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
+def _lock_revisable(connection: Connection, tenant: str | None, run_id: str) -> Row:
     """Lock and return the row of a run that may be revised. Until the transaction ends, nobody claims it and no gate of it opens."""
-    run = runs.locked(connection, tenant, run_id)
+    run = runs.lock_run(connection, tenant, run_id)
     found = run["id"]
     tombstones.refuse_erased(connection, found)
     if run["status"] == PlanStatus.COMPLETED:
@@ -192,7 +197,7 @@ def _steps_of(document: dict[str, Any]) -> dict[str, dict[str, JsonValue]]:
     return {step["id"]: step for step in steps_of_document(document)}
 
 
-def _content(connection: Connection, run: Row, validated: "ValidatedPlan", approval_digest: str) -> dict[str, Any]:
+def _content_columns(connection: Connection, run: Row, validated: "ValidatedPlan", approval_digest: str) -> dict[str, Any]:
     """Return the columns of `run` that depend on its plan and tools, and store the implied dependencies."""
     plan, steps = validated.plan, implied_row(validated, context_of(run))
     put_implied(connection, steps)
@@ -207,7 +212,7 @@ def _content(connection: Connection, run: Row, validated: "ValidatedPlan", appro
     }
 
 
-def _unended() -> dict[str, Any]:
+def _reopening_columns() -> dict[str, Any]:
     """Return the columns that reset an ended run to one that waits for approval."""
     ends = (
         "reason",

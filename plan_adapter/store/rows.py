@@ -46,7 +46,7 @@ def load_json(text: str) -> Any:
     return json.loads(text)
 
 
-def whose(context: HasContext) -> dict[str, str | None]:
+def context_columns(context: HasContext) -> dict[str, str | None]:
     """Return the columns that identify the owner of a row."""
     return {"tenant_id": context.tenant_id or "", "agent_id": context.agent_id, "org_id": context.org_id, "task_id": context.task_id}
 

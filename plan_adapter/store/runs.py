@@ -26,7 +26,7 @@ UNENDED = (PlanStatus.DRAFT, PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED, P
 def owner_of(connection: Connection, tenant: str | None, run_id: str) -> str | None:
     """Return, in words, the process that may be executing the run, or None."""
     lease = leases.of_run(connection, row_of(connection, tenant, run_id)["id"])
-    return None if lease is None or leases.is_free(lease, now_of(connection)) else leases.who(lease)
+    return None if lease is None or leases.is_free(lease, now_of(connection)) else leases.owner_name(lease)
 
 
 def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str, *, rollback: bool = False) -> None:
@@ -52,7 +52,7 @@ def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str,
     signal(connection)
 
 
-def kept_reason(row: Row) -> RunReason | None:
+def recorded_reason(row: Row) -> RunReason | None:
     """Return the reason that the row has, even if the run was interrupted since."""
     return RunReason(row["reason"]) if row["reason"] else None
 
@@ -62,7 +62,7 @@ def id_of(connection: Connection, tenant: str | None, beginning: str) -> str:
     return row_of(connection, tenant, beginning, runs.c.id)["id"]
 
 
-def locked(connection: Connection, tenant: str | None, beginning: str) -> Row:
+def lock_run(connection: Connection, tenant: str | None, beginning: str) -> Row:
     """Lock and return the row of the run. Until the transaction ends, nobody claims or changes it and no gate of it opens."""
     # `key_share` lets other transactions insert rows that refer to the run.
     same = runs.c.id == id_of(connection, tenant, beginning)
@@ -95,14 +95,14 @@ def row_of(connection: Connection, tenant: str | None, beginning: str, *columns:
 def find(connection: Connection, tenant: str | None, beginning: str, *, with_steps: bool = True, with_results: bool = True) -> PlanRun:
     """Return the run with this id, or with the only id that has this prefix."""
     row = row_of(connection, tenant, beginning)
-    return _assembled(connection, [row], with_steps=with_steps, with_results=with_results)[0]
+    return _build_runs(connection, [row], with_steps=with_steps, with_results=with_results)[0]
 
 
 def of_flow(connection: Connection, tenant: str | None, flow_run_id: str) -> PlanRun | None:
     """Return the newest run for this flow run, or None."""
     query = select(runs).where(runs.c.flow_run_id == flow_run_id).order_by(runs.c.created_at.desc()).limit(1)
     rows = connection.execute(seen_by(tenant, query, runs)).mappings().all()
-    return _assembled(connection, rows, with_results=True)[0] if rows else None
+    return _build_runs(connection, rows, with_results=True)[0] if rows else None
 
 
 def listed(
@@ -125,7 +125,7 @@ def listed(
     for tag in tags:
         query = query.where(runs.c.digest.in_(seen_by(tenant, digests_with_tag(tag, connection.dialect.name), plans)))
     query = query.order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
-    return _assembled(connection, connection.execute(seen_by(tenant, query, runs)).mappings().all(), with_results=False)
+    return _build_runs(connection, connection.execute(seen_by(tenant, query, runs)).mappings().all(), with_results=False)
 
 
 def ask_to_cancel(connection: Connection, tenant: str | None, run_id: str, reason: str, *, rollback: bool) -> list[entries.Entry]:
@@ -173,7 +173,7 @@ def _end_of_rollback(connection: Connection, run: Row, history: RunHistory, why:
 
 def _rollback_columns(connection: Connection, run: Row, history: RunHistory, said: str) -> dict[str, Any]:
     report = recorded_report(of_run(connection, run), history)
-    message, status = report.beside(run["message"], rollback_of(run))
+    message, status = report.update_status(run["message"], rollback_of(run))
     return {"message": f"{message}; {said}", "rollback": rollback_column(status)}
 
 
@@ -182,8 +182,8 @@ def matches(run_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
     return [runs.c.id == run_id, *([] if tenant is None else [runs.c.tenant_id == tenant])]
 
 
-def _assembled(connection: Connection, rows: Sequence[Row], *, with_results: bool, with_steps: bool = True) -> list[PlanRun]:
-    interrupted, steps = _interrupted(connection, rows), dict[str, list[StepRun]]()
+def _build_runs(connection: Connection, rows: Sequence[Row], *, with_results: bool, with_steps: bool = True) -> list[PlanRun]:
+    interrupted, steps = _interrupted_ids(connection, rows), dict[str, list[StepRun]]()
     if with_steps:
         steps = step_runs_of(connection, rows, interrupted=interrupted, with_results=with_results)
     return [
@@ -196,21 +196,21 @@ def _assembled(connection: Connection, rows: Sequence[Row], *, with_results: boo
             rollback=rollback_of(row),
             steps=steps.get(row["id"], []),
             status=PlanStatus(row["status"]),
-            reason=RunReason.INTERRUPTED if row["id"] in interrupted else kept_reason(row),
+            reason=RunReason.INTERRUPTED if row["id"] in interrupted else recorded_reason(row),
             tenant_id=row["tenant_id"] or None,
-            total_duration_ms=_took(row),
+            total_duration_ms=_duration_ms(row),
         )
         for row in rows
     ]
 
 
-def _took(row: Row) -> int:
+def _duration_ms(row: Row) -> int:
     """Return the milliseconds from start to end. The column has them only if the process that executed the run ended it."""
     started, ended = row["started_at"], row["completed_at"]
     return 0 if started is None or ended is None else round((ended - started).total_seconds() * 1000)
 
 
-def _interrupted(connection: Connection, rows: Sequence[Row]) -> set[str]:
+def _interrupted_ids(connection: Connection, rows: Sequence[Row]) -> set[str]:
     """Return the ids of the runs whose status is executing but that no process can be executing."""
     executing = {row["id"] for row in rows if row["status"] == PlanStatus.EXECUTING}
     if not executing:

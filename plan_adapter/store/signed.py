@@ -40,11 +40,11 @@ def signed_of(document: Mapping[str, Any]) -> Iterator[Signed]:
     run_id = str(document["run"]["id"])
     for row in document["approvals"]:
         if row["standing_id"] is None and (row["signature"] is not None or row["known_by"] == "ssh_signature"):
-            yield _answer(row)
+            yield _signed_answer(row)
     erased = Erased.of(document["tombstones"])
     changed = _changed_entries(document["audit"], erased) if erased.replaced else frozenset[Any]()
-    words, operator_requests, signatures = _told(document["audit"])
-    yield from _words(document, run_id, words, erased)
+    resolutions, operator_requests, signatures = _signed_entries(document["audit"])
+    yield from _signed_resolutions(document, run_id, resolutions, erased)
     for number, (request_id, entries) in enumerate(operator_requests.items(), 1):
         kind, first, signature = _OPERATOR_REQUESTS[str(entries[0]["kind"])], entries[0], signatures.get(request_id)
         if signature is not None or first["known_by"] == "ssh_signature":
@@ -55,20 +55,20 @@ def signed_of(document: Mapping[str, Any]) -> Iterator[Signed]:
             yield Signed("audit", request_id, str(first["by"]), text, signature, subjects[0].step_id, is_erased=is_erased)
 
 
-_Key = tuple[Any, Any, Any, Any]
+_AttemptKey = tuple[Any, Any, Any, Any]
 
 
-def _told(audit: Any) -> tuple[dict[_Key, str], dict[str, list[Plain]], dict[str, str]]:
+def _signed_entries(audit: Any) -> tuple[dict[_AttemptKey, str], dict[str, list[Plain]], dict[str, str]]:
     """Return signatures of resolutions by attempt, entries by operator request, and signatures of operator requests."""
-    words, operator_requests, signatures = dict[_Key, str](), dict[str, list[Plain]](), dict[str, str]()
+    resolutions, operator_requests, signatures = dict[_AttemptKey, str](), dict[str, list[Plain]](), dict[str, str]()
     for entry in audit:
         if entry["kind"] in _OPERATOR_REQUESTS:
             operator_requests.setdefault(str(entry["row_id"]), []).append(entry)
         elif entry["kind"] == "signed" and entry["row_id"] is not None:
             signatures[entry["row_id"]] = str(entry["message"])
         elif entry["kind"] == "signed":
-            words[_key(entry, entry["attempt"], entry["call_kind"])] = str(entry["message"])
-    return words, operator_requests, signatures
+            resolutions[_attempt_key(entry, entry["attempt"], entry["call_kind"])] = str(entry["message"])
+    return resolutions, operator_requests, signatures
 
 
 def _changed_entries(audit: Any, erased: Erased) -> frozenset[Any]:
@@ -81,12 +81,14 @@ def _changed_entries(audit: Any, erased: Erased) -> frozenset[Any]:
     return frozenset(changed)
 
 
-def _words(document: Mapping[str, Any], run_id: str, signatures: Mapping[_Key, str], erased: Erased) -> Iterator[Signed]:
-    signed = {_key(row, row["number"], row["kind"]): row for row in document["receipts"] if row["known_by"] == "ssh_signature"}
+def _signed_resolutions(
+    document: Mapping[str, Any], run_id: str, signatures: Mapping[_AttemptKey, str], erased: Erased
+) -> Iterator[Signed]:
+    signed = {_attempt_key(row, row["number"], row["kind"]): row for row in document["receipts"] if row["known_by"] == "ssh_signature"}
     if not signed:
         return
     for attempt in document["attempts"]:
-        if (row := signed.get(key := _key(attempt, attempt["number"], attempt["kind"]))) is None:
+        if (row := signed.get(key := _attempt_key(attempt, attempt["number"], attempt["kind"]))) is None:
             continue
         # An attempt that a person made by hand was created with the resolution: it has no key.
         is_by_hand = attempt["idempotency_key"] == ""
@@ -95,13 +97,13 @@ def _words(document: Mapping[str, Any], run_id: str, signatures: Mapping[_Key, s
         item = None if attempt["item"] == NO_ITEM else attempt["item"]
         by_hand = by_hand_digest(run_id=run_id, step_id=attempt["step_id"], item=item, number=attempt["number"], kind=attempt["kind"])
         digest = by_hand if is_by_hand else outcome_digest(attempt["id"])
-        word = "done" if row["outcome"] == "succeeded" else "abort" if row["error"] == ABORTED else "again"
-        text = signed_resolution(digest=digest, resolution=word, result=json.loads(row["result"]), run_id=run_id)
+        resolution = "done" if row["outcome"] == "succeeded" else "abort" if row["error"] == ABORTED else "again"
+        text = signed_resolution(digest=digest, resolution=resolution, result=json.loads(row["result"]), run_id=run_id)
         where, is_erased = (str(row["step_id"]), str(row["kind"])), row_digest("receipts", row) in erased.replaced
         yield Signed("receipts", str(attempt["id"]), str(row["by"]), text, signatures.get(key), *where, is_erased=is_erased)
 
 
-def _answer(row: Plain) -> Signed:
+def _signed_answer(row: Plain) -> Signed:
     text = signed_text(
         approval_digest=str(row["approval_digest"]),
         decision=row["decision"],  # pyright: ignore[reportArgumentType]  # any value; it is what must have been signed
@@ -112,7 +114,7 @@ def _answer(row: Plain) -> Signed:
     return Signed("approvals", str(row["id"]), str(row["by"]), text, _optional(row["signature"]), _optional(row["step_id"]))
 
 
-def _key(row: Mapping[str, Any], number: Any, kind: Any) -> _Key:
+def _attempt_key(row: Mapping[str, Any], number: Any, kind: Any) -> _AttemptKey:
     return (row["step_id"], kind, row["item"], number)
 
 

@@ -47,7 +47,7 @@ class OpenFiles:
         before = self._identity("")
         connection = sqlite3.connect(f"{self._path.as_uri()}?mode=rw", uri=True, timeout=timeout)
         try:
-            self._take("", before)
+            self._record_file("", before)
         except StoreLostError:
             connection.close()
             raise
@@ -57,7 +57,7 @@ class OpenFiles:
         """Record the files that the connection opened for its first transaction."""
         if LOG[0] not in self._known and connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
             for end in LOG:
-                self._take(end, self._identity(end))
+                self._record_file(end, self._identity(end))
 
     def check(self) -> None:
         """Raise StoreLostError unless every open file is still at its path with its full content."""
@@ -70,10 +70,10 @@ class OpenFiles:
             sizes[end] = found.st_size
             is_shorter |= end != LOG[1] and found.st_size < self._sizes.get(end, 0)
         if is_shorter:
-            self._read_anew(sizes[""])
+            self._check_content(sizes[""])
         self._sizes = sizes
 
-    def _take(self, end: str, before: Identity | None) -> None:
+    def _record_file(self, end: str, before: Identity | None) -> None:
         """Record the file at the path. It must be open in this process, and have existed before it was opened."""
         found = self._identity(end)
         if found is None or found != before or not _is_open_here(found) or self._known.setdefault(end, found) != found:
@@ -89,7 +89,7 @@ class OpenFiles:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def _read_anew(self, size: int) -> None:
+    def _check_content(self, size: int) -> None:
         """Check the whole file through a new connection without a cache. VACUUM and checkpoints shorten files, too."""
         what = "truncated or overwritten"
         if not size:  # SQLite would take it for a new database, and delete its log

@@ -14,7 +14,7 @@ from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.digests import plain
 from plan_adapter.store.plans import seen_by
-from plan_adapter.store.rows import Row, approval_of, approval_row, context_of, dump_json, load_json, whose
+from plan_adapter.store.rows import Row, approval_of, approval_row, context_columns, context_of, dump_json, load_json
 from plan_adapter.store.tables import approvals, runs, standing_approvals
 
 
@@ -27,7 +27,7 @@ class StandingApprovals(StorePart):
         row = {name: getattr(standing, name) for name in _PLAIN} | {"runs": 0}
         lists: dict[str, JsonValue] = {"schedules": list(standing.schedules), "steps": list(standing.steps), "inputs": standing.inputs}
         row |= {name: dump_json(value) for name, value in lists.items()}
-        connection.execute(insert(standing_approvals).values({**whose(self._whose(context)), **row}))
+        connection.execute(insert(standing_approvals).values({**context_columns(self._with_tenant(context)), **row}))
         signal(connection)
 
     @reads
@@ -93,7 +93,7 @@ class StandingApprovals(StorePart):
             standing_id=standing_id,
             used_at=now,
         )
-        kept = {**whose(context_of(run)), **approval_row(given), "used_at": now}
+        kept = {**context_columns(context_of(run)), **approval_row(given), "used_at": now}
         connection.execute(insert(approvals).values(kept))
         told = plain(approvals, kept)
         audit.append(connection, run_id, [entries.of_approval(told), entries.of_use(told)])

@@ -23,7 +23,7 @@ from plan_adapter.store.tables import attempts, gates, implied_dependencies, pla
 
 
 @dataclass(slots=True)
-class _Found:
+class _StepRecords:
     """What the tables say about the steps of one run, by step id."""
 
     claimed_at: datetime | None
@@ -38,7 +38,7 @@ def step_runs_of(
     connection: Connection, rows: Sequence[Row], *, interrupted: Collection[str], with_results: bool
 ) -> dict[str, list[StepRun]]:
     """Return the step runs of each run in `rows`, by run id. In `interrupted` runs, the outcome of an unfinished write is unknown."""
-    found = {row["id"]: _Found(row["claimed_at"], _why_ended(row)) for row in rows}
+    found = {row["id"]: _StepRecords(row["claimed_at"], _why_ended(row)) for row in rows}
     for end in connection.execute(select(step_runs).where(step_runs.c.run_id.in_(found))).mappings():
         found[end["run_id"]].ends[end["step_id"]] = end
     planned = _planned_steps(connection, rows)
@@ -53,7 +53,7 @@ def step_runs_of(
     read = dict[str, list[StepRun]]()
     for run_id, steps in planned.items():
         pending = [StepRun.pending(step, index, depends_on=step["depends_on"], group=step.get("group")) for index, step in enumerate(steps)]
-        ended = [_put(step, found[run_id], run_id in interrupted, with_results) for step in pending]
+        ended = [_fill_step(step, found[run_id], run_id in interrupted, with_results) for step in pending]
         names = {step["id"]: step.get("local_id", step["id"]) for step in steps}
         read[run_id] = _with_group_results(ended, found[run_id].results if with_results else None, names)
     return read
@@ -71,16 +71,18 @@ def _with_group_results(steps: list[StepRun], results: Mapping[str, dict[int, st
 
 def _planned_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
     """Return the steps from each run's plan, by run id. Their `depends_on` includes implied dependencies."""
-    documents = _texts(connection, plans, plans.c.document, {(row["tenant_id"], row["digest"]) for row in rows})
+    documents = _texts_by_digest(connection, plans, plans.c.document, {(row["tenant_id"], row["digest"]) for row in rows})
     wanted = {(row["tenant_id"], row["implied_dependencies_digest"]) for row in rows}
-    implied = _texts(connection, implied_dependencies, implied_dependencies.c.steps, wanted)
+    implied = _texts_by_digest(connection, implied_dependencies, implied_dependencies.c.steps, wanted)
     read, found = dict[tuple[str, str, str], list[dict[str, Any]]](), dict[str, list[dict[str, Any]]]()
     for row in rows:
         key = (row["tenant_id"], row["digest"], row["implied_dependencies_digest"])
         if key not in read:
             document, others = documents.get(key[:2]), implied.get((key[0], key[2]))
             if document is None or others is None:
-                raise StoreError(f"of the steps of run {row['id']} not all is there: `plan runs verify {row['id']}` tells more")
+                raise StoreError(
+                    f"the plan or the step dependencies of run {row['id']} are missing: `plan runs verify {row['id']}` shows which"
+                )
             after = load_json(others)["steps"]
             read[key] = [
                 {**step, "depends_on": after.get(step["id"]) or step.get("depends_on", ())}
@@ -96,11 +98,11 @@ def steps_of_document(document: dict[str, Any]) -> list[dict[str, Any]]:
     for step in document["steps"]:
         steps += [step, *({**one, "group": step["id"], "in_items": True} for one in step.get("steps", ()))]
         if "pinned" in step:
-            steps += [_inside(step, one) for one in steps_of_document(step["pinned"])]
+            steps += [_inner_step(step, one) for one in steps_of_document(step["pinned"])]
     return [*steps, *document.get("finally", ())]
 
 
-def _inside(outer: dict[str, Any], step: dict[str, Any]) -> dict[str, Any]:
+def _inner_step(outer: dict[str, Any], step: dict[str, Any]) -> dict[str, Any]:
     """Return a step of the plan that the step `outer` runs, as a step of the whole plan: with what `outer` gives it."""
     prefix = outer["id"]
     return {
@@ -113,7 +115,7 @@ def _inside(outer: dict[str, Any], step: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _texts(connection: Connection, table: Table, column: Column[Any], keys: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
+def _texts_by_digest(connection: Connection, table: Table, column: Column[Any], keys: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """Return texts of a table by (tenant, digest)."""
     tenants, digests = {tenant for tenant, _ in keys}, {digest for _, digest in keys}
     query = select(table.c.tenant_id, table.c.digest, column).where(table.c.tenant_id.in_(tenants), table.c.digest.in_(digests))
@@ -182,7 +184,7 @@ def _current_attempts(connection: Connection, rows: Sequence[Row]) -> list[Row]:
     return [row for row in connection.execute(query).mappings() if row["started_at"] >= since[row["run_id"]]]
 
 
-def _read_results(connection: Connection, found: dict[str, _Found]) -> None:
+def _read_results(connection: Connection, found: dict[str, _StepRecords]) -> None:
     columns = (receipts.c.run_id, receipts.c.step_id, receipts.c.item, receipts.c.result)
     succeeded = (receipts.c.kind == "step", receipts.c.outcome == Outcome.SUCCEEDED.value)
     query = select(*columns).where(receipts.c.run_id.in_(found), *succeeded).order_by(receipts.c.item, receipts.c.number)
@@ -190,13 +192,13 @@ def _read_results(connection: Connection, found: dict[str, _Found]) -> None:
         found[run_id].results[step_id][item] = result
 
 
-def _put(step: StepRun, found: _Found, is_interrupted: bool, with_results: bool) -> StepRun:
+def _fill_step(step: StepRun, found: _StepRecords, is_interrupted: bool, with_results: bool) -> StepRun:
     """Copy what the tables say about `step` into it, and return it."""
     tries = found.attempts.get(step.id)
     if (end := found.ends.get(step.id)) is not None:
         put_end(step, end)
         # A step that was complete before the current start keeps its recorded end.
-        step.carried = step.carried or (step.status is StepStatus.COMPLETED and _is_before(step, found.claimed_at))
+        step.carried = step.carried or (step.status is StepStatus.COMPLETED and _ended_before(step, found.claimed_at))
         if with_results and step.status is StepStatus.COMPLETED and not step.plan:
             step.result = _result(found.results[step.id], is_list=step.id in found.lists)
     elif tries:
@@ -220,7 +222,7 @@ def _why_ended(row: Row) -> str | None:
     return (row["message"] or row["reason"]) if row["status"] == PlanStatus.CANCELLED else None
 
 
-def _is_before(step: StepRun, claimed_at: datetime | None) -> bool:
+def _ended_before(step: StepRun, claimed_at: datetime | None) -> bool:
     return claimed_at is not None and step.completed_at is not None and step.completed_at < claimed_at
 
 

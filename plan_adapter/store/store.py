@@ -157,9 +157,9 @@ class PlanStore(StorePart):
         If the newest version has the same digest and author, returns that one instead. Another author who saves the same content creates a
         new version, which records who saved it and when.
         """
-        whose = self._whose(context)
-        row = plans.plan_row(plan, plan_digest(plan), whose)
-        return await self._database.write(partial(plans.save, row=row, name=name or plan.name, author=author, context=whose))
+        scoped = self._with_tenant(context)
+        row = plans.plan_row(plan, plan_digest(plan), scoped)
+        return await self._database.write(partial(plans.save, row=row, name=name or plan.name, author=author, context=scoped))
 
     async def get(self, name_or_digest: str, version: int | None = None) -> ExecutionPlan:
         """Return a plan by its name (newest version unless one is given), its digest, or an unambiguous prefix of the digest."""
@@ -189,8 +189,8 @@ class PlanStore(StorePart):
 
         `names` are names of plans: a run matches if its plan has one of them. With `tags`, its plan has all of them.
         """
-        whose = context or RunContext()
-        found = partial(runs.listed, tenant=self.tenant_id, status=status, names=names, tags=tags, digest=digest, context=whose)
+        scoped = context or RunContext()
+        found = partial(runs.listed, tenant=self.tenant_id, status=status, names=names, tags=tags, digest=digest, context=scoped)
         return await self._database.read(partial(found, limit=limit))
 
     async def run(self, run_id: str, *, with_steps: bool = True, with_results: bool = True) -> PlanRun:
@@ -222,7 +222,7 @@ class PlanStore(StorePart):
 
     async def add_approval(self, approval: Approval, *, context: RunContext | None = None) -> None:
         """Record an answer, whatever its decision. An answer for a run takes the run's context."""
-        await self._database.write(partial(approvals.add, approval=approval, context=self._whose(context)))
+        await self._database.write(partial(approvals.add, approval=approval, context=self._with_tenant(context)))
 
     # The record of a run
 
@@ -275,7 +275,7 @@ def _open_database(url: str, *, home: Path) -> Database:
 
     Raises StoreError for a URL that names no supported store, and for a missing driver.
     """
-    parsed = _parsed(url)
+    parsed = _parse_url(url)
     backend, _, driver = parsed.drivername.partition("+")
     if backend == "sqlite" and driver in ("", "pysqlite", "aiosqlite"):
         from plan_adapter.store.sqlite import SqliteDatabase
@@ -305,7 +305,7 @@ def refuse_local_under_worker(url: str, settings: Settings, environ: Mapping[str
 
 def is_local(url: str) -> bool:
     """Return whether the store at `url` is a file, which only this machine's processes can use. Raises StoreError for an invalid URL."""
-    return _parsed(url).get_backend_name() == "sqlite"
+    return _parse_url(url).get_backend_name() == "sqlite"
 
 
 def _is_under_worker(environ: Mapping[str, str]) -> bool:
@@ -316,7 +316,7 @@ def _is_under_worker(environ: Mapping[str, str]) -> bool:
     return "PREFECT__WORKER_NAME" in environ or "PREFECT__WORKER_ID" in environ or "PREFECT__STORAGE_BASE_PATH" not in environ
 
 
-def _parsed(url: str) -> URL:
+def _parse_url(url: str) -> URL:
     try:
         return make_url(url)
     except (ArgumentError, ValueError):

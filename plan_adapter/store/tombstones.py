@@ -18,7 +18,7 @@ from plan_adapter.readable import moment, one_line
 from plan_adapter.store.columns import now_of
 from plan_adapter.store.digests import Plain, digest_of, plain
 from plan_adapter.store.plans import seen_by
-from plan_adapter.store.rows import Row, context_of, dump_json, load_json, whose
+from plan_adapter.store.rows import Row, context_columns, context_of, dump_json, load_json
 from plan_adapter.store.tables import audit, tombstone_signatures, tombstones
 
 BEGINNING = sha256(b"prefect-plan-adapter tombstones").hexdigest()
@@ -131,7 +131,7 @@ def add(
     chain = select(audit.c.digest, audit.c.number).where(audit.c.run_id == run["id"])
     first, last = (connection.execute(chain.order_by(order).limit(1)).one() for order in (audit.c.number, audit.c.number.desc()))
     row: dict[str, Any] = {
-        **whose(context_of(run)),
+        **context_columns(context_of(run)),
         "number": 1 if newest is None else newest["number"] + 1,
         "run_id": run["id"],
         "kind": kind,

@@ -1,4 +1,4 @@
-"""Verify an exported run against its audit log. `Newest` keeps the newest entry per row on disk, so runs of any size fit."""
+"""Verify an exported run against its audit log. `NewestEntries` keeps the newest entry per row on disk, so runs of any size fit."""
 
 import json
 import sqlite3
@@ -24,7 +24,7 @@ Place: TypeAlias = tuple[str, Key]
 """A table, and the key of a row in it."""
 
 
-class Left(NamedTuple):
+class NewestEntry(NamedTuple):
     """What an audit entry says about a row."""
 
     number: int
@@ -33,7 +33,7 @@ class Left(NamedTuple):
     row_digest: str | None
 
 
-class Newest:
+class NewestEntries:
     """The newest audit entry of each row that was not taken yet. Deleted when its `with` block ends."""
 
     def __init__(self) -> None:
@@ -59,16 +59,16 @@ class Newest:
         row = (json.dumps(place), number, place[0], kind, row_digest)
         self._database.execute("INSERT OR REPLACE INTO newest VALUES (?, ?, ?, ?, ?)", row)
 
-    def take(self, place: Place) -> Left | None:
+    def take(self, place: Place) -> NewestEntry | None:
         """Remove and return the newest entry about a row, or None if there is none or it was taken."""
         taken = 'DELETE FROM newest WHERE place = ? RETURNING number, "table", kind, row_digest'
         row = self._database.execute(taken, (json.dumps(place),)).fetchone()
-        return None if row is None else Left(*row)
+        return None if row is None else NewestEntry(*row)
 
-    def first_left(self, is_wanted: Callable[[Left], bool]) -> Left | None:
+    def first_untaken(self, is_wanted: Callable[[NewestEntry], bool]) -> NewestEntry | None:
         """Return the first entry, by number, that was not taken and that `is_wanted` accepts, or None."""
         left = self._database.execute('SELECT number, "table", kind, row_digest FROM newest ORDER BY number')
-        return next((found for row in left if is_wanted(found := Left(*row))), None)
+        return next((found for row in left if is_wanted(found := NewestEntry(*row))), None)
 
 
 Verdict: TypeAlias = Literal["intact", "altered", "not_verifiable"]
@@ -128,13 +128,13 @@ def verify(document: Mapping[str, Any]) -> Verification:
     Lists are read one row at a time. A run without audit entries is not verifiable. Whoever can write the whole database can also forge its
     audit log; compare the newest digest with a copy kept elsewhere.
     """
-    with Newest() as newest:
-        told = _AuditSummary(newest)
+    with NewestEntries() as newest:
+        summary = _AuditSummary(newest)
         try:
-            problem = next(_problems(document, told), None)
+            problem = next(_problems(document, summary), None)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             problem = Alteration("document", f"it is no exported run, or parts of it are missing ({type(error).__name__}: {error})")
-    return Verification(told.count if problem is None else _count(document.get("audit")), document.get("head"), problem)
+    return Verification(summary.count if problem is None else _count(document.get("audit")), document.get("head"), problem)
 
 
 def _count(audit: Any) -> int:
@@ -148,7 +148,7 @@ def _count(audit: Any) -> int:
 class _AuditSummary:
     """What one pass over the audit log collects."""
 
-    newest: Newest
+    newest: NewestEntries
     count: int = 0
     of_run: Plain | None = None  # the newest entry about the run itself
     started: Plain | None = None  # the newest start of the run
@@ -167,24 +167,24 @@ class _AuditSummary:
             self.newest.put(place, self.count, str(entry["kind"]), entry["row_digest"])
 
 
-def _problems(document: Mapping[str, Any], told: _AuditSummary) -> Iterator[Alteration]:
+def _problems(document: Mapping[str, Any], summary: _AuditSummary) -> Iterator[Alteration]:
     run = document["run"]
     if run is None:
         yield Alteration("runs", "the row of the run is missing")
         return
     erased = Erased.of(document["tombstones"])
-    yield from _of_chain(run, document["audit"], document["head"], told, erased)
-    if not told.count:
+    yield from _chain_problems(run, document["audit"], document["head"], summary, erased)
+    if not summary.count:
         return
-    yield from _of_plans(document)
-    yield from _of_dependencies(document)
-    yield from _of_rows(document, told, erased)
-    yield from _of_run(run, told, erased)
-    yield from _of_lease(document["lease"], told)
-    yield from _of_gates(document)
+    yield from _plan_problems(document)
+    yield from _dependency_problems(document)
+    yield from _row_problems(document, summary, erased)
+    yield from _run_problems(run, summary, erased)
+    yield from _lease_problems(document["lease"], summary)
+    yield from _gate_problems(document)
 
 
-def _of_chain(run: Plain, audit: Iterable[Plain], head: JsonValue, told: _AuditSummary, erased: Erased) -> Iterator[Alteration]:
+def _chain_problems(run: Plain, audit: Iterable[Plain], head: JsonValue, summary: _AuditSummary, erased: Erased) -> Iterator[Alteration]:
     before = erased.original(beginning(run))
     for expected, entry in enumerate(audit, 1):
         number = entry["number"]
@@ -198,12 +198,12 @@ def _of_chain(run: Plain, audit: Iterable[Plain], head: JsonValue, told: _AuditS
         if expected == 1 and entry["kind"] != "run_created":
             yield _altered_entry(entry, "it is the first entry, and does not tell of the creation of the run")
         before = str(entry["digest"])
-        told.take(entry)
-    if head != (before if told.count else None):
+        summary.take(entry)
+    if head != (before if summary.count else None):
         yield Alteration("audit", "the newest entries are missing: the newest digest is not that of the last entry")
 
 
-def _of_plans(document: Mapping[str, Any]) -> Iterator[Alteration]:
+def _plan_problems(document: Mapping[str, Any]) -> Iterator[Alteration]:
     kept = {row["digest"]: sha256(str(row["document"]).encode(errors="surrogatepass")).hexdigest() for row in document["plans"]}
     wanted = [document["run"]["digest"], *(row["digest"] for row in document["revisions"])]
     for digest in wanted:
@@ -213,7 +213,7 @@ def _of_plans(document: Mapping[str, Any]) -> Iterator[Alteration]:
             yield Alteration("plans", f"the document of the plan {digest} was altered: that is not its digest")
 
 
-def _of_dependencies(document: Mapping[str, Any]) -> Iterator[Alteration]:
+def _dependency_problems(document: Mapping[str, Any]) -> Iterator[Alteration]:
     wanted: str = document["run"]["implied_dependencies_digest"]
     kept = [row["steps"] for row in document["implied_dependencies"] if row["digest"] == wanted]
     if not kept:
@@ -223,36 +223,36 @@ def _of_dependencies(document: Mapping[str, Any]) -> Iterator[Alteration]:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RowCheck:
     """How to verify the rows of a table against the audit log."""
 
     table: str
     key: Callable[[Plain], Key]  # of a row
-    tell: Callable[[Plain], Entry]  # the entry that a row's current state should have
+    entry_of: Callable[[Plain], Entry]  # the entry that a row's current state should have
 
 
-def _of_attempt(row: Plain) -> Key:
+def _attempt_key(row: Plain) -> Key:
     return (row["step_id"], row["kind"], row["item"], row["number"])
 
 
-def _tell_of_approval(row: Plain) -> Entry:
+def _approval_entry(row: Plain) -> Entry:
     return entries.of_approval(row) if row["used_at"] is None else entries.of_use(row)
 
 
-def _tell_of_gate(row: Plain) -> Entry:
+def _gate_entry(row: Plain) -> Entry:
     return entries.of_gate(row) if row["end"] in (None, "answered") else entries.of_gate_end(row)
 
 
-KEPT = {
+ROW_CHECKS = {
     kept.table: kept
     for kept in (
-        Kept("attempts", _of_attempt, entries.of_attempt),
-        Kept("receipts", _of_attempt, entries.of_receipt),
-        Kept("step_runs", lambda row: (row["step_id"],), entries.of_step),
-        Kept("approvals", lambda row: (row["id"],), _tell_of_approval),
-        Kept("gates", lambda row: (row["id"],), _tell_of_gate),
-        Kept("revisions", lambda row: (row["number"],), entries.of_revision),
-        Kept("tombstones", lambda row: (row["number"],), entries.of_erasure),
+        RowCheck("attempts", _attempt_key, entries.of_attempt),
+        RowCheck("receipts", _attempt_key, entries.of_receipt),
+        RowCheck("step_runs", lambda row: (row["step_id"],), entries.of_step),
+        RowCheck("approvals", lambda row: (row["id"],), _approval_entry),
+        RowCheck("gates", lambda row: (row["id"],), _gate_entry),
+        RowCheck("revisions", lambda row: (row["number"],), entries.of_revision),
+        RowCheck("tombstones", lambda row: (row["number"],), entries.of_erasure),
     )
 }
 
@@ -274,28 +274,30 @@ def _place_of(entry: Plain) -> Place | None:
     return None if table is None else (table, (int(str(entry["row_id"])),))
 
 
-def _of_rows(document: Mapping[str, Any], told: _AuditSummary, erased: Erased) -> Iterator[Alteration]:
+def _row_problems(document: Mapping[str, Any], summary: _AuditSummary, erased: Erased) -> Iterator[Alteration]:
     """Yield the first row that is missing or differs from its newest entry; then the first row that no entry describes."""
-    altered: tuple[int, Kept, Plain] | None = None  # the one with the earliest entry
-    untold: tuple[Kept, Plain] | None = None
-    for kept in KEPT.values():
+    altered: tuple[int, RowCheck, Plain] | None = None  # the one with the earliest entry
+    unrecorded: tuple[RowCheck, Plain] | None = None
+    for kept in ROW_CHECKS.values():
         for row in document[kept.table]:
-            found = told.newest.take((kept.table, kept.key(row)))
+            found = summary.newest.take((kept.table, kept.key(row)))
             if found is None:
-                untold = untold or (kept, row)
-            elif erased.original(str(kept.tell(row).row_digest)) != found.row_digest and (altered is None or found.number < altered[0]):
+                unrecorded = unrecorded or (kept, row)
+            elif erased.original(str(kept.entry_of(row).row_digest)) != found.row_digest and (altered is None or found.number < altered[0]):
                 altered = (found.number, kept, row)
     # A new start or version of the run deletes the ends of steps that had not completed.
-    missing = told.newest.first_left(lambda left: left.table != "step_runs" or left.kind == "step_completed" or left.number > told.restarts)
+    missing = summary.newest.first_untaken(
+        lambda left: left.table != "step_runs" or left.kind == "step_completed" or left.number > summary.restarts
+    )
     if missing is not None and (altered is None or missing.number < altered[0]):
         entry = _entry(document, missing.number)
         yield _alteration(missing.table, entry, f"the row is missing that entry {missing.number} of the audit tells of")
     elif altered is not None:
         number, kept, row = altered
         entry = _entry(document, number)
-        yield _alteration(kept.table, entry, _difference(kept.tell(row), entry))
-    if untold is not None:
-        yield _inserted(*untold)
+        yield _alteration(kept.table, entry, _difference(kept.entry_of(row), entry))
+    if unrecorded is not None:
+        yield _inserted_row(*unrecorded)
 
 
 def _entry(document: Mapping[str, Any], number: int) -> Plain:
@@ -303,15 +305,15 @@ def _entry(document: Mapping[str, Any], number: int) -> Plain:
     return next(islice(iter(document["audit"]), number - 1, None))
 
 
-def _inserted(kept: Kept, row: Plain) -> Alteration:
-    told = kept.tell(row)
+def _inserted_row(kept: RowCheck, row: Plain) -> Alteration:
+    told = kept.entry_of(row)
     words = "no entry of the audit tells of this row: it was inserted behind its back, or the end of the audit is missing"
     item = None if told.item == NO_ITEM else told.item
     return Alteration(kept.table, words, told.step_id, item, told.attempt, call_kind=told.call_kind)
 
 
-def _of_run(run: Plain, told: _AuditSummary, erased: Erased) -> Iterator[Alteration]:
-    newest = told.of_run
+def _run_problems(run: Plain, summary: _AuditSummary, erased: Erased) -> Iterator[Alteration]:
+    newest = summary.of_run
     if newest is None or erased.original(row_digest("runs", run)) == newest["row_digest"]:
         return
     if run["status"] in ENDED and newest["kind"] != "run_ended":
@@ -321,8 +323,8 @@ def _of_run(run: Plain, told: _AuditSummary, erased: Erased) -> Iterator[Alterat
     yield Alteration("runs", words, entry=_number(newest))
 
 
-def _of_lease(lease: Plain | None, told: _AuditSummary) -> Iterator[Alteration]:
-    started = told.started
+def _lease_problems(lease: Plain | None, summary: _AuditSummary) -> Iterator[Alteration]:
+    started = summary.started
     if started is not None and (lease is None or str(lease["epoch"]) != started["row_id"]):
         found = "is missing" if lease is None else f"has the epoch {lease['epoch']}"
         yield Alteration("leases", f"the lease {found}, and the newest start of the run has {started['row_id']}", entry=_number(started))
@@ -330,18 +332,18 @@ def _of_lease(lease: Plain | None, told: _AuditSummary) -> Iterator[Alteration]:
         yield Alteration("leases", "the run has a lease, and no entry of the audit tells of a start: the end of the audit is missing")
 
 
-_SAID = {"done": "succeeded", "again": "failed", "abort": "failed"}
+_RESOLVED_OUTCOMES = {"done": "succeeded", "again": "failed", "abort": "failed"}
 """How a gate was closed -> the outcome that its receipt must have."""
 
 
-def _of_gates(document: Mapping[str, Any]) -> Iterator[Alteration]:
+def _gate_problems(document: Mapping[str, Any]) -> Iterator[Alteration]:
     answers = {row["gate_id"]: row["at"] for row in document["approvals"] if row["gate_id"] is not None}
     said = (row for row in document["receipts"] if row["by"] is not None)
     words = {(row["step_id"], row["kind"], row["item"], row["ended_at"]): row["outcome"] for row in said}
     for gate in document["gates"]:
         given = answers.get(gate["id"])
         outcome = words.get((gate["step_id"], gate["call_kind"], gate["item"], gate["closed_at"]))
-        if gate["end"] in _SAID and (gate["kind"] != "outcome" or outcome != _SAID[gate["end"]]):
+        if gate["end"] in _RESOLVED_OUTCOMES and (gate["kind"] != "outcome" or outcome != _RESOLVED_OUTCOMES[gate["end"]]):
             yield Alteration("gates", f"it is closed as {gate['end']}, but no receipt of that moment records it", gate["step_id"])
         if gate["end"] == "answered" and (given is None or given != gate["closed_at"]):
             yield Alteration("gates", "it is closed as answered, and there is no answer of that moment", gate["step_id"] or None)

@@ -41,7 +41,7 @@ def with_recorded_tools(validated: ValidatedPlan) -> ValidatedPlan:
 
     def recorded(tool: Tool[..., Any]) -> Tool[..., Any]:
         if tool.name not in known:
-            known[tool.name] = tool.answered_by(_recorded)
+            known[tool.name] = tool.with_function(_recorded)
         return known[tool.name]
 
     asked = {step.id for step in validated.plan.all_steps if step.ask is not None}  # their result is the answer at their gate

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = (0.2, 3.0)
 """The first and the longest wait between two reads of the flow run."""
 
-POLLS_MISSED = 20
+MAX_FAILED_POLLS = 20
 """How many reads in a row may fail: a server that is unavailable for a minute fails no step."""
 
 CANCEL_SECONDS = 4.0
@@ -44,20 +44,20 @@ async def run_deployment(
     _refuse_templates(parameters or {})
     async with get_client() as client:
         try:
-            flow_run = await _started(client, name, parameters or {}, context)
+            flow_run = await _start_flow_run(client, name, parameters or {}, context)
         except ObjectNotFound as error:
             raise ToolError(f"the Prefect server has no deployment `{name}`") from error
         except PrefectHTTPStatusError as error:
             raise ToolError(f"deployment `{name}` cannot be run: {context.redact(str(error))[:500]}") from error
         try:
-            flow_run = await _ended(client, flow_run, context)
+            flow_run = await _wait_for_end(client, flow_run, context)
         except asyncio.CancelledError:
             await _cancel(client, flow_run, context)
             raise
     state = flow_run.state
     if state is None or not state.is_completed():
-        how = f"{state.name}: {state.message}" if state and state.message else state.name if state else "without a state"
-        raise ToolError(f"flow run `{flow_run.name}` ({flow_run.id}) of `{name}` ended {how}")
+        ending = f"{state.name}: {state.message}" if state and state.message else state.name if state else "without a state"
+        raise ToolError(f"flow run `{flow_run.name}` ({flow_run.id}) of `{name}` ended {ending}")
     return {"flow_run_id": str(flow_run.id), "name": flow_run.name, "state": state.name}
 
 
@@ -72,53 +72,53 @@ def _refuse_templates(value: JsonValue) -> None:
             _refuse_templates(part)
 
 
-async def _started(client: "PrefectClient", name: str, parameters: dict[str, JsonValue], context: ToolContext) -> "FlowRun":
+async def _start_flow_run(client: "PrefectClient", name: str, parameters: dict[str, JsonValue], context: ToolContext) -> "FlowRun":
     """Return the flow run of this step. On cancellation, let a flow run that is being created finish its creation, then cancel it."""
-    making = asyncio.ensure_future(_found_or_made(client, name, parameters, context.idempotency_key))
+    creation = asyncio.ensure_future(_find_or_create_flow_run(client, name, parameters, context.idempotency_key))
     try:
-        return await asyncio.shield(making)
+        return await asyncio.shield(creation)
     except asyncio.CancelledError:
-        await asyncio.wait((making,), timeout=CANCEL_SECONDS / 2)
-        if making.done() and not making.cancelled() and making.exception() is None:
-            await _cancel(client, making.result(), context)
-        making.cancel()
+        await asyncio.wait((creation,), timeout=CANCEL_SECONDS / 2)
+        if creation.done() and not creation.cancelled() and creation.exception() is None:
+            await _cancel(client, creation.result(), context)
+        creation.cancel()
         raise
 
 
-async def _found_or_made(client: "PrefectClient", name: str, parameters: dict[str, JsonValue], key: str) -> "FlowRun":
+async def _find_or_create_flow_run(client: "PrefectClient", name: str, parameters: dict[str, JsonValue], key: str) -> "FlowRun":
     # Prefect takes a second to import.
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
     from prefect.deployments.flow_runs import arun_deployment
 
-    chained = key
+    current_key = key
     while True:
-        same_key = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=[chained]))
+        same_key = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=[current_key]))
         known = await client.read_flow_runs(flow_run_filter=same_key, limit=1)
         if not known:
-            return await arun_deployment(name, client=client, parameters=dict(parameters), timeout=0, idempotency_key=chained)
+            return await arun_deployment(name, client=client, parameters=dict(parameters), timeout=0, idempotency_key=current_key)
         state = known[0].state
         if state is None or not state.is_final() or state.is_completed():
             return known[0]
-        chained = f"{key}:{known[0].id}"  # the key after a failed flow run, the same for every attempt
+        current_key = f"{key}:{known[0].id}"  # the key after a failed flow run, the same for every attempt
 
 
-async def _ended(client: "PrefectClient", flow_run: "FlowRun", context: ToolContext) -> "FlowRun":
+async def _wait_for_end(client: "PrefectClient", flow_run: "FlowRun", context: ToolContext) -> "FlowRun":
     from prefect.exceptions import ObjectNotFound  # imports Prefect
 
     context.logger.info("flow run `%s` (%s) is started", flow_run.name, flow_run.id)
-    wait, missed = POLL_SECONDS[0], 0
+    wait, failed_polls = POLL_SECONDS[0], 0
     while flow_run.state is None or not flow_run.state.is_final():
         await asyncio.sleep(wait)
         wait = min(wait * 1.5, POLL_SECONDS[1])
         try:
             flow_run = await client.read_flow_run(flow_run.id)
-            missed = 0
+            failed_polls = 0
         except ObjectNotFound as error:
             raise ToolError(f"flow run {flow_run.id} was deleted") from error
         except Exception as error:  # any error of the client's transport
-            missed += 1
+            failed_polls += 1
             context.logger.warning("flow run %s cannot be read: %s", flow_run.id, error)
-            if missed > POLLS_MISSED:
+            if failed_polls > MAX_FAILED_POLLS:
                 raise ToolError(f"flow run {flow_run.id} was started, but the Prefect server does not answer: {error}") from error
     return flow_run
 

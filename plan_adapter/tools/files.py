@@ -22,7 +22,7 @@ def read_file(path: str) -> dict[str, JsonValue]:
     Args:
         path: A path in the files folder (`PLAN_ADAPTER_FILES_ROOT`; default: the current folder).
     """
-    root, place = _rooted(path)
+    root, place = _resolve_path(path)
     try:
         content = read_below(root, place, limit=READ_LIMIT)
         text = content.decode()
@@ -30,7 +30,7 @@ def read_file(path: str) -> dict[str, JsonValue]:
         raise ToolError(f"{path} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}") from error
     except OSError as error:
         raise ToolError(f"{path} cannot be read: {error.strerror}") from error
-    return {**_receipt(place, content), "text": text}
+    return {**_file_result(place, content), "text": text}
 
 
 @tool(effect="idempotent_write")
@@ -43,21 +43,21 @@ def write_file(path: str, content: JsonValue) -> dict[str, JsonValue]:
         path: A path in the files folder (`PLAN_ADAPTER_FILES_ROOT`; default: the current folder).
         content: The new content. Text is written as it is, in UTF-8; any other value as indented JSON.
     """
-    root, place = _rooted(path)
+    root, place = _resolve_path(path)
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, indent=2) + "\n"
     encoded = text.encode()
     try:
         write_below(root, place, encoded)
     except OSError as error:
         raise ToolError(f"{path} cannot be written: {error.strerror}") from error
-    return _receipt(place, encoded)
+    return _file_result(place, encoded)
 
 
-def _receipt(place: Path, content: bytes) -> dict[str, JsonValue]:
+def _file_result(place: Path, content: bytes) -> dict[str, JsonValue]:
     return {"path": str(place), "size": len(content), "digest": "sha256:" + hashlib.sha256(content).hexdigest()}
 
 
-def _rooted(path: str) -> tuple[Path, Path]:
+def _resolve_path(path: str) -> tuple[Path, Path]:
     """Return the root folder and the resolved `path`, both without links. Raises ToolError unless the path is below the root."""
     try:
         root = (Settings().files_root or Path.cwd()).expanduser().resolve()

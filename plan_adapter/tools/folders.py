@@ -17,7 +17,7 @@ def read_below(root: Path, place: Path, *, limit: int) -> bytes:
 
     Raises OSError, and ToolError for anything that is not a regular file or has more bytes than `limit`.
     """
-    with _folder_of(root, place, make=None) as folder:
+    with _open_folder(root, place, create_mode=None) as folder:
         # Non-blocking, because opening a named pipe would wait for its writer forever.
         file = os.open(place.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
@@ -39,7 +39,7 @@ def write_below(root: Path, place: Path, content: bytes, *, mode: int | None = N
     umask allows a new one. Raises OSError, and ToolError for a folder.
     """
     root.mkdir(parents=True, exist_ok=True, mode=folder_mode)
-    with _folder_of(root, place, make=folder_mode) as folder:
+    with _open_folder(root, place, create_mode=folder_mode) as folder:
         found = _mode_of(folder, place)
         kept = found if mode is None else mode
         partial = f".{uuid.uuid4().hex}.partial"
@@ -57,20 +57,20 @@ def write_below(root: Path, place: Path, content: bytes, *, mode: int | None = N
         except BaseException:
             os.unlink(partial, dir_fd=folder)
             raise
-        _sync(folder)  # so that the name is on disk as well
+        _sync_folder(folder)  # so that the name is on disk as well
 
 
 @contextmanager
-def _folder_of(root: Path, place: Path, *, make: int | None) -> Generator[int]:
-    """Yield a descriptor of the folder that contains `place`. Missing folders are created with the mode `make`, unless it is None.
+def _open_folder(root: Path, place: Path, *, create_mode: int | None) -> Generator[int]:
+    """Yield a descriptor of the folder that contains `place`. Missing folders are created with the mode `create_mode`, unless it is None.
 
     Every folder is opened relative to its parent and never through a link. A link in a folder's place raises OSError.
     """
     folder = os.open(root, _FOLDER)
     try:
         for name in place.relative_to(root).parts[:-1]:
-            if make is not None:
-                _make(name, make, folder)
+            if create_mode is not None:
+                _make_folder(name, create_mode, folder)
             inner = os.open(name, _FOLDER, dir_fd=folder)
             os.close(folder)
             folder = inner
@@ -79,7 +79,7 @@ def _folder_of(root: Path, place: Path, *, make: int | None) -> Generator[int]:
         os.close(folder)
 
 
-def _make(name: str, mode: int, folder: int) -> None:
+def _make_folder(name: str, mode: int, folder: int) -> None:
     try:
         os.mkdir(name, mode, dir_fd=folder)
     except FileExistsError:
@@ -97,7 +97,7 @@ def _mode_of(folder: int, place: Path) -> int | None:
     return stat.S_IMODE(status.st_mode) if stat.S_ISREG(status.st_mode) else None
 
 
-def _sync(folder: int) -> None:
+def _sync_folder(folder: int) -> None:
     readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.fsync(readable)

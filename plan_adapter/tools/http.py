@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BODY_LIMIT = 4 * 1024 * 1024
 """How many bytes of a response's body are read. Longer text is cut there."""
 
-REDIRECTS = 10
+MAX_REDIRECTS = 10
 CONNECT_SECONDS = 30.0
 READ_SECONDS = 60.0
 """How long a read waits for the next bytes if its step has no timeout."""
@@ -50,7 +50,9 @@ async def http_get(
         expect_status: The status, or a list of statuses, that counts as success instead of 2xx.
     """
     timeout = READ_SECONDS if context.deadline is None else None  # else the step's own timeout ends it
-    return await _answer("GET", url, headers=_texts(headers), content=None, expect=expect_status, read_timeout=timeout, context=context)
+    return await _send(
+        "GET", url, headers=_header_texts(headers), content=None, expect=expect_status, read_timeout=timeout, context=context
+    )
 
 
 @tool(effect="write")
@@ -75,13 +77,13 @@ async def http_send(
         headers: Request headers. A content-type here overrides the one that follows from the body.
         expect_status: The status, or a list of statuses, that counts as success instead of 2xx.
     """
-    content, content_type = _content(body)
-    sent = {"content-type": content_type} if content_type else {}
-    sent |= {"idempotency-key": context.idempotency_key, **_texts(headers)}
-    return await _answer(method, url, headers=sent, content=content, expect=expect_status, read_timeout=None, context=context)
+    content, content_type = _encode_body(body)
+    request_headers = {"content-type": content_type} if content_type else {}
+    request_headers |= {"idempotency-key": context.idempotency_key, **_header_texts(headers)}
+    return await _send(method, url, headers=request_headers, content=content, expect=expect_status, read_timeout=None, context=context)
 
 
-def _texts(headers: Mapping[str, Header] | None) -> dict[str, str]:
+def _header_texts(headers: Mapping[str, Header] | None) -> dict[str, str]:
     texts = {name.lower(): str(value).lower() if isinstance(value, bool) else str(value) for name, value in (headers or {}).items()}
     wrong = [name for name, text in texts.items() if not _NAME.fullmatch(name) or not _VALUE.fullmatch(text)]
     if wrong:
@@ -91,7 +93,7 @@ def _texts(headers: Mapping[str, Header] | None) -> dict[str, str]:
     return texts
 
 
-def _content(body: JsonValue) -> tuple[bytes | None, str | None]:
+def _encode_body(body: JsonValue) -> tuple[bytes | None, str | None]:
     if body is None:
         return None, None
     if isinstance(body, str):
@@ -99,7 +101,7 @@ def _content(body: JsonValue) -> tuple[bytes | None, str | None]:
     return json.dumps(body, ensure_ascii=False, allow_nan=False).encode(), "application/json"
 
 
-async def _answer(
+async def _send(
     method: str,
     url: str,
     *,
@@ -112,16 +114,16 @@ async def _answer(
     """Send the request and return the answer, or raise ToolError. No message contains the query or user part of a URL."""
     import httpx  # only for a call
 
-    target, credentials = _target(url)
+    target, credentials = _parse_url(url)
     if credentials and "authorization" not in headers:
         headers["authorization"] = credentials
-    what = f"{method} {_place(target)}"
+    what = f"{method} {_url_without_query(target)}"
     timeout = httpx.Timeout(read_timeout, connect=CONNECT_SECONDS)
     try:
         async with httpx.AsyncClient(timeout=timeout, verify=_certificates()) as client:
             request = client.build_request(method, target, headers=headers, content=content)
-            response = await _open(client, request, may_follow=method == "GET")
-            body, is_cut = await _read(response, BODY_LIMIT + 1 + 4 * _reach(context))  # a character has at most four bytes
+            response = await _send_following_redirects(client, request, may_follow=method == "GET")
+            body, is_cut = await _read_body(response, BODY_LIMIT + 1 + 4 * _secret_reach(context))  # a character has at most four bytes
     except (httpx.ConnectTimeout, httpx.PoolTimeout) as error:
         raise ToolError(f"{what}: no connection in time") from error
     except (httpx.TimeoutException, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
@@ -129,15 +131,15 @@ async def _answer(
         raise UnknownOutcomeError(f"{what}: {reason}, after the request was sent") from error
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError, ValueError) as error:
         raise ToolError(f"{what}: {_error_text(error, target)}") from error
-    text = _text(response, body, context)
+    text = _body_text(response, body, context)
     if not _is_expected(response.status_code, expect):
-        raise ToolError(_refusal(what, response, text) + _left_origin(target, response.url))
+        raise ToolError(_unexpected_status_message(what, response, text) + _other_origin_note(target, response.url))
     if is_cut and _is_json(response) and method == "GET":  # a request that changed something was still done: keep its text
         raise ToolError(f"{what}: the response is JSON of more than {BODY_LIMIT} bytes; fetch it with a command that writes a file")
     return {
         "status": response.status_code,
         "headers": dict(response.headers.items()),
-        "body": _parsed(text) if _is_json(response) else text,
+        "body": _parse_json(text) if _is_json(response) else text,
     }
 
 
@@ -148,7 +150,7 @@ def _certificates() -> "ssl.SSLContext":
     return httpx.create_ssl_context()  # takes tens of milliseconds, so once for all requests
 
 
-def _target(url: str) -> "tuple[httpx.URL, str | None]":
+def _parse_url(url: str) -> "tuple[httpx.URL, str | None]":
     """Return the URL without its user part, and the user part as a header. httpx logs whole URLs."""
     import httpx  # only for a call
 
@@ -164,7 +166,7 @@ def _target(url: str) -> "tuple[httpx.URL, str | None]":
     return target.copy_with(userinfo=b""), f"Basic {credentials}"
 
 
-def _place(url: "httpx.URL") -> str:
+def _url_without_query(url: "httpx.URL") -> str:
     return str(url.copy_with(query=None, fragment=None, userinfo=b""))
 
 
@@ -174,14 +176,14 @@ def _error_text(error: Exception, url: "httpx.URL") -> str:
     return text.replace(query, "…") if query else text
 
 
-async def _open(client: "httpx.AsyncClient", request: "httpx.Request", *, may_follow: bool) -> "httpx.Response":
+async def _send_following_redirects(client: "httpx.AsyncClient", request: "httpx.Request", *, may_follow: bool) -> "httpx.Response":
     """Return the response at the end of a chain of redirects, its body unread. Closing the client closes it.
 
     The request's headers may contain credentials, so only its own origin receives them. After the first redirect to another scheme, host or
     port, no later request carries them, even one that leads back.
     """
     first = request
-    for _ in range(REDIRECTS + 1):
+    for _ in range(MAX_REDIRECTS + 1):
         response = await client.send(request, stream=True)
         following = response.next_request
         if following is None or not may_follow:
@@ -189,21 +191,21 @@ async def _open(client: "httpx.AsyncClient", request: "httpx.Request", *, may_fo
         await response.aclose()
         target = following.url.copy_with(userinfo=b"")  # ignore credentials that a server puts into a URL
         if target.scheme not in ("https", request.url.scheme):
-            raise ToolError(f"{request.method} {_place(request.url)} redirects to {target.scheme}, which is not followed")
+            raise ToolError(f"{request.method} {_url_without_query(request.url)} redirects to {target.scheme}, which is not followed")
         if _origin(target) == _origin(request.url):
             following.url = target
         else:
             client.cookies.clear()  # cookies do not record the scheme or port that they came from
             following = client.build_request("GET", target)
         request = following
-    raise ToolError(f"{first.method} {_place(first.url)} redirects more than {REDIRECTS} times")
+    raise ToolError(f"{first.method} {_url_without_query(first.url)} redirects more than {MAX_REDIRECTS} times")
 
 
 def _origin(url: "httpx.URL") -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port  # httpx leaves out a scheme's default port
 
 
-async def _read(response: "httpx.Response", limit: int) -> tuple[bytes, bool]:
+async def _read_body(response: "httpx.Response", limit: int) -> tuple[bytes, bool]:
     """Return the body up to `limit`, and whether it is larger than BODY_LIMIT."""
     body = bytearray()
     async for chunk in response.aiter_bytes():
@@ -214,7 +216,7 @@ async def _read(response: "httpx.Response", limit: int) -> tuple[bytes, bool]:
     return bytes(body[:limit]), len(body) > BODY_LIMIT
 
 
-def _text(response: "httpx.Response", body: bytes, context: ToolContext) -> str:
+def _body_text(response: "httpx.Response", body: bytes, context: ToolContext) -> str:
     """Return the body as text without secrets. A body that is too large is cut after a whole character, with a note.
 
     The bytes read beyond the limit show whether a secret spans it.
@@ -229,10 +231,10 @@ def _text(response: "httpx.Response", body: bytes, context: ToolContext) -> str:
     if not is_cut:
         return text
     kept = len(decoder("replace").decode(body[:BODY_LIMIT]))
-    return f"{text[: min(kept, max(0, len(text) - _reach(context)))]}\n… cut after {BODY_LIMIT} bytes"
+    return f"{text[: min(kept, max(0, len(text) - _secret_reach(context)))]}\n… cut after {BODY_LIMIT} bytes"
 
 
-def _reach(context: ToolContext) -> int:
+def _secret_reach(context: ToolContext) -> int:
     """Return how many characters before the end of a text may be the start of a secret."""
     return 0 if context.redaction is None else context.redaction.longest
 
@@ -242,22 +244,22 @@ def _is_json(response: "httpx.Response") -> bool:
     return media_type == "application/json" or media_type.endswith("+json")
 
 
-def _parsed(text: str) -> JsonValue:
+def _parse_json(text: str) -> JsonValue:
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return text  # the content type says JSON, but the body is not
 
 
-def _no_constant(name: str) -> JsonValue:
+def _refuse_constant(name: str) -> JsonValue:
     raise ValueError(f"{name} is not JSON")
 
 
-def _left_origin(asked: "httpx.URL", answered: "httpx.URL") -> str:
+def _other_origin_note(requested: "httpx.URL", answered: "httpx.URL") -> str:
     """Return a note if redirects led to another origin, which may be the reason for the refusal."""
-    if _origin(asked) == _origin(answered):
+    if _origin(requested) == _origin(answered):
         return ""
-    return f" (after a redirect to {_place(answered)}: headers and credentials of the step are not sent to another origin)"
+    return f" (after a redirect to {_url_without_query(answered)}: headers and credentials of the step are not sent to another origin)"
 
 
 def _is_expected(status: int, expect: ExpectedStatus) -> bool:
@@ -266,7 +268,7 @@ def _is_expected(status: int, expect: ExpectedStatus) -> bool:
     return status in (expect if isinstance(expect, list) else [expect])
 
 
-def _refusal(what: str, response: "httpx.Response", text: str) -> str:
+def _unexpected_status_message(what: str, response: "httpx.Response", text: str) -> str:
     message = f"{what} answered {response.status_code} {response.reason_phrase}".rstrip()
     if response.has_redirect_location:
         return f"{message}: a redirect, and this tool does not follow redirects"

@@ -21,18 +21,18 @@ def import_object(import_string: str) -> object:
         raise ToolDefinitionError(f"`{import_string}` is not an import string: write `package.module:name`")
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))
-    module = _module(module_name, import_string)
+    module = _import_module(module_name, import_string)
     found: object = module
     for name in path.split("."):
         if not hasattr(found, name):
             offered = [known for known in dir(found) if not known.startswith("_") and _may_hold_tools(getattr(found, known))]
-            hint = _hidden_file(module) or did_you_mean(name, offered)
+            hint = _shadowed_file_hint(module) or did_you_mean(name, offered)
             raise ToolDefinitionError(f"`{import_string}`: `{module_name}` has no `{name}`" + (f"; {hint}" if hint else ""))
         found = getattr(found, name)
     return found
 
 
-def _hidden_file(module: ModuleType) -> str:
+def _shadowed_file_hint(module: ModuleType) -> str:
     """Return a hint if `module` is installed and the current folder has a file of the same name, else an empty text."""
     file, place = Path(f"{module.__name__.replace('.', '/')}.py"), getattr(module, "__file__", None)
     if not file.exists() or (place is not None and file.resolve() == Path(place).resolve()):
@@ -45,19 +45,19 @@ def _may_hold_tools(value: object) -> bool:
     return callable(value) or (isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping))
 
 
-def _module(module_name: str, import_string: str) -> ModuleType:
+def _import_module(module_name: str, import_string: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name != missing and not module_name.startswith(f"{missing}."):
             raise ToolDefinitionError(f"`{import_string}`: `{module_name}` needs the module `{missing}`, which is not installed") from error
-        raise ToolDefinitionError(f"`{import_string}`: there is no module `{missing}`; {_near_module(missing)}") from error
+        raise ToolDefinitionError(f"`{import_string}`: there is no module `{missing}`; {_module_hint(missing)}") from error
     except Exception as error:  # a module is code and may raise anything
         raise ToolDefinitionError(f"`{import_string}`: `{module_name}` cannot be imported: {error_text(error)}") from error
 
 
-def _near_module(missing: str) -> str:
+def _module_hint(missing: str) -> str:
     package, _, name = missing.rpartition(".")
     paths = getattr(sys.modules.get(package), "__path__", []) if package else None
     siblings = [known.name for known in pkgutil.iter_modules(paths)]

@@ -1,4 +1,4 @@
-"""`OrderGuard`: checks that a change kept the order of the items that were there before, and puts them back into it."""
+"""`OrderGuard`: checks that a change kept the order of the earlier items, and restores that order."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -11,7 +11,7 @@ Place: TypeAlias = tuple[Hashable, int]
 
 
 class OrderGuard(Generic[T]):
-    """Compares the order of items with a baseline. Only items that are in both count: what came or went moved nothing."""
+    """Compares the order of items with a baseline. Only items that are in both count: adding or removing an item moves no other."""
 
     def __init__(self, baseline: Iterable[T], *, key: Callable[[T], Hashable] = lambda item: item) -> None:  # pyright: ignore[reportArgumentType]  # without a key, the items are hashable
         """Keep the order of `baseline`. Items are the same if their `key` is; by default an item is its own key."""
@@ -21,7 +21,7 @@ class OrderGuard(Generic[T]):
     def check(self, now: Sequence[T]) -> list[T]:
         """Return the fewest items of `now` that moved: all others still come in the order of the baseline. Empty if it was kept."""
         common = self._common(now)
-        kept = _longest_rising([rank for _, rank in common])
+        kept = _longest_increasing([rank for _, rank in common])
         return [now[at] for at, rank in common if rank not in kept]
 
     def restored(self, now: Sequence[T]) -> list[T]:
@@ -45,8 +45,8 @@ class OrderGuard(Generic[T]):
         return places
 
 
-def _longest_rising(ranks: Iterable[int]) -> frozenset[int]:
-    """Return the longest sequence of different `ranks` that rises."""
+def _longest_increasing(ranks: Iterable[int]) -> frozenset[int]:
+    """Return the longest increasing subsequence of different `ranks`."""
     ends, chains = list[int](), list[tuple[int, ...]]()
     for rank in ranks:
         at = bisect_left(ends, rank)

@@ -30,10 +30,10 @@ def mismatches(tool: JsonValue, part: JsonValue) -> list[str]:
 
     It may take fewer parameters than its tool. Those that it takes must have the tool's types and defaults.
     """
-    return list(_misfits(cast("dict[str, Any]", tool), cast("dict[str, Any]", part)))
+    return list(_find_mismatches(cast("dict[str, Any]", tool), cast("dict[str, Any]", part)))
 
 
-def _misfits(tool: dict[str, Any], part: dict[str, Any]) -> Iterator[str]:
+def _find_mismatches(tool: dict[str, Any], part: dict[str, Any]) -> Iterator[str]:
     of_tool, of_part = tool.get("properties", {}), part.get("properties", {})
     kinds, required = tool.get("$defs", {}), tool.get("required", [])
     for name, schema in of_part.items():
@@ -41,7 +41,7 @@ def _misfits(tool: dict[str, Any], part: dict[str, Any]) -> Iterator[str]:
             hint = did_you_mean(name, list(of_tool))
             yield f"the tool has no parameter `{name}`" + (f" ({hint})" if hint else "")
         elif schema != of_tool[name]:
-            yield f"`{name}` is {_shown(schema)}, but {_shown(of_tool[name])} in the tool"
+            yield f"`{name}` is {_schema_text(schema)}, but {_schema_text(of_tool[name])} in the tool"
         elif (name in part.get("required", [])) != (name in required):
             optional, strict = ("probe", "tool") if name in required else ("tool", "probe")
             yield f"`{name}` is optional in the {optional}, but required in the {strict}"
@@ -50,5 +50,5 @@ def _misfits(tool: dict[str, Any], part: dict[str, Any]) -> Iterator[str]:
             yield f"`{name}` has another type than in the tool"
 
 
-def _shown(schema: Any) -> str:
+def _schema_text(schema: Any) -> str:
     return json.dumps(schema, ensure_ascii=False)

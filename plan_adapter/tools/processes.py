@@ -33,7 +33,7 @@ CHUNK = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CommandResult:
     """How a command ended. A negative exit code is the signal that ended it."""
 
     exit_code: int
@@ -41,7 +41,9 @@ class Ended:
     stderr: str
 
 
-async def run_group(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdin: str | None, context: ToolContext) -> Ended:
+async def run_group(
+    argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdin: str | None, context: ToolContext
+) -> CommandResult:
     """Run a command to its end, and log its output lines to the step's log. Raises ToolError if it cannot be started.
 
     On cancellation, it ends the whole group before it returns: SIGTERM, then SIGKILL. If the command ends by itself, processes that it left
@@ -49,7 +51,7 @@ async def run_group(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, s
     """
     process = _start(argv, cwd=cwd, env=env, stdin=stdin)
     loop = asyncio.get_running_loop()
-    exited = _exit_of(process, loop)
+    exited = _watch_exit(process, loop)
     outputs = [Output(pipe, context, loop) for pipe in (process.stdout, process.stderr) if pipe is not None]
     try:
         await asyncio.wait((exited,))
@@ -60,7 +62,7 @@ async def run_group(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, s
     finally:
         for output in outputs:
             output.close()
-    return Ended(exited.result(), *(output.text for output in outputs))
+    return CommandResult(exited.result(), *(output.text for output in outputs))
 
 
 class RedactedText:
@@ -169,12 +171,12 @@ def _start(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdi
     command = argv[0]
     try:
         # A file instead of a pipe: nothing has to be written while the command runs, and a command that reads nothing blocks nothing.
-        with tempfile.TemporaryFile() as given:
-            given.write((stdin or "").encode())
-            given.seek(0)
+        with tempfile.TemporaryFile() as input_file:
+            input_file.write((stdin or "").encode())
+            input_file.seek(0)
             return subprocess.Popen(  # noqa: S603  # an argv, no shell
                 argv,
-                stdin=given if stdin is not None else subprocess.DEVNULL,
+                stdin=input_file if stdin is not None else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
@@ -191,7 +193,7 @@ def _start(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdi
         raise ToolError(f"`{command}` cannot be started: {error}") from error
 
 
-def _exit_of(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
+def _watch_exit(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
     """Return a future of the exit code. A thread waits, because asyncio's own `wait` also waits for pipes that others hold open."""
     exited: asyncio.Future[int] = loop.create_future()
 
@@ -208,14 +210,16 @@ async def _end_group(group: int, exited: "asyncio.Future[int]", logger: Logger) 
     """End every process of the group, immediately if this is cancelled as well."""
     try:
         _signal(group, signal.SIGTERM, logger)
-        await _gone(group, TERM_SECONDS, logger)
+        await _wait_until_gone(group, TERM_SECONDS, logger)
     finally:
         _signal(group, signal.SIGKILL, logger)
     await asyncio.wait((exited,), timeout=1.0)
-    await _gone(group, 0.2, logger)  # a killed process takes a moment to end; without a reaper for orphans, the group lasts longer
+    await _wait_until_gone(
+        group, 0.2, logger
+    )  # a killed process takes a moment to end; without a reaper for orphans, the group lasts longer
 
 
-async def _gone(group: int, seconds: float, logger: Logger) -> None:
+async def _wait_until_gone(group: int, seconds: float, logger: Logger) -> None:
     """Return once the group is empty, or after `seconds`."""
     for _ in range(int(seconds / 0.05)):
         if not _signal(group, 0, logger):

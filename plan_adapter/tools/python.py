@@ -23,12 +23,12 @@ def python(function: str, context: ToolContext, arguments: dict[str, JsonValue] 
         function: The function, as `package.module:name`. It must be public and sync.
         arguments: Keyword arguments.
     """
-    found = _allowed(function)
+    function_or_tool = _import_allowed(function)
     given = arguments or {}
-    if isinstance(found, Tool):
-        known = cast("Tool[..., Any]", found)
-        return _sync(known.fn, function)(**known.bind(given, context))
-    call = _sync(getattr(found, "fn", found), function)
+    if isinstance(function_or_tool, Tool):
+        known_tool = cast("Tool[..., Any]", function_or_tool)
+        return _require_sync(known_tool.fn, function)(**known_tool.bind(given, context))
+    call = _require_sync(getattr(function_or_tool, "fn", function_or_tool), function)
     try:
         inspect.signature(call).bind(**given)
     except (TypeError, ValueError) as error:
@@ -36,7 +36,7 @@ def python(function: str, context: ToolContext, arguments: dict[str, JsonValue] 
     return call(**given)
 
 
-def _allowed(import_string: str) -> object:
+def _import_allowed(import_string: str) -> object:
     prefixes = Settings().python_prefixes
     if not prefixes:
         raise ToolError(
@@ -48,21 +48,21 @@ def _allowed(import_string: str) -> object:
     if not path.isidentifier() or path.startswith("_"):
         raise ToolError(f"`{import_string}` is not a public function of a module: write `package.module:name`")
     try:
-        found = import_object(import_string)
+        function_or_tool = import_object(import_string)
     except ToolDefinitionError as error:
         raise ToolError(str(error)) from error
     # An allowed module's own imports (`from os import system`) are not part of it.
-    home = str(getattr(found, "__module__", "?"))
+    home = str(getattr(function_or_tool, "__module__", "?"))
     if not _is_below(home, prefixes):
         raise ToolError(f"`{import_string}` is defined in `{home}`, which matches none of the allowed prefixes")
-    return found
+    return function_or_tool
 
 
 def _is_below(module: str, prefixes: tuple[str, ...]) -> bool:
     return any(module == prefix or module.startswith(f"{prefix}.") for prefix in prefixes)
 
 
-def _sync(function: object, import_string: str) -> Callable[..., Any]:
+def _require_sync(function: object, import_string: str) -> Callable[..., Any]:
     if not callable(function) or inspect.isclass(function):
         raise ToolError(f"`{import_string}` is not a function")
     if inspect.iscoroutinefunction(function):

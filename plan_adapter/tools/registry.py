@@ -47,10 +47,10 @@ class ToolRegistry:
 
         If one of `names` is not built in, only the tools in `names` are returned. Raises ToolDefinitionError for an unknown name.
         """
-        brought = cls.named(imports)
-        chosen = cls((*_builtins(), brought)).subset(*names)
-        own = set(brought.names()).difference(cls(_builtins()).names())
-        return chosen if own.intersection(names) else cls([brought, chosen])
+        own_tools = cls.named(imports)
+        chosen = cls((*_builtins(), own_tools)).subset(*names)
+        own_names = set(own_tools.names()).difference(cls(_builtins()).names())
+        return chosen if own_names.intersection(names) else cls([own_tools, chosen])
 
     def add(self, item: object) -> None:
         """Add a tool, or all tools of a registry or list. Adding the same tool twice has no effect."""

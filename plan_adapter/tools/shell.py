@@ -89,13 +89,13 @@ async def _run(
     argv: list[str], *, cwd: str | None, env: Mapping[str, Argument] | None, stdin: str | None, context: ToolContext
 ) -> dict[str, JsonValue]:
     variables = {name: _text(value) for name, value in (env or {}).items()}
-    ended = await run_group(argv, cwd=cwd, env=variables, stdin=stdin, context=context)
-    if ended.exit_code != 0:
-        how = f"ended with exit code {ended.exit_code}" if ended.exit_code > 0 else f"was ended by {_signal_name(-ended.exit_code)}"
+    result = await run_group(argv, cwd=cwd, env=variables, stdin=stdin, context=context)
+    if result.exit_code != 0:
+        ending = f"ended with exit code {result.exit_code}" if result.exit_code > 0 else f"was ended by {_signal_name(-result.exit_code)}"
         # Both are redacted already: a secret cut in half could no longer be found.
-        errors, printed = ended.stderr.strip()[-ERROR_CHARACTERS:], ended.stdout.strip()[-ERROR_CHARACTERS:]
-        raise ToolError(f"`{argv[0]}` {how}" + (f": {errors}" if errors else f"; its last output: {printed}" if printed else ""))
-    return {"exit_code": 0, "stdout": ended.stdout, "stderr": ended.stderr}
+        errors, printed = result.stderr.strip()[-ERROR_CHARACTERS:], result.stdout.strip()[-ERROR_CHARACTERS:]
+        raise ToolError(f"`{argv[0]}` {ending}" + (f": {errors}" if errors else f"; its last output: {printed}" if printed else ""))
+    return {"exit_code": 0, "stdout": result.stdout, "stderr": result.stderr}
 
 
 def _signal_name(number: int) -> str:

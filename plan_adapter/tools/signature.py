@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Mismatch: TypeAlias = tuple[str, str, str]
 """A path below the parameters (`headers.accept`, `argv[0]`), what is wrong there, and a hint, which may be empty."""
 
-MISFITS_SHOWN = 20
+MAX_MISMATCHES = 20
 
 
 class _Schema(GenerateJsonSchema):
@@ -71,25 +71,25 @@ class Signature:
         # An error inside a value says more than another union member's refusal of the whole value.
         around = {place[:length] for place in places for length in range(len(place))}
         innermost = [(place, details) for place, details in places.items() if place not in around]
-        return [self._misfit(place, details, parameters, redact) for place, details in innermost[:MISFITS_SHOWN]]
+        return [self._describe_mismatch(place, details, parameters, redact) for place, details in innermost[:MAX_MISMATCHES]]
 
-    def _misfit(
+    def _describe_mismatch(
         self, place: tuple[str | int, ...], details: "list[ErrorDetails]", parameters: dict[str, JsonValue], redact: Callable[[str], str]
     ) -> Mismatch:
-        path, kind = _path(place), details[0]["type"]
+        path, kind = _path_text(place), details[0]["type"]
         if kind == "missing":
-            hint = self._takes(place[0]) if len(place) == 1 else ""
+            hint = self._expected_type_hint(place[0]) if len(place) == 1 else ""
             return path, f"`{path}` is missing", hint
         if kind == "extra_forbidden":
             message = f"the tool has no parameter `{path}`" if len(place) == 1 else f"`{path}` is unknown here"
             return path, message, did_you_mean(str(place[-1]), list(self.fields)) if len(place) == 1 else ""
-        return path, f"`{path}` " + _wrong(details, _shown(_value_at(parameters, place), redact)), ""
+        return path, f"`{path}` " + _describe_wrong_value(details, _value_text(_value_at(parameters, place), redact)), ""
 
-    def _takes(self, name: str | int) -> str:
+    def _expected_type_hint(self, name: str | int) -> str:
         properties = cast("dict[str, dict[str, Any]]", self.schema.get("properties", {}))
         written = properties.get(str(name), {})
         kinds = [str(option["type"]) for option in written.get("anyOf", [written]) if "type" in option]
-        return "it takes " + " or ".join(_WORDS.get(kind, kind) for kind in kinds) if kinds else ""
+        return "it takes " + " or ".join(_TYPE_WORDS.get(kind, kind) for kind in kinds) if kinds else ""
 
 
 def read_signature(fn: Callable[..., object], *, context_type: type) -> Signature:
@@ -107,13 +107,13 @@ def read_signature(fn: Callable[..., object], *, context_type: type) -> Signatur
     context_names: list[str] = []
     for parameter in parameters.values():
         annotation = _annotation(fn, parameter, context_type)
-        if _mentions(annotation, context_type):
+        if _is_or_contains(annotation, context_type):
             context_names.append(parameter.name)
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = field = f"p{len(fields)}"
         definitions[field] = (Annotated[annotation, Field(validation_alias=parameter.name)], default)
-    model, schema = _model_of(name, definitions, fields)
+    model, schema = _build_model_or_explain(name, definitions, fields)
     own_defaults = frozenset(parameter for parameter in fields if isinstance(parameters[parameter].default, FieldInfo))
     return Signature(model, fields, own_defaults, tuple(context_names), schema)
 
@@ -152,22 +152,22 @@ def _annotation(fn: Callable[..., object], parameter: inspect.Parameter, context
         raise ToolDefinitionError(f"{what} has an annotation that cannot be evaluated: {error}; import its names at run time") from error
 
 
-def _mentions(annotation: Any, wanted: type) -> bool:
+def _is_or_contains(annotation: Any, wanted: type) -> bool:
     if annotation is wanted:
         return True
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, Annotated):
-        return any(_mentions(part, wanted) for part in typing.get_args(annotation))
+        return any(_is_or_contains(part, wanted) for part in typing.get_args(annotation))
     return False
 
 
-def _model_of(
+def _build_model_or_explain(
     name: str, definitions: Mapping[str, tuple[Any, Any]], fields: Mapping[str, str]
 ) -> tuple[type[BaseModel], dict[str, JsonValue]]:
     try:
-        return _built(name, definitions)
+        return _build_model(name, definitions)
     except _NO_SCHEMA as error:
         for parameter, field in fields.items():
-            if (reason := _refusal(name, field, definitions[field])) is not None:
+            if (reason := _why_no_schema(name, field, definitions[field])) is not None:
                 raise ToolDefinitionError(f"`{name}` cannot be a tool: parameter `{parameter}` has no JSON Schema: {reason}") from error
         raise ToolDefinitionError(f"`{name}` cannot be a tool: its parameters have no JSON Schema: {_first_line(error)}") from error
 
@@ -176,7 +176,7 @@ def _model_of(
 _NO_SCHEMA = (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUserError, TypeError, NameError)
 
 
-def _built(name: str, definitions: Mapping[str, tuple[Any, Any]]) -> tuple[type[BaseModel], dict[str, JsonValue]]:
+def _build_model(name: str, definitions: Mapping[str, tuple[Any, Any]]) -> tuple[type[BaseModel], dict[str, JsonValue]]:
     config = ConfigDict(extra="forbid", protected_namespaces=())
     model = create_model(name, __config__=config, **cast("dict[str, Any]", definitions))
     schema = model.model_json_schema(schema_generator=_Schema)
@@ -184,9 +184,9 @@ def _built(name: str, definitions: Mapping[str, tuple[Any, Any]]) -> tuple[type[
     return model, schema
 
 
-def _refusal(name: str, field: str, definition: tuple[Any, Any]) -> str | None:
+def _why_no_schema(name: str, field: str, definition: tuple[Any, Any]) -> str | None:
     try:
-        _built(name, {field: definition})
+        _build_model(name, {field: definition})
     except _NO_SCHEMA as error:
         return _first_line(error)
     return None
@@ -199,7 +199,7 @@ def _first_line(error: Exception) -> str:
 def _locate(
     detail: "ErrorDetails", parameters: dict[str, JsonValue], is_open: Callable[[JsonValue], bool]
 ) -> tuple[tuple[str | int, ...], bool]:
-    """Return the place of a finding in `parameters`, and whether it holds whatever values the open expressions get.
+    """Return the place of a finding in `parameters`, and whether it holds for all values of the open expressions.
 
     Pydantic's locations also name union members, which are not part of the document. What one member refuses, another might accept once an
     open value inside is known.
@@ -214,12 +214,12 @@ def _locate(
             place.append(part)
         elif detail["type"] == "missing" and part == last:
             place.append(part)
-            return tuple(place), union is None or not _holds_open(union[0], is_open)
+            return tuple(place), union is None or not _contains_open(union[0], is_open)
         else:
             union = union or (node,)
         if is_open(node):
             return tuple(place), False
-    return tuple(place), not _holds_open(union[0] if union else node, is_open)
+    return tuple(place), not _contains_open(union[0] if union else node, is_open)
 
 
 def _child(node: JsonValue, part: str | int) -> tuple[JsonValue] | None:
@@ -238,19 +238,19 @@ def _value_at(parameters: dict[str, JsonValue], place: tuple[str | int, ...]) ->
     return node
 
 
-def _holds_open(node: JsonValue, is_open: Callable[[JsonValue], bool]) -> bool:
+def _contains_open(node: JsonValue, is_open: Callable[[JsonValue], bool]) -> bool:
     if is_open(node):
         return True
     parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    return any(_holds_open(part, is_open) for part in parts)
+    return any(_contains_open(part, is_open) for part in parts)
 
 
-def _path(place: tuple[str | int, ...]) -> str:
+def _path_text(place: tuple[str | int, ...]) -> str:
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return text.removeprefix(".")
 
 
-_WORDS = {
+_TYPE_WORDS = {
     "a valid dictionary": "an object", "a valid list": "a list", "a valid array": "a list", "a valid string": "a string",
     "a valid integer": "an integer", "a valid number": "a number", "a valid boolean": "true or false",
     "object": "an object", "array": "a list", "string": "a string", "integer": "an integer", "number": "a number",
@@ -258,16 +258,16 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _wrong(details: "list[ErrorDetails]", shown: str) -> str:
+def _describe_wrong_value(details: "list[ErrorDetails]", shown: str) -> str:
     prefix = "Input should be "
     wanted = [detail["msg"].removeprefix(prefix) for detail in details if detail["msg"].startswith(prefix)]
     if not wanted:
         return f"is refused: {details[0]['msg'].removeprefix('Value error, ')} (it is {shown})"
     words = (re.split(r", unable| or instance of", text)[0] for text in wanted)
-    return "should be " + " or ".join(dict.fromkeys(_WORDS.get(word, word) for word in words)) + f", but is {shown}"
+    return "should be " + " or ".join(dict.fromkeys(_TYPE_WORDS.get(word, word) for word in words)) + f", but is {shown}"
 
 
-def _shown(value: JsonValue, redact: Callable[[str], str]) -> str:
+def _value_text(value: JsonValue, redact: Callable[[str], str]) -> str:
     """Return `value` for a message: short texts as they are, containers by size."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
@@ -279,9 +279,9 @@ def _shown(value: JsonValue, redact: Callable[[str], str]) -> str:
     return json.dumps(value)
 
 
-_NAMED = ("properties", "patternProperties", "$defs", "dependentSchemas")
-_DATA = ("default", "const", "enum")
-_DOCUMENTATION = ("title", "description", "examples")
+_KEYS_BY_NAME = ("properties", "patternProperties", "$defs", "dependentSchemas")
+_KEYS_OF_VALUES = ("default", "const", "enum")
+_DOCUMENTATION_KEYS = ("title", "description", "examples")
 
 
 def without_documentation(schema: JsonValue) -> JsonValue:
@@ -292,8 +292,8 @@ def without_documentation(schema: JsonValue) -> JsonValue:
         return schema
     kept: dict[str, JsonValue] = {}
     for key, value in schema.items():
-        if key in _NAMED and isinstance(value, dict):
+        if key in _KEYS_BY_NAME and isinstance(value, dict):
             kept[key] = {name: without_documentation(part) for name, part in value.items()}
-        elif key not in _DOCUMENTATION:
-            kept[key] = value if key in _DATA else without_documentation(value)
+        elif key not in _DOCUMENTATION_KEYS:
+            kept[key] = value if key in _KEYS_OF_VALUES else without_documentation(value)
     return kept

@@ -72,12 +72,12 @@ async def sql_query(
         parameters: The values for the statement. A list works with `IN :name`; an object is passed as JSON text.
         max_rows: The maximum number of rows. If there are more, the step fails.
     """
-    query = _query(statement)
+    query = _require_query(statement)
     async with _connection(url, is_reading=True) as connection:
-        result = await _to_its_end(connection, _queried(connection, query, parameters or {}))
+        result = await _run_interruptible(connection, _run_query(connection, query, parameters or {}))
         columns = list(result.keys())
-        if twice := sorted({column for column in columns if columns.count(column) > 1}):
-            raise ToolError(f"several columns are called {', '.join(twice)}; name them with AS")
+        if duplicates := sorted({column for column in columns if columns.count(column) > 1}):
+            raise ToolError(f"several columns are called {', '.join(duplicates)}; name them with AS")
         rows = result.fetchmany(max_rows + 1)
     if len(rows) > max_rows:
         raise ToolError(f"the statement returns more than {max_rows} rows; add a LIMIT or raise max_rows")
@@ -101,31 +101,31 @@ async def sql_execute(
     statements = [statement] if isinstance(statement, str) else statement
     each = parameters if isinstance(parameters, list) else [parameters or {}]
     for one in statements:
-        _refuse_reaching_out(_after_comments(one))
+        _refuse_outside_access(_without_comments(one))
     async with _connection(url, is_reading=False) as connection:
-        return {"rowcount": await _to_its_end(connection, _written(connection, statements, each))}
+        return {"rowcount": await _run_interruptible(connection, _run_statements(connection, statements, each))}
 
 
-async def _queried(connection: "AsyncConnection", query: str, parameters: Parameters) -> "CursorResult[Any]":
+async def _run_query(connection: "AsyncConnection", query: str, parameters: Parameters) -> "CursorResult[Any]":
     """Return the rows of a query that only reads."""
     if connection.dialect.name == "postgresql" and _keyword(query) not in ("SHOW", "EXPLAIN"):
         # By PostgreSQL's grammar, a cursor's query only reads. The cursor itself is not read from.
-        await connection.execute(_bound(f"DECLARE sql_query NO SCROLL CURSOR FOR {query}", parameters), _values(parameters))
+        await connection.execute(_bind(f"DECLARE sql_query NO SCROLL CURSOR FOR {query}", parameters), _encode_values(parameters))
         await connection.exec_driver_sql("CLOSE sql_query")
-    result = await connection.execute(_bound(query, parameters), _values(parameters))
+    result = await connection.execute(_bind(query, parameters), _encode_values(parameters))
     if not result.returns_rows:
         raise ToolError("the statement returns no rows; use sql_execute for one that writes")
     return result
 
 
-async def _written(connection: "AsyncConnection", statements: list[str], each: list[Parameters]) -> int:
+async def _run_statements(connection: "AsyncConnection", statements: list[str], each: list[Parameters]) -> int:
     """Run all statements in one transaction, once for each of the parameters. Return how many rows changed."""
     if len(statements) > 1 and connection.dialect.name == "sqlite":
         await connection.exec_driver_sql("BEGIN IMMEDIATE")  # sqlite3 itself begins none before CREATE, DROP and similar
     rowcount = 0
     for values in each:
         for statement in statements:
-            result = await connection.execute(_bound(statement, values), _values(values))
+            result = await connection.execute(_bind(statement, values), _encode_values(values))
             rowcount += max(0, result.rowcount)  # -1 if the database does not count rows
     await connection.commit()
     return rowcount
@@ -139,9 +139,9 @@ async def _connection(url: str, *, is_reading: bool) -> "AsyncGenerator[AsyncCon
     from sqlalchemy.ext.asyncio import create_async_engine
     from sqlalchemy.pool import NullPool
 
-    target = _target(url, is_reading=is_reading)
+    target = _parse_url(url, is_reading=is_reading)
     if is_reading:
-        target = _for_reading(target)
+        target = _read_only_url(target)
     options: dict[str, Any] = {"postgresql_readonly": True} if is_reading and target.get_backend_name() == "postgresql" else {}
     try:
         engine = create_async_engine(target, poolclass=NullPool, hide_parameters=True, execution_options=options)
@@ -192,25 +192,25 @@ async def _pass_as_text(connection: "AsyncConnection") -> None:
     raw = await connection.get_raw_connection()
     driver: Any = raw.driver_connection
     for name in PASSED_AS_TEXT:
-        decoder = _iso if name.startswith("timestamp") else str
+        decoder = _to_iso if name.startswith("timestamp") else str
         await driver.set_type_codec(name, schema="pg_catalog", encoder=str, decoder=decoder, format="text")
 
 
-def _iso(text: str) -> str:
+def _to_iso(text: str) -> str:
     try:
         return datetime.fromisoformat(text).isoformat()
     except ValueError:  # infinity, or a year that Python does not support
         return text
 
 
-async def _to_its_end(connection: "AsyncConnection", work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. On cancellation, first stop the database's work.
+async def _run_interruptible(connection: "AsyncConnection", coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `coroutine`. On cancellation, first stop the database's work.
 
     SQLite's thread would otherwise continue, and closing would wait for it.
     """
     raw = await connection.get_raw_connection()
     driver: Any = raw.driver_connection
-    task = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(coroutine)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -225,7 +225,7 @@ async def _to_its_end(connection: "AsyncConnection", work: Coroutine[Any, Any, T
         raise
 
 
-def _target(url: str, *, is_reading: bool) -> "URL":
+def _parse_url(url: str, *, is_reading: bool) -> "URL":
     # SQLAlchemy is only for a call.
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
@@ -242,7 +242,7 @@ def _target(url: str, *, is_reading: bool) -> "URL":
     return target
 
 
-def _for_reading(target: "URL") -> "URL":
+def _read_only_url(target: "URL") -> "URL":
     """Return `target` in a form that opens the database for reading. Raises ToolError if that is not possible."""
     if target.get_backend_name() == "postgresql":
         return target.set(drivername=ASYNC_DRIVERS["postgresql"])  # other drivers may accept more than one statement
@@ -259,9 +259,9 @@ def _for_reading(target: "URL") -> "URL":
     return target.set(query={**query, "uri": "true"})
 
 
-def _query(statement: str) -> str:
+def _require_query(statement: str) -> str:
     """Return `statement` without leading comments. Raises ToolError if its first word is not that of a query."""
-    query = _after_comments(statement)
+    query = _without_comments(statement)
     keyword = _keyword(query)
     if keyword not in QUERIES:
         what = f"a statement that starts with {one_line(keyword)}" if keyword else "this"
@@ -271,7 +271,7 @@ def _query(statement: str) -> str:
     return query
 
 
-def _refuse_reaching_out(statement: str) -> None:
+def _refuse_outside_access(statement: str) -> None:
     """Raise ToolError if a statement reaches outside the database, to a program on its host or to write another file."""
     if _COPY_PROGRAM.match(statement):
         raise ToolError("COPY to or from a PROGRAM is refused, because it runs a command on the database's host; use run_command")
@@ -286,7 +286,7 @@ def _keyword(query: str) -> str:
     return found[0].upper() if found else ""
 
 
-def _after_comments(statement: str) -> str:
+def _without_comments(statement: str) -> str:
     """Return `statement` from its first word on, without leading comments."""
     rest = statement.lstrip(_BLANKS)
     while rest.startswith(("--", "/*")):
@@ -307,14 +307,14 @@ def _is_missing(database: str | None) -> bool:
     return bool(database) and database != ":memory:" and not str(database).startswith("file:") and not Path(str(database)).exists()
 
 
-def _bound(statement: str, parameters: Mapping[str, JsonValue]) -> "Executable":
+def _bind(statement: str, parameters: Mapping[str, JsonValue]) -> "Executable":
     from sqlalchemy import bindparam, text  # only for a call
 
     lists: list[BindParameter[Any]] = [bindparam(name, expanding=True) for name, value in parameters.items() if isinstance(value, list)]
     return text(statement).bindparams(*lists)
 
 
-def _values(parameters: Mapping[str, JsonValue]) -> dict[str, Any]:
+def _encode_values(parameters: Mapping[str, JsonValue]) -> dict[str, Any]:
     return {name: json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value for name, value in parameters.items()}
 
 

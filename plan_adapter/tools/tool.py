@@ -95,21 +95,21 @@ class Tool(Generic[P, R]):
         self.task = task
         self.timeout_seconds: float | None = getattr(task, "timeout_seconds", None)
         self.source: Callable[..., object] = source or fn
-        _refuse_what_is_no_function(self.source)
-        self.name = _checked_name(name or self.source.__name__, self.source)
+        _require_function(self.source)
+        self.name = _valid_name(name or self.source.__name__, self.source)
         self.is_async = inspect.iscoroutinefunction(self.source)
-        self.effect: Effect = _one_of(effect, EFFECTS, f"the effect of `{self.name}`")
-        self.isolation: Isolation = _one_of(isolation, ("thread", "process"), f"the isolation of `{self.name}`")
+        self.effect: Effect = _valid_choice(effect, EFFECTS, f"the effect of `{self.name}`")
+        self.isolation: Isolation = _valid_choice(isolation, ("thread", "process"), f"the isolation of `{self.name}`")
         self.permissions = frozenset(permissions)
         self.literal_parameters = frozenset(literal_parameters)
         self._description = description
         self._signature = read_signature(self.source, context_type=ToolContext)
         if unknown := self.literal_parameters - self._signature.fields.keys():
             raise ToolDefinitionError(f"`{self.name}` has no parameter called {', '.join(sorted(unknown))} (literal_parameters)")
-        self._stands_in = False
-        self.probe: Tool[..., Any] | None = None if probe is None else _part_of(self, probe, "probe")
-        self.preview: Tool[..., Any] | None = None if preview is None else _part_of(self, preview, "preview")
-        self.guard: Tool[..., Any] | None = None if guard is None else _part_of(self, guard, "guard")
+        self._is_stand_in = False
+        self.probe: Tool[..., Any] | None = None if probe is None else _build_part(self, probe, "probe")
+        self.preview: Tool[..., Any] | None = None if preview is None else _build_part(self, preview, "preview")
+        self.guard: Tool[..., Any] | None = None if guard is None else _build_part(self, guard, "guard")
         functools.update_wrapper(cast("Any", self), self.source, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -119,13 +119,13 @@ class Tool(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Tool {self.name} ({self.effect}) {self.origin}>"
 
-    def answered_by(self, fn: Callable[..., Coroutine[Any, Any, object]]) -> "Tool[..., Any]":
-        """Return a tool with the same definition whose calls go to the coroutine `fn` instead: for tests, without its parts."""
-        changed = cast("Tool[..., Any]", copy.copy(self))
-        changed.fn = changed.source = fn
-        changed.is_async, changed.isolation, changed._stands_in = True, "thread", True
-        changed.task = changed.probe = changed.preview = changed.guard = None
-        return changed
+    def with_function(self, fn: Callable[..., Coroutine[Any, Any, object]]) -> "Tool[..., Any]":
+        """Return a tool with the same definition that calls the coroutine function `fn`, without probe, preview and guard."""
+        copied = cast("Tool[..., Any]", copy.copy(self))
+        copied.fn = copied.source = fn
+        copied.is_async, copied.isolation, copied._is_stand_in = True, "thread", True
+        copied.task = copied.probe = copied.preview = copied.guard = None
+        return copied
 
     @property
     def parameter_names(self) -> frozenset[str]:
@@ -160,10 +160,10 @@ class Tool(Generic[P, R]):
     def import_string(self) -> str | None:
         """Return `package.module:name` if the function can be imported from there.
 
-        None for one in a script or inside a function, and for one that stands in for another.
+        None for a function in a script or inside another function, and for one that stands in for another.
         """
         module, path = self.source.__module__, str(getattr(self.source, "__qualname__", "<"))
-        if module == "__main__" or "<" in path or self._stands_in:
+        if module == "__main__" or "<" in path or self._is_stand_in:
             return None
         try:
             found = functools.reduce(getattr, path.split("."), cast("object", sys.modules[module]))
@@ -173,7 +173,7 @@ class Tool(Generic[P, R]):
         return f"{module}:{path}" if is_this else None
 
     def why_not_permitted(self, given: Collection[str], *, giver: str = "the plan") -> str | None:
-        """Return which permissions the tool needs beside those that `giver` gives, in words. None if it may be called."""
+        """Return a message with the permissions that the tool needs and `giver` does not give. None if it may be called."""
         missing = sorted(self.permissions.difference(given))
         if not missing:
             return None
@@ -202,7 +202,7 @@ class Tool(Generic[P, R]):
     def bind(self, parameters: Mapping[str, JsonValue], context: ToolContext) -> dict[str, Any]:
         """Return the keyword arguments of the call, coerced to the annotated types. Raises ToolError with everything that does not fit."""
         try:
-            _refuse_what_is_no_json(parameters)
+            _require_json(parameters)
             arguments = self._signature.validate(parameters)
         except ValidationError as error:
             messages = [message for _, message, _ in self._signature.mismatches(dict(parameters), lambda _: False, context.redact)]
@@ -275,23 +275,23 @@ def as_tool(
         known = cast("Tool[..., Any]", obj)
         if effect in (None, known.effect) and name in (None, known.name) and probe is None:
             return known
-        changed = copy.copy(known)
-        changed.name = _checked_name(name or known.name, known.source)
-        changed.effect = _one_of(effect or known.effect, EFFECTS, f"the effect of `{changed.name}`")
-        changed.probe = known.probe if probe is None else _part_of(changed, probe, "probe")
-        return changed
+        copied = copy.copy(known)
+        copied.name = _valid_name(name or known.name, known.source)
+        copied.effect = _valid_choice(effect or known.effect, EFFECTS, f"the effect of `{copied.name}`")
+        copied.probe = known.probe if probe is None else _build_part(copied, probe, "probe")
+        return copied
     inner, prefect_name = getattr(obj, "fn", None), getattr(obj, "name", None)
     if callable(obj) and callable(inner) and isinstance(prefect_name, str):
         if hasattr(obj, "flow_run_name"):
             return Tool(obj, effect=effect or "write", name=name or prefect_name, probe=probe, source=inner)
-        _refuse_what_receipts_replace(obj, prefect_name)
+        _refuse_replaced_options(obj, prefect_name)
         return Tool(inner, effect=effect or "write", name=name or prefect_name, probe=probe, task=obj)
     if callable(obj):
         return Tool(obj, effect=effect or "write", name=name, probe=probe)
     raise ToolDefinitionError(f"{obj!r} cannot be a tool: give a typed function, a tool, or a Prefect task or flow")
 
 
-def _refuse_what_receipts_replace(task: object, name: str) -> None:
+def _refuse_replaced_options(task: object, name: str) -> None:
     """Raise ToolDefinitionError with every option of a Prefect task that steps replace, and what to write instead."""
     found, options = list[str](), list[str]()
     if retries := getattr(task, "retries", 0):
@@ -309,7 +309,7 @@ def _refuse_what_receipts_replace(task: object, name: str) -> None:
         )
 
 
-def _part_of(tool: Tool[..., Any], function: Callable[..., object], role: Literal["probe", "preview", "guard"]) -> Tool[..., Any]:
+def _build_part(tool: Tool[..., Any], function: Callable[..., object], role: Literal["probe", "preview", "guard"]) -> Tool[..., Any]:
     """Return `function` as this part of `tool`. Raises ToolDefinitionError with everything that does not fit."""
     if isinstance(function, Tool):
         part = cast("Tool[..., Any]", function)
@@ -334,17 +334,19 @@ def as_json(value: object) -> JsonValue:
     mappings in which two keys would become one.
     """
     try:
-        return json.loads(_anything().dump_json(value), object_pairs_hook=_object, parse_constant=_refuse_constant)
+        return json.loads(_json_adapter().dump_json(value), object_pairs_hook=_object_without_duplicates, parse_constant=_refuse_constant)
     except (ValueError, TypeError, RecursionError) as error:
         raise ToolError(f"the result is not JSON: {error}") from error
 
 
-def _object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+def _object_without_duplicates(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     members = dict(pairs)
     if len(members) < len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"two keys of one mapping both become the JSON key {json.dumps(twice, ensure_ascii=False)}; rename one of them")
+        duplicate = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(
+            f"two keys of one mapping both become the JSON key {json.dumps(duplicate, ensure_ascii=False)}; rename one of them"
+        )
     return members
 
 
@@ -352,16 +354,16 @@ def _refuse_constant(name: str) -> JsonValue:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _refuse_what_is_no_json(value: object) -> None:
+def _require_json(value: object) -> None:
     json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
 
 
 @functools.cache
-def _anything() -> TypeAdapter[Any]:
+def _json_adapter() -> TypeAdapter[Any]:
     return TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="constants"))  # NaN would silently become null
 
 
-def _checked_name(name: str, source: object) -> str:
+def _valid_name(name: str, source: object) -> str:
     if name == "<lambda>" or not name:
         raise ToolDefinitionError(f"{source!r} has no name of its own: pass one (`name=`)")
     if not name.isprintable() or name != name.strip() or len(name) > NAME_LENGTH:
@@ -370,7 +372,7 @@ def _checked_name(name: str, source: object) -> str:
     return name
 
 
-def _refuse_what_is_no_function(source: Callable[..., object]) -> None:
+def _require_function(source: Callable[..., object]) -> None:
     if inspect.isclass(source):
         raise ToolDefinitionError(f"{source!r} cannot be a tool: it is a class; pass a function that creates an instance")
     if not hasattr(source, "__module__") or not hasattr(source, "__name__"):
@@ -382,7 +384,7 @@ def _refuse_what_is_no_function(source: Callable[..., object]) -> None:
 Choice = TypeVar("Choice", bound=str)
 
 
-def _one_of(value: str, choices: tuple[Choice, ...], what: str) -> Choice:
+def _valid_choice(value: str, choices: tuple[Choice, ...], what: str) -> Choice:
     if value not in choices:
         raise ToolDefinitionError(f"{what} is {value!r}, not one of {', '.join(choices)}")
     return cast("Choice", value)

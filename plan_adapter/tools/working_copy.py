@@ -10,7 +10,7 @@ from typing import Self
 from plan_adapter.errors import ToolError
 from plan_adapter.tools.folders import read_below, write_below
 
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """The largest file that has a working copy."""
 
 _PAIR = "working_copy.json"
@@ -29,19 +29,19 @@ class WorkingCopy:
 
     @classmethod
     def open(cls, original: Path, *, at: Path) -> Self:
-        """Return the working copy of `original` in the folder `at`, which belongs to one run. It is made at the first call.
+        """Return the working copy of `original` in the folder `at`, which belongs to one run. The first call creates it.
 
         Raises ToolError if `at` has a copy of another file, and OSError if `original` cannot be read.
         """
         original, at = original.resolve(), at.resolve()
         copy = cls(original, at / f"copy{original.suffix}")
-        if (pair := copy._pair()) is not None:
+        if (pair := copy._read_pair()) is not None:
             if pair["original"] != str(original):
                 raise ToolError(f"the working copy in {at} is of {pair['original']}, not of {original}: use another folder")
             return copy
         content = _read(original)
         write_below(at, copy.path, content, mode=0o600, folder_mode=0o700)
-        copy._keep(content)  # last: without it there is no pair, and whoever was interrupted here copies again
+        copy._write_pair(content)  # last, so that an interrupted call copies again
         return copy
 
     def save(self) -> bool:
@@ -51,34 +51,34 @@ class WorkingCopy:
         last saved. Raises OSError if one of the files is gone.
         """
         with self.original.open("rb") as original:
-            # Of two copies that are saved at once, the second waits here, and then finds that the original at this path has changed.
+            # If two copies are saved at once, the second waits here and then finds that the original has changed.
             fcntl.flock(original, fcntl.LOCK_EX)
             return self._save(_read(self.path), _read(self.original))
 
     def _save(self, content: bytes, now: bytes) -> bool:
         is_new = now != content  # otherwise nothing was edited, or an earlier save was interrupted after it replaced the original
-        pair = self._pair()
+        pair = self._read_pair()
         if is_new and (pair is None or _digest(now) != pair["digest"]):
             raise ToolError(f"{self.original} changed after the working copy was made: nothing was saved; start again from a new copy")
         if is_new:
             write_below(self.original.parent, self.original, content)
-        self._keep(content)
+        self._write_pair(content)
         return is_new
 
-    def _pair(self) -> dict[str, str] | None:
+    def _read_pair(self) -> dict[str, str] | None:
         try:
             return json.loads(_read(self.path.parent / _PAIR))
         except FileNotFoundError:
             return None
 
-    def _keep(self, content: bytes) -> None:
-        """Keep which content of the original the copy belongs to."""
+    def _write_pair(self, content: bytes) -> None:
+        """Record which content of the original the copy belongs to."""
         pair = json.dumps({"original": str(self.original), "digest": _digest(content)}, ensure_ascii=False)
         write_below(self.path.parent, self.path.parent / _PAIR, pair.encode(), mode=0o600, folder_mode=0o700)
 
 
 def _read(path: Path) -> bytes:
-    return read_below(path.parent, path, limit=MOST_BYTES)
+    return read_below(path.parent, path, limit=MAX_BYTES)
 
 
 def _digest(content: bytes) -> str:

@@ -19,7 +19,7 @@ from plan_adapter.runs.start import create_run, execute_plan
 from plan_adapter.settings import Settings
 from plan_adapter.status import PlanStatus
 from plan_adapter.validation import bind_inputs, validate
-from tests.gates.world import Says, World
+from tests.gates.world import FixedApprover, World
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ async def test_a_run_without_a_recorded_folder_resumes_anywhere(
     run = replace(await create_run(bound, world.store, current_request(world)), id=new_id(), folder=None)
     await world.store.ledger.create(run, bound.validated)
     monkeypatch.chdir(folders["other"])
-    done = await resume(world, run.id, approver=Says())
+    done = await resume(world, run.id, approver=FixedApprover())
     assert (done.status, executed(folders)) == (PlanStatus.COMPLETED, ["other"])
     assert (await world.store.verify(run.id)).ok
 

@@ -130,13 +130,13 @@ async def test_a_code_in_the_form_of_an_open_server_proves_no_identity(private: 
     form = FormAnswers((Answer("approve", "ana", channel="form", code=code),), private=private)
     going = world.start_with_form(world.plan(policy=ApprovalPolicy(known_by=list(known_by))), form)
     gate = await world.gate() if not private else None
-    while not form.told:
+    while not form.replies:
         await world.store.changed(0.5)
     if private:
-        assert (form.told, (await going).status) == ([None], PlanStatus.COMPLETED)
+        assert (form.replies, (await going).status) == ([None], PlanStatus.COMPLETED)
         return
     assert gate is not None
-    assert f"`plan approve {gate.run_id} --digest {gate.approval_digest[:12]} --code CODE`" in str(form.told[0])
+    assert f"`plan approve {gate.run_id} --digest {gate.approval_digest[:12]} --code CODE`" in str(form.replies[0])
     refused = [entry for entry in await world.store.audit(gate.run_id) if entry.kind == "refused"]
     assert refused and "proves nobody" in str(refused[0].message)
     assert await world.store.codes.use(code_key("ana"), int((await world.now()).timestamp()) // 30)  # the code was not used up

@@ -158,14 +158,14 @@ async def test_an_answer_in_a_form_is_checked_against_the_current_policy(world: 
 
     async def restricted(asking: Asking) -> None:
         await set_policy(world, approvers=["bo"])
-        form.told.append(await asking.submit(form.answers[0]))
+        form.replies.append(await asking.submit(form.answers[0]))
         await asyncio.shield(asking.closed)
 
     form.ask = restricted  # type: ignore[method-assign]
     going = world.start_with_form(gated, form)
-    while not form.told:
+    while not form.replies:
         await world.store.changed(0.5)
-    assert form.told == ["ana may not answer here; only bo may"]
+    assert form.replies == ["ana may not answer here; only bo may"]
     assert (await world.end(going)).reason is RunReason.REJECTED
     assert world.struck == []
 

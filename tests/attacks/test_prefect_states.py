@@ -140,7 +140,7 @@ AT_THE_GATE: tuple[Attack, ...] = (
 )
 async def test_a_gated_step_is_not_called_after_an_attack(kind: str, attack: Attack, world: World) -> None:
     work = arun_plan(a_plan(gated=True), tools=tools_of(world, kind), approver=PrefectApprover(), store=world.store)
-    world.going.append(going := asyncio.ensure_future(work))
+    world.tasks.append(going := asyncio.ensure_future(work))
     gate, page = await _page(world)
     run = await world.store.run(gate.run_id)
     async with get_client() as client:

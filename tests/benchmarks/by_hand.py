@@ -1,4 +1,4 @@
-"""A hand-written flow of the same shape as the runbook beside which it is measured, for workers."""
+"""A hand-written flow for workers, with the same shape as the runbook that it is compared with."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The tool of resumed runs, for `plan resume --tools`: it notes in the file FIRST_CALL when it was first called, and fails."""
+"""The tool for `plan resume --tools`: it writes the time of its first call to the file FIRST_CALL, and fails."""
 
 import os
 import time
@@ -9,7 +9,7 @@ from plan_adapter.tools.tool import tool
 
 @tool(effect="read")
 async def work(ms: int = 0) -> dict[str, bool]:
-    """Do nothing, as long as there is work left."""
+    """Do nothing, and fail."""
     now, file = time.time(), Path(os.environ["FIRST_CALL"])
     if not file.exists():
         file.write_text(repr(now), encoding="utf-8")

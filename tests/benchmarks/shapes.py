@@ -1,4 +1,4 @@
-"""The shapes of plans that the benchmarks run, and how long each would take at best."""
+"""The shapes of the benchmarks' plans, with the ideal duration of each."""
 
 import heapq
 import random
@@ -10,7 +10,7 @@ from plan_adapter.plan import ExecutionPlan
 
 @dataclass(frozen=True)
 class Shape:
-    """Steps as `{id: (dependencies, milliseconds of sleep)}` and how many may run at once."""
+    """Steps as `{id: (dependencies, milliseconds of sleep)}`, and how many may run at once."""
 
     name: str
     steps: dict[str, tuple[list[str], int]]
@@ -49,17 +49,17 @@ class Shape:
 
 
 def chain(count: int) -> Shape:
-    """Return steps that follow each other."""
+    """Return a chain of steps."""
     return Shape(f"chain-{count}", {f"s{n}": ([f"s{n - 1}"] if n else [], 0) for n in range(count)}, 10)
 
 
 def fanout(count: int) -> Shape:
-    """Return steps that depend on nothing."""
+    """Return independent steps."""
     return Shape(f"fanout-{count}", {f"s{n}": ([], 0) for n in range(count)}, 10)
 
 
 def layered(layers: int, width: int) -> Shape:
-    """Return layers of steps, each of which depends on three of the layer before."""
+    """Return layers of steps. Each step depends on three steps of the layer before."""
     dice, steps, previous = random.Random(7), dict[str, tuple[list[str], int]](), list[str]()
     for layer in range(layers):
         current = [f"l{layer}n{place}" for place in range(width)]
@@ -70,12 +70,12 @@ def layered(layers: int, width: int) -> Shape:
 
 
 def sleepfan() -> Shape:
-    """Return 50 steps of 50 ms beside each other, 10 at a time."""
+    """Return 50 independent steps of 50 ms, 10 at a time."""
     return Shape("sleepfan-50", {f"s{n}": ([], 50) for n in range(50)}, 10)
 
 
 def unequal() -> Shape:
-    """Return short-then-long pairs beside long-then-short ones: a scheduler that runs in waves pays the long one twice."""
+    """Return short-long and long-short pairs. A scheduler that runs in waves takes the time of two long steps."""
     steps: dict[str, tuple[list[str], int]] = {}
     for n in range(10):
         steps |= {f"a{n}": ([], 10), f"b{n}": ([f"a{n}"], 200), f"c{n}": ([], 200), f"d{n}": ([f"c{n}"], 10)}
@@ -83,7 +83,7 @@ def unequal() -> Shape:
 
 
 def zigzag() -> Shape:
-    """Return ten chains of six steps that take 10 and 100 ms in turn, shifted against each other."""
+    """Return ten chains of six steps that alternate between 10 and 100 ms, with every other chain shifted."""
     steps: dict[str, tuple[list[str], int]] = {}
     for n in range(10):
         for depth in range(6):

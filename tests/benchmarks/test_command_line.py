@@ -1,4 +1,4 @@
-"""How long the command line takes; absolute, so reported and not asserted: they are the machine's times as much as ours."""
+"""Benchmarks of the command line. Absolute times depend on the machine, so they are printed and not asserted."""
 
 import os
 import statistics
@@ -21,7 +21,7 @@ PLAN = (sys.executable, "-c", "import sys; from plan_adapter.cli.app import main
 
 
 def measured(arguments: Sequence[str], folder: Path) -> tuple[float, float]:
-    """Wall and CPU seconds of `plan ARGUMENTS`, medians, in a process of its own each time."""
+    """Return the median wall and CPU seconds of `plan ARGUMENTS`, each time in a new process."""
     rounds: list[tuple[float, float]] = []
     environment, silent = {**os.environ, "PYTHONPATH": str(ROOT)}, subprocess.DEVNULL
     for _ in range(ROUNDS):
@@ -35,8 +35,8 @@ def measured(arguments: Sequence[str], folder: Path) -> tuple[float, float]:
     return statistics.median(walls), statistics.median(cpus)
 
 
-def a_plan(folder: Path, steps: int) -> str:
-    """A plan document of layers of ten no-op steps."""
+def plan_file(folder: Path, steps: int) -> str:
+    """Return the path of a plan document with layers of ten no-op steps."""
     listed = [{"id": f"s{n}", "tool_name": "noop", "depends_on": [f"s{n - 10}"] if n >= 10 else []} for n in range(steps)]
     options = {"require_approval": False, "allow_parallel": True, "max_parallel_steps": 10}
     path = folder / f"steps-{steps}.yaml"
@@ -54,14 +54,14 @@ def a_plan(folder: Path, steps: int) -> str:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_command_answers_soon(name: str, steps: int, arguments: list[str], aim: float, tmp_path: Path) -> None:
+def test_duration_of_a_command(name: str, steps: int, arguments: list[str], aim: float, tmp_path: Path) -> None:
     tools = ["--tools", "tests.benchmarks.tools:noop"] if steps else []
-    plan = [a_plan(tmp_path, steps)] if steps else []
+    plan = [plan_file(tmp_path, steps)] if steps else []
     wall, cpu = measured([*arguments, *plan, *tools], tmp_path)
     print(f"\n{name}: {wall:.2f} s, of it {cpu:.2f} s CPU (aim: under {aim} s)")
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_cold_run_with_the_server_up(prefect_server: Server, tmp_path: Path) -> None:
-    wall, cpu = measured(["run", a_plan(tmp_path, 100), "--tools", "tests.benchmarks.tools:noop"], tmp_path)
+def test_duration_of_a_cold_run_with_a_running_server(prefect_server: Server, tmp_path: Path) -> None:
+    wall, cpu = measured(["run", plan_file(tmp_path, 100), "--tools", "tests.benchmarks.tools:noop"], tmp_path)
     print(f"\nplan run, 100 no-op steps, {prefect_server.api_url}: {wall:.2f} s, of it {cpu:.2f} s CPU (aim: under 4 s)")

@@ -1,4 +1,4 @@
-"""Runs on a Prefect server beside a hand-written Prefect flow of the same plan, in one process on the same server, rounds interleaved."""
+"""Benchmarks of runs on a Prefect server against hand-written flows of the same plan, in one process and in alternating rounds."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ SERIES_ROUNDS = 3
 
 @pytest.fixture(scope="module")
 def default_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Prefect server as `prefect server start` makes it, its recorder writing task runs one by one."""
+    """A Prefect server with the defaults of `prefect server start`, which writes task runs one by one."""
     home = tmp_path_factory.mktemp("default-server")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -62,16 +62,16 @@ def default_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def api_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The server that the parameter names, and Prefect's settings pointing at it; Prefect's lines below a warning are off for everybody."""
+    """The API of the server that the parameter names. Prefect's settings point to it, and its log level is warning."""
     recorder: str = request.param
     url = request.getfixturevalue("default_server") if recorder == "default" else request.getfixturevalue("prefect_server").api_url
     monkeypatch.setenv("PREFECT_API_URL", url)
     level = logging.getLogger("prefect").level
     logging.getLogger("prefect").setLevel(logging.WARNING)
-    _deliver_what_is_queued()
+    _flush_queues()
     with temporary_settings({"api.url": url}):
         yield url
-        _deliver_what_is_queued()
+        _flush_queues()
     logging.getLogger("prefect").setLevel(level)
 
 
@@ -82,11 +82,11 @@ def store(tmp_path: Path) -> PlanStore:
 
 @dataclass
 class Work:
-    """A tool that sleeps, and how many of its calls ran at once at most."""
+    """A tool that sleeps, and the maximum number of its concurrent calls."""
 
     running: int = 0
-    most: int = 0
-    first: float | None = None  # when the first call began, on the clock of time.perf_counter
+    max_running: int = 0
+    first: float | None = None  # start of the first call, in seconds of time.perf_counter
     registry: ToolRegistry = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class Work:
             """Sleep."""
             self.first = self.first or time.perf_counter()
             self.running += 1
-            self.most = max(self.most, self.running)
+            self.max_running = max(self.max_running, self.running)
             if ms:
                 await asyncio.sleep(ms / 1000)
             self.running -= 1
@@ -113,7 +113,7 @@ class Work:
 
 
 hand_calls: list[float] = []
-"""When the calls of `hand_work` began, on the clock of time.perf_counter."""
+"""The starts of the calls of `hand_work`, in seconds of time.perf_counter."""
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
@@ -124,7 +124,7 @@ def hand_work(ms: int) -> dict[str, bool]:
 
 
 def hand_written(shape: Shape) -> Callable[[], UUID]:
-    """Return what runs the flow that somebody would write for `shape`, and gives its flow run's id."""
+    """Return a function that runs a hand-written flow of `shape` and returns its flow run id."""
 
     @flow(task_runner=ThreadPoolTaskRunner(max_workers=shape.limit))
     def hand() -> None:
@@ -144,14 +144,14 @@ def hand_written(shape: Shape) -> Callable[[], UUID]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of this process's CPU and of the clock."""
+    """CPU seconds of this process, and wall-clock seconds."""
 
     cpu: float
     wall: float
 
 
 def cost_of(action: Callable[[], UUID], steps: int) -> Cost:
-    """Return what `action` cost once; it gives the id of its flow run, whose task runs are all sent and written when this returns."""
+    """Return the cost of one `action`, which returns a flow run id, once the server has written all its task runs."""
     cpu, started = time.process_time(), time.perf_counter()
     flow_run_id = action()
     wall = time.perf_counter() - started
@@ -161,8 +161,8 @@ def cost_of(action: Callable[[], UUID], steps: int) -> Cost:
     return cost
 
 
-def beside(ours: Callable[[], UUID], hand: Callable[[], UUID], *, steps: int) -> tuple[list[Cost], list[Cost]]:
-    """Return the costs of both, measured in turn after one run of each."""
+def measure_both(ours: Callable[[], UUID], hand: Callable[[], UUID], *, steps: int) -> tuple[list[Cost], list[Cost]]:
+    """Return the costs of both, measured in turn after one warm-up run of each."""
     cost_of(ours, steps), cost_of(hand, steps)
     pairs = [(cost_of(ours, steps), cost_of(hand, steps)) for _ in range(ROUNDS)]
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -185,7 +185,7 @@ def ratio(ours: list[Cost], hand: list[Cost], what: str) -> float:
 @pytest.mark.timeout(900)
 def test_a_step_costs_less_than_in_a_hand_written_flow(shape: Shape, limits: Cost, api_url: str, store: PlanStore) -> None:
     steps = len(shape.steps)
-    ours, hand = beside(partial(Work().run_id, shape, store), hand_written(shape), steps=steps)
+    ours, hand = measure_both(partial(Work().run_id, shape, store), hand_written(shape), steps=steps)
     found = Cost(ratio(ours, hand, "cpu"), ratio(ours, hand, "wall"))
     for name, costs in (("our run", ours), ("hand-written", hand)):
         print(f"\n{shape.name} {name}: {median(costs, 'cpu') / steps * 1000:.2f} ms CPU a step, {median(costs, 'wall'):.2f} s wall", end="")
@@ -195,29 +195,29 @@ def test_a_step_costs_less_than_in_a_hand_written_flow(shape: Shape, limits: Cos
 
 
 @pytest.mark.parametrize("api_url", ["tuned", "default"], indirect=True)
-def test_a_warm_run_begins_and_ends_faster_than_a_hand_written_sync_flow(api_url: str, store: PlanStore) -> None:
+def test_a_warm_run_has_less_fixed_cost_than_a_hand_written_sync_flow(api_url: str, store: PlanStore) -> None:
     shape = chain(1)
-    ours, hand = beside(partial(Work().run_id, shape, store), hand_written(shape), steps=1)
+    ours, hand = measure_both(partial(Work().run_id, shape, store), hand_written(shape), steps=1)
     fixed = ratio(ours, hand, "wall")
     each = [median(costs, "wall") * 1000 for costs in (ours, hand)]
-    print(f"\nfixed cost of a warm run: {each[0]:.0f} ms beside {each[1]:.0f} ms, ratio {fixed:.2f} (at most 0.3)")
+    print(f"\nfixed cost of a warm run: {each[0]:.0f} ms, hand-written {each[1]:.0f} ms, ratio {fixed:.2f} (at most 0.3)")
     assert fixed <= 0.3
 
 
 @pytest.mark.parametrize("api_url", ["tuned"], indirect=True)
 @pytest.mark.parametrize("shape", [sleepfan(), unequal(), zigzag()], ids=lambda shape: shape.name)
-def test_steps_start_the_moment_they_can(shape: Shape, api_url: str, store: PlanStore) -> None:
+def test_steps_start_as_soon_as_they_are_ready(shape: Shape, api_url: str, store: PlanStore) -> None:
     work = Work()
     spans = [_makespan_ms(work.run(shape, store)) for _ in range(ROUNDS)]
     span, bound = statistics.median(spans), 1.1 * max(shape.ideal_ms, len(shape.steps) * 8)
     print(f"\n{shape.name}: {span:.0f} ms from first start to last end, {shape.ideal_ms:.0f} ms at best, at most {bound:.0f} ms")
     assert span <= bound
-    assert work.most == shape.limit
+    assert work.max_running == shape.limit
 
 
 @pytest.mark.parametrize("api_url", ["tuned", "default"], indirect=True)
 @pytest.mark.timeout(900)
-def test_ten_runs_back_to_back_do_not_stall_more_than_hand_written_ones(api_url: str, store: PlanStore) -> None:
+def test_ten_consecutive_runs_stall_no_more_than_hand_written_flows(api_url: str, store: PlanStore) -> None:
     work, shape = Work(), layered(5, 10)
     ours, hand = _walls(partial(work.run_id, shape, store), len(shape.steps)), _walls(hand_written(shape), len(shape.steps))
     for name, walls in (("our runs", ours), ("hand-written", hand)):
@@ -226,7 +226,7 @@ def test_ten_runs_back_to_back_do_not_stall_more_than_hand_written_ones(api_url:
 
 
 def _walls(action: Callable[[], UUID], steps: int) -> list[float]:
-    """Return how long ten runs took one right after the other, after one that nobody measures."""
+    """Return the seconds of each of ten consecutive runs, after one warm-up run."""
     cost_of(action, steps)
     walls, last = list[float](), UUID(int=0)
     for _ in range(10):
@@ -239,11 +239,11 @@ def _walls(action: Callable[[], UUID], steps: int) -> list[float]:
 
 @pytest.mark.parametrize("api_url", ["tuned", "default"], indirect=True)
 @pytest.mark.timeout(1800)
-def test_the_first_step_of_runs_back_to_back_is_called_as_soon_as_in_hand_written_flows(api_url: str, store: PlanStore) -> None:
-    heads: dict[str, list[float]] = {"our runs": [], "hand-written": []}
+def test_consecutive_runs_call_their_first_step_as_early_as_hand_written_flows(api_url: str, store: PlanStore) -> None:
+    first_calls: dict[str, list[float]] = {"our runs": [], "hand-written": []}
     walls: dict[str, list[float]] = {"our runs": [], "hand-written": []}
     for _ in range(SERIES_ROUNDS):
-        for name, found in heads.items():
+        for name, found in first_calls.items():
             last = UUID(int=0)
             for shape in SERIES:
                 work, hand = Work(), hand_written(shape)
@@ -253,8 +253,8 @@ def test_the_first_step_of_runs_back_to_back_is_called_as_soon_as_in_hand_writte
                 walls[name].append(time.perf_counter() - started)
                 found.append((work.first or hand_calls[0]) - started)
             _wait_until_written(last, len(SERIES[-1].steps))
-    ours, hand_p95 = (statistics.quantiles(found, n=20, method="inclusive")[-1] for found in heads.values())
-    for name, found in heads.items():
+    ours, hand_p95 = (statistics.quantiles(found, n=20, method="inclusive")[-1] for found in first_calls.values())
+    for name, found in first_calls.items():
         print(f"\n{name}: first step after {_seconds(found)}; whole runs {_seconds(walls[name])}", end="")
     print(f"\nfirst step, p95: our runs {ours:.2f} s, hand-written {hand_p95:.2f} s, ratio {ours / hand_p95:.2f}")
     assert ours <= 1.2 * hand_p95
@@ -265,7 +265,7 @@ def _seconds(values: list[float]) -> str:
 
 
 def _wait_until_written(flow_run_id: UUID, steps: int) -> None:
-    """Return when the server knows every task run as completed, and is idle again."""
+    """Return once the server has every task run as completed and is idle again."""
     completed = {"state": {"type": {"any_": ["COMPLETED"]}}}
     filters = {"flow_runs": {"id": {"any_": [str(flow_run_id)]}}, "task_runs": completed}
     while httpx.post(f"{get_current_settings().api.url}/task_runs/count", json=filters, timeout=60).json() != steps:
@@ -273,8 +273,8 @@ def _wait_until_written(flow_run_id: UUID, steps: int) -> None:
     time.sleep(0.5)
 
 
-def _deliver_what_is_queued() -> None:
-    """Empty and end Prefect's queues: they stay with the server that they first served."""
+def _flush_queues() -> None:
+    """Empty and stop Prefect's queues: each queue stays connected to its first server."""
     for queue in (EventsWorker, APILogWorker):
         queue.drain_all(timeout=30)
 

@@ -1,4 +1,4 @@
-"""How soon an answer reaches the run that waits for it, and what waiting and listing cost."""
+"""Benchmarks of gates: the latency from an answer to the waiting run, and the cost of waiting and listing."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ WAITING = """
 import asyncio, sys, time
 from plan_adapter import ExecutionPlan, PrefectApprover, ToolRegistry, arun_plan, tool, PlanStore
 
-class Silent:
+class NeverAnswers:
     async def ask(self, request):
         await asyncio.Event().wait()
 
@@ -44,7 +44,7 @@ async def main():
     async with PlanStore(sys.argv[1]) as store:
         for _ in range(int(sys.argv[3])):
             with_server = sys.argv[2] == "form"
-            approver = PrefectApprover() if with_server else Silent()
+            approver = PrefectApprover() if with_server else NeverAnswers()
             await arun_plan(plan, tools=ToolRegistry([begin]), approver=approver, store=store, offline=not with_server)
             if sys.stdin.readline().strip() == "cpu":
                 print("cpu", time.process_time(), flush=True)
@@ -78,7 +78,7 @@ plain()
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of a store that is ready."""
+    """The URL of a store with the current schema."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'plans.db'}"
         return
@@ -94,8 +94,8 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     server.drop_database(name)
 
 
-async def opened(store: PlanStore, *, shown: bool) -> Gate:
-    """Return the open gate, once its process waits there and its form, if it has one, is shown."""
+async def open_gate(store: PlanStore, *, shown: bool) -> Gate:
+    """Return the gate once it is open and, if `shown`, its form is shown."""
     while True:
         for gate in await store.gates.find():
             if not shown or gate.keyset is not None:
@@ -104,35 +104,35 @@ async def opened(store: PlanStore, *, shown: bool) -> Gate:
 
 
 async def latencies(url: str, how: str) -> list[float]:
-    """Milliseconds from an answer in this process to the first line of the tool in the other."""
+    """Return the milliseconds from answers in this process to the first line of the tool in the other."""
     found: list[float] = []
     process = subprocess.Popen([sys.executable, "-c", WAITING, url, how, str(RUNS)], stdin=-1, stdout=-1, text=True, env=dict(os.environ))
     assert process.stdin is not None
     assert process.stdout is not None
     async with PlanStore(url) as store:
         for _ in range(RUNS):
-            gate = await opened(store, shown=how == "form")
-            await asyncio.sleep(1.3)  # it waits by now, and not just begins to
+            gate = await open_gate(store, shown=how == "form")
+            await asyncio.sleep(1.3)  # so that the process is really waiting
             request = ApprovalRequest(gate.approval_digest, gate.name, "", "", run_id=gate.run_id, gate_id=gate.id)
             answer = answer_to(request, decision="approve", by="ana", known_by="os_user")
             began = time.monotonic()
             await store.gates.answer(gate.id, answer)
             line = await asyncio.to_thread(process.stdout.readline)
             found.append(1000 * (float(line.split()[1]) - began))
-            process.stdin.write("go on\n")
+            process.stdin.write("continue\n")
             process.stdin.flush()
     process.wait()
     return found
 
 
 @pytest.mark.parametrize("how", ["offline", "form"])
-async def test_an_answer_of_another_process_starts_the_step(how: str, store_url: str, prefect_server: Server) -> None:
+async def test_latency_from_an_answer_in_another_process_to_the_step(how: str, store_url: str, prefect_server: Server) -> None:
     found = await latencies(store_url, how)
     kind = store_url.partition(":")[0]
     print(f"\nanswer -> step start, {how}, {kind}: p50 {statistics.median(found):.0f} ms, max {max(found):.0f} ms of {len(found)}")
 
 
-async def test_it_is_a_small_part_of_what_plain_prefect_takes(tmp_path: Path, prefect_server: Server) -> None:
+async def test_an_answer_arrives_ten_times_faster_than_in_plain_prefect(tmp_path: Path, prefect_server: Server) -> None:
     from prefect import get_client
     from prefect.client.schemas.filters import FlowRunFilter
 
@@ -157,18 +157,18 @@ async def test_it_is_a_small_part_of_what_plain_prefect_takes(tmp_path: Path, pr
 
 
 @pytest.mark.parametrize("how", ["offline", "form"])
-async def test_waiting_costs_next_to_nothing(how: str, store_url: str, prefect_server: Server) -> None:
+async def test_a_waiting_run_uses_almost_no_cpu(how: str, store_url: str, prefect_server: Server) -> None:
     seconds = 20
     process = subprocess.Popen([sys.executable, "-c", WAITING, store_url, how, "1"], stdin=-1, stdout=-1, text=True, env=dict(os.environ))
     async with PlanStore(store_url) as store:
-        await opened(store, shown=how == "form")
+        await open_gate(store, shown=how == "form")
     await asyncio.sleep(3)
     before = cpu_of(process.pid)
     await asyncio.sleep(seconds)
     share = (cpu_of(process.pid) - before) / seconds
     process.kill()
     process.wait()
-    print(f"\na run that waits, {how}, {store_url.partition(':')[0]}: {100 * share:.2f} % of a core")
+    print(f"\nwaiting run, {how}, {store_url.partition(':')[0]}: {100 * share:.2f} % of a core")
     assert share < 0.02
 
 
@@ -178,13 +178,13 @@ def cpu_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def test_a_thousand_open_gates_are_listed(store_url: str) -> None:
+async def test_duration_of_listing_a_thousand_gates(store_url: str) -> None:
     from tests.store.builders import created
 
     async with PlanStore(store_url) as store:
         run = await created(store)
-        rules = GatePolicy(approvers=("ana", "bo"))
-        gate = Gate("", run.id, None, None, "d" * 64, run.name, "", "text\n" * 500, rules, opened_at=run.created_at)
+        policy = GatePolicy(approvers=("ana", "bo"))
+        gate = Gate("", run.id, None, None, "d" * 64, run.name, "", "text\n" * 500, policy, opened_at=run.created_at)
         for number in range(1000):
             await store.gates.open(replace(gate, id=new_id(), step_id=f"s{number}"), timeout_ms=0)
         began = time.perf_counter()
@@ -203,7 +203,7 @@ async def test_a_thousand_open_gates_are_listed(store_url: str) -> None:
     print(f"\n1,000 open gates, {kind}: read in {1000 * took:.0f} ms, `plan gates` in {min(walls):.2f} s with its start")
 
 
-def test_the_text_of_a_thousand_steps_is_made_at_once() -> None:
+def test_duration_of_the_gate_text_of_a_thousand_steps() -> None:
     plan = bound(big_plan(1000))
     took: list[float] = []
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""What a round of a goal costs of our own time, beside the model and the tool: 60 rounds with long results and secrets to redact."""
+"""Benchmark of goals: our own CPU time per round, without model and tool, in 60 rounds with long results and secrets to redact."""
 
 import json
 import time
@@ -23,11 +23,11 @@ from tests.agent.goals import call, model_answer
 pytestmark = pytest.mark.benchmark
 
 ROUNDS, ROWS, SECRETS, TIMES = 60, 20, 10, 3
-ASKED_MS = 10.0
+TARGET_MS = 10.0
 
 
-class Instant(OpenAIModel):
-    """Answers without a server, and is done in the last round; all that is made of a question and of an answer is real."""
+class InstantModel(OpenAIModel):
+    """Answers without a server, and is done in the last round. Building requests and reading answers is real."""
 
     def __init__(self) -> None:
         super().__init__("m", base_url="http://127.0.0.1:9/v1")
@@ -47,7 +47,7 @@ async def look(host: str) -> dict[str, Any]:
     return {"rows": [{"host": f"{host}-{number}", "状态": "正常", "load": number / 7} for number in range(ROWS)]}
 
 
-async def test_a_round_costs_less_than_ten_milliseconds(tmp_path: Path) -> None:
+async def test_a_round_takes_less_than_ten_milliseconds(tmp_path: Path) -> None:
     plan = ExecutionPlan(name="look-around", description="Look around")
     plan.steps = [Step(id="look", goal="Look around", tools=["look"], max_rounds=ROUNDS)]
     plan.options.require_approval = False
@@ -55,15 +55,15 @@ async def test_a_round_costs_less_than_ten_milliseconds(tmp_path: Path) -> None:
     for number in range(SECRETS):
         redactor.add(f"canary-{number}-{number * 7919:08d}")
     async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
-        for _ in range(TIMES + 1):  # the first one imports
-            asked = Instant()
-            request = RunRequest(goal_model=PromptedGoalModel(asked, tools, redactor=redactor))
+        for _ in range(TIMES + 1):  # the first round also imports
+            model = InstantModel()
+            request = RunRequest(goal_model=PromptedGoalModel(model, tools, redactor=redactor))
             began = time.process_time()
             run = await execute_plan(bind_inputs(validate(plan, tools)), run_request=request, store=store, offline=True)
             took.append((time.process_time() - began) * 1000 / ROUNDS)
-            size = len(json.dumps(asked.requests[-1], ensure_ascii=False)) // 1024
-            assert (run.status, len(asked.requests)) == (PlanStatus.COMPLETED, ROUNDS), run.step("look").error
-    each = min(took[1:])  # the least disturbed one
+            size = len(json.dumps(model.requests[-1], ensure_ascii=False)) // 1024
+            assert (run.status, len(model.requests)) == (PlanStatus.COMPLETED, ROUNDS), run.step("look").error
+    each = min(took[1:])  # the minimum is the least disturbed
     shape = f"{ROUNDS} rounds, {ROWS} rows each, {SECRETS} secrets, a last prompt of {size} KiB"
-    print(f"\n{shape}: {each:.1f} ms CPU a round, with decision, call and records (asked: {ASKED_MS:g})")
-    assert each <= ASKED_MS
+    print(f"\n{shape}: {each:.1f} ms CPU a round, with decision, call and records (target: {TARGET_MS:g})")
+    assert each <= TARGET_MS

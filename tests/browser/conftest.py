@@ -1,6 +1,6 @@
-"""One Chromium for the session, which reaches nothing beyond loopback, and pages whose screenshots `make browser` keeps.
+"""Fixtures of the browser tests: one Chromium per session without access to other hosts, and screenshots for `make browser`.
 
-Playwright's asynchronous interface: the synchronous one leaves a running event loop behind, in which no other asynchronous test can run.
+They use Playwright's asynchronous interface. The synchronous one leaves an event loop running, and later asynchronous tests would fail.
 """
 
 import json
@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 
 from plan_adapter.engine.connection import Server
-from tests.browser.pages import Browsing
-from tests.browser.running import RunningPlan, Workplace
+from tests.browser.pages import BrowserUser
+from tests.browser.running import RunningPlan, Workspace
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -26,14 +26,14 @@ HOW_TO_INSTALL = "sudo apt-get install chromium fonts-noto-cjk"
 ARGUMENTS = (
     *("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
-    "--disable-3d-apis",  # the picture of a run's progress is drawn all the same, and at a third of the price where no graphics card is
+    "--disable-3d-apis",  # the run graph is still drawn, at a third of the CPU cost without a graphics card
 )
-ELSEWHERE = re.compile(r"^(?!https?://127\.0\.0\.1[:/]|data:|blob:)")
-PATIENCE_MS = 120_000
+OTHER_HOSTS = re.compile(r"^(?!https?://127\.0\.0\.1[:/]|data:|blob:)")
+TIMEOUT_MS = 120_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--screenshots", metavar="FOLDER", help="keep pictures of what the browser shows; known when tests/browser is named")
+    parser.addoption("--screenshots", metavar="FOLDER", help="save screenshots here; only available when tests/browser is named")
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -51,33 +51,33 @@ async def chromium() -> "AsyncIterator[Browser]":
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def browsing(chromium: "Browser", request: pytest.FixtureRequest, prefect_server: Server) -> AsyncIterator[Browsing]:
-    """A person at a browser of their own, logged in; what a page asks of other hosts is refused and noted."""
+async def user(chromium: "Browser", request: pytest.FixtureRequest, prefect_server: Server) -> AsyncIterator[BrowserUser]:
+    """A logged-in user with their own browser context. Requests to other hosts are blocked and recorded."""
     context = await chromium.new_context(viewport={"width": 1440, "height": 900}, locale="en-GB", timezone_id="UTC")
-    context.set_default_timeout(PATIENCE_MS)
+    context.set_default_timeout(TIMEOUT_MS)
     folder: str | None = request.config.getoption("--screenshots", default=None)
-    person = Browsing(context, screenshots=Path(folder) if folder else None)
-    await context.route(ELSEWHERE, person.refuse)
-    if prefect_server.password is not None:  # as the login page of either UI keeps it
+    browser_user = BrowserUser(context, screenshots=Path(folder) if folder else None)
+    await context.route(OTHER_HOSTS, browser_user.block_request)
+    if prefect_server.password is not None:  # as the login pages of both UIs store it
         await context.add_init_script(f"localStorage.setItem('prefect-password', btoa({json.dumps(prefect_server.password)}))")
-    yield person
+    yield browser_user
     await context.close()
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, prefect_server: Server) -> Workplace:
-    """An empty folder with a store of its own, whose plans run on the session's server as on a local one."""
+def workspace(tmp_path: Path, prefect_server: Server) -> Workspace:
+    """An empty folder with its own store, whose plans use the session's server as their local server."""
     assert prefect_server.log_path is not None
-    return Workplace(folder=tmp_path, server_home=prefect_server.log_path.parent.parent)
+    return Workspace(folder=tmp_path, server_home=prefect_server.log_path.parent.parent)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def start(workplace: Workplace) -> AsyncIterator[Callable[..., RunningPlan]]:
-    """Starts `plan run` of a document as a process without a terminal; those that still run at the end are ended."""
+async def start(workspace: Workspace) -> AsyncIterator[Callable[..., RunningPlan]]:
+    """A function that starts `plan run` of a document without a terminal. Processes that still run at the end are stopped."""
     running: list[RunningPlan] = []
 
     def begin(document: str, **settings: str) -> RunningPlan:
-        running.append(workplace.run(document, **settings))
+        running.append(workspace.run(document, **settings))
         return running[-1]
 
     yield begin

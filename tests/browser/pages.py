@@ -1,7 +1,7 @@
-"""What a person sees and does in Prefect's two UIs: the page of a flow run, and the form of the gate at which it waits.
+"""Page objects for Prefect's two UIs: the page of a flow run, the forms of its gates, and the form of a runbook.
 
-All is done in the newer one, V2; of the older one, V1, which `prefect server start` opens, what a person sees of a form.
-Roles and labels find things, as a person does; the few classes that are used beside them are those of the UIs' own components.
+The tests act in the newer UI, V2. In the older one, V1, which `prefect server start` opens, they only look at forms.
+Elements are found by role and label where possible, otherwise by the CSS classes of the UIs' own components.
 """
 
 import re
@@ -14,58 +14,58 @@ if TYPE_CHECKING:
 
 
 TITLES = {"name": "Your name", "note": "Note", "code": "One-time code"}
-"""The fields beside the decision, by the words that tests use for them."""
+"""The titles of the fields other than the decision, by the names that tests use."""
 
 SERVICE_UNAVAILABLE = 503
-"""What Prefect's server on SQLite answers while others write."""
+"""The answer of Prefect's server on SQLite while other requests write."""
 
-LOOKS = 20
-"""How often a person looks whether a form has changed; each takes a second or more."""
+MAX_TRIES = 20
+"""How often an action is tried. Opening a form takes a second or more."""
 
 OPTION_MS = 5000.0
-"""How long an option may take to stand still before its list is opened anew."""
+"""How long an option may take to become stable before its list is opened again."""
 
 
 @dataclass
-class Browsing:
-    """A person at a browser; `refused` is what pages asked of other hosts."""
+class BrowserUser:
+    """A user with a browser context. `blocked` has the URLs of the requests that pages sent to other hosts."""
 
     context: "BrowserContext"
     screenshots: Path | None = None
-    refused: list[str] = field(default_factory=list[str])
+    blocked: list[str] = field(default_factory=list[str])
 
-    async def refuse(self, route: "Route") -> None:
-        """Answer nothing to a request that leaves this machine."""
-        self.refused.append(route.request.url)
+    async def block_request(self, route: "Route") -> None:
+        """Block and record a request to another host."""
+        self.blocked.append(route.request.url)
         await route.abort()
 
     async def open_run(self, url: str) -> "RunPage":
-        """Follow the link of a flow run, in a tab of its own."""
+        """Open the page of a flow run in a new tab."""
         page = await self.context.new_page()
         await page.goto(url)
         return RunPage(page, self)
 
     async def open_runbook(self, url: str) -> "RunbookForm":
-        """Follow the link of a runbook's form, in the newer UI."""
+        """Open the form of a runbook in the newer UI."""
         page = await self.context.new_page()
         await page.goto(url.replace("/deployments/", "/v2/deployments/", 1))
         await page.get_by_role("button", name="Submit").wait_for()
         return RunbookForm(page, self)
 
-    async def see_older_runbook(self, url: str, name: str) -> str:
-        """Follow the link, which leads to the older UI. Keep a picture of the form, and return its text."""
+    async def open_older_runbook(self, url: str, name: str) -> str:
+        """Open the form of a runbook in the older UI, save a screenshot, and return its text."""
         page = await self.context.new_page()
         await page.goto(url)
         await page.get_by_role("button", name="Submit").wait_for()
-        await self.keep(page, name)
+        await self.save_screenshot(page, name)
         return await page.locator("form").first.inner_text()
 
-    async def keep(self, shown: "Page | Locator", name: str) -> None:
-        """Keep a picture of a page, or of a part of it, if pictures are kept."""
+    async def save_screenshot(self, part: "Page | Locator", name: str) -> None:
+        """Save a screenshot of a page, or of a part of it, if there is a folder for screenshots."""
         if self.screenshots is None:
             return
         self.screenshots.mkdir(parents=True, exist_ok=True)
-        await shown.screenshot(path=self.screenshots / f"{name}.png", animations="disabled")
+        await part.screenshot(path=self.screenshots / f"{name}.png", animations="disabled")
 
 
 @dataclass(frozen=True)
@@ -73,53 +73,53 @@ class RunPage:
     """The page of a flow run."""
 
     page: "Page"
-    browsing: Browsing
+    user: BrowserUser
 
-    async def until_state(self, name: str) -> None:
-        """Return once the page says that the run is in this state; it looks every few seconds."""
+    async def wait_for_state(self, name: str) -> None:
+        """Return once the page shows this state; the page polls every few seconds."""
         await self.page.locator("[data-slot=badge]").get_by_text(name, exact=True).first.wait_for()
 
     async def open_form(self) -> "GateForm":
-        """Choose Resume in the menu of a paused run."""
-        await self.page.bring_to_front()  # menus of a tab behind another one do not open
-        await self.until_state("Paused")
+        """Open the gate's form with Resume in the menu of a paused run."""
+        await self.page.bring_to_front()  # menus do not open in a background tab
+        await self.wait_for_state("Paused")
         await self.page.get_by_role("button", name="Open menu").click()
         await self.page.get_by_role("menuitem", name="Resume").click()
-        form = GateForm(self.page, self.page.get_by_role("dialog", name="Resume Flow Run"), self.browsing)
-        # The fields and the text above them come one after the other.
+        form = GateForm(self.page, self.page.get_by_role("dialog", name="Resume Flow Run"), self.user)
+        # The fields and the text above them load one after the other.
         await form.field("Decision").wait_for()
         await form.description.get_by_role("heading").first.wait_for()
         return form
 
     async def open_older_form(self) -> "OlderForm":
-        """Press Resume on the same page of the older UI, in a tab of its own."""
-        page = await self.browsing.context.new_page()
+        """Open the gate's form with Resume on the same page of the older UI, in a new tab."""
+        page = await self.user.context.new_page()
         await page.goto(self.page.url.replace("/v2/", "/"))
         await page.get_by_role("button", name="Resume").click()
-        form = OlderForm(page, page.locator(".p-modal__card"), self.browsing)
+        form = OlderForm(page, page.locator(".p-modal__card"), self.user)
         await form.decision.wait_for()
         await form.description.get_by_role("heading").first.wait_for()
         return form
 
-    async def open_next_form(self, read: str) -> "GateForm":
-        """Look again until the form says something else than what was `read` in the one before."""
-        for _ in range(LOOKS):
+    async def open_next_form(self, previous: str) -> "GateForm":
+        """Reload until the text of the form differs from `previous`, and return the form."""
+        for _ in range(MAX_TRIES):
             await self.page.reload()
             form = await self.open_form()
-            if await form.text() != read:
+            if await form.text() != previous:
                 return form
-        raise AssertionError(f"the form still says:\n{read}")
+        raise AssertionError(f"the form still says:\n{previous}")
 
     async def open_gate_of(self, step: str, *, verb: str = "approve") -> "RunPage":
-        """Open the page of a step's gate, in a tab of its own, from the list of subflow runs."""
+        """Open the page of a step's gate from the list of subflow runs, in a new tab."""
         await self.page.get_by_role("tab", name="Subflow Runs").click()
-        # The flow's own name, `approve east`, is a link, too; the run is called `approve east of release`.
+        # The name of the flow, `approve east`, is also a link. The run is named `approve east of release`.
         link = self.page.get_by_role("link", name=re.compile(rf"^{verb} {re.escape(step)} of "))
-        return await self.browsing.open_run(await link.evaluate("link => link.href"))
+        return await self.user.open_run(await link.evaluate("link => link.href"))
 
-    async def see(self, name: str) -> None:
-        """Keep a picture of the page."""
-        await self.browsing.keep(self.page, name)
+    async def screenshot(self, name: str) -> None:
+        """Save a screenshot of the page."""
+        await self.user.save_screenshot(self.page, name)
 
 
 @dataclass(frozen=True)
@@ -128,40 +128,40 @@ class GateForm:
 
     page: "Page"
     dialog: "Locator"
-    browsing: Browsing
+    user: BrowserUser
 
     @property
     def description(self) -> "Locator":
-        """What the form says above its fields."""
+        """The text above the fields of the form."""
         return self.dialog.locator(".prose")
 
     def field(self, title: str) -> "Locator":
-        """What is filled in or chosen under `title`; a field that may be left empty has more behind it."""
+        """The field with this title, which has a suffix if the field is optional."""
         listbox = self.dialog.get_by_role("button", name=f"Select {title}")
         return listbox.or_(self.dialog.get_by_role("textbox", name=re.compile(rf"^{re.escape(title)}( \(Optional\))?$")))
 
     async def text(self) -> str:
-        """Return the description as a person reads it who unfolds the details."""
-        await self.unfold()
+        """Return the description with its details expanded."""
+        await self.expand_details()
         return await self.description.inner_text()
 
-    async def unfold(self) -> None:
-        """Open the details, which are folded at first."""
-        folded = self.description.locator("details:not([open]) > summary")
-        if await folded.count():
-            await folded.click()
+    async def expand_details(self) -> None:
+        """Expand the details of the description."""
+        collapsed = self.description.locator("details:not([open]) > summary")
+        if await collapsed.count():
+            await collapsed.click()
 
     async def top(self) -> str:
-        """Return what is read first: some lines."""
+        """Return the first lines of the description."""
         return "\n".join([line for line in (await self.text()).splitlines() if line.strip()][:4])
 
     async def items(self) -> list[str]:
         """Return the items of all lists of the description."""
-        await self.unfold()
+        await self.expand_details()
         return await self.description.locator("li").all_inner_texts()
 
-    async def out_of_sight(self) -> list[str]:
-        """Return what does not fit into the width that it has: a part of it can be read only by scrolling aside."""
+    async def overflowing(self) -> list[str]:
+        """Return the parts that are wider than their box and need horizontal scrolling."""
         wide = """text => [text.parentElement, ...text.querySelectorAll('pre')]
             .filter(part => part.scrollWidth > part.clientWidth)
             .map(part => `${part.tagName}, ${part.scrollWidth} of ${part.clientWidth} px: ${part.innerText}`)"""
@@ -169,11 +169,11 @@ class GateForm:
 
     @property
     def decision(self) -> "Locator":
-        """The field that is filled in first."""
+        """The field of the decision."""
         return self.field("Decision")
 
     async def choices(self, title: str) -> list[str]:
-        """Return what may be chosen under `title`."""
+        """Return the options of the field `title`."""
         await self.field(title).click()
         options = self.page.get_by_role("option")
         await options.first.wait_for()
@@ -183,7 +183,7 @@ class GateForm:
         return found
 
     async def fill(self, decision: str, **values: str) -> None:
-        """Choose the decision, and choose or write what stands under other titles, named as in TITLES."""
+        """Choose the decision and fill in other fields, named as in TITLES."""
         await self.page.bring_to_front()
         await self.choose("Decision", decision)
         for name, value in values.items():
@@ -194,9 +194,9 @@ class GateForm:
                 await self.field(title).fill(value)
 
     async def submit(self) -> None:
-        """Press Resume, again where Prefect's server says that it is busy, and see the form go; what else it says fails the test."""
+        """Press Resume, again if Prefect's server is busy, until the form closes. Any other error fails the test."""
         await self.page.bring_to_front()
-        for _ in range(LOOKS):
+        for _ in range(MAX_TRIES):
             async with self.page.expect_response(re.compile("/resume$")) as answered:
                 await self.dialog.get_by_role("button", name="Resume", exact=True).click()
             answer = await answered.value
@@ -205,20 +205,20 @@ class GateForm:
         assert answer.ok, f"{answer.status}: {await answer.text()}"
         await self.dialog.wait_for(state="hidden")
 
-    async def submit_in_vain(self) -> str:
-        """Press Resume, see that the form stays, and return what the server found wrong."""
+    async def submit_invalid(self) -> str:
+        """Press Resume, check that the form stays open, and return the server's error message."""
         await self.dialog.get_by_role("button", name="Resume", exact=True).click()
-        said = self.page.locator("[data-sonner-toast]").first
-        await said.wait_for()
+        message = self.page.locator("[data-sonner-toast]").first
+        await message.wait_for()
         assert await self.dialog.is_visible()
-        return await said.inner_text()
+        return await message.inner_text()
 
-    async def see(self, name: str) -> None:
-        """Keep pictures of the form: as it opens, its whole length, the same in the dark."""
-        if self.browsing.screenshots is None:
+    async def screenshot(self, name: str) -> None:
+        """Save screenshots of the form: as it opens, at full length, and at full length in dark mode."""
+        if self.user.screenshots is None:
             return
-        await self.browsing.keep(self.page, f"{name}-1-opened")
-        await self.unfold()
+        await self.user.save_screenshot(self.page, f"{name}-1-opened")
+        await self.expand_details()
         usual = self.page.viewport_size
         assert usual is not None
         await self.description.evaluate("text => text.parentElement.scrollTo(0, 0)")
@@ -227,19 +227,19 @@ class GateForm:
         await self.page.set_viewport_size({"width": usual["width"], "height": int((length + 250) / 0.8)})
         for scheme in ("light", "dark"):
             await self.page.emulate_media(color_scheme=scheme)
-            await self.browsing.keep(self.dialog, f"{name}-2-{scheme}")
+            await self.user.save_screenshot(self.dialog, f"{name}-2-{scheme}")
         await self.page.emulate_media(color_scheme="light")
         await self.page.set_viewport_size(usual)
 
     async def choose(self, title: str, option: str) -> None:
-        """Choose an option under `title`."""
+        """Choose an option of the field `title`."""
         from playwright.async_api import TimeoutError
 
-        for _ in range(LOOKS):
+        for _ in range(MAX_TRIES):
             await self.field(title).click()
             try:
                 return await self.page.get_by_role("option", name=option, exact=True).click(timeout=OPTION_MS)
-            except TimeoutError:  # the list was drawn anew, and closed, while it was opened
+            except TimeoutError:  # the list was redrawn and closed while it opened
                 continue
         raise AssertionError(f"{option} cannot be chosen under {title}")
 
@@ -250,25 +250,25 @@ class OlderForm:
 
     page: "Page"
     dialog: "Locator"
-    browsing: Browsing
+    user: BrowserUser
 
     @property
     def description(self) -> "Locator":
-        """What the form says above its fields, in a box of its own."""
+        """The text above the fields of the form, in a box of its own."""
         return self.dialog.locator(".markdown-renderer").first
 
     @property
     def decision(self) -> "Locator":
-        """The field that is filled in first."""
+        """The field of the decision."""
         return self.dialog.locator(".schema-form-property").filter(has_text="Decision").locator(".p-select")
 
-    async def see(self, name: str) -> None:
-        """Keep a picture of the form as it opens."""
-        await self.browsing.keep(self.page, f"{name}-1-opened")
+    async def screenshot(self, name: str) -> None:
+        """Save a screenshot of the form as it opens."""
+        await self.user.save_screenshot(self.page, f"{name}-1-opened")
 
 
-async def is_in_sight(part: "Locator") -> bool:
-    """Whether nothing of `part` is outside of the window, scrolled away or covered, as far as its middle and corners tell."""
+async def is_in_viewport(part: "Locator") -> bool:
+    """Whether `part` is neither outside the window nor scrolled away nor covered, judged by its middle and corners."""
     return await part.evaluate(
         """async part => {
             await Promise.all(document.getAnimations().map(animation => animation.finished.catch(() => null)))
@@ -280,8 +280,8 @@ async def is_in_sight(part: "Locator") -> bool:
     )
 
 
-async def pictures_of(page: "Page") -> list[str]:
-    """Return what the Mermaid pictures of a page say, once there is one."""
+async def mermaid_texts(page: "Page") -> list[str]:
+    """Return the node texts of the Mermaid diagrams of a page, once there is one."""
     drawn = page.locator("svg[id^=mermaid]")
     await drawn.first.wait_for(state="attached")
     return await drawn.evaluate_all("pictures => pictures.map(picture => picture.querySelector('.nodes').textContent)")
@@ -289,18 +289,18 @@ async def pictures_of(page: "Page") -> list[str]:
 
 @dataclass(frozen=True)
 class RunbookForm:
-    """The form of a deployed runbook, with which a person starts a run."""
+    """The form of a deployed runbook, which starts a run."""
 
     page: "Page"
-    browsing: Browsing
+    user: BrowserUser
 
     async def fill(self, values: dict[str, str]) -> None:
-        """Write the texts, by the titles of their fields."""
+        """Fill in text fields by title."""
         for title, value in values.items():
             await self.page.get_by_role("textbox", name=title).fill(value)
 
     async def choose(self, title: str, value: str) -> list[str]:
-        """Choose `value` under `title`. Return what may be chosen."""
+        """Choose `value` in the field `title`, and return its options."""
         await self.page.get_by_role("button", name=f"Select {title}").click()
         options = self.page.get_by_role("option")
         await options.first.wait_for()
@@ -309,12 +309,12 @@ class RunbookForm:
         return [text.strip() for text in found]
 
     async def submit(self) -> None:
-        """Start the run, and see that the server takes it."""
+        """Start the run, and check that the server accepts it."""
         async with self.page.expect_response(re.compile("/create_flow_run$")) as answered:
             await self.page.get_by_role("button", name="Submit").click()
         answer = await answered.value
         assert answer.ok, f"{answer.status}: {await answer.text()}"
 
-    async def see(self, name: str) -> None:
-        """Keep a picture of the page."""
-        await self.browsing.keep(self.page, name)
+    async def screenshot(self, name: str) -> None:
+        """Save a screenshot of the page."""
+        await self.user.save_screenshot(self.page, name)

@@ -1,4 +1,4 @@
-"""`plan` as people start it: in a process of its own, without a terminal."""
+"""Runs `plan` commands in their own processes, without a terminal."""
 
 import asyncio
 import json
@@ -11,32 +11,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-BOUND_SECONDS = 90.0
-LOOK_SECONDS = 0.1
+TIMEOUT_SECONDS = 90.0
+POLL_SECONDS = 0.1
 PLAN = (sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main())")
 
 
-async def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Return once `condition` holds; fails with `what` where it does not in time."""
-    over_at = asyncio.get_running_loop().time() + BOUND_SECONDS
+async def wait_until(condition: Callable[[], bool], message: Callable[[], str]) -> None:
+    """Return once `condition` is true. Fail with `message` after a timeout."""
+    deadline = asyncio.get_running_loop().time() + TIMEOUT_SECONDS
     while not condition():
-        assert asyncio.get_running_loop().time() < over_at, what()
-        await asyncio.sleep(LOOK_SECONDS)
+        assert asyncio.get_running_loop().time() < deadline, message()
+        await asyncio.sleep(POLL_SECONDS)
 
 
 @dataclass(frozen=True)
-class Workplace:
-    """A folder in which plans run, with a store of its own and the server of `server_home`."""
+class Workspace:
+    """A folder in which plans run, with its own store and the server of `server_home`."""
 
     folder: Path
     server_home: Path
 
     def environment(self, **settings: str) -> dict[str, str]:
-        """The environment of a person who has a local server already."""
+        """The environment of a user who already has a local server."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_API_", "PLAN_ADAPTER_"))}
         store = f"sqlite:///{self.folder / 'plans.db'}"
         ours = {"PLAN_ADAPTER_HOME": str(self.server_home), "PLAN_ADAPTER_DATABASE_URL": store, "PLAN_ADAPTER_LOCAL_SERVER_AUTH": "off"}
-        return {**kept, **ours, **settings}  # `auto` would restart the shared server with a password where other people have accounts
+        return {**kept, **ours, **settings}  # `auto` would restart the shared server with a password if other people have accounts
 
     def run(self, document: str, **settings: str) -> "RunningPlan":
         """Start `plan run` of `document`."""
@@ -55,7 +55,7 @@ class Workplace:
         path.write_text(text, encoding="utf-8")
         return path
 
-    async def plan(self, *arguments: str, **settings: str) -> "Said":
+    async def plan(self, *arguments: str, **settings: str) -> "CommandResult":
         """Run another command of `plan` to its end."""
         process = await asyncio.create_subprocess_exec(
             *PLAN,
@@ -66,23 +66,23 @@ class Workplace:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        async with asyncio.timeout(BOUND_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             out, err = await process.communicate()
         assert process.returncode is not None
-        return Said(process.returncode, out.decode(), err.decode())
+        return CommandResult(process.returncode, out.decode(), err.decode())
 
-    def has(self, name: str) -> bool:
-        """Whether a step has made the file `name`."""
+    def has_file(self, name: str) -> bool:
+        """Whether the file `name` exists."""
         return (self.folder / name).exists()
 
-    async def until_there_is(self, name: str, running: "RunningPlan") -> None:
-        """Return once a step has made the file `name`."""
-        await until(lambda: self.has(name), lambda: f"no {name}; {running.told}")
+    async def wait_for_file(self, name: str, running: "RunningPlan") -> None:
+        """Return once the file `name` exists."""
+        await wait_until(lambda: self.has_file(name), lambda: f"no {name}; {running.output}")
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a command ended with."""
+class CommandResult:
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -96,56 +96,56 @@ class Said:
 
 @dataclass(frozen=True)
 class RunningPlan:
-    """A `plan run --json` that is under way."""
+    """A running `plan run --json`."""
 
     process: "subprocess.Popen[bytes]"
     stdout: Path
     stderr: Path
 
     @property
-    def told(self) -> str:
-        """Everything that it has written so far."""
+    def output(self) -> str:
+        """The exit code and all output so far."""
         return f"exit code {self.process.poll()}\n{self.stderr.read_text('utf-8')}\n{self.stdout.read_text('utf-8')[-4000:]}"
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The whole lines of stdout so far."""
+        """The events in the complete lines of stdout so far."""
         text = self.stdout.read_text("utf-8")
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     async def link(self) -> str:
-        """The link that a person follows: that of the run's page in Prefect's UI."""
+        """The link to the run's page in Prefect's UI."""
 
         def found() -> list[str]:
             return [word for word in self.stderr.read_text("utf-8").split() if "/runs/flow-run/" in word]
 
-        await until(lambda: bool(found()) or self.process.poll() is not None, lambda: self.told)
-        assert found(), self.told
+        await wait_until(lambda: bool(found()) or self.process.poll() is not None, lambda: self.output)
+        assert found(), self.output
         return found()[0]
 
     async def gate(self, *, step: str | None = None) -> dict[str, Any]:
-        """The event of the gate of the plan, or of `step`, once it is open."""
+        """The event of the plan's gate, or of the gate of `step`, once it is open."""
 
         def opened() -> list[dict[str, Any]]:
             return [event for event in self.events if event.get("event") == "gate_opened" and event["gate"]["step"] == step]
 
-        await until(lambda: bool(opened()) or self.process.poll() is not None, lambda: self.told)
-        assert opened(), self.told
+        await wait_until(lambda: bool(opened()) or self.process.poll() is not None, lambda: self.output)
+        assert opened(), self.output
         return opened()[-1]["gate"]
 
     async def end(self) -> tuple[int, dict[str, Any]]:
-        """The exit code and the run as it ended."""
-        await until(lambda: self.process.poll() is not None, lambda: self.told)
+        """The exit code and the final run."""
+        await wait_until(lambda: self.process.poll() is not None, lambda: self.output)
         assert self.process.returncode is not None
-        assert self.events, self.told
+        assert self.events, self.output
         return self.process.returncode, self.events[-1]
 
     async def stop(self) -> None:
-        """End the process, if it has not ended by itself."""
+        """Stop the process if it still runs."""
         if self.process.poll() is None:
             self.process.terminate()
             with suppress(AssertionError):
-                await until(lambda: self.process.poll() is not None, lambda: "")
+                await wait_until(lambda: self.process.poll() is not None, lambda: "")
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()

@@ -1,4 +1,4 @@
-"""Gates answered by a person in Prefect's own UI, while a real `plan run` waits in a process of its own."""
+"""Tests of gates in Prefect's UI: a person answers them while a `plan run` waits in its own process."""
 
 import functools
 import re
@@ -11,8 +11,8 @@ import pytest
 from plan_adapter.approvals import Approval
 from plan_adapter.gates.approval import os_user
 from plan_adapter.store.store import PlanStore
-from tests.browser.pages import Browsing, is_in_sight
-from tests.browser.running import RunningPlan, Workplace
+from tests.browser.pages import BrowserUser, is_in_viewport
+from tests.browser.running import RunningPlan, Workspace
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -138,70 +138,70 @@ steps:
 """
 
 
-async def approvals(workplace: Workplace, run_id: str) -> list[Approval]:
-    """The answers that were recorded for a run, the oldest first."""
-    store = PlanStore(f"sqlite:///{workplace.folder / 'plans.db'}")
+async def approvals(workspace: Workspace, run_id: str) -> list[Approval]:
+    """The recorded answers of a run, oldest first."""
+    store = PlanStore(f"sqlite:///{workspace.folder / 'plans.db'}")
     try:
         return await store.approvals(run_id)
     finally:
         await store.close()
 
 
-def joined(text: str) -> str:
-    """The text without what long words are broken with."""
+def without_breaks(text: str) -> str:
+    """The text without line breaks and the marks that break long words."""
     return re.sub(r"[\s↩]", "", text)
 
 
-async def test_a_plan_is_read_in_its_form_and_approved_and_runs(start: Start, browsing: Browsing, workplace: Workplace) -> None:
+async def test_a_plan_runs_after_approval_in_its_form(start: Start, user: BrowserUser, workspace: Workspace) -> None:
     plan = start(RELEASE)
-    page = await browsing.open_run(await plan.link())
-    await page.until_state("Paused")
+    page = await user.open_run(await plan.link())
+    await page.wait_for_state("Paused")
     gate = await plan.gate()
-    await page.see("plan-0-page")
+    await page.screenshot("plan-0-page")
     form = await page.open_form()
-    await form.see("plan")
-    assert await form.out_of_sight() == []
+    await form.screenshot("plan")
+    assert await form.overflowing() == []
 
-    said = await form.text()
-    assert "Build the pages 并且发布, once, to the public folder" in said
-    assert gate["digest"] in joined(said)
+    text = await form.text()
+    assert "Build the pages 并且发布, once, to the public folder" in text
+    assert gate["digest"] in without_breaks(text)
     steps = [next(item for item in await form.items() if item.startswith(f"{n}. {step}:")) for n, step in enumerate(STEPS, start=1)]
     assert [[word in row for word in words] for row, words in zip(
         steps, (("bash", "write"), ("write_file", "版本 2.1.0"), ("run_command", "write")), strict=True
     )] == [[True] * 2] * 3  # fmt: skip
-    assert PUBLISHED in joined(said)
+    assert PUBLISHED in without_breaks(text)
     assert "s3cr3t-t0ken" not in await form.dialog.inner_html()
     assert await form.choices("Decision") == ["approve", "reject", "request_changes"]
-    assert not workplace.has("built.txt")
+    assert not workspace.has_file("built.txt")
 
     await form.fill("approve", name="阿娜", note="looks right\n第二行")
-    await browsing.keep(page.page, "plan-3-filled")
+    await user.save_screenshot(page.page, "plan-3-filled")
     await form.submit()
     code, run = await plan.end()
     assert (code, run["status"]) == (0, "completed")
-    assert workplace.has(PUBLISHED)
-    await page.until_state("Completed")
-    await page.see("plan-4-completed")
-    [answer] = await approvals(workplace, run["id"])
+    assert workspace.has_file(PUBLISHED)
+    await page.wait_for_state("Completed")
+    await page.screenshot("plan-4-completed")
+    [answer] = await approvals(workspace, run["id"])
     assert (answer.decision, answer.by, answer.known_by, answer.note) == ("approve", "阿娜", "form", "looks right\n第二行")
     assert answer.approval_digest == gate["digest"]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("language", "document"), [("en", DRAINED), ("zh", DRAINED_IN_CHINESE)], ids=["en", "zh"])
-async def test_at_1440x900_both_uis_show_the_decision_and_every_command_without_scrolling(
-    start: Start, browsing: Browsing, language: str, document: str
+async def test_both_uis_show_the_decision_and_all_commands_at_1440x900_without_scrolling(
+    start: Start, user: BrowserUser, language: str, document: str
 ) -> None:
     plan = start(document)
-    page = await browsing.open_run(await plan.link())
+    page = await user.open_run(await plan.link())
     form = await page.open_form()
     for shown, ui in ((await page.open_older_form(), "v1"), (form, "v2")):
         await shown.page.bring_to_front()
-        assert await is_in_sight(shown.decision), ui
+        assert await is_in_viewport(shown.decision), ui
         for command in ("echo lbctl drain web-1 > drained.txt", "set -euo pipefail"):
-            assert await is_in_sight(shown.description.locator("code").filter(has_text=command).first), (ui, command)
-        assert await is_in_sight(shown.description.get_by_text("Cannot be undone: ").first), ui
-        await shown.see(f"plan-{language}-{ui}")
+            assert await is_in_viewport(shown.description.locator("code").filter(has_text=command).first), (ui, command)
+        assert await is_in_viewport(shown.description.get_by_text("Cannot be undone: ").first), ui
+        await shown.screenshot(f"plan-{language}-{ui}")
     await form.fill("approve", name="ana")
     await form.submit()
 
@@ -210,11 +210,11 @@ async def test_at_1440x900_both_uis_show_the_decision_and_every_command_without_
     form = await gate.open_form()
     for shown, ui in ((await gate.open_older_form(), "v1"), (form, "v2")):
         await shown.page.bring_to_front()
-        assert await is_in_sight(shown.decision), ui
+        assert await is_in_viewport(shown.decision), ui
         script = shown.description.locator("pre").first
-        assert await is_in_sight(script), ui
+        assert await is_in_viewport(script), ui
         assert "echo systemctl restart nginx > restarted.txt" in await script.inner_text()
-        await shown.see(f"step-{language}-{ui}")
+        await shown.screenshot(f"step-{language}-{ui}")
     await form.fill("approve", name="ana")
     await form.submit()
     code, run = await plan.end()
@@ -222,166 +222,158 @@ async def test_at_1440x900_both_uis_show_the_decision_and_every_command_without_
 
 
 @pytest.mark.thorough
-async def test_a_rejected_plan_runs_nothing_and_what_it_says_of_itself_is_only_text(
-    start: Start, browsing: Browsing, workplace: Workplace
-) -> None:
+async def test_a_rejected_plan_runs_nothing_and_its_markup_is_shown_as_text(start: Start, user: BrowserUser, workspace: Workspace) -> None:
     plan = start(HOSTILE)
-    page = await browsing.open_run(await plan.link())
-    asked: list[str] = []
-    page.page.on("request", lambda request: asked.append(request.url) if ":9/" in request.url else None)
+    page = await user.open_run(await plan.link())
+    requests: list[str] = []
+    page.page.on("request", lambda request: requests.append(request.url) if ":9/" in request.url else None)
     form = await page.open_form()
-    await form.unfold()
-    await form.see("hostile")
-    assert await form.out_of_sight() == []
+    await form.expand_details()
+    await form.screenshot("hostile")
+    assert await form.overflowing() == []
     assert await form.description.locator("img, script, :not(summary) > b").count() == 0
     assert await form.description.get_by_role("heading", name="Approved already").count() == 0
     assert await form.description.get_by_role("link").count() == 0
     assert "\u202e" not in await form.text()
-    assert (asked, await page.page.title() in ("taken", "1")) == ([], False)
+    assert (requests, await page.page.title() in ("taken", "1")) == ([], False)
 
     await form.fill("reject", name="bo", note="不要这样做")
     await form.submit()
     code, run = await plan.end()
     assert (code, run["status"], run["reason"]) == (3, "cancelled", "rejected")
     assert "不要这样做" in (run["rejection_note"] or run["message"])
-    assert not workplace.has("erased.txt")
-    await page.until_state("Rejected")
-    await page.see("hostile-3-rejected")
+    assert not workspace.has_file("erased.txt")
+    await page.wait_for_state("Rejected")
+    await page.screenshot("hostile-3-rejected")
 
 
 @pytest.mark.thorough
-async def test_an_answer_that_does_not_count_is_asked_for_again_with_the_reason_on_top(
-    start: Start, browsing: Browsing, workplace: Workplace
-) -> None:
+async def test_the_gate_reopens_with_a_reason_after_an_invalid_answer(start: Start, user: BrowserUser, workspace: Workspace) -> None:
     me = os_user()
     plan = start(RELEASE + f"approval: {{approvers: [ana, {me}], self_approval: false}}\n")
-    page = await browsing.open_run(await plan.link())
+    page = await user.open_run(await plan.link())
     form = await page.open_form()
     assert set(await form.choices("Your name")) == {"ana", me}
-    assert "decision" in await form.submit_in_vain()
-    await browsing.keep(page.page, "again-0-no-decision")
-    read = await form.text()
+    assert "decision" in await form.submit_invalid()
+    await user.save_screenshot(page.page, "again-0-no-decision")
+    previous = await form.text()
     await form.fill("approve", name=me)
     await form.submit()
 
-    again = await page.open_next_form(read)
-    await again.see("again")
+    again = await page.open_next_form(previous)
+    await again.screenshot("again")
     assert f"{me} started this run and may not approve it" in await again.top()
     assert await again.field("Decision").inner_text() == "Select"
-    assert not workplace.has("built.txt")
+    assert not workspace.has_file("built.txt")
     await again.fill("approve", name="ana")
     await again.submit()
     code, run = await plan.end()
     assert (code, run["status"]) == (0, "completed")
-    assert [(answer.by, answer.decision) for answer in await approvals(workplace, run["id"])] == [("ana", "approve")]
+    assert [(answer.by, answer.decision) for answer in await approvals(workspace, run["id"])] == [("ana", "approve")]
 
 
 @pytest.mark.thorough
-async def test_on_a_server_without_authentication_the_form_asks_for_no_code_and_says_where_to_give_it(
-    start: Start, browsing: Browsing, workplace: Workplace
-) -> None:
-    enrolled = await workplace.plan("enroll", "ana-of-the-browser")
+async def test_the_form_has_no_code_field_on_a_server_without_authentication(start: Start, user: BrowserUser, workspace: Workspace) -> None:
+    enrolled = await workspace.plan("enroll", "ana-of-the-browser")
     seed = parse_qs(urlsplit(enrolled.out.strip()).query)["secret"][0]
     plan = start(FIRST_VERSION + "approval: {approvers: [ana-of-the-browser], known_by: [totp]}\n")
-    page = await browsing.open_run(await plan.link())
+    page = await user.open_run(await plan.link())
     form = await page.open_form()
     run_id = (await plan.gate())["run_id"]
-    await form.see("code")
+    await form.screenshot("code")
     assert "demands no authentication: whoever reaches it can read and send forms" in await form.top()
     assert await form.field("One-time code").count() == 0
     await form.fill("approve", name="ana-of-the-browser")
     await form.submit()
-    answered = await workplace.plan("approve", run_id, "--by", "ana-of-the-browser", "--code", pyotp.TOTP(seed).now())
+    answered = await workspace.plan("approve", run_id, "--by", "ana-of-the-browser", "--code", pyotp.TOTP(seed).now())
     assert answered.code == 0, answered.err
     assert (await plan.end())[0] == 0
-    assert [answer.known_by for answer in await approvals(workplace, run_id)] == ["totp"]
+    assert [answer.known_by for answer in await approvals(workspace, run_id)] == ["totp"]
 
 
 @pytest.mark.thorough
-async def test_two_waiting_steps_are_answered_on_their_own_pages_while_another_branch_continues(
-    start: Start, browsing: Browsing, workplace: Workplace
+async def test_two_step_gates_are_answered_on_their_own_pages_while_another_branch_continues(
+    start: Start, user: BrowserUser, workspace: Workspace
 ) -> None:
     plan = start(TWO_GATES)
-    page = await browsing.open_run(await plan.link())
+    page = await user.open_run(await plan.link())
     await plan.gate(step="east")
     await plan.gate(step="west")
-    await workplace.until_there_is("second.txt", plan)
+    await workspace.wait_for_file("second.txt", plan)
     east, west = await page.open_gate_of("east"), await page.open_gate_of("west")
-    await page.see("steps-0-both-wait")
+    await page.screenshot("steps-0-both-wait")
     east_form, west_form = await east.open_form(), await west.open_form()
-    await east_form.see("steps-east")
+    await east_form.screenshot("steps-east")
     assert ("echo east" in await east_form.text(), "echo west" in await west_form.text()) == (True, True)
-    assert (workplace.has("east.txt"), workplace.has("west.txt")) == (False, False)
+    assert (workspace.has_file("east.txt"), workspace.has_file("west.txt")) == (False, False)
 
     await west_form.fill("approve", name="ana")
     await west_form.submit()
-    await workplace.until_there_is("west.txt", plan)
-    await west.until_state("Approved")
-    await west.see("steps-3-approved")
-    assert not workplace.has("east.txt")
-    await east.until_state("Paused")
+    await workspace.wait_for_file("west.txt", plan)
+    await west.wait_for_state("Approved")
+    await west.screenshot("steps-3-approved")
+    assert not workspace.has_file("east.txt")
+    await east.wait_for_state("Paused")
     await east_form.fill("approve", name="bo")
     await east_form.submit()
     code, run = await plan.end()
-    assert (code, workplace.has("east.txt")) == (0, True)
-    await page.until_state("Completed")
-    await page.see("steps-4-completed")
-    of_steps = {(answer.step_id, answer.by) for answer in await approvals(workplace, run["id"]) if answer.step_id is not None}
+    assert (code, workspace.has_file("east.txt")) == (0, True)
+    await page.wait_for_state("Completed")
+    await page.screenshot("steps-4-completed")
+    of_steps = {(answer.step_id, answer.by) for answer in await approvals(workspace, run["id"]) if answer.step_id is not None}
     assert of_steps == {("east", "bo"), ("west", "ana")}
 
 
 @pytest.mark.thorough
-async def test_changes_that_are_asked_for_come_as_a_new_version_whose_form_shows_them(
-    start: Start, browsing: Browsing, workplace: Workplace
-) -> None:
+async def test_requested_changes_appear_in_the_form_of_the_new_version(start: Start, user: BrowserUser, workspace: Workspace) -> None:
     plan = start(FIRST_VERSION)
-    page = await browsing.open_run(await plan.link())
+    page = await user.open_run(await plan.link())
     run_id = (await plan.gate())["run_id"]
     form = await page.open_form()
-    read = await form.text()
+    previous = await form.text()
     await form.fill("request_changes", name="ana", note="check the key 先检查")
     await form.submit()
 
-    noted = await page.open_next_form(read)
+    noted = await page.open_next_form(previous)
     assert "check the key 先检查" in await noted.top()
-    await noted.see("changes-note")
-    read = await noted.text()
+    await noted.screenshot("changes-note")
+    previous = await noted.text()
 
-    revised = await workplace.plan("revise", run_id, str(workplace.write("second.yaml", SECOND_VERSION)))
+    revised = await workspace.plan("revise", run_id, str(workspace.write("second.yaml", SECOND_VERSION)))
     assert revised.code == 0, revised.err
-    changed = await page.open_next_form(read)
-    await changed.see("changes-diff")
-    said = await changed.text()
-    assert ("check" in said, "test -s key.txt" in said) == (True, True)
-    assert not workplace.has("key.txt")
+    changed = await page.open_next_form(previous)
+    await changed.screenshot("changes-diff")
+    text = await changed.text()
+    assert ("check" in text, "test -s key.txt" in text) == (True, True)
+    assert not workspace.has_file("key.txt")
     await changed.fill("approve", name="ana")
     await changed.submit()
     code, run = await plan.end()
     assert (code, run["status"], [step["id"] for step in run["steps"]]) == (0, "completed", ["make", "install", "check"])
-    assert workplace.has("installed.txt")
+    assert workspace.has_file("installed.txt")
 
 
 @pytest.mark.thorough
-async def test_a_question_is_a_form_with_its_typed_fields_in_both_uis(start: Start, browsing: Browsing, workplace: Workplace) -> None:
+async def test_both_uis_show_a_question_as_a_form_with_typed_fields(start: Start, user: BrowserUser, workspace: Workspace) -> None:
     plan = start(DECIDE)
-    page = await browsing.open_run(await plan.link())
+    page = await user.open_run(await plan.link())
     await plan.gate(step="decide")
     gate = await page.open_gate_of("decide", verb="answer")
     form = await gate.open_form()
     older = await gate.open_older_form()
     for shown, ui in ((older, "v1"), (form, "v2")):
         await shown.page.bring_to_front()
-        await shown.see(f"question-{ui}")
-        assert await is_in_sight(shown.description.get_by_role("heading", name="down: switch to 备用站点?")), ui
+        await shown.screenshot(f"question-{ui}")
+        assert await is_in_viewport(shown.description.get_by_role("heading", name="down: switch to 备用站点?")), ui
     assert await form.choices("What now") == ["switch", "wait", "degrade"]
     await form.page.bring_to_front()
-    assert "choice" in await form.submit_in_vain()
+    assert "choice" in await form.submit_invalid()
     await form.fill("answer", name="ana")
     await form.choose("What now", "degrade")
     await form.submit()
     code, run = await plan.end()
     assert (code, run["status"]) == (0, "completed")
-    assert (workplace.folder / "chosen.txt").read_text() == "degrade\n"
-    await gate.until_state("Answered")
-    [_, answer] = await approvals(workplace, run["id"])
+    assert (workspace.folder / "chosen.txt").read_text() == "degrade\n"
+    await gate.wait_for_state("Answered")
+    [_, answer] = await approvals(workspace, run["id"])
     assert (answer.by, answer.result) == ("ana", {"choice": "degrade", "nodes": 2, "tell": True})

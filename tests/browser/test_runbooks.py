@@ -1,4 +1,4 @@
-"""A deployed runbook in Prefect's UI: its form is filled in, its plan approved and its question answered."""
+"""Tests of a deployed runbook in Prefect's UI: start a run in its form, approve the plan and answer its question."""
 
 import asyncio
 import re
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.browser.pages import Browsing
-from tests.browser.running import PLAN, Workplace, until
+from tests.browser.pages import BrowserUser
+from tests.browser.running import PLAN, Workspace, wait_until
 
 INCIDENT = """\
 name: incident-事故
@@ -41,13 +41,13 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.thorough]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def serve(workplace: Workplace) -> AsyncIterator[Callable[..., "Served"]]:
-    """Serves a runbook from a process of its own, which is ended after the test."""
-    served: list[Served] = []
+async def serve(workspace: Workspace) -> AsyncIterator[Callable[..., "RunbookServer"]]:
+    """A function that serves a runbook from its own process, which ends after the test."""
+    served: list[RunbookServer] = []
 
-    def begin(document: str, *options: str) -> Served:
-        path = workplace.write(f"runbook-{len(served)}.yaml", document)
-        served.append(Served(workplace, path, options))
+    def begin(document: str, *options: str) -> RunbookServer:
+        path = workspace.write(f"runbook-{len(served)}.yaml", document)
+        served.append(RunbookServer(workspace, path, options))
         return served[-1]
 
     yield begin
@@ -56,57 +56,57 @@ async def serve(workplace: Workplace) -> AsyncIterator[Callable[..., "Served"]]:
         one.process.wait()
 
 
-class Served:
+class RunbookServer:
     """A process of `plan serve`."""
 
-    def __init__(self, workplace: Workplace, path: Path, options: tuple[str, ...]) -> None:
+    def __init__(self, workspace: Workspace, path: Path, options: tuple[str, ...]) -> None:
         self.out = path.with_suffix(".out")
         with self.out.open("wb") as out:
             command = [*PLAN, "serve", str(path), *options]
             self.process = subprocess.Popen(
-                command, cwd=workplace.folder, env=workplace.environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                command, cwd=workspace.folder, env=workspace.environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
 
     async def link(self) -> str:
-        """Return the link to the form of the runbook, which a person opens."""
+        """Return the link to the form of the runbook."""
 
         def found() -> list[str]:
             return re.findall(r"\S*/deployments/deployment/\S+", self.out.read_text("utf-8"))
 
-        await until(lambda: bool(found()) or self.process.poll() is not None, lambda: self.out.read_text("utf-8"))
+        await wait_until(lambda: bool(found()) or self.process.poll() is not None, lambda: self.out.read_text("utf-8"))
         assert found(), self.out.read_text("utf-8")
         return found()[0]
 
 
-async def test_its_form_is_filled_in_it_is_approved_and_its_question_answered(
-    serve: Callable[..., Served], browsing: Browsing, workplace: Workplace
+async def test_a_run_started_in_the_form_is_approved_and_its_question_answered(
+    serve: Callable[..., RunbookServer], user: BrowserUser, workspace: Workspace
 ) -> None:
     served = serve(INCIDENT)
-    older = await browsing.see_older_runbook(await served.link(), "runbook-v1")
+    older = await user.open_older_runbook(await served.link(), "runbook-v1")
     assert [text in older for text in ("站点", "The site that is down", "Severity", "Nodes")] == [True] * 4
-    form = await browsing.open_runbook(await served.link())
+    form = await user.open_runbook(await served.link())
     await form.fill({"站点": "web"})
     assert await form.choose("Severity", "high") == ["low", "high"]
-    await form.see("runbook-v2")
+    await form.screenshot("runbook-v2")
     await form.submit()
-    page = await browsing.open_run(await flow_run_link(workplace, form.page.url))
+    page = await user.open_run(await flow_run_link(workspace, form.page.url))
     gate = await page.open_form()
     assert "Approve incident-事故?" in await gate.text()
     await gate.fill("approve", name="ana")
     await gate.submit()
-    await page.until_state("Running")
+    await page.wait_for_state("Running")
     answer = await (await page.open_gate_of("decide", verb="answer")).open_form()
     assert "web is down: switch to 备用站点?" in await answer.text()
     await answer.fill("answer", name="ana")
     await answer.choose("What now", "switch")
     await answer.submit()
-    await page.until_state("Completed")
-    await page.see("runbook-v2-completed")
-    assert (workplace.folder / "done.txt").read_text() == "web high 2 switch\n"
+    await page.wait_for_state("Completed")
+    await page.screenshot("runbook-v2-completed")
+    assert (workspace.folder / "done.txt").read_text() == "web high 2 switch\n"
 
 
-async def flow_run_link(workplace: Workplace, deployment: str) -> str:
-    """Return the link to the page of the only run, once it is recorded."""
-    while not (runs := (await workplace.plan("runs", "--json")).lines):
+async def flow_run_link(workspace: Workspace, deployment: str) -> str:
+    """Return the link to the page of the only run, once the run is recorded."""
+    while not (runs := (await workspace.plan("runs", "--json")).lines):
         await asyncio.sleep(1)
     return f"{deployment.split('/', 3)[0]}//{deployment.split('/', 3)[2]}/v2/runs/flow-run/{runs[0]['flow_run_id']}"

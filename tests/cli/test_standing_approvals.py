@@ -13,7 +13,7 @@ from tests.cli.conftest import Plan
 from tests.cli.gated import ME, signer
 from tests.cli.some_tools import greet
 from tests.cli.test_run import NEEDS_APPROVAL, TOOLS, document, step
-from tests.gates.world import Says
+from tests.gates.world import FixedApprover
 
 __all__ = ["signer"]
 
@@ -44,7 +44,9 @@ def test_a_run_shows_its_standing_approval_and_who_gave_it(plan: Plan) -> None:
     given = plan("standing", "add", path, *STANDING[:4], "--runs", "1", *STANDING[6:], "--note", "每晚", "--json").run
     tools = ToolRegistry([greet])
     bound = bind_inputs(validate(load_plan(path), tools), {"who": "ana"})
-    run_request = RunRequest(approver=Says("reject"), schedule="试运行/nightly", requested_by="schedule of 试运行/nightly", tools=tools)
+    run_request = RunRequest(
+        approver=FixedApprover("reject"), schedule="试运行/nightly", requested_by="schedule of 试运行/nightly", tools=tools
+    )
     run = asyncio.run(execute_plan(bound, run_request=run_request, offline=True))
     assert run.status == "completed"
     shown = plan("show", run.id).out

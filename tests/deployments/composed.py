@@ -1,4 +1,4 @@
-"""deployments/compose.yaml without containers: its commands and variables, as processes of this machine."""
+"""The services of deployments/compose.yaml without containers: processes on this machine with its commands and variables."""
 
 import os
 import re
@@ -31,12 +31,12 @@ VALUES = {"DATABASE_PASSWORD": "ofTests1", "PREFECT_PASSWORD": "ofTests2"}
 HEALTH_SECONDS = 240
 
 NAMESPACES = ["unshare", "--user", "--map-root-user", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-"""Makes a process see a host name and processes of its own, as on another machine. If it is killed, so are all that it started."""
+"""Gives a process its own host name and process table, as on another machine. Killing it kills its children, too."""
 
 
 @dataclass
 class Composed:
-    """The services on this machine, with other ports."""
+    """The running services, on free ports of this machine."""
 
     folder: Path
     postgres: PostgresServer
@@ -49,12 +49,12 @@ class Composed:
         return Server(api_url=f"http://127.0.0.1:{self.port}/api", ui_url=None)
 
     def here(self, text: str) -> str:
-        """Return a text of the file with its values and with the addresses of this machine."""
+        """Return a text of the file with its variables replaced and with the addresses of this machine."""
         text = VARIABLE.sub(lambda found: VALUES[found[1]], text).replace("database:5432", f"127.0.0.1:{self.postgres.port}")
         return text.replace("server:4200", f"127.0.0.1:{self.port}").replace("127.0.0.1:4200", f"127.0.0.1:{self.port}")
 
     def environment(self, service: str) -> dict[str, str]:
-        """Return the variables of a service beside those that every process here needs."""
+        """Return the environment of a service: its own variables, and those that every process here needs."""
         written = {name: self.here(value) for name, value in SERVICES[service]["environment"].items()}
         if service == "server":
             written |= {"PREFECT_SERVER_API_HOST": "127.0.0.1", "PREFECT_SERVER_API_PORT": str(self.port)}
@@ -85,7 +85,7 @@ class Composed:
             return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=output, stderr=output, start_new_session=True)
 
     def start_worker(self, name: str, **variables: str) -> None:
-        """Start a worker as on a machine that has this name, and wait until it is healthy."""
+        """Start a worker as on a machine with this name, and wait until it is healthy."""
         port = free_port()
         rename = ["sh", "-c", f'hostname {name} && exec "$@"', "sh"]
         prefix = [*NAMESPACES, *rename] if has_namespaces() else []
@@ -94,7 +94,7 @@ class Composed:
         self.wait_for("worker", self.workers[name], log=f"{name}.log", port=port)
 
     def kill_worker(self, name: str) -> None:
-        """Kill a worker with everything that it has started, as when its machine loses power."""
+        """Kill a worker and its children, as if its machine lost power."""
         process = self.workers.pop(name)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -103,9 +103,9 @@ class Composed:
         """Wait until a service is healthy."""
         deadline = time.monotonic() + HEALTH_SECONDS
         while not self.is_healthy(service, port):
-            said = (self.folder / log).read_text(errors="replace")
-            assert process.poll() is None, said
-            assert time.monotonic() < deadline, said
+            text_of_log = (self.folder / log).read_text(errors="replace")
+            assert process.poll() is None, text_of_log
+            assert time.monotonic() < deadline, text_of_log
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def has_namespaces() -> bool:
 
 
 def free_port() -> int:
-    """Return a port that nobody uses."""
+    """Return an unused port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What the runbooks are run with."""
+"""Fixtures and helpers that run the runbooks."""
 
 import shutil
 import threading
@@ -19,13 +19,13 @@ RunRunbook = Callable[..., Awaitable[PlanRun]]
 
 @pytest.fixture
 def opened() -> list[ApprovalRequest]:
-    """The gates of the runbook, in the order in which they opened."""
+    """Return the gates of the runbook in the order in which they opened."""
     return []
 
 
 @pytest.fixture
 def run_runbook(tmp_path: Path, opened: list[ApprovalRequest]) -> RunRunbook:
-    """Run the runbook of a name offline with its inputs. Ana approves at each gate, and gives `answers` to questions, by step."""
+    """Return a function that runs a runbook offline. Ana approves each gate and gives `answers` to questions, by step."""
 
     async def run(name: str, *, answers: Mapping[str, CallbackAnswer] | None = None, **inputs: object) -> PlanRun:
         def answer(request: ApprovalRequest) -> CallbackAnswer:
@@ -44,14 +44,14 @@ def run_runbook(tmp_path: Path, opened: list[ApprovalRequest]) -> RunRunbook:
 
 @contextmanager
 def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Yield the URL at which `handler` answers on this machine."""
+    """Serve `handler` on this machine and yield its URL."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
-def programs(*names: str) -> None:
+def require_programs(*names: str) -> None:
     """Skip the test, and say why, if one of these programs is missing."""
     if missing := [name for name in names if shutil.which(name) is None]:
         pytest.skip(f"not installed here: {', '.join(missing)}")

@@ -1,4 +1,4 @@
-"""Every example plan of Aster's guide and reference, its text unchanged, runs as the guide says."""
+"""Tests that every example plan of Aster's guide and reference runs unchanged, as the guide says."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ from tests.seed_plans import SEED_PLANS, SeedPlan
 
 
 class Workshop:
-    """The tools that the examples name. Each notes its call; those in `broken` fail."""
+    """The tools of the examples. Each records its calls; those in `broken` fail."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -57,7 +57,7 @@ class Workshop:
         return Tool(act, name=name)
 
     def approval_of(self, plan: ExecutionPlan, tools: ToolRegistry) -> Approval | None:
-        """Approve as the examples do, where the plan asks for it."""
+        """Return the approval that the examples give, if the plan requires one."""
         return approve(plan, tools=tools, by="user@example.com") if plan.options.require_approval else None
 
 
@@ -71,7 +71,7 @@ def store(tmp_path: Path) -> PlanStore:
     return PlanStore(f"sqlite:///{tmp_path / 'plans.db'}")
 
 
-async def perform(example: SeedPlan, workshop: Workshop, store: PlanStore) -> PlanRun:
+async def run_example(example: SeedPlan, workshop: Workshop, store: PlanStore) -> PlanRun:
     plan, names = example
     for step in plan.steps:
         step.retry_delay_ms = min(step.retry_delay_ms, 1)  # the examples wait for seconds
@@ -85,7 +85,7 @@ async def test_an_example_completes_with_every_step_after_its_dependencies(
 ) -> None:
     plan, names = build()
 
-    run = await perform((plan, names), workshop, store)
+    run = await run_example((plan, names), workshop, store)
 
     assert run.status is PlanStatus.COMPLETED
     assert [step.description for step in run.steps] == [step.description for step in plan.steps]
@@ -99,7 +99,7 @@ async def test_an_example_completes_with_every_step_after_its_dependencies(
 async def test_a_failed_test_keeps_the_pipeline_from_deploying(workshop: Workshop, store: PlanStore) -> None:
     workshop.broken = {"npm_test"}
 
-    run = await perform(seed_plans.ci_cd(), workshop, store)
+    run = await run_example(seed_plans.ci_cd(), workshop, store)
 
     assert run.status is PlanStatus.PARTIAL
     assert "deploy" not in workshop.calls
@@ -111,7 +111,7 @@ async def test_a_failed_test_keeps_the_pipeline_from_deploying(workshop: Worksho
 async def test_the_pipeline_resumes_from_the_point_of_failure(workshop: Workshop, store: PlanStore) -> None:
     workshop.broken = {"npm_test"}
     example = seed_plans.ci_cd()
-    run = await perform(example, workshop, store)
+    run = await run_example(example, workshop, store)
     ran = set(workshop.calls) - {"npm_test"}
     workshop.broken = set()
     workshop.calls.clear()
@@ -127,23 +127,23 @@ async def test_continuing_on_error_ends_partial_and_names_the_failed_steps(works
     example = seed_plans.continuing_on_error()
     workshop.broken = {example[1][0]}
 
-    run = await perform(example, workshop, store)
+    run = await run_example(example, workshop, store)
 
     assert run.status is PlanStatus.PARTIAL
     failures = [f"步骤 {step.index + 1} 失败: {step.error}" for step in run.steps if step.status is StepStatus.FAILED]
     assert failures == [f"步骤 1 失败: {example[1][0]} is broken"]
 
 
-async def test_a_call_of_an_external_service_is_tried_again(workshop: Workshop, store: PlanStore) -> None:
+async def test_a_failed_call_of_an_external_service_is_retried(workshop: Workshop, store: PlanStore) -> None:
     workshop.broken = {"api_call"}
 
-    run = await perform(seed_plans.retries(), workshop, store)
+    run = await run_example(seed_plans.retries(), workshop, store)
 
     assert workshop.calls == ["api_call"] * 4
     assert [(step.retry_count, step.max_retries) for step in run.steps] == [(3, 3)]
 
 
-def test_the_whole_program_of_the_reference(workshop: Workshop, store: PlanStore) -> None:
+def test_the_program_of_the_reference_completes(workshop: Workshop, store: PlanStore) -> None:
     plan, names = seed_plans.reference_program()
     tools = workshop.tools(names)
     done: list[str] = []

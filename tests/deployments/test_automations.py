@@ -1,4 +1,4 @@
-"""The automations that tell people of open gates, on the real server, with a real endpoint that is told."""
+"""Tests of the automations that notify people of open gates, on a real server with a real endpoint."""
 
 import contextlib
 import json
@@ -25,20 +25,20 @@ from deployments.automations import FOLDER, main, read
 
 NAMES = ["plan-gate-opened", "plan-gate-unanswered"]
 FILES = sorted(FOLDER.glob("*.yaml"))
-LEAST_MINUTES = "0.1667"
-"""Prefect's ten seconds."""
+MINIMUM_MINUTES = "0.1667"
+"""Prefect's minimum of ten seconds."""
 
 
 class Endpoint:
-    """An HTTP endpoint on loopback that keeps what it is told."""
+    """A local HTTP endpoint that records its notifications."""
 
     def __init__(self) -> None:
-        """Begin to listen."""
-        told: queue.Queue[dict[str, Any]] = queue.Queue()
+        """Start to listen."""
+        received: queue.Queue[dict[str, Any]] = queue.Queue()
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                told.put(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+                received.put(json.loads(self.rfile.read(int(self.headers["content-length"]))))
                 self.send_response(204)
                 self.end_headers()
 
@@ -47,25 +47,25 @@ class Endpoint:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/told"
-        self._told = told
+        self._received = received
         self._seen: list[dict[str, Any]] = []
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def about(self, plan: str) -> list[dict[str, Any]]:
-        """What has been told about `plan` until now."""
+        """Return the notifications about `plan` so far."""
         with contextlib.suppress(queue.Empty):
             while True:
-                self._seen.append(self._told.get_nowait())
-        return [told for told in self._seen if plan in told["subject"]]
+                self._seen.append(self._received.get_nowait())
+        return [notification for notification in self._seen if plan in notification["subject"]]
 
     def wait_for(self, plan: str, *, count: int = 1, seconds: float = 60.0) -> list[dict[str, Any]]:
-        """Return what is told about `plan` once there are `count` notifications."""
+        """Return the notifications about `plan` once there are `count`."""
         end = time.monotonic() + seconds
-        while len(told := self.about(plan)) < count:
-            assert time.monotonic() < end, f"{len(told)} of {count} notifications about {plan} came in {seconds} s"
+        while len(found := self.about(plan)) < count:
+            assert time.monotonic() < end, f"{len(found)} of {count} notifications about {plan} came in {seconds} s"
             with contextlib.suppress(queue.Empty):
-                self._seen.append(self._told.get(timeout=1.0))
-        return told
+                self._seen.append(self._received.get(timeout=1.0))
+        return found
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 @pytest.fixture
 def block(endpoint: Endpoint, prefect_server: object) -> Iterator[str]:
-    """A notification block whose text names a secret, as `type/name`; it and the automations are gone afterwards."""
+    """Yield the `type/name` of a notification block whose text has a secret. Delete it and the automations afterwards."""
     name = f"told-{uuid4().hex[:8]}"
     webhook = CustomWebhookNotificationBlock(
         name="told",
@@ -95,19 +95,19 @@ def block(endpoint: Endpoint, prefect_server: object) -> Iterator[str]:
 
 
 def applied() -> list[Automation]:
-    """The automations of these names that are on the server."""
+    """Return the automations with these names on the server."""
     with get_client(sync_client=True) as client:
         return [found for name in NAMES for found in client.read_automations_by_name(name)]
 
 
 def emit(what: str, gate: str, **payload: Any) -> None:
-    """Say that something happened at `gate`, with all that the engine says with it."""
+    """Emit an event of `gate` with the same fields as the engine."""
     known = dict.fromkeys(["link", "plan", "step", "age_seconds", "digest", "by", "decision", "note"]) | payload
     assert emit_event(f"plan.gate.{what}", resource={"prefect.resource.id": f"plan.gate.{gate}"}, payload=known)
 
 
 @pytest.mark.thorough
-def test_applying_twice_leaves_two_automations_with_the_last_settings(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_applying_twice_updates_the_two_automations(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--block", block]) == 0
     assert capsys.readouterr().out == "created plan-gate-opened\ncreated plan-gate-unanswered\n"
     first = applied()
@@ -121,7 +121,7 @@ def test_applying_twice_leaves_two_automations_with_the_last_settings(block: str
 
 
 @pytest.mark.thorough
-def test_an_automation_that_somebody_switched_off_stays_off(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disabled_automation_stays_disabled(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--block", block]) == 0
     with get_client(sync_client=True) as client:
         client.pause_automation(applied()[1].id)
@@ -134,7 +134,7 @@ def test_an_automation_that_somebody_switched_off_stays_off(block: str, capsys: 
 COMMAND = "plan approve 0192f0c4-0000-7000-8000-000000000001 --digest 0123456789ab"
 
 
-def test_an_opened_gate_is_notified_with_its_link_and_its_text_is_not_evaluated(block: str, endpoint: Endpoint) -> None:
+def test_the_notification_of_a_gate_has_its_link_and_does_not_evaluate_its_text(block: str, endpoint: Endpoint) -> None:
     assert main(["--block", block]) == 0
     plan = f"重启 {uuid4().hex}"
     emit(
@@ -146,9 +146,9 @@ def test_an_opened_gate_is_notified_with_its_link_and_its_text_is_not_evaluated(
         age_seconds=0.2,
         command=COMMAND,
     )
-    (told,) = endpoint.wait_for(plan)
-    assert told["subject"] == f"Approval needed: {plan}"
-    assert told["body"].splitlines() == [
+    (notification,) = endpoint.wait_for(plan)
+    assert notification["subject"] == f"Approval needed: {plan}"
+    assert notification["body"].splitlines() == [
         f"The plan {plan} waits for an approval.",
         "Read it and answer: http://127.0.0.1:4200/v2/runs/flow-run/1",
         f"From a command line: `{COMMAND}`",
@@ -158,21 +158,21 @@ def test_an_opened_gate_is_notified_with_its_link_and_its_text_is_not_evaluated(
     evil = f"{uuid4().hex} {{{{ 7 * 7 }}}} {{% raw %}} {{{{token}}}} <!channel> @here\n[x](http://evil.invalid)"
     step = "</td><script>{{ event.id }}"
     emit("opened", uuid4().hex, plan=evil, step=step, link="javascript:alert(1)", age_seconds=7200)
-    (told,) = endpoint.wait_for(evil[:32])
-    assert told["subject"].startswith(
+    (notification,) = endpoint.wait_for(evil[:32])
+    assert notification["subject"].startswith(
         f"Approval needed: {evil[:32]} ｛｛ 7 * 7 ｝｝ ｛% raw %｝ ｛｛token｝｝ ＜!channel＞ ＠here ［x］(http：//evil.invalid)"
     )
-    assert told["body"].splitlines()[1:] == [
+    assert notification["body"].splitlines()[1:] == [
         "It has waited for 2 hours already.",
         "`plan gates` lists it.",
     ]
-    assert "the step ＜/td＞＜script＞｛｛ event.id ｝｝ of the plan" in told["body"].lower()
-    assert told["text"].count("hunter2") == 1  # the block's own, and not where the plan named it
+    assert "the step ＜/td＞＜script＞｛｛ event.id ｝｝ of the plan" in notification["body"].lower()
+    assert notification["text"].count("hunter2") == 1  # only from the block's own template, not from the plan's text
 
 
 @pytest.mark.thorough
 def test_only_a_gate_that_is_still_open_gets_a_reminder(block: str, endpoint: Endpoint) -> None:
-    assert main(["--block", block, "--after", LEAST_MINUTES]) == 0
+    assert main(["--block", block, "--after", MINIMUM_MINUTES]) == 0
     answered, expired, waiting = (f"{word} {uuid4().hex}" for word in ("answered", "expired", "waiting"))
     gates = {plan: uuid4().hex for plan in (answered, expired, waiting)}
     for plan in (answered, expired, waiting):
@@ -187,17 +187,17 @@ def test_only_a_gate_that_is_still_open_gets_a_reminder(block: str, endpoint: En
     assert first.startswith(f"The step restart of the plan {waiting} has waited for an approval for 1")
     assert first.endswith(" seconds.")
     assert second == "Read it and answer: https://plans.example/1"
-    # Their times were over before that of the gate that was reminded of.
+    # Their reminders would have been due before this one.
     assert [len(endpoint.about(plan)) for plan in (answered, expired)] == [1, 1]
 
 
-def test_an_unknown_block_is_refused_with_those_that_there_are(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_block_is_refused_and_the_error_lists_the_known_ones(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     Secret(value=SecretStr("no notification")).save("oncall", overwrite=True)
     for name in ("slack-webhook/oncall", "secret/oncall", "", "\x1b[31m"):
         assert main(["--block", name]) == 1
-        said = capsys.readouterr().err
-        assert said.startswith(f"no notification block is called `{name}`: ".replace("\x1b", "\\x1b"))
-        assert block in said
+        message = capsys.readouterr().err
+        assert message.startswith(f"no notification block is called `{name}`: ".replace("\x1b", "\\x1b"))
+        assert block in message
     assert main(["--block", block[:-1]]) == 1
     assert capsys.readouterr().err == f"no notification block is called `{block[:-1]}`: did you mean `{block}`?\n"
     Secret.delete("oncall")
@@ -211,7 +211,7 @@ def test_make_says_which_argument_is_missing() -> None:
 
 
 @pytest.mark.parametrize("minutes", ["0", "0.1", "-1", "nan", "inf", "1e9", "soon"])
-def test_a_time_that_no_reminder_can_have_is_refused(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_reminder_time_is_refused(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--block", "a/b", f"--after={minutes}"])
     assert ended.value.code == 2
@@ -219,7 +219,7 @@ def test_a_time_that_no_reminder_can_have_is_refused(minutes: str, capsys: pytes
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_each_file_is_what_prefect_creates_automations_from(path: Path) -> None:
+def test_prefect_accepts_each_automation_file(path: Path) -> None:
     from prefect.client.schemas.objects import BlockDocument
     from prefect.server.events.schemas.automations import AutomationCreate
 

@@ -1,4 +1,4 @@
-"""The runbook ci-pipeline on a real git repository."""
+"""Tests of the runbook ci-pipeline on a real git repository."""
 
 import subprocess
 import sys
@@ -85,7 +85,7 @@ async def test_an_unknown_branch_fails_the_checkout_and_starts_nothing_else(
 
 
 @pytest.mark.thorough
-async def test_a_workspace_with_files_of_another_kind_is_left_alone(run_runbook: RunRunbook, repository: Path, tmp_path: Path) -> None:
+async def test_a_workspace_with_other_files_is_not_changed(run_runbook: RunRunbook, repository: Path, tmp_path: Path) -> None:
     letters = tmp_path / "letters"
     letters.mkdir()
     (letters / "Makefile").write_text("mine", encoding="utf-8")
@@ -97,7 +97,7 @@ async def test_a_workspace_with_files_of_another_kind_is_left_alone(run_runbook:
     assert [path.name for path in letters.iterdir()] == ["Makefile"]
 
 
-async def test_text_of_an_input_is_never_a_command(run_runbook: RunRunbook, repository: Path, tmp_path: Path) -> None:
+async def test_input_text_is_never_run_as_a_command(run_runbook: RunRunbook, repository: Path, tmp_path: Path) -> None:
     for branch in ("main; touch pwned; $(touch pwned)", "--upload-pack=touch pwned"):
         run = await run_runbook("ci-pipeline", repository=str(repository), workspace=str(tmp_path / "workspace"), branch=branch)
         assert run.status is PlanStatus.FAILED

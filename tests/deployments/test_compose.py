@@ -1,4 +1,4 @@
-"""deployments/compose.yaml: what it names exists, and its commands run as they are written."""
+"""Tests of deployments/compose.yaml: everything that it names exists, and its commands run as written."""
 
 import json
 import re
@@ -7,22 +7,22 @@ from collections.abc import Iterator
 
 import pytest
 from prefect.settings import Settings as PrefectSettings
-from prefect.settings.legacy import _get_valid_setting_names as names_of_prefect
+from prefect.settings.legacy import _get_valid_setting_names as prefect_setting_names
 
 from plan_adapter.settings import Settings
 from tests.cases import for_each
 from tests.deployments.composed import COMPOSE, EXEC, FILE, ROOT, SERVICES, VARIABLE, Composed, composed
 
 SERVICE_NAMES = sorted(SERVICES)
-KNOWN = {*names_of_prefect(PrefectSettings), *(f"PLAN_ADAPTER_{name.upper()}" for name in Settings.model_fields)}
-OF_POSTGRES = {"POSTGRES_USER", "POSTGRES_PASSWORD", "POSTGRES_DB"}
+KNOWN = {*prefect_setting_names(PrefectSettings), *(f"PLAN_ADAPTER_{name.upper()}" for name in Settings.model_fields)}
+POSTGRES_VARIABLES = {"POSTGRES_USER", "POSTGRES_PASSWORD", "POSTGRES_DB"}
 
 
 @for_each(name=SERVICE_NAMES)
-def test_a_service_has_a_pinned_image_settings_that_exist_and_services_it_waits_for(name: str) -> None:
+def test_a_service_has_a_pinned_image_known_settings_and_checked_dependencies(name: str) -> None:
     service = SERVICES[name]
     assert re.fullmatch(r"[\w-]+:\d+\.\d+(\.\d+)?(-\w+)?", service["image"])
-    assert set(service["environment"]) <= (OF_POSTGRES if name == "database" else KNOWN)
+    assert set(service["environment"]) <= (POSTGRES_VARIABLES if name == "database" else KNOWN)
     for needed, how in service.get("depends_on", {}).items():
         assert how["condition"] == "service_completed_successfully" or "healthcheck" in SERVICES[needed]
     named = {volume.partition(":")[0] for volume in service.get("volumes", []) if not volume.startswith(".")}
@@ -30,7 +30,7 @@ def test_a_service_has_a_pinned_image_settings_that_exist_and_services_it_waits_
     assert {config["source"] for config in service.get("configs", [])} <= set(COMPOSE["configs"])
 
 
-def test_every_value_that_is_left_open_stands_in_the_env_file() -> None:
+def test_every_required_variable_is_in_the_env_file() -> None:
     asked = set(VARIABLE.findall(FILE.read_text(encoding="utf-8")))
     offered = (ROOT / "deployments" / "compose.env").read_text(encoding="utf-8")
     assert asked == set(re.findall(r"^(\w+)=$", offered, re.MULTILINE))
@@ -48,7 +48,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_the_commands_in_its_first_lines_deploy_a_runbook_and_run_it(services: Composed) -> None:
+def test_the_commands_in_its_header_deploy_and_run_a_runbook(services: Composed) -> None:
     services.start_worker("worker-1")
     commands = EXEC.findall(FILE.read_text(encoding="utf-8"))
     assert [command.split()[1] for command in commands] == ["deploy", "run"]

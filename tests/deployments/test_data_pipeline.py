@@ -1,4 +1,4 @@
-"""The runbook data-pipeline on real SQLite files."""
+"""Tests of the runbook data-pipeline on real SQLite files."""
 
 import sqlite3
 from contextlib import closing
@@ -46,7 +46,7 @@ async def test_it_loads_clean_users_and_their_orders(run_runbook: RunRunbook, so
     assert rows(target, "SELECT * FROM orders ORDER BY id") == [(10, 1, 1999, "2026-01-05"), (11, 2, 500, "2026-02-01")]
 
 
-async def test_running_it_again_loads_what_is_new_and_nothing_twice(run_runbook: RunRunbook, source: Path, tmp_path: Path) -> None:
+async def test_a_second_run_loads_only_new_rows(run_runbook: RunRunbook, source: Path, tmp_path: Path) -> None:
     inputs = {"source": str(source), "target": str(tmp_path / "target.db")}
     await run_runbook("data-pipeline", **inputs)
     with closing(sqlite3.connect(source)) as database:
@@ -58,7 +58,7 @@ async def test_running_it_again_loads_what_is_new_and_nothing_twice(run_runbook:
     assert again.outputs == {"users": 3, "orders": 2}
 
 
-async def test_more_rows_than_a_result_may_hold_pass(run_runbook: RunRunbook, source: Path, tmp_path: Path) -> None:
+async def test_more_rows_than_a_result_can_hold_are_loaded(run_runbook: RunRunbook, source: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(source)) as database:
         database.executemany("INSERT INTO users VALUES (?, ?, ?)", [(n, f"user {n}", f"{n}@example.com") for n in range(100, 20_100)])
         database.commit()
@@ -68,7 +68,7 @@ async def test_more_rows_than_a_result_may_hold_pass(run_runbook: RunRunbook, so
     assert run.outputs == {"users": 20_002, "orders": 2}
 
 
-async def test_a_missing_source_is_named_and_not_made(run_runbook: RunRunbook, tmp_path: Path) -> None:
+async def test_a_missing_source_is_reported_and_not_created(run_runbook: RunRunbook, tmp_path: Path) -> None:
     missing = tmp_path / "missing.db"
 
     run = await run_runbook("data-pipeline", source=str(missing), target=str(tmp_path / "target.db"))
@@ -78,7 +78,7 @@ async def test_a_missing_source_is_named_and_not_made(run_runbook: RunRunbook, t
     assert not missing.exists()
 
 
-async def test_a_source_without_orders_leaves_the_target_as_it_was(run_runbook: RunRunbook, source: Path, tmp_path: Path) -> None:
+async def test_a_source_without_orders_leaves_the_target_unchanged(run_runbook: RunRunbook, source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target.db"
     await run_runbook("data-pipeline", source=str(source), target=str(target))
     before = rows(target, "SELECT name, sql FROM sqlite_master ORDER BY name")

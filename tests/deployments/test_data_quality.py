@@ -1,4 +1,4 @@
-"""The runbook data-quality on a real PostgreSQL."""
+"""Tests of the runbook data-quality on a real PostgreSQL."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def database(postgres_server: PostgresServer, postgres_database: str, monkeypatc
 
 
 @pytest.mark.usefixtures("database")
-async def test_good_tables_pass_and_their_rows_are_the_outputs(run_runbook: RunRunbook) -> None:
+async def test_valid_tables_pass_and_their_row_counts_are_the_outputs(run_runbook: RunRunbook) -> None:
     run = await run_runbook("data-quality", tables=TABLES, report="report.json")
 
     assert run.status is PlanStatus.COMPLETED, [(step.id, step.error) for step in run.steps]

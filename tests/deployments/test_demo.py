@@ -1,4 +1,4 @@
-"""`make demo`, but for the pauses that are there to be watched."""
+"""A test of `make demo` without its pauses."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_the_demonstration_answers_its_gate_itself_and_completes(prefect_server: Server, tmp_path: Path) -> None:
+def test_the_demo_answers_its_own_gate_and_completes(prefect_server: Server, tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "PAUSE": "0",

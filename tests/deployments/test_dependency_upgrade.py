@@ -1,4 +1,4 @@
-"""The runbook dependency-upgrade on a project whose dependencies are copied from a folder of packages."""
+"""Tests of the runbook dependency-upgrade on a project that installs its dependencies from a folder."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import ApprovalRequest, PlanStatus
-from tests.deployments.conftest import RunRunbook, programs
+from tests.deployments.conftest import RunRunbook, require_programs
 
 REQUIREMENTS = "# 固定的版本\ngreeting-extra==1.0\ngreeting==1.0\n"
 MAKEFILE = """
@@ -21,8 +21,8 @@ VERSIONS = {"1.0": "'Hello ' + name", "1.1": "f'Hello {name}'", "2.0": "'Goodbye
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project that greets with version 1.0, in the current folder."""
-    programs("make")
+    """Return a project in the current folder that has `greeting` 1.0 installed."""
+    require_programs("make")
     monkeypatch.setenv("PYTHON", sys.executable)
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "project"
@@ -37,7 +37,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def state(project: Path) -> tuple[str, str]:
-    """What the project pins, and what is installed."""
+    """Return what the project pins and what is installed."""
     return (project / "requirements.txt").read_text(encoding="utf-8"), (project / "lib" / "greeting.py").read_text()
 
 
@@ -51,7 +51,7 @@ async def test_a_version_that_passes_the_tests_is_kept(run_runbook: RunRunbook, 
     assert (opened[-1].step_id, "greeting==1.1" in opened[-1].text) == ("change", True)
 
 
-async def test_if_the_tests_fail_the_old_version_is_pinned_and_installed_again(run_runbook: RunRunbook, project: Path) -> None:
+async def test_the_old_version_is_restored_if_the_tests_fail(run_runbook: RunRunbook, project: Path) -> None:
     before = state(project)
 
     run = await run_runbook("dependency-upgrade", project="project", package="greeting", version="2.0")
@@ -61,7 +61,7 @@ async def test_if_the_tests_fail_the_old_version_is_pinned_and_installed_again(r
     assert state(project) == before
 
 
-async def test_if_the_version_cannot_be_installed_the_old_one_is_pinned_and_installed_again(run_runbook: RunRunbook, project: Path) -> None:
+async def test_the_old_version_is_restored_if_the_new_one_cannot_be_installed(run_runbook: RunRunbook, project: Path) -> None:
     before = state(project)
 
     run = await run_runbook("dependency-upgrade", project="project", package="greeting", version="9.9")

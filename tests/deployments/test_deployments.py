@@ -1,4 +1,4 @@
-"""The deployments of deployments/prefect.yaml on a real server, run by a real process worker."""
+"""Tests of the deployments in deployments/prefect.yaml on a real server with a real process worker."""
 
 import asyncio
 import os
@@ -44,14 +44,14 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 POOL = "plans"
 WAIT_SECONDS = 240
-SCHEDULE_SECONDS = 60  # much longer than a run takes: many that are late come at once, and a server on SQLite does not bear that
+SCHEDULE_SECONDS = 60  # much longer than a run takes: late runs all start at once, and overload a server on SQLite
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]  # `prefect deploy` runs `plan save` for each runbook
 
 
 @dataclass(frozen=True)
 class Site:
-    """A web site that notes who asks for its pages; those in `missing` are not there."""
+    """A web site that records the requested pages. Pages in `missing` return 404."""
 
     url: str
     asked: list[str]
@@ -60,7 +60,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Workplace:
-    """A worker that runs the deployments, and where their records go."""
+    """A worker that runs the deployments, and the store of their records."""
 
     environment: dict[str, str]
     store_url: str
@@ -109,9 +109,9 @@ def workplace(prefect_server: Server, tmp_path_factory: pytest.TempPathFactory) 
         "PLAN_ADAPTER_ALLOW_LOCAL_STORE": "true",
     }
     make_blocks = [sys.executable, "-m", "blocks"]
-    for _ in range(2):  # to have it there already changes nothing
-        said = subprocess.run(make_blocks, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-        assert said.stdout == "saved plan-store-database/plan-store\n"
+    for _ in range(2):  # the second call changes nothing
+        saved = subprocess.run(make_blocks, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        assert saved.stdout == "saved plan-store-database/plan-store\n"
     prefect("work-pool", "create", POOL, "--type", "process", "--overwrite", environment=environment)
     # The flow runs take their store from the block, not from their environment.
     of_worker = {name: value for name, value in environment.items() if name != "PLAN_ADAPTER_DATABASE_URL"}
@@ -132,7 +132,7 @@ def workplace(prefect_server: Server, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def deployed(workplace: Workplace, site: Site, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Deploy prefect.yaml as it stands, but for the site that is asked and a schedule that comes round soon."""
+    """Deploy prefect.yaml with only the site and the schedule changed."""
     text = (ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
     changed = {"interval: 900": f"interval: {SCHEDULE_SECONDS}", "active: false": "active: true", "http://127.0.0.1:4200": site.url}
     for written, wanted in changed.items():
@@ -147,8 +147,8 @@ def deployed(workplace: Workplace, site: Site, tmp_path_factory: pytest.TempPath
     prefect("deploy", "--all", "--prefect-file", str(file), environment=workplace.environment)
 
 
-async def when(condition: Callable[[T], bool], find: Callable[[], Awaitable[list[T]]], log: Path) -> T:
-    """Return the first of what is found that fits, looking until there is one."""
+async def wait_for(condition: Callable[[T], bool], find: Callable[[], Awaitable[list[T]]], log: Path) -> T:
+    """Return the first result of `find` that meets `condition`, polling until there is one."""
     deadline = time.monotonic() + WAIT_SECONDS
     seen: list[T] = []
     while time.monotonic() < deadline:
@@ -156,7 +156,7 @@ async def when(condition: Callable[[T], bool], find: Callable[[], Awaitable[list
         if found := next(filter(condition, seen), None):
             return found
         await asyncio.sleep(0.3)
-    pytest.fail(f"nothing came to it: {seen}; the worker said:\n{log.read_text(encoding='utf-8')[-5000:]}")
+    pytest.fail(f"no result met the condition: {seen}; the worker's log:\n{log.read_text(encoding='utf-8')[-5000:]}")
 
 
 def of_deployment(client: PrefectClient, deployment: DeploymentResponse) -> Callable[[], Awaitable[list[FlowRun]]]:
@@ -173,12 +173,14 @@ async def test_a_scheduled_run_completes(prefect_server: Server, workplace: Work
     async with get_client() as client:
         deployment = await client.read_deployment_by_name("run-plan/site-check")
         assert [schedule.schedule.interval.total_seconds() for schedule in deployment.schedules] == [SCHEDULE_SECONDS]
-        # Some of the next ones may come while the first still runs, and are then cancelled, as prefect.yaml says.
-        flow_run = await when(lambda run: is_final(run) and run.state_name != "Cancelled", of_deployment(client, deployment), workplace.log)
+        # Runs that start while the first one still runs are cancelled, as prefect.yaml says.
+        flow_run = await wait_for(
+            lambda run: is_final(run) and run.state_name != "Cancelled", of_deployment(client, deployment), workplace.log
+        )
         await client.delete_deployment_schedule(deployment.id, deployment.schedules[0].id)
         of_this = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id]))
-        # The server writes task runs down a moment after they were told.
-        await when(
+        # The server records task runs with a delay.
+        await wait_for(
             lambda task_run: task_run.name == "pages[/api/ready]", lambda: client.read_task_runs(flow_run_filter=of_this), workplace.log
         )
 
@@ -208,7 +210,7 @@ async def test_a_stored_plan_runs_by_its_digest_where_only_the_package_is_instal
 
 
 @pytest.mark.usefixtures("deployed")
-async def test_a_run_of_a_plan_with_problems_fails_and_says_each(prefect_server: Server, workplace: Workplace) -> None:
+async def test_a_run_of_an_invalid_plan_fails_and_reports_each_problem(prefect_server: Server, workplace: Workplace) -> None:
     plan = ExecutionPlan(description="No such tool")
     plan.add_step("no_such_tool", "Do it")
 
@@ -220,7 +222,7 @@ async def test_a_run_of_a_plan_with_problems_fails_and_says_each(prefect_server:
 
 
 @pytest.mark.usefixtures("deployed")
-async def test_a_retry_in_prefect_carries_what_succeeded(prefect_server: Server, workplace: Workplace, site: Site) -> None:
+async def test_a_retry_in_prefect_carries_completed_steps(prefect_server: Server, workplace: Workplace, site: Site) -> None:
     plan = ExecutionPlan(description="Two pages", options=ExecutionOptions(require_approval=False))
     first = plan.add_step("http_get", "The first", {"url": f"{site.url}/first"})
     second = plan.add_step("http_get", "The second", {"url": f"{site.url}/second"}, depends_on=[first.id])
@@ -232,7 +234,7 @@ async def test_a_retry_in_prefect_carries_what_succeeded(prefect_server: Server,
     async with get_client() as client:
         await client.set_flow_run_state(flow_run.id, Scheduled(name="AwaitingRetry"))  # what the button Retry does
         deployment = await client.read_deployment_by_name("run-plan/any-plan")
-        again = await when(
+        again = await wait_for(
             lambda run: run.id == flow_run.id and run.run_count == 2 and is_final(run), of_deployment(client, deployment), workplace.log
         )
 
@@ -245,7 +247,7 @@ async def test_a_retry_in_prefect_carries_what_succeeded(prefect_server: Server,
 
 
 @pytest.mark.usefixtures("deployed")
-async def test_a_plan_is_drafted_from_words_and_run_by_its_digest(prefect_server: Server, workplace: Workplace, site: Site) -> None:
+async def test_a_plan_drafted_from_a_task_runs_by_its_digest(prefect_server: Server, workplace: Workplace, site: Site) -> None:
     step = {"tool_name": "http_get", "description": "Ask", "parameters": {"url": f"{site.url}/drafted"}, "id": "ask"}
     plan = {"action": "plan_done", "speak": "", "reason": "", "description": "Ask the site", "steps": [step]}
     with scripted(says(plan)) as model:
@@ -256,7 +258,7 @@ async def test_a_plan_is_drafted_from_words_and_run_by_its_digest(prefect_server
                 parameters={"task": "问问网站"},
                 job_variables={"env": {"PLAN_ADAPTER_MODEL": "m", "PLAN_ADAPTER_MODEL_URL": model.url}},
             )
-            drafted = await when(lambda run: run.id == asked.id and is_final(run), of_deployment(client, deployment), workplace.log)
+            drafted = await wait_for(lambda run: run.id == asked.id and is_final(run), of_deployment(client, deployment), workplace.log)
         assert [len(request["messages"]) for request in model.requests] == [2]
     assert drafted.state is not None
     assert drafted.state.is_completed(), drafted.state.message
@@ -274,7 +276,7 @@ async def run_any_plan(workplace: Workplace, **parameters: object) -> FlowRun:
     async with get_client() as client:
         deployment = await client.read_deployment_by_name("run-plan/any-plan")
         started: UUID = (await client.create_flow_run_from_deployment(deployment.id, parameters=dict(parameters))).id
-        return await when(lambda run: run.id == started and is_final(run), of_deployment(client, deployment), workplace.log)
+        return await wait_for(lambda run: run.id == started and is_final(run), of_deployment(client, deployment), workplace.log)
 
 
 async def test_the_saved_block_shows_no_password(prefect_server: Server) -> None:
@@ -302,7 +304,7 @@ def deploy_runbook(workplace: Workplace, plan: ExecutionPlan, folder: Path, **en
 
 
 def page(name: str, url: str, **options: bool) -> ExecutionPlan:
-    """A runbook that asks for one page of the site."""
+    """Return a runbook that requests one page of the site."""
     plan = ExecutionPlan(name=name, description=f"Ask for {url}", inputs={"who": Input(enum=["ana", "bo"])})
     plan.options = ExecutionOptions(require_approval=options.get("asks", False))
     plan.approval = ApprovalPolicy(release=True)
@@ -320,35 +322,35 @@ async def test_a_deployed_runbook_runs_with_the_inputs_of_its_form(
         with pytest.raises(PrefectHTTPStatusError, match="'eve' is not one of"):
             await client.create_flow_run_from_deployment(deployment.id, parameters={"who": "eve"})
         started = await client.create_flow_run_from_deployment(deployment.id, parameters={"who": "ana"})
-        flow_run = await when(lambda run: run.id == started.id and is_final(run), of_deployment(client, deployment), workplace.log)
+        flow_run = await wait_for(lambda run: run.id == started.id and is_final(run), of_deployment(client, deployment), workplace.log)
     assert flow_run.state is not None
     assert flow_run.state.is_completed(), flow_run.state.message
     assert "/form?by=ana" in site.asked
 
 
 @pytest.mark.usefixtures("deployed")
-async def test_a_run_that_waits_keeps_its_version_when_a_newer_one_is_deployed(
+async def test_a_waiting_run_keeps_its_version_when_a_newer_one_is_deployed(
     prefect_server: Server, workplace: Workplace, site: Site, tmp_path: Path
 ) -> None:
     name = deploy_runbook(workplace, page("versions", f"{site.url}/old", asks=True), tmp_path)
     async with get_client() as client:
         deployment = await client.read_deployment_by_name(name)
         started = await client.create_flow_run_from_deployment(deployment.id, parameters={"who": "bo"})
-        await when(lambda run: run.id == started.id and run.state_name == "Suspended", of_deployment(client, deployment), workplace.log)
+        await wait_for(lambda run: run.id == started.id and run.state_name == "Suspended", of_deployment(client, deployment), workplace.log)
         deploy_runbook(workplace, page("versions", f"{site.url}/new", asks=True), tmp_path)
         async with PlanStore(workplace.store_url) as store:
             run = await store.ledger.run_of_flow(str(started.id))
         assert run is not None
         approve_it = [sys.executable, "-m", "plan_adapter.cli.app", "approve", run.id, "--digest", run.approval_digest]
         subprocess.run(approve_it, env=workplace.environment, check=True)
-        flow_run = await when(lambda run: run.id == started.id and is_final(run), of_deployment(client, deployment), workplace.log)
+        flow_run = await wait_for(lambda run: run.id == started.id and is_final(run), of_deployment(client, deployment), workplace.log)
     assert flow_run.state is not None
     assert flow_run.state.is_completed(), flow_run.state.message
     assert ("/old?by=bo" in site.asked, "/new?by=bo" in site.asked) == (True, False)
 
 
 @pytest.mark.usefixtures("deployed")
-async def test_a_worker_without_a_tool_says_which_and_where_it_was(prefect_server: Server, workplace: Workplace, tmp_path: Path) -> None:
+async def test_a_worker_without_a_tool_names_the_tool_and_its_module(prefect_server: Server, workplace: Workplace, tmp_path: Path) -> None:
     (tmp_path / "acme_tools.py").write_text(
         "from plan_adapter import tool\n\n@tool(effect='read')\ndef look(at: str) -> str:\n    '''Look.'''\n    return at\n"
     )
@@ -358,7 +360,7 @@ async def test_a_worker_without_a_tool_says_which_and_where_it_was(prefect_serve
     async with get_client() as client:
         deployment = await client.read_deployment_by_name(name)
         started = await client.create_flow_run_from_deployment(deployment.id)
-        flow_run = await when(lambda run: run.id == started.id and is_final(run), of_deployment(client, deployment), workplace.log)
+        flow_run = await wait_for(lambda run: run.id == started.id and is_final(run), of_deployment(client, deployment), workplace.log)
     assert flow_run.state is not None
     assert flow_run.state.is_failed()
     message = flow_run.state.message or ""

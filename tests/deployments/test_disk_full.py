@@ -1,4 +1,4 @@
-"""The runbook disk-full on real files."""
+"""Tests of the runbook disk-full on real files."""
 
 import os
 import time
@@ -14,7 +14,7 @@ DAY = 86_400
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with old and new files of several sizes."""
+    """Return a folder with old and new files of several sizes."""
     folder = tmp_path / "logs"
     for name, size, days in (
         ("app/big 大.log", 3000, 40),
@@ -34,7 +34,7 @@ def inputs(folder: Path, **others: object) -> dict[str, object]:
 
 
 def files(folder: Path) -> dict[str, tuple[int, float]]:
-    """The files below a folder: size and time of the last change."""
+    """Return the size and the time of the last change of each file below a folder."""
     found = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime) for path in found}
 
@@ -55,7 +55,7 @@ async def test_the_biggest_old_files_are_shown_and_moved(
     assert all(name in opened[-1].text for name in ("3000", "big 大.log"))
 
 
-async def test_if_that_frees_too_little_every_file_is_moved_back(run_runbook: RunRunbook, folder: Path, tmp_path: Path) -> None:
+async def test_every_file_is_moved_back_if_too_little_space_is_freed(run_runbook: RunRunbook, folder: Path, tmp_path: Path) -> None:
     before = files(folder)
 
     run = await run_runbook("disk-full", **inputs(folder, wanted_mb=10**12))
@@ -65,7 +65,7 @@ async def test_if_that_frees_too_little_every_file_is_moved_back(run_runbook: Ru
     assert (files(folder), files(tmp_path / "trash")) == (before, {})
 
 
-async def test_if_a_file_cannot_be_moved_the_others_are_moved_back(run_runbook: RunRunbook, folder: Path, tmp_path: Path) -> None:
+async def test_the_other_files_are_moved_back_if_one_cannot_be_moved(run_runbook: RunRunbook, folder: Path, tmp_path: Path) -> None:
     before = files(folder)
     (tmp_path / "trash" / "app").mkdir(parents=True)
     (tmp_path / "trash" / "app" / "middle'; rm -rf *.log").write_text("from last week")
@@ -78,7 +78,7 @@ async def test_if_a_file_cannot_be_moved_the_others_are_moved_back(run_runbook: 
     assert (tmp_path / "trash" / "app" / "middle'; rm -rf *.log").read_text() == "from last week"
 
 
-async def test_delete_deletes_and_leaves_no_trash(run_runbook: RunRunbook, folder: Path, tmp_path: Path) -> None:
+async def test_delete_removes_the_files_without_a_trash_folder(run_runbook: RunRunbook, folder: Path, tmp_path: Path) -> None:
     run = await run_runbook("disk-full", **inputs(folder, action="delete"))
 
     assert run.status is PlanStatus.COMPLETED, [(step.id, step.error) for step in run.steps]
@@ -86,7 +86,7 @@ async def test_delete_deletes_and_leaves_no_trash(run_runbook: RunRunbook, folde
     assert not (tmp_path / "trash").exists()
 
 
-async def test_a_list_that_a_gate_could_not_show_in_full_is_refused(run_runbook: RunRunbook, folder: Path) -> None:
+async def test_a_file_list_that_is_too_long_for_the_gate_is_refused(run_runbook: RunRunbook, folder: Path) -> None:
     for number in range(40):
         path = folder / f"{'x' * 200}{number}"
         path.touch()

@@ -1,4 +1,4 @@
-"""The runbook incident-response: a service behind a gateway, and a decision of a person in the middle."""
+"""Tests of the runbook incident-response: a service behind a gateway, and a person who decides."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ LOG = "启动\n2026-11-23 错误：数据库连接池已满\nok\nERROR pool exha
 
 
 class Gateway(BaseHTTPRequestHandler):
-    """Sends requests to the site that `target` names, of which only those in `healthy` work. Hears notices at /notices."""
+    """A gateway that routes requests to the site `target`. Only sites in `healthy` work. It records notices at /notices."""
 
     target: str
     healthy: set[str]
@@ -43,7 +43,7 @@ class Gateway(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
-    """The inputs for a service whose primary site has failed."""
+    """Yield the inputs for a service whose primary site has failed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shop.log").write_text(LOG, encoding="utf-8")
     Gateway.target, Gateway.healthy, Gateway.notices, Gateway.routes = "primary", {"standby"}, [], []
@@ -71,7 +71,7 @@ async def test_the_traffic_goes_where_the_person_on_duty_decides(
     assert written("报告.json") == {"status": "completed", "decision": decision, "failed": []}
 
 
-async def test_if_the_standby_site_does_not_work_either_the_traffic_goes_back(run_runbook: RunRunbook, inputs: dict[str, object]) -> None:
+async def test_the_traffic_goes_back_if_the_standby_site_fails_too(run_runbook: RunRunbook, inputs: dict[str, object]) -> None:
     Gateway.healthy = set()
 
     run = await run_runbook("incident-response", answers={"decide": {"action": "切换备用"}}, **inputs)
@@ -81,7 +81,7 @@ async def test_if_the_standby_site_does_not_work_either_the_traffic_goes_back(ru
     assert Gateway.notices == ["事故 shop：切换备用，失败的步骤：recovered"]
 
 
-async def test_a_restart_runs_the_command_and_leaves_the_traffic_alone(run_runbook: RunRunbook, inputs: dict[str, object]) -> None:
+async def test_a_restart_runs_the_command_and_does_not_move_the_traffic(run_runbook: RunRunbook, inputs: dict[str, object]) -> None:
     Gateway.healthy = {"primary"}
     restart = ["sh", "-c", 'printf %s "$SERVICE" >restarted']
 
@@ -91,7 +91,7 @@ async def test_a_restart_runs_the_command_and_leaves_the_traffic_alone(run_runbo
     assert (Path("restarted").read_text(), Gateway.routes) == ("shop", [])
 
 
-async def test_to_observe_changes_nothing(run_runbook: RunRunbook, inputs: dict[str, object]) -> None:
+async def test_observing_changes_nothing(run_runbook: RunRunbook, inputs: dict[str, object]) -> None:
     run = await run_runbook("incident-response", answers={"decide": {"action": "只观察"}}, **inputs)
 
     assert (run.status, Gateway.routes) == (PlanStatus.COMPLETED, [])

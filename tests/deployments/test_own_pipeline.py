@@ -1,4 +1,4 @@
-"""The runbook own-pipeline on this repository as it stands now, what is not committed included."""
+"""Tests of the runbook own-pipeline on this repository, including its uncommitted changes."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository of its own with everything that git would keep of this one."""
+    """Return a new repository with every file of this one that git does not ignore."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
     path = tmp_path / "repository"
@@ -47,7 +47,9 @@ async def test_this_repository_passes_its_own_pipeline(run_runbook: RunRunbook, 
 
 
 @pytest.mark.thorough
-async def test_a_broken_module_fails_it_and_the_other_checks_still_run(run_runbook: RunRunbook, repository: Path, tmp_path: Path) -> None:
+async def test_a_broken_module_fails_the_pipeline_and_the_other_checks_still_run(
+    run_runbook: RunRunbook, repository: Path, tmp_path: Path
+) -> None:
     (repository / "plan_adapter" / "plan.py").write_text("def broken(:\n", encoding="utf-8")
     subprocess.run(["git", "-c", "user.name=Ana", "-c", "user.email=a@b.invalid", "commit", "-qam", "Break it"], cwd=repository, check=True)
 

@@ -1,4 +1,4 @@
-"""The runbook postgres-backup on a real PostgreSQL."""
+"""Tests of the runbook postgres-backup on a real PostgreSQL."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import make_url
 
 from plan_adapter import PlanStatus
-from tests.deployments.conftest import RunRunbook, programs, served
+from tests.deployments.conftest import RunRunbook, require_programs, served
 from tests.postgres import PASSWORD, USER, PostgresServer
 
 SHOP = """
@@ -26,16 +26,16 @@ CREATE FUNCTION is_known(text) RETURNS boolean LANGUAGE sql AS 'SELECT EXISTS (S
 CREATE TABLE addresses (country text CHECK (is_known(country)));
 INSERT INTO addresses VALUES ('de');
 """
-"""A restore has an empty search path, so that the check does not find its table: a mistake that only a restore shows."""
+"""A restore has an empty search path, so the check cannot find its table. Only a restore shows this mistake."""
 
 
 class Chat(BaseHTTPRequestHandler):
-    """Hears what is posted."""
+    """A chat that records posted messages."""
 
-    heard: list[str]
+    messages: list[str]
 
     def do_POST(self) -> None:
-        self.heard.append(json.loads(self.rfile.read(int(self.headers["content-length"])))["text"])
+        self.messages.append(json.loads(self.rfile.read(int(self.headers["content-length"])))["text"])
         self.send_response(204)
         self.end_headers()
 
@@ -45,16 +45,16 @@ class Chat(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def webhook() -> Iterator[str]:
-    Chat.heard = []
+    Chat.messages = []
     with served(Chat) as url:
         yield url
 
 
 @pytest.fixture
 def database(postgres_server: PostgresServer, postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A database with two tables, and the password of its user as a secret."""
+    """Return a database with two tables, and set the password of its user as a secret."""
     monkeypatch.setenv("PATH", f"{postgres_server.bin}:{os.environ['PATH']}")
-    programs("psql", "pg_dump", "pg_restore", "createdb", "dropdb")
+    require_programs("psql", "pg_dump", "pg_restore", "createdb", "dropdb")
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_POSTGRES_PASSWORD", PASSWORD)
     name = make_url(postgres_database).database or ""
     postgres_server.execute(SHOP, database=name)
@@ -66,7 +66,7 @@ def databases(server: PostgresServer) -> list[str]:
 
 
 def psql(server: PostgresServer, database: str, query: str) -> list[str]:
-    """The rows of a query."""
+    """Return the rows of a query."""
     command = ["psql", "--no-psqlrc", "--no-align", "--tuples-only", "--command", query, server.url(database)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
@@ -85,7 +85,7 @@ async def test_a_dump_that_can_be_restored_is_kept(
     assert json.loads(str(run.outputs["rows"])) == {"public.countries": 2, 'public."Bestellungen 订单"': 300}
     listed = subprocess.run(["pg_restore", "--list", str(kept)], check=True, capture_output=True, text=True).stdout
     assert "Bestellungen 订单" in listed
-    assert (databases(postgres_server), Chat.heard) == ([], [f"Backup of {database}: {kept}"])
+    assert (databases(postgres_server), Chat.messages) == ([], [f"Backup of {database}: {kept}"])
     assert PASSWORD not in repr(run)
 
 
@@ -101,4 +101,4 @@ async def test_a_dump_that_cannot_be_restored_is_not_kept(
     assert run.status is PlanStatus.PARTIAL
     assert 'relation "countries" does not exist' in (run.step("restore").error or "")
     assert (list(folder.iterdir()), databases(postgres_server)) == ([], [])
-    assert Chat.heard == [f"Backup of {database}: failed at restore"]
+    assert Chat.messages == [f"Backup of {database}: failed at restore"]

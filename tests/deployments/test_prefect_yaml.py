@@ -1,4 +1,4 @@
-"""Every deployment of deployments/prefect.yaml names a flow that is there, with parameters that it takes."""
+"""Tests of deployments/prefect.yaml: every deployment names an existing flow and valid parameters."""
 
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[2]
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
 
 REQUIRED = {"any-plan": {"plan": "x"}, "from-words": {"task": "x"}, "in-words": {"goal": "x"}}
-"""What whoever starts a run gives."""
+"""The parameters that the person who starts a run must give."""
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
-def test_a_deployment_gives_its_flow_what_it_takes(deployment: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deployment_passes_valid_parameters_to_its_flow(deployment: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     found: Flow[..., Any] = load_flow_from_entrypoint(deployment["entrypoint"])
     parameters = {**deployment["parameters"], **REQUIRED.get(deployment["name"], {})}

@@ -1,4 +1,4 @@
-"""Runs of a deployment that give their worker back while they wait for an approval."""
+"""Tests of deployed runs that release their worker while they wait for an approval."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -49,18 +49,18 @@ class Worksite:
     folder: Path
 
     def published(self, name: str) -> str:
-        """What the step of a plan has written."""
+        """Return what the step of a plan has written."""
         file = self.folder / name
         return file.read_text() if file.exists() else ""
 
     async def begin(self, name: str, *, limit: int = 600_000) -> UUID:
-        """Have a run of the plan scheduled; its flow run."""
+        """Schedule a run of the plan and return the id of its flow run."""
         plan = PLAN.format(limit=limit, file=self.folder / name)
         async with get_client() as client:
             return (await client.create_flow_run_from_deployment(self.deployment_id, parameters={"plan": plan})).id
 
     async def until(self, condition: Callable[[FlowRun], bool], *flow_run_ids: UUID) -> list[FlowRun]:
-        """Let the worker work until these flow runs are as `condition` says."""
+        """Let the worker work until all these flow runs meet `condition`."""
         async with get_client() as client, asyncio.timeout(WAIT_SECONDS):
             while True:
                 await self.worker.get_and_submit_flow_runs()
@@ -70,13 +70,13 @@ class Worksite:
                 await asyncio.sleep(LOOK_SECONDS)
 
     async def run(self, flow_run_id: UUID) -> PlanRun:
-        """The run of the flow run."""
+        """Return the run of a flow run."""
         run = await self.store.ledger.run_of_flow(str(flow_run_id))
         assert run is not None
         return run
 
     async def gate(self, flow_run_id: UUID) -> Gate:
-        """The gate of the flow run's run, once its process has left it."""
+        """Return the gate of a flow run's run once no process waits at it."""
         run = await self.run(flow_run_id)
         async with asyncio.timeout(WAIT_SECONDS):
             while True:
@@ -85,8 +85,8 @@ class Worksite:
                     return await self.store.gates.get(gate.id)
                 await asyncio.sleep(LOOK_SECONDS)
 
-    async def until_over(self, gate: Gate) -> None:
-        """Return once the time to answer at `gate` is over by the store's clock."""
+    async def until_expired(self, gate: Gate) -> None:
+        """Wait until `gate` has expired by the store's clock."""
         assert gate.expires_at is not None
         while await self.store.now() <= gate.expires_at:
             await asyncio.sleep(LOOK_SECONDS)
@@ -102,7 +102,7 @@ def is_final(run: FlowRun) -> bool:
 
 @asynccontextmanager
 async def worksite(folder: Path) -> AsyncGenerator[Worksite]:
-    """A worker of a pool and a deployment of this test alone."""
+    """Yield a worker and a deployment in a work pool of this test."""
     template = ProcessWorker.get_default_base_job_template()
     async with get_client() as client:
         await client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template), overwrite=True)
@@ -114,7 +114,7 @@ async def worksite(folder: Path) -> AsyncGenerator[Worksite]:
 
 
 @pytest.mark.thorough
-async def test_runs_that_gave_their_worker_back_come_back_with_their_answer_or_end_without_one(
+async def test_released_runs_resume_after_an_answer_and_expire_without_one(
     prefect_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", f"sqlite:///{tmp_path / 'plans.db'}")
@@ -125,7 +125,7 @@ async def test_runs_that_gave_their_worker_back_come_back_with_their_answer_or_e
         gates = [await site.gate(flow_run_id) for flow_run_id in (in_form, in_store, unanswered)]
         assert [gate.flow_run_id for gate in gates] == [str(in_form), str(in_store), str(unanswered)]
 
-        await site.until_over(gates[2])
+        await site.until_expired(gates[2])
         async with get_client() as client:
             await client.resume_flow_run(in_form, run_input=ANSWER)
         approval = answer_to(request_of(gates[1]), decision="approve", by="bo", known_by="os_user")

@@ -1,4 +1,4 @@
-"""The runbook release-package: a wheel of hatchling, and an index behind a real web server."""
+"""Tests of the runbook release-package with a hatchling wheel, and an index behind a real web server."""
 
 import functools
 import hashlib
@@ -37,7 +37,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def index(tmp_path: Path) -> Path:
-    """An index with one package of somebody else."""
+    """Return an index that has one other package."""
     (tmp_path / "index" / "other").mkdir(parents=True)
     (tmp_path / "index" / "other" / "other-1.0-py3-none-any.whl").write_bytes(b"other")
     return tmp_path / "index"
@@ -59,7 +59,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def contents(index: Path) -> dict[str, str]:
-    """The files of the index: their digests."""
+    """Return the digest of each file of the index."""
     return {str(path.relative_to(index)): hashlib.sha256(path.read_bytes()).hexdigest() for path in index.rglob("*") if path.is_file()}
 
 
@@ -78,7 +78,7 @@ async def test_a_wheel_is_built_and_served_by_the_index(run_runbook: RunRunbook,
     assert sorted(path.name for path in index.iterdir()) == ["other", "shop-greeting"]
 
 
-async def test_if_the_index_does_not_serve_it_the_wheel_is_withdrawn(run_runbook: RunRunbook, project: Path, index: Path, url: str) -> None:
+async def test_the_wheel_is_withdrawn_if_the_index_does_not_serve_it(run_runbook: RunRunbook, project: Path, index: Path, url: str) -> None:
     before = contents(index)
 
     run = await run_runbook("release-package", **inputs(project, index, f"{url}/other"))
@@ -99,7 +99,7 @@ async def test_a_package_that_cannot_be_imported_is_not_published(run_runbook: R
 
 
 @pytest.mark.thorough
-async def test_a_version_that_is_there_is_never_replaced(run_runbook: RunRunbook, project: Path, index: Path, url: str) -> None:
+async def test_a_published_version_is_never_replaced(run_runbook: RunRunbook, project: Path, index: Path, url: str) -> None:
     (index / "shop-greeting").mkdir()
     (index / "shop-greeting" / WHEEL).write_bytes(b"published before")
     before = contents(index)

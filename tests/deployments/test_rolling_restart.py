@@ -1,4 +1,4 @@
-"""The runbook rolling-restart: nodes that are processes, behind a load balancer."""
+"""Tests of the runbook rolling-restart: nodes that are processes, behind a load balancer."""
 
 import json
 import os
@@ -57,13 +57,13 @@ if node.stdout.readline() != b"ready\\n":
 
 
 class Balancer(BaseHTTPRequestHandler):
-    """Knows which nodes are in the pool. `heard` has every change."""
+    """A load balancer. `changes` has every change of a node's state."""
 
-    heard: list[tuple[str, str]]
+    changes: list[tuple[str, str]]
 
     def do_PUT(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.heard.append((self.path.removeprefix("/nodes/"), body["state"]))
+        self.changes.append((self.path.removeprefix("/nodes/"), body["state"]))
         self.answer({})
 
     def do_GET(self) -> None:
@@ -80,7 +80,7 @@ class Balancer(BaseHTTPRequestHandler):
 
 
 class Site:
-    """Nodes that run version `one`, and what restarts them."""
+    """Nodes that run version `one`, and the commands that restart them."""
 
     def __init__(self, folder: Path, balancer: str) -> None:
         self.folder, self.balancer = folder, balancer
@@ -108,7 +108,7 @@ class Site:
         return {"nodes": self.nodes, "balancer": self.balancer, "restart": self.command("restart"), "restore": self.command("restore")}
 
     def versions(self) -> list[str]:
-        """What the nodes answer."""
+        """Return the version that each node answers with."""
         answers = list[str]()
         for node in self.nodes:
             with urllib.request.urlopen(f"http://{node}/") as answer:
@@ -123,7 +123,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    Balancer.heard = []
+    Balancer.changes = []
     with served(Balancer) as url:
         site = Site(tmp_path, url)
         yield site
@@ -140,11 +140,11 @@ async def test_each_node_is_drained_restarted_and_put_back_before_the_next(
     assert run.status is PlanStatus.COMPLETED, failures(run)
     assert run.outputs == {"restarted": [first, second]}
     assert site.versions() == ["slow", "two"]
-    assert Balancer.heard == [(first, "drained"), (first, "ready"), (second, "drained"), (second, "ready")]
+    assert Balancer.changes == [(first, "drained"), (first, "ready"), (second, "drained"), (second, "ready")]
     assert [(request.step_id, request.label) for request in opened] == [(None, None), ("nodes", first), ("nodes", second)]
 
 
-async def test_if_a_node_does_not_come_back_all_nodes_serve_the_old_version_again(run_runbook: RunRunbook, site: Site) -> None:
+async def test_all_nodes_serve_the_old_version_again_if_one_does_not_restart(run_runbook: RunRunbook, site: Site) -> None:
     first, second, third = site.add(wanted="two"), site.add(wanted="broken"), site.add(wanted="two")
 
     run = await run_runbook("rolling-restart", **site.inputs())
@@ -152,9 +152,9 @@ async def test_if_a_node_does_not_come_back_all_nodes_serve_the_old_version_agai
     assert run.status is PlanStatus.PARTIAL
     assert "broken does not start" in (run.step("restart").error or "")
     assert site.versions() == ["one", "one", "one"]
-    assert Balancer.heard[-2:] == [(first, "drained"), (first, "ready")]  # the first node was restored out of the pool as well
-    assert dict(Balancer.heard) == {first: "ready", second: "ready"}
-    assert third not in dict(Balancer.heard)
+    assert Balancer.changes[-2:] == [(first, "drained"), (first, "ready")]  # the first node was drained before its rollback, too
+    assert dict(Balancer.changes) == {first: "ready", second: "ready"}
+    assert third not in dict(Balancer.changes)
 
 
 def failures(run: PlanRun) -> list[tuple[str, str | None]]:

@@ -1,4 +1,4 @@
-"""Every runbook: sound, without a warning, and read by editors with a schema that is current."""
+"""Tests of every runbook: it has no problems, can be deployed, and matches the current schema."""
 
 import json
 
@@ -18,7 +18,7 @@ NAMES = sorted(path.stem for path in RUNBOOKS.glob("*.yaml") if not is_test_file
 SCHEMA = RUNBOOKS.parent / "plan.schema.json"
 
 
-def test_there_are_these_runbooks() -> None:
+def test_the_list_of_runbooks_is_complete() -> None:
     assert NAMES == [
         "ci-pipeline",
         "data-pipeline",
@@ -38,9 +38,9 @@ def test_there_are_these_runbooks() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_runbook_has_no_problem(name: str) -> None:
+def test_a_runbook_has_no_problems(name: str) -> None:
     problems = lint(load_plan(RUNBOOKS / f"{name}.yaml"), ToolRegistry.with_builtins())
-    # A runbook's author says what a command does.
+    # The author of a runbook declares the effects of its commands.
     assert [problem for problem in problems if problem.code != "lowered-effect"] == []
 
 
@@ -65,16 +65,16 @@ def test_the_description_of_a_deployment_names_questions_and_groups() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_runbook_begins_with_the_line_that_editors_read(name: str) -> None:
+def test_a_runbook_starts_with_the_schema_line_for_editors(name: str) -> None:
     first = (RUNBOOKS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
     assert first == "# yaml-language-server: $schema=../plan.schema.json"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_runbook_fits_the_schema(name: str) -> None:
+def test_a_runbook_matches_the_schema(name: str) -> None:
     document = yaml.safe_load((RUNBOOKS / f"{name}.yaml").read_text(encoding="utf-8"))
     assert list(Draft202012Validator(plan_schema()).iter_errors(document)) == []
 
 
-def test_the_schema_beside_the_runbooks_is_current() -> None:
+def test_the_schema_file_is_current() -> None:
     assert json.loads(SCHEMA.read_text(encoding="utf-8")) == plan_schema(), "`make generated` writes it again"

@@ -1,4 +1,4 @@
-"""The runbook schema-migration on a real PostgreSQL."""
+"""Tests of the runbook schema-migration on a real PostgreSQL."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import make_url
 
 from plan_adapter import ApprovalRequest, PlanStatus
-from tests.deployments.conftest import RunRunbook, programs
+from tests.deployments.conftest import RunRunbook, require_programs
 from tests.postgres import PASSWORD, USER, PostgresServer
 
 SHOP = """
@@ -26,9 +26,9 @@ CHECK = "SELECT id, name FROM users WHERE family_name = '';"
 
 @pytest.fixture
 def database(postgres_server: PostgresServer, postgres_database: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """A database with two users, and the files of a migration in the current folder."""
+    """Return a database with two users. The files of a migration are in the current folder."""
     monkeypatch.setenv("PATH", f"{postgres_server.bin}:{os.environ['PATH']}")
-    programs("psql", "pg_dump", "pg_restore")
+    require_programs("psql", "pg_dump", "pg_restore")
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_POSTGRES_PASSWORD", PASSWORD)
     monkeypatch.chdir(tmp_path)
     for name, text in (("migrate.sql", MIGRATE), ("revert.sql", REVERT), ("check.sql", CHECK)):
@@ -44,12 +44,12 @@ def inputs(server: PostgresServer, database: str) -> dict[str, object]:
 
 
 def dump(server: PostgresServer, database: str) -> str:
-    """The whole database as SQL, without the line that has a new random key each time."""
+    """Return the whole database as SQL, without the line with a random key."""
     lines = subprocess.run(["pg_dump", server.url(database)], check=True, capture_output=True, text=True).stdout.splitlines()
     return "\n".join(line for line in lines if not line.startswith(("\\restrict", "\\unrestrict")))
 
 
-async def test_a_migration_that_passes_its_check_stays(
+async def test_a_migration_that_passes_its_check_is_kept(
     run_runbook: RunRunbook, postgres_server: PostgresServer, database: str, tmp_path: Path, opened: list[ApprovalRequest]
 ) -> None:
     await asyncio.to_thread(postgres_server.execute, "DELETE FROM users WHERE id = 2", database=database)
@@ -59,7 +59,7 @@ async def test_a_migration_that_passes_its_check_stays(
 
     assert run.status is PlanStatus.COMPLETED, [(step.id, step.error) for step in run.steps]
     assert "Ana Silva\tSilva" in dump(postgres_server, database)
-    assert MIGRATE.strip().splitlines()[0] in opened[-1].text  # the approver reads what runs
+    assert MIGRATE.strip().splitlines()[0] in opened[-1].text  # the approver sees the statements
     restored = await asyncio.to_thread(postgres_server.make_database)
     restore = ["pg_restore", "--exit-on-error", f"--dbname={postgres_server.url(restored)}", str(tmp_path / "before.dump")]
     subprocess.run(restore, check=True)

@@ -1,4 +1,4 @@
-"""The runbook site-check against a real HTTP server."""
+"""Tests of the runbook site-check against a real HTTP server."""
 
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -10,7 +10,7 @@ from tests.deployments.conftest import RunRunbook, served
 
 
 class Site(BaseHTTPRequestHandler):
-    """Answers `/` and `/关于`, and `/flaky` from the second time on."""
+    """A site that answers `/` and `/关于`, and `/flaky` from the second request on."""
 
     asked: list[str]
 
@@ -40,7 +40,7 @@ async def test_a_site_whose_pages_answer_passes(run_runbook: RunRunbook, site: s
     assert run.approved_by == "author"
 
 
-async def test_a_page_that_answers_the_second_time_is_well(run_runbook: RunRunbook, site: str) -> None:
+async def test_a_page_that_answers_on_the_second_try_passes(run_runbook: RunRunbook, site: str) -> None:
     run = await run_runbook("site-check", site=site, paths=["/flaky"])
 
     assert run.status is PlanStatus.COMPLETED
@@ -55,6 +55,6 @@ async def test_a_missing_page_fails_the_check_and_is_named(run_runbook: RunRunbo
     assert "/missing" in (run.step("pages").error or "")
 
 
-async def test_what_is_no_site_is_refused_before_anything_is_asked(run_runbook: RunRunbook) -> None:
+async def test_an_invalid_site_is_refused_before_any_request(run_runbook: RunRunbook) -> None:
     with pytest.raises(InvalidPlanError, match="site"):
         await run_runbook("site-check", site="ftp://example.com")

@@ -1,4 +1,4 @@
-"""The runbook tls-rotation: certificates of openssl, and a service that serves TLS."""
+"""Tests of the runbook tls-rotation with certificates of openssl, and a service that serves TLS."""
 
 import hashlib
 import socket
@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStatus
-from tests.deployments.conftest import RunRunbook, programs
+from tests.deployments.conftest import RunRunbook, require_programs
 
 HOST = "www.example.org"
 
 
 class Service:
-    """Serves TLS with the certificate that it read last: when it started, or when the file `reload` was made."""
+    """Serves TLS with the certificate that it read at its start, or when the file `reload` last appeared."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class Service:
                     tls.recv(1)
 
     def served(self) -> str:
-        """The fingerprint of the certificate that a client sees. It must be signed by the CA."""
+        """Return the fingerprint of the certificate that a client sees. The CA must have signed it."""
         context = ssl.create_default_context(cafile=self.folder / "ca.pem")
         host, _, port = self.address.partition(":")
         with socket.create_connection((host, int(port))) as plain, context.wrap_socket(plain, server_hostname=HOST) as tls:
@@ -60,8 +60,8 @@ def openssl(folder: Path, *arguments: str) -> None:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    """A service with a certificate of a CA of its own."""
-    programs("openssl")
+    """Yield a service with a certificate of its own CA."""
+    require_programs("openssl")
     (tmp_path / "versions" / "old").mkdir(parents=True)
     (tmp_path / "live").symlink_to("versions/old")
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
@@ -90,7 +90,7 @@ async def test_the_service_serves_a_new_certificate(run_runbook: RunRunbook, ser
     assert (service.folder / "live" / "key.pem").stat().st_mode & 0o777 == 0o600
 
 
-async def test_if_the_service_cannot_be_reloaded_it_serves_the_old_certificate_again(run_runbook: RunRunbook, service: Service) -> None:
+async def test_the_old_certificate_is_restored_if_the_service_cannot_be_reloaded(run_runbook: RunRunbook, service: Service) -> None:
     before = service.served()
     script = 'touch "$0/reload"; test "$(readlink "$0/live")" = versions/old || { echo "cannot load the key" >&2; exit 1; }'
 
@@ -103,7 +103,7 @@ async def test_if_the_service_cannot_be_reloaded_it_serves_the_old_certificate_a
     assert [path.name for path in (service.folder / "versions").iterdir()] == ["old"]
 
 
-async def test_a_ca_that_cannot_sign_leaves_nothing_behind(run_runbook: RunRunbook, service: Service) -> None:
+async def test_a_ca_that_cannot_sign_leaves_no_files(run_runbook: RunRunbook, service: Service) -> None:
     (service.folder / "ca.key").write_bytes((service.folder / "live" / "key.pem").read_bytes())
 
     run = await run_runbook("tls-rotation", **inputs(service, "false"))
@@ -114,5 +114,5 @@ async def test_a_ca_that_cannot_sign_leaves_nothing_behind(run_runbook: RunRunbo
 
 
 def fingerprint(text: object) -> str:
-    """The hexadecimal digits of a fingerprint as openssl prints it."""
+    """Return the hexadecimal digits of a fingerprint that openssl printed."""
     return str(text).partition("=")[2].replace(":", "").lower()

@@ -1,4 +1,4 @@
-"""Runs on two workers of which one is killed twice: every run ends, every write happens exactly once. RUNS=100 makes it more runs."""
+"""A test of runs on two workers, one of them killed twice: every run ends, and every write happens once. RUNS sets the number."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.thorough
 
 RUNS = int(os.environ.get("RUNS", "12"))
 MINUTES = 15 + 2 * RUNS
-BEGINS = timedelta(minutes=2)
+START_LIMIT = timedelta(minutes=2)
 """A flow run that a worker took begins within this time."""
 NODES = ["web-1", "web-2", "网-3"]
 
@@ -86,7 +86,7 @@ def save(folder: Path) -> Path:
 
 @dataclass
 class Started:
-    """The runs that were started, and what an operator had to do for them."""
+    """The runs that were started, and counts of what an operator did for them."""
 
     services: Composed
     store: PlanStore
@@ -113,14 +113,14 @@ class Started:
         return {flow_run: await self.store.ledger.run_of_flow(str(flow_run)) for flow_run in self.flow_runs}
 
     def run(self, *command: str) -> str:
-        """Do what the operator types."""
+        """Run a command of the operator."""
         done = self.services.run(*command)
         self.done[" ".join(command[: 2 if command[0] == "plan" else 3])] += 1
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
     async def kill(self, name: str, *, after: int) -> None:
-        """Kill a worker, once so many lines are written and it executes a run, and start it again. Do what is to be done meanwhile."""
+        """Kill and restart a worker once `after` lines are written and it executes a run. Answer gates in the meantime."""
         while len(self.lines()) < after or not (executed := await self.executed_by(name)):
             await self.answer()
             await self.start_lost()
@@ -131,18 +131,18 @@ class Started:
         self.services.start_worker(name)
 
     async def executed_by(self, name: str) -> int:
-        """Return how many runs a worker executes; without namespaces, how many are executed."""
+        """Return how many runs a worker executes; without namespaces, how many both workers execute."""
         owners = [await self.store.ledger.owner(run.id) for run in await self.store.runs(status=PlanStatus.EXECUTING)]
         return len([owner for owner in owners if owner is not None and (not has_namespaces() or owner.endswith(f" on {name}"))])
 
     async def answer(self) -> None:
-        """Approve what waits at a gate."""
+        """Approve every waiting step."""
         for gate in await self.store.gates.find():
             if gate.kind != "outcome":
                 self.run("plan", "approve", gate.run_id, "--step", str(gate.step_id), "--digest", gate.approval_digest)
 
     async def end(self) -> None:
-        """Do what the guide says about runs whose worker died, until every run has ended."""
+        """Follow the guide for runs whose worker died until every run has ended."""
         while any(run is None or run.completed_at is None for run in (await self.runs()).values()):
             await self.answer()
             for line in self.run("plan", "reconcile", "--json").splitlines():
@@ -152,7 +152,7 @@ class Started:
             await self.start_lost()
 
     async def resume(self, run: PlanRun) -> None:
-        """Look what became of the writes whose outcome is unknown, record it, and let a worker resume the run."""
+        """Record the outcome of each write whose outcome is unknown, and let a worker resume the run."""
         assert run.flow_run_id is not None
         for lost in await self.store.outcomes.unknown(run.id):
             named = f"undo-{lost.step_id}" if lost.kind == "rollback" else lost.step_id
@@ -164,18 +164,18 @@ class Started:
         state = (await self.client.read_flow_run(UUID(run.flow_run_id))).state
         if state is not None and state.is_final():
             self.run("prefect", "flow-run", "retry", run.flow_run_id)
-        else:  # a worker has it, or had it
+        else:  # a worker executes it, or its worker died
             await self.start_again(UUID(run.flow_run_id))
 
     async def start_lost(self) -> None:
-        """Start the flow runs that have no run, if a worker took them long ago."""
+        """Start flow runs again that a worker took long ago and that have no run."""
         for flow_run_id in [key for key, run in (await self.runs()).items() if run is None]:
             await self.start_again(flow_run_id)
 
     async def start_again(self, flow_run_id: UUID) -> None:
-        """Start a flow run that a worker took long ago and that never began, because the worker died."""
+        """Start a flow run again if a worker took it long ago and died before it began."""
         state = (await self.client.read_flow_run(flow_run_id)).state
-        if state is not None and state.type in (StateType.PENDING, StateType.RUNNING) and datetime.now(UTC) - state.timestamp > BEGINS:
+        if state is not None and state.type in (StateType.PENDING, StateType.RUNNING) and datetime.now(UTC) - state.timestamp > START_LIMIT:
             await self.client.set_flow_run_state(flow_run_id, Scheduled(), force=True)
             self.done["lost before it began"] += 1
 

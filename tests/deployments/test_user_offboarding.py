@@ -1,4 +1,4 @@
-"""The runbook user-offboarding on a real SQLite file."""
+"""Tests of the runbook user-offboarding on a real SQLite file."""
 
 import json
 import sqlite3
@@ -35,7 +35,7 @@ def change(path: Path, statements: str) -> None:
 
 
 def dump(path: Path) -> list[str]:
-    """The whole database as SQL."""
+    """Return the whole database as SQL."""
     with closing(sqlite3.connect(path)) as database:
         return sorted(database.iterdump())
 
@@ -43,7 +43,7 @@ def dump(path: Path) -> list[str]:
 INPUTS = {"login": "wang", "successor": "ana", "reason": "离职", "report": "reports/wang.json"}
 
 
-async def test_the_account_is_disabled_and_everything_is_handed_over(
+async def test_the_account_is_disabled_and_its_documents_are_transferred(
     run_runbook: RunRunbook, application: Path, opened: list[ApprovalRequest]
 ) -> None:
     run = await run_runbook("user-offboarding", **INPUTS)
@@ -59,7 +59,7 @@ async def test_the_account_is_disabled_and_everything_is_handed_over(
     assert (opened[-1].step_id, "10" in opened[-1].text) == ("transfer", True)
 
 
-async def test_if_a_right_cannot_be_revoked_nothing_has_changed(run_runbook: RunRunbook, application: Path) -> None:
+async def test_nothing_changes_if_a_right_cannot_be_revoked(run_runbook: RunRunbook, application: Path) -> None:
     change(application, "CREATE TRIGGER kept BEFORE DELETE ON user_rights BEGIN SELECT RAISE(ABORT, 'the last 财务'); END")
     before = dump(application)
 
@@ -70,7 +70,7 @@ async def test_if_a_right_cannot_be_revoked_nothing_has_changed(run_runbook: Run
     assert (dump(application), Path("reports").exists()) == (before, False)
 
 
-async def test_if_something_is_left_the_rights_are_given_back(run_runbook: RunRunbook, application: Path) -> None:
+async def test_the_rights_are_restored_if_a_document_is_left(run_runbook: RunRunbook, application: Path) -> None:
     write = "INSERT INTO documents VALUES (13, old.user_id)"
     change(application, f"CREATE TRIGGER last AFTER DELETE ON user_rights WHEN old.role = 'admin' BEGIN {write}; END")
     before = dump(application)

@@ -1,4 +1,4 @@
-"""The runbook of a week's timetable: sound, tested beside itself, and pursued by a model over real HTTP."""
+"""Tests of the runbook week-timetable: it has no problems, its test cases pass, and a model reaches its goal over HTTP."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ RUNBOOK = RUNBOOKS.parent / "timetable" / "week-timetable.yaml"
 TOOLS = ToolRegistry([*ToolRegistry.with_builtins(), *week.TOOLS])
 
 
-def test_the_runbook_has_no_problem_and_fits_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runbook_has_no_problems_and_matches_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_MODEL", "m")
     assert lint(load_plan(RUNBOOK), TOOLS) == []
     document = yaml.safe_load(RUNBOOK.read_text(encoding="utf-8"))
@@ -31,14 +31,14 @@ def test_the_runbook_has_no_problem_and_fits_the_schema(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("case", load_cases(RUNBOOK.with_suffix(".test.yaml"), tools=TOOLS), ids=lambda case: case.name)
-def test_the_cases_beside_it_pass(case: Case) -> None:
+def test_the_test_cases_of_the_runbook_pass(case: Case) -> None:
     with CaseRunner() as runner:
         result = runner.run(case)
     assert result.passed, result.report()
 
 
 def by_subject(seen: Seen) -> Answer:
-    """Place every task where there is room, one a round, and then bring those of one subject together."""
+    """Place one task per round in a free slot, and then group the tasks by subject."""
     tasks, free = seen.result("list_tasks"), seen.result("find_free")
     if tasks is None:
         return reads("list_tasks", status="pending")
@@ -64,7 +64,7 @@ async def test_a_model_fills_the_week_one_confirmed_change_at_a_time(
     assert "Round 3 of the goal “把所有待办任务排进这一周" in person.asked[0].text
 
 
-async def test_without_leave_to_reorder_a_reordered_week_fails_the_run(
+async def test_reordering_without_permission_fails_the_run(
     full: Path, store: PlanStore, configured: Callable[[ScriptedServer], ScriptedServer]
 ) -> None:
     def reorders(seen: Seen) -> Answer:

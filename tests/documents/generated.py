@@ -1,4 +1,4 @@
-"""Plans as hypothesis makes them: every field, any text that a document may carry, any JSON in the author's own fields."""
+"""Hypothesis strategies for plans: every field, any text a document can hold, any JSON in the author's own fields."""
 
 from hypothesis import strategies as st
 from pydantic import BaseModel

@@ -1,4 +1,4 @@
-"""Whatever the text, reading gives a plan or problems with places, and never fails in another way."""
+"""Reading any text gives a plan or problems with places, and never fails in another way."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Plans that people and models wrote, converted: every defect in them is named, none crashes, no sound plan is refused."""
+"""Tests with converted plans of people and models: every defect is named, none crashes, no valid plan is refused."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def words_to_document(plan: Document) -> Document:
     return {"name": plan["id"], "description": plan["task"], "steps": steps}
 
 
-def test_every_plan_of_words_is_valid_and_keeps_its_order() -> None:
+def test_every_plan_in_words_is_valid_and_keeps_its_order() -> None:
     tools = ToolRegistry([Tool(no_op)])
     for plan in lines("worfbench.jsonl"):
         document = words_to_document(plan)
@@ -130,7 +130,7 @@ def referenced(step: Document) -> set[int]:
 
 
 def defects(document: Document, tools: ToolRegistry) -> set[tuple[str, str]]:
-    """What is wrong with a document, found without the package: (code, what it is about)."""
+    """The defects of a document, found without the package: (code, subject)."""
     steps, known = document["steps"], {step["id"] for step in document["steps"]}
     found = {("unknown-tool", step["tool_name"]) for step in steps if step["tool_name"] not in tools}
     found |= {("unknown-reference", "outputs") for _ in document["outputs"]}
@@ -149,7 +149,7 @@ def defects(document: Document, tools: ToolRegistry) -> set[tuple[str, str]]:
 
 
 def named(problems: list[Problem], document: Document) -> set[tuple[str, str]]:
-    """What the package has found, in the same words."""
+    """The problems the package found, in the form of `defects`."""
 
     def about(problem: Problem) -> str:
         step = re.match(r"steps\[(\d+)\]", problem.at)
@@ -171,7 +171,7 @@ def problems_of(document: Document, tools: ToolRegistry) -> tuple[ExecutionPlan,
 
 
 @pytest.mark.thorough
-def test_every_defect_of_a_models_plan_is_named_and_nothing_else(catalogues: dict[str, ToolRegistry]) -> None:
+def test_exactly_the_defects_of_a_models_plan_are_reported(catalogues: dict[str, ToolRegistry]) -> None:
     codes, sound = set[str](), 0
     for plan in lines("llm_plans.jsonl"):
         document, tools = model_to_document(plan), catalogues[plan["area"]]
@@ -185,7 +185,7 @@ def test_every_defect_of_a_models_plan_is_named_and_nothing_else(catalogues: dic
     assert sound > 300
 
 
-def test_a_reference_ahead_moves_its_step_behind_what_it_needs(catalogues: dict[str, ToolRegistry]) -> None:
+def test_a_step_that_references_a_later_step_runs_after_it(catalogues: dict[str, ToolRegistry]) -> None:
     seen = 0
     for plan in lines("llm_plans.jsonl"):
         document, tools = model_to_document(plan), catalogues[plan["area"]]

@@ -1,4 +1,4 @@
-"""Plans written as YAML, and read back."""
+"""Tests of writing plans as YAML and reading them back."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ metadata:
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(plans)
 @pytest.mark.thorough
-def test_a_plan_that_is_written_and_read_is_the_same_plan(plan: ExecutionPlan) -> None:
+def test_a_plan_survives_a_round_trip(plan: ExecutionPlan) -> None:
     text = dump_plan(plan)
     again, problems = read_document(text)
     assert problems == [] or {problem.code for problem in problems} == {"no-steps"}
@@ -66,7 +66,7 @@ def test_a_plan_that_is_written_and_read_is_the_same_plan(plan: ExecutionPlan) -
         assert load_plan(json.dumps(plan.to_document())) == plan
 
 
-def test_a_document_is_written_in_the_order_of_the_fields_without_defaults() -> None:
+def test_a_document_is_written_in_field_order_without_defaults() -> None:
     assert dump_plan(load_plan(FULL)) == FULL
 
 
@@ -80,18 +80,18 @@ def test_a_text_stays_a_text_for_readers_of_yaml_1_1_and_1_2(text: str) -> None:
     assert load_plan(written).metadata["text"] == text
 
 
-def test_lines_are_written_as_a_block() -> None:
+def test_multiline_text_is_written_as_a_block() -> None:
     plan = ExecutionPlan(description="d")
     plan.add_step("bash", "d", {"command": "set -e\n\necho 你好\n"})
     assert "command: |\n      set -e\n\n      echo 你好\n" in dump_plan(plan)
 
 
-def test_a_made_id_is_not_written_and_a_written_one_is() -> None:
+def test_a_generated_id_is_not_written_and_an_explicit_one_is() -> None:
     assert "\nid:" not in "\n" + dump_plan(ExecutionPlan(description="d"))
     assert "\nid: p1\n" in "\n" + dump_plan(ExecutionPlan(id="p1", description="d"))
 
 
-def test_what_no_document_can_carry_is_refused_with_its_place() -> None:
+def test_a_value_no_document_can_hold_is_refused_with_its_place() -> None:
     plan = ExecutionPlan(description="d")
     plan.add_step("t", "d", {"a": [1.0, float("nan")], "b": "\ud800"})
     with pytest.raises(InvalidPlanError) as caught:
@@ -102,7 +102,7 @@ def test_what_no_document_can_carry_is_refused_with_its_place() -> None:
     ]
 
 
-def test_text_is_taken_for_a_path_only_where_it_looks_like_one(tmp_path: Path) -> None:
+def test_text_is_treated_as_a_path_only_if_it_looks_like_one(tmp_path: Path) -> None:
     file = tmp_path / "plan"
     file.write_text(FULL, encoding="utf-8")
     assert load_plan(str(file)) == load_plan(file) == load_plan(FULL)
@@ -121,7 +121,7 @@ def test_an_integer_of_thousands_of_digits_is_text_only_in_quotes() -> None:
     assert load_plan(dump_plan(plan)) == plan
 
 
-def test_comments_stand_above_what_they_are_about_in_one_line_each() -> None:
+def test_each_comment_is_one_line_above_its_field() -> None:
     plan = load_plan(FULL)
     text = dump_plan(plan, comments={"": "上面\nhere", "inputs.force": "why # not", "steps[0].parameters.url": "a\u2028b"})
     lines = text.splitlines()
@@ -133,6 +133,6 @@ def test_comments_stand_above_what_they_are_about_in_one_line_each() -> None:
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(plans, texts)
-def test_whatever_a_comment_says_the_plan_stays_the_same(plan: ExecutionPlan, text: str) -> None:
+def test_comments_never_change_the_plan(plan: ExecutionPlan, text: str) -> None:
     commented = dump_plan(plan, comments={"": text, "options": text, **{f"inputs.{name}": text for name in plan.inputs}})
     assert read_document(commented)[0] == read_document(dump_plan(plan))[0]

@@ -1,4 +1,4 @@
-"""The seeds' JSON: three spellings of each key, Go's empty values, and fields of execution that are history and nothing else."""
+"""Tests of the seeds' JSON: three spellings of each key, Go's empty values, and execution fields that are only history."""
 
 import json
 from collections.abc import Callable
@@ -90,7 +90,7 @@ metadata: {AgentID: kept}
 
 
 def camel(value: object, free: bool = False) -> object:
-    """`value` with Go's keys in camelCase, but for the author's own fields."""
+    """`value` with Go's keys in camelCase, except in the author's own fields."""
     if isinstance(value, list):
         return [camel(member) for member in value]
     if not isinstance(value, dict) or free:
@@ -121,7 +121,7 @@ POLICY = {
 
 
 @pytest.mark.parametrize("spelled", [lambda key: key, lambda key: key[0].lower() + key[1:]], ids=["PascalCase", "camelCase"])
-def test_the_policy_of_approvals_is_read_in_every_style(spelled: Callable[[str], str]) -> None:
+def test_the_gate_policy_is_read_in_every_style(spelled: Callable[[str], str]) -> None:
     document = {
         spelled("Description"): "d",
         spelled("Steps"): [{spelled("ToolName"): "t", spelled("RequiresApproval"): True}],
@@ -143,13 +143,13 @@ def test_the_policy_of_approvals_is_read_in_every_style(spelled: Callable[[str],
     assert load_plan(dump_plan(plan)) == plan
 
 
-def test_keys_of_the_author_are_left_alone() -> None:
+def test_the_authors_own_keys_are_unchanged() -> None:
     plan = load_plan(json.dumps(GO))
     assert plan.steps[0].parameters == {"command": "npm test", "ToolName": "kept", "DependsOn": None}
     assert plan.metadata == {"AgentID": "kept"}
 
 
-def test_what_the_seeds_say_of_an_execution_is_history_by_plan_and_step() -> None:
+def test_execution_fields_of_the_seeds_become_history_of_the_plan_and_its_steps() -> None:
     assert load_plan(json.dumps(GO)).history == {
         "task_id": "task-9",
         "user_approved": True,
@@ -180,7 +180,7 @@ def test_history_of_a_step_without_an_id_is_under_the_generated_id() -> None:
     assert plan.history == {"steps": {"step_1": {"status": "failed"}}}
 
 
-def test_history_is_no_authority_and_is_not_written() -> None:
+def test_history_is_ignored_by_execution_and_not_written() -> None:
     plan = load_plan(json.dumps(GO))
     assert plan.options.require_approval
     assert "approved" not in dump_plan(plan)
@@ -188,7 +188,7 @@ def test_history_is_no_authority_and_is_not_written() -> None:
 
 
 @pytest.mark.parametrize("options", [None, {}])
-def test_nil_is_how_go_writes_what_is_not_there(options: object) -> None:
+def test_a_go_nil_is_read_as_missing(options: object) -> None:
     plan = load_plan(
         json.dumps(
             {"ID": "", "Name": "", "Description": "d", "Steps": [{"ID": "", "ToolName": "t", "Parameters": None}], "Options": options}
@@ -219,7 +219,7 @@ def test_two_spellings_of_one_key_are_a_duplicate_at_each_level() -> None:
 
 
 @pytest.mark.parametrize("key", ["Tool_Name", "TOOLNAME", "toolname", "tool-name", "ToolNam"])
-def test_no_other_spelling_is_taken(key: str) -> None:
+def test_other_spellings_are_refused(key: str) -> None:
     _, problems = read_document(json.dumps({"description": "d", "steps": [{key: "t"}]}))
     assert [(problem.code, problem.hint) for problem in problems] == [("unknown-field", "did you mean `tool_name`?")]
 

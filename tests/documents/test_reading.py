@@ -1,4 +1,4 @@
-"""What YAML 1.2 and JSON mean, and where everything stands."""
+"""Tests of reading YAML 1.2 and JSON: the values and their places."""
 
 import copy
 import json
@@ -68,7 +68,7 @@ def parameters(text: str) -> dict[str, object]:
         ("${{x}}", None),
     ],
 )
-def test_a_plain_scalar_is_what_yaml_1_2_says(written: str, value: object) -> None:
+def test_plain_scalars_follow_yaml_1_2(written: str, value: object) -> None:
     if written == "${{x}}":  # braces end a flow mapping: the author is told to quote
         _, problems = read_document("description: d\nsteps: [{tool_name: t, parameters: {v: ${{x}}}}]")
         assert [problem.hint for problem in problems] == ['put a text with `${{ }}` in quotes: "${{ … }}"']
@@ -79,7 +79,7 @@ def test_a_plain_scalar_is_what_yaml_1_2_says(written: str, value: object) -> No
 
 @settings(max_examples=200)
 @given(values)
-def test_json_means_what_the_standard_library_says_but_for_1_0_which_is_1(value: object) -> None:
+def test_json_is_read_like_the_standard_library_except_that_1_0_is_1(value: object) -> None:
     for ascii_only in (True, False):
         text = json.dumps(
             {"description": "d", "steps": [{"tool_name": "t", "parameters": {"v": value}}]}, ensure_ascii=ascii_only, indent=1
@@ -148,11 +148,11 @@ def test_a_json_document_has_places_too() -> None:
     assert place(plan, "steps[0].depends_on") == (None, 5, 6)
 
 
-def test_a_plan_that_comes_from_no_document_has_no_places() -> None:
+def test_a_plan_without_a_document_has_no_places() -> None:
     assert place(ExecutionPlan(description="d"), "steps[0]") == (None, None, None)
 
 
-def test_marks_are_outside_equality() -> None:
+def test_marks_do_not_affect_equality() -> None:
     assert load_plan(PLAN) == load_plan("\n\n" + PLAN)
 
 
@@ -162,7 +162,7 @@ def test_marks_keep_no_tree_of_a_plan_without_problems() -> None:
     assert not [value for value in kept.values() if isinstance(value, Node)]
 
 
-def test_a_file_of_inputs_is_read_like_a_plan_but_holds_what_it_likes(tmp_path: Path) -> None:
+def test_an_inputs_file_is_read_like_a_plan_and_can_hold_any_fields(tmp_path: Path) -> None:
     file = tmp_path / "inputs.yaml"
     file.write_text("host: web-1\ncount: 3\nno: no\n", encoding="utf-8")
     assert read_mapping(file) == ({"host": "web-1", "count": 3, "no": "no"}, [])
@@ -199,7 +199,7 @@ def test_parameters_of_a_megabyte_are_read(size: int) -> None:
     assert math.isclose(sum(plan.steps[0].parameters["numbers"]), 50_000)  # type: ignore[arg-type]
 
 
-def test_a_file_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_named_as_the_caller_wrote_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("网站.yaml").write_text(PLAN, encoding="utf-8")
     plan, problems = read_file("网站.yaml")

@@ -1,4 +1,4 @@
-"""Everything that a document may do wrong: each finding with its place, all at once, and one clear problem for what cannot be read."""
+"""Tests of invalid documents: all problems at once with their places, and one clear problem for unreadable text."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(("text", "code"), UNREADABLE.values(), ids=UNREADABLE)
-def test_what_cannot_be_read_is_one_problem(text: str, code: str) -> None:
+def test_unreadable_text_is_one_problem(text: str, code: str) -> None:
     plan, problems = read_document(text)
     assert plan is None
     assert [problem.code for problem in problems] == [code]
@@ -67,13 +67,13 @@ def test_what_cannot_be_read_is_one_problem(text: str, code: str) -> None:
 @pytest.mark.parametrize(
     "text", ["a: [" + "0, " * 1000 + "0]", '{"a": [' + "0," * 1000 + "0]}", "- 0\n" * 1001], ids=["flow", "JSON", "block"]
 )
-def test_more_values_than_a_plan_ever_needs_are_one_problem(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_values_are_one_problem(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plan_adapter.documents.nodes.MAX_NODES", 1000)
     plan, problems = read_document(text)
     assert (plan, [(problem.code, problem.message) for problem in problems]) == (None, [("too-large", "more than 1,000 values")])
 
 
-def test_a_file_that_cannot_be_read_is_one_problem(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_one_problem(tmp_path: Path) -> None:
     def write(name: str, content: bytes) -> Path:
         path = tmp_path / name
         path.write_bytes(content)
@@ -98,14 +98,14 @@ def test_a_file_that_cannot_be_read_is_one_problem(tmp_path: Path) -> None:
             load_plan(path)
 
 
-def test_the_byte_that_is_not_utf8_has_a_place(tmp_path: Path) -> None:
+def test_a_byte_that_is_not_utf8_is_reported_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "latin.yaml"
     path.write_bytes("name: 网\ndescription: 网 caf".encode() + b"\xe9")
     _, problems = read_file(path)
     assert [(problem.line, problem.column, problem.hint) for problem in problems] == [(2, 19, "save it as UTF-8")]
 
 
-def test_a_link_that_leads_to_itself_is_one_problem(tmp_path: Path) -> None:
+def test_a_circular_symlink_is_one_problem(tmp_path: Path) -> None:
     path = tmp_path / "loop.yaml"
     path.symlink_to(path)
     _, problems = read_file(path)
@@ -197,7 +197,7 @@ def test_every_problem_is_found_at_once_with_file_line_and_column() -> None:
     assert str(found[0]).startswith("p.yaml:2:1: error[unknown-field] at descripton: a plan has no field")
 
 
-def test_problems_stand_in_the_order_of_the_text() -> None:
+def test_problems_are_in_the_order_of_the_text() -> None:
     places = [(problem.line, problem.column) for problem in problems_of(FAULTY)]
     assert places == sorted(places)  # type: ignore[type-var]
 
@@ -207,7 +207,7 @@ def test_every_code_is_in_the_catalogue() -> None:
     assert codes <= set(CATALOGUE)
 
 
-def test_a_plan_with_problems_can_be_looked_at_but_has_no_digest() -> None:
+def test_a_plan_with_problems_can_be_inspected_but_has_no_digest() -> None:
     plan, problems = read_document(FAULTY)
     assert plan is not None
     assert [step.id for step in plan.steps] == ["a", "step_2", "step_3"]
@@ -238,12 +238,12 @@ def test_thousands_of_problems_are_found_without_delay() -> None:
     assert len(problems_of(text)) == 10_000
 
 
-def test_a_newline_in_an_id_survives_reading_for_validation_to_name_it() -> None:
+def test_a_newline_in_an_id_is_kept_for_validation_to_report() -> None:
     plan, problems = read_document('description: d\nsteps: [{id: "a\\nb", tool_name: t}]')
     assert plan is not None
     assert (plan.steps[0].id, problems) == ("a\nb", [])
     assert load_plan(dump_plan(plan)) == plan
 
 
-def test_an_editors_schema_line_in_json_is_no_field() -> None:
+def test_a_schema_key_in_json_is_not_a_field() -> None:
     assert problems_of('{"$schema": "plan.schema.json", "description": "d", "steps": [{"tool_name": "t"}]}') == []

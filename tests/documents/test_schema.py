@@ -34,25 +34,25 @@ def as_json(text: str) -> Any:
     return root.plain()
 
 
-def test_it_is_a_sound_schema_and_plain_json() -> None:
+def test_the_schema_is_valid_and_plain_json() -> None:
     Draft202012Validator.check_schema(plan_schema())
     assert json.loads(json.dumps(plan_schema())) == plan_schema()
 
 
 @pytest.mark.parametrize("path", RUNBOOKS, ids=lambda path: path.stem)
-def test_every_runbook_fits(path: Path, schema: Draft202012Validator) -> None:
+def test_every_runbook_matches_the_schema(path: Path, schema: Draft202012Validator) -> None:
     _, problems = read_file(path)
     assert problems == []
     assert list(schema.iter_errors(as_json(path.read_text(encoding="utf-8")))) == []
 
 
 @pytest.mark.parametrize("text", [FULL, SNAKE], ids=["full", "seeds"])
-def test_sound_documents_fit(text: str, schema: Draft202012Validator) -> None:
+def test_valid_documents_match_the_schema(text: str, schema: Draft202012Validator) -> None:
     assert list(schema.iter_errors(as_json(text))) == []
 
 
 def sound(document: dict[str, Any]) -> dict[str, Any]:
-    """`document` without what only validation refuses."""
+    """`document` without the values that only validation refuses."""
     outer = [*document.get("steps", []), *document.get("finally", [])]
     for step in [*outer, *(inner for one in outer for inner in one.get("steps", []))]:
         step.pop("goal", None)
@@ -78,7 +78,7 @@ def sound(document: dict[str, Any]) -> dict[str, Any]:
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(plan=plans)
-def test_what_is_written_fits_but_for_what_validation_refuses(plan: ExecutionPlan, schema: Draft202012Validator) -> None:
+def test_dumped_plans_match_the_schema_unless_validation_refuses_them(plan: ExecutionPlan, schema: Draft202012Validator) -> None:
     document = sound(as_json(dump_plan(plan)))
     assert [error.message for error in schema.iter_errors(document)] == []
 
@@ -132,7 +132,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("document", REFUSED.values(), ids=REFUSED)
-def test_what_is_refused_on_reading_is_refused_by_the_schema(document: dict[str, Any], schema: Draft202012Validator) -> None:
+def test_the_schema_refuses_what_reading_refuses(document: dict[str, Any], schema: Draft202012Validator) -> None:
     _, problems = read_document(json.dumps(document))
     assert problems
     assert not schema.is_valid(document)
@@ -154,11 +154,11 @@ def test_what_is_refused_on_reading_is_refused_by_the_schema(document: dict[str,
     ],
     ids=lambda document: json.dumps(document)[:60],
 )
-def test_what_only_validation_refuses_is_refused_by_the_schema(document: dict[str, Any], schema: Draft202012Validator) -> None:
+def test_the_schema_refuses_what_only_validation_refuses(document: dict[str, Any], schema: Draft202012Validator) -> None:
     assert not schema.is_valid(document)
 
 
-def test_expressions_stand_in_parameters_of_any_type(schema: Draft202012Validator) -> None:
+def test_expressions_are_allowed_in_parameters_of_any_type(schema: Draft202012Validator) -> None:
     assert schema.is_valid(step(parameters={"count": "${{ inputs.n }}", "nested": [{"x": "${{ item }}"}]}, when="${{ inputs.n > 1 }}"))
     assert not schema.is_valid(step(max_retries="${{ inputs.n }}"))
 

@@ -1,4 +1,4 @@
-"""One text with several plans: each is read for itself, with the places of the whole text."""
+"""Tests of texts with several plans: each is read separately, with places in the whole text."""
 
 import json
 
@@ -31,11 +31,11 @@ def test_each_plan_of_a_text_is_read(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["description: d\nsteps: [{tool_name: t}]\n", json.dumps(ONE), "", "# nothing", "{a: 1}", "- 1\n", "[1", '{"a": 1', "text"]
 )
-def test_a_text_of_one_plan_or_none_is_read_as_ever(text: str) -> None:
+def test_a_text_of_one_plan_or_none_is_read_as_a_single_document(text: str) -> None:
     assert read_documents(text, file="x") == [read_document(text, file="x")]
 
 
-def test_places_are_those_of_the_whole_text() -> None:
+def test_places_refer_to_the_whole_text() -> None:
     text = json.dumps(ONE) + "\n" + json.dumps(ONE) + " " + '{"description": "d", "steps": [{"tool": 1}]}\n'
     (first, _), (second, _), (_, problems) = read_documents(text, file="x.jsonl")
     assert first is not None
@@ -48,14 +48,14 @@ def test_places_are_those_of_the_whole_text() -> None:
     ]
 
 
-def test_a_line_that_is_no_json_does_not_hide_the_next_one() -> None:
+def test_an_invalid_json_line_does_not_hide_the_next_one() -> None:
     (_, first), (_, second), (third, _) = read_documents('{"description": }\n{"description": "d", "nope": 1}\n' + json.dumps(TWO))
     assert [(one.code, one.line) for one in first] == [("syntax", 1)]
     assert [(one.code, one.line) for one in second] == [("no-steps", 2), ("unknown-field", 2)]
     assert third is not None
 
 
-def test_an_array_that_breaks_off_says_where() -> None:
+def test_a_truncated_array_is_reported_with_its_place() -> None:
     *whole, (_, problems) = read_documents(json.dumps([ONE, ONE])[:-3])
     assert len(whole) == 1
     assert [one.code for one in problems] == ["syntax"]
@@ -66,7 +66,7 @@ def test_an_empty_array_holds_no_plan(text: str) -> None:
     assert read_documents(text) == []
 
 
-def test_depth_and_long_numbers_end_in_a_problem() -> None:
+def test_deep_nesting_and_long_numbers_are_problems() -> None:
     for text in ('{"a": ' + "[" * 100_000, '{"a": ' + "9" * 10_000 + "}"):
         ((_, problems),) = read_documents(text)
         assert problems

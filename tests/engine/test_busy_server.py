@@ -20,7 +20,7 @@ from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate
 from tests.engine.calls import flow_run, noop
-from tests.proxy import BusyServer, a_busy_server
+from tests.proxy import BusyServer, running_busy_server
 
 MORE_THAN_PREFECT_RETRIES = 7  # its client tries six times
 CREATE_FLOW_RUN = b"POST /api/flow_runs/ HTTP"
@@ -33,7 +33,7 @@ def proxy(prefect_server: Server) -> Iterator[BusyServer]:
     """A proxy in front of the session's Prefect server. Prefect's queues in this process keep the first server that they used."""
     port = urlsplit(prefect_server.api_url).port
     assert port is not None
-    with a_busy_server(port) as proxy:
+    with running_busy_server(port) as proxy:
         yield proxy
         for queue in (EventsWorker, APILogWorker):
             queue.drain_all(timeout=10)

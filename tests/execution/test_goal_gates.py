@@ -246,7 +246,7 @@ async def test_a_person_resolves_the_unknown_outcome_of_a_goals_write(resolution
     execution.outcomes = outcomes
     run = await execution.go()
     assert (run.status, board.notes, len(gates.asked), len(outcomes.asked)) == (PlanStatus.COMPLETED, notes, confirmations, 1)
-    assert outcomes.asked[0].lost.label == "round 1: post(note=x)"
+    assert outcomes.asked[0].attempt.label == "round 1: post(note=x)"
     assert model.seen[1].evidence[0].summary == ("7" if resolution == "done" else "2")
 
 

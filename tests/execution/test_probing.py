@@ -67,7 +67,7 @@ async def test_a_write_that_the_probe_finds_done_is_not_repeated_and_gets_its_re
     execution = shop.execution()
     run = await execution.go()
     assert (run.status, run.step("send").result, shop.sent) == (PlanStatus.COMPLETED, {"order": "订单"}, ["订单"])
-    assert run.step("send").reason == "it was done, says the probe of `send`"
+    assert run.step("send").reason == "the probe of `send` reports that it was done"
     [receipt] = execution.recorder.receipts
     [attempt] = execution.recorder.attempts
     assert (receipt.attempt_id, receipt.outcome, receipt.by, receipt.known_by) == (attempt.id, Outcome.SUCCEEDED, "send", "probe")
@@ -218,7 +218,7 @@ async def test_the_resolution_of_a_person_decides_how_the_step_ends(
     run = await execution.go()
     assert (run.status, run.reason, len(shop.sent)) == (status, reason, sent)
     [unknown_outcome] = person.asked
-    assert (unknown_outcome.step.id, unknown_outcome.lost.number) == ("send", 1)
+    assert (unknown_outcome.step.id, unknown_outcome.attempt.number) == ("send", 1)
     assert ("the line went dead" if in_this_start else "an earlier start") in unknown_outcome.why
     if status is PlanStatus.COMPLETED:
         assert run.step("send").result == ({"order": "订单"} if sent else {"order": 1})

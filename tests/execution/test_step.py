@@ -63,7 +63,7 @@ async def test_every_attempt_has_an_intent_before_it_and_the_same_key():
 def test_retry_delays_grow_by_the_backoff_and_vary_only_by_the_jitter():
     step = Step(tool_name="x", max_retries=3, retry_delay_ms=100, retry_backoff=2.0, retry_jitter=0.5)
     policy, failed = RetryPolicy.of(step), AttemptEnd("failed", 1)
-    assert policy.planned() == [0.1, 0.2, 0.4]
+    assert policy.planned_delays() == [0.1, 0.2, 0.4]
     for tries, planned in ((1, 0.1), (2, 0.2), (3, 0.4)):
         for _ in range(50):
             delay = policy.delay_after(failed, tries)

@@ -1,4 +1,4 @@
-"""What the tests of expressions evaluate with."""
+"""Declarations, values and helpers for tests of expressions."""
 
 from typing import Any
 
@@ -41,14 +41,14 @@ VALUES = Variables(
 
 
 def resolve(value: Any, **options: Any) -> Any:
-    """Return what `value` resolves to with VALUES; it must compile."""
+    """Return `value` resolved with VALUES; it must compile."""
     template, problems = compile_template(value, DECLARED, at="here", **options)
     assert problems == []
     return template.resolve(VALUES)
 
 
 def refuse(value: Any, declarations: Declarations = DECLARED, **options: Any) -> Problem:
-    """Return the one problem that `value` has."""
+    """Return the only problem of `value`."""
     _, problems = compile_template(value, declarations, at="here", **options)
     assert len(problems) == 1, problems
     return problems[0]

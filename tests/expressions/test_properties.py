@@ -1,4 +1,4 @@
-"""What holds for every value and every text."""
+"""Property tests of expressions: every value and every text."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ scalars = st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.
 
 
 def without_nul(text: str) -> str:
-    """What CEL can hold."""
+    """`text` without NUL characters, which CEL cannot hold."""
     return text.replace("\0", "")
 
 
@@ -39,14 +39,14 @@ def test_a_tree_without_expressions_resolves_to_itself(tree: Any) -> None:
 
 
 @given(trees(texts))
-def test_a_reference_gives_exactly_what_it_leads_to(value: Any) -> None:
+def test_a_reference_resolves_to_exactly_its_value(value: Any) -> None:
     template, _ = compile_template("${{ steps.check.result }}", DECLARED, at="")
     found = template.resolve(Variables(steps={"check": {"result": value}}, inputs={}))
     assert json.dumps(found) == json.dumps(normalize(value))
 
 
 @given(trees(texts.map(without_nul)))
-def test_a_value_comes_through_cel_as_it_is_but_for_the_order_of_keys(value: Any) -> None:
+def test_cel_returns_a_value_unchanged_except_for_key_order(value: Any) -> None:
     template, _ = compile_template("${{ [steps.check.result][0] }}", DECLARED, at="")
     found = template.resolve(Variables(steps={"check": {"result": value}}, inputs={}))
     assert json.dumps(found) == json.dumps(normalize(value), sort_keys=True)

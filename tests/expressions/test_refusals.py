@@ -1,4 +1,4 @@
-"""What is refused before anything runs, and what the problem says."""
+"""Tests of expressions refused before the run, and of their problems."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.expressions.builders import DECLARED, INPUTS, NOTHING, refuse
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "says", "hint"),
+    ("text", "code", "message", "hint"),
     [
         ("${{ steps.gone.result }}", "unknown-reference", "no step is called `gone`", "known: `check`"),
         ("${{ steps.chek.result + 1 }}", "unknown-reference", "`chek`", "did you mean `check`?"),
@@ -52,10 +52,10 @@ from tests.expressions.builders import DECLARED, INPUTS, NOTHING, refuse
         ("${{ " + "(" * 100_000 + " }}", "expression-syntax", "", ""),
     ],
 )
-def test_an_expression_that_cannot_work_says_why_and_what_to_write(text: str, code: str, says: str, hint: str) -> None:
+def test_an_invalid_expression_is_refused_with_a_reason_and_a_hint(text: str, code: str, message: str, hint: str) -> None:
     problem = refuse(text)
     assert problem.code == code
-    assert says in problem.message
+    assert message in problem.message
     assert hint in problem.hint
     assert len(str(problem)) < 500
 
@@ -82,7 +82,7 @@ def test_item_and_result_exist_only_where_they_are_declared(name: str, hint: str
         ("${{ {'a': 1} }}", "list", "expression-type"),
     ],
 )
-def test_a_condition_gives_true_or_false_and_for_each_a_list(text: str, expect: Any, code: str) -> None:
+def test_a_condition_must_be_a_boolean_and_for_each_a_list(text: str, expect: Any, code: str) -> None:
     assert refuse(text, expect=expect).code == code
 
 
@@ -105,7 +105,7 @@ def test_a_tree_of_a_hundred_thousand_levels_is_refused() -> None:
     assert refuse(deep).code == "too-deep"
 
 
-def test_with_thousands_of_steps_the_nearest_one_is_still_named() -> None:
+def test_the_nearest_step_is_suggested_among_thousands() -> None:
     many = Declarations(frozenset(f"step_{number}" for number in range(5000)), INPUTS)
     assert refuse("${{ steps.stpe_4321.result }}", many).hint == "did you mean `step_4321`?"
     assert refuse("${{ steps.check.result }}", many).hint.startswith("known: `step_0`, `step_1`, ")

@@ -1,4 +1,4 @@
-"""What fails when an expression is evaluated, and what the error says."""
+"""Tests of expressions that fail at run time, and of their error messages."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -45,7 +45,7 @@ def with_result(result: Any) -> Variables:
         ("${{ 9223372036854775807 + inputs.count }}", "integer overflow"),
     ],
 )
-def test_an_error_names_the_expression_what_is_missing_and_what_is_there(text: str, message: str) -> None:
+def test_an_error_names_the_expression_the_missing_name_and_the_available_ones(text: str, message: str) -> None:
     with pytest.raises(ExpressionError) as error:
         resolve(text)
     assert message in str(error.value)
@@ -60,7 +60,7 @@ def test_an_error_names_the_expression_what_is_missing_and_what_is_there(text: s
         ("list", "abc", "is a text, not a list"),
     ],
 )
-def test_a_value_whose_type_was_not_known_before_is_checked_when_it_is(expect: Any, value: Any, message: str) -> None:
+def test_a_value_of_unknown_type_is_checked_at_run_time(expect: Any, value: Any, message: str) -> None:
     template, problems = compile_template("${{ steps.check.result }}", DECLARED, at="", expect=expect)
     assert not problems
     with pytest.raises(ExpressionError, match=message):
@@ -68,7 +68,7 @@ def test_a_value_whose_type_was_not_known_before_is_checked_when_it_is(expect: A
 
 
 @pytest.mark.parametrize("text", ["${{ steps.check.result }}", "${{ size(steps.check.result) }}"])
-def test_a_result_nested_without_end_fails_the_expression_not_the_process(text: str) -> None:
+def test_an_endlessly_nested_result_fails_the_expression_not_the_process(text: str) -> None:
     deep: Any = 1
     for _ in range(100_000):
         deep = [deep]
@@ -100,14 +100,14 @@ def test_an_error_shows_keys_but_no_values() -> None:
     assert "hunter2" not in str(error.value)
 
 
-def test_expressions_of_one_shape_are_evaluated_each_with_its_own_values_in_many_threads() -> None:
+def test_equal_expressions_in_many_threads_use_their_own_values() -> None:
     templates = [compile_template(f"${{{{ {number} + steps['my-step'].result }}}}", DECLARED, at="")[0] for number in range(50)]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda template: template.resolve(VALUES), templates * 4))
     assert found == [number + 5 for number in range(50)] * 4
 
 
-def test_a_pattern_is_matched_in_linear_time_and_its_end_is_the_end_of_the_text() -> None:
+def test_patterns_match_in_linear_time_and_a_dollar_matches_only_the_end_of_text() -> None:
     assert matches("^web-[0-9]+$", "web-12")
     assert not matches("^web-[0-9]+$", "web-12\n")
     assert not matches("(x+x+)+y", "x" * 50_000)
@@ -115,6 +115,6 @@ def test_a_pattern_is_matched_in_linear_time_and_its_end_is_the_end_of_the_text(
 
 
 @pytest.mark.parametrize("pattern", ["(", "(?=x)", r"(a)\1", "a{2000}"])
-def test_what_is_no_pattern_says_why(pattern: str) -> None:
+def test_an_invalid_pattern_is_reported_with_the_reason(pattern: str) -> None:
     with pytest.raises(ExpressionError, match="is not an RE2 regular expression: "):
         matches(pattern, "x")

@@ -1,4 +1,4 @@
-"""What expressions resolve to."""
+"""Tests of the values that expressions resolve to."""
 
 import math
 import pickle
@@ -42,12 +42,12 @@ from tests.expressions.builders import DECLARED, VALUES, resolve
         ("${{ [3].map(item, item + 1) }}", [4]),
     ],
 )
-def test_a_text_that_is_one_expression_keeps_the_type_of_its_value(text: str, value: Any) -> None:
+def test_a_single_expression_keeps_the_type_of_its_value(text: str, value: Any) -> None:
     found = resolve(text)
     assert (found, type(found)) == (value, type(value))
 
 
-def test_expressions_within_a_text_are_joined_strings_as_they_are_and_all_else_as_json() -> None:
+def test_expressions_within_text_are_joined_with_non_strings_as_json() -> None:
     text = "${{ inputs.host }}: ${{ null }}, ${{ inputs.force }}, ${{ 1 }}, ${{ 1.0 }}, ${{ ['中', 1] }}"
     assert resolve(text) == 'web-1: null, false, 1, 1.0, ["中", 1]'
 
@@ -57,12 +57,12 @@ def test_white_space_around_an_expression_makes_it_text_unless_a_type_is_expecte
     assert resolve("${{ inputs.count > 1 }}\n", expect="bool") is True
 
 
-def test_every_text_of_a_tree_is_resolved_and_all_else_stays() -> None:
+def test_every_string_of_a_tree_is_resolved_and_other_values_are_unchanged() -> None:
     tree = {"a": ["${{ inputs.count }}", 1, None, {"b": "x-${{ inputs.host }}"}], "c": 1.5, "d": True}
     assert resolve(tree) == {"a": [3, 1, None, {"b": "x-web-1"}], "c": 1.5, "d": True}
 
 
-def test_what_comes_out_of_an_expression_is_not_evaluated_again() -> None:
+def test_the_result_of_an_expression_is_not_evaluated_again() -> None:
     template, problems = compile_template(["${{ inputs.host }}", "x ${{ inputs.host }}"], DECLARED, at="")
     assert not problems
     hostile = Variables(steps={}, inputs={"host": "${{ inputs.count }}"})
@@ -85,7 +85,7 @@ def test_references_in_strings_and_comments_are_text() -> None:
     assert not template.steps
 
 
-def test_a_template_says_which_steps_and_inputs_it_uses() -> None:
+def test_a_template_lists_the_steps_and_inputs_it_uses() -> None:
     template, _ = compile_template(["${{ steps.check.result }}", "${{ steps['my-step'].result + inputs.count }}"], DECLARED, at="")
     assert (template.steps, template.inputs) == (frozenset({"check", "my-step"}), frozenset({"count"}))
 
@@ -98,7 +98,7 @@ def test_a_constant_is_copied_each_time() -> None:
     assert template.resolve(VALUES) == {"list": [1]}
 
 
-def test_a_value_of_the_run_cannot_be_changed_through_what_an_expression_gave() -> None:
+def test_changing_the_result_of_an_expression_does_not_change_the_run() -> None:
     variables = Variables(steps={"check": {"result": {"rows": [1]}}}, inputs={})
     template, _ = compile_template("${{ steps.check.result }}", DECLARED, at="")
     found: Any = template.resolve(variables)
@@ -119,13 +119,13 @@ def test_a_template_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(template)).resolve(VALUES) == {"n": 4}
 
 
-def test_a_large_integer_stays_the_integer_that_it_is() -> None:
+def test_a_large_integer_keeps_its_value() -> None:
     variables = Variables(steps={}, inputs={"count": 2**53 - 1})
     template, _ = compile_template("${{ inputs.count + 1 }}", DECLARED, at="")
     assert template.resolve(variables) == 2**53
 
 
-def test_a_whole_number_given_for_a_number_can_be_calculated_with() -> None:
+def test_an_integer_given_for_a_number_works_in_arithmetic() -> None:
     assert math.isclose(resolve("${{ inputs.share / 4.0 }}"), 0.5)
 
 
@@ -134,7 +134,7 @@ def test_has_expression_looks_for_the_opening() -> None:
     assert not has_expression("$ {{ a }} ${b}")
 
 
-def test_nothing_is_declared_that_was_not_given() -> None:
+def test_only_given_names_are_declared() -> None:
     _, problems = compile_template("${{ item }} ${{ result }}", Declarations((), {}), at="x")
     assert [problem.code for problem in problems] == ["unknown-reference"] * 2
 

@@ -1,1 +1,1 @@
-"""The fault tests: processes of a run are killed where it matters, and what is left is compared with a world outside."""
+"""Fault tests: the processes of a run are killed at crash points, and its record is checked against an external world."""

@@ -1,4 +1,4 @@
-"""What must hold of a run after every fault, and at its end: the record that was exported against the world."""
+"""Rules that every run must satisfy after each fault and at its end: the exported record is compared with the world."""
 
 import json
 from collections import defaultdict
@@ -20,7 +20,7 @@ from tests.faults.world import ROLLBACK, Line, Unit, digest_of_secret
 
 
 def violations(evidence: Evidence) -> list[Violation]:
-    """Return everything that does not hold."""
+    """Return every violation of a rule."""
     return [violation for rule in RULES for violation in rule(evidence)]
 
 
@@ -48,25 +48,25 @@ def no_effect_is_repeated(evidence: Evidence) -> Iterator[Violation]:
 
 def receipts_are_true(evidence: Evidence) -> Iterator[Violation]:
     for unit, row in evidence.done.items():
-        if evidence.is_of_goal(row):  # `check_goals` looks at it
+        if evidence.is_goal_row(row):  # see `check_goals`
             continue
-        told = json.loads(row["result"])
+        result = json.loads(row["result"])
         step = evidence.steps.get(unit[0])
         if step is not None and step.ask is not None:
             answer = {name: ANSWERS[name] for name in step.ask.fields}
-            if told != answer:
-                yield Violation("untrue", f"the receipt of {unit} says {told}, and people answered {answer}")
+            if result != answer:
+                yield Violation("untrue", f"the receipt of {unit} says {result}, but people answered {answer}")
             continue
         tokens = {line.token for line in evidence.by_unit.get(unit, ())}
-        if not isinstance(told, dict) or told.get("token") not in tokens:
-            yield Violation("untrue", f"the receipt of {unit} says {told}, the world {sorted(tokens)}")
+        if not isinstance(result, dict) or result.get("token") not in tokens:
+            yield Violation("untrue", f"the receipt of {unit} says {result}, the world {sorted(tokens)}")
     if not evidence.is_over:
         return
     for unit, lines in evidence.by_unit.items():
-        # What is idempotent may be left open by a run that has failed; a read says nothing.
+        # A failed run may leave idempotent writes unfinished, and reads have no effect.
         must = lines[0].effect == "write" or (lines[0].effect != "read" and evidence.run.status is PlanStatus.COMPLETED)
         if must and unit not in evidence.done:
-            yield Violation("lost", f"{unit} was done, and no receipt says so")
+            yield Violation("lost", f"{unit} was done, but has no receipt")
 
 
 def every_effect_has_an_intent(evidence: Evidence) -> Iterator[Violation]:
@@ -75,21 +75,21 @@ def every_effect_has_an_intent(evidence: Evidence) -> Iterator[Violation]:
         if row is None:
             yield Violation("unrecorded", f"{line.unit}, attempt {line.attempt}, was done without an intent")
         elif (row["idempotency_key"], json.loads(row["parameters"])["body"]) != (line.key, line.body):
-            yield Violation("unrecorded", f"{line.unit}, attempt {line.attempt}, was done with another key or body than its intent has")
+            yield Violation("unrecorded", f"{line.unit}, attempt {line.attempt}, was done with a key or body that differs from its intent")
         if line.secret != digest_of_secret(NOT_EXPANDED if line.step in evidence.goals else evidence.secret):
-            yield Violation("unrecorded", f"{line.unit} was given another secret")
+            yield Violation("unrecorded", f"{line.unit} received another secret")
 
 
-_WORDS = ("token", "choice", "answer", "summary")
+_TOKEN_FIELDS = ("token", "choice", "answer", "summary")
 
 
 def results_are_carried(evidence: Evidence) -> Iterator[Violation]:
     for line in evidence.lines:
         results = [json.loads(row["result"]) for row in evidence.document["receipts"] if row["outcome"] == "succeeded"]
-        known = {word for result in results if isinstance(result, dict) for word in map(result.get, _WORDS)}
-        words = line.body.removeprefix("undo ").split()
-        if stale := [word for word in words[1:] if word not in known]:
-            yield Violation("stale", f"{line.unit} was told {stale}, which no receipt says")
+        known = {token for result in results if isinstance(result, dict) for token in map(result.get, _TOKEN_FIELDS)}
+        tokens = line.body.removeprefix("undo ").split()
+        if stale := [token for token in tokens[1:] if token not in known]:
+            yield Violation("stale", f"{line.unit} received {stale}, which is in no receipt")
 
 
 def plans_are_approved(evidence: Evidence) -> Iterator[Violation]:
@@ -97,9 +97,9 @@ def plans_are_approved(evidence: Evidence) -> Iterator[Violation]:
     began = {int(e["row_id"]): _moment(e["at"]) for e in evidence.document["audit"] if e["kind"] == "run_started"}
     rows = [row for row in evidence.document["approvals"] if row["step_id"] is None and row["decision"] == "approve" and row["used_at"]]
     for line in evidence.lines:
-        of = _digest_at(evidence.document, line.at)
-        valid = [row for row in rows if row["approval_digest"] == of and _moment(row["used_at"]).timestamp() <= line.at]
-        # What began before the revocation was let through by it.
+        digest = _digest_at(evidence.document, line.at)
+        valid = [row for row in rows if row["approval_digest"] == digest and _moment(row["used_at"]).timestamp() <= line.at]
+        # Runs that started before the revocation may continue.
         start = began.get(evidence.started_in.get((line.unit, line.attempt), 0))
         valid = [row for row in valid if (at := revoked.get(row["standing_id"] or "")) is None or (start is not None and start < at)]
         if not valid:
@@ -110,8 +110,8 @@ def calls_are_approved(evidence: Evidence) -> Iterator[Violation]:
     approvals = {row["id"]: row for row in evidence.document["approvals"]}
     starts = defaultdict[str, set[int]](set)
     for (unit, number), row in evidence.attempts.items():
-        step = evidence.called(unit)
-        if step is None or not (step.requires_approval or step.ask is not None):  # what undoes a step is approved with the plan
+        step = evidence.step_of(unit)
+        if step is None or not (step.requires_approval or step.ask is not None):  # rollbacks are approved with the plan
             continue
         approval = approvals.get(row["approval_id"])
         parameters = json.loads(row["parameters"])
@@ -120,10 +120,10 @@ def calls_are_approved(evidence: Evidence) -> Iterator[Violation]:
         if approval is None:
             yield Violation("call unapproved", f"{unit}, attempt {number}, has no approval")
             continue
-        of = (approval["decision"], approval["run_id"], *unit_of(approval), approval["approval_digest"])
-        if of != ("approve", evidence.run.id, *unit, digest):
-            yield Violation("call unapproved", f"{unit}, attempt {number}, has the approval of another call: {of}")
-        if step.ask is None:  # an answer lets nothing happen, so a start that died before its receipt does not use it up
+        approved = (approval["decision"], approval["run_id"], *unit_of(approval), approval["approval_digest"])
+        if approved != ("approve", evidence.run.id, *unit, digest):
+            yield Violation("call unapproved", f"{unit}, attempt {number}, has the approval of another call: {approved}")
+        if step.ask is None:  # a question has no effect, so a start that died before its receipt does not consume the answer
             starts[row["approval_id"]].add(evidence.started_in.get((unit, number), 0))
     for approval_id, epochs in starts.items():
         if len(epochs) > 1:
@@ -139,10 +139,10 @@ def groups_are_approved(evidence: Evidence) -> Iterator[Violation]:
         within = evidence.steps[unit[0]].within if unit[0] in evidence.steps else None
         while within is not None:
             if within.requires_approval and (within.id, None) not in approved:
-                yield Violation("plan unapproved", f"{unit}, attempt {number} ({row['id']}), was made before its sub-plan was approved")
+                yield Violation("plan unapproved", f"{unit}, attempt {number} ({row['id']}), started before its sub-plan was approved")
             within = within.within
         if asks and (group, unit[1] if asks == "each" else None) not in approved:
-            yield Violation("group unapproved", f"{unit}, attempt {number} ({row['id']}), was made before its group was approved")
+            yield Violation("group unapproved", f"{unit}, attempt {number} ({row['id']}), started before its group was approved")
 
 
 def one_process_at_a_time(evidence: Evidence) -> Iterator[Violation]:
@@ -150,7 +150,7 @@ def one_process_at_a_time(evidence: Evidence) -> Iterator[Violation]:
     for entry in evidence.document["audit"]:
         if entry["kind"] == "run_started":
             if int(entry["row_id"]) != epoch + 1:
-                yield Violation("epoch", f"after the start {epoch} comes {entry['row_id']}")
+                yield Violation("epoch", f"start {epoch} is followed by start {entry['row_id']}")
             epoch, ended = int(entry["row_id"]), False
         if entry["kind"] in ("attempt_succeeded", "attempt_failed") and entry["by"] is None:
             began = evidence.started_in.get((unit_of(entry), entry["attempt"]))
@@ -163,26 +163,26 @@ def one_process_at_a_time(evidence: Evidence) -> Iterator[Violation]:
     for line in evidence.lines:
         began = evidence.started_in.get((line.unit, line.attempt))
         if None not in (began, line.epoch) and line.epoch != began:
-            yield Violation("fence", f"{line.unit}, attempt {line.attempt} of start {began}, was done under the lease {line.epoch}")
+            yield Violation("fence", f"{line.unit}, attempt {line.attempt} of start {began}, was done under lease {line.epoch}")
 
 
-def the_record_is_as_it_was_written(evidence: Evidence) -> Iterator[Violation]:
+def the_record_is_unaltered(evidence: Evidence) -> Iterator[Violation]:
     found = verify(dict(evidence.document))
     if not found.ok:
         yield Violation("altered", str(found.problem))
 
 
 def no_secret_is_written(evidence: Evidence) -> Iterator[Violation]:
-    of_record = ["the record"] if evidence.secret in json.dumps(evidence.document) else []
-    for name in (*evidence.leaks, *of_record):
-        yield Violation("leaked", f"the secret stands in {name}")
+    in_record = ["the record"] if evidence.secret in json.dumps(evidence.document) else []
+    for name in (*evidence.leaks, *in_record):
+        yield Violation("leaked", f"{name} contains the secret")
 
 
-def the_status_is_that_of_the_receipts(evidence: Evidence) -> Iterator[Violation]:
+def the_status_matches_the_receipts(evidence: Evidence) -> Iterator[Violation]:
     run = evidence.run
     done = {step.id: all(unit in evidence.done for unit in units_of(step, evidence.plan)) for step in evidence.plan.all_steps}
     if run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED:
-        yield Violation("status", f"nobody executes the run, and it is shown as executing ({run.reason})")
+        yield Violation("status", f"the run is shown as executing ({run.reason}), but no process executes it")
     for step in run.steps:
         if step.status is StepStatus.COMPLETED and not done[step.id]:
             yield Violation("status", f"{step.id} is shown as completed without its receipts")
@@ -192,20 +192,20 @@ def the_status_is_that_of_the_receipts(evidence: Evidence) -> Iterator[Violation
     steps += [item in complete_items(group, evidence.done) for group in evidence.plan.steps if group.is_group for item in items_of(group)]
     derived = PlanStatus.COMPLETED if all(done.values()) else PlanStatus.PARTIAL if any(steps) else PlanStatus.FAILED
     if run.status is not derived:
-        yield Violation("status", f"the run is shown as {run.status}, its receipts say {derived}")
+        yield Violation("status", f"the run is shown as {run.status}, but its receipts say {derived}")
 
 
 def final_steps_run_last(evidence: Evidence) -> Iterator[Violation]:
     if evidence.run.status not in (PlanStatus.COMPLETED, PlanStatus.PARTIAL, PlanStatus.FAILED) or evidence.run.completed_at is None:
         return
-    # What a process of an earlier start did after it lost its lease came too late for them.
+    # Ignore effects of an earlier start whose process had lost its lease: they come too late for the final steps.
     current = max(evidence.started_in.values(), default=0)
-    others = [place for place, line in enumerate(evidence.lines) if line.step not in evidence.finals]
-    last = max((place for place in others if _start_of(evidence.lines[place], evidence) == current), default=-1)
+    others = [index for index, line in enumerate(evidence.lines) if line.step not in evidence.finals]
+    last = max((index for index in others if _start_of(evidence.lines[index], evidence) == current), default=-1)
     after = {line.step for line in evidence.lines[last + 1 :]}
     ended = {step.id for step in evidence.run.steps if step.status is StepStatus.COMPLETED}
     for step_id in sorted(evidence.finals & ended - after):
-        yield Violation("order", f"{step_id} is shown as completed, and did not run after the last other step")
+        yield Violation("order", f"{step_id} is shown as completed, but did not run after the last other step")
 
 
 def _start_of(line: Line, evidence: Evidence) -> int | None:
@@ -215,28 +215,28 @@ def _start_of(line: Line, evidence: Evidence) -> int | None:
 def _undone_in_order(step_id: str, later: str, evidence: Evidence) -> Iterator[Violation]:
     """Check two steps of a group item by item."""
     first = dict[tuple[str, int | None], int]()
-    for place, line in enumerate(evidence.lines):
-        first.setdefault((line.step, line.item), place)
+    for index, line in enumerate(evidence.lines):
+        first.setdefault((line.step, line.item), index)
     for unit in evidence.done:
         undone = first.get((ROLLBACK + step_id, unit[1]))
         if unit[0] != later or undone is None or evidence.steps[later].rollback is None or not _is_undone(unit, evidence):
             continue
         if first.get((ROLLBACK + later, unit[1]), len(evidence.lines)) > undone:
-            yield Violation("order", f"item {unit[1]} of {step_id} was undone before that of {later}, which stands on it")
+            yield Violation("order", f"item {unit[1]} of {step_id} was undone before item {unit[1]} of {later}, which depends on it")
 
 
-def rollbacks_go_backwards(evidence: Evidence) -> Iterator[Violation]:
+def rollbacks_run_in_reverse_order(evidence: Evidence) -> Iterator[Violation]:
     if not any(line.step.startswith(ROLLBACK) for line in evidence.lines):
         return
     after = successors(validate(evidence.plan, evidence.tools).reduced)
     first = dict[str, int]()
-    for place, line in enumerate(evidence.lines):
-        first.setdefault(line.step, place)
+    for index, line in enumerate(evidence.lines):
+        first.setdefault(line.step, index)
         if line.step.startswith(ROLLBACK) and (line.step.removeprefix(ROLLBACK), line.item) not in evidence.done:
-            yield Violation("order", f"{line.unit} was undone, and no receipt says that it was done")
+            yield Violation("order", f"{line.unit} was undone, but has no receipt")
     undone = {step_id for step_id in evidence.steps if ROLLBACK + step_id in first}
     for step_id in undone:
-        for later in _all_after(step_id, after):
+        for later in _all_successors(step_id, after):
             group = evidence.steps[later].group
             if group is not None and group == evidence.steps[step_id].group:  # each item is undone by itself
                 yield from _undone_in_order(step_id, later, evidence)
@@ -244,7 +244,7 @@ def rollbacks_go_backwards(evidence: Evidence) -> Iterator[Violation]:
             if evidence.steps[later].rollback is None or not any(unit[0] == later and _is_undone(unit, evidence) for unit in evidence.done):
                 continue
             if first.get(ROLLBACK + later, len(evidence.lines)) > first[ROLLBACK + step_id]:
-                yield Violation("order", f"{step_id} was undone before {later}, which stands on it")
+                yield Violation("order", f"{step_id} was undone before {later}, which depends on it")
 
 
 RULES = (
@@ -256,11 +256,11 @@ RULES = (
     calls_are_approved,
     groups_are_approved,
     one_process_at_a_time,
-    the_record_is_as_it_was_written,
+    the_record_is_unaltered,
     no_secret_is_written,
-    the_status_is_that_of_the_receipts,
+    the_status_matches_the_receipts,
     final_steps_run_last,
-    rollbacks_go_backwards,
+    rollbacks_run_in_reverse_order,
 )
 
 
@@ -270,25 +270,25 @@ def items_of(step: Step) -> list[int | None]:
 
 
 def units_of(step: Step, plan: ExecutionPlan) -> list[Unit]:
-    """Return the calls of a step of `plan`: those of the steps inside it, if it has some."""
+    """Return the calls of a step of `plan`, or those of its inner steps."""
     if step.inner:
         return [unit for one in step.inner for unit in units_of(one, plan)]
     return [(step.id, item) for item in items_of(step if step.group is None else plan.step(step.group))]
 
 
 def complete_items(group: Step, done: Collection[Unit]) -> list[int | None]:
-    """Return the items of a group for which all its steps were done."""
+    """Return the items for which every step of the group is done."""
     return [item for item in items_of(group) if all((step.id, item) in done for step in group.steps)]
 
 
 def _is_undone(unit: Unit, evidence: Evidence) -> bool:
-    """Return whether a rollback undoes a call that was done. In some groups it leaves items alone that did not complete."""
+    """Return whether a rollback undoes a completed call. Some groups keep the calls of items that did not complete."""
     group = evidence.steps[unit[0]].group
-    of = None if group is None else evidence.steps[group]
-    return of is None or of.rollback_failed or unit[1] in complete_items(of, evidence.done)
+    step = None if group is None else evidence.steps[group]
+    return step is None or step.rollback_failed or unit[1] in complete_items(step, evidence.done)
 
 
-def _all_after(step_id: str, after: Mapping[str, Sequence[str]]) -> set[str]:
+def _all_successors(step_id: str, after: Mapping[str, Sequence[str]]) -> set[str]:
     found, left = set[str](), list(after[step_id])
     while left:
         if (next_id := left.pop()) not in found:
@@ -298,7 +298,7 @@ def _all_after(step_id: str, after: Mapping[str, Sequence[str]]) -> set[str]:
 
 
 def _digest_at(document: Row, at: float) -> str:
-    """Return the approval digest of what the run executed at a moment."""
+    """Return the approval digest of the plan that the run executed at time `at`."""
     replaced = sorted((row for row in document["revisions"]), key=lambda row: row["number"])
     return next((row["approval_digest"] for row in replaced if _moment(row["at"]).timestamp() > at), document["run"]["approval_digest"])
 

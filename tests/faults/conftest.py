@@ -1,4 +1,4 @@
-"""The databases on which faults are tried."""
+"""The databases on which the fault tests run."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tests.store.conftest import ON_SQLITE_OR_THOROUGH
 
 @pytest.fixture(params=ON_SQLITE_OR_THOROUGH)
 def shared_store(request: pytest.FixtureRequest) -> Iterator[str | None]:
-    """The URL of a store that many runs share; None where each has a file of its own."""
+    """The URL of a store that many runs share, or None if each run has its own file."""
     if request.param == "sqlite":
         yield None
         return

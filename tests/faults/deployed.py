@@ -1,4 +1,4 @@
-"""The tools of a run under a worker, which names this module as theirs: to import it puts the next fault into the run's process."""
+"""The tools of runs under a worker. Importing this module installs the next fault in the run's process."""
 
 import json
 import os
@@ -14,22 +14,22 @@ __all__ = ["TOOLS"]
 FOLDER = "FAULTS_FOLDER"
 
 
-def faults_in(folder: Path) -> list[Target]:
-    """Return the faults that no process has taken yet."""
+def read_faults(folder: Path) -> list[Target]:
+    """Return the remaining faults."""
     return [tuple(target) for target in json.loads((folder / "faults").read_text())]
 
 
-def leave(targets: list[Target], folder: Path) -> None:
-    """Keep the faults for the next processes, one each."""
+def write_faults(targets: list[Target], folder: Path) -> None:
+    """Save the faults for the next processes, one for each."""
     (folder / "faults").write_text(json.dumps(targets))
 
 
-def _take_fault(folder: Path) -> None:
+def _install_next_fault(folder: Path) -> None:
     HERE.path = folder / "world"
-    targets = faults_in(folder)
+    targets = read_faults(folder)
     if not targets:
         return
-    leave(targets[1:], folder)
+    write_faults(targets[1:], folder)
 
     def listener(point: str, detail: str) -> None:
         if point == targets[0][0] and targets[0][1] in (None, detail):
@@ -39,4 +39,4 @@ def _take_fault(folder: Path) -> None:
 
 
 if FOLDER in os.environ:
-    _take_fault(Path(os.environ[FOLDER]))
+    _install_next_fault(Path(os.environ[FOLDER]))

@@ -1,4 +1,4 @@
-"""Goals of the fault tests: the script that a goal holds, and the model that follows it and logs every call."""
+"""Goals of the fault tests: each goal contains a script, which the model follows while it logs every call."""
 
 import json
 import os
@@ -14,32 +14,32 @@ from plan_adapter.goals import AbortIntent, ExecuteDecision, Goal, RoundAnswer, 
 from plan_adapter.options import Effect
 from plan_adapter.plan import Step
 
-Word = Literal["look", "failing", "broken", "put", "write", "unwanted", "ask", "end", "abort"]
-"""What a round of a script does: a call of a tool, one that fails, a faulty decision, a write that people reject, a question, or an end."""
+RoundKind = Literal["look", "failing", "broken", "put", "write", "unwanted", "ask", "end", "abort"]
+"""What a round of a script does: a tool call, a failing call, an invalid decision, a write that people reject, a question, or the end."""
 
 NOT_EXPANDED = "${{ secrets.canary }}"
-"""What the model writes in place of a secret: tools receive exactly this text."""
+"""The secret reference in the model's calls, which tools receive unexpanded."""
 UNWANTED = "unwanted-"
-"""How the body of a call begins that people reject."""
-FOR_GOOD = 99
-"""How many attempts of a step fail that never succeeds."""
+"""The prefix of the bodies of calls that people reject."""
+ALWAYS = 99
+"""The number of failing attempts of a step that never succeeds."""
 _BAR = " | "
 
 
-def goal_text(script: Sequence[Word], words: Sequence[str] = ()) -> str:
-    """Return a goal that holds a script, of which the last word is repeated, and the words that its calls repeat."""
-    return _BAR.join((" ".join(script), " ".join(words)))
+def goal_text(script: Sequence[RoundKind], tokens: Sequence[str] = ()) -> str:
+    """Return the text of a goal with a script, whose last round is repeated, and the tokens that its calls repeat."""
+    return _BAR.join((" ".join(script), " ".join(tokens)))
 
 
 def script_of(goal: str) -> list[str]:
-    """Return the script that a goal holds."""
+    """Return the script of a goal."""
     return goal.partition(_BAR)[0].split()
 
 
 def effects_of(step: Step) -> set[Effect]:
     """Return the effects of the calls of a goal."""
     effects: dict[str, Effect] = {"put": "idempotent_write", "write": "write"}
-    return {effects.get(word, "read") for word in script_of(step.goal or "")} | {"read"}
+    return {effects.get(kind, "read") for kind in script_of(step.goal or "")} | {"read"}
 
 
 def may_fail(step: Step) -> bool:
@@ -49,14 +49,14 @@ def may_fail(step: Step) -> bool:
 
 @dataclass(frozen=True)
 class ModelCall:
-    """One call of the model, as it was logged before it answered."""
+    """One call of the model, logged before its answer."""
 
     kind: Literal["decision", "check"]
     step: str
     round: int  # from 0
-    text: str  # of the answer; each answer has another one
-    told: list[str]  # what the model was told: the texts of its earlier answers
-    observed: list[str | None]  # and what came of them, by round: a token
+    text: str  # of the answer, unique
+    earlier_answers: list[str]  # the texts of the model's earlier answers, which it received
+    observed: list[str | None]  # the token of each result that it received, by round
     context: dict[str, JsonValue]
     pid: int
 
@@ -67,9 +67,9 @@ def model_calls(path: Path) -> list[ModelCall]:
 
 
 class LoggedModel:
-    """Decides by the goal alone, and logs each call before it answers. Implements `goals.GoalModel`.
+    """Follows the script of the goal, and logs each call before it answers. Implements `goals.GoalModel`.
 
-    Like those of any model, the words of an answer are new each time.
+    As with a real model, the text of each answer is new.
     """
 
     name = "scripted"
@@ -79,16 +79,16 @@ class LoggedModel:
         self._path = path
 
     async def decide(self, goal: Goal) -> RoundAnswer:
-        """Return what the script of the goal has for this round."""
+        """Return the decision of the script for this round."""
         script = script_of(goal.goal)
         text = self._log("decision", goal)
-        word = script[min(len(goal.rounds), len(script) - 1)]
-        if word == "broken":
+        kind = script[min(len(goal.rounds), len(script) - 1)]
+        if kind == "broken":
             return RoundAnswer(faults=("it is not JSON",), text=text, tokens=1)
-        return RoundAnswer(decision=_decision(word, goal, text), text=text, tokens=1)
+        return RoundAnswer(decision=_decision(kind, goal, text), text=text, tokens=1)
 
     async def verify(self, goal: Goal) -> Verdict:
-        """Return the verdict that `done_when` has for this attempt to end the goal."""
+        """Return the verdict of `done_when` on this attempt to end the goal."""
         text = self._log("check", goal)
         tries = sum(one.answer.decision is not None and one.answer.decision.action == "next_plan" for one in goal.rounds)
         verdicts = goal.done_when.split()
@@ -96,10 +96,10 @@ class LoggedModel:
         return Verdict(verdict=verdict, reason=text, tokens=1)
 
     def _log(self, kind: Literal["decision", "check"], goal: Goal) -> str:
-        told = [one.answer.text for one in goal.rounds]
+        earlier_answers = [one.answer.text for one in goal.rounds]
         observed = [token_of(one.observation) for one in goal.rounds]
         text = os.urandom(6).hex()
-        call = ModelCall(kind, goal.step_id, len(goal.rounds), text, told, observed, dict(goal.context), os.getpid())
+        call = ModelCall(kind, goal.step_id, len(goal.rounds), text, earlier_answers, observed, dict(goal.context), os.getpid())
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(file, (json.dumps(asdict(call)) + "\n").encode())
@@ -110,21 +110,21 @@ class LoggedModel:
         return text
 
 
-def verdicts(*words: VerdictWord) -> str:
-    """Return a `done_when` that holds the verdicts about one attempt to end the goal after the other."""
-    return " ".join(words)
+def verdicts(*verdicts: VerdictWord) -> str:
+    """Return a `done_when` with the verdicts on successive attempts to end the goal."""
+    return " ".join(verdicts)
 
 
 def token_of(result: JsonValue) -> str | None:
-    """Return the word that a result of a tool, or an answer, can be recognized by."""
+    """Return the token that identifies the result of a tool or an answer."""
     found = (result.get("token") or result.get("answer")) if isinstance(result, dict) else None
     return found if isinstance(found, str) else None
 
 
-def _decision(word: str, goal: Goal, text: str) -> ExecuteDecision:
+def _decision(kind: str, goal: Goal, text: str) -> ExecuteDecision:
     last = next((token for one in reversed(goal.rounds) if (token := token_of(one.observation)) is not None), "")
     number = len(goal.rounds)
-    match word:
+    match kind:
         case "ask":
             return ExecuteDecision(action="ask_user", speak=f"What about {text}?")
         case "abort":
@@ -133,10 +133,10 @@ def _decision(word: str, goal: Goal, text: str) -> ExecuteDecision:
             cited = goal.evidence[-1].id if goal.evidence else "nothing"
             return ExecuteDecision(action="next_plan", goal_check=f"{cited}:{last}")
         case _:
-            name = {"failing": "look", "unwanted": "write"}.get(word, word)
-            first = f"{UNWANTED if word == 'unwanted' else ''}{goal.step_id}-{text}"
+            name = {"failing": "look", "unwanted": "write"}.get(kind, kind)
+            first = f"{UNWANTED if kind == 'unwanted' else ''}{goal.step_id}-{text}"
             body = " ".join((first, *goal.goal.partition(_BAR)[2].split(), last)).rstrip()
             arguments: dict[str, JsonValue] = {"body": body, "secret": NOT_EXPANDED, "item": number}
-            arguments |= {"fails": FOR_GOOD} if word == "failing" else {}
+            arguments |= {"fails": ALWAYS} if kind == "failing" else {}
             call = ToolCallIntent(name=name, arguments=arguments)
             return ExecuteDecision(action="continue" if name == "look" else "confirm", reason=text, tool_call=call)

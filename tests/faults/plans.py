@@ -1,4 +1,4 @@
-"""Random plans, and what people do about their runs: everything follows from a seed."""
+"""Random plans, and people's actions during their runs. A seed decides everything."""
 
 import random
 from dataclasses import dataclass
@@ -9,62 +9,62 @@ from pydantic import JsonValue
 from plan_adapter import ExecutionPlan, Input
 from plan_adapter.options import ApprovalPolicy, Effect, Question
 from plan_adapter.plan import Rollback, Step
-from tests.faults.goals import FOR_GOOD, NOT_EXPANDED, Word, goal_text, verdicts
+from tests.faults.goals import ALWAYS, NOT_EXPANDED, RoundKind, goal_text, verdicts
 
 TOOL_NAMES: dict[Effect, str] = {"read": "look", "idempotent_write": "put", "write": "write"}
 SECRET = NOT_EXPANDED  # steps expand it
 SCHEDULE = "nightly/faults"
 ANSWERS: dict[str, JsonValue] = {"choice": "chosen", "answer": "chosen", "met": True}
-"""What people answer to every question, by field."""
+"""People's answers to all questions, by field."""
 
 ApprovedBy = Literal["nobody", "approver", "beforehand", "standing", "elsewhere"]
-"""Who approves the plan: its author's word, somebody who is asked in the process of the run, somebody before it was begun, a standing
-approval, somebody while no process waits."""
+"""Who approves the plan: nobody, because it needs no approval; the approver of the run's process; a person before the start; a standing
+approval; or a person while no process waits."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A plan, and what people do while it runs."""
+    """A plan, and people's actions while it runs."""
 
     plan: ExecutionPlan
     approved_by: ApprovedBy
     revokes: bool  # the standing approval, after the first fault
-    revises: Literal["nothing", "approved", "anything"]  # of steps that have not begun: a call that was approved, or any
-    answers: float  # how probably gates are answered between two processes
-    looks_first: bool  # resumes once before saying what became of an unknown write
+    revises: Literal["nothing", "approved", "anything"]  # which steps that have not started: those with an approved call, or any
+    answers: float  # the probability that a gate is answered between two processes
+    resumes_first: bool  # resumes the run once before unknown outcomes are resolved
 
 
 EVERYTHING = -1
-"""The seed of a run that comes to every place, one step after the other: somebody approves it, its last step fails, and it is undone."""
+"""The seed of a run that reaches every target, one step at a time: it is approved, its last step fails, and it is rolled back."""
 
 
 REVISED = -2
-"""The seed of a run of two steps, of which the second is revised when the first one has begun."""
+"""The seed of a run of two steps, whose second step is revised after the first one has started."""
 
 
-INSIDE = -3
+SUB_PLAN = -3
 """The seed of a run whose only step runs the plan of EVERYTHING."""
 
 
 GOAL = -4
-"""The seed of a run whose only step is a goal with a round of each kind."""
+"""The seed of a run whose only step is a goal with one round of each kind."""
 
-GOAL_SCRIPT: tuple[Word, ...] = ("look", "broken", "write", "unwanted", "ask", "end", "look", "end")
+GOAL_SCRIPT: tuple[RoundKind, ...] = ("look", "broken", "write", "unwanted", "ask", "end", "look", "end")
 
 
 def scenario_of(seed: int) -> Scenario:
     """Return the scenario of `seed`."""
     if seed == GOAL:
-        return Scenario(_goal(), "approver", revokes=False, revises="nothing", answers=0.0, looks_first=False)
-    if seed == INSIDE:
-        whole = ExecutionPlan(id="inside", name="inside", description="A plan that runs the plan that comes to every place")
-        whole.steps = [Step(id="p", plan="store:everything@1", pinned=_everything())]
-        whole.number_steps()
-        return Scenario(whole, "approver", revokes=False, revises="nothing", answers=0.0, looks_first=False)
+        return Scenario(_goal(), "approver", revokes=False, revises="nothing", answers=0.0, resumes_first=False)
+    if seed == SUB_PLAN:
+        outer = ExecutionPlan(id="inside", name="inside", description="A plan with a sub-plan that reaches every target")
+        outer.steps = [Step(id="p", plan="store:everything@1", pinned=_everything())]
+        outer.number_steps()
+        return Scenario(outer, "approver", revokes=False, revises="nothing", answers=0.0, resumes_first=False)
     if seed == REVISED:
-        return Scenario(_revised(), "nobody", revokes=False, revises="anything", answers=0.0, looks_first=False)
+        return Scenario(_revised(), "nobody", revokes=False, revises="anything", answers=0.0, resumes_first=False)
     if seed == EVERYTHING:
-        return Scenario(_everything(), "approver", revokes=False, revises="nothing", answers=0.0, looks_first=False)
+        return Scenario(_everything(), "approver", revokes=False, revises="nothing", answers=0.0, resumes_first=False)
     chance = random.Random(seed)
     approved_by: ApprovedBy = chance.choice(("nobody", "approver", "beforehand", "standing", "elsewhere"))
     plan = plan_of(chance, name=f"plan-{seed}")
@@ -75,19 +75,19 @@ def scenario_of(seed: int) -> Scenario:
         revokes=approved_by == "standing" and chance.random() < 0.4,
         revises=chance.choices(("nothing", "approved", "anything"), (3, 6, 1))[0],
         answers=1.0 if approved_by == "elsewhere" else 0.5,
-        looks_first=chance.random() < 0.5,
+        resumes_first=chance.random() < 0.5,
     )
 
 
 def _everything() -> ExecutionPlan:
-    plan = ExecutionPlan(id="everything", name="everything", description="A plan that comes to every place")
+    plan = ExecutionPlan(id="everything", name="everything", description="A plan that reaches every target")
     for index, effect in enumerate(TOOL_NAMES):
         undo = {"body": f"undo s{index} ${{{{ result.token }}}}", "secret": SECRET}
         rollback = None if effect == "read" else Rollback(tool_name=TOOL_NAMES[effect], parameters=undo)
         upstream = [step.id for step in plan.steps]
         body = {"body": body_of(plan, index, upstream), "secret": SECRET}
         plan.add_step(TOOL_NAMES[effect], f"Step {index}", body, id=f"s{index}", depends_on=upstream, rollback=rollback)
-    plan.add_step("write", "Fail", {"body": "s3", "secret": SECRET, "fails": FOR_GOOD}, id="s3", depends_on=[plan.steps[-1].id])
+    plan.add_step("write", "Fail", {"body": "s3", "secret": SECRET, "fails": ALWAYS}, id="s3", depends_on=[plan.steps[-1].id])
     return plan
 
 
@@ -120,10 +120,10 @@ def plan_of(chance: random.Random, *, name: str) -> ExecutionPlan:
     count = chance.randint(3, 9)
     fails_at = count - 1 if chance.random() < 0.4 else None
     for index in range(count):
-        _add_step(plan, chance, index, fails_for_good=index == fails_at)
+        _add_step(plan, chance, index, always_fails=index == fails_at)
     if chance.random() < 0.4:
         _add_group(plan, chance)
-    _add_sub_plan(plan, random.Random(f"sub-plan of {name}"))  # a source of its own, so that the rest of the plan of a seed stays as it is
+    _add_sub_plan(plan, random.Random(f"sub-plan of {name}"))  # its own source of randomness, so that the rest of the plan does not change
     _add_goals(plan, random.Random(f"goals of {name}"))
     if chance.random() < 0.5:
         plan.finally_ = [_final(chance, index) for index in range(chance.randint(1, 2))]
@@ -131,7 +131,7 @@ def plan_of(chance: random.Random, *, name: str) -> ExecutionPlan:
 
 
 def _add_group(plan: ExecutionPlan, chance: random.Random) -> None:
-    """Add a group of 2 or 3 steps, which may fail for one item. Their items run one at a time or two at once."""
+    """Add a group of 2 or 3 steps, which may fail for one item. Its items run one or two at a time."""
     items = list(range(chance.randint(2, 3)))
     after = [step.id for step in plan.steps if chance.random() < 0.3][-2:]
     inner = list[Step]()
@@ -140,7 +140,7 @@ def _add_group(plan: ExecutionPlan, chance: random.Random) -> None:
         effect: Effect = chance.choice(("read", "idempotent_write", "write"))
         name, tokens = f"g{index}", [f"${{{{ steps.g{index - 1}.result.token }}}}"] if index else []
         parameters: dict[str, Any] = {"body": " ".join((name, *tokens)), "secret": SECRET, "item": "${{ item }}"}
-        parameters |= {"fails": FOR_GOOD} if name == fails_at else {}
+        parameters |= {"fails": ALWAYS} if name == fails_at else {}
         undo = {"body": f"undo {name} ${{{{ result.token }}}}", "secret": SECRET, "item": "${{ item }}"}
         is_undone = effect != "read" and chance.random() < 0.6
         inner.append(
@@ -170,7 +170,7 @@ def _add_group(plan: ExecutionPlan, chance: random.Random) -> None:
 
 
 def _add_sub_plan(plan: ExecutionPlan, chance: random.Random) -> None:
-    """Have the plan run another one of 2 or 3 steps, perhaps with a gate, a failure, or a plan inside."""
+    """Add a sub-plan of 2 or 3 steps, perhaps with a gate, a failing step, or another sub-plan."""
     if chance.random() < 0.5:
         return
     after = [step.id for step in plan.steps if chance.random() < 0.3 and step.ask is None and step.for_each is None][-1:]
@@ -217,15 +217,15 @@ def _add_goals(plan: ExecutionPlan, chance: random.Random) -> None:
     plan.number_steps()
 
 
-def _goal_step(chance: random.Random, name: str, before: list[str], words: list[str]) -> Step:
-    kinds: tuple[Word, ...] = ("look", "failing", "broken", "put", "write", "unwanted", "ask")
+def _goal_step(chance: random.Random, name: str, before: list[str], tokens: list[str]) -> Step:
+    kinds: tuple[RoundKind, ...] = ("look", "failing", "broken", "put", "write", "unwanted", "ask")
     script = ["look", *chance.choices(kinds, (3, 1, 2, 3, 4, 2, 2), k=chance.randint(1, 4)), chance.choice(("end",) * 9 + ("abort",))]
     done_when = chance.choice((None, verdicts("met"), verdicts("not_met", "met"), verdicts("cannot_tell")))
     if done_when == verdicts("not_met", "met"):
-        script += ["look", "end"]  # it is judged again only with new evidence
+        script += ["look", "end"]  # a second check needs new evidence
     return Step(
         id=name,
-        goal=goal_text(script, words),
+        goal=goal_text(script, tokens),
         description=f"Goal {name}",
         tools=[*TOOL_NAMES.values()],
         done_when=done_when,
@@ -241,7 +241,7 @@ def _sub_plan(chance: random.Random, letter: str) -> ExecutionPlan:
     for index in range(chance.randint(2, 3)):
         effect: Effect = chance.choice(("read", "idempotent_write", "write"))
         name, tokens = f"{letter}{index}", f"${{{{ steps.{letter}{index - 1}.result.token }}}}" if index else "${{ inputs.word }}"
-        parameters: dict[str, Any] = {"body": f"{name} {tokens}", "secret": SECRET} | ({"fails": FOR_GOOD} if name == fails_at else {})
+        parameters: dict[str, Any] = {"body": f"{name} {tokens}", "secret": SECRET} | ({"fails": ALWAYS} if name == fails_at else {})
         undo = {"body": f"undo {name} ${{{{ result.token }}}} ${{{{ inputs.word }}}}", "secret": SECRET}
         is_undone = effect != "read" and chance.random() < 0.6
         rollback = Rollback(tool_name=TOOL_NAMES[effect], parameters=undo) if is_undone else None
@@ -263,21 +263,21 @@ def _final(chance: random.Random, index: int) -> Step:
     )
 
 
-def _add_step(plan: ExecutionPlan, chance: random.Random, index: int, *, fails_for_good: bool) -> None:
+def _add_step(plan: ExecutionPlan, chance: random.Random, index: int, *, always_fails: bool) -> None:
     upstream = [step.id for step in plan.steps if chance.random() < 1.5 / max(1, len(plan.steps))][-3:]
-    if fails_for_good and not upstream:
+    if always_fails and not upstream:
         upstream = [step.id for step in plan.steps[-1:]]
     effect: Effect = chance.choices(("read", "idempotent_write", "write"), (2, 3, 4))[0]
     is_list = chance.random() < 0.2
-    fails = FOR_GOOD if fails_for_good else int(chance.random() < 0.2)
+    fails = ALWAYS if always_fails else int(chance.random() < 0.2)
     fields: dict[str, Any] = {"for_each": f"${{{{ {list(range(chance.randint(2, 3)))} }}}}"} if is_list else {}
     if effect != "read" and chance.random() < 0.6:
         undo: Effect = chance.choice(("idempotent_write", "write"))
         body = {"body": f"undo s{index} ${{{{ result.token }}}}", "secret": SECRET} | ({"item": "${{ item }}"} if is_list else {})
         fields["rollback"] = Rollback(tool_name=TOOL_NAMES[undo], parameters=body)
-    if fails_for_good and chance.random() < 0.2:
+    if always_fails and chance.random() < 0.2:
         fields["on_error"] = "continue"
-    # A source of its own, so that the rest of the plan of a seed stays as it is without questions.
+    # Its own source of randomness, so that the rest of a seed's plan stays the same without questions.
     if effect == "read" and not is_list and not fails and random.Random(f"{plan.name} {index}").random() < 0.5:
         question = Question(question=body_of(plan, index, upstream), fields={"choice": Input()})
         plan.steps.append(Step(id=f"s{index}", ask=question, description=f"Step {index}", depends_on=upstream))
@@ -297,17 +297,17 @@ def _add_step(plan: ExecutionPlan, chance: random.Random, index: int, *, fails_f
 
 
 def body_of(plan: ExecutionPlan, index: int, upstream: list[str]) -> str:
-    """Return what a step says: its name, and the tokens that its upstream steps were told."""
+    """Return the body of a step's call: its name, and the tokens of its upstream steps."""
     return " ".join((f"s{index}", *_tokens(plan, upstream)))
 
 
 def _tokens(plan: ExecutionPlan, upstream: list[str]) -> list[str]:
     steps = {step.id: step for step in plan.steps}
-    return [f"${{{{ steps.{step_id}.{_word_of(steps[step_id])} }}}}" for step_id in upstream]
+    return [f"${{{{ steps.{step_id}.{_token_path(steps[step_id])} }}}}" for step_id in upstream]
 
 
-def _word_of(step: Step) -> str:
-    """Return where a step's result has the word that later steps repeat."""
+def _token_path(step: Step) -> str:
+    """Return the path of the token in a step's result, which later steps repeat."""
     if step.goal is not None:
         return "result.summary"
     return "result[0].token" if step.for_each else "result.token" if step.ask is None else "result.choice"

@@ -1,4 +1,4 @@
-"""The processes of a run, from outside: each is started, waited for with patience, and asked what it waits for where it does not end."""
+"""Starts the child processes of a run and waits for them. A process that does not end in time writes its stacks."""
 
 import asyncio
 import os
@@ -9,74 +9,74 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tests.faults import child
-from tests.faults.child import STACKS, STOPPED, Order, Told
+from tests.faults.child import STACKS, STOPPED, Order, Report
 from tests.processes import FORKS
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 STACKS_SECONDS = 10.0
-MOST_LOG = 8000
+MAX_LOG = 8000
 """Characters of the log that a violation shows."""
-SILENT = "no last word"
-"""The error of a process that ended, or had to be ended, without telling how its order went."""
+NO_REPORT = "no report"
+"""The error of a process that ended, or had to be ended, without a report."""
 
 
 @dataclass
 class Child:
-    """A process that does an order."""
+    """A process that executes an order."""
 
     process: BaseProcess
     pipe: Connection
     log: Path
-    heard: Told | None = None
+    last_report: Report | None = None
 
-    async def said(self) -> Told | None:
-        """Return what it tells first; None where it ended, or goes on for too long, without telling anything."""
-        await _readable_within(PATIENCE_SECONDS, self.pipe.fileno(), self.process.sentinel)
-        self._hear()
-        return self.heard
+    async def first_report(self) -> Report | None:
+        """Return the first report, or None if the process ended or timed out without one."""
+        await _readable_within(TIMEOUT_SECONDS, self.pipe.fileno(), self.process.sentinel)
+        self._receive()
+        return self.last_report
 
-    async def ended(self) -> Told:
-        """Return its last word, once it has ended; where it has none, an error that says how it ended, and the end of its log."""
-        in_time = await _readable_within(PATIENCE_SECONDS, self.process.sentinel)
+    async def final_report(self) -> Report:
+        """Return the last report after the process has ended. Without one, return an error with the exit code and the end of the log."""
+        in_time = await _readable_within(TIMEOUT_SECONDS, self.process.sentinel)
         if not in_time:
             await self._end()
-        self._hear()
+        self._receive()
         self.pipe.close()
-        if in_time and self.heard is not None and self.heard != STOPPED:
-            return self.heard
-        how = f"ended with {self.process.exitcode}" if in_time else f"did not end within {PATIENCE_SECONDS:g} s"
-        log = self.log.read_text(errors="replace")[-MOST_LOG:] if self.log.exists() else ""
-        return Told(error=SILENT, words=f"it {how}, after {self.heard}\n{log}")
+        if in_time and self.last_report is not None and self.last_report != STOPPED:
+            return self.last_report
+        how = f"ended with {self.process.exitcode}" if in_time else f"did not end within {TIMEOUT_SECONDS:g} s"
+        log = self.log.read_text(errors="replace")[-MAX_LOG:] if self.log.exists() else ""
+        return Report(error=NO_REPORT, message=f"it {how}, after {self.last_report}\n{log}")
 
     async def _end(self) -> None:
-        """Have it write what it waits for, which ends it."""
+        """Make the process write its stacks and end."""
         os.kill(self.process.pid or 0, STACKS)
         os.kill(self.process.pid or 0, signal.SIGCONT)
         if not await _readable_within(STACKS_SECONDS, self.process.sentinel):
             self.process.kill()
             await _readable_within(STACKS_SECONDS, self.process.sentinel)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             while self.pipe.poll():
-                self.heard = self.pipe.recv()
+                self.last_report = self.pipe.recv()
         except EOFError:
             pass
 
 
 def start(order: Order) -> Child:
-    """Start a process that does `order`: a forked one, that has imported all."""
+    """Start a forked process, with all imports done, that executes `order`."""
     ours, theirs = FORKS.Pipe(duplex=False)
-    process = FORKS.Process(target=child.obey, args=(order, theirs), daemon=True)
+    process = FORKS.Process(target=child.execute_order, args=(order, theirs), daemon=True)
     process.start()
     theirs.close()
-    return Child(process, ours, order.place.log)
+    return Child(process, ours, order.workspace.log)
 
 
 async def _readable_within(seconds: float, *files: int) -> bool:
-    """Return whether one of `files` can be read in time.
+    """Return whether one of `files` becomes readable in time.
 
-    No other thread than the event loop's asks how a process ended: of two that ask at once, one reads it, and the other is told 255.
+    Only the event loop's thread reads exit codes: if two threads read one at the same time, one of them gets 255.
     """
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     for file in files:

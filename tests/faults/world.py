@@ -1,4 +1,4 @@
-"""The oracle world: an append-only file with one line per effect, and the tools that act in it."""
+"""The external world: an append-only file with one line for each effect, and the tools that write to it."""
 
 import hashlib
 import json
@@ -15,58 +15,58 @@ from plan_adapter.options import Effect
 from plan_adapter.readable import call_name
 
 ROLLBACK = "rollback "
-"""How the name of a call begins that undoes a step."""
+"""The prefix of the names of rollback calls."""
 
 Unit: TypeAlias = tuple[str, int | None]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One effect, as the world saw it."""
+    """One effect in the world."""
 
     run: str
-    step: str  # its name; that of what undoes it begins with ROLLBACK
+    step: str  # its name, with the prefix ROLLBACK for a rollback call
     item: int | None
     attempt: int
     effect: Effect
-    key: str  # the idempotency key that came with it
+    key: str  # the idempotency key of the call
     body: str
-    secret: str  # only a digest of it
-    token: str  # what the caller was told
+    secret: str  # a digest of the secret
+    token: str  # in the result of the call
     at: float
     pid: int
-    epoch: int | None  # of the lease under which it was called
+    epoch: int | None  # of the lease of the calling process
 
     @property
     def unit(self) -> Unit:
-        """The step, or the item of it, that the effect belongs to."""
+        """The step and item of the effect."""
         return self.step, self.item
 
 
 def lines_of(path: Path) -> list[Line]:
-    """Return what has happened in the world at `path`, in its order."""
+    """Return the effects in the world at `path`, in order."""
     return [Line(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def digest_of_secret(secret: str) -> str:
-    """Return what the world keeps of a secret."""
+    """Return the digest of a secret that the world stores."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 class RefusedError(Exception):
-    """The world does not do it; nothing was done."""
+    """The world refuses a call, without an effect."""
 
 
 @dataclass
 class World:
-    """Where the tools of this process act."""
+    """The world of this process's tools."""
 
     path: Path = Path("/nowhere")
-    epoch_of: Callable[[str], int | None] = lambda _: None  # tells the lease of a run that this process holds
+    epoch_of: Callable[[str], int | None] = lambda _: None  # returns the epoch of this process's lease on a run
 
-    def act(self, effect: Effect, token: str, said: tuple[str, str, int | None, int], context: ToolContext) -> dict[str, Any]:
-        """Do what a tool does, and return what it returns."""
-        body, secret, item, fails = said
+    def act(self, effect: Effect, token: str, arguments: tuple[str, str, int | None, int], context: ToolContext) -> dict[str, Any]:
+        """Perform the effect of a tool call and return its result."""
+        body, secret, item, fails = arguments
         print(f"{context.step_id} uses {secret}")
         context.logger.info("%s uses %s", context.step_id, secret)
         if context.attempt <= fails:
@@ -88,7 +88,7 @@ class World:
         )
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            os.write(file, (json.dumps(asdict(line)) + "\n").encode())  # one call: lines of several processes do not mix
+            os.write(file, (json.dumps(asdict(line)) + "\n").encode())  # one call, so that lines of several processes do not mix
         finally:
             os.close(file)
         return {"token": token, "authorization": f"Bearer {secret}"}
@@ -99,19 +99,19 @@ HERE = World()
 
 @tool(effect="read")
 def look(body: str, secret: str, context: ToolContext, item: int | None = None, fails: int = 0) -> dict[str, Any]:
-    """Look; each look sees something else."""
+    """Look. Each call returns a new token."""
     return HERE.act("read", os.urandom(6).hex(), (body, secret, item, fails), context)
 
 
 @tool(effect="idempotent_write")
 def put(body: str, secret: str, context: ToolContext, item: int | None = None, fails: int = 0) -> dict[str, Any]:
-    """Put something there; under the same key it is the same thing."""
+    """Put something. Calls with the same key return the same token."""
     return HERE.act("idempotent_write", context.idempotency_key[:12], (body, secret, item, fails), context)
 
 
 @tool(effect="write")
 def write(body: str, secret: str, context: ToolContext, item: int | None = None, fails: int = 0) -> dict[str, Any]:
-    """Write; twice is once too often."""
+    """Write, which must not be repeated."""
     return HERE.act("write", os.urandom(6).hex(), (body, secret, item, fails), context)
 
 

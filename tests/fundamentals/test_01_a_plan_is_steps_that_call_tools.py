@@ -1,14 +1,14 @@
-"""A plan is a description and steps; a step calls a tool; a run says how each of them ended."""
+"""A plan has a description and steps. Each step calls a tool, and the run records how each step ended."""
 
 from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
 
 
 @tool(effect="read")
 def greet(name: str) -> str:
-    """Greet somebody.
+    """Greet a person.
 
     Args:
-        name: Whom to greet.
+        name: The person to greet.
     """
     return f"你好, {name}"
 
@@ -26,7 +26,7 @@ def test_a_plan_runs_its_steps_and_keeps_their_results() -> None:
     assert run.summary().progress == 100.0
 
 
-def test_the_reference_made_the_dependency() -> None:
+def test_a_reference_to_a_result_creates_a_dependency() -> None:
     plan = ExecutionPlan(description="Greet two people")
     plan.options.require_approval = False
     plan.options.allow_parallel = True

@@ -1,4 +1,4 @@
-"""Every problem of a plan is found before anything runs, with its place and what would be right."""
+"""Every problem in a plan is reported before anything runs, with its line and a suggested fix."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def look(path: str) -> str:
     return path
 
 
-def test_all_problems_come_at_once_each_with_its_line_and_a_hint() -> None:
+def test_all_problems_are_reported_at_once_with_their_lines_and_hints() -> None:
     plan, problems = read_document(DOCUMENT)
     assert plan is not None and problems == []
     found = find_problems(plan, ToolRegistry([look]))
@@ -34,7 +34,7 @@ def test_all_problems_come_at_once_each_with_its_line_and_a_hint() -> None:
     assert [problem.hint for problem in found] == ["did you mean `look`?", "did you mean `check`?"]
 
 
-def test_a_wrong_plan_is_refused_whole() -> None:
+def test_a_wrong_plan_is_refused_before_any_step_runs() -> None:
     with pytest.raises(InvalidPlanError) as refused:
         run_plan(load_plan(DOCUMENT), tools=ToolRegistry([look]), offline=True)
     assert len(refused.value.problems) == 2

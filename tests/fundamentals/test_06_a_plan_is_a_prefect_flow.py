@@ -1,4 +1,4 @@
-"""`compile_plan` gives an async Prefect flow whose parameters are the plan's inputs: to call, serve, deploy or nest."""
+"""`compile_plan` returns an async Prefect flow. Its parameters are the plan's inputs; call, serve, deploy or nest it."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def say(text: str) -> str:
 tools = ToolRegistry([say])
 
 
-async def test_the_flow_takes_the_plan_s_inputs_and_can_be_nested(prefect_server: Any) -> None:
+async def test_the_flow_takes_the_plans_inputs_and_can_be_nested(prefect_server: Any) -> None:
     restart = compile_plan(validate(load_plan(DOCUMENT), tools))
 
     @flow

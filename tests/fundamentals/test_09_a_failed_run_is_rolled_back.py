@@ -1,4 +1,4 @@
-"""A step may declare how it is rolled back. When the run fails, completed steps are rolled back, the last one first."""
+"""A step can declare how it is rolled back. When a run fails, its completed steps are rolled back, the last one first."""
 
 from plan_adapter import ExecutionPlan, ToolError, ToolRegistry, run_plan, tool
 from plan_adapter.plan import Rollback
@@ -23,7 +23,7 @@ def test_completed_steps_are_rolled_back_in_reverse_order() -> None:
 
     @tool(effect="write")
     def restart() -> None:
-        """Restart the service, which fails today."""
+        """Fail to restart the service."""
         raise ToolError("the unit file is broken")
 
     plan = ExecutionPlan(description="Restart behind the load balancer")

@@ -1,4 +1,4 @@
-"""A plan names its secrets. Their values are read when a step is called, and appear nowhere in the record."""
+"""A plan refers to secrets by name. Their values are read when a step is called, and are never recorded."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def plan_with_a_secret() -> ExecutionPlan:
     return plan
 
 
-async def test_the_tool_gets_the_value_and_the_record_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_tool_gets_the_value_and_the_record_is_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
 
     @tool(effect="read")
@@ -29,7 +29,7 @@ async def test_the_tool_gets_the_value_and_the_record_does_not(monkeypatch: pyte
         assert "hunter2" not in str(await store.attempts(run.id)) + str(await store.receipts(run.id))
 
 
-async def test_a_missing_secret_refuses_the_run_before_anything_is_called() -> None:
+async def test_a_run_with_a_missing_secret_is_refused_before_any_tool_is_called() -> None:
     @tool(effect="read")
     def login(header: str) -> str:
         """Log in."""

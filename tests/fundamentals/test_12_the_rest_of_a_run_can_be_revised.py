@@ -1,9 +1,9 @@
-"""A stopped run takes a new version of its plan. Completed steps and their results stay; the new version needs its own approval."""
+"""A stopped run can take a new version of its plan. Completed steps keep their results; the new version needs its own approval."""
 
 from plan_adapter import ExecutionPlan, ToolError, ToolRegistry, approve, aresume_run, arevise_run, arun_plan, tool
 
 
-async def test_a_step_that_failed_is_replaced_and_what_was_done_is_kept() -> None:
+async def test_a_failed_step_is_replaced_and_completed_steps_are_kept() -> None:
     called: list[str] = []
 
     @tool(effect="read")

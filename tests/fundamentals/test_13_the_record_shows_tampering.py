@@ -1,4 +1,4 @@
-"""Every change is an entry of an audit log in which each entry holds the digest of the one before."""
+"""Every change is an entry in an audit log. Each entry contains the digest of the one before, so tampering is detected."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from sqlalchemy import create_engine, text
 from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, arun_plan, tool
 
 
-async def test_an_altered_result_is_found(home: Path) -> None:
+async def test_an_altered_result_is_detected(home: Path) -> None:
     @tool(effect="read")
     def count() -> int:
         """Count the rows."""

@@ -1,4 +1,4 @@
-"""A planner asks a model for a plan. Its answer is checked like any plan, repaired if it is wrong, and never runs unapproved."""
+"""A planner asks a model for a plan. The answer is checked like any plan, repaired if it is wrong, and never runs unapproved."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Write the files in tests/gates/texts again, after a change of wording."""
+"""Regenerate the files in tests/gates/texts after a change of wording."""
 
 from tests.gates.test_text import SHOWN, TEXTS
 

@@ -1,4 +1,4 @@
-"""Gates are tested on SQLite; `make thorough` tests them on PostgreSQL, too."""
+"""Fixtures of the gate tests: SQLite by default, `make thorough` adds PostgreSQL."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,14 +18,14 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder that this package keeps its things in."""
+    """Return the home folder of this package for one test."""
     monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
 @pytest.fixture
 async def world(store_url: str, tmp_path: Path) -> AsyncIterator[World]:
-    """Return a store with tools whose calls are counted, and people who answer or do not."""
+    """Return a store with tools that record their calls."""
     async with PlanStore(store_url) as store:
         world = World(store, store_url, tmp_path)
         yield world

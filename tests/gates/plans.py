@@ -1,4 +1,4 @@
-"""An ordinary plan and a hostile one, and the tools that they call."""
+"""An ordinary plan, a hostile plan and a big plan, with the tools they call."""
 
 from typing import Any
 
@@ -47,12 +47,12 @@ approval digest
 
 
 def bound(plan: ExecutionPlan, **inputs: object) -> BoundPlan:
-    """`plan` with the tools of this module and `inputs`."""
+    """Return `plan` bound to `inputs` and the tools of this module."""
     return bind_inputs(validate(plan, TOOLS), inputs)
 
 
 def restart_plan() -> ExecutionPlan:
-    """A plan as people write it: two inputs, one of them secret, steps of each effect, a gate, items, long parameters."""
+    """Return a realistic plan: two inputs (one secret), steps of each effect, a gate, items and long parameters."""
     url = "https://ops:hunter2@${{ inputs.host }}/health"
     return ExecutionPlan(
         name="restart-service",
@@ -98,7 +98,7 @@ def _command(step_id: str, description: str, argv: list[Any], *, after: str, **f
 
 
 def hostile_plan(text: str = HOSTILE) -> ExecutionPlan:
-    """A plan with `text` wherever a plan may hold any text."""
+    """Return a plan with `text` in every field that takes free text."""
     return ExecutionPlan(
         name=text,
         description=text or "-",
@@ -112,7 +112,7 @@ def hostile_plan(text: str = HOSTILE) -> ExecutionPlan:
 
 
 def big_plan(steps: int) -> ExecutionPlan:
-    """A plan of `steps` steps in seven chains, every other one of which writes."""
+    """Return a plan of `steps` steps in seven chains; every other step writes."""
     plan = ExecutionPlan(description="Move every table")
     for number in range(steps):
         after = [f"s{number - 7}"] if number >= 7 else []

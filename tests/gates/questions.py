@@ -1,4 +1,4 @@
-"""A plan that asks a person a question, and strikes what they choose."""
+"""A plan that asks a person a question and acts on the answer."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ FIELDS = {
 }
 
 
-def deciding(*, timeout_ms: int = 0, fields: dict[str, Input] | None = None, **step: Any) -> ExecutionPlan:
-    """Return a plan whose second step has the answer; nobody has to approve the plan."""
+def plan_with_question(*, timeout_ms: int = 0, fields: dict[str, Input] | None = None, **step: Any) -> ExecutionPlan:
+    """Return a plan that asks a question and passes the answer to `strike`; the plan itself needs no approval."""
     plan = ExecutionPlan(description="Decide 决定, then strike", inputs={"site": Input(default="东站")})
     plan.options.require_approval = False
     plan.options.approval_timeout_ms = timeout_ms

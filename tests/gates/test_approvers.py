@@ -1,4 +1,4 @@
-"""Approvers of code: a function, and a policy of rules."""
+"""Tests of the built-in approvers: a callback function, and a policy of rules."""
 
 import asyncio
 from typing import Any
@@ -25,12 +25,12 @@ def request(*, name: str = "nightly-backup", step: str | None = None, by: str = 
     )
 
 
-def told(approval: Approval) -> tuple[Decision, str]:
+def decision_and_note(approval: Approval) -> tuple[Decision, str]:
     return approval.decision, approval.note
 
 
 @pytest.mark.parametrize(
-    ("said", "answer"),
+    ("returned", "answer"),
     [
         (True, ("approve", "")),
         (False, ("reject", "")),
@@ -42,33 +42,33 @@ def told(approval: Approval) -> tuple[Decision, str]:
         ("", ("reject", "")),
     ],
 )
-async def test_a_function_answers_with_what_it_returns(said: Any, answer: tuple[str, str]) -> None:
+async def test_the_return_value_of_a_function_is_its_answer(returned: Any, answer: tuple[str, str]) -> None:
     async def later(_: ApprovalRequest) -> Any:
         await asyncio.sleep(0)
-        return said
+        return returned
 
-    assert told(await CallbackApprover(lambda _: said).ask(request())) == answer
-    assert told(await CallbackApprover(later).ask(request())) == answer
+    assert decision_and_note(await CallbackApprover(lambda _: returned).ask(request())) == answer
+    assert decision_and_note(await CallbackApprover(later).ask(request())) == answer
 
 
-async def test_a_functions_answer_names_the_gate_and_proves_nobody() -> None:
+async def test_a_functions_answer_names_the_gate_and_carries_no_proof() -> None:
     answer = await CallbackApprover(lambda asked: asked.step_id == "drain", by="bot").ask(request(step="drain"))
     assert (answer.decision, answer.by, answer.known_by) == ("approve", "bot", "unverified")
     assert (answer.approval_digest, answer.run_id, answer.gate_id, answer.step_id, answer.item) == ("d" * 64, "run-1", "gate-1", "drain", 2)
 
 
-async def test_a_function_may_return_an_approval_of_its_own() -> None:
+async def test_a_callback_may_return_a_complete_approval() -> None:
     own = answer_to(request(), decision="approve", by="ana", known_by="totp")
     assert await CallbackApprover(lambda _: own).ask(request()) is own
 
 
-@pytest.mark.parametrize("said", [None, 1, 0, ["approve"], {"decision": "approve"}], ids=repr)
-async def test_what_is_no_answer_opens_nothing(said: Any) -> None:
+@pytest.mark.parametrize("returned", [None, 1, 0, ["approve"], {"decision": "approve"}], ids=repr)
+async def test_an_invalid_return_value_opens_no_gate(returned: Any) -> None:
     with pytest.raises(NotApprovedError, match="not an answer"):
-        await CallbackApprover(lambda _: said).ask(request())
+        await CallbackApprover(lambda _: returned).ask(request())
 
 
-async def test_what_a_function_raises_is_raised() -> None:
+async def test_an_exception_of_the_function_propagates() -> None:
     async def broken(_: ApprovalRequest) -> bool:
         raise ConnectionError("the chat is down")
 
@@ -76,12 +76,12 @@ async def test_what_a_function_raises_is_raised() -> None:
         await CallbackApprover(broken).ask(request())
 
 
-async def test_a_policy_without_a_rule_that_fits_rejects() -> None:
-    assert told(await PolicyApprover([]).ask(request())) == ("reject", "no rule of the policy matches")
+async def test_a_policy_without_a_matching_rule_rejects() -> None:
+    assert decision_and_note(await PolicyApprover([]).ask(request())) == ("reject", "no rule of the policy matches")
 
 
 @pytest.mark.parametrize(
-    ("rule", "fits"),
+    ("rule", "matching"),
     [
         (Rule(), {"plan", "step", "other"}),
         (Rule(step=None), {"plan", "other"}),
@@ -96,21 +96,21 @@ async def test_a_policy_without_a_rule_that_fits_rejects() -> None:
         (Rule(plan="nightly-*", requested_by={"ana"}), set[str]()),
     ],
 )
-async def test_a_rule_fits_where_all_that_it_says_is_so(rule: Rule, fits: set[str]) -> None:
+async def test_a_rule_matches_if_all_its_conditions_hold(rule: Rule, matching: set[str]) -> None:
     requests = {"plan": request(), "step": request(step="drain"), "other": request(name="restart", by="ana", digest="e" * 64)}
-    assert {name for name, asked in requests.items() if rule.fits(asked)} == fits
+    assert {name for name, asked in requests.items() if rule.fits(asked)} == matching
 
 
-async def test_the_first_rule_that_fits_answers() -> None:
+async def test_the_first_matching_rule_answers() -> None:
     policy = PolicyApprover(
         [Rule("reject", plan="prod-*", note="not by a machine"), Rule("approve", requested_by={"cron"})], by="night watch"
     )
-    assert told(await policy.ask(request(name="prod-db"))) == ("reject", "not by a machine")
+    assert decision_and_note(await policy.ask(request(name="prod-db"))) == ("reject", "not by a machine")
     answer = await policy.ask(request())
     assert (answer.decision, answer.by, answer.known_by) == ("approve", "night watch", "unverified")
 
 
-async def test_what_no_rule_fits_is_asked_of_another() -> None:
+async def test_a_request_without_a_matching_rule_goes_to_the_fallback_approver() -> None:
     policy = PolicyApprover([Rule(plan="nightly-*")], otherwise=CallbackApprover(lambda _: "request_changes", by="ana"))
     answer = await policy.ask(request(name="restart"))
     assert (answer.decision, answer.by) == ("request_changes", "ana")

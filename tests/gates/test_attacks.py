@@ -1,7 +1,7 @@
-"""Nothing opens a gate but a valid approval of exactly what waits there. `make thorough` tries each case on PostgreSQL, too.
+"""Tests of attacks on gates: only a valid approval of exactly the waiting content opens one. `make thorough` adds PostgreSQL.
 
-A case does something to a run that waits at its gate. Afterwards every gate that is still open is rejected: a run that was let
-through has called the tool `strike` by then, or does so instead of ending as rejected.
+Each attack acts on a run that waits at its gate. Afterwards the test rejects every gate that is still open. If the attack opened
+the gate, the run has called the tool `strike`, or calls it instead of ending as rejected.
 """
 
 from collections.abc import Awaitable, Callable
@@ -68,7 +68,7 @@ async def the_used_approval_of_another_run(world: World, gate: Gate) -> None:
         await world.store.ledger.use_approval(approval, run_id=gate.run_id)
 
 
-async def an_answer_of_other_content(world: World, gate: Gate) -> None:
+async def an_answer_for_other_content(world: World, gate: Gate) -> None:
     with pytest.raises(NotApprovedError):
         await world.answer(gate, approval_digest="0" * 64)
 
@@ -83,7 +83,7 @@ async def an_answer_to_a_gate_that_does_not_exist(world: World, gate: Gate) -> N
         await world.answer(replace(gate, id=new_id()))
 
 
-async def a_row_that_names_the_run_but_no_gate(world: World, gate: Gate) -> None:
+async def an_approval_row_without_a_gate(world: World, gate: Gate) -> None:
     await world.store.add_approval(another(world.approval(gate), gate_id=None))
 
 
@@ -91,15 +91,15 @@ async def an_approval_of_a_step(world: World, gate: Gate) -> None:
     await world.store.add_approval(another(world.approval(gate), gate_id=None, step_id="strike"))
 
 
-async def a_row_that_a_standing_approval_is_said_to_have_given(world: World, gate: Gate) -> None:
+async def an_approval_row_with_an_unknown_standing_approval(world: World, gate: Gate) -> None:
     await world.store.add_approval(another(world.approval(gate), gate_id=None, standing_id=new_id()))
 
 
-async def a_status_that_says_approved(world: World, gate: Gate) -> None:
+async def a_run_status_of_approved(world: World, gate: Gate) -> None:
     await world.sql("UPDATE runs SET status = 'approved' WHERE id = :run", run=gate.run_id)
 
 
-async def a_status_that_says_executing(world: World, gate: Gate) -> None:
+async def a_run_status_of_executing(world: World, gate: Gate) -> None:
     await world.sql("UPDATE runs SET status = 'executing' WHERE id = :run", run=gate.run_id)
 
 
@@ -111,13 +111,13 @@ async def a_closed_gate_without_an_answer(world: World, gate: Gate) -> None:
     await world.store.gates.close(gate.id, "cancelled")
 
 
-async def a_cancellation_and_then_an_answer(world: World, gate: Gate) -> None:
+async def an_answer_after_a_cancellation(world: World, gate: Gate) -> None:
     await world.store.cancel(gate.run_id, "not needed any more")
     with pytest.raises(RunConflictError, match="cancelled"):
         await world.answer(gate)
 
 
-async def a_rejection_and_then_an_approval(world: World, gate: Gate) -> None:
+async def an_approval_after_a_rejection(world: World, gate: Gate) -> None:
     await world.answer(gate, "reject", by="bo")
     with pytest.raises(RunConflictError, match="bo"):
         await world.answer(gate)
@@ -129,7 +129,7 @@ async def a_request_for_changes(world: World, gate: Gate) -> None:
         await world.answer(gate)
 
 
-async def an_approval_of_the_version_before(world: World, gate: Gate) -> None:
+async def an_approval_of_the_previous_version(world: World, gate: Gate) -> None:
     changed = world.plan()
     changed.steps[1].description = "Strike it harder"
     await arevise_run(gate.run_id, changed, tools=world.tools(), by="bo", store=world.store)
@@ -151,7 +151,7 @@ async def an_approval_of_another_tenant(world: World, gate: Gate) -> None:
             await others.gates.answer(gate.id, world.approval(gate))
 
 
-AT_THE_PLANS_GATE: tuple[Attack, ...] = (
+PLAN_GATE_ATTACKS: tuple[Attack, ...] = (
     nothing,
     an_approval_of_another_plan,
     an_approval_of_other_inputs,
@@ -161,37 +161,37 @@ AT_THE_PLANS_GATE: tuple[Attack, ...] = (
     the_approval_of_another_run,
     the_answer_at_the_gate_of_another_run,
     the_used_approval_of_another_run,
-    an_answer_of_other_content,
+    an_answer_for_other_content,
     an_answer_with_an_empty_digest,
     an_answer_to_a_gate_that_does_not_exist,
-    a_row_that_names_the_run_but_no_gate,
+    an_approval_row_without_a_gate,
     an_approval_of_a_step,
-    a_row_that_a_standing_approval_is_said_to_have_given,
-    a_status_that_says_approved,
-    a_status_that_says_executing,
+    an_approval_row_with_an_unknown_standing_approval,
+    a_run_status_of_approved,
+    a_run_status_of_executing,
     an_approver_written_into_the_run,
     a_closed_gate_without_an_answer,
-    a_cancellation_and_then_an_answer,
-    a_rejection_and_then_an_approval,
+    an_answer_after_a_cancellation,
+    an_approval_after_a_rejection,
     a_request_for_changes,
-    an_approval_of_the_version_before,
+    an_approval_of_the_previous_version,
     a_standing_approval_for_a_schedule,
     an_approval_of_another_tenant,
 )
 
 
-@pytest.mark.parametrize("attack", AT_THE_PLANS_GATE, ids=lambda attack: attack.__name__)
-async def test_a_run_that_waits_at_its_plans_gate_is_not_let_through_by(attack: Attack, world: World) -> None:
-    going = world.start()
+@pytest.mark.parametrize("attack", PLAN_GATE_ATTACKS, ids=lambda attack: attack.__name__)
+async def test_a_plan_gate_is_not_opened_by(attack: Attack, world: World) -> None:
+    task = world.start()
     await attack(world, await world.gate())
-    run = await world.end(going)
+    run = await world.end(task)
     assert await world.store.attempts(run.id) == []
     assert run.status is PlanStatus.CANCELLED
     assert run.reason in (RunReason.REJECTED, RunReason.CANCELLED)
 
 
-@pytest.mark.parametrize("attack", AT_THE_PLANS_GATE, ids=lambda attack: attack.__name__)
-async def test_a_run_whose_process_died_at_the_gate_is_not_resumed_by(attack: Attack, world: World) -> None:
+@pytest.mark.parametrize("attack", PLAN_GATE_ATTACKS, ids=lambda attack: attack.__name__)
+async def test_a_run_whose_process_died_at_its_gate_is_not_resumed_by(attack: Attack, world: World) -> None:
     run, gate = await world.detached()
     await attack(world, gate)
     with suppress(NotApprovedError, RunConflictError):
@@ -200,10 +200,10 @@ async def test_a_run_whose_process_died_at_the_gate_is_not_resumed_by(attack: At
 
 
 @on_both_databases
-async def test_the_same_runs_are_let_through_by_an_approval(world: World) -> None:
-    going = world.start()
+async def test_an_approval_lets_the_same_runs_through(world: World) -> None:
+    task = world.start()
     await world.answer(await world.gate())
-    assert (await going).status is PlanStatus.COMPLETED
+    assert (await task).status is PlanStatus.COMPLETED
     run, gate = await world.detached()
     await world.answer(gate)
     assert (await world.resume(run.id)).status is PlanStatus.COMPLETED
@@ -244,7 +244,7 @@ async def an_answer_with_the_plans_digest(world: World, gate: Gate) -> None:
         await world.answer(gate, approval_digest=run.approval_digest)
 
 
-AT_A_STEPS_GATE: tuple[Attack, ...] = (
+STEP_GATE_ATTACKS: tuple[Attack, ...] = (
     nothing,
     the_plans_own_approval,
     an_approval_of_another_step,
@@ -252,71 +252,71 @@ AT_A_STEPS_GATE: tuple[Attack, ...] = (
     an_approval_of_the_step_in_another_run,
     an_approval_of_other_parameters,
     an_answer_with_the_plans_digest,
-    an_answer_of_other_content,
+    an_answer_for_other_content,
     an_answer_to_a_gate_that_does_not_exist,
     a_closed_gate_without_an_answer,
-    a_rejection_and_then_an_approval,
+    an_approval_after_a_rejection,
     a_request_for_changes,
     a_standing_approval_for_a_schedule,
     an_approver_written_into_the_run,
-    a_status_that_says_approved,
+    a_run_status_of_approved,
 )
 
 
-@pytest.mark.parametrize("attack", AT_A_STEPS_GATE, ids=lambda attack: attack.__name__)
-async def test_a_step_that_waits_at_its_own_gate_is_not_let_through_by(attack: Attack, world: World) -> None:
-    going = world.start(world.plan(gated=True))
+@pytest.mark.parametrize("attack", STEP_GATE_ATTACKS, ids=lambda attack: attack.__name__)
+async def test_a_step_gate_is_not_opened_by(attack: Attack, world: World) -> None:
+    task = world.start(world.plan(gated=True))
     await attack(world, await world.gate(step="strike"))
-    run = await world.end(going)
+    run = await world.end(task)
     assert world.struck == []
     assert run.step("look").status is StepStatus.COMPLETED
     assert run.step("strike").status is StepStatus.SKIPPED
 
 
 @on_both_databases
-async def test_the_same_step_is_let_through_by_an_approval_of_its_call(world: World) -> None:
-    going = world.start(world.plan(gated=True))
+async def test_an_approval_of_the_call_opens_the_step_gate(world: World) -> None:
+    task = world.start(world.plan(gated=True))
     await world.answer(await world.gate(step="strike"))
-    assert (await going).status is PlanStatus.COMPLETED
+    assert (await task).status is PlanStatus.COMPLETED
     assert world.struck == ["a"]
 
 
-# Who may answer, and how they are known: said in a form, or by an approver of the process
+# Gate policies: who may answer, and with which proof
 
 POLICIES = {
-    "somebody_who_is_no_approver": (ApprovalPolicy(approvers=["bo"]), Answer("approve", "ana", channel="os_user")),
-    "a_name_that_only_looks_like_an_approvers": (ApprovalPolicy(approvers=["ana"]), Answer("approve", "аna", channel="os_user")),
-    "who_started_the_run": (ApprovalPolicy(self_approval=False), Answer("approve", "runner", channel="os_user")),
+    "somebody_who_is_not_an_approver": (ApprovalPolicy(approvers=["bo"]), Answer("approve", "ana", channel="os_user")),
+    "a_lookalike_of_an_approvers_name": (ApprovalPolicy(approvers=["ana"]), Answer("approve", "аna", channel="os_user")),
+    "the_requester_of_the_run": (ApprovalPolicy(self_approval=False), Answer("approve", "runner", channel="os_user")),
     "a_name_in_a_form": (ApprovalPolicy(known_by=["os_user"]), Answer("approve", "ana", channel="form")),
-    "a_name_that_a_program_gave": (ApprovalPolicy(known_by=["form", "os_user"]), Answer("approve", "ana")),
-    "a_code_where_no_secret_is_kept": (ApprovalPolicy(known_by=["totp"]), Answer("approve", "ana", code="123456")),
-    "a_signature_that_is_none": (
+    "a_name_from_a_program": (ApprovalPolicy(known_by=["form", "os_user"]), Answer("approve", "ana")),
+    "a_code_without_an_enrolled_seed": (ApprovalPolicy(known_by=["totp"]), Answer("approve", "ana", code="123456")),
+    "a_malformed_signature": (
         ApprovalPolicy(known_by=["ssh_signature"]),
         Answer("approve", "ana", signature="-----BEGIN SSH SIGNATURE-----"),
     ),
-    "a_wrong_code_where_none_is_asked_for": (ApprovalPolicy(), Answer("approve", "ana", code="000000", channel="os_user")),
-    "a_wrong_signature_where_none_is_asked_for": (ApprovalPolicy(), Answer("approve", "ana", signature="x", channel="os_user")),
-    "nobody": (ApprovalPolicy(approvers=["bo"]), Answer("approve", "", channel="os_user")),
+    "a_wrong_code_that_was_not_required": (ApprovalPolicy(), Answer("approve", "ana", code="000000", channel="os_user")),
+    "a_wrong_signature_that_was_not_required": (ApprovalPolicy(), Answer("approve", "ana", signature="x", channel="os_user")),
+    "an_empty_name": (ApprovalPolicy(approvers=["bo"]), Answer("approve", "", channel="os_user")),
 }
 
 
 @pytest.mark.parametrize(("policy", "answer"), POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
-async def test_a_gate_is_not_opened_by(policy: ApprovalPolicy, answer: Answer, gated: bool, world: World) -> None:
+async def test_the_gate_policy_refuses(policy: ApprovalPolicy, answer: Answer, gated: bool, world: World) -> None:
     form = FormAnswers((answer,))
-    going = world.start_with_form(world.plan(gated=gated, policy=policy), form)
+    task = world.start_with_form(world.plan(gated=gated, policy=policy), form)
     await world.gate(step="strike" if gated else None)
-    while not form.told:
+    while not form.replies:
         await world.store.changed(0.05)
-    run = await world.end(going)
+    run = await world.end(task)
     assert world.struck == []
     assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
-    assert form.told[0] is not None
-    assert answer.code is None or answer.code not in form.told[0]
+    assert form.replies[0] is not None
+    assert answer.code is None or answer.code not in form.replies[0]
 
 
 async def other_run(world: World, gate: Gate) -> tuple[str, Gate]:
-    """Return another run of the same content that waits at its gate, and that gate."""
+    """Return the id of another run of the same content that waits at its gate, and that gate."""
     world.start(world.plan(gated=gate.step_id is not None))
     other = await world.gate(step=gate.step_id, count=2)
     assert other.run_id != gate.run_id

@@ -1,4 +1,4 @@
-"""With one rule removed a gate does open: so the tests that it does not open see it, and each rule is needed."""
+"""Tests that each check is needed: with one check removed the gate opens, with all of them it stays closed."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -16,7 +16,7 @@ from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE, start
-from tests.gates.world import FormAnswers, Says, World, another
+from tests.gates.world import FixedApprover, FormAnswers, World, another
 
 Scenario = Callable[[World], Awaitable[None]]
 
@@ -25,14 +25,14 @@ async def the_approval_is_deleted_while_steps_run(world: World) -> None:
     async def delete(run: PlanRun, _step: object) -> None:
         await world.sql("DELETE FROM approvals WHERE run_id = :run", run=run.id)
 
-    await world.start(approver=Says(), hooks=Hooks(on_step_complete=delete))
+    await world.start(approver=FixedApprover(), hooks=Hooks(on_step_complete=delete))
 
 
 async def the_content_is_changed_while_steps_run(world: World) -> None:
     async def change(run: PlanRun, _step: object) -> None:
         await world.sql("UPDATE runs SET approval_digest = 'x' WHERE id = :run", run=run.id)
 
-    await world.start(approver=Says(), hooks=Hooks(on_step_complete=change))
+    await world.start(approver=FixedApprover(), hooks=Hooks(on_step_complete=change))
 
 
 async def the_standing_approval_is_revoked_while_steps_run(world: World) -> None:
@@ -42,7 +42,7 @@ async def the_standing_approval_is_revoked_while_steps_run(world: World) -> None
     async def revoke(_run: PlanRun, _step: object) -> None:
         await world.store.standing.revoke(given.id, by="bo")
 
-    await start(world, schedule=SCHEDULE, approver=Says("reject"), hooks=Hooks(on_step_complete=revoke))
+    await start(world, schedule=SCHEDULE, approver=FixedApprover("reject"), hooks=Hooks(on_step_complete=revoke))
 
 
 async def an_approval_of_other_inputs_is_given(world: World) -> None:
@@ -63,9 +63,9 @@ async def an_approval_is_used_twice(world: World) -> None:
         await start(world, approval)
 
 
-async def somebody_who_may_not_approves(world: World) -> None:
+async def somebody_who_is_not_an_approver_approves(world: World) -> None:
     with suppress(NotApprovedError):
-        await world.start(world.plan(policy=ApprovalPolicy(approvers=["bo"])), approver=Says(by="ana"))
+        await world.start(world.plan(policy=ApprovalPolicy(approvers=["bo"])), approver=FixedApprover(by="ana"))
 
 
 async def a_wrong_signature_is_given(world: World) -> None:
@@ -79,7 +79,7 @@ async def a_wrong_signature_is_given(world: World) -> None:
 async def an_answer_comes_after_the_gate_was_answered(world: World) -> None:
     run, gate = await world.detached()
     await world.answer(gate, "request_changes", by="bo")
-    await world.sql("UPDATE approvals SET gate_id = NULL")  # else the index, which allows a gate one answer, is a second rule
+    await world.sql("UPDATE approvals SET gate_id = NULL")  # else the unique index on gate_id refuses the second answer as well
     with suppress(RunConflictError):
         await world.answer(gate)
     with suppress(NotApprovedError):
@@ -95,7 +95,7 @@ async def an_answer_comes_after_the_expiry(world: World) -> None:
         await world.resume(run.id)
 
 
-async def an_answer_is_of_other_content(world: World) -> None:
+async def an_answer_for_other_content_is_given(world: World) -> None:
     run, gate = await world.detached()
     await world.sql("UPDATE gates SET approval_digest = 'x' WHERE id = :id", id=gate.id)
     with suppress(NotApprovedError):
@@ -104,7 +104,7 @@ async def an_answer_is_of_other_content(world: World) -> None:
         await world.resume(run.id)
 
 
-async def a_row_names_the_run_but_no_gate(world: World) -> None:
+async def an_approval_row_has_no_gate(world: World) -> None:
     run, gate = await world.detached()
     await world.store.add_approval(another(world.approval(gate), gate_id=None))
     with suppress(NotApprovedError):
@@ -115,41 +115,41 @@ async def a_step_was_approved_with_other_parameters(world: World) -> None:
     run = await _step_approved_before_a_crash(world)
     await world.sql("UPDATE approvals SET approval_digest = 'x' WHERE step_id = 'strike'")
     with suppress(NotApprovedError):
-        await world.resume(run.id, approver=Says("reject"))
+        await world.resume(run.id, approver=FixedApprover("reject"))
 
 
 async def the_approval_of_a_step_was_used_in_an_earlier_start(world: World) -> None:
     plan = world.plan(gated=True)
     plan.steps[1].done_when = "${{ inputs.target == 'b' }}"  # never met
-    run = await world.start(plan, approver=Says())
+    run = await world.start(plan, approver=FixedApprover())
     world.struck.clear()
-    await world.resume(run.id, approver=Says("reject"))
+    await world.resume(run.id, approver=FixedApprover("reject"))
 
 
-async def a_gated_step_is_called_without_being_asked_about(world: World) -> None:
-    await world.start(world.plan(gated=True), approver=Says("reject"))
+async def a_gated_step_is_rejected(world: World) -> None:
+    await world.start(world.plan(gated=True), approver=FixedApprover("reject"))
 
 
-async def a_schedule_runs_with_inputs_that_are_not_covered(world: World) -> None:
+async def a_scheduled_run_has_uncovered_inputs(world: World) -> None:
     await world.store.standing.add(await standing(world, inputs={"target": "[b-z]"}))
-    await start(world, schedule=SCHEDULE, approver=Says("reject"))
+    await start(world, schedule=SCHEDULE, approver=FixedApprover("reject"))
 
 
 async def a_standing_approval_is_used_up(world: World) -> None:
     await world.store.standing.add(await standing(world, max_runs=1))
-    await start(world, schedule=SCHEDULE, approver=Says("reject"))
+    await start(world, schedule=SCHEDULE, approver=FixedApprover("reject"))
     world.struck.clear()
-    await start(world, schedule=SCHEDULE, approver=Says("reject"))
+    await start(world, schedule=SCHEDULE, approver=FixedApprover("reject"))
 
 
-async def a_standing_approval_of_somebody_who_may_not(world: World) -> None:
+async def a_standing_approval_is_given_by_somebody_who_is_not_an_approver(world: World) -> None:
     world.settings = Settings(approvers=("bo",))
     await world.store.standing.add(await standing(world))
     with suppress(NotApprovedError):
-        await start(world, schedule=SCHEDULE, approver=Says("reject", by="bo"))
+        await start(world, schedule=SCHEDULE, approver=FixedApprover("reject", by="bo"))
 
 
-async def an_approval_is_of_another_tenant(world: World) -> None:
+async def an_approval_of_another_tenant_is_given(world: World) -> None:
     from plan_adapter import PlanStore
 
     async with PlanStore(world.url, tenant_id="others") as others:
@@ -166,19 +166,22 @@ async def _step_approved_before_a_crash(world: World) -> PlanRun:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StoreRecorder, "intent", disk_full_at(StoreRecorder.intent, step="strike"))
         with pytest.raises(StoreError):
-            await world.start(world.plan(gated=True), approver=Says())
+            await world.start(world.plan(gated=True), approver=FixedApprover())
     return (await world.store.runs())[0]
 
 
 PERMISSION, APPROVALS, GATES = "plan_adapter.store.permission", "plan_adapter.store.approvals", "plan_adapter.store.gates"
 
 VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
-    "no check in the transaction of the intent": (
+    "no approval check in the transaction of the intent": (
         the_approval_is_deleted_while_steps_run,
         {f"{PERMISSION}.plan_is_approved": lambda *_: None},
     ),
-    "digests are not compared there": (the_content_is_changed_while_steps_run, {f"{PERMISSION}.is_same_content": lambda *_: True}),
-    "a revocation is not looked at": (the_standing_approval_is_revoked_while_steps_run, {f"{PERMISSION}.why_revoked": lambda _: None}),
+    "digests are not compared in the transaction of the intent": (
+        the_content_is_changed_while_steps_run,
+        {f"{PERMISSION}.is_same_content": lambda *_: True},
+    ),
+    "revocations are ignored": (the_standing_approval_is_revoked_while_steps_run, {f"{PERMISSION}.why_revoked": lambda _: None}),
     "the digest of a given approval is not compared": (
         an_approval_of_other_inputs_is_given,
         {
@@ -186,7 +189,7 @@ VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
             f"{PERMISSION}.is_same_content": lambda *_: True,
         },
     ),
-    "the expiry is not compared": (
+    "the expiry is not checked": (
         an_expired_approval_is_given,
         {
             "plan_adapter.runs.approval.approved_plan": lambda bound, approval, now: _approved(bound, approval),
@@ -197,15 +200,15 @@ VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
         an_approval_is_used_twice,
         {f"{APPROVALS}.use": lambda _, approval, **__: approval, f"{PERMISSION}.plan_is_approved": lambda *_: None},
     ),
-    "the rules are not looked at": (
-        somebody_who_may_not_approves,
+    "the gate policy is not checked": (
+        somebody_who_is_not_an_approver_approves,
         {f"plan_adapter.runs.{module}.refusal": lambda *_, **__: None for module in ("keeper", "answers")},
     ),
     "signatures are not verified": (a_wrong_signature_is_given, {"plan_adapter.gates.identity.signer": lambda *_, **__: "ana"}),
     "a closed gate takes answers": (an_answer_comes_after_the_gate_was_answered, {f"{GATES}._is_open": true}),
-    "a gate takes answers for ever": (an_answer_comes_after_the_expiry, {f"{GATES}._is_in_time": true}),
-    "any row of the run counts": (
-        a_row_names_the_run_but_no_gate,
+    "a gate never expires": (an_answer_comes_after_the_expiry, {f"{GATES}._is_in_time": true}),
+    "any approval of the run is accepted": (
+        an_approval_row_has_no_gate,
         {"plan_adapter.runs.approval.is_of_run": lambda row, run: row.run_id == run.id},
     ),
     "the digest of a call is not compared": (
@@ -219,17 +222,17 @@ VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
         the_approval_of_a_step_was_used_in_an_earlier_start,
         {f"{PERMISSION}.count_use": lambda *_: None, f"{PERMISSION}.is_use_left": lambda _: True},
     ),
-    "no step is gated": (a_gated_step_is_called_without_being_asked_about, {"plan_adapter.runs.step_gates.needs_gate": lambda *_: False}),
+    "no step is gated": (a_gated_step_is_rejected, {"plan_adapter.runs.step_gates.needs_gate": lambda *_: False}),
     "inputs of standing approvals are not compared": (
-        a_schedule_runs_with_inputs_that_are_not_covered,
+        a_scheduled_run_has_uncovered_inputs,
         {"plan_adapter.runs.standing.covers": lambda *_, **__: None},
     ),
     "uses of standing approvals are not counted": (
         a_standing_approval_is_used_up,
         {"plan_adapter.runs.standing.covers": lambda *_, **__: None, "plan_adapter.store.standing._is_usable": true},
     ),
-    "standing approvals are anybody's": (
-        a_standing_approval_of_somebody_who_may_not,
+    "anybody may give a standing approval": (
+        a_standing_approval_is_given_by_somebody_who_is_not_an_approver,
         {"plan_adapter.runs.standing.refusal": lambda *_, **__: None},
     ),
 }
@@ -242,7 +245,9 @@ def _approved(bound: Any, approval: Any) -> Any:
 
 
 @pytest.mark.parametrize(("scenario", "patches"), VARIANTS.values(), ids=VARIANTS)
-async def test_a_gate_opens_where(scenario: Scenario, patches: dict[str, Any], world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_gate_opens_without_a_check(
+    scenario: Scenario, patches: dict[str, Any], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, replacement in patches.items():
         monkeypatch.setattr(name, replacement)
     with suppress(NotApprovedError, RunConflictError):
@@ -251,12 +256,12 @@ async def test_a_gate_opens_where(scenario: Scenario, patches: dict[str, Any], w
 
 
 SCENARIOS = dict.fromkeys(
-    [*(scenario for scenario, _ in VARIANTS.values()), an_answer_is_of_other_content, an_approval_is_of_another_tenant]
+    [*(scenario for scenario, _ in VARIANTS.values()), an_answer_for_other_content_is_given, an_approval_of_another_tenant_is_given]
 )
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-async def test_no_gate_opens_where(scenario: Scenario, world: World) -> None:
+async def test_the_gate_stays_closed_with_all_checks(scenario: Scenario, world: World) -> None:
     await scenario(world)
     assert world.struck == []
 
@@ -269,12 +274,12 @@ CHECKED_IN_A_TRANSACTION = (
     the_approval_of_a_step_was_used_in_an_earlier_start,
     an_answer_comes_after_the_expiry,
     a_standing_approval_is_used_up,
-    an_approval_is_of_another_tenant,
+    an_approval_of_another_tenant_is_given,
 )
 
 
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("scenario", CHECKED_IN_A_TRANSACTION, ids=lambda scenario: scenario.__name__)
-async def test_postgresql_opens_no_gate_where(scenario: Scenario, world: World) -> None:
+async def test_the_gate_stays_closed_with_all_checks_on_postgresql(scenario: Scenario, world: World) -> None:
     await scenario(world)
     assert world.struck == []

@@ -1,4 +1,4 @@
-"""A tool whose definition is not the one that was approved: the run's gate opens again, shows what changed, and its answer covers that."""
+"""Tests of tool drift: when a tool's definition differs from the approved one, the gate reopens, shows the change and asks again."""
 
 import asyncio
 from dataclasses import replace
@@ -23,12 +23,12 @@ from plan_adapter.options import ApprovalPolicy
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.status import RunReason
-from tests.gates.world import Says, Silent, World
+from tests.gates.world import FixedApprover, Silent, World
 from tests.store.conftest import on_both_databases
 
 
 class Shop:
-    """Tools of which one fails until it is mended, and what was called."""
+    """Tools that record their calls; `ship` fails while `is_broken`."""
 
     def __init__(self) -> None:
         self.called: list[str] = []
@@ -37,7 +37,7 @@ class Shop:
     def tools(
         self, *, effect: str = "idempotent_write", force: bool = False, permissions: tuple[str, ...] = (), guard: str = "write"
     ) -> ToolRegistry:
-        """Return the tools; `ship` is as it is told to be, and so is the effect of `guard`."""
+        """Return the tools, with the given definition of `ship` and effect of `guard`."""
 
         def build(name: str) -> str:
             """Build."""
@@ -65,7 +65,7 @@ class Shop:
         return ToolRegistry([tool(effect="write")(build), asking, shipping])
 
     def plan(self, *, policy: ApprovalPolicy | None = None, timeout_ms: int = 0, asks: bool = True) -> ExecutionPlan:
-        """Build, then ship."""
+        """Return a plan that builds, then ships."""
         plan = ExecutionPlan(description="Build 商店, then ship it", approval=policy, permissions=["net", "disk", "网络", "a", "b"])
         plan.add_step("build", "Build", {"name": "商店"}, id="build")
         plan.add_step("ship", "Ship", {"name": "${{ steps.build.result }}"}, id="ship", depends_on=["build"])
@@ -80,7 +80,7 @@ def shop() -> Shop:
 
 
 async def stopped(world: World, shop: Shop, plan: ExecutionPlan | None = None) -> PlanRun:
-    """A run that was approved, built, and could not ship; by now it could."""
+    """Return an approved run that built and failed to ship; `ship` works from now on."""
     plan = plan or shop.plan()
     run_request = world.run_request(approval=approve(plan, tools=shop.tools(), by="ana"))
     run = await execute_plan(world.bound(plan, tools=shop.tools()), run_request=run_request, store=world.store, offline=True)
@@ -90,15 +90,15 @@ async def stopped(world: World, shop: Shop, plan: ExecutionPlan | None = None) -
 
 
 def resuming(world: World, run: PlanRun, tools: ToolRegistry, approver: Any = None, **given: Any) -> "asyncio.Task[PlanRun]":
-    going = asyncio.ensure_future(world.resume(run.id, tools=tools, approver=approver or Silent(), **given))
-    world.going.append(going)
-    return going
+    task = asyncio.ensure_future(world.resume(run.id, tools=tools, approver=approver or Silent(), **given))
+    world.tasks.append(task)
+    return task
 
 
 @on_both_databases
-async def test_the_gate_opens_again_with_what_changed_and_its_approval_covers_the_rest(world: World, shop: Shop) -> None:
+async def test_the_gate_reopens_with_the_tool_drift_and_its_approval_covers_the_rest(world: World, shop: Shop) -> None:
     run = await stopped(world, shop)
-    going = resuming(world, run, shop.tools(effect="write", force=True, permissions=("net",)), requested_by="li")
+    task = resuming(world, run, shop.tools(effect="write", force=True, permissions=("net",)), requested_by="li")
     gate = await with_text(world, await world.gate())
     assert "### Tools that changed\n\n- ⚠️ **MAY DO MORE THAN BEFORE:** `ship`, called by `ship`\n" in gate.text
     assert "  - effect: idempotent_write → **write**\n  - **permissions added**: `net`\n" in gate.text
@@ -106,14 +106,14 @@ async def test_the_gate_opens_again_with_what_changed_and_its_approval_covers_th
     assert "parameter added: `token`" in gate.text
     assert "s3cret-default" not in gate.text
     assert "- unchanged: `build`\n" in gate.text
-    assert "### What changed\n" not in gate.text  # of the plan nothing did
+    assert "### What changed\n" not in gate.text  # the plan itself is unchanged
     assert "the code of `ship` has changed since attempt 1 of `ship`" in gate.text
     (replaced,) = await world.store.revisions.of_run(run.id)
     assert (replaced.digest, replaced.approval_digest, replaced.by) == (run.digest, run.approval_digest, "li")
     assert replaced.note == "tools changed: `ship` (parameters, effect, permissions)"
     assert [definition["name"] for definition in replaced.definitions or ()] == ["build", "ship"]
     await world.answer(gate)
-    done = await going
+    done = await task
     assert (done.status, shop.called) == (PlanStatus.COMPLETED, ["build 商店", "ship 商店-1"])
     assert (done.step("build").carried, done.approved_by, done.id) == (True, "ana", run.id)
     assert (await world.store.verify(run.id)).ok
@@ -137,18 +137,18 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("before", "after", "told"), CHANGES.values(), ids=CHANGES)
-async def test_every_change_of_a_definition_is_shown(
-    before: dict[str, Any], after: dict[str, Any], told: str, world: World, shop: Shop
+@pytest.mark.parametrize(("before", "after", "shown"), CHANGES.values(), ids=CHANGES)
+async def test_the_gate_shows_each_change_of_a_tool_definition(
+    before: dict[str, Any], after: dict[str, Any], shown: str, world: World, shop: Shop
 ) -> None:
     run, gate = await detached(world, shop, shop.tools(**before))
-    going = resuming(world, run, shop.tools(**after))
+    task = resuming(world, run, shop.tools(**after))
     fresh = await another_gate(world, gate)
-    assert told in fresh.text
+    assert shown in fresh.text
     assert (await world.store.gates.get(gate.id)).end == "superseded"
     shop.is_broken = False
     await world.answer(fresh)
-    assert (await going).status is PlanStatus.COMPLETED
+    assert (await task).status is PlanStatus.COMPLETED
 
 
 async def detached(world: World, shop: Shop, tools: ToolRegistry) -> tuple[PlanRun, Gate]:
@@ -158,7 +158,7 @@ async def detached(world: World, shop: Shop, tools: ToolRegistry) -> tuple[PlanR
 
 
 async def another_gate(world: World, than: Gate) -> Gate:
-    """Return the gate that took the place of one."""
+    """Return the gate that replaced `than`, with its text."""
     while (gate := await world.gate()).id == than.id:
         await world.store.changed(0.5)
     return await with_text(world, gate)
@@ -168,38 +168,36 @@ async def with_text(world: World, gate: Gate) -> Gate:
     return await world.store.gates.get(gate.id)
 
 
-async def test_a_rejection_of_what_changed_ends_the_run(world: World, shop: Shop) -> None:
+async def test_rejecting_the_changed_tools_ends_the_run(world: World, shop: Shop) -> None:
     run = await stopped(world, shop)
-    ended = await world.resume(run.id, tools=shop.tools(effect="write"), approver=Says("reject", note="no 不行"))
+    ended = await world.resume(run.id, tools=shop.tools(effect="write"), approver=FixedApprover("reject", note="no 不行"))
     assert (ended.status, ended.reason, ended.rejection_note) == (PlanStatus.CANCELLED, RunReason.REJECTED, "no 不行")
     assert shop.called == ["build 商店"]
     with pytest.raises(RunConflictError, match="was rejected"):
-        await world.resume(run.id, tools=shop.tools(), approver=Says())
+        await world.resume(run.id, tools=shop.tools(), approver=FixedApprover())
 
 
-async def test_where_nobody_answers_in_time_the_run_ends_as_expired(world: World, shop: Shop) -> None:
+async def test_an_unanswered_tool_drift_gate_ends_the_run_as_expired(world: World, shop: Shop) -> None:
     run = await stopped(world, shop, shop.plan(timeout_ms=50))
     ended = await world.resume(run.id, tools=shop.tools(effect="write"), approver=Silent())
     assert (ended.status, ended.reason, shop.called) == (PlanStatus.CANCELLED, RunReason.EXPIRED, ["build 商店"])
 
 
 @pytest.mark.parametrize(("by", "did"), [("runner", "started this run"), ("li", "changed this run")])
-async def test_neither_who_started_the_run_nor_who_brought_the_other_tools_approves_them(
-    by: str, did: str, world: World, shop: Shop
-) -> None:
+async def test_neither_the_starter_nor_the_resumer_may_approve_tool_drift(by: str, did: str, world: World, shop: Shop) -> None:
     run = await stopped(world, shop, shop.plan(policy=ApprovalPolicy(self_approval=False)))
     with pytest.raises(NotApprovedError, match=f"{by} {did} and may not approve it"):
-        await world.resume(run.id, tools=shop.tools(effect="write"), approver=Says(by=by), requested_by="li")
+        await world.resume(run.id, tools=shop.tools(effect="write"), approver=FixedApprover(by=by), requested_by="li")
     assert shop.called == ["build 商店"]
-    # Nor with an approval that was made before.
+    # An approval given in advance is refused as well.
     given = replace(approve(shop.plan(policy=ApprovalPolicy(self_approval=False)), tools=shop.tools(effect="write"), by=by), by=by)
     with pytest.raises(NotApprovedError, match=f"{by} {did} and may not approve it"):
         await world.resume(run.id, tools=shop.tools(effect="write"), approval=given, requested_by="li")
-    done = await world.resume(run.id, tools=shop.tools(effect="write"), approver=Says(by="ana"), requested_by="li")
+    done = await world.resume(run.id, tools=shop.tools(effect="write"), approver=FixedApprover(by="ana"), requested_by="li")
     assert done.status is PlanStatus.COMPLETED
 
 
-async def test_with_nobody_to_ask_nothing_is_changed_or_the_run_is_left_at_its_gate(world: World, shop: Shop) -> None:
+async def test_tool_drift_without_an_approver_changes_nothing_or_leaves_the_run_at_its_gate(world: World, shop: Shop) -> None:
     run = await stopped(world, shop)
     before = await world.store.export(run.id)
     other = shop.tools(effect="write", permissions=("net",))
@@ -210,52 +208,52 @@ async def test_with_nobody_to_ask_nothing_is_changed_or_the_run_is_left_at_its_g
         await world.resume(run.id, tools=other, approval=old)
     assert await world.store.export(run.id) == before
 
-    async def left() -> PlanRun:
+    async def start_again() -> PlanRun:
         return await execute_resume(
             run.id, tools=other, run_request=world.run_request(), store=world.store, offline=True, record_pending=True
         )
 
-    waiting = await left()
-    assert (waiting.status, waiting.step("ship").status) == (PlanStatus.PENDING_APPROVAL, "failed")  # as it was, until it goes on
+    waiting = await start_again()
+    assert (waiting.status, waiting.step("ship").status) == (PlanStatus.PENDING_APPROVAL, "failed")  # unchanged until the run resumes
     gate = await world.gate()
-    assert (await left()).status is PlanStatus.PENDING_APPROVAL
+    assert (await start_again()).status is PlanStatus.PENDING_APPROVAL
     assert (await world.gate()).id == gate.id
     await world.answer(gate)
     assert (await world.resume(run.id, tools=other)).status is PlanStatus.COMPLETED
     assert shop.called == ["build 商店", "ship 商店-1"]
 
 
-async def test_an_approval_of_the_new_content_that_was_made_before_is_taken(world: World, shop: Shop) -> None:
+async def test_an_advance_approval_of_the_new_content_is_accepted(world: World, shop: Shop) -> None:
     run = await stopped(world, shop)
     other = shop.tools(effect="write")
     done = await world.resume(run.id, tools=other, approval=approve(shop.plan(), tools=other, by="bo"))
     assert (done.status, done.approved_by) == (PlanStatus.COMPLETED, "bo")
 
 
-async def test_back_with_the_tools_that_were_approved_nobody_is_asked_again(world: World, shop: Shop) -> None:
+async def test_returning_to_the_approved_tools_needs_no_new_approval(world: World, shop: Shop) -> None:
     run = await stopped(world, shop)
-    going = resuming(world, run, shop.tools(effect="write"))
+    task = resuming(world, run, shop.tools(effect="write"))
     await world.gate()
-    going.cancel()
-    await asyncio.gather(going, return_exceptions=True)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     done = await world.resume(run.id, tools=shop.tools())
     assert (done.status, len(await world.store.revisions.of_run(run.id))) == (PlanStatus.COMPLETED, 2)
 
 
-async def test_who_approves_sees_all_that_changed_since_somebody_approved(world: World, shop: Shop) -> None:
+async def test_the_approver_sees_every_change_since_the_last_approval(world: World, shop: Shop) -> None:
     run = await stopped(world, shop)
     first = resuming(world, run, shop.tools(permissions=("net",)))
     gate = await world.gate()
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
-    going = resuming(world, run, shop.tools(permissions=("net", "disk")))
+    task = resuming(world, run, shop.tools(permissions=("net", "disk")))
     fresh = await another_gate(world, gate)
     assert "**permissions added**: `disk`, `net`\n" in fresh.text
     await world.answer(fresh)
-    assert (await going).status is PlanStatus.COMPLETED
+    assert (await task).status is PlanStatus.COMPLETED
 
 
-async def test_a_plan_without_approval_resumes_and_names_the_changed_tools(world: World, shop: Shop) -> None:
+async def test_a_plan_without_approval_resumes_and_records_the_changed_tools(world: World, shop: Shop) -> None:
     run = await stopped(world, shop, shop.plan(asks=False))
     done = await world.resume(run.id, tools=shop.tools(effect="write"))
     assert (done.status, [row.note for row in await world.store.revisions.of_run(run.id)]) == (
@@ -265,18 +263,18 @@ async def test_a_plan_without_approval_resumes_and_names_the_changed_tools(world
 
 
 @pytest.mark.parametrize("changed", ["ship", "guard"])
-async def test_the_approval_of_a_single_call_counts_where_its_tool_is_as_it_was(changed: str, world: World, shop: Shop) -> None:
+async def test_a_call_approval_is_valid_while_its_tool_is_unchanged(changed: str, world: World, shop: Shop) -> None:
     plan, shop.is_broken = shop.plan(), False
     guard = plan.add_step("guard", "Ask first", {"name": "门"}, id="guard", depends_on=["build"], requires_approval=True)
     plan.step("ship").depends_on.append(guard.id)
     work = execute_plan(world.bound(plan, tools=shop.tools()), run_request=world.run_request(Silent()), store=world.store, offline=True)
-    going = asyncio.ensure_future(work)
-    world.going.append(going)
+    task = asyncio.ensure_future(work)
+    world.tasks.append(task)
     await world.answer(await world.gate())
     gate = await world.gate(step="guard")
-    going.cancel()
-    await asyncio.gather(going, return_exceptions=True)
-    # As if the process had died, and nobody had cancelled anything: the gate is open, and is answered.
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    # Reopen the gate, as if the process had died instead of cancelling, and answer it.
     await world.sql('UPDATE gates SET closed_at = NULL, "end" = NULL, owner = NULL WHERE id = :gate', gate=gate.id)
     await world.answer(gate)
     again = resuming(
@@ -291,7 +289,7 @@ async def test_the_approval_of_a_single_call_counts_where_its_tool_is_as_it_was(
     assert len(asked) == (2 if changed == "guard" else 1)
 
 
-async def test_a_new_version_of_the_plan_shows_which_tools_changed_too(world: World, shop: Shop) -> None:
+async def test_the_gate_of_a_revised_plan_also_shows_changed_tools(world: World, shop: Shop) -> None:
     run = await stopped(world, shop)
     plan = shop.plan()
     plan.step("build").rollback = None
@@ -302,25 +300,25 @@ async def test_a_new_version_of_the_plan_shows_which_tools_changed_too(world: Wo
     assert "- ⚠️ **MAY DO MORE THAN BEFORE:** `ship`, called by `ship`\n  - effect: idempotent_write → **write**\n" in text
 
 
-async def test_a_record_that_was_altered_is_not_taken_for_changed_tools(world: World, shop: Shop) -> None:
+async def test_an_altered_record_is_not_mistaken_for_tool_drift(world: World, shop: Shop) -> None:
     run = await stopped(world, shop)
     await world.sql("UPDATE runs SET definitions = replace(definitions, 'idempotent_write', 'write') WHERE id = :run", run=run.id)
     with pytest.raises(NotApprovedError, match="its record was altered"):
-        await world.resume(run.id, tools=shop.tools(effect="write"), approver=Says())
+        await world.resume(run.id, tools=shop.tools(effect="write"), approver=FixedApprover())
     assert shop.called == ["build 商店"]
 
 
-async def test_a_tool_that_now_needs_a_permission_that_the_plan_does_not_give_is_not_called(world: World, shop: Shop) -> None:
+async def test_a_tool_that_now_needs_an_ungranted_permission_is_not_called(world: World, shop: Shop) -> None:
     plan = shop.plan()
     plan.permissions = []
     run, locked = await stopped(world, shop, plan), shop.tools(permissions=("net",))
     with pytest.raises(InvalidPlanError, match="`ship` needs the permission `net`, which the plan does not give"):
-        await world.resume(run.id, tools=locked, approver=Says())
+        await world.resume(run.id, tools=locked, approver=FixedApprover())
     assert shop.called == ["build 商店"]
     plan.permissions = ["net"]
     await arevise_run(run.id, plan, tools=locked, by="li", store=world.store)
     text = (await with_text(world, await world.gate())).text
     assert '- `permissions`: nothing → `["net"]`\n' in text
     assert "- permissions that its tools get: `net`\n" in text
-    done = await world.resume(run.id, tools=locked, approver=Says(by="ana"))
+    done = await world.resume(run.id, tools=locked, approver=FixedApprover(by="ana"))
     assert (done.status, shop.called) == (PlanStatus.COMPLETED, ["build 商店", "ship 商店-1"])

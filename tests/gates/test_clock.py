@@ -1,4 +1,4 @@
-"""The database's clock decides: a host whose own is a day off opens no gate longer, and closes none earlier."""
+"""Tests of expiry: the database's clock decides, even if the host's clock is a day off."""
 
 import datetime as datetimes
 import time
@@ -12,12 +12,12 @@ from plan_adapter.runs.start import execute_plan
 from plan_adapter.status import RunReason
 from tests.gates.world import World
 
-pytestmark = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)  # SQLite's clock is that of its host
+pytestmark = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)  # SQLite uses the clock of its host
 
 
 @pytest.fixture(params=[timedelta(days=-1), timedelta(days=1)], ids=["behind", "ahead"], autouse=True)
 def shifted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> timedelta:
-    """Set this host's clock a day back, or forward, for everything in this process that asks for it."""
+    """Shift this process's clock by a day, back or forward."""
     shift: timedelta = request.param
     real_time = time.time
 
@@ -32,16 +32,16 @@ def shifted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return shift
 
 
-async def test_a_gate_is_open_until_its_time_is_over_and_an_answer_carries_the_databases_time(world: World) -> None:
-    going = world.start(world.plan(timeout_ms=60_000))
+async def test_a_gate_stays_open_until_it_expires_and_answers_carry_the_databases_time(world: World) -> None:
+    task = world.start(world.plan(timeout_ms=60_000))
     gate = await world.gate()
     before = await world.now()
     assert gate.expires_at is not None
     assert abs((gate.expires_at - before).total_seconds() - 60) < 30
     given = world.approval(gate)
-    assert abs((given.at - before).total_seconds()) > 80_000  # this host is wrong, and the store does not care
+    assert abs((given.at - before).total_seconds()) > 80_000  # the host's time is wrong; the store ignores it
     await world.store.gates.answer(gate.id, given)
-    run = await going
+    run = await task
     assert (run.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
     [kept] = await world.store.approvals(run.id)
     assert before <= kept.at <= await world.now()
@@ -55,8 +55,8 @@ async def test_a_gate_expires_by_the_databases_clock(world: World) -> None:
         await world.answer(gate)
 
 
-async def test_an_approval_that_has_expired_for_the_database_approves_nothing(world: World, shifted: timedelta) -> None:
-    valid_for = timedelta(hours=1) - shifted  # until an hour from now by this host's clock, seen by the database
+async def test_an_approval_that_expired_by_the_databases_clock_is_not_valid(world: World, shifted: timedelta) -> None:
+    valid_for = timedelta(hours=1) - shifted  # one hour from now by the database's clock
     given = approve(world.plan(), tools=world.tools(), by="ana", valid_for=valid_for - timedelta(hours=2))
     with pytest.raises(NotApprovedError, match="expired"):
         await execute_plan(world.bound(), run_request=world.run_request(approval=given), store=world.store, offline=True)

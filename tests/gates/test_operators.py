@@ -1,4 +1,4 @@
-"""Who may run, resume, revise, cancel and roll back: as the plan and the settings say, the stricter of both; a refusal changes nothing."""
+"""Tests of operators: the stricter of plan and settings decides who may run, resume, revise, cancel and roll back."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,7 +17,9 @@ GROUPS = {"sre": ["bo", "李雷"], "all": ["ana", "bo", "李雷"]}
 
 EXCLUDED = "the environment variable PLAN_ADAPTER_OPERATORS excludes everything that the plan and the store's policy allow"
 
-WHO: dict[str, tuple[list[str], tuple[str, ...], str, str | None]] = {  # of the plan, of the settings, who, who may
+WHO: dict[
+    str, tuple[list[str], tuple[str, ...], str, str | None]
+] = {  # plan operators, settings operators, who asks, who may (None: allowed)
     "nobody_is_named": ([], (), "ana", None),
     "named_by_the_plan": (["ana"], (), "ana", None),
     "named_by_the_settings": ([], ("ana",), "ana", None),
@@ -38,7 +40,7 @@ WHO: dict[str, tuple[list[str], tuple[str, ...], str, str | None]] = {  # of the
 
 
 @pytest.mark.parametrize(("of_plan", "of_settings", "by", "who"), WHO.values(), ids=WHO)
-def test_the_stricter_of_plan_and_settings_holds(of_plan: list[str], of_settings: tuple[str, ...], by: str, who: str | None) -> None:
+def test_the_stricter_of_plan_and_settings_applies(of_plan: list[str], of_settings: tuple[str, ...], by: str, who: str | None) -> None:
     plan = ExecutionPlan(description="x", name="发布", approval=ApprovalPolicy(operators=of_plan))
     policy = effective_policy(Settings(operators=of_settings, groups=GROUPS))
     if who is None:
@@ -49,7 +51,7 @@ def test_the_stricter_of_plan_and_settings_holds(of_plan: list[str], of_settings
     assert str(refused.value) == f"{by} may not resume runs of `发布`; operators: {who}"
 
 
-def test_a_plan_and_a_stored_policy_that_exclude_each_other_blame_no_environment_variable() -> None:
+def test_a_conflict_of_plan_and_stored_policy_does_not_blame_an_environment_variable() -> None:
     plan = ExecutionPlan(description="x", name="发布", approval=ApprovalPolicy(operators=["bo"]))
     for settings in (Settings(), Settings(operators=("bo",))):
         with pytest.raises(NotApprovedError, match="operators: nobody: the plan and the policy contradict each other"):
@@ -72,14 +74,14 @@ def test_a_plan_and_a_stored_policy_that_exclude_each_other_blame_no_environment
     ],
     ids=["approvers", "known_by"],
 )
-def test_nobody_may_answer_because_of_an_environment_variable_which_is_named(policy: Any, settings: Any, why: str) -> None:
+def test_an_environment_variable_that_excludes_everyone_is_named(policy: Any, settings: Any, why: str) -> None:
     plan = ExecutionPlan(description="x", approval=ApprovalPolicy(**policy))
     rules = gate_policy_of(plan, effective_policy(Settings(**settings)), requested_by="")
     assert f"{why} excludes everything" in (refusal(rules, by="ana", known_by="os_user", decision="approve") or "")
 
 
 def failing(*, policy: ApprovalPolicy) -> tuple[ExecutionPlan, ToolRegistry]:
-    """A plan that does something, and then fails."""
+    """Return a plan that writes, then fails, and its tools."""
 
     @tool(effect="write")
     def put() -> str:
@@ -98,7 +100,7 @@ def failing(*, policy: ApprovalPolicy) -> tuple[ExecutionPlan, ToolRegistry]:
 
 
 async def stopped(world: World, policy: ApprovalPolicy) -> tuple[PlanRun, ToolRegistry]:
-    """A run, started by somebody who may, that a step has failed."""
+    """Return a partial run, started by an allowed operator, and its tools."""
     plan, tools = failing(policy=policy)
     run_request = world.run_request(requested_by="bo")
     run = await execute_plan(world.bound(plan, tools=tools), run_request=run_request, store=world.store, offline=True)
@@ -127,7 +129,7 @@ ATTEMPTS: dict[str, tuple[Attempt, str]] = {
 
 
 @pytest.mark.parametrize(("attempt", "doing"), ATTEMPTS.values(), ids=ATTEMPTS)
-async def test_a_refused_operator_changes_nothing_and_is_in_the_audit_log(attempt: Attempt, doing: str, world: World) -> None:
+async def test_a_refused_operator_changes_nothing_and_is_recorded_in_the_audit_log(attempt: Attempt, doing: str, world: World) -> None:
     run, tools = await stopped(world, ApprovalPolicy(operators=["bo", "小明"]))
     before = await world.store.export(run.id)
     with pytest.raises(NotApprovedError) as refused:
@@ -140,7 +142,7 @@ async def test_a_refused_operator_changes_nothing_and_is_in_the_audit_log(attemp
     assert (await world.store.verify(run.id)).ok
 
 
-async def test_whoever_may_not_run_a_plan_leaves_no_run(world: World) -> None:
+async def test_a_refused_start_creates_no_run(world: World) -> None:
     plan, tools = failing(policy=ApprovalPolicy(operators=["bo"]))
     bound = world.bound(plan, tools=tools)
     for pending in (False, True):
@@ -155,12 +157,12 @@ async def test_an_allowed_operator_resumes_the_run(world: World) -> None:
     run, tools = await stopped(world, ApprovalPolicy(operators=["bo"]))
     assert (await world.resume(run.id, tools=tools, requested_by="bo")).status is PlanStatus.PARTIAL
     revised = await arevise_run(run.id, failing(policy=ApprovalPolicy(operators=["li"]))[0], tools=tools, by="bo", store=world.store)
-    with pytest.raises(NotApprovedError, match="bo may not cancel"):  # the version that the run has now says who may
+    with pytest.raises(NotApprovedError, match="bo may not cancel"):  # the current version of the plan decides
         await acancel_run(revised.id, by="bo", store=world.store)
     assert (await acancel_run(revised.id, by="li", store=world.store)).status is PlanStatus.CANCELLED
 
 
-async def test_who_may_operate_may_not_therefore_answer_and_the_other_way_round(world: World) -> None:
+async def test_operators_may_not_approve_and_approvers_may_not_operate(world: World) -> None:
     run, _ = await stopped(world, ApprovalPolicy(operators=["bo"], approvers=["ana"]))
     with pytest.raises(NotApprovedError, match=r"`check` is not resolved: bo may not answer here; only ana may"):
         await aresolve_step(run.id, "check", "done", by="bo", known_by="os_user", store=world.store)
@@ -172,7 +174,7 @@ async def test_who_may_operate_may_not_therefore_answer_and_the_other_way_round(
         await world.resume(run.id, requested_by="ana")
 
 
-async def test_without_a_name_it_is_the_account_of_the_operating_system(world: World) -> None:
+async def test_the_operator_defaults_to_the_operating_system_account(world: World) -> None:
     run, _ = await stopped(world, ApprovalPolicy(operators=["bo"]))
     with pytest.raises(NotApprovedError, match=f"^{os_user()} may not cancel"):
         await acancel_run(run.id, store=world.store)

@@ -1,4 +1,4 @@
-"""How people are asked about a write of which nobody knows how it ended: at a gate of its own kind, whose answer approves nothing."""
+"""Tests of gates for unknown outcomes: who is asked, and what each answer does."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from plan_adapter.options import ApprovalPolicy
 from plan_adapter.settings import Settings
 from plan_adapter.status import Outcome, RunReason
 from plan_adapter.store.outcomes import ResolutionRecord
-from tests.gates.unknown_outcome import SENDING, Doubtful, Person
+from tests.gates.unknown_outcome import SENDING, Person, UnknownOutcomeWorld
 from tests.gates.world import FormAnswers, Silent
 from tests.processes import Program
 from tests.sql import Sql
@@ -27,10 +27,10 @@ DONE = Answer("done", "ana", note="看过了", channel="form", result={"order": 
 
 
 @pytest.fixture
-async def world(store_url: str) -> AsyncIterator[Doubtful]:
-    """Return a store and a tool whose first call gets lost."""
+async def world(store_url: str) -> AsyncIterator[UnknownOutcomeWorld]:
+    """Return a store and a tool whose first call has an unknown outcome."""
     async with PlanStore(store_url) as store:
-        world = Doubtful(store, store_url)
+        world = UnknownOutcomeWorld(store, store_url)
         yield world
         await world.close()
 
@@ -44,12 +44,12 @@ async def world(store_url: str) -> AsyncIterator[Doubtful]:
     ],
     ids=["done", "again", "abort"],
 )
-async def test_a_resolution_in_the_form_is_a_receipt_and_no_approval(
-    answer: Answer, status: PlanStatus, sent: int, end: str, world: Doubtful
+async def test_a_form_resolution_records_a_receipt_and_not_an_approval(
+    answer: Answer, status: PlanStatus, sent: int, end: str, world: UnknownOutcomeWorld
 ) -> None:
     form = FormAnswers((answer,))
     run = await world.start_with_form(form)
-    assert (run.status, len(world.sent), form.told) == (status, sent, [None])
+    assert (run.status, len(world.sent), form.replies) == (status, sent, [None])
     [gate] = await world.store.gates.find(run_id=run.id, open_only=False)
     assert (gate.kind, gate.end, gate.step_id) == ("outcome", end, "send")
     receipt = (await world.store.receipts(run.id))[0]
@@ -66,10 +66,10 @@ async def test_a_resolution_in_the_form_is_a_receipt_and_no_approval(
     assert (await world.store.verify(run.id)).ok
 
 
-async def test_while_it_is_asked_the_run_says_that_it_waits_and_why_and_what_each_answer_does(world: Doubtful) -> None:
-    asking = world.start_with_form(FormAnswers(()))
+async def test_a_run_at_an_outcome_gate_shows_why_it_waits_and_what_each_answer_does(world: UnknownOutcomeWorld) -> None:
+    task = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
-    while (run := await world.store.run(gate.run_id)).reason is None:  # it is kept in the moment after the gate was opened
+    while (run := await world.store.run(gate.run_id)).reason is None:  # the reason is stored just after the gate opens
         await world.store.changed(0.5)
     assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.UNKNOWN)
     for part in (
@@ -86,33 +86,33 @@ async def test_while_it_is_asked_the_run_says_that_it_waits_and_why_and_what_eac
     ):
         assert part in gate.text
     assert "hunter2" not in gate.text
-    assert not asking.done()
+    assert not task.done()
 
 
-async def test_a_wrong_answer_is_refused_with_the_reason(world: Doubtful) -> None:
+async def test_a_wrong_answer_is_refused_with_the_reason(world: UnknownOutcomeWorld) -> None:
     policy = ApprovalPolicy(approvers=["ana"])
     form = FormAnswers((replace(DONE, by="bo"), Answer("approve", "ana", channel="form"), DONE))
     run = await world.start_with_form(form, world.plan(policy=policy))
     assert run.status is PlanStatus.COMPLETED
-    assert form.told[0] == "bo may not answer here; only ana may"
-    assert "instead of `approve`" in (form.told[1] or "")
-    assert form.told[2:] == [None]
+    assert form.replies[0] == "bo may not answer here; only ana may"
+    assert "instead of `approve`" in (form.replies[1] or "")
+    assert form.replies[2:] == [None]
 
 
-async def test_no_approval_answers_it_and_it_answers_no_approval(world: Doubtful) -> None:
-    asking = world.start_with_form(FormAnswers(()))
+async def test_approvals_and_resolutions_are_not_interchangeable(world: UnknownOutcomeWorld) -> None:
+    task = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
     approval = answer_to(request_of(gate), decision="approve", by="ana", known_by="os_user")
     with pytest.raises(NotApprovedError, match="takes no approval: `plan resolve"):
         await world.store.gates.answer(gate.id, approval)
     assert await world.store.ledger.find_approval(gate.approval_digest) is None
-    assert not asking.done()
+    assert not task.done()
     assert (await world.store.gates.get(gate.id)).end is None
 
 
 @on_both_databases
-async def test_plan_resolve_from_elsewhere_closes_the_form_and_the_run_continues(world: Doubtful) -> None:
-    going = world.start_with_form(FormAnswers(()))
+async def test_plan_resolve_in_another_process_closes_the_form_and_continues_the_run(world: UnknownOutcomeWorld) -> None:
+    task = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
     with pytest.raises(RunConflictError, match="is executed by process"):
         await world.store.outcomes.resolve(gate.run_id, "look", ResolutionRecord("done", "ana", "os_user"))
@@ -120,25 +120,25 @@ async def test_plan_resolve_from_elsewhere_closes_the_form_and_the_run_continues
         await aresolve_step(gate.run_id, "send", "done", by="ana", known_by="os_user", result="it was", store=elsewhere)
         with pytest.raises(RunConflictError):
             await elsewhere.outcomes.resolve(gate.run_id, "send", ResolutionRecord("again", "bo", "os_user"))
-    run = await going
+    run = await task
     assert (run.status, run.step("send").result, world.sent) == (PlanStatus.COMPLETED, "it was", ["a"])
 
 
-async def test_abort_from_elsewhere_ends_the_run(world: Doubtful) -> None:
-    going = world.start_with_form(FormAnswers(()))
+async def test_abort_from_another_process_ends_the_run(world: UnknownOutcomeWorld) -> None:
+    task = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
     await world.store.outcomes.resolve(gate.run_id, "send", ResolutionRecord("abort", "ana", "os_user"))
-    run = await going
+    run = await task
     assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "ana recorded `abort` for `send`")
     assert (await world.store.verify(run.id)).ok
 
 
 @on_both_databases
-async def test_of_contradictory_resolutions_at_once_one_wins(world: Doubtful) -> None:
-    going = world.start_with_form(FormAnswers(()))
+async def test_one_of_several_concurrent_resolutions_wins(world: UnknownOutcomeWorld) -> None:
+    task = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
 
-    async def say(number: int) -> bool:
+    async def resolve(number: int) -> bool:
         try:
             await world.store.outcomes.resolve(
                 gate.run_id, "send", ResolutionRecord("done" if number % 2 else "again", f"p{number}", "os_user")
@@ -147,28 +147,28 @@ async def test_of_contradictory_resolutions_at_once_one_wins(world: Doubtful) ->
             return False
         return True
 
-    assert (await asyncio.gather(*(say(number) for number in range(8)))).count(True) == 1
-    run = await going
+    assert (await asyncio.gather(*(resolve(number) for number in range(8)))).count(True) == 1
+    run = await task
     assert run.status is PlanStatus.COMPLETED
     assert len([row for row in await world.store.receipts(run.id) if row.by is not None]) == 1
     assert (await world.store.verify(run.id)).ok
 
 
-async def test_a_run_that_is_cancelled_asks_no_more_and_its_outcome_stays_unknown(world: Doubtful) -> None:
-    going = world.start_with_form(FormAnswers(()))
+async def test_cancelling_the_run_closes_the_outcome_gate_and_leaves_the_outcome_unknown(world: UnknownOutcomeWorld) -> None:
+    task = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
     await world.store.cancel(gate.run_id, "enough")
-    run = await going
+    run = await task
     assert (run.status, run.step("send").outcome) == (PlanStatus.CANCELLED, Outcome.UNKNOWN)
     assert (await world.store.gates.get(gate.id)).end == "cancelled"
     assert [attempt.step_id for attempt in await world.store.outcomes.unknown(run.id)] == ["send"]
 
 
-async def test_each_item_is_asked_about(world: Doubtful) -> None:
-    world.lost = 2
+async def test_each_item_gets_its_own_outcome_gate(world: UnknownOutcomeWorld) -> None:
+    world.unknown_calls = 2
     plan = world.plan(orders=["a", "b", "c"])
     plan.options.allow_parallel = True
-    going = world.start_with_form(FormAnswers(()), plan)
+    task = world.start_with_form(FormAnswers(()), plan)
     gate = await world.gate(count=2)
     first, second = await world.store.gates.find()
     assert {first.item, second.item} < {0, 1, 2}
@@ -176,30 +176,30 @@ async def test_each_item_is_asked_about(world: Doubtful) -> None:
         await world.store.outcomes.resolve(gate.run_id, "send", ResolutionRecord("done", "ana", "os_user"))
     await world.store.outcomes.resolve(gate.run_id, "send", ResolutionRecord("done", "ana", "os_user", result="by ana"), item=first.item)
     await world.store.outcomes.resolve(gate.run_id, "send", ResolutionRecord("again", "ana", "os_user"), item=second.item)
-    run = await going
+    run = await task
     assert run.status is PlanStatus.COMPLETED
     result: Any = run.step("send").result
     assert result.count("by ana") == 1
     assert len(world.sent) == 4
 
 
-async def test_a_step_with_a_gate_of_its_own_needs_no_second_approval_in_the_same_start(world: Doubtful) -> None:
+async def test_a_gated_step_needs_no_second_approval_in_the_same_start(world: UnknownOutcomeWorld) -> None:
     plan = world.plan(gated=True)
-    going = world.start_with_form(FormAnswers(()), plan)
+    task = world.start_with_form(FormAnswers(()), plan)
     while not (gates := [gate for gate in await world.store.gates.find() if gate.kind == "approval"]):
         await world.store.changed(0.5)
     await world.store.gates.answer(gates[0].id, answer_to(request_of(gates[0]), decision="approve", by="ana", known_by="os_user"))
-    while not (asked := [gate for gate in await world.store.gates.find() if gate.kind == "outcome"]):
+    while not (outcome_gates := [gate for gate in await world.store.gates.find() if gate.kind == "outcome"]):
         await world.store.changed(0.5)
-    await world.store.outcomes.resolve(asked[0].run_id, "send", ResolutionRecord("again", "ana", "os_user"))
-    run = await going
+    await world.store.outcomes.resolve(outcome_gates[0].run_id, "send", ResolutionRecord("again", "ana", "os_user"))
+    run = await task
     assert (run.status, len(world.sent)) == (PlanStatus.COMPLETED, 2)
 
 
-# Offline: at a terminal, or nobody
+# Offline: with and without somebody at a terminal
 
 
-async def test_offline_somebody_at_the_terminal_is_asked_again_until_the_answer_is_taken(world: Doubtful) -> None:
+async def test_the_terminal_asks_again_offline_until_the_answer_is_accepted(world: UnknownOutcomeWorld) -> None:
     world.settings = Settings(approvers=["ana"])
     person = Person([Answer("done", "bo", channel="os_user"), Answer("done", "ana", channel="os_user", result=[1])])
     run = await world.start(approver=person)
@@ -207,14 +207,14 @@ async def test_offline_somebody_at_the_terminal_is_asked_again_until_the_answer_
     assert [request.refused for request in person.asked] == [None, "bo may not answer here; only ana may"]
 
 
-@pytest.mark.parametrize("approver", [None, Silent(), Person([])], ids=["nobody", "who_only_approves", "whose_input_ended"])
-async def test_offline_where_nobody_says_it_the_run_ends_as_unknown(approver: Any, world: Doubtful) -> None:
+@pytest.mark.parametrize("approver", [None, Silent(), Person([])], ids=["nobody", "only_approves", "end_of_input"])
+async def test_an_offline_run_without_a_resolution_ends_as_unknown(approver: Any, world: UnknownOutcomeWorld) -> None:
     run = await world.start(approver=approver)
     assert (run.status, run.reason, run.step("send").outcome) == (PlanStatus.FAILED, RunReason.UNKNOWN, Outcome.UNKNOWN)
     assert await world.store.gates.find() == []
 
 
-async def test_on_resume_it_is_asked_about_the_attempt_of_the_earlier_start(world: Doubtful) -> None:
+async def test_resume_asks_about_the_attempt_of_the_earlier_start(world: UnknownOutcomeWorld) -> None:
     first = await world.start()
     person = Person([Answer("again", "ana", channel="os_user")])
     run = await world.resume(first.id, approver=person)
@@ -236,8 +236,8 @@ run_plan(plan, tools=ToolRegistry([send, look]), approver=Waits(), offline=True)
 """
 
 
-async def test_a_gate_that_a_killed_process_left_is_asked_again_and_may_be_answered_while_nobody_waits(world: Doubtful) -> None:
-    world.lost = 0
+async def test_an_outcome_gate_of_a_killed_process_can_be_answered_and_is_asked_again_on_resume(world: UnknownOutcomeWorld) -> None:
+    world.unknown_calls = 0
     process = Program(SCRIPT, env={**os.environ, "PLAN_ADAPTER_DATABASE_URL": world.url})
     try:
         gate = await world.gate()
@@ -255,7 +255,7 @@ async def test_a_gate_that_a_killed_process_left_is_asked_again_and_may_be_answe
     assert (run.status, run.step("send").result, world.sent) == (PlanStatus.COMPLETED, 1, [])
 
 
-# Who alters it
+# Altered records
 
 
 @pytest.mark.parametrize(
@@ -268,13 +268,13 @@ async def test_a_gate_that_a_killed_process_left_is_asked_again_and_may_be_answe
     ],
 )
 @on_both_databases
-async def test_every_alteration_is_found(statement: str, world: Doubtful) -> None:
+async def test_every_alteration_of_a_resolution_is_detected(statement: str, world: UnknownOutcomeWorld) -> None:
     run = await world.start_with_form(FormAnswers((DONE,)))
     await Sql(world.url).change(statement)
     assert not (await world.store.verify(run.id)).ok
 
 
-async def test_a_resolution_of_one_attempt_is_not_accepted_for_another(world: Doubtful) -> None:
+async def test_a_resolution_of_one_attempt_is_not_accepted_for_another(world: UnknownOutcomeWorld) -> None:
     run = await world.start()
     digest_of = partial(world.store.outcomes.digest_of, run.id, "send")
     digest = await digest_of("done")
@@ -282,7 +282,7 @@ async def test_a_resolution_of_one_attempt_is_not_accepted_for_another(world: Do
     with pytest.raises(RunConflictError, match="is not unknown"):
         await world.store.outcomes.digest_of(run.id, "look", "again")
     await world.store.outcomes.resolve(run.id, "send", ResolutionRecord("again", "ana", "os_user", digest=digest))
-    world.lost = 2
+    world.unknown_calls = 2
     assert (await world.resume(run.id)).reason is RunReason.UNKNOWN
     with pytest.raises(RunConflictError, match="another attempt of `send`"):
         await world.store.outcomes.resolve(
@@ -298,7 +298,7 @@ async def test_a_resolution_of_one_attempt_is_not_accepted_for_another(world: Do
     assert (await world.resume(run.id)).status is PlanStatus.COMPLETED
 
 
-async def test_the_digest_of_a_step_done_by_hand_is_valid_until_it_is_resolved(world: Doubtful) -> None:
+async def test_the_digest_of_a_step_done_by_hand_is_valid_until_it_is_resolved(world: UnknownOutcomeWorld) -> None:
     run = await world.start()
     digest = await world.store.outcomes.digest_of(run.id, "look", "done")
     assert digest != await world.store.outcomes.digest_of(run.id, "send", "done")

@@ -1,4 +1,4 @@
-"""How people are asked, in the Prefect UI, about a write of which nobody knows how it ended."""
+"""Tests of gates for unknown outcomes in the Prefect UI."""
 
 import asyncio
 import os
@@ -19,29 +19,29 @@ from plan_adapter.engine.gate_forms import open_forms
 from plan_adapter.status import RunReason
 from plan_adapter.store.outcomes import ResolutionRecord
 from tests.engine.gates import flow_run, form_text, resume
-from tests.gates.unknown_outcome import SENDING, Doubtful
+from tests.gates.unknown_outcome import SENDING, UnknownOutcomeWorld
 
 pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.thorough]
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[Doubtful]:
-    """Return a store and a tool whose first call gets lost; that both databases hold the same rules is tested without a server."""
+async def world(tmp_path: Path) -> AsyncIterator[UnknownOutcomeWorld]:
+    """Return an SQLite store and a tool whose first call has an unknown outcome; PostgreSQL is tested without a server."""
     url = f"sqlite:///{tmp_path / 'plans.db'}"
     async with PlanStore(url) as store:
-        world = Doubtful(store, url)
+        world = UnknownOutcomeWorld(store, url)
         yield world
         await world.close()
 
 
-def run_in_prefect(world: Doubtful) -> "asyncio.Task[PlanRun]":
-    """Start a run that nobody is asked about before."""
-    world.going.append(asyncio.ensure_future(arun_plan(world.plan(), tools=world.tools(), store=world.store)))
-    return world.going[-1]
+def run_in_prefect(world: UnknownOutcomeWorld) -> "asyncio.Task[PlanRun]":
+    """Start a run that needs no approval."""
+    world.tasks.append(asyncio.ensure_future(arun_plan(world.plan(), tools=world.tools(), store=world.store)))
+    return world.tasks[-1]
 
 
-async def shown(world: Doubtful, *, after: Gate | None = None) -> tuple[Gate, UUID]:
-    """Return the open gate and the flow run that is paused with its form; a later opening than that of `after`."""
+async def shown(world: UnknownOutcomeWorld, *, after: Gate | None = None) -> tuple[Gate, UUID]:
+    """Return the open gate and the flow run that shows its form; with `after`, only a newer form counts."""
     while True:
         gate = await world.gate()
         if gate.flow_run_id is not None and gate.keyset is not None and (after is None or gate.keyset != after.keyset):
@@ -52,7 +52,7 @@ async def shown(world: Doubtful, *, after: Gate | None = None) -> tuple[Gate, UU
 
 
 async def states_of_task_runs(run: PlanRun, name: str) -> list[tuple[str | None, str | None]]:
-    """Return the final states of the task runs of a step, in their order."""
+    """Return name and message of the final state of each task run called `name`, oldest first."""
     of_run = FlowRunFilter.model_validate({"id": {"any_": [run.flow_run_id]}})
     async with get_client() as client:
         found = [task_run for task_run in await client.read_task_runs(flow_run_filter=of_run) if task_run.name == name]
@@ -60,8 +60,8 @@ async def states_of_task_runs(run: PlanRun, name: str) -> list[tuple[str | None,
     return [(task_run.state.name, task_run.state.message) for task_run in found if task_run.state is not None]
 
 
-async def test_the_outcome_form_asks_again_after_a_wrong_answer_and_done_continues_the_run(world: Doubtful) -> None:
-    going = run_in_prefect(world)
+async def test_the_outcome_form_asks_again_after_a_wrong_answer_and_done_continues_the_run(world: UnknownOutcomeWorld) -> None:
+    task = run_in_prefect(world)
     gate, flow_run_id = await shown(world)
     page = await flow_run(flow_run_id)
     assert page.name.startswith("resolve send of ")
@@ -73,7 +73,7 @@ async def test_the_outcome_form_asks_again_after_a_wrong_answer_and_done_continu
     again, flow_run_id = await shown(world, after=gate)
     assert "**The answer before was not taken:** the result is no JSON" in await form_text(flow_run_id, again.keyset or "")
     await resume(flow_run_id, {"decision": "done", "approver": "ana", "result": '{"order": "订单"}', "note": "看过了"})
-    run = await going
+    run = await task
     assert (run.status, run.step("send").result, world.sent) == (PlanStatus.COMPLETED, {"order": "订单"}, ["a"])
     receipt = (await world.store.receipts(run.id))[0]
     assert (receipt.by, receipt.known_by, receipt.note) == ("ana", "form", "看过了")
@@ -86,29 +86,29 @@ async def test_the_outcome_form_asks_again_after_a_wrong_answer_and_done_continu
 
 
 @pytest.mark.parametrize(("decision", "status", "sent"), [("again", PlanStatus.COMPLETED, 2), ("abort", PlanStatus.CANCELLED, 1)])
-async def test_the_outcome_form_accepts_again_and_abort(decision: str, status: PlanStatus, sent: int, world: Doubtful) -> None:
-    going = run_in_prefect(world)
+async def test_the_outcome_form_accepts_again_and_abort(decision: str, status: PlanStatus, sent: int, world: UnknownOutcomeWorld) -> None:
+    task = run_in_prefect(world)
     _, flow_run_id = await shown(world)
     await resume(flow_run_id, {"decision": decision, "approver": "ana"})
-    run = await going
+    run = await task
     assert (run.status, len(world.sent)) == (status, sent)
     state = (await flow_run(UUID(run.flow_run_id or ""))).state
     assert state is not None
     assert state.name == ("Completed" if decision == "again" else "Cancelled")
 
 
-async def test_a_resolution_from_elsewhere_closes_the_form(world: Doubtful) -> None:
-    going = run_in_prefect(world)
+async def test_a_resolution_from_another_process_closes_the_form(world: UnknownOutcomeWorld) -> None:
+    task = run_in_prefect(world)
     gate, flow_run_id = await shown(world)
     await world.store.outcomes.resolve(gate.run_id, "send", ResolutionRecord("done", "bo", "os_user", result="it was"))
-    run = await going
+    run = await task
     assert (run.status, run.step("send").result) == (PlanStatus.COMPLETED, "it was")
     state = (await flow_run(flow_run_id)).state
     assert state is not None
     assert state.name == "Done"
     found = await states_of_task_runs(run, "send")
     while not found or ("Unknown", "the line went dead") in found:
-        await asyncio.sleep(0.1)  # the server takes in task runs and their states a little later
+        await asyncio.sleep(0.1)  # the server stores task runs with a delay
         found = await states_of_task_runs(run, "send")
     assert found == [("Completed", "bo recorded `done` for `send`")]
 
@@ -117,10 +117,10 @@ SCRIPT = f"{SENDING}run_plan(plan, tools=ToolRegistry([send, look]))\n"
 
 
 @pytest.mark.parametrize(
-    "answered", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["unanswered", "answered_in_the_form_that_it_left"]
+    "answered", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["unanswered", "answered_before_the_resume"]
 )
-async def test_after_a_kill_while_the_form_is_open_it_is_asked_again(answered: bool, world: Doubtful) -> None:
-    world.lost = 0
+async def test_a_run_killed_while_its_form_is_open_asks_again(answered: bool, world: UnknownOutcomeWorld) -> None:
+    world.unknown_calls = 0
     process = subprocess.Popen([sys.executable, "-c", SCRIPT], env={**os.environ, "PLAN_ADAPTER_DATABASE_URL": world.url})
     try:
         gate, flow_run_id = await shown(world)
@@ -131,13 +131,13 @@ async def test_after_a_kill_while_the_form_is_open_it_is_asked_again(answered: b
     assert (found.status, found.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
     if answered:
         await resume(flow_run_id, {"decision": "again", "approver": "ana"})
-    going = asyncio.ensure_future(aresume_run(gate.run_id, tools=world.tools(), store=world.store))
-    world.going.append(going)
+    task = asyncio.ensure_future(aresume_run(gate.run_id, tools=world.tools(), store=world.store))
+    world.tasks.append(task)
     if not answered:
         again, flow_run_id = await shown(world, after=gate)
         assert again.id == gate.id
         assert world.sent == []
         await resume(flow_run_id, {"decision": "again", "approver": "ana"})
-    run = await going
+    run = await task
     assert (run.status, run.flow_run_id, world.sent) == (PlanStatus.COMPLETED, found.flow_run_id, ["a"])
     assert (await world.store.verify(run.id)).ok

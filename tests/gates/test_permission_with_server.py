@@ -1,4 +1,4 @@
-"""A flow run that is run again: with other tools it asks about them, and what was left out stays so; and who a flow run's operator is."""
+"""Tests of retried flow runs: changed tools are asked about, skipped steps stay skipped; and who is the operator of a flow run."""
 
 import asyncio
 from base64 import b64encode
@@ -24,12 +24,12 @@ pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.thorough]
 
 @pytest.fixture
 def store_url(tmp_path: Path) -> str:
-    """Return an empty store; that both databases hold the same rules is tested without a server."""
+    """Return the URL of an empty SQLite store; PostgreSQL is tested without a server."""
     return f"sqlite:///{tmp_path / 'plans.db'}"
 
 
 def broken(world: World) -> ToolRegistry:
-    """The tools of the world, of which one fails and has a smaller effect."""
+    """Return the tools of `world`, with a `strike` that fails and only reads."""
 
     @tool(effect="read")
     def strike(target: str) -> str:
@@ -39,7 +39,7 @@ def broken(world: World) -> ToolRegistry:
     return ToolRegistry([strike, world.tools().get("look")])
 
 
-async def test_a_flow_run_that_is_tried_again_with_other_tools_asks_about_them_in_its_form(world: World) -> None:
+async def test_a_retried_flow_run_with_changed_tools_asks_about_them_in_its_form(world: World) -> None:
     plan = world.plan()
     first: asyncio.Task[State] = asyncio.ensure_future(compile_plan(validate(plan, broken(world)), store=world.store)(return_state=True))
     gate, flow_run_id = await shown(world)
@@ -63,7 +63,7 @@ async def test_a_flow_run_that_is_tried_again_with_other_tools_asks_about_them_i
     assert (done.status, done.step("look").carried, world.struck) == (PlanStatus.COMPLETED, True, ["a"])
 
 
-async def test_a_retried_flow_run_skips_what_a_person_skipped(world: World) -> None:
+async def test_a_retried_flow_run_keeps_skipped_steps_skipped(world: World) -> None:
     broken, looked = ["again", "first"], list[str]()
 
     @tool(effect="read")
@@ -95,7 +95,7 @@ async def test_a_retried_flow_run_skips_what_a_person_skipped(world: World) -> N
 
 
 async def of_deployment(flow: Flow[..., object], *, automation: str | None) -> FlowRun:
-    """A flow run of a deployment of `flow` that is called nightly; made by an automation, or by somebody whom the server does not know."""
+    """Return a flow run of the deployment `nightly` of `flow`, created by an automation or by an unknown client."""
     async with get_client() as client:
         deployment = await client.create_deployment(await client.create_flow(flow), "nightly")
         named = {} if automation is None else {"Prefect-Automation-Name": b64encode(automation.encode()).decode()}
@@ -112,9 +112,9 @@ async def of_deployment(flow: Flow[..., object], *, automation: str | None) -> F
         (["bo"], "bo", None),
         (["bo"], None, None),
     ],
-    ids=["the deployment, of nobody", "the deployment, of an automation", "an automation that is called as an operator", "nobody known"],
+    ids=["a deployment run by nobody", "a deployment run by an automation", "an automation with the name of an operator", "nobody known"],
 )
-async def test_a_run_that_no_person_started_is_its_deployments(
+async def test_the_deployment_is_the_operator_of_a_run_that_no_person_started(
     operators: list[str], automation: str | None, requested_by: str | None, world: World
 ) -> None:
     plan = world.plan(policy=ApprovalPolicy(operators=operators))

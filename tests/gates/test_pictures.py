@@ -1,4 +1,4 @@
-"""The picture of a plan: what the person who decides sees first, and no text of the plan can change."""
+"""Tests of the picture of a plan at its gate: text of the plan cannot change its structure."""
 
 import re
 
@@ -15,17 +15,17 @@ LINE = re.compile(rf"  (?:{NODE}|s\d+ --> s\d+|classDef \w+ [\w#:,-]+)")
 
 
 def picture(*steps: Step, effect: Effect = "read", gated: tuple[str, ...] = (), limit: int = 60) -> str:
-    """The picture of `steps`, which all have `effect`."""
+    """Return the picture of `steps`, all with `effect`."""
     reduced = {step.id: tuple(step.depends_on) for step in steps}
     return mermaid(steps, reduced, effects={step.id: effect for step in steps}, gated=gated, limit=limit)
 
 
 def nodes(text: str) -> list[str]:
-    """The lines of the nodes."""
+    """Return the node lines of a picture."""
     return re.findall(rf"^  ({NODE})$", text, re.MULTILINE)
 
 
-def test_a_plan_is_drawn_as_its_steps_and_what_they_wait_for() -> None:
+def test_a_plan_is_drawn_as_its_steps_and_their_dependencies() -> None:
     check = Step(id="check", tool_name="http_get", description="It answers")
     restart = Step(id="restart", tool_name="run_command", description="重启服务", depends_on=["check"])
     drawn = mermaid(
@@ -42,7 +42,7 @@ def test_a_plan_is_drawn_as_its_steps_and_what_they_wait_for() -> None:
     ]
 
 
-# Each was rendered with Mermaid as UI V2 ships it.
+# Each label was checked by rendering it with the Mermaid version of UI V2.
 @pytest.mark.parametrize(
     ("text", "label"),
     [
@@ -61,12 +61,12 @@ def test_a_plan_is_drawn_as_its_steps_and_what_they_wait_for() -> None:
         ("x" * 41, "x" * 39 + "#8230;"),
     ],
 )
-def test_a_label_is_shown_as_it_is_written_and_read_as_nothing_else(text: str, label: str) -> None:
+def test_a_label_is_shown_literally(text: str, label: str) -> None:
     assert nodes(picture(Step(id="a", tool_name="t", description=text))) == [f's1["a<br/>{label}"]:::read']
 
 
 @given(st.lists(st.text(), min_size=1, max_size=8))
-def test_no_text_makes_a_line_or_a_node_of_its_own(texts: list[str]) -> None:
+def test_text_never_adds_a_line_or_a_node(texts: list[str]) -> None:
     steps = [Step(id=f"s{number}", tool_name="t", description=text) for number, text in enumerate(texts)]
     first, *lines = picture(*steps).split("\n")
     assert first == "flowchart TD"
@@ -84,14 +84,14 @@ def test_a_large_plan_is_drawn_by_stage() -> None:
     assert "  s1 --> s2" in drawn
 
 
-def test_of_a_long_chain_the_ends_are_drawn() -> None:
+def test_a_long_chain_is_drawn_by_its_ends() -> None:
     steps = [Step(id=f"s{number}", tool_name="t", depends_on=[f"s{number - 1}"] if number else []) for number in range(1000)]
     drawn = nodes(picture(*steps, limit=10))
     assert len(drawn) == 10
     assert [node for node in drawn if "more" in node] == ['s7["stages 7 to 997 #183; 991 steps<br/>s6<br/>#8230; 990 more"]:::read']
 
 
-def test_a_plan_with_more_lines_than_mermaid_draws_is_drawn_by_stage() -> None:
+def test_a_plan_with_more_edges_than_mermaid_draws_is_drawn_by_stage() -> None:
     above = [Step(id=f"a{number}", tool_name="t") for number in range(20)]
     below = [Step(id=f"b{number}", tool_name="t", depends_on=[step.id for step in above]) for number in range(20)]
     assert len(above) * len(below) > EDGES

@@ -1,4 +1,4 @@
-"""Questions to a person: who may answer with what, what becomes of the answer, and what happens without one."""
+"""Tests of questions to a person: who may answer, which answers are valid, and what happens without one."""
 
 import asyncio
 import signal
@@ -17,8 +17,8 @@ from plan_adapter.options import ApprovalPolicy, Question
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.status import RunReason
 from plan_adapter.store.verification import verify
-from tests.gates.questions import FIELDS, deciding
-from tests.gates.world import FormAnswers, Says, World
+from tests.gates.questions import FIELDS, plan_with_question
+from tests.gates.world import FixedApprover, FormAnswers, World
 from tests.processes import Program
 from tests.store.conftest import on_both_databases
 
@@ -26,15 +26,15 @@ ANSWER = {"choice": "switch", "nodes": 3}
 
 
 @on_both_databases
-async def test_the_answer_is_the_result_of_the_step_with_who_gave_it(world: World) -> None:
-    going = world.start(deciding())
+async def test_the_answer_becomes_the_result_of_the_step_and_names_who_answered(world: World) -> None:
+    task = world.start(plan_with_question())
     gate = await world.store.gates.get((await world.gate(step="decide")).id)
     assert (gate.kind, gate.fields) == ("question", FIELDS)
     assert "## Switch to 东站?" in gate.text
     assert "- `choice`: `switch` or `wait` or `降级`, required" in gate.text
     assert "- `nodes`: integer, at least 1, by default `2`" in gate.text
     await world.answer(gate, result=ANSWER, note="as agreed")
-    run = await going
+    run = await task
     assert (run.status, run.step("decide").result, world.struck) == (PlanStatus.COMPLETED, ANSWER, ["switch on 3"])
     assert run.step("decide").reason == "answered by ana (os_user)"
     (receipt, _) = await world.store.receipts(run.id)
@@ -50,42 +50,42 @@ async def test_the_answer_is_the_result_of_the_step_with_who_gave_it(world: Worl
     assert verify(await world.store.export(run.id)).ok
 
 
-async def test_the_heading_is_the_first_line_of_a_question_and_all_of_it_follows(world: World) -> None:
-    plan = deciding()
+async def test_the_heading_is_the_first_line_of_the_question_and_the_full_text_follows(world: World) -> None:
+    plan = plan_with_question()
     plan.steps[0].ask = Question(question="Switch?\nThe last errors:\npool exhausted", fields=FIELDS)
-    going = world.start(plan)
+    task = world.start(plan)
     gate = await world.store.gates.get((await world.gate(step="decide")).id)
     assert gate.text.startswith("## Switch? …\n")
     assert "> Switch?\n>\n> The last errors:\n>\n> pool exhausted\n" in gate.text
     await world.answer(gate, result=ANSWER)
-    await going
+    await task
 
 
-async def test_an_altered_answer_shows_in_the_record(world: World) -> None:
-    going = world.start(deciding())
+async def test_an_altered_answer_is_detected_in_the_record(world: World) -> None:
+    task = world.start(plan_with_question())
     await world.answer(await world.gate(step="decide"), result=ANSWER)
-    run = await going
+    run = await task
     await world.sql("UPDATE approvals SET result = :result WHERE gate_id IS NOT NULL", result='{"choice":"wait","nodes":3}')
     problem = verify(await world.store.export(run.id)).problem
     assert problem is not None and problem.table == "approvals"
 
 
-async def test_a_program_answers_with_the_fields(world: World) -> None:
+async def test_a_callback_approver_answers_with_the_fields(world: World) -> None:
     asked: list[Any] = []
     approver = CallbackApprover(lambda request: asked.append(request.fields) or {"choice": "降级"}, by="bot")
-    run = await world.start(deciding(), approver=approver)
+    run = await world.start(plan_with_question(), approver=approver)
     assert (run.status, asked, world.struck) == (PlanStatus.COMPLETED, [FIELDS], ["降级 on 2"])
 
 
-async def test_an_answer_that_does_not_fit_is_refused_with_all_problems_and_the_gate_stays_open(world: World) -> None:
+async def test_an_invalid_answer_is_refused_with_every_problem_and_the_gate_stays_open(world: World) -> None:
     answers = (
         Answer("approve", "ana", channel="form", result={"choice": "run", "nodes": 0, "until": "noon"}),
         Answer("approve", "ana", channel="form"),
         Answer("approve", "ana", channel="form", result={"choice": "wait"}),
     )
     form = FormAnswers(answers)
-    run = await world.start_with_form(deciding(), form)
-    assert form.told == [
+    run = await world.start_with_form(plan_with_question(), form)
+    assert form.replies == [
         "`choice`: the value is none of `switch`, `wait`, `降级`; `nodes`: the value is smaller than 1; "
         "`until`: the question has no field `until`",
         "this gate asks a question: answer with its fields `choice`, `nodes`",
@@ -96,8 +96,8 @@ async def test_an_answer_that_does_not_fit_is_refused_with_all_problems_and_the_
 
 
 @on_both_databases
-async def test_an_approval_does_not_answer_a_question_and_an_answer_approves_no_call(world: World) -> None:
-    asking, gated = world.start(deciding()), world.start(world.plan(gated=True))
+async def test_an_approval_does_not_answer_a_question_and_an_answer_does_not_approve_a_call(world: World) -> None:
+    asking, gated = world.start(plan_with_question()), world.start(world.plan(gated=True))
     question, approval = await world.gate(step="decide"), await world.gate(step="strike")
     with pytest.raises(NotApprovedError, match=r"asks a question.*`plan answer .* decide --digest .* FIELD=VALUE…`"):
         await world.answer(question)
@@ -110,13 +110,13 @@ async def test_an_approval_does_not_answer_a_question_and_an_answer_approves_no_
     assert (await world.end(gated)).reason is RunReason.REJECTED
 
 
-async def test_only_the_named_may_answer_and_anyone_of_them_may_reject(world: World) -> None:
-    plan = deciding(approvers=["duty"])
+async def test_only_named_people_may_answer_and_any_of_them_may_reject(world: World) -> None:
+    plan = plan_with_question(approvers=["duty"])
     plan.approval = ApprovalPolicy(approvers=["ana"])
     world.settings = world.settings.model_copy(update={"groups": {"duty": ["bo", "李雷"]}})
     form = FormAnswers((Answer("approve", "ana", result=ANSWER), Answer("reject", "李雷", note="今天不行")))
     run = await world.start_with_form(plan, form)
-    assert form.told == ["ana may not answer here; only bo, 李雷 may", None]
+    assert form.replies == ["ana may not answer here; only bo, 李雷 may", None]
     assert (run.status, run.reason, world.struck) == (PlanStatus.CANCELLED, RunReason.REJECTED, [])
     assert "李雷 rejected it at the gate of `decide`: 今天不行" in (run.message or "")
 
@@ -134,10 +134,10 @@ ALL_DEFAULTS = {name: field.model_copy(update={"default": field.default or "swit
         ("default", "skip", PlanStatus.COMPLETED, ["switch on 2"]),
     ],
 )
-async def test_a_question_that_nobody_answers_in_time_ends_as_the_plan_says(
+async def test_an_expired_question_follows_the_expiry_policy_of_the_plan(
     expires: Any, policy: Any, status: PlanStatus, struck: list[str], world: World
 ) -> None:
-    plan = deciding(timeout_ms=1, fields=ALL_DEFAULTS, expires=expires)
+    plan = plan_with_question(timeout_ms=1, fields=ALL_DEFAULTS, expires=expires)
     plan.approval = None if policy is None else ApprovalPolicy(expires=policy)
     run = await world.start(plan)
     assert (run.status, world.struck) == (status, struck), run.message
@@ -150,17 +150,19 @@ async def test_a_question_that_nobody_answers_in_time_ends_as_the_plan_says(
     assert verify(await world.store.export(run.id)).ok
 
 
-async def test_a_run_that_waits_for_nobody_is_left_at_its_question_and_uses_the_answer_on_resume(world: World) -> None:
+async def test_a_run_without_an_approver_stops_at_its_question_and_uses_the_answer_on_resume(world: World) -> None:
     run_request = replace(world.run_request(), waits=False)
-    run = await execute_plan(world.bound(deciding()), run_request=run_request, store=world.store, offline=True, record_pending=True)
+    run = await execute_plan(
+        world.bound(plan_with_question()), run_request=run_request, store=world.store, offline=True, record_pending=True
+    )
     assert run.status is PlanStatus.PENDING_APPROVAL
     await world.answer(await world.gate(step="decide"), result=ANSWER)
     done = await world.resume(run.id, waits=False)
     assert (done.status, world.struck) == (PlanStatus.COMPLETED, ["switch on 3"])
 
 
-async def test_a_question_that_expired_without_a_process_takes_its_defaults_on_resume(world: World) -> None:
-    plan = deciding(timeout_ms=3_600_000, fields=ALL_DEFAULTS, expires="default")
+async def test_a_question_that_expired_without_a_process_uses_its_defaults_on_resume(world: World) -> None:
+    plan = plan_with_question(timeout_ms=3_600_000, fields=ALL_DEFAULTS, expires="default")
     run_request = replace(world.run_request(), waits=False)
     run = await execute_plan(world.bound(plan), run_request=run_request, store=world.store, offline=True, record_pending=True)
     await world.sql("UPDATE gates SET expires_at = opened_at")
@@ -168,24 +170,28 @@ async def test_a_question_that_expired_without_a_process_takes_its_defaults_on_r
     assert (done.status, world.struck) == (PlanStatus.COMPLETED, ["switch on 2"])
 
 
-async def test_an_approval_given_in_advance_answers_no_question(world: World) -> None:
+async def test_an_approval_given_in_advance_does_not_answer_a_question(world: World) -> None:
     run_request = replace(world.run_request(YesApprover()), waits=False)
-    run = await execute_plan(world.bound(deciding()), run_request=run_request, store=world.store, offline=True, record_pending=True)
+    run = await execute_plan(
+        world.bound(plan_with_question()), run_request=run_request, store=world.store, offline=True, record_pending=True
+    )
     assert (run.status, (await world.gate(step="decide")).end) == (PlanStatus.PENDING_APPROVAL, None)
 
 
-async def test_an_approver_who_only_approves_ends_the_run_with_the_reason(world: World) -> None:
-    run = await world.start(deciding(), approver=Says())
+async def test_an_approval_instead_of_an_answer_ends_the_run_with_the_reason(world: World) -> None:
+    run = await world.start(plan_with_question(), approver=FixedApprover())
     assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
     assert "answer with its fields `choice`, `nodes`" in (run.message or "")
 
 
-async def test_an_answer_counts_only_for_what_was_asked(world: World) -> None:
+async def test_an_answer_is_valid_only_for_the_question_that_was_asked(world: World) -> None:
     run_request = replace(world.run_request(), waits=False)
-    run = await execute_plan(world.bound(deciding()), run_request=run_request, store=world.store, offline=True, record_pending=True)
+    run = await execute_plan(
+        world.bound(plan_with_question()), run_request=run_request, store=world.store, offline=True, record_pending=True
+    )
     first = await world.gate(step="decide")
     await world.answer(first, result=ANSWER)
-    changed = deciding(fields={**FIELDS, "until": Input(default="")})
+    changed = plan_with_question(fields={**FIELDS, "until": Input(default="")})
     await arevise_run(run.id, changed, tools=world.tools(), by="ana", store=world.store)
     again = await world.resume(run.id, waits=False)
     assert (again.status, world.struck) == (PlanStatus.PENDING_APPROVAL, [])
@@ -194,25 +200,23 @@ async def test_an_answer_counts_only_for_what_was_asked(world: World) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "s3cr3t-value"])
-async def test_an_answer_with_the_value_of_a_secret_of_the_run_is_refused(
-    given: str, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_that_contains_a_secret_of_the_run_is_refused(given: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_TOKEN", "s3cr3t-value")
-    plan = deciding(fields={"choice": Input(), "nodes": Input(type="integer", default=1)})
+    plan = plan_with_question(fields={"choice": Input(), "nodes": Input(type="integer", default=1)})
     plan.steps.insert(0, plan.steps[1].model_copy(update={"id": "first", "when": None, "parameters": {"target": "${{ secrets.token }}"}}))
     plan.steps[1].depends_on = ["first"]
-    form = FormAnswers(tuple(Answer("approve", "ana", result={"choice": f"x{word}"}) for word in dict.fromkeys((given, ""))))
+    form = FormAnswers(tuple(Answer("approve", "ana", result={"choice": f"x{prefix}"}) for prefix in dict.fromkeys((given, ""))))
     run = await world.start_with_form(plan, form)
     assert run.status is PlanStatus.COMPLETED
     refused = "the answer contains the value of a secret, and answers are recorded and shown: leave it out"
-    assert form.told == ([refused] if given else []) + [None]
+    assert form.replies == ([refused] if given else []) + [None]
 
 
 SCRIPT = """\
 import os, signal, sys
 from plan_adapter import crash_points, run_plan
 from plan_adapter.gates.approvers import CallbackApprover
-from tests.gates.questions import deciding
+from tests.gates.questions import plan_with_question
 from tests.gates.world import Silent, World
 
 def die(point, detail):
@@ -221,7 +225,7 @@ def die(point, detail):
 
 crash_points.listener = die
 answers = CallbackApprover(lambda request: {"choice": "switch", "nodes": 3}, by="ana")
-run_plan(deciding(), tools=World(None, "", None).tools(), offline=True, approver=answers)
+run_plan(plan_with_question(), tools=World(None, "", None).tools(), offline=True, approver=answers)
 """
 
 

@@ -1,4 +1,4 @@
-"""Which runs a standing approval covers: exactly the content, the inputs, the schedules and the time that it names."""
+"""Tests of which runs a standing approval covers: its content, inputs, schedules and time must all match."""
 
 import re
 from collections.abc import Mapping
@@ -31,13 +31,13 @@ INPUTS = {
 }
 
 
-def written(**fields: Any) -> ExecutionPlan:
-    """A runbook of two steps that uses every input."""
+def runbook(**fields: Any) -> ExecutionPlan:
+    """Return a runbook of two steps that uses every input."""
     values = {name: f"${{{{ inputs.{name} }}}}" for name in INPUTS}
     return plan(step("drain", parameters={"value": values}), step("restart"), **({"inputs": INPUTS, "name": "backup"} | fields))
 
 
-VALIDATED = validate(written(), TOOLS)
+VALIDATED = validate(runbook(), TOOLS)
 
 
 def bound(validated: ValidatedPlan = VALIDATED, **inputs: Any) -> BoundPlan:
@@ -77,15 +77,15 @@ COVERED: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("fields", "inputs"), COVERED.values(), ids=COVERED.keys())
-def test_a_run_as_it_was_approved_is_covered(fields: dict[str, Any], inputs: dict[str, Any]) -> None:
+def test_an_unchanged_run_is_covered(fields: dict[str, Any], inputs: dict[str, Any]) -> None:
     assert why_not(standing(**fields), bound(**inputs)) is None
 
 
 REFUSED_INPUTS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], str]] = {
     "a value that does not fit": ({}, {"host": "db-1"}, "this value of the input `host`"),
-    "something before": ({}, {"host": "x web-1"}, "this value of the input `host`"),
-    "something behind": ({}, {"host": "web-1; rm"}, "this value of the input `host`"),
-    "a line behind": ({}, {"host": "web-1\n"}, "this value of the input `host`"),
+    "a prefix": ({}, {"host": "x web-1"}, "this value of the input `host`"),
+    "a suffix": ({}, {"host": "web-1; rm"}, "this value of the input `host`"),
+    "a trailing newline": ({}, {"host": "web-1\n"}, "this value of the input `host`"),
     "a line before": ({}, {"host": "x\nweb-1"}, "this value of the input `host`"),
     "half an alternative": ({"host": "web-1|web-2"}, {"host": "web-1 web-2"}, "this value of the input `host`"),
     "anchors of lines": ({"host": "(?m)^web-1$"}, {"host": "web-1\nrm"}, "this value of the input `host`"),
@@ -100,14 +100,14 @@ REFUSED_INPUTS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], str]] =
 }
 
 
-@pytest.mark.parametrize(("patterns", "inputs", "said"), REFUSED_INPUTS.values(), ids=REFUSED_INPUTS.keys())
-def test_an_input_that_was_not_approved_is_not_covered(patterns: dict[str, Any], inputs: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("patterns", "inputs", "message"), REFUSED_INPUTS.values(), ids=REFUSED_INPUTS.keys())
+def test_an_unapproved_input_is_not_covered(patterns: dict[str, Any], inputs: dict[str, Any], message: str) -> None:
     reason = why_not(standing(inputs={"host": "web-[0-9]+"} | patterns), bound(**inputs))
     assert reason is not None
-    assert said in reason
+    assert message in reason
 
 
-OTHERWISE: Mapping[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+MISMATCHES: Mapping[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another plan digest": (
         {"runbook_digest": "0" * 64},
         {},
@@ -126,13 +126,13 @@ OTHERWISE: Mapping[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "it names the input `gone`, which the plan does not have",
     ),
-    "a pattern that is none": ({"inputs": {"host": "("}}, {}, "it does not allow this value of the input `host`"),
+    "an invalid pattern": ({"inputs": {"host": "("}}, {}, "it does not allow this value of the input `host`"),
 }
 
 
-@pytest.mark.parametrize(("fields", "run", "said"), OTHERWISE.values(), ids=OTHERWISE.keys())
-def test_an_expired_or_mismatched_standing_approval_covers_nothing(fields: dict[str, Any], run: dict[str, Any], said: str) -> None:
-    assert why_not(replace(standing(), **fields), **run) == said
+@pytest.mark.parametrize(("fields", "run", "reason"), MISMATCHES.values(), ids=MISMATCHES.keys())
+def test_an_expired_or_mismatched_standing_approval_covers_nothing(fields: dict[str, Any], run: dict[str, Any], reason: str) -> None:
+    assert why_not(replace(standing(), **fields), **run) == reason
 
 
 def test_every_reason_is_reported_at_once() -> None:
@@ -146,15 +146,15 @@ def test_every_reason_is_reported_at_once() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        written(description="Push other things"),
-        written(
+        runbook(description="Push other things"),
+        runbook(
             steps=[
                 step("drain", parameters={"value": {name: f"${{{{ inputs.{name} }}}}" for name in INPUTS}}),
                 step("restart", effect="write"),
             ]
         ),
-        written(options={"allow_parallel": True}),
-        written(inputs=INPUTS | {"note": Input(type="string", default="other")}),
+        runbook(options={"allow_parallel": True}),
+        runbook(inputs=INPUTS | {"note": Input(type="string", default="other")}),
     ],
     ids=["description", "effect", "options", "default"],
 )
@@ -167,9 +167,9 @@ def test_an_edited_tool_is_not_covered() -> None:
         """Push a value."""
 
     changed.__name__ = "push"
-    edited = validate(written(), ToolRegistry([changed]))
+    edited = validate(runbook(), ToolRegistry([changed]))
     assert "other content" in (why_not(standing(), bound(edited)) or "")
-    assert why_not(standing(), bound(validate(written(), ToolRegistry([push])))) is None
+    assert why_not(standing(), bound(validate(runbook(), ToolRegistry([push])))) is None
 
 
 digests = st.one_of(st.text(), st.text("0123456789abcdef", min_size=64, max_size=64), st.just(digest_of(VALIDATED)))
@@ -184,7 +184,7 @@ digests = st.one_of(st.text(), st.text("0123456789abcdef", min_size=64, max_size
     schedule=st.sampled_from([None, SCHEDULE, "backup/hourly"]),
     pattern=st.one_of(st.just(".*"), st.just("web-1"), st.text(max_size=8)),
 )
-def test_nothing_covers_a_run_of_other_content_or_beyond_its_limits(
+def test_a_run_with_other_content_or_beyond_its_limits_is_not_covered(
     digest: str, runs: int, max_runs: int | None, days: int | None, revoked: bool, schedule: str | None, pattern: str
 ) -> None:
     until = None if days is None else NOW + timedelta(days=days)
@@ -199,26 +199,26 @@ def test_nothing_covers_a_run_of_other_content_or_beyond_its_limits(
         assert until is None or until > NOW
 
 
-words = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=8) | st.text("ab|()\\n", max_size=4)
+texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=8) | st.text("ab|()\\n", max_size=4)
 
 
-@given(words, words, words)
-def test_a_pattern_fits_whole_values_only(one: str, other: str, value: str) -> None:
+@given(texts, texts, texts)
+def test_a_pattern_matches_whole_values_only(one: str, other: str, value: str) -> None:
     assert fits(re.escape(one), value) == (value == one)
     assert fits(f"{re.escape(one)}|{re.escape(other)}", value) == (value in (one, other))
     assert fits(re.escape(one) + "|" + re.escape(other), other + one + "x") == (other + one + "x" in (one, other))
 
 
 @pytest.mark.parametrize("pattern", ["a)|(?:b", r"\Qa", "a|b)|(c", "(", "a" * 1001, "(?=a)", r"(a)\1", "a\\"])
-def test_a_pattern_that_is_no_whole_expression_fits_nothing(pattern: str) -> None:
+def test_an_incomplete_pattern_matches_nothing(pattern: str) -> None:
     assert not any(fits(pattern, value) for value in ("a", "b", "ab", "a)", "aa", "a" * 1001, pattern))
 
 
-def test_a_pattern_that_would_take_forever_elsewhere_is_looked_at_in_no_time() -> None:
+def test_a_catastrophic_pattern_is_evaluated_quickly() -> None:
     assert not fits("(a+)+", "a" * 100_000 + "b")
 
 
-def test_a_standing_approval_that_makes_no_sense_is_refused_with_every_reason() -> None:
+def test_an_invalid_standing_approval_is_refused_with_every_reason() -> None:
     with pytest.raises(InvalidPlanError) as error:
         summary_of(
             VALIDATED,
@@ -247,7 +247,7 @@ def test_a_standing_approval_that_makes_no_sense_is_refused_with_every_reason() 
     assert "did you mean `host`?" in str(error.value)
 
 
-def test_a_standing_approval_has_an_end_and_a_schedule() -> None:
+def test_a_standing_approval_needs_an_end_and_a_schedule() -> None:
     with pytest.raises(InvalidPlanError) as error:
         standing(schedules=[], max_runs=None)
     assert [(problem.code, problem.at) for problem in error.value.problems] == [("missing-field", "until"), ("missing-field", "schedules")]

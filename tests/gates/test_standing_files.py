@@ -1,4 +1,4 @@
-"""The file beside a runbook: what it says, and every mistake in it with its place."""
+"""Tests of standing approval files: what is read from one, and the position of every problem in it."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -29,8 +29,8 @@ until: 2027-01-01T00:00:00Z
 def read(tmp_path: Path, text: str | bytes) -> StandingApproval:
     path = tmp_path / "nightly.approval.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    standing, said = read_standing_file(path)
-    assert said.encode() == path.read_bytes()
+    standing, text_read = read_standing_file(path)
+    assert text_read.encode() == path.read_bytes()
     return standing
 
 
@@ -41,7 +41,7 @@ def problems(tmp_path: Path, text: str | bytes) -> list[tuple[str, str, int | No
     return [(problem.code, problem.at, problem.line, problem.column) for problem in error.value.problems]
 
 
-def test_a_file_is_an_approval_that_nothing_proves_yet(tmp_path: Path) -> None:
+def test_reading_a_file_returns_an_unproven_approval(tmp_path: Path) -> None:
     standing = read(tmp_path, GOOD)
     assert standing == StandingApproval(
         id=standing.id,
@@ -58,7 +58,7 @@ def test_a_file_is_an_approval_that_nothing_proves_yet(tmp_path: Path) -> None:
     assert read(tmp_path, GOOD + "# a comment\n").id != standing.id
 
 
-def test_every_mistake_is_reported_at_once_with_its_place(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once_with_their_positions(tmp_path: Path) -> None:
     text = """\
 runbook_digest: 12ab
 by: [ana]
@@ -86,7 +86,7 @@ note: {}
     ]
 
 
-def test_what_is_missing_is_reported_at_once(tmp_path: Path) -> None:
+def test_all_missing_fields_are_reported_at_once(tmp_path: Path) -> None:
     found = problems(tmp_path, "name: x\n")
     assert {(code, at) for code, at, _, _ in found} == {
         ("missing-field", name) for name in ("runbook_digest", "by", "at", "schedules", "until")
@@ -121,7 +121,7 @@ def test_what_is_missing_is_reported_at_once(tmp_path: Path) -> None:
         (GOOD + "known_by: ssh_signature\n", "unknown-field"),
     ],
 )
-def test_a_file_with_one_mistake_is_refused_for_it(tmp_path: Path, text: str | bytes, code: str) -> None:
+def test_a_file_with_one_problem_is_refused_with_its_code(tmp_path: Path, text: str | bytes, code: str) -> None:
     assert [found[0] for found in problems(tmp_path, text)] == [code]
 
 
@@ -136,7 +136,7 @@ def test_a_missing_or_unreadable_file_is_reported(tmp_path: Path) -> None:
     st.text(max_size=60)
     | st.lists(st.sampled_from([*GOOD.splitlines(), "max_runs: 3", "at: 7", "- x", "by:", "  {"]), max_size=9).map("\n".join)
 )
-def test_no_text_does_more_than_be_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_arbitrary_text_is_refused_cleanly(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "any.approval.yaml"
     path.write_bytes(text.encode())
     try:
@@ -147,7 +147,7 @@ def test_no_text_does_more_than_be_refused(tmp_path_factory: pytest.TempPathFact
         assert find_standing_problems(standing) == []
 
 
-def test_a_limit_that_cannot_be_read_is_not_missed_too(tmp_path: Path) -> None:
+def test_an_unreadable_limit_is_not_also_reported_as_missing(tmp_path: Path) -> None:
     text = GOOD.replace("until: 2027-01-01T00:00:00Z", "max_runs: many")
     assert problems(tmp_path, text) == [("wrong-type", "max_runs", 9, 1)]
 
@@ -163,7 +163,7 @@ times = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)).map(lambda at: 
     inputs=st.dictionaries(st.sampled_from(["a", "host", "on"]), st.one_of(st.integers(-9, 9), st.booleans(), st.lists(texts), texts)),
     max_runs=st.integers(1, 99),
 )
-def test_what_is_written_is_read_back(
+def test_a_written_file_reads_back_unchanged(
     tmp_path_factory: pytest.TempPathFactory, by: str, note: str, at: datetime, inputs: dict[str, object], max_runs: int
 ) -> None:
     standing = StandingApproval(

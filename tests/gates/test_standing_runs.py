@@ -1,4 +1,4 @@
-"""Scheduled runs of a plan beside which a signed standing approval stands."""
+"""Tests of scheduled runs of a plan with a signed standing approval file beside it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,7 +14,7 @@ from plan_adapter.settings import Settings
 from plan_adapter.status import RunReason
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE
-from tests.gates.world import Says, World
+from tests.gates.world import FixedApprover, World
 from tests.identity.conftest import Key, allowed, ana, bo, settings
 from tests.store.conftest import on_both_databases
 
@@ -22,7 +22,7 @@ __all__ = ["allowed", "ana", "bo", "settings"]
 
 
 async def signed_plan(world: World, ana: Key) -> Path:
-    """Return the file of the ordinary plan, beside which a standing approval for two runs stands, signed by ana."""
+    """Return the file of the ordinary plan; beside it is a standing approval for two runs, signed by ana."""
     path = world.folder / "strike.yaml"
     path.write_text(dump_plan(world.plan()), encoding="utf-8")
     write_signed(sign_standing(await standing(world), key=ana.path), standing_path(path))
@@ -30,12 +30,12 @@ async def signed_plan(world: World, ana: Key) -> Path:
 
 
 async def scheduled(world: World, path: Path, *, store: PlanStore | None = None, tenant: str | None = None) -> PlanRun:
-    run_request = world.run_request(Says("reject"), schedule=SCHEDULE, plan_file=path, context=RunContext(tenant_id=tenant))
+    run_request = world.run_request(FixedApprover("reject"), schedule=SCHEDULE, plan_file=path, context=RunContext(tenant_id=tenant))
     bound = world.bound(load_plan(path))
     return await execute_plan(bound, run_request=run_request, store=store or world.store, offline=True)
 
 
-async def test_a_signed_file_lets_as_many_scheduled_runs_through_as_it_says(world: World, ana: Key, settings: Settings) -> None:
+async def test_a_signed_file_approves_scheduled_runs_up_to_its_limit(world: World, ana: Key, settings: Settings) -> None:
     world.settings = settings
     path = await signed_plan(world, ana)
     ends = [(await scheduled(world, path)).reason for _ in range(3)]
@@ -56,7 +56,7 @@ async def narrowed(world: World, path: Path, ana: Key) -> None:
 
 
 @pytest.mark.parametrize("change", [removed, unsigned, narrowed])
-async def test_a_file_that_is_changed_or_gone_covers_no_further_run(
+async def test_a_changed_or_deleted_file_covers_no_further_run(
     change: Callable[[World, Path, Key], Awaitable[None]], world: World, ana: Key, settings: Settings
 ) -> None:
     world.settings = settings
@@ -68,7 +68,7 @@ async def test_a_file_that_is_changed_or_gone_covers_no_further_run(
 
 
 @on_both_databases
-async def test_runs_that_begin_at_once_with_a_new_file_share_its_uses(world: World, ana: Key, settings: Settings) -> None:
+async def test_concurrent_runs_with_a_new_file_share_its_uses(world: World, ana: Key, settings: Settings) -> None:
     world.settings = settings
     path = await signed_plan(world, ana)
     async with PlanStore(world.url) as second, PlanStore(world.url) as third:

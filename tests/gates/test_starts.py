@@ -1,4 +1,4 @@
-"""What a run may start with, go on with, and must not: approvals given beforehand, answered elsewhere, altered or taken back meanwhile."""
+"""Tests of the approvals that let a run start and resume: in advance, from another process, altered, or withdrawn meanwhile."""
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -15,9 +15,9 @@ from plan_adapter.settings import Settings
 from plan_adapter.status import RunReason
 from plan_adapter.store.recorder import StoreRecorder
 from tests.gates.test_attacks import standing
-from tests.gates.world import Says, World, another
+from tests.gates.world import FixedApprover, World, another
 
-pytestmark = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)  # on both: the attacks
+pytestmark = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)  # test_attacks.py covers both databases
 
 SCHEDULE = "nightly/strike"
 
@@ -27,39 +27,39 @@ async def start(world: World, approval: Approval | None = None, *, approver: obj
     return await execute_plan(world.bound(), run_request=run_request, store=world.store, offline=True)
 
 
-def right(world: World, **given: object) -> Approval:
+def valid_approval(world: World, **given: object) -> Approval:
     return approve(world.plan(), tools=world.tools(), by="ana", **given)  # type: ignore[arg-type]
 
 
-GIVEN: dict[str, Callable[[World], Approval]] = {
+INVALID_APPROVALS: dict[str, Callable[[World], Approval]] = {
     "of_another_plan": lambda world: approve(world.plan(timeout_ms=1), tools=world.tools(), by="ana"),
-    "of_other_inputs": lambda world: right(world, inputs={"target": "b"}),
+    "of_other_inputs": lambda world: valid_approval(world, inputs={"target": "b"}),
     "of_another_effect": lambda world: approve(world.plan(), tools=world.tools(effect="idempotent_write"), by="ana"),
     "of_another_schema": lambda world: approve(world.plan(), tools=world.tools(schema=object), by="ana"),
-    "expired": lambda world: right(world, valid_for=timedelta(seconds=-1)),
-    "of_changes": lambda world: another(right(world), decision="request_changes"),
-    "of_a_step": lambda world: another(right(world), step_id="strike"),
-    "of_another_run": lambda world: another(right(world), run_id="another"),
-    "with_a_signature_of_another_gate": lambda world: another(right(world), known_by="ssh_signature", signature="x"),
-    "of_nothing": lambda world: another(right(world), approval_digest=""),
+    "expired": lambda world: valid_approval(world, valid_for=timedelta(seconds=-1)),
+    "of_changes": lambda world: another(valid_approval(world), decision="request_changes"),
+    "of_a_step": lambda world: another(valid_approval(world), step_id="strike"),
+    "of_another_run": lambda world: another(valid_approval(world), run_id="another"),
+    "with_a_signature_of_another_gate": lambda world: another(valid_approval(world), known_by="ssh_signature", signature="x"),
+    "of_nothing": lambda world: another(valid_approval(world), approval_digest=""),
 }
 
 
-@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
-async def test_a_run_is_not_started_with_an_approval(given: Callable[[World], Approval], world: World) -> None:
+@pytest.mark.parametrize("given", INVALID_APPROVALS.values(), ids=INVALID_APPROVALS)
+async def test_a_run_does_not_start_with_an_invalid_approval(given: Callable[[World], Approval], world: World) -> None:
     with pytest.raises(NotApprovedError):
         await start(world, given(world))
     assert world.struck == []
 
 
-ANSWERED: dict[str, Says] = {
-    "another_digest": Says(change=lambda approval: another(approval, approval_digest="0" * 64)),
-    "no_digest": Says(change=lambda approval: another(approval, approval_digest="")),
+WRONG_DIGESTS: dict[str, FixedApprover] = {
+    "another_digest": FixedApprover(change=lambda approval: another(approval, approval_digest="0" * 64)),
+    "no_digest": FixedApprover(change=lambda approval: another(approval, approval_digest="")),
 }
 
 
-@pytest.mark.parametrize("approver", ANSWERED.values(), ids=ANSWERED)
-async def test_an_approver_cannot_answer_with(approver: Says, world: World) -> None:
+@pytest.mark.parametrize("approver", WRONG_DIGESTS.values(), ids=WRONG_DIGESTS)
+async def test_an_approver_that_answers_with_a_wrong_digest_is_refused(approver: FixedApprover, world: World) -> None:
     with pytest.raises(NotApprovedError):
         await start(world, approver=approver)
     assert world.struck == []
@@ -67,25 +67,27 @@ async def test_an_approver_cannot_answer_with(approver: Says, world: World) -> N
 
 SETTINGS = {
     "not_an_approver": {"approvers": ("sre",), "groups": {"sre": ["bo", "li"]}},
-    "known_in_no_good_way": {"known_by": ("ssh_signature", "totp")},
-    "who_started_it": {"allow_self_approval": False},
+    "without_a_required_proof": {"known_by": ("ssh_signature", "totp")},
+    "the_requester": {"allow_self_approval": False},
 }
 
 
-@pytest.mark.parametrize("said", SETTINGS.values(), ids=SETTINGS)
-async def test_the_settings_refuse_an_approver_who_is(said: dict[str, object], world: World) -> None:
-    world.settings = Settings(**said)  # type: ignore[arg-type]
+@pytest.mark.parametrize("restrictions", SETTINGS.values(), ids=SETTINGS)
+async def test_the_settings_refuse_an_approver(restrictions: dict[str, object], world: World) -> None:
+    world.settings = Settings(**restrictions)  # type: ignore[arg-type]
     with pytest.raises(NotApprovedError):
-        await start(world, approver=Says(by="ana"), requested_by="ana")
+        await start(world, approver=FixedApprover(by="ana"), requested_by="ana")
     assert world.struck == []
 
 
-@pytest.mark.parametrize("said", [{"approvers": ("sre",), "groups": {"sre": ["bo"]}}, {"known_by": ("totp",)}], ids=["name", "way"])
-async def test_the_settings_hold_for_an_approval_that_was_given_beforehand(said: dict[str, object], world: World) -> None:
-    world.settings = Settings(**said)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "restrictions", [{"approvers": ("sre",), "groups": {"sre": ["bo"]}}, {"known_by": ("totp",)}], ids=["name", "proof"]
+)
+async def test_the_settings_apply_to_an_approval_given_in_advance(restrictions: dict[str, object], world: World) -> None:
+    world.settings = Settings(**restrictions)  # type: ignore[arg-type]
     with pytest.raises(NotApprovedError):
-        await start(world, right(world))
-    await world.store.add_approval(right(world))
+        await start(world, valid_approval(world))
+    await world.store.add_approval(valid_approval(world))
     with pytest.raises(NotApprovedError):
         await start(world, approver=None)
     assert world.struck == []
@@ -93,19 +95,19 @@ async def test_the_settings_hold_for_an_approval_that_was_given_beforehand(said:
 
 async def test_the_members_of_a_group_may_approve(world: World) -> None:
     world.settings = Settings(approvers=("sre",), groups={"sre": ["bo", "李雷"]})
-    assert (await start(world, approver=Says(by="李雷"))).status is PlanStatus.COMPLETED
+    assert (await start(world, approver=FixedApprover(by="李雷"))).status is PlanStatus.COMPLETED
 
 
-async def test_the_plans_approvers_and_those_of_the_settings_must_both_allow_it(world: World) -> None:
+async def test_the_plan_and_the_settings_must_both_allow_the_approver(world: World) -> None:
     world.settings = Settings(approvers=("ana", "bo"))
     plan = world.plan(policy=ApprovalPolicy(approvers=["bo", "li"]))
     for by, allowed in (("ana", False), ("li", False), ("bo", True)):
-        going = world.start(plan, approver=Says(by=by))
+        task = world.start(plan, approver=FixedApprover(by=by))
         if allowed:
-            assert (await going).status is PlanStatus.COMPLETED
+            assert (await task).status is PlanStatus.COMPLETED
         else:
             with pytest.raises(NotApprovedError, match=by):
-                await going
+                await task
 
 
 async def test_settings_can_require_an_approval_that_the_author_waived(world: World) -> None:
@@ -117,8 +119,8 @@ async def test_settings_can_require_an_approval_that_the_author_waived(world: Wo
     assert world.struck == []
 
 
-async def test_an_approval_is_for_one_run(world: World) -> None:
-    approval = right(world)
+async def test_an_approval_is_valid_for_one_run(world: World) -> None:
+    approval = valid_approval(world)
     assert (await start(world, approval)).status is PlanStatus.COMPLETED
     with pytest.raises(NotApprovedError, match="belongs to run"):
         await start(world, approval)
@@ -127,7 +129,7 @@ async def test_an_approval_is_for_one_run(world: World) -> None:
     assert world.struck == ["a"]
 
 
-async def test_a_rejection_that_was_given_beforehand_ends_the_run(world: World) -> None:
+async def test_a_rejection_given_in_advance_ends_the_run(world: World) -> None:
     run = await start(world, reject(world.plan(), tools=world.tools(), by="bo", note="not today"))
     assert (run.status, run.reason, run.rejection_note) == (PlanStatus.CANCELLED, RunReason.REJECTED, "not today")
     assert world.struck == []
@@ -142,7 +144,7 @@ async def _deleted(world: World, _run: PlanRun, approval: Approval) -> None:
     await world.sql("DELETE FROM approvals WHERE id = :id", id=approval.id)
 
 
-async def _decided_otherwise(world: World, _run: PlanRun, approval: Approval) -> None:
+async def _decision_changed(world: World, _run: PlanRun, approval: Approval) -> None:
     await world.sql("UPDATE approvals SET decision = 'request_changes' WHERE id = :id", id=approval.id)
 
 
@@ -150,11 +152,11 @@ async def _moved_to_another_run(world: World, _run: PlanRun, approval: Approval)
     await world.sql("UPDATE approvals SET run_id = 'another' WHERE id = :id", id=approval.id)
 
 
-async def _of_other_content(world: World, _run: PlanRun, approval: Approval) -> None:
+async def _approved_content_changed(world: World, _run: PlanRun, approval: Approval) -> None:
     await world.sql("UPDATE approvals SET approval_digest = 'x' WHERE id = :id", id=approval.id)
 
 
-async def _of_a_step(world: World, _run: PlanRun, approval: Approval) -> None:
+async def _turned_into_a_step_approval(world: World, _run: PlanRun, approval: Approval) -> None:
     await world.sql("UPDATE approvals SET step_id = 'strike' WHERE id = :id", id=approval.id)
 
 
@@ -177,14 +179,14 @@ async def _digest_of_the_run_edited(world: World, run: PlanRun, _approval: Appro
     await world.sql("UPDATE runs SET approval_digest = 'x' WHERE id = :id", id=run.id)
 
 
-MEANWHILE: tuple[Change, ...] = (
-    _deleted, _decided_otherwise, _moved_to_another_run, _of_other_content, _of_a_step,
+ALTERATIONS: tuple[Change, ...] = (
+    _deleted, _decision_changed, _moved_to_another_run, _approved_content_changed, _turned_into_a_step_approval,
     _inputs_edited, _plan_edited, _document_edited, _digest_of_the_run_edited,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("change", MEANWHILE, ids=lambda change: change.__name__.strip("_"))
-async def test_an_approved_run_is_not_resumed_after_its_approval_or_content_was(change: Change, world: World) -> None:
+@pytest.mark.parametrize("change", ALTERATIONS, ids=lambda change: change.__name__.strip("_"))
+async def test_an_approved_run_is_not_resumed_after_its_approval_or_content_was_altered(change: Change, world: World) -> None:
     run, gate = await world.detached()
     await world.answer(gate)
     approval = next(row for row in await world.store.approvals(run.id) if row.run_id == run.id)
@@ -196,7 +198,7 @@ async def test_an_approved_run_is_not_resumed_after_its_approval_or_content_was(
 
 
 @pytest.mark.parametrize("tools", [{"effect": "idempotent_write"}, {"schema": object}], ids=["effect", "schema"])
-async def test_an_approved_run_is_not_resumed_with_tools_of_another_definition(tools: dict[str, object], world: World) -> None:
+async def test_an_approved_run_is_not_resumed_with_changed_tools(tools: dict[str, object], world: World) -> None:
     run, gate = await world.detached()
     await world.answer(gate)
     with pytest.raises(NotApprovedError, match="have changed"):
@@ -204,7 +206,7 @@ async def test_an_approved_run_is_not_resumed_with_tools_of_another_definition(t
     assert world.struck == []
 
 
-async def test_an_answer_comes_too_late_by_the_databases_clock_whatever_this_hosts_clock_says(world: World) -> None:
+async def test_an_answer_is_late_by_the_databases_clock_and_not_by_the_hosts(world: World) -> None:
     run, gate = await world.detached(world.plan(timeout_ms=60_000))
     await world.sql("UPDATE gates SET expires_at = opened_at WHERE id = :id", id=gate.id)
     with pytest.raises(RunConflictError, match="nobody answered until"):
@@ -214,9 +216,7 @@ async def test_an_answer_comes_too_late_by_the_databases_clock_whatever_this_hos
     assert run.id == gate.run_id
 
 
-async def test_a_run_that_nobody_waits_for_is_ended_by_whoever_looks_after_its_expiry(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_expired_detached_run_is_ended_by_the_next_process_that_checks_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     run, gate = await world.detached(world.plan(timeout_ms=60_000))
     await world.sql("UPDATE gates SET expires_at = opened_at WHERE id = :id", id=gate.id)
     monkeypatch.setattr("plan_adapter.store.leases.Owner.is_alive", False)
@@ -228,14 +228,14 @@ async def test_a_run_that_nobody_waits_for_is_ended_by_whoever_looks_after_its_e
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
-async def test_a_gate_that_nobody_answers_ends_the_run_as_expired(gated: bool, world: World) -> None:
+async def test_an_unanswered_gate_ends_the_run_as_expired(gated: bool, world: World) -> None:
     run = await world.start(world.plan(gated=gated, timeout_ms=300))
     assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)
     assert "nobody answered within 300 ms" in (run.message or "")
     assert world.struck == []
 
 
-async def test_where_the_policy_says_skip_only_the_step_that_nobody_answered_for_is_skipped(world: World) -> None:
+async def test_the_skip_policy_skips_only_the_unanswered_step(world: World) -> None:
     plan = world.plan(gated=True, timeout_ms=300, policy=ApprovalPolicy(expires="skip"))
     plan.add_step("look", "Look elsewhere", {"target": "b"}, id="elsewhere")
     run = await world.start(plan)
@@ -244,9 +244,9 @@ async def test_where_the_policy_says_skip_only_the_step_that_nobody_answered_for
     assert world.struck == []
 
 
-# What is taken back while steps run: the next call finds out
+# Approvals withdrawn while steps run: the next call is refused
 
-TAKEN_BACK: dict[str, str] = {
+WITHDRAWALS: dict[str, str] = {
     "deleted": "DELETE FROM approvals WHERE run_id = :run",
     "decided_otherwise": "UPDATE approvals SET decision = 'reject' WHERE run_id = :run",
     "moved_to_another_run": "UPDATE approvals SET run_id = 'another' WHERE run_id = :run",
@@ -257,14 +257,14 @@ TAKEN_BACK: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("statement", TAKEN_BACK.values(), ids=TAKEN_BACK)
-async def test_no_further_step_is_called_once_the_approval_is(statement: str, world: World) -> None:
-    async def take_back(run: PlanRun, step: object) -> None:
+@pytest.mark.parametrize("statement", WITHDRAWALS.values(), ids=WITHDRAWALS)
+async def test_no_further_step_is_called_once_the_approval_is_withdrawn(statement: str, world: World) -> None:
+    async def withdraw(run: PlanRun, step: object) -> None:
         await world.sql(statement, run=run.id)
 
     from plan_adapter import Hooks
 
-    run = await world.start(approver=Says(), hooks=Hooks(on_step_complete=take_back))
+    run = await world.start(approver=FixedApprover(), hooks=Hooks(on_step_complete=withdraw))
     assert world.struck == []
     assert run.step("look").status is StepStatus.COMPLETED
     assert run.step("strike").status is StepStatus.FAILED
@@ -280,7 +280,7 @@ async def test_no_further_step_is_called_once_the_standing_approval_is_revoked(w
     async def revoke(_run: PlanRun, _step: object) -> None:
         await world.store.standing.revoke(given.id, by="bo")
 
-    run = await start(world, approver=Says("reject"), schedule=SCHEDULE, hooks=Hooks(on_step_complete=revoke))
+    run = await start(world, approver=FixedApprover("reject"), schedule=SCHEDULE, hooks=Hooks(on_step_complete=revoke))
     assert world.struck == []
     assert "revoked" in (run.step("strike").error or "")
 
@@ -288,15 +288,15 @@ async def test_no_further_step_is_called_once_the_standing_approval_is_revoked(w
 # Standing approvals
 
 
-async def test_a_standing_approval_covers_scheduled_runs_and_each_names_it(world: World) -> None:
+async def test_a_standing_approval_covers_scheduled_runs_and_is_recorded_with_each(world: World) -> None:
     given = await standing(world)
     await world.store.standing.add(given)
     for uses in (1, 2):
-        run = await start(world, approver=Says("reject"), schedule=SCHEDULE)
+        run = await start(world, approver=FixedApprover("reject"), schedule=SCHEDULE)
         assert run.status is PlanStatus.COMPLETED
         assert [row.standing_id for row in await world.store.approvals(run.id) if row.run_id == run.id] == [given.id]
         assert (await world.store.standing.find(include_ended=True))[0].runs == uses
-    assert (await start(world, approver=Says("reject"), schedule=SCHEDULE)).reason is RunReason.REJECTED
+    assert (await start(world, approver=FixedApprover("reject"), schedule=SCHEDULE)).reason is RunReason.REJECTED
     assert world.struck == ["a", "a"]
 
 
@@ -312,11 +312,13 @@ UNCOVERED = {
 
 
 @pytest.mark.parametrize(("changes", "schedule"), UNCOVERED.values(), ids=UNCOVERED)
-async def test_a_run_is_asked_about_where_the_standing_approval_is(changes: dict[str, object], schedule: str | None, world: World) -> None:
+async def test_a_run_that_no_standing_approval_covers_needs_an_answer(
+    changes: dict[str, object], schedule: str | None, world: World
+) -> None:
     now = await world.now()
     given = await standing(world, **{name: now if value == "now" else value for name, value in changes.items()})
     await world.store.standing.add(given)
-    run = await start(world, approver=Says("reject"), schedule=schedule)
+    run = await start(world, approver=FixedApprover("reject"), schedule=schedule)
     assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
     assert world.struck == []
 
@@ -330,20 +332,20 @@ async def test_a_standing_approval_answers_a_step_gate_only_if_it_names_the_step
 
     digest = runbook_digest(bound.validated.digest, bound.validated.definitions)
     await world.store.standing.add(await standing(world, runbook_digest=digest, steps=("strike",) if named else ()))
-    run_request = world.run_request(Says("reject"), schedule=SCHEDULE)
+    run_request = world.run_request(FixedApprover("reject"), schedule=SCHEDULE)
     run = await execute_plan(bound, run_request=run_request, store=world.store, offline=True)
     assert world.struck == (["a"] if named else [])
     assert run.status is (PlanStatus.COMPLETED if named else PlanStatus.CANCELLED)
 
 
-# The approval of a call and the starts of a run
+# Step approvals over several starts of a run
 
 
-async def test_an_unused_approval_of_a_call_holds_on_resume(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unused_call_approval_is_still_valid_on_resume(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(StoreRecorder, "intent", disk_full_at(StoreRecorder.intent, step="strike"))
         with pytest.raises(StoreError):
-            await world.start(world.plan(gated=True), approver=Says())
+            await world.start(world.plan(gated=True), approver=FixedApprover())
     interrupted = (await world.store.runs())[0]
     assert (interrupted.reason, world.struck) == (RunReason.INTERRUPTED, [])
     run = await world.resume(interrupted.id)
@@ -359,10 +361,10 @@ def disk_full_at(intent: Callable[[StoreRecorder, Attempt], Awaitable[None]], *,
     return write
 
 
-async def test_an_approval_of_a_call_that_was_used_in_an_earlier_start_is_asked_for_anew(world: World) -> None:
+async def test_a_call_approval_used_in_an_earlier_start_is_asked_for_again(world: World) -> None:
     plan = world.plan(gated=True)
     plan.steps[1].done_when = "${{ inputs.target == 'b' }}"  # never met: the step fails after its call
-    run = await world.start(plan, approver=Says())
+    run = await world.start(plan, approver=FixedApprover())
     assert (run.status, world.struck) == (PlanStatus.PARTIAL, ["a"])
-    again = await world.resume(run.id, approver=Says("reject"))
+    again = await world.resume(run.id, approver=FixedApprover("reject"))
     assert (again.reason, world.struck) == (RunReason.REJECTED, ["a"])

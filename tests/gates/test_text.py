@@ -1,4 +1,4 @@
-"""What the person who decides reads: complete, exact, without secrets, and no text of a plan can be anything but text."""
+"""Tests of the gate text: complete, exact, without secrets, and safe against markup in a plan."""
 
 import json
 import re
@@ -26,25 +26,25 @@ NEVER = {"link_open", "image", "html_block", "html_inline", "s_open", "em_open",
 
 
 def text_of(plan: ExecutionPlan, *, limit_bytes: int = 200_000, earlier: ExecutionPlan | None = None, **inputs: object) -> str:
-    """The text of the gate of `plan` with `inputs`, in which steps that ask for it have gates."""
+    """Return the gate text of `plan` with `inputs`; steps with `requires_approval` are gated."""
     gated = [step.id for step in plan.steps if step.requires_approval]
     bound_plan = bound(plan, **inputs)
     return plan_gate_text(bound_plan, gated=gated, approval_digest=DIGEST, expires_ms=1_800_000, earlier=earlier, limit_bytes=limit_bytes)
 
 
 def restart_text(earlier: ExecutionPlan | None = None) -> str:
-    """The text of the ordinary plan."""
+    """Return the gate text of the ordinary plan."""
     return text_of(restart_plan(), earlier=earlier, host="web-1", api_token="s3cr3t-value")
 
 
 def built(text: str) -> Counter[str]:
-    """How many elements of each kind Markdown makes of `text`."""
+    """Return how many elements of each kind Markdown parses from `text`."""
     tokens = MARKDOWN.parse(text)
     return Counter(token.type for outer in tokens for token in [outer, *(outer.children or [])])
 
 
 def step_text(*parameters: object, **fields: object) -> str:
-    """The text of the gate of the step `restart`, handed `parameters`, by number."""
+    """Return the gate text of the step `restart` with `parameters` named `p0`, `p1`, …"""
     plan = bound(restart_plan(), host="web-1", api_token="s3cr3t-value")
     arguments = {"effect": "write", "item": None, "approval_digest": DIGEST, "expires_ms": 0} | fields
     named = {f"p{number}": value for number, value in enumerate(parameters)}
@@ -64,11 +64,11 @@ SHOWN: dict[str, Callable[[], str]] = {
         expires_ms=60_000,
     ),
 }
-"""The texts that are kept in full. `make generated` writes them again: read the difference before you commit it."""
+"""The gate texts stored as snapshots. `make generated` rewrites them; review the difference before you commit it."""
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_the_whole_text_is_as_it_was_looked_at(name: str) -> None:
+def test_the_text_matches_its_snapshot(name: str) -> None:
     assert SHOWN[name]() == (TEXTS / f"{name}.md").read_text(encoding="utf-8"), "`make generated` writes it again"
 
 
@@ -87,7 +87,7 @@ def test_the_decision_is_on_the_first_screen() -> None:
     ]
 
 
-def test_a_small_plan_is_on_the_first_screen_with_every_step_and_its_whole_call() -> None:
+def test_the_first_screen_shows_every_step_of_a_small_plan_with_its_whole_call() -> None:
     command = "systemctl reload nginx && curl --fail --silent http://127.0.0.1/health && echo reloaded"
     plan = ExecutionPlan(name="reload", description="Reload", steps=[Step(id="a", tool_name="run_command", parameters={"argv": [command]})])
     assert f"- **1. a** (**write**): `run_command` argv `{json.dumps([command])}`\n" in split_text(text_of(plan))[0]
@@ -95,14 +95,14 @@ def test_a_small_plan_is_on_the_first_screen_with_every_step_and_its_whole_call(
 
 @pytest.mark.parametrize("steps", [1, 3, 7, 8, 30, 1000])
 @pytest.mark.parametrize("description", ["Move", "滚动重启所有网页节点。" * 1000])
-def test_the_first_screen_leaves_room_for_the_decision_whatever_the_plan(steps: int, description: str) -> None:
+def test_the_first_screen_leaves_room_for_the_decision(steps: int, description: str) -> None:
     plan = big_plan(steps)
     plan.description = description
     first, _ = split_text(text_of(plan))
     assert height_of(first.splitlines()) <= HEIGHT
 
 
-def test_of_a_long_plan_the_first_screen_shows_writes_and_counts_the_rest() -> None:
+def test_the_first_screen_of_a_long_plan_shows_writes_and_counts_the_rest() -> None:
     first, _ = split_text(text_of(big_plan(60)))
     assert re.findall(r"^- \*\*(\d+)\. ", first, re.MULTILINE) == [str(number) for number in range(2, 18, 2)]
     assert "- **and 52 more steps**, **22 that write**: all below\n" in first
@@ -120,7 +120,7 @@ def test_the_first_screen_of_a_step_shows_its_command_and_leaves_room_for_the_de
     assert is_whole or ("cut here, complete below" in first and f"deployment/web-{lines - 1}\n" in rest)
 
 
-def test_a_long_description_does_not_push_the_danger_out_of_sight() -> None:
+def test_a_long_description_does_not_push_the_writes_off_the_first_screen() -> None:
     plan = restart_plan()
     plan.description = "All is well.\n" * 200
     first, rest = split_text(text_of(plan, host="web-1", api_token="t"))
@@ -130,12 +130,12 @@ def test_a_long_description_does_not_push_the_danger_out_of_sight() -> None:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text() | st.text(alphabet="`|\\*_[]()<>!#-=~&;:/.@w1a \n\t"))
-def test_no_text_of_a_plan_makes_anything_but_text(text: str) -> None:
+def test_plan_text_is_always_rendered_as_plain_text(text: str) -> None:
     plan = hostile_plan(text.replace("${{", "$ {{"))
     try:
         shown = text_of(plan, note=text)
     except InvalidPlanError:
-        reject()  # no plan holds this text
+        reject()  # not a valid plan
     elements = built(shown)
     assert {kind: elements[kind] for kind in NEVER} == dict.fromkeys(NEVER, 0)
     known = ("The run", "Description", "Inputs", "Steps", "Long values", "What cannot be undone", "Order", "Digests")
@@ -148,7 +148,7 @@ def test_no_text_of_a_plan_makes_anything_but_text(text: str) -> None:
 
 @settings(max_examples=60)
 @given(st.text() | st.text(alphabet="`|\\*_[]()<>!#-=~&;:/.@w1a \n\t"))
-def test_no_text_of_a_call_makes_anything_but_text(text: str) -> None:
+def test_call_text_is_always_rendered_as_plain_text(text: str) -> None:
     shown = step_text(text, [text], {text: text}, results={"drain": text}, ends={"drain": text}, notices=[text])
     elements = built(shown)
     assert {kind: elements[kind] for kind in NEVER} == dict.fromkeys(NEVER, 0)
@@ -160,7 +160,7 @@ def test_no_text_of_a_call_makes_anything_but_text(text: str) -> None:
     assert shown.splitlines().count("approval digest") == 1
 
 
-def test_outside_of_code_nothing_is_left_of_html_links_and_images() -> None:
+def test_html_links_and_images_are_neutralized_outside_code() -> None:
     shown = text_of(hostile_plan(), note=HOSTILE, earlier=restart_plan())
     outer = [child.content for token in MARKDOWN.parse(shown) for child in token.children or [] if child.type == "text"]
     assert not any("://" in text or "www." in text or "@" in text for text in outer)
@@ -168,7 +168,7 @@ def test_outside_of_code_nothing_is_left_of_html_links_and_images() -> None:
     assert not re.search(r"(?<!\\)<script|(?<!\\)\]\(|!\[", without_code)
 
 
-def test_no_secret_is_shown() -> None:
+def test_secrets_are_redacted() -> None:
     shown = restart_text() + step_text("s3cr3t-value", "curl -H s3cr3t-value", {"Api-Key": "k1", "nested": [{"client_secret": "k2"}]})
     assert not re.search("hunter2|s3cr3t|k1|k2", shown)
     assert '{"Authorization": "***"}' in shown
@@ -176,7 +176,7 @@ def test_no_secret_is_shown() -> None:
     assert "`***` stands for a secret." in shown
 
 
-def test_a_parameter_is_secret_where_the_tools_schema_says_so() -> None:
+def test_a_parameter_that_the_tools_schema_marks_as_secret_is_redacted() -> None:
     plan = ExecutionPlan(
         description="Call",
         steps=[Step(id="a", tool_name="run_command", parameters={"argv": ["x"], "pin": "4711-secret"})],
@@ -188,10 +188,10 @@ def test_a_parameter_is_secret_where_the_tools_schema_says_so() -> None:
     assert "- `a.parameters.pin`: `***` → `***`" in shown
 
 
-def test_a_new_version_says_what_changed_and_is_loud_about_more_power() -> None:
+def test_a_new_version_lists_changes_and_highlights_raised_privileges() -> None:
     earlier = restart_plan()
     earlier.steps[1].parameters = {"argv": ["lbctl", "drain"]}
-    earlier.steps[0].effect = "read"  # what its tool does, too: nothing is raised
+    earlier.steps[0].effect = "read"  # the effect of its tool, too: not raised
     earlier.steps[3].effect = "read"
     earlier.steps.append(Step(id="tell", tool_name="http_get", parameters={"url": "http://chat"}))
     shown = restart_text(earlier)
@@ -206,7 +206,7 @@ def test_a_new_version_says_what_changed_and_is_loud_about_more_power() -> None:
     ]
 
 
-def test_notes_of_others_stand_on_top() -> None:
+def test_notes_of_other_people_come_first() -> None:
     plan = bound(restart_plan(), host="web-1", api_token="t")
     shown = plan_gate_text(
         plan, gated=[], approval_digest=DIGEST, expires_ms=0, notices=["ana asks for changes: # only\none"], kept=["drain"]
@@ -214,7 +214,7 @@ def test_notes_of_others_stand_on_top() -> None:
     assert shown.startswith("**⚠️ ana asks for changes: # only one**\n\n## Approve restart-service?\n")
 
 
-def test_a_large_plan_loses_steps_but_never_what_cannot_be_undone() -> None:
+def test_a_large_plan_is_shortened_but_always_shows_irreversible_steps() -> None:
     shown = text_of(big_plan(1000), limit_bytes=60_000)
     assert len(shown.encode()) < 60_300
     rows = len(re.findall(r"^- \*\*\d+\. ", shown.partition("### Steps\n")[2], re.MULTILINE))
@@ -225,11 +225,11 @@ def test_a_large_plan_loses_steps_but_never_what_cannot_be_undone() -> None:
     assert DIGEST in shown
 
 
-def test_a_value_of_megabytes_is_cut_and_says_so() -> None:
+def test_a_very_large_value_is_truncated_with_a_note() -> None:
     assert "**480,000 more characters are not shown here.**" in step_text("x" * 500_000)
 
 
-def test_a_step_that_nobody_answers_is_skipped_where_the_policy_says_so() -> None:
+def test_the_text_says_that_an_unanswered_step_is_skipped_under_the_skip_policy() -> None:
     plan = restart_plan()
     plan.approval = ApprovalPolicy(expires="skip")
     skipping = bound(plan, host="web-1", api_token="t")
@@ -240,7 +240,7 @@ def test_a_step_that_nobody_answers_is_skipped_where_the_policy_says_so() -> Non
     assert "- no parameters\n" in shown
 
 
-def test_a_terminal_shows_no_source_of_the_picture() -> None:
+def test_a_terminal_does_not_show_the_source_of_the_picture() -> None:
     shown = without_picture(restart_text())
     assert "flowchart" not in shown
     assert "- **4. restart**: 重启服务 · **write** · **asks again** · " in shown

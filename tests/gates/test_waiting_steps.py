@@ -1,4 +1,4 @@
-"""Gates of steps at which nobody is waited for, at which changes are asked for, and whose answers count no more."""
+"""Tests of step gates: detached runs, requests for changes, stale approvals, and expiry without a process."""
 
 import asyncio
 from dataclasses import replace
@@ -21,14 +21,14 @@ from plan_adapter.runs.session import Backend, RunSession
 from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.settings import Settings
 from plan_adapter.status import RunReason
-from tests.gates.world import FormAnswers, Says, World
+from tests.gates.world import FixedApprover, FormAnswers, World
 from tests.store.conftest import on_both_databases
 
 BOUND_SECONDS = 30.0
 
 
-def branches(world: World, **options: Any) -> ExecutionPlan:
-    """A plan whose gated step stands beside a branch of two steps that is not gated."""
+def plan_with_branches(world: World, **options: Any) -> ExecutionPlan:
+    """Return a plan with a gated step beside an ungated branch of two steps."""
     plan = world.plan(gated=True, **options)
     plan.add_step("look", "Look elsewhere", {"target": "b"}, id="aside", depends_on=["look"])
     plan.add_step("look", "And again", {"target": "c"}, id="after", depends_on=["aside"])
@@ -36,10 +36,12 @@ def branches(world: World, **options: Any) -> ExecutionPlan:
     return plan
 
 
-async def left(world: World, plan: ExecutionPlan | None = None, *, approver: Any = None) -> PlanRun:
-    """A run at whose gates nobody is waited for."""
+async def detached(world: World, plan: ExecutionPlan | None = None, *, approver: Any = None) -> PlanRun:
+    """Return a run that was started without waiting at its gates."""
     run_request = replace(world.run_request(approver), waits=False)
-    work = execute_plan(world.bound(plan or branches(world)), run_request=run_request, store=world.store, offline=True, record_pending=True)
+    work = execute_plan(
+        world.bound(plan or plan_with_branches(world)), run_request=run_request, store=world.store, offline=True, record_pending=True
+    )
     return await asyncio.wait_for(work, BOUND_SECONDS)
 
 
@@ -49,8 +51,8 @@ async def resumed(world: World, run_id: str, *, waits: bool = False, approver: A
     return await asyncio.wait_for(work, BOUND_SECONDS)
 
 
-async def test_a_run_that_waits_for_nobody_is_left_once_nothing_but_gates_is_open(world: World) -> None:
-    run = await left(world)
+async def test_a_detached_run_stops_once_only_gates_remain(world: World) -> None:
+    run = await detached(world)
     assert (run.status, run.reason, run.completed_at) == (PlanStatus.PENDING_APPROVAL, None, None)
     kept = await world.store.run(run.id)
     assert {step.id: step.status for step in kept.steps} == {
@@ -73,59 +75,62 @@ async def test_a_run_that_waits_for_nobody_is_left_once_nothing_but_gates_is_ope
 
 
 @on_both_databases
-async def test_an_answer_is_used_at_once_while_other_branches_continue(world: World) -> None:
-    reached, goes_on = asyncio.Event(), asyncio.Event()
+async def test_an_answer_takes_effect_at_once_while_other_branches_continue(world: World) -> None:
+    reached, may_continue = asyncio.Event(), asyncio.Event()
 
     class Slow(DirectStepRunner):
         async def __call__(self, call: Any) -> Any:
             if call.step.id == "aside":
                 reached.set()
-                await goes_on.wait()
+                await may_continue.wait()
             return await super().__call__(call)
 
-    bound, run_request = world.bound(branches(world)), replace(world.run_request(), waits=False)
+    bound, run_request = world.bound(plan_with_branches(world)), replace(world.run_request(), waits=False)
     run = await create_run(bound, world.store, run_request)
-    going = asyncio.ensure_future(execute_run(RunSession(bound, run, world.store, run_request, RunHistory(), Backend(Slow()))))
-    world.going.append(going)
+    task = asyncio.ensure_future(execute_run(RunSession(bound, run, world.store, run_request, RunHistory(), Backend(Slow()))))
+    world.tasks.append(task)
     gate = await world.gate(step="strike")
     await asyncio.wait_for(reached.wait(), BOUND_SECONDS)
     await world.answer(gate)
     while not world.struck:
         await world.store.changed(0.1)
-    goes_on.set()
-    assert (await asyncio.wait_for(going, BOUND_SECONDS)).status is PlanStatus.COMPLETED
+    may_continue.set()
+    assert (await asyncio.wait_for(task, BOUND_SECONDS)).status is PlanStatus.COMPLETED
 
 
-async def test_a_run_that_was_left_can_be_cancelled_and_revised(world: World) -> None:
-    run = await left(world)
+async def test_a_detached_run_can_be_cancelled_and_revised(world: World) -> None:
+    run = await detached(world)
     await world.store.cancel(run.id, "no more")
     ended = await world.store.run(run.id)
     assert (ended.status, ended.step("look").status) == (PlanStatus.CANCELLED, StepStatus.COMPLETED)
     assert (ended.step("strike").status, ended.step("strike").reason) == (StepStatus.SKIPPED, "no more")
     assert await world.store.gates.find(run_id=run.id) == []
-    second = await left(world)
-    plan = branches(world)
+    second = await detached(world)
+    plan = plan_with_branches(world)
     plan.add_step("look", "One more", {"target": "d"}, id="more", depends_on=["after"])
     revised = await arevise_run(second.id, plan, tools=world.tools(), by="bo", store=world.store)
-    assert (revised.status, await world.store.gates.find(run_id=second.id)) == (PlanStatus.PENDING_APPROVAL, [])  # its author asks for none
-    done = await resumed(world, second.id, waits=True, approver=Says())
+    assert (revised.status, await world.store.gates.find(run_id=second.id)) == (
+        PlanStatus.PENDING_APPROVAL,
+        [],
+    )  # the plan itself needs no approval
+    done = await resumed(world, second.id, waits=True, approver=FixedApprover())
     assert (done.status, done.step("more").status, world.struck) == (PlanStatus.COMPLETED, StepStatus.COMPLETED, ["a"])
 
 
-async def test_who_answers_for_a_run_that_waits_for_nobody_and_may_not_leaves_the_gate_to_others(world: World) -> None:
-    plan = branches(world, policy=ApprovalPolicy(approvers=["bo"]))
-    run = await left(world, plan, approver=Says(by="ana"))
+async def test_a_disallowed_answer_for_a_detached_run_leaves_the_gate_open(world: World) -> None:
+    plan = plan_with_branches(world, policy=ApprovalPolicy(approvers=["bo"]))
+    run = await detached(world, plan, approver=FixedApprover(by="ana"))
     assert (run.status, world.struck) == (PlanStatus.PENDING_APPROVAL, [])
     assert "at the gate of `strike`: ana may not answer here; only bo may" in ((await world.store.run(run.id)).message or "")
     await world.answer(await world.gate(step="strike"), by="bo")
     assert (await resumed(world, run.id)).status is PlanStatus.COMPLETED
 
 
-# Changes
+# Requests for changes
 
 
-async def test_a_request_for_changes_at_a_steps_gate_keeps_the_run_waiting_there(world: World) -> None:
-    going = world.start(branches(world))
+async def test_a_change_request_at_a_step_gate_keeps_the_run_waiting(world: World) -> None:
+    task = world.start(plan_with_branches(world))
     gate = await world.gate(step="strike")
     await world.answer(gate, "request_changes", by="bo", note="先看看")
     while (again := await world.gate(step="strike")).id == gate.id:
@@ -135,12 +140,12 @@ async def test_a_request_for_changes_at_a_steps_gate_keeps_the_run_waiting_there
     with pytest.raises(RunConflictError, match=r"takes no new version of the plan.*plan cancel"):
         await arevise_run(gate.run_id, world.plan(), tools=world.tools(), by="bo", store=world.store)
     await world.answer(again)
-    run = await asyncio.wait_for(going, BOUND_SECONDS)
+    run = await asyncio.wait_for(task, BOUND_SECONDS)
     assert (run.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
 
 
-async def test_a_request_for_changes_of_a_run_that_was_left_is_asked_about_again_or_revised(world: World) -> None:
-    run = await left(world)
+async def test_a_detached_run_with_a_change_request_is_asked_again_or_revised(world: World) -> None:
+    run = await detached(world)
     gate = await world.gate(step="strike")
     await world.answer(gate, "request_changes", by="bo", note="look twice")
     assert (await resumed(world, run.id)).status is PlanStatus.PENDING_APPROVAL
@@ -149,7 +154,7 @@ async def test_a_request_for_changes_of_a_run_that_was_left_is_asked_about_again
     assert "bo asks for changes: look twice" in (await world.store.gates.get(again.id)).text
 
 
-async def test_a_request_for_changes_in_the_plans_form_opens_a_new_gate(world: World) -> None:
+async def test_a_change_request_in_the_plan_form_opens_a_new_gate(world: World) -> None:
     run, gate = await world.detached()
     await world.store.gates.show(gate.id, flow_run_id="f", keyset="k")
     form, run_request = FormAnswers(()), replace(world.run_request(), waits=False)
@@ -164,22 +169,22 @@ async def test_a_request_for_changes_in_the_plans_form_opens_a_new_gate(world: W
     assert "bo asks for changes: look twice" in (await world.store.gates.get(again.id)).text
 
 
-async def test_a_refused_answer_in_the_form_is_shown_to_watchers(world: World) -> None:
-    told = list[Event]()
+async def test_listeners_are_notified_of_a_refused_form_answer(world: World) -> None:
+    events = list[Event]()
     answers = FormAnswers((Answer("approve", "eve", channel="form"), Answer("approve", "bo", channel="form")))
     bound = world.bound(world.plan(policy=ApprovalPolicy(approvers=["bo"])))
-    run_request = world.run_request(asks_in_form=True, listener=told.append)
+    run_request = world.run_request(asks_in_form=True, listener=events.append)
     run = await create_run(bound, world.store, run_request)
     forms = GateForms(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
     done = await asyncio.wait_for(
         execute_run(RunSession(bound, run, world.store, run_request, RunHistory(), Backend(forms=forms))), BOUND_SECONDS
     )
     assert done.status is PlanStatus.COMPLETED
-    (refused,) = [event for event in told if event.kind == "gate_refused"]
+    (refused,) = [event for event in events if event.kind == "gate_refused"]
     assert plain_lines(refused) == ["the plan: the answer by eve is refused: eve may not answer here; only bo may"]
 
 
-# Answers that count no more
+# Stale approvals
 
 
 async def test_a_stale_approval_is_reported_and_asked_for_again(world: World) -> None:
@@ -187,18 +192,18 @@ async def test_a_stale_approval_is_reported_and_asked_for_again(world: World) ->
     await world.answer(gate)
     world.settings = Settings(approvers=("sre",), groups={"sre": ["bo"]})
     waiting = await resumed(world, run.id)
-    said = "the approval by ana no longer counts: ana may not answer here; only bo may"
-    assert (waiting.status, waiting.message) == (PlanStatus.PENDING_APPROVAL, said)
+    message = "the approval by ana no longer counts: ana may not answer here; only bo may"
+    assert (waiting.status, waiting.message) == (PlanStatus.PENDING_APPROVAL, message)
     again = await world.gate()
-    assert (again.id != gate.id, said in (await world.store.gates.get(again.id)).text) == (True, True)
+    assert (again.id != gate.id, message in (await world.store.gates.get(again.id)).text) == (True, True)
     assert (await resumed(world, run.id)).status is PlanStatus.PENDING_APPROVAL
     await world.answer(again, by="bo")
     done = await resumed(world, run.id)
     assert (done.status, done.approved_by, world.struck) == (PlanStatus.COMPLETED, "bo", ["a"])
 
 
-async def test_an_approval_of_a_call_that_todays_rules_do_not_take_is_asked_for_again(world: World) -> None:
-    run = await left(world)
+async def test_a_call_approval_that_violates_the_current_policy_is_asked_for_again(world: World) -> None:
+    run = await detached(world)
     await world.answer(await world.gate(step="strike"))
     world.settings = Settings(approvers=("bo",))
     assert (await resumed(world, run.id)).status is PlanStatus.PENDING_APPROVAL
@@ -211,7 +216,7 @@ async def test_an_approval_of_a_call_that_todays_rules_do_not_take_is_asked_for_
 # Without a process
 
 
-async def test_a_run_that_was_cancelled_at_its_gate_opens_it_again_where_nobody_is_waited_for(world: World) -> None:
+async def test_resuming_a_cancelled_run_as_detached_reopens_its_gate(world: World) -> None:
     run, gate = await world.detached()
     await world.store.cancel(run.id, "its process was told to end (SIGTERM)")
     again = await resumed(world, run.id)
@@ -221,14 +226,14 @@ async def test_a_run_that_was_cancelled_at_its_gate_opens_it_again_where_nobody_
     assert (await resumed(world, run.id)).status is PlanStatus.COMPLETED
 
 
-async def over(world: World, run: PlanRun) -> PlanRun:
-    """The run once somebody has looked at it after the time of its gate was over."""
+async def after_expiry(world: World, run: PlanRun) -> PlanRun:
+    """Return the run after its gate expired and a process checked it."""
     await world.sql("UPDATE gates SET expires_at = opened_at WHERE run_id = :run", run=run.id)
     return await end_overdue(await world.store.run(run.id), world.store)
 
 
-async def test_a_step_whose_time_is_over_while_no_process_waits_ends_the_run_as_expired(world: World) -> None:
-    ended = await over(world, await left(world, branches(world, timeout_ms=60_000)))
+async def test_a_step_gate_that_expires_without_a_process_ends_the_run_as_expired(world: World) -> None:
+    ended = await after_expiry(world, await detached(world, plan_with_branches(world, timeout_ms=60_000)))
     assert (ended.status, ended.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)
     assert ended.message == ended.step("strike").reason == "nobody answered within 0 ms at the gate of `strike`"
     assert ended.step("strike").status is StepStatus.SKIPPED
@@ -237,7 +242,9 @@ async def test_a_step_whose_time_is_over_while_no_process_waits_ends_the_run_as_
 
 
 async def test_a_step_skipped_at_expiry_stays_skipped_on_resume(world: World) -> None:
-    run = await over(world, await left(world, branches(world, timeout_ms=60_000, policy=ApprovalPolicy(expires="skip"))))
+    run = await after_expiry(
+        world, await detached(world, plan_with_branches(world, timeout_ms=60_000, policy=ApprovalPolicy(expires="skip")))
+    )
     assert (run.status, await world.store.gates.find(run_id=run.id)) == (PlanStatus.PENDING_APPROVAL, [])
     done = await resumed(world, run.id)
     assert (done.step("strike").status, done.completed_at is not None, world.struck) == (StepStatus.SKIPPED, True, [])

@@ -1,4 +1,4 @@
-"""Whole runs that wait in the Prefect UI: what anybody with Prefect's API can do there, and what lets the run go on."""
+"""Tests of runs that wait in the Prefect UI: which answers continue them, and that Prefect's API cannot bypass a gate."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from plan_adapter.engine.internals import rerun
 from plan_adapter.options import ApprovalPolicy
 from plan_adapter.status import RunReason
 from tests.engine.gates import flow_run, resume
-from tests.gates.questions import deciding
+from tests.gates.questions import plan_with_question
 from tests.gates.world import World
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("prefect_server")
 
 @pytest.fixture
 def store_url(tmp_path: Path) -> str:
-    """Return an empty store; that both databases hold the same rules is tested without a server."""
+    """Return the URL of an empty SQLite store; PostgreSQL is tested without a server."""
     return f"sqlite:///{tmp_path / 'plans.db'}"
 
 
@@ -41,15 +41,15 @@ APPROVE = {"decision": "approve", "approver": "ana", "note": "ок"}
 
 
 def run_in_prefect(world: World, *, gated: bool = False, policy: ApprovalPolicy | None = None) -> "asyncio.Task[PlanRun]":
-    """Start a run that is asked about in the form alone."""
+    """Start a run that asks only in the form."""
     plan = world.plan(gated=gated, policy=policy)
     work = arun_plan(plan, tools=world.tools(), approver=PrefectApprover(), store=world.store)
-    world.going.append(asyncio.ensure_future(work))
-    return world.going[-1]
+    world.tasks.append(asyncio.ensure_future(work))
+    return world.tasks[-1]
 
 
 async def shown(world: World, *, step: str | None = None, after: Gate | None = None) -> tuple[Gate, UUID]:
-    """Return the open gate and the flow run that is paused with its form; a later opening than that of `after`."""
+    """Return the open gate and the flow run that shows its form; with `after`, only a newer form counts."""
     while True:
         gate = await world.gate(step=step)
         if gate.flow_run_id is not None and gate.keyset is not None and (after is None or gate.keyset != after.keyset):
@@ -66,11 +66,11 @@ async def set_state(flow_run_id: UUID, state: State[Any]) -> None:
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
-async def test_an_answer_in_the_form_continues_the_run_and_is_recorded_as_a_name_only(gated: bool, world: World) -> None:
-    going = run_in_prefect(world, gated=gated)
+async def test_a_form_answer_continues_the_run_and_is_recorded_as_an_unproven_name(gated: bool, world: World) -> None:
+    task = run_in_prefect(world, gated=gated)
     gate, flow_run_id = await shown(world, step="strike" if gated else None)
     await resume(flow_run_id, APPROVE)
-    run = await going
+    run = await task
     assert (run.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
     answer = await world.store.gates.answer_to(gate.id)
     assert answer is not None
@@ -82,8 +82,8 @@ async def test_an_answer_in_the_form_continues_the_run_and_is_recorded_as_a_name
 
 
 async def test_a_question_is_answered_in_a_form_with_its_typed_fields(world: World) -> None:
-    work = arun_plan(deciding(), tools=world.tools(), approver=PrefectApprover(), store=world.store)
-    world.going.append(asyncio.ensure_future(work))
+    work = arun_plan(plan_with_question(), tools=world.tools(), approver=PrefectApprover(), store=world.store)
+    world.tasks.append(asyncio.ensure_future(work))
     gate, flow_run_id = await shown(world, step="decide")
     keys = keyset_from_base_key(str(gate.keyset))
     schema: Any = await aread_flow_run_input(keys["schema"], flow_run_id=flow_run_id)
@@ -94,7 +94,7 @@ async def test_a_question_is_answered_in_a_form_with_its_typed_fields(world: Wor
         refused = await client.resume_flow_run(flow_run_id, run_input={"choice": "run", "approver": "ana"})
     assert refused.status is SetStateStatus.REJECT
     await resume(flow_run_id, {"choice": "switch", "nodes": 3, "approver": "ana", "note": "ок"})
-    run = await world.going[-1]
+    run = await world.tasks[-1]
     assert (run.status, run.step("decide").result, world.struck) == (
         PlanStatus.COMPLETED,
         {"choice": "switch", "nodes": 3},
@@ -109,10 +109,10 @@ async def test_a_question_is_answered_in_a_form_with_its_typed_fields(world: Wor
 
 
 async def test_a_rejection_in_the_form_ends_the_run_as_rejected(world: World) -> None:
-    going = run_in_prefect(world)
+    task = run_in_prefect(world)
     _, flow_run_id = await shown(world)
     await resume(flow_run_id, {"decision": "reject", "approver": "bo", "note": "not today"})
-    run = await going
+    run = await task
     assert (run.status, run.reason, run.rejection_note, world.struck) == (PlanStatus.CANCELLED, RunReason.REJECTED, "not today", [])
     state = (await flow_run(flow_run_id)).state
     assert state is not None
@@ -128,15 +128,15 @@ async def test_a_rejection_in_the_form_ends_the_run_as_rejected(world: World) ->
     ],
 )
 @pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
-async def test_no_state_that_anybody_sets_opens_a_gate(state: State[Any], gated: bool, world: World) -> None:
-    going = run_in_prefect(world, gated=gated)
+async def test_setting_a_state_does_not_open_a_gate(state: State[Any], gated: bool, world: World) -> None:
+    task = run_in_prefect(world, gated=gated)
     gate, flow_run_id = await shown(world, step="strike" if gated else None)
     await set_state(flow_run_id, state)
     if state.is_cancelled():
-        run = await going
+        run = await task
     else:
         await shown(world, step=gate.step_id)
-        run = await world.end(going)
+        run = await world.end(task)
     assert world.struck == []
     assert run.status is PlanStatus.CANCELLED
 
@@ -151,41 +151,41 @@ async def test_no_state_that_anybody_sets_opens_a_gate(state: State[Any], gated:
         pytest.param({"decision": {"__prefect_kind": "jinja", "template": "{{ 'approve' ~ 1 }}"}, "approver": "ana"}, id="a_template"),
     ],
 )
-async def test_no_such_answer_opens_a_gate(answer: dict[str, Any] | None, world: World) -> None:
-    going = run_in_prefect(world)
+async def test_an_invalid_form_answer_does_not_open_a_gate(answer: dict[str, Any] | None, world: World) -> None:
+    task = run_in_prefect(world)
     _, flow_run_id = await shown(world)
     await resume(flow_run_id, answer)
     await shown(world)
-    run = await world.end(going)
+    run = await world.end(task)
     assert (world.struck, run.reason) == ([], RunReason.REJECTED)
 
 
 @pytest.mark.thorough
-async def test_an_answerer_who_is_not_allowed_is_refused_and_asked_again(world: World) -> None:
-    going = run_in_prefect(world, policy=ApprovalPolicy(known_by=["form"], self_approval=False))
+async def test_a_disallowed_approver_is_refused_and_the_form_asks_again(world: World) -> None:
+    task = run_in_prefect(world, policy=ApprovalPolicy(known_by=["form"], self_approval=False))
     first, flow_run_id = await shown(world)
     starter = (await world.store.run(first.run_id)).requested_by
     await resume(flow_run_id, {**APPROVE, "approver": starter})
     second, flow_run_id = await shown(world, after=first)
     assert (second.id, world.struck) == (first.id, [])
     await resume(flow_run_id, APPROVE)
-    assert (await going).status is PlanStatus.COMPLETED
+    assert (await task).status is PlanStatus.COMPLETED
 
 
 @pytest.mark.thorough
-async def test_a_run_that_is_cancelled_in_the_ui_at_its_gate_is_cancelled(world: World) -> None:
-    going = run_in_prefect(world)
+async def test_cancelling_a_waiting_run_in_the_ui_cancels_it(world: World) -> None:
+    task = run_in_prefect(world)
     _, flow_run_id = await shown(world)
     await set_state(flow_run_id, Cancelled(message="not needed"))
-    run = await going
+    run = await task
     assert (run.status, run.reason, world.struck) == (PlanStatus.CANCELLED, RunReason.CANCELLED, [])
 
 
-async def test_an_answer_from_the_store_ends_the_pause_and_a_later_one_in_the_form_changes_nothing(world: World) -> None:
-    going = run_in_prefect(world)
+async def test_an_answer_in_the_store_ends_the_pause_and_later_form_answers_are_ignored(world: World) -> None:
+    task = run_in_prefect(world)
     gate, flow_run_id = await shown(world)
     await world.answer(gate)
-    run = await going
+    run = await task
     await resume(flow_run_id, {"decision": "reject", "approver": "bo"})
     assert (run.status, (await world.store.run(run.id)).status) == (PlanStatus.COMPLETED, PlanStatus.COMPLETED)
     with pytest.raises(RunConflictError, match="ana"):
@@ -193,10 +193,10 @@ async def test_an_answer_from_the_store_ends_the_pause_and_a_later_one_in_the_fo
 
 
 @pytest.mark.thorough
-async def test_of_fifty_contradictory_answers_at_once_through_form_and_store_one_wins_and_nobody_sees_an_error_of_the_server(
+async def test_one_of_fifty_concurrent_answers_wins_and_none_gets_a_server_error(
     world: World,
 ) -> None:
-    going = run_in_prefect(world)
+    task = run_in_prefect(world)
     gate, _ = await shown(world)
     form = next(form for form in await open_forms() if form.gate_id == gate.id)
 
@@ -205,50 +205,50 @@ async def test_of_fifty_contradictory_answers_at_once_through_form_and_store_one
         try:
             if number % 5 == 0:
                 await answer_form(form, Answer(decision, f"form-{number}"))
-                return "handed to the form"  # where the run looks at it, and finds the gate closed
+                return "submitted to the form"  # the run reads it and finds the gate closed
             await world.answer(gate, decision, by=f"store-{number}")
         except RunConflictError as error:
             return str(error)
         return "won"
 
-    said = await asyncio.gather(*(answer(number) for number in range(50)))
-    run = await going
+    results = await asyncio.gather(*(answer(number) for number in range(50)))
+    run = await task
     given = await world.store.gates.answer_to(gate.id)
     assert given is not None
-    assert said.count("won") == (1 if given.by.startswith("store-") else 0)
-    assert said.count("handed to the form") <= 1
+    assert results.count("won") == (1 if given.by.startswith("store-") else 0)
+    assert results.count("submitted to the form") <= 1
     assert world.struck == (["a"] if given.decision == "approve" else [])
     assert run.reason is (None if given.decision == "approve" else RunReason.REJECTED)
-    assert not [words for words in said if "500" in words or "Internal" in words]
+    assert not [result for result in results if "500" in result or "Internal" in result]
 
 
-# A flow of `compile_plan`, as deployments run it
+# Flows made by `compile_plan`, as deployments run them
 
 
 @contextlib.asynccontextmanager
 async def compiled_run(world: World) -> AsyncIterator[tuple[Any, "asyncio.Future[State[Any]]"]]:
     """Yield a compiled flow and its run, which waits at the plan's gate."""
     flow = compile_plan(validate(world.plan(), world.tools()), store=world.store)
-    going = asyncio.ensure_future(flow(return_state=True))
+    task = asyncio.ensure_future(flow(return_state=True))
     try:
-        yield flow, going
+        yield flow, task
     finally:
-        going.cancel()
-        await asyncio.gather(going, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize("parameters", [{"target": "b"}, {"target": "a"}], ids=["edited", "the_same"])
 @pytest.mark.thorough
-async def test_a_run_again_of_a_flow_run_that_waited_is_not_let_through_whatever_its_parameters_are(
+async def test_rerunning_a_waiting_flow_run_does_not_bypass_its_gate_whatever_its_parameters(
     parameters: dict[str, str], world: World
 ) -> None:
-    async with compiled_run(world) as (flow, going):
+    async with compiled_run(world) as (flow, task):
         gate, flow_run_id = await shown(world)
-        going.cancel()  # as if its process had died: Prefect's pause is still there, and no run is told of an end
-        await asyncio.gather(going, return_exceptions=True)
+        task.cancel()  # as if its process had died: Prefect still shows the pause
+        await asyncio.gather(task, return_exceptions=True)
         await world.sql("UPDATE runs SET status = 'pending_approval', reason = NULL, completed_at = NULL WHERE id = :run", run=gate.run_id)
         again = asyncio.ensure_future(rerun(flow, await flow_run(flow_run_id), parameters))
-        world.going.append(again)  # type: ignore[arg-type]
+        world.tasks.append(again)  # type: ignore[arg-type]
         if parameters["target"] == "b":
             state = await again
             assert state.is_failed()
@@ -260,18 +260,18 @@ async def test_a_run_again_of_a_flow_run_that_waited_is_not_let_through_whatever
         assert world.struck == []
 
 
-async def test_a_rejected_flow_run_that_is_run_again_stays_rejected(world: World) -> None:
-    async with compiled_run(world) as (flow, going):
+async def test_rerunning_a_rejected_flow_run_keeps_it_rejected(world: World) -> None:
+    async with compiled_run(world) as (flow, task):
         gate, flow_run_id = await shown(world)
         await world.answer(gate, "reject", by="bo")
-        await going
+        await task
         state = await rerun(flow, await flow_run(flow_run_id), {})
         assert not state.is_completed()
         assert "rejected" in (state.message or "")
         assert world.struck == []
 
 
-# A process that is killed while it waits
+# Processes killed while they wait
 
 SCRIPT = """
 import sys
@@ -294,9 +294,7 @@ run_plan(plan, tools=ToolRegistry([strike]), approver=PrefectApprover())
 @pytest.mark.parametrize(
     "answered", [pytest.param(False, id="unanswered", marks=pytest.mark.thorough), pytest.param(True, id="answered_in_the_form")]
 )
-async def test_after_a_kill_at_the_gate_the_run_continues_only_if_somebody_approved_it(
-    answered: bool, world: World, tmp_path: Path
-) -> None:
+async def test_a_run_killed_at_its_gate_continues_only_if_it_was_approved(answered: bool, world: World, tmp_path: Path) -> None:
     struck = tmp_path / "struck"
     environment = {**os.environ, "PLAN_ADAPTER_DATABASE_URL": world.url}
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(struck)], env=environment)

@@ -1,4 +1,4 @@
-"""Runs of which a write gets lost: what the tests share that ask people how it ended."""
+"""Shared helpers for tests of gates for unknown outcomes."""
 
 import asyncio
 import json
@@ -36,18 +36,18 @@ plan.add_step("send", "Send it", {"order": "a"}, id="send")
 plan.add_step("look", "Look at it", {"order": "x"}, id="look", depends_on=["send"])
 plan.options.require_approval = False
 """
-"""The beginning of a program that runs a plan whose first call gets lost, in a process of its own."""
+"""The start of a script that runs a plan whose first call has an unknown outcome."""
 
 
 @dataclass
-class Doubtful:
-    """A store, and a tool `send` whose first calls get lost; `sent` holds what every call of it was given."""
+class UnknownOutcomeWorld:
+    """A store, and a tool `send` whose first `unknown_calls` calls have an unknown outcome; `sent` holds the order of every call."""
 
     store: PlanStore
     url: str = ""
-    lost: int = 1
+    unknown_calls: int = 1
     sent: list[str] = field(default_factory=list[str])
-    going: list["asyncio.Task[PlanRun]"] = field(default_factory=list)
+    tasks: list["asyncio.Task[PlanRun]"] = field(default_factory=list)
     settings: Settings = field(default_factory=Settings)
 
     def tools(self) -> ToolRegistry:
@@ -57,7 +57,7 @@ class Doubtful:
         def send(order: str, token: str = "") -> str:
             """Send an order."""
             self.sent.append(order)
-            if len(self.sent) <= self.lost:
+            if len(self.sent) <= self.unknown_calls:
                 raise UnknownOutcomeError("the line went dead")
             return f"{order}!"
 
@@ -69,7 +69,7 @@ class Doubtful:
         return ToolRegistry([send, look])
 
     def plan(self, *, policy: ApprovalPolicy | None = None, gated: bool = False, orders: list[str] | None = None) -> ExecutionPlan:
-        """Return a plan that sends `orders` and looks at what came of it."""
+        """Return a plan that sends `orders` and looks at the result."""
         plan = ExecutionPlan(description="Send 订单", approval=policy)
         for_each = None if orders is None else "${{ " + json.dumps(orders) + " }}"
         parameters: dict[str, Any] = {"order": "a" if orders is None else "${{ item }}", "token": "hunter2"}
@@ -79,18 +79,18 @@ class Doubtful:
         return plan
 
     def run_request(self, approver: Any = None, **given: Any) -> RunRequest:
-        """Return the occasion of a run."""
+        """Return the run request with `approver`."""
         return RunRequest(approver=approver, **{"settings": self.settings, "requested_by": "runner", "tools": self.tools(), **given})
 
     def start(self, plan: ExecutionPlan | None = None, *, approver: Any = None) -> "asyncio.Task[PlanRun]":
-        """Start a run of `plan` offline, in which `approver` is asked."""
+        """Start an offline run of `plan` that asks `approver`."""
         bound = bind_inputs(validate(plan or self.plan(), self.tools()), {})
         work = execute_plan(bound, run_request=self.run_request(approver), store=self.store, offline=True)
-        self.going.append(asyncio.ensure_future(work))
-        return self.going[-1]
+        self.tasks.append(asyncio.ensure_future(work))
+        return self.tasks[-1]
 
     def start_with_form(self, answers: FormAnswers, plan: ExecutionPlan | None = None) -> "asyncio.Task[PlanRun]":
-        """Start a run with a form in which `answers` are given one after the other."""
+        """Start a run with a form that submits `answers` one after the other."""
 
         async def work() -> PlanRun:
             bound, run_request = bind_inputs(validate(plan or self.plan(), self.tools()), {}), self.run_request()
@@ -98,15 +98,15 @@ class Doubtful:
             forms = GateForms(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
             return await execute_run(RunSession(bound, run, self.store, run_request, RunHistory(), Backend(forms=forms)))
 
-        self.going.append(asyncio.ensure_future(work()))
-        return self.going[-1]
+        self.tasks.append(asyncio.ensure_future(work()))
+        return self.tasks[-1]
 
     async def resume(self, run_id: str, *, approver: Any = None) -> PlanRun:
-        """Go on with a run offline."""
+        """Resume a run offline."""
         return await execute_resume(run_id, tools=self.tools(), run_request=self.run_request(approver), store=self.store, offline=True)
 
     async def gate(self, *, count: int = 1) -> Gate:
-        """Return the newest open gate, with its text, once there are `count` of them that a process waits at."""
+        """Wait for `count` open gates and return the newest with its text."""
         while True:
             found = await self.store.gates.find()
             if len(found) >= count:
@@ -114,15 +114,15 @@ class Doubtful:
             await self.store.changed(0.5)
 
     async def close(self) -> None:
-        """End what still goes on."""
-        for task in self.going:
+        """Cancel all runs that are still active."""
+        for task in self.tasks:
             task.cancel()
-        await asyncio.gather(*self.going, return_exceptions=True)
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
 @dataclass
 class Person:
-    """Somebody at a terminal who says `answers` one after the other, and then nothing."""
+    """A person at a terminal who gives `answers` one after the other, and then none."""
 
     answers: list[Answer]
     asked: list[ApprovalRequest] = field(default_factory=list[ApprovalRequest])

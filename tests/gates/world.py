@@ -1,4 +1,4 @@
-"""What the tests of gates share: a world in which every call of a tool is counted, runs that wait at a gate, and people."""
+"""Shared helpers for gate tests: a store with tools that record their calls, runs that wait at a gate, and approvers."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from tests.sql import Sql
 
 
 class Silent:
-    """An approver who is asked and never answers."""
+    """An approver that never answers."""
 
     async def ask(self, request: ApprovalRequest) -> Approval:
         await asyncio.Event().wait()
@@ -33,8 +33,8 @@ class Silent:
 
 
 @dataclass
-class Says:
-    """An approver who answers at once; `change` makes the answer another one."""
+class FixedApprover:
+    """An approver that always gives the same answer; `change` modifies it."""
 
     decision: Decision = "approve"
     by: str = "ana"
@@ -48,15 +48,15 @@ class Says:
 
 @dataclass
 class FormAnswers:
-    """A form in which somebody says `answers`, one after the other; `told` holds what each was answered."""
+    """A form that submits `answers` one after the other; `replies` holds the error of each, or None if it was accepted."""
 
     answers: tuple[Answer, ...]
-    told: list[str | None] = field(default_factory=list)
-    private: bool = True  # whether the server of the form demands authentication
+    replies: list[str | None] = field(default_factory=list)
+    private: bool = True  # whether the server requires authentication
 
     async def ask(self, asking: Asking) -> None:
         for answer in self.answers:
-            self.told.append(await asking.submit(answer))
+            self.replies.append(await asking.submit(answer))
         await asyncio.shield(asking.closed)
 
     async def collected(self, _gate: Gate) -> None:
@@ -74,18 +74,18 @@ class FormAnswers:
 
 @dataclass
 class World:
-    """A store and the tools of one test; `struck` holds what every call of the tool `strike` was given."""
+    """A store and the tools of one test; `struck` holds the target of every call of `strike`."""
 
     store: PlanStore
     url: str
     folder: Path
     struck: list[str] = field(default_factory=list)
     settings: Settings = field(default_factory=Settings)
-    going: list["asyncio.Task[PlanRun]"] = field(default_factory=list)
-    made: dict[tuple[str, type], tuple[Any, ...]] = field(default_factory=dict)  # the tools, by what was asked for
+    tasks: list["asyncio.Task[PlanRun]"] = field(default_factory=list)
+    built: dict[tuple[str, type], tuple[Any, ...]] = field(default_factory=dict)  # tools by effect and schema
 
     def tools(self, *, effect: str = "write", schema: type = str) -> ToolRegistry:
-        """Return the tools; another effect or type of the parameter makes another definition."""
+        """Return the tools; `effect` and `schema` change the definition of `strike`."""
 
         def strike(target: Any) -> str:
             """Strike a target."""
@@ -97,12 +97,12 @@ class World:
             return target
 
         strike.__annotations__["target"] = schema
-        if (effect, schema) not in self.made:
-            self.made[effect, schema] = (tool(effect=effect)(strike), tool(effect="read")(look))  # type: ignore[call-overload]
-        return ToolRegistry(self.made[effect, schema])
+        if (effect, schema) not in self.built:
+            self.built[effect, schema] = (tool(effect=effect)(strike), tool(effect="read")(look))  # type: ignore[call-overload]
+        return ToolRegistry(self.built[effect, schema])
 
     def plan(self, *, gated: bool = False, policy: ApprovalPolicy | None = None, timeout_ms: int = 0) -> ExecutionPlan:
-        """Return a plan that looks and strikes; `gated` gives the strike a gate of its own, and the plan none."""
+        """Return a plan that looks and strikes; with `gated`, the strike needs the approval instead of the plan."""
         plan = ExecutionPlan(description="Strike 目标", inputs={"target": Input(default="a")}, approval=policy)
         plan.add_step("look", "Look first", {"target": "${{ inputs.target }}"}, id="look")
         plan.add_step("strike", "Strike it", {"target": "${{ steps.look.result }}"}, id="strike", requires_approval=gated)
@@ -113,22 +113,22 @@ class World:
     def bound(
         self, plan: ExecutionPlan | None = None, *, inputs: dict[str, Any] | None = None, tools: ToolRegistry | None = None
     ) -> BoundPlan:
-        """Return a plan as it would run."""
+        """Return `plan` bound to `inputs` and `tools`."""
         return bind_inputs(validate(plan or self.plan(), tools or self.tools()), inputs)
 
     def run_request(self, approver: Any = None, **given: Any) -> RunRequest:
-        """Return the occasion of a run that `approver` is asked about."""
+        """Return the run request with `approver`."""
         return RunRequest(approver=approver, **{"settings": self.settings, "requested_by": "runner", "tools": self.tools(), **given})
 
     def start(self, plan: ExecutionPlan | None = None, *, approver: Any = None, **given: Any) -> "asyncio.Task[PlanRun]":
         """Start a run of `plan` offline; nobody answers unless `approver` does."""
         bound, run_request = self.bound(plan, tools=given.get("tools")), self.run_request(approver or Silent(), **given)
         work = execute_plan(bound, run_request=run_request, store=self.store, offline=True)
-        self.going.append(asyncio.ensure_future(work))
-        return self.going[-1]
+        self.tasks.append(asyncio.ensure_future(work))
+        return self.tasks[-1]
 
     def start_with_form(self, plan: ExecutionPlan, answers: "FormAnswers") -> "asyncio.Task[PlanRun]":
-        """Start a run whose gates are shown in a form, in which `answers` are given one after the other."""
+        """Start a run that asks in a form, where `answers` are submitted one after the other."""
 
         async def work() -> PlanRun:
             bound, run_request = self.bound(plan), self.run_request(asks_in_form=True)
@@ -136,16 +136,16 @@ class World:
             forms = GateForms(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
             return await execute_run(RunSession(bound, run, self.store, run_request, RunHistory(), Backend(forms=forms)))
 
-        self.going.append(asyncio.ensure_future(work()))
-        return self.going[-1]
+        self.tasks.append(asyncio.ensure_future(work()))
+        return self.tasks[-1]
 
     async def resume(self, run_id: str, *, approver: Any = None, tools: ToolRegistry | None = None, **given: Any) -> PlanRun:
-        """Go on with a run; by default nobody is there to be asked."""
+        """Resume a run, by default without an approver."""
         run_request = self.run_request(approver, **given)
         return await execute_resume(run_id, tools=tools or self.tools(), run_request=run_request, store=self.store, offline=True)
 
     async def gate(self, *, step: str | None = None, count: int = 1) -> Gate:
-        """Return the newest open gate, once there are `count` of them."""
+        """Wait for `count` open gates of `step` and return the newest."""
         while True:
             found = [gate for gate in await self.store.gates.find() if gate.step_id == step]
             if len(found) >= count:
@@ -154,9 +154,9 @@ class World:
             await self.store.changed(0.5)
 
     def raise_if_over(self) -> None:
-        """Fail where every run is over: what a test waits for then never comes."""
-        if self.going and all(run.done() for run in self.going):
-            raise AssertionError(f"nothing is waited for any more: {[run.result().reason for run in self.going]}")
+        """Fail if every run has ended, because no gate can open then."""
+        if self.tasks and all(run.done() for run in self.tasks):
+            raise AssertionError(f"every run has ended: {[run.result().reason for run in self.tasks]}")
 
     async def detached(self, plan: ExecutionPlan | None = None) -> tuple[PlanRun, Gate]:
         """Return a run that waits for an approval without a process, and its gate."""
@@ -167,7 +167,7 @@ class World:
     async def answer(
         self, gate: Gate, decision: Decision = "approve", *, by: str = "ana", known_by: str = "os_user", **changed: Any
     ) -> Gate:
-        """Answer at `gate` as another process does."""
+        """Answer `gate` as another process would."""
         return await self.store.gates.answer(gate.id, replace(self.approval(gate, decision, by=by, known_by=known_by), **changed))
 
     def approval(self, gate: Gate, decision: Decision = "approve", *, by: str = "ana", known_by: str = "os_user") -> Approval:
@@ -176,29 +176,29 @@ class World:
         return answer_to(replace(request, gate_id=gate.id), decision=decision, by=by, known_by=known_by)
 
     async def sql(self, statement: str, **values: Any) -> None:
-        """Change the database as nobody but its owner can."""
+        """Change the database directly, as its owner could."""
         await Sql(self.url).change(statement, **values)
 
-    async def end(self, going: "asyncio.Task[PlanRun]") -> PlanRun:
-        """Reject at every gate that is still open, and return how the run ended: what did not open until then will not open."""
-        while not going.done():
+    async def end(self, task: "asyncio.Task[PlanRun]") -> PlanRun:
+        """Reject every gate that is still open, and return the ended run."""
+        while not task.done():
             for gate in await self.store.gates.find():
                 with suppress(RunConflictError):
                     await self.answer(gate, "reject", by="zoe")
-            await asyncio.wait({going}, timeout=0.5)
-        return going.result()
+            await asyncio.wait({task}, timeout=0.5)
+        return task.result()
 
     async def now(self) -> datetime:
         """Return the time of the database."""
         return await self.store.now()
 
     async def close(self) -> None:
-        """End what still goes on."""
-        for task in self.going:
+        """Cancel all runs that are still active."""
+        for task in self.tasks:
             task.cancel()
-        await asyncio.gather(*self.going, return_exceptions=True)
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
 def another(approval: Approval, **changes: Any) -> Approval:
-    """Return `approval` changed, with an id of its own."""
+    """Return a copy of `approval` with `changes` and a new id."""
     return replace(approval, id=new_id(), **changes)

@@ -1,4 +1,4 @@
-"""Real keys, made by ssh-keygen, and the requests that they sign."""
+"""Fixtures of the identity tests: real keys made by ssh-keygen, and approval requests to sign."""
 
 import subprocess
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from plan_adapter.settings import Settings
 
 @dataclass(frozen=True)
 class Key:
-    """One person's key."""
+    """The key pair of one person."""
 
     path: Path
 

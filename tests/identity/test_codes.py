@@ -1,4 +1,4 @@
-"""One-time codes: the vectors of RFC 6238, once each, and not too many tries."""
+"""Tests of one-time codes: RFC 6238 vectors, single use, and counting of tries."""
 
 import asyncio
 import base64
@@ -17,17 +17,17 @@ from plan_adapter.settings import Settings
 SECRET = base64.b32encode(b"12345678901234567890").decode()
 
 
-def keyed() -> Settings:
-    """Settings with a key for the seeds of one-time codes."""
+def settings_with_key() -> Settings:
+    """Return settings with a key for the seeds of one-time codes."""
     return Settings(totp_key=SecretStr("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="))
 
 
 class Codes:
-    """The seeds of people, and the codes that were used."""
+    """An in-memory store of seeds and used codes."""
 
     def __init__(self, **people: str) -> None:
-        self.seeds = {person: seal(person, seed, keyed()) for person, seed in people.items()}
-        self.known: set[tuple[str, int]] = set()
+        self.seeds = {person: seal(person, seed, settings_with_key()) for person, seed in people.items()}
+        self.used: set[tuple[str, int]] = set()
 
     async def seed(self, person: str) -> str | None:
         await asyncio.sleep(0)
@@ -38,15 +38,15 @@ class Codes:
 
     async def use(self, name: str, counter: int) -> bool:
         await asyncio.sleep(0)
-        if (name, counter) in self.known:
+        if (name, counter) in self.used:
             return False
-        self.known.add((name, counter))
+        self.used.add((name, counter))
         return True
 
 
 async def refused(code: str, *, person: str = "ana", now: float = 59, codes: Codes | None = None) -> str:
     with pytest.raises(NotApprovedError) as error:
-        await check(person, code, codes=codes or Codes(ana=SECRET), settings=keyed(), now=now)
+        await check(person, code, codes=codes or Codes(ana=SECRET), settings=settings_with_key(), now=now)
     return str(error.value)
 
 
@@ -61,15 +61,15 @@ async def refused(code: str, *, person: str = "ana", now: float = 59, codes: Cod
         (20000000000, "353130"),
     ],
 )
-async def test_the_vectors_of_the_rfc_are_right(now: int, code: str) -> None:
-    counter = await check("ana", code, codes=Codes(ana=SECRET), settings=keyed(), now=now)
+async def test_codes_match_the_vectors_of_rfc_6238(now: int, code: str) -> None:
+    counter = await check("ana", code, codes=Codes(ana=SECRET), settings=settings_with_key(), now=now)
     assert counter == now // 30
 
 
 @pytest.mark.parametrize(("shift", "right"), [(-2, False), (-1, True), (0, True), (1, True), (2, False)])
-async def test_a_code_counts_one_step_before_and_after_its_own(shift: int, right: bool) -> None:
+async def test_a_code_is_valid_one_step_before_and_after_its_own(shift: int, right: bool) -> None:
     code = TOTP(SECRET).generate_otp(1000 + shift)
-    work = check("ana", code, codes=Codes(ana=SECRET), settings=keyed(), now=1000 * 30 + 7)
+    work = check("ana", code, codes=Codes(ana=SECRET), settings=settings_with_key(), now=1000 * 30 + 7)
     if right:
         assert await work == 1000 + shift
     else:
@@ -77,8 +77,8 @@ async def test_a_code_counts_one_step_before_and_after_its_own(shift: int, right
             await work
 
 
-async def test_a_code_may_be_written_with_a_space() -> None:
-    assert await check("ana", " 287 082 ", codes=Codes(ana=SECRET), settings=keyed(), now=59) == 1
+async def test_a_code_may_contain_spaces() -> None:
+    assert await check("ana", " 287 082 ", codes=Codes(ana=SECRET), settings=settings_with_key(), now=59) == 1
 
 
 @pytest.mark.parametrize("code", ["", "287083", "2870820", "28708", "２８７０８２", "abcdef", "-87082", "287082\0", "\ud800"])
@@ -86,9 +86,9 @@ async def test_a_wrong_code_is_refused(code: str) -> None:
     assert await refused(code) == "the code of ana is wrong or has expired"
 
 
-async def test_a_code_counts_once() -> None:
+async def test_a_code_is_valid_once() -> None:
     codes = Codes(ana=SECRET)
-    await check("ana", "287082", codes=codes, settings=keyed(), now=59)
+    await check("ana", "287082", codes=codes, settings=settings_with_key(), now=59)
     assert "was already used" in await refused("287082", codes=codes)
 
 
@@ -97,31 +97,31 @@ async def test_the_code_of_somebody_else_is_refused() -> None:
     assert "is wrong" in await refused("287082", person="bo", codes=codes)
 
 
-async def test_without_codes_the_error_says_how_to_get_them() -> None:
+async def test_the_error_for_a_person_without_codes_says_how_to_enroll() -> None:
     assert await refused("287082", person="安娜") == "安娜 has no one-time codes: set them up with `plan enroll 安娜`"
 
 
-async def test_a_new_seed_gives_codes_that_count() -> None:
+async def test_codes_of_a_new_seed_are_valid() -> None:
     seed, uri = new_seed("安娜")
     assert uri == f"otpauth://totp/prefect-plan-adapter:%E5%AE%89%E5%A8%9C?secret={seed}&issuer=prefect-plan-adapter"
     codes = Codes(**{"安娜": seed})
-    assert await check("安娜", TOTP(seed).generate_otp(40), codes=codes, settings=keyed(), now=1200) == 40
+    assert await check("安娜", TOTP(seed).generate_otp(40), codes=codes, settings=settings_with_key(), now=1200) == 40
 
 
-async def test_of_many_with_the_same_code_one_comes_through() -> None:
+async def test_one_of_many_concurrent_uses_of_a_code_succeeds() -> None:
     codes = Codes(ana=SECRET)
-    tries = (check("ana", "287082", codes=codes, settings=keyed(), now=59) for _ in range(50))
-    said = await asyncio.gather(*tries, return_exceptions=True)
-    assert [answer for answer in said if answer == 1] == [1]
+    tries = (check("ana", "287082", codes=codes, settings=settings_with_key(), now=59) for _ in range(50))
+    results = await asyncio.gather(*tries, return_exceptions=True)
+    assert [answer for answer in results if answer == 1] == [1]
 
 
 ALPHABETS: list[Callable[[], st.SearchStrategy[str]]] = [st.text, lambda: st.text("aA-_ .@", max_size=6)]
 
 
 @pytest.mark.parametrize("texts", ALPHABETS)
-def test_two_people_never_share_their_tries(texts: Callable[[], st.SearchStrategy[str]]) -> None:
+def test_two_people_never_share_a_try_counter(texts: Callable[[], st.SearchStrategy[str]]) -> None:
     @given(texts(), texts())
-    def holds(one: str, other: str) -> None:
+    def check_keys(one: str, other: str) -> None:
         assert (code_key(one) == code_key(other)) == (one == other)
 
-    holds()
+    check_keys()

@@ -1,4 +1,4 @@
-"""Seeds of one-time codes: encrypted with a key that only its owner reads, and bound to their person."""
+"""Tests of sealed seeds of one-time codes: encrypted with a private key file and bound to their person."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ SEED = "JBSWY3DPEHPK3PXPJBSWY3DPEHPK3PXP"
 
 @pytest.fixture
 def home(tmp_path: Path) -> Settings:
-    """Settings with a home that holds nothing yet."""
+    """Settings with an empty home."""
     return Settings(home=tmp_path / "home")
 
 
@@ -33,14 +33,14 @@ def refusal(settings: Settings, sealed: str, person: str = "ana") -> str:
     return str(error.value)
 
 
-def test_a_seed_comes_back_for_its_person_alone(home: Settings) -> None:
+def test_a_seed_can_be_opened_only_for_its_person(home: Settings) -> None:
     sealed = seal("安娜", SEED, home)
     assert SEED not in sealed and SEED.encode() not in base64.urlsafe_b64decode(sealed)
     assert unseal("安娜", sealed, home) == SEED
     assert "belongs to somebody else" in refusal(home, sealed, "ana")
 
 
-def test_the_key_is_made_when_it_is_first_needed_and_only_its_owner_reads_it(home: Settings) -> None:
+def test_the_key_is_created_on_first_use_and_only_its_owner_can_read_it(home: Settings) -> None:
     before = os.umask(0)
     try:
         sealed = seal("ana", SEED, home)
@@ -52,7 +52,7 @@ def test_the_key_is_made_when_it_is_first_needed_and_only_its_owner_reads_it(hom
     assert unseal("ana", sealed, home) == SEED
 
 
-def test_processes_that_make_the_key_at_once_make_one(home: Settings) -> None:
+def test_concurrent_processes_create_one_key(home: Settings) -> None:
     code = (
         "import sys; from pathlib import Path; from plan_adapter.gates.totp import seal; from plan_adapter.settings import Settings\n"
         f"print(seal('ana', {SEED!r}, Settings(home=Path(sys.argv[1]))))"
@@ -63,7 +63,7 @@ def test_processes_that_make_the_key_at_once_make_one(home: Settings) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o666])
-def test_a_key_that_others_may_reach_is_refused(home: Settings, mode: int) -> None:
+def test_a_key_that_others_can_access_is_refused(home: Settings, mode: int) -> None:
     sealed = seal("ana", SEED, home)
     (home.home / KEY_FILE).chmod(mode)
     assert "other users can read the key" in refusal(home, sealed)
@@ -71,7 +71,7 @@ def test_a_key_that_others_may_reach_is_refused(home: Settings, mode: int) -> No
         seal("bo", SEED, home)
 
 
-def test_a_key_behind_a_link_or_in_a_pipe_is_refused(home: Settings, tmp_path: Path) -> None:
+def test_a_key_that_is_a_symlink_or_a_pipe_is_refused(home: Settings, tmp_path: Path) -> None:
     sealed = seal("ana", SEED, home)
     key = home.home / KEY_FILE
     key.rename(tmp_path / "elsewhere")
@@ -83,21 +83,21 @@ def test_a_key_behind_a_link_or_in_a_pipe_is_refused(home: Settings, tmp_path: P
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"too short", SEED.encode(), b"a" * 5000])
-def test_a_file_without_a_key_is_reported_without_its_content(home: Settings, content: bytes) -> None:
+def test_an_invalid_key_file_is_reported_without_its_content(home: Settings, content: bytes) -> None:
     sealed = seal("ana", SEED, home)
     (home.home / KEY_FILE).write_bytes(content)
     assert "is not a key" in refusal(home, sealed)
 
 
-def test_a_missing_or_other_key_says_what_to_do(home: Settings, tmp_path: Path) -> None:
+def test_a_missing_or_different_key_is_reported_with_what_to_do(home: Settings, tmp_path: Path) -> None:
     sealed = seal("ana", SEED, home)
     assert "the key for one-time codes is missing" in refusal(Settings(home=tmp_path / "other"), sealed)
     other = Settings(home=home.home, totp_key=SecretStr(Fernet.generate_key().decode()))
-    said = refusal(other, sealed)
-    assert "another key than PLAN_ADAPTER_TOTP_KEY" in said and "plan enroll ana" in said
+    message = refusal(other, sealed)
+    assert "another key than PLAN_ADAPTER_TOTP_KEY" in message and "plan enroll ana" in message
 
 
-async def test_the_setting_takes_the_place_of_the_file_and_is_hidden(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_setting_replaces_the_file_and_is_masked(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     key = Fernet.generate_key().decode()
     monkeypatch.setenv("PLAN_ADAPTER_TOTP_KEY", key)
     settings = Settings(home=home.home)

@@ -1,4 +1,4 @@
-"""SSH signatures: made by ssh-keygen with real keys, verified for exactly one name."""
+"""Tests of SSH signatures, made by ssh-keygen with real keys and verified for exactly one name."""
 
 import os
 import pty
@@ -24,7 +24,7 @@ def refused(text: str, signature: str, allowed: Path, by: str = "ana") -> str:
     return str(error.value)
 
 
-def test_a_signature_is_of_who_signed(ana: Key, allowed: Path) -> None:
+def test_a_signature_is_valid_for_its_signer(ana: Key, allowed: Path) -> None:
     assert signer(TEXT, ana.signs(TEXT), allowed=allowed, by="ana") == "ana"
 
 
@@ -35,7 +35,7 @@ def test_a_name_may_be_written_in_any_language(ana: Key, tmp_path: Path, name: s
     assert signer(TEXT, ana.signs(TEXT), allowed=allowed, by=name) == name
 
 
-def test_a_key_of_two_people_is_either_of_them_and_no_third(ana: Key, tmp_path: Path) -> None:
+def test_a_shared_key_signs_for_either_owner_and_nobody_else(ana: Key, tmp_path: Path) -> None:
     allowed = tmp_path / "signers"
     allowed.write_text(f'ana,bo namespaces="prefect-plan-adapter,git" {ana.public}\ncy {ana.public}\n', encoding="utf-8")
     signature = ana.signs(TEXT)
@@ -43,7 +43,7 @@ def test_a_key_of_two_people_is_either_of_them_and_no_third(ana: Key, tmp_path: 
     assert "does not list for di" in refused(TEXT, signature, allowed, "di") or "not of di" in refused(TEXT, signature, allowed, "di")
 
 
-def test_a_signature_of_somebody_else_names_them(bo: Key, allowed: Path) -> None:
+def test_a_signature_by_somebody_else_is_refused_with_the_signers_name(bo: Key, allowed: Path) -> None:
     assert "by the key of bo, not of ana" in refused(TEXT, bo.signs(TEXT), allowed)
 
 
@@ -73,19 +73,19 @@ def test_a_damaged_signature_is_refused(ana: Key, allowed: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ['valid-before="20200101"', 'valid-after="20990101"', 'namespaces="git"', "nonsense"])
-def test_a_line_that_limits_its_key_is_honoured(ana: Key, tmp_path: Path, option: str) -> None:
+def test_restrictions_in_the_signers_file_are_enforced(ana: Key, tmp_path: Path, option: str) -> None:
     allowed = tmp_path / "signers"
     allowed.write_text(f"ana {option} {ana.public}\n", encoding="utf-8")
-    words = {
+    messages = {
         "valid-before": "has expired",
         "valid-after": "not valid yet",
         "namespaces": "may not sign approvals",
         "nonsense": "line 1 there",
     }
-    assert words[option.split("=", maxsplit=1)[0]] in refused(TEXT, ana.signs(TEXT), allowed)
+    assert messages[option.split("=", maxsplit=1)[0]] in refused(TEXT, ana.signs(TEXT), allowed)
 
 
-def test_the_signature_of_another_namespace_is_refused(ana: Key, allowed: Path) -> None:
+def test_a_signature_with_another_namespace_is_refused(ana: Key, allowed: Path) -> None:
     made = subprocess.run(
         ["ssh-keygen", "-q", "-Y", "sign", "-f", str(ana.path), "-n", "git"], input=TEXT.encode(), capture_output=True, check=True
     )
@@ -93,24 +93,24 @@ def test_the_signature_of_another_namespace_is_refused(ana: Key, allowed: Path) 
 
 
 @pytest.mark.parametrize("line", ["*", "a*", "?na", "ana*,bo", '"*"'])
-def test_a_pattern_of_names_makes_nobody_provable(ana: Key, tmp_path: Path, line: str) -> None:
+def test_a_name_pattern_in_allowed_signers_proves_nobody(ana: Key, tmp_path: Path, line: str) -> None:
     allowed = tmp_path / "signers"
     allowed.write_text(f"{line} {ana.public} cert-authority\n", encoding="utf-8")
     assert "must spell out each name" in refused(TEXT, ana.signs(TEXT), allowed)
 
 
 @pytest.mark.parametrize("name", ["*", "", "ana,bo", "ana\nbo", "!bo", "a\0", '"ana"', "ana?"])
-def test_what_is_no_name_is_refused_before_anything_is_asked(ana: Key, allowed: Path, name: str) -> None:
+def test_an_invalid_name_is_refused_before_ssh_keygen_runs(ana: Key, allowed: Path, name: str) -> None:
     assert "cannot be the name of a key's owner" in refused(TEXT, ana.signs(TEXT), allowed, name)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe garbage\n", b"ana\n", b"ana ssh-ed25519 AAAA\n", b"\0" * 100])
-def test_a_file_of_signers_that_was_tampered_with_lets_nobody_sign(ana: Key, allowed: Path, content: bytes) -> None:
+def test_a_corrupt_signers_file_verifies_nobody(ana: Key, allowed: Path, content: bytes) -> None:
     allowed.write_bytes(content)
     assert "does not list for ana" in refused(TEXT, ana.signs(TEXT), allowed)
 
 
-def test_a_file_of_signers_with_another_key_under_the_name_refuses_the_first(ana: Key, bo: Key, allowed: Path) -> None:
+def test_a_replaced_key_in_the_signers_file_invalidates_the_old_one(ana: Key, bo: Key, allowed: Path) -> None:
     allowed.write_text(f"ana {bo.public}\n", encoding="utf-8")
     assert "does not list for ana" in refused(TEXT, ana.signs(TEXT), allowed)
 
@@ -122,7 +122,7 @@ def test_a_missing_signers_file_is_reported(ana: Key, tmp_path: Path) -> None:
         allowed_signers(effective_policy(Settings()))
 
 
-def test_a_certificate_counts_for_the_names_that_it_holds(ana: Key, bo: Key, tmp_path: Path) -> None:
+def test_a_certificate_is_valid_for_its_principals(ana: Key, bo: Key, tmp_path: Path) -> None:
     own = make_key(tmp_path / "cy")
     subprocess.run(["ssh-keygen", "-q", "-s", str(ana.path), "-I", "id", "-n", "cy", str(own.path.with_suffix(".pub"))], check=True)
     allowed = tmp_path / "signers"
@@ -134,7 +134,7 @@ def test_a_certificate_counts_for_the_names_that_it_holds(ana: Key, bo: Key, tmp
     refused(TEXT, ana.signs(TEXT), allowed, "cy")
 
 
-def test_other_kinds_of_keys_sign_too(tmp_path: Path) -> None:
+def test_ecdsa_and_rsa_keys_can_sign(tmp_path: Path) -> None:
     for kind in ("ecdsa", "rsa"):
         key = make_key(tmp_path / kind, kind=kind)
         allowed = tmp_path / "signers"
@@ -168,7 +168,7 @@ def test_a_missing_ssh_keygen_is_reported_with_the_command_that_installs_it(
         sign(TEXT, key=ana.path)
 
 
-def test_an_ssh_keygen_that_hangs_is_ended(ana: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_ssh_keygen_is_killed(ana: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = tmp_path / "ssh-keygen"
     hanging.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     hanging.chmod(0o755)
@@ -178,50 +178,50 @@ def test_an_ssh_keygen_that_hangs_is_ended(ana: Key, tmp_path: Path, monkeypatch
         sign(TEXT, key=ana.path)
 
 
-def test_ssh_keygen_sees_no_credential_of_ours(ana: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told, spy = tmp_path / "told", tmp_path / "ssh-keygen"
-    spy.write_text(f"#!/bin/sh\n/usr/bin/env > {told}\nexit 1\n")
+def test_ssh_keygen_does_not_inherit_our_credentials(ana: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment, spy = tmp_path / "environment", tmp_path / "ssh-keygen"
+    spy.write_text(f"#!/bin/sh\n/usr/bin/env > {environment}\nexit 1\n")
     spy.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PREFECT_API_KEY", "pnu_secret")
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", "postgresql://u:secret@h/d")
     with pytest.raises(NotApprovedError):
         sign(TEXT, key=ana.path)
-    assert "secret" not in told.read_text()
+    assert "secret" not in environment.read_text()
 
 
 @pytest.mark.parametrize(("typed", "works"), [("open sesame", True), ("open seesaw", False)])
 def test_a_passphrase_is_asked_for_on_the_terminal(tmp_path: Path, typed: str, works: bool) -> None:
     key = make_key(tmp_path / "locked", passphrase="open sesame")
-    said, status = at_a_terminal(key, typed)
-    assert "Enter passphrase" in said
+    output, status = sign_at_terminal(key, typed)
+    assert "Enter passphrase" in output
     assert os.waitstatus_to_exitcode(status) == (0 if works else 1)
-    assert ("BEGIN SSH SIGNATURE" if works else "the passphrase is wrong") in said
-    assert typed not in said
+    assert ("BEGIN SSH SIGNATURE" if works else "the passphrase is wrong") in output
+    assert typed not in output
 
 
-def at_a_terminal(key: Key, typed: str) -> tuple[str, int]:
-    """What a process at a terminal shows that signs with `key`, and how it ended."""
+def sign_at_terminal(key: Key, typed: str) -> tuple[str, int]:
+    """Return the output and wait status of a process that signs with `key` at a terminal."""
     code = f"from pathlib import Path; from plan_adapter.gates.signatures import sign; print(sign('x', key=Path({str(key.path)!r})))"
     child, terminal = pty.fork()
     if child == 0:
         os.environ.pop("SSH_AUTH_SOCK", None)
         os.execv(sys.executable, [sys.executable, "-c", code])
-    said = b""
+    output = b""
     answered = False
     while True:
         try:
-            said += os.read(terminal, 4096)
-        except OSError:  # Linux's end of a terminal
+            output += os.read(terminal, 4096)
+        except OSError:  # end of output on Linux
             break
-        if not answered and b"passphrase" in said:
+        if not answered and b"passphrase" in output:
             os.write(terminal, f"{typed}\n".encode())
             answered = True
     os.close(terminal)
-    return said.decode(), os.waitpid(child, 0)[1]
+    return output.decode(), os.waitpid(child, 0)[1]
 
 
-def test_the_key_to_sign_with_is_the_one_set_or_the_first_usual_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_signing_key_is_the_configured_one_or_the_first_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(NotApprovedError, match="ssh-keygen -t ed25519"):
         default_key(Settings())

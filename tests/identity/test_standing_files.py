@@ -1,4 +1,4 @@
-"""Standing approvals that are signed: in the store, and in a file beside a runbook."""
+"""Tests of signed standing approvals in the store and in a file beside a runbook."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -40,25 +40,25 @@ STANDING = StandingApproval(
 
 
 @pytest.fixture
-def beside(tmp_path: Path) -> Path:
-    """Where the standing approval of a runbook stands."""
+def approval_path(tmp_path: Path) -> Path:
+    """Return the path of the standing approval file of a runbook."""
     return standing_path(tmp_path / "nightly.yaml")
 
 
-def test_a_signed_file_says_what_was_written_and_who_signed(ana: Key, settings: Settings, beside: Path) -> None:
+def test_a_signed_file_returns_its_content_and_its_signer(ana: Key, settings: Settings, approval_path: Path) -> None:
     signed = sign_standing(STANDING, key=ana.path)
-    write_signed(signed, beside)
-    assert find_standing_file(beside.with_name("nightly.yaml")) == beside
-    read = signed_standing(beside, policy=effective_policy(settings))
-    assert read == replace(signed, id=read.id, source=str(beside))
+    write_signed(signed, approval_path)
+    assert find_standing_file(approval_path.with_name("nightly.yaml")) == approval_path
+    read = signed_standing(approval_path, policy=effective_policy(settings))
+    assert read == replace(signed, id=read.id, source=str(approval_path))
     verify_standing(read, policy=effective_policy(settings))
 
 
-def test_a_file_without_a_signature_approves_nothing(ana: Key, settings: Settings, beside: Path) -> None:
-    write_signed(sign_standing(STANDING, key=ana.path), beside)
-    signature_path(beside).unlink()
+def test_a_file_without_a_signature_is_refused(ana: Key, settings: Settings, approval_path: Path) -> None:
+    write_signed(sign_standing(STANDING, key=ana.path), approval_path)
+    signature_path(approval_path).unlink()
     with pytest.raises(NotApprovedError, match="is not signed"):
-        signed_standing(beside, policy=effective_policy(settings))
+        signed_standing(approval_path, policy=effective_policy(settings))
 
 
 @pytest.mark.parametrize(
@@ -66,25 +66,25 @@ def test_a_file_without_a_signature_approves_nothing(ana: Key, settings: Setting
     [("max_runs: 30", "max_runs: 31"), ("web-[0-9]+", "web-.*"), ("by: ana", "by: bo"), ("note: ", "# x\nnote: "), ("\n", "\r\n")],
     ids=["runs", "pattern", "by", "comment", "line ends"],
 )
-def test_a_changed_file_is_refused(ana: Key, settings: Settings, beside: Path, change: tuple[str, str]) -> None:
-    write_signed(sign_standing(STANDING, key=ana.path), beside)
-    content = beside.read_bytes().decode()
+def test_a_changed_file_is_refused(ana: Key, settings: Settings, approval_path: Path, change: tuple[str, str]) -> None:
+    write_signed(sign_standing(STANDING, key=ana.path), approval_path)
+    content = approval_path.read_bytes().decode()
     assert change[0] in content
-    beside.write_bytes(content.replace(*change).encode())
+    approval_path.write_bytes(content.replace(*change).encode())
     with pytest.raises(NotApprovedError, match="the signature does not belong to this answer"):
-        signed_standing(beside, policy=effective_policy(settings))
+        signed_standing(approval_path, policy=effective_policy(settings))
 
 
-def test_a_file_signed_by_somebody_else_is_refused(bo: Key, settings: Settings, beside: Path) -> None:
-    write_signed(sign_standing(STANDING, key=bo.path), beside)
+def test_a_file_signed_by_somebody_else_is_refused(bo: Key, settings: Settings, approval_path: Path) -> None:
+    write_signed(sign_standing(STANDING, key=bo.path), approval_path)
     with pytest.raises(NotApprovedError, match="the key of bo, not of ana"):
-        signed_standing(beside, policy=effective_policy(settings))
+        signed_standing(approval_path, policy=effective_policy(settings))
 
 
-def test_nothing_unsigned_is_written(beside: Path) -> None:
+def test_an_unsigned_approval_is_not_written(approval_path: Path) -> None:
     with pytest.raises(NotApprovedError, match="must be signed"):
-        write_signed(STANDING, beside)
-    assert find_standing_file(beside.with_name("nightly.yaml")) is None
+        write_signed(STANDING, approval_path)
+    assert find_standing_file(approval_path.with_name("nightly.yaml")) is None
 
 
 @pytest.mark.parametrize(
@@ -93,21 +93,21 @@ def test_nothing_unsigned_is_written(beside: Path) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("handwritten", [False, True], ids=["of the store", "of a file written by hand"])
-def test_a_row_that_was_changed_in_the_store_is_refused(
-    ana: Key, settings: Settings, beside: Path, change: dict[str, object], handwritten: bool
+def test_a_row_changed_in_the_store_is_refused(
+    ana: Key, settings: Settings, approval_path: Path, change: dict[str, object], handwritten: bool
 ) -> None:
     kept = sign_standing(STANDING, key=ana.path)
     if handwritten:
-        write_signed(kept, beside)
-        text = "# by hand\n" + beside.read_text(encoding="utf-8")
-        beside.write_text(text, encoding="utf-8")
-        signature_path(beside).write_text(ana.signs(text))
-        kept = signed_standing(beside, policy=effective_policy(settings))
+        write_signed(kept, approval_path)
+        text = "# by hand\n" + approval_path.read_text(encoding="utf-8")
+        approval_path.write_text(text, encoding="utf-8")
+        signature_path(approval_path).write_text(ana.signs(text))
+        kept = signed_standing(approval_path, policy=effective_policy(settings))
     verify_standing(kept, policy=effective_policy(settings))
     verify_standing(replace(kept, runs=3), policy=effective_policy(settings))
     with pytest.raises(NotApprovedError):
         verify_standing(replace(kept, **change), policy=effective_policy(settings))  # type: ignore[arg-type]
 
 
-def test_one_that_claims_no_signature_is_not_looked_at(settings: Settings) -> None:
+def test_a_standing_approval_without_a_signature_is_not_verified(settings: Settings) -> None:
     verify_standing(STANDING, policy=effective_policy(settings))

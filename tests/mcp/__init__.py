@@ -1,1 +1,1 @@
-"""Plans for agents: the server that speaks MCP."""
+"""Tests of the MCP server, which offers plans to agents."""

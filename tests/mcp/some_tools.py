@@ -1,4 +1,4 @@
-"""Tools of the tests' plans, by import string; importing them prints, as careless modules do."""
+"""Tools that the tests' plans import. Importing this module prints, as careless modules do."""
 
 import os
 import time
@@ -12,7 +12,7 @@ os.write(1, b"and once more, past Python\n")
 
 @tool(effect="write")
 def deploy(version: str) -> str:
-    """Deploy a version: write it to the file that the environment names."""
+    """Deploy a version by writing it to the file that DEPLOYED names."""
     print("deploying on stdout", version)
     with Path(os.environ["DEPLOYED"]).open("a", encoding="utf-8") as file:
         file.write(f"{version}\n")
@@ -21,13 +21,13 @@ def deploy(version: str) -> str:
 
 @tool(effect="read")
 def look(text: str = "", times: int = 1) -> str:
-    """Return the text, so many times."""
+    """Return the text, repeated."""
     return text * times
 
 
 @tool(effect="read")
 def until_there(path: str) -> str:
-    """Return once a file is there; fail after a minute, so that no test leaves a process behind."""
+    """Return once a file exists. Fails after a minute, so that no test leaves a process behind."""
     for _ in range(3000):
         if Path(path).exists():
             return path

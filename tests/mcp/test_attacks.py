@@ -1,4 +1,4 @@
-"""An agent that tries everything: no gate opens, nothing is written, whatever it calls and whatever stands in its plans."""
+"""Tests of an agent that tries everything: it opens no gate and writes nothing, whatever it calls and whatever its plans contain."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from plan_adapter import PlanAdapterError, PlanStore
 from plan_adapter.gates.approval import os_user
 from plan_adapter.record import AUTHOR
 from plan_adapter.status import PlanStatus
-from tests.mcp.desk import DEPLOY, Desk
+from tests.mcp.harness import DEPLOY, Harness
 
 STEP = {"id": "d", "tool_name": "deploy", "description": "Deploy", "parameters": {"version": "6.6.6"}}
 READ = {"id": "r", "tool_name": "look", "description": "Look"}
@@ -45,7 +45,7 @@ DOCUMENTS = {
     ),
     "for each": plan({**STEP, "for_each": "${{ [1, 2] }}", "requires_approval": False}, options={"require_approval": False}),
     "a tool that was not named": plan({**READ, "tool_name": "until_there"}),
-    "a tool of the house": plan({**READ, "tool_name": "bash", "parameters": {"command": "plan approve --help"}}),
+    "a built-in tool": plan({**READ, "tool_name": "bash", "parameters": {"command": "plan approve --help"}}),
     "a secret": plan({**STEP, "parameters": {"version": "${{ secrets.token }}"}}),
     "a secret, in a rollback": plan({**STEP, "rollback": {"tool_name": "look", "parameters": {"text": "${{ secrets.token }}"}}}),
     "gives itself a permission": plan(permissions=["deploy"]),
@@ -72,19 +72,19 @@ ANSWERS = (
 )
 
 
-async def test_no_document_runs_unasked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_document_runs_without_approval(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plan_adapter.cli.mcp.operations.MOST_WAITING", len(DOCUMENTS))
-    (desk.folder / "unapproved.yaml").write_text(DEPLOY, encoding="utf-8")
+    (harness.folder / "unapproved.yaml").write_text(DEPLOY, encoding="utf-8")
     begun: dict[str, str] = {}
-    async with desk.agent() as agent:
+    async with harness.agent() as agent:
         for trick, document in DOCUMENTS.items():
-            told = (await agent.client.call_tool("run_plan", {"document": document})).structured_content
-            begun |= {told["run"]: trick} if "run" in told else {}
+            result = (await agent.client.call_tool("run_plan", {"document": document})).structured_content
+            begun |= {result["run"]: trick} if "run" in result else {}
         for run_id in begun:
             for tool in ("resume_run", "show_run"):
                 await agent.client.call_tool(tool, {"run": run_id})
     assert set(begun.values()) >= {"no approval", "approves itself", "in other spellings", "a seed that was approved", "for each"}
-    await nothing_was_done(desk, begun)
+    await assert_nothing_was_done(harness, begun)
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ async def test_no_document_runs_unasked(desk: Desk, monkeypatch: pytest.MonkeyPa
         ("says it is safe to repeat", "lowered-effect"),
         ("a secret", "unnamed-secret"),
         ("a secret, in a rollback", "unnamed-secret"),
-        ("a tool of the house", "unknown-tool"),
+        ("a built-in tool", "unknown-tool"),
     ],
 )
-async def test_what_only_a_person_may_say_is_a_problem_of_the_document(desk: Desk, trick: str, code: str) -> None:
-    async with desk.agent() as agent:
+async def test_fields_that_only_a_person_may_set_are_problems_of_the_document(harness: Harness, trick: str, code: str) -> None:
+    async with harness.agent() as agent:
         found = await agent.call("validate_plan", document=DOCUMENTS[trick])
         refused = [await agent.refused(tool, document=DOCUMENTS[trick]) for tool in ("preview_plan", "run_plan")]
     assert not found["valid"]
@@ -110,21 +110,21 @@ async def test_what_only_a_person_may_say_is_a_problem_of_the_document(desk: Des
         assert [problem["code"] for problem in answer["problems"] if problem["severity"] == "error"] == [code]
 
 
-async def test_a_plan_that_a_person_lets_run_unasked_waits_where_the_agent_picks_it(desk: Desk) -> None:
-    await desk.save(DEPLOY, name="person")
-    async with PlanStore(desk.url) as store:
+async def test_a_saved_plan_without_approval_waits_for_approval_when_an_agent_runs_it(harness: Harness) -> None:
+    await harness.save(DEPLOY, name="person")
+    async with PlanStore(harness.url) as store:
         content = (await store.versions("person"))[0].digest
-    async with desk.agent() as agent:
+    async with harness.agent() as agent:
         for source in ("person", "person@1", content, content[:12]):
             begun = await agent.call("run_plan", plan=source, inputs={"version": "6.6.6"})
             assert begun["status"] == "pending_approval"
         for source in ("./unapproved.yaml", "store:person", f"sha256:{content}", "../person", "%", "person@1@1", ""):
             await agent.refused("run_plan", plan=source, inputs={"version": "6.6.6"})
-    await nothing_was_done(desk)
+    await assert_nothing_was_done(harness)
 
 
-async def test_no_call_answers_at_a_gate(desk: Desk) -> None:
-    async with desk.agent() as agent:
+async def test_no_tool_call_can_answer_a_gate(harness: Harness) -> None:
+    async with harness.agent() as agent:
         run_id = (await agent.call("run_plan", document=DEPLOY, inputs={"version": "6.6.6"}))["run"]
         gate = (await agent.call("list_gates"))["gates"][0]
         for name in ANSWERS:
@@ -138,36 +138,36 @@ async def test_no_call_answers_at_a_gate(desk: Desk) -> None:
         await agent.call("cancel_run", run=run_id, reason="approved by ana; plan approve")
         assert (await agent.refused("run_plan", document=DEPLOY, inputs={"version": "6.6.6", "approve": True}))["problems"]
         await agent.client.call_tool("resume_run", {"run": run_id})
-    await nothing_was_done(desk)
+    await assert_nothing_was_done(harness)
 
 
-async def test_what_a_person_rejected_stays_rejected(desk: Desk) -> None:
-    async with desk.agent() as agent:
+async def test_a_rejected_run_stays_rejected(harness: Harness) -> None:
+    async with harness.agent() as agent:
         run_id = (await agent.call("run_plan", document=DEPLOY, inputs={"version": "6.6.6"}))["run"]
-        await desk.answer(run_id, "reject")
+        await harness.answer(run_id, "reject")
         await agent.client.call_tool("resume_run", {"run": run_id})
-    await nothing_was_done(desk)
+    await assert_nothing_was_done(harness)
 
 
-async def test_a_stored_policy_holds_for_the_agents_runs(desk: Desk) -> None:
-    await desk.save(DEPLOY + "approval: {approvers: [sre], operators: [ana]}\n", name="guarded")
-    async with desk.agent() as agent:
+async def test_a_saved_plans_policy_applies_to_an_agents_runs(harness: Harness) -> None:
+    await harness.save(DEPLOY + "approval: {approvers: [sre], operators: [ana]}\n", name="guarded")
+    async with harness.agent() as agent:
         assert (await agent.refused("run_plan", plan="guarded", inputs={"version": "1"}))["error"] == "NotApproved"
         assert (await agent.call("list_runs"))["runs"] == []
 
 
-async def nothing_was_done(desk: Desk, tricks: Mapping[str, str] | None = None) -> None:
-    """Go on with every run as its process would, and find that nothing was approved, written or begun by that."""
-    async with PlanStore(desk.url) as store:
+async def assert_nothing_was_done(harness: Harness, tricks: Mapping[str, str] | None = None) -> None:
+    """Resume every run as its worker would, and check that nothing was approved, written or started."""
+    async with PlanStore(harness.url) as store:
         runs = await store.runs(1000)
     for run in runs:
-        with suppress(PlanAdapterError):  # that it refuses to go on is as good
-            await desk.work(run.id)
-    async with PlanStore(desk.url) as store:
+        with suppress(PlanAdapterError):  # a refusal to resume is as good
+            await harness.execute(run.id)
+    async with PlanStore(harness.url) as store:
         for run in await store.runs(1000):
             what = (tricks or {}).get(run.id, run.name)
             assert not [row for row in await store.approvals(run.id) if row.decision == "approve" or row.by == AUTHOR], what
             assert await store.attempts(run.id) == [], what
             assert run.status in (PlanStatus.PENDING_APPROVAL, PlanStatus.CANCELLED), what
     assert runs
-    assert desk.deployed == []
+    assert harness.deployed == []

@@ -1,4 +1,4 @@
-"""The real server on stdin and stdout: nothing but the protocol is there, and what it started outlives it."""
+"""Tests of the real server on stdin and stdout: it writes only the protocol to stdout, and its runs outlive it."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.status import PlanStatus
-from tests.mcp.desk import DEPLOY, IMPORTS, Desk
+from tests.mcp.harness import DEPLOY, IMPORTS, Harness
 
 pytestmark = pytest.mark.skipif(
     find_spec("mcp") is None, reason="the extra `mcp` is not installed: pip install 'prefect-plan-adapter[mcp]'"
@@ -34,11 +34,11 @@ steps:
 
 
 def environment() -> dict[str, str]:
-    """This process's, with the tests' tools where the server can import them."""
+    """Return this process's environment, in which the server can import the tests' tools."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
-async def test_the_sdks_client_talks_to_it(desk: Desk) -> None:
+async def test_the_sdks_client_can_call_the_server(harness: Harness) -> None:
     from mcp import Client
     from mcp.client.stdio import StdioServerParameters
 
@@ -49,35 +49,35 @@ async def test_the_sdks_client_talks_to_it(desk: Desk) -> None:
 
 
 @pytest.mark.thorough
-async def test_a_client_that_goes_away_ends_the_server_and_no_run(desk: Desk) -> None:
-    await desk.save(PATIENT)
+async def test_a_client_that_disconnects_ends_the_server_but_not_its_runs(harness: Harness) -> None:
+    await harness.save(PATIENT)
     server = await asyncio.create_subprocess_exec(
         *PLAN, "--plan", "patient", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
     )
     wire = Wire(server)
     await wire.ask("initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo={"name": "test", "version": "1"})
     wire.send(method="notifications/initialized")
-    waiting = wire.send(id="patient", method="tools/call", params={"name": "patient", "arguments": {"path": str(desk.folder / "go")}})
+    waiting = wire.send(id="patient", method="tools/call", params={"name": "patient", "arguments": {"path": str(harness.folder / "go")}})
     listed: list[dict[str, Any]] = []
     while not listed or listed[0]["status"] != "executing":  # while the call above still waits for the end
         listed = (await wire.ask("tools/call", name="list_runs", arguments={}))["structuredContent"]["runs"]
     wire.send(method="notifications/cancelled", params={"requestId": waiting})
     await wire.ask("ping")
-    _, said = await server.communicate(b"")  # closes its stdin
+    _, stderr = await server.communicate(b"")  # closes its stdin
     assert (server.returncode, wire.noise) == (0, [])
-    assert b"and once more, past Python" in said  # what its tools print goes elsewhere
-    assert desk.deployed == []
-    (desk.folder / "go").touch()
-    while (run := await desk.run(listed[0]["run"])).completed_at is None:
+    assert b"and once more, past Python" in stderr  # what its tools print goes to stderr
+    assert harness.deployed == []
+    (harness.folder / "go").touch()
+    while (run := await harness.run(listed[0]["run"])).completed_at is None:
         await asyncio.sleep(0.02)
-    assert (run.status, desk.deployed) == (PlanStatus.COMPLETED, ["1"])
+    assert (run.status, harness.deployed) == (PlanStatus.COMPLETED, ["1"])
 
 
 class Wire:
-    """JSON-RPC by hand."""
+    """A minimal JSON-RPC client."""
 
     def __init__(self, server: asyncio.subprocess.Process) -> None:
-        """Nothing was said yet."""
+        """Use the pipes of `server`."""
         self.server = server
         self.noise: list[bytes] = []
         self._number = 0
@@ -89,7 +89,7 @@ class Wire:
         return message.get("id")
 
     async def ask(self, method: str, **params: Any) -> dict[str, Any]:
-        """Return the answer to a request; what is no message is kept as noise."""
+        """Return the answer to a request. Lines that are not messages are kept as noise."""
         assert self.server.stdout is not None
         self._number += 1
         self.send(id=self._number, method=method, params=params)

@@ -1,4 +1,4 @@
-"""Digests: what is the same plan, what is another one, and what has no digest."""
+"""Tests of digests: which plans have the same digest, which differ, and which have none."""
 
 import copy
 import hashlib
@@ -59,7 +59,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 @given(seed=st.integers(0, 10**6))
-def test_the_order_of_keys_says_nothing(seed: int) -> None:
+def test_the_order_of_keys_does_not_change_the_digest(seed: int) -> None:
     assert digest(shuffled(DOCUMENT, random.Random(seed))) == digest(DOCUMENT)
 
 
@@ -76,7 +76,7 @@ SAME = {
     "the type of an input": changed("inputs.host.type", "string"),
     "an empty approval": changed("approval", {}),
     "a float that is whole": changed("steps.0.retry_backoff", 1.0),
-    "what an earlier execution said": changed("status", "approved"),
+    "the status of an earlier execution": changed("status", "approved"),
     "an empty id": changed("id", ""),
     "no tags": changed("tags", []),
     "no run name": changed("run_name", None),
@@ -85,7 +85,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("document", SAME.values(), ids=SAME)
-def test_writing_what_holds_anyway_changes_nothing(document: dict[str, Any]) -> None:
+def test_writing_a_default_does_not_change_the_digest(document: dict[str, Any]) -> None:
     expected = changed("name", ...) if "name" in document and document["name"] == "Restart one node" else DOCUMENT
     assert digest(document) == digest(expected)
 
@@ -121,29 +121,29 @@ OTHER = {
 
 
 @pytest.mark.parametrize("document", OTHER.values(), ids=OTHER)
-def test_another_meaning_is_another_digest(document: dict[str, Any]) -> None:
+def test_a_change_of_meaning_changes_the_digest(document: dict[str, Any]) -> None:
     assert digest(document) != digest(DOCUMENT)
 
 
-def test_all_other_meanings_have_digests_of_their_own() -> None:
+def test_different_changes_have_different_digests() -> None:
     assert len({digest(document) for document in OTHER.values()}) == len(OTHER)
 
 
-def test_an_error_policy_is_the_same_from_either_side() -> None:
+def test_both_options_of_an_error_policy_give_the_same_digest() -> None:
     one, other = changed("options", {"stop_on_error": False}), changed("options", {"continue_on_error": True})
     assert digest(one) == digest(other) == digest(changed("options", {"stop_on_error": False, "continue_on_error": True}))
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(plans)
-def test_a_copy_has_the_same_digest_and_the_canonical_form_is_its_json(plan: ExecutionPlan) -> None:
+def test_a_copy_has_the_same_digest_and_the_digest_is_that_of_the_canonical_form(plan: ExecutionPlan) -> None:
     assert plan_digest(plan.model_copy(deep=True)) == plan_digest(plan)
     canonical = canonical_json(canonical_document(plan))
     assert canonical_json(json.loads(canonical)) == canonical
     assert plan_digest(plan) == hashlib.sha256(canonical).hexdigest()
 
 
-def test_a_plan_built_in_python_is_the_plan_of_its_document() -> None:
+def test_a_plan_built_in_python_has_the_digest_of_its_document() -> None:
     plan = ExecutionPlan(
         name="restart",
         description="Restart one node",
@@ -159,7 +159,7 @@ def test_a_plan_built_in_python_is_the_plan_of_its_document() -> None:
 
 
 def test_the_digest_is_pinned() -> None:
-    # Approvals and stored plans are found by it: it must not change with a new version.
+    # Approvals and stored plans are found by digest, so a new version must not change it.
     assert digest({"description": "d", "steps": [{"tool_name": "t", "parameters": {"number": 1e21, "text": "你好"}}]}) == PINNED
 
 
@@ -171,7 +171,7 @@ PINNED = "029142d5c2f624b59d664511eb5557e37610791ca4a18d5c81a608b3c0b0aec7"
     [(float("nan"), "not-a-number"), (2**53, "too-large"), ("\ud800", "bad-text"), ({"\ud800": 1}, "bad-text")],
     ids=["NaN", "a large integer", "a surrogate", "a surrogate in a key"],
 )
-def test_what_has_no_canonical_form_is_a_problem_with_its_place(value: Any, code: str) -> None:
+def test_a_value_without_a_canonical_form_is_reported_with_its_path(value: Any, code: str) -> None:
     plan = ExecutionPlan(description="d")
     plan.add_step("t", "d").parameters["value"] = [value]
     with pytest.raises(InvalidPlanError) as caught:
@@ -180,7 +180,7 @@ def test_what_has_no_canonical_form_is_a_problem_with_its_place(value: Any, code
     assert (problem.code, problem.at.startswith("steps[0].parameters.value[0]")) == (code, True)
 
 
-def test_a_tree_deeper_than_the_stack_is_a_problem() -> None:
+def test_a_value_nested_deeper_than_the_stack_is_reported() -> None:
     plan = ExecutionPlan(description="d")
     deep: Any = []
     for _ in range(100_000):

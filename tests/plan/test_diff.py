@@ -1,4 +1,4 @@
-"""What differs between two plans."""
+"""Tests of the diff of two plans."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,12 +15,12 @@ def plan(*steps: Step, **fields: object) -> ExecutionPlan:
 A, B, C, D = (Step(id=name, tool_name="t") for name in "abcd")
 
 
-def test_equal_plans_differ_in_nothing() -> None:
+def test_equal_plans_have_an_empty_diff() -> None:
     assert not diff_plans(plan(A, B), plan(A, B))
     assert diff_plans(plan(A), plan(A)) == PlanDiff()
 
 
-def test_steps_that_came_and_went() -> None:
+def test_added_and_removed_steps_are_reported() -> None:
     assert diff_plans(plan(A, B), plan(B, C)) == PlanDiff(added=("c",), removed=("a",))
 
 
@@ -44,7 +44,7 @@ def test_as_few_steps_as_possible_are_reported_as_moved(order: tuple[Step, ...],
     assert diff_plans(plan(A, B, C, D), plan(*order)) == PlanDiff(reordered=moved)
 
 
-def test_a_step_that_came_moves_none() -> None:
+def test_an_added_step_does_not_move_other_steps() -> None:
     assert diff_plans(plan(A, B), plan(C, A, D, B)).reordered == ()
 
 
@@ -59,12 +59,12 @@ def test_a_step_that_came_moves_none() -> None:
         ("read", "read", False),
     ],
 )
-def test_a_step_that_may_do_more_is_raised(old: str | None, new: str | None, is_raised: bool) -> None:
+def test_a_step_with_a_stronger_effect_is_reported_as_raised(old: str | None, new: str | None, is_raised: bool) -> None:
     before, after = (Step(id="a", tool_name="t", effect=effect) for effect in (old, new))  # type: ignore[arg-type]
     assert diff_plans(plan(before), plan(after)).raised == (("a",) if is_raised else ())
 
 
-def test_a_step_that_now_always_runs_is_another_step() -> None:
+def test_a_step_that_moved_to_finally_is_reported_as_removed_and_added() -> None:
     diff = diff_plans(plan(A, B), ExecutionPlan(description="d", steps=[A.model_copy()], finally_=[B.model_copy()]))
     assert (diff.added, diff.removed) == (("finally.b",), ("b",))
 
@@ -72,8 +72,8 @@ def test_a_step_that_now_always_runs_is_another_step() -> None:
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(plans, plans)
 @pytest.mark.thorough
-def test_something_differs_exactly_where_the_digests_do(old: ExecutionPlan, new: ExecutionPlan) -> None:
+def test_a_diff_is_empty_exactly_if_the_digests_are_equal(old: ExecutionPlan, new: ExecutionPlan) -> None:
     for one, other in ((old, new), (old, old.model_copy(deep=True))):
         if any(len({step.id for step in it.steps}) < len(it.steps) for it in (one, other)):
-            return  # ids that stand twice are refused before anything is compared
+            return  # duplicate ids are refused before plans are compared
         assert bool(diff_plans(one, other)) == (plan_digest(one) != plan_digest(other))

@@ -1,4 +1,4 @@
-"""Which steps of a plan wait at a gate of their own, and how a preview and the text of a plan say who may approve."""
+"""Tests of step gates: which steps have one, and how previews and plan texts show who may approve."""
 
 from typing import Any
 
@@ -23,8 +23,8 @@ def push(value: int = 0) -> None:
     """Push a value."""
 
 
-def made(**fields: Any) -> ExecutionPlan:
-    """A plan that looks and then pushes twice, the last time at a gate."""
+def push_plan(**fields: Any) -> ExecutionPlan:
+    """Return a plan that looks and then pushes twice, the second time at a gate."""
     steps = [
         Step(id="look", tool_name="look", description="Look"),
         Step(id="push", tool_name="push", description="Push", depends_on=["look"]),
@@ -33,19 +33,19 @@ def made(**fields: Any) -> ExecutionPlan:
     return ExecutionPlan(**{"description": "Push things", "steps": steps} | fields)
 
 
-def previewed(plan: ExecutionPlan, *, requires_approval: bool = True, gate_effects: tuple[Effect, ...] = ()) -> Preview:
-    """The preview of a sound plan without inputs."""
+def preview_of(plan: ExecutionPlan, *, requires_approval: bool = True, gate_effects: tuple[Effect, ...] = ()) -> Preview:
+    """Return the preview of a valid plan without inputs."""
     checked = validate(plan, ToolRegistry([look, push]))
     return preview_plan(checked, inputs={}, approval_digest="0" * 64, requires_approval=requires_approval, gate_effects=gate_effects)
 
 
 def gated(preview: Preview) -> list[str]:
-    """The steps of `preview` that wait for an approval of their own."""
+    """Return the ids of the steps in `preview` that have a gate."""
     return [step["id"] for step in preview.as_json()["steps"] if step["gate"]]
 
 
 @pytest.mark.parametrize(
-    ("policy", "of_settings", "steps"),
+    ("policy", "settings_effects", "steps"),
     [
         (None, (), ["each"]),
         (ApprovalPolicy(effects=["write"]), (), ["push", "each"]),
@@ -54,17 +54,17 @@ def gated(preview: Preview) -> list[str]:
     ],
     ids=["the step", "the plan", "the settings", "all of them"],
 )
-def test_a_step_waits_because_it_says_so_or_because_of_its_effect(
-    policy: ApprovalPolicy | None, of_settings: tuple[Effect, ...], steps: list[str]
+def test_a_step_has_a_gate_if_it_requires_approval_or_because_of_its_effect(
+    policy: ApprovalPolicy | None, settings_effects: tuple[Effect, ...], steps: list[str]
 ) -> None:
-    shown = previewed(made(approval=policy), gate_effects=of_settings)
+    shown = preview_of(push_plan(approval=policy), gate_effects=settings_effects)
     assert sorted(gated(shown)) == sorted(steps)
     assert preview_text(shown).count("**waits for an approval of its own**") == len(steps)
     assert "   - **waits for an approval of its own**, each item\n" in preview_text(shown)
 
 
 @pytest.mark.parametrize(
-    ("declared", "said", "asked", "waits"),
+    ("declared", "step_effect", "gate_effects", "waits"),
     [
         ("write", None, ["write"], True),
         ("write", "read", ["write"], True),
@@ -83,13 +83,13 @@ def test_a_step_waits_because_it_says_so_or_because_of_its_effect(
         ("write", "read", [], False),
     ],
 )
-@pytest.mark.parametrize("asks", ["the plan", "the settings"])
-def test_the_effect_that_a_tool_declares_decides_and_a_step_can_only_raise_it(
-    declared: Effect | None, said: Effect | None, asked: list[Effect], waits: bool, asks: str
+@pytest.mark.parametrize("source", ["the plan", "the settings"])
+def test_the_tools_effect_decides_about_a_gate_and_a_step_can_only_raise_it(
+    declared: Effect | None, step_effect: Effect | None, gate_effects: list[Effect], waits: bool, source: str
 ) -> None:
-    step = Step(id="push", tool_name="push", description="Push", effect=said)
-    plan = ExecutionPlan(description="Push", steps=[step], approval=ApprovalPolicy(effects=asked) if asks == "the plan" else None)
-    assert plan.has_gate(step, declared, gate_effects=asked if asks == "the settings" else ()) is waits
+    step = Step(id="push", tool_name="push", description="Push", effect=step_effect)
+    plan = ExecutionPlan(description="Push", steps=[step], approval=ApprovalPolicy(effects=gate_effects) if source == "the plan" else None)
+    assert plan.has_gate(step, declared, gate_effects=gate_effects if source == "the settings" else ()) is waits
 
 
 POLICY = ApprovalPolicy(
@@ -112,11 +112,11 @@ the run releases its worker
 """
 
 
-def test_the_policy_is_shown_before_anything_runs() -> None:
-    plan = made(approval=POLICY, options={"approval_timeout_ms": 3_600_000})
-    assert FACTS in preview_text(previewed(plan))
+def test_previews_and_plan_texts_show_the_policy() -> None:
+    plan = push_plan(approval=POLICY, options={"approval_timeout_ms": 3_600_000})
+    assert FACTS in preview_text(preview_of(plan))
     assert FACTS in format_plan(plan)
-    assert previewed(plan, gate_effects=("read",)).as_json()["approval"] == {
+    assert preview_of(plan, gate_effects=("read",)).as_json()["approval"] == {
         "approvers": ["sre", "a`b <i>小明"],
         "operators": ["deployers", "值班/夜间"],
         "self_approval": False,
@@ -131,24 +131,24 @@ def test_the_policy_is_shown_before_anything_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "line"),
     [
         ({"approval": ApprovalPolicy()}, "a gate waits for an answer without limit"),
         ({"options": {"approval_timeout_ms": 60_000}}, "a gate waits 1 min for an answer; without one, the plan or step is rejected"),
     ],
     ids=["a policy", "a time"],
 )
-def test_the_defaults_of_the_policy_are_shown_too(fields: dict[str, Any], told: str) -> None:
-    for text in (preview_text(previewed(made(**fields))), format_plan(made(**fields))):
+def test_previews_and_plan_texts_show_policy_defaults(fields: dict[str, Any], line: str) -> None:
+    for text in (preview_text(preview_of(push_plan(**fields))), format_plan(push_plan(**fields))):
         assert "- who may approve: anyone\n- how an approver must prove who they are: in any way\n" in text
-        assert f"- {told}\n" in text
+        assert f"- {line}\n" in text
 
 
-def test_a_plan_that_asks_nobody_shows_no_policy() -> None:
-    plan = made(steps=made().steps[:2], approval=ApprovalPolicy(approvers=["ana"]), options={"require_approval": False})
-    for text in (preview_text(previewed(plan, requires_approval=False)), format_plan(plan)):
+def test_a_plan_without_gates_shows_no_approvers() -> None:
+    plan = push_plan(steps=push_plan().steps[:2], approval=ApprovalPolicy(approvers=["ana"]), options={"require_approval": False})
+    for text in (preview_text(preview_of(plan, requires_approval=False)), format_plan(plan)):
         assert "who may" not in text
     plan.approval = ApprovalPolicy(operators=["deployers"])
-    for text in (preview_text(previewed(plan, requires_approval=False)), format_plan(plan)):
+    for text in (preview_text(preview_of(plan, requires_approval=False)), format_plan(plan)):
         assert "- who may run, resume, revise, cancel and roll back: `deployers`\n" in text
         assert "who may approve" not in text

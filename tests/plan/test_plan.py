@@ -1,4 +1,4 @@
-"""A plan as a value: ids that are made, options that mirror each other, steps by index and id."""
+"""Tests of plans as values: generated ids, error options that mirror each other, and steps by index and id."""
 
 import copy
 import pickle
@@ -9,12 +9,12 @@ from plan_adapter.options import ExecutionOptions, Input
 from plan_adapter.plan import ExecutionPlan, Step
 
 
-def test_missing_ids_are_made_and_written_ones_kept() -> None:
+def test_missing_ids_are_generated_and_given_ids_are_kept() -> None:
     plan = ExecutionPlan(description="d", steps=[Step(tool_name="a"), Step(id="step_1", tool_name="b"), Step(tool_name="c")])
     assert [step.id for step in plan.steps] == ["step_1_2", "step_1", "step_3"]
 
 
-def test_a_step_that_is_added_gets_an_id_and_an_index() -> None:
+def test_an_added_step_gets_an_id_and_an_index() -> None:
     plan = ExecutionPlan(description="d", steps=[Step(id="step_2", tool_name="a")])
     second = plan.add_step("b", "B", {"x": 1}, max_retries=2)
     third = plan.add_step("c", "C", id="own", depends_on=[second.id])
@@ -22,7 +22,7 @@ def test_a_step_that_is_added_gets_an_id_and_an_index() -> None:
     assert (second.parameters, second.max_retries, third.depends_on) == ({"x": 1}, 2, ["step_2_2"])
 
 
-def test_made_ids_stay_unique_whatever_was_done_to_the_steps_between() -> None:
+def test_generated_ids_stay_unique_after_steps_are_added_and_deleted() -> None:
     plan = ExecutionPlan(description="d")
     plan.add_step("a", "A")
     plan.steps.append(Step(id="step_4", tool_name="b"))
@@ -51,7 +51,7 @@ def test_the_name_is_the_first_line_of_the_description() -> None:
     assert ExecutionPlan(description="").name == ""
 
 
-def test_made_plan_ids_are_unique_and_do_not_count_in_comparisons() -> None:
+def test_generated_plan_ids_are_unique_and_ignored_in_comparisons() -> None:
     one, other = ExecutionPlan(description="d"), ExecutionPlan(description="d")
     assert one.id != other.id
     assert one == other
@@ -60,7 +60,7 @@ def test_made_plan_ids_are_unique_and_do_not_count_in_comparisons() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "stops", "goes_on"),
+    ("written", "stops", "continues"),
     [
         ({}, True, False),
         ({"stop_on_error": False}, False, True),
@@ -69,20 +69,20 @@ def test_made_plan_ids_are_unique_and_do_not_count_in_comparisons() -> None:
         ({"stop_on_error": False, "continue_on_error": False}, False, False),
     ],
 )
-def test_the_error_policy_that_is_not_written_is_the_opposite(written: dict[str, bool], stops: bool, goes_on: bool) -> None:
+def test_an_unset_error_option_is_the_opposite_of_the_other_one(written: dict[str, bool], stops: bool, continues: bool) -> None:
     assigned = ExecutionOptions()
     for name, value in written.items():
         setattr(assigned, name, value)
     for options in (ExecutionOptions(**written), assigned):  # type: ignore[arg-type]
-        assert (options.stop_on_error, options.continue_on_error) == (stops, goes_on)
+        assert (options.stop_on_error, options.continue_on_error) == (stops, continues)
 
 
-def test_policies_that_contradict_each_other_stay_so_in_the_document() -> None:
+def test_contradictory_error_options_are_kept_in_the_document() -> None:
     plan = ExecutionPlan(description="d", options=ExecutionOptions(stop_on_error=False, continue_on_error=False))
     assert plan.to_document()["options"] == {"stop_on_error": False, "continue_on_error": False}
 
 
-def test_defaults_are_those_of_the_seeds() -> None:
+def test_option_defaults_are_those_of_the_seed_examples() -> None:
     options = ExecutionOptions()
     assert (options.require_approval, options.auto_approve, options.allow_parallel, options.max_parallel_steps) == (True, False, False, 3)
     assert (options.stop_on_error, options.continue_on_error) == (True, False)
@@ -96,7 +96,7 @@ def test_an_input_without_a_default_is_required() -> None:
     assert not Input(type="boolean", default=False).is_required
 
 
-def test_a_document_holds_what_differs_from_the_defaults_in_the_order_of_the_fields() -> None:
+def test_a_document_contains_fields_that_differ_from_their_defaults_in_order() -> None:
     plan = ExecutionPlan(description="d", inputs={"x": Input()}, metadata={"empty": {}})
     plan.add_step("t", "", {"a": None}, depends_on=["b"], for_each="${{ [1] }}")
     assert list(plan.to_document()) == ["description", "inputs", "steps", "metadata"]

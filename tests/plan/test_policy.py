@@ -1,4 +1,4 @@
-"""A policy document: read strictly, all problems at once; and what it and the settings demand together."""
+"""Tests of policy documents: strict reading, all problems at once, and how a policy and the settings combine."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.policy import EffectivePolicy, Policy, both, effective_policy, read_policy
 from plan_adapter.settings import Settings
 
-WHOLE = """\
+FULL_POLICY = """\
 # 发布策略
 approvers: [sre, 小明]
 operators: [ana, run-plan/nightly]
@@ -37,7 +37,7 @@ def problems(tmp_path: Path, text: str, name: str = "policy.yaml") -> list[tuple
 
 
 def test_a_policy_is_read_from_yaml_and_json_alike(tmp_path: Path) -> None:
-    (tmp_path / "policy.yaml").write_text(WHOLE, encoding="utf-8")
+    (tmp_path / "policy.yaml").write_text(FULL_POLICY, encoding="utf-8")
     read = read_policy(tmp_path / "policy.yaml")
     assert (read.approvers, read.groups, read.self_approval) == (["sre", "小明"], {"sre": ["bo", "李雷"]}, False)
     assert len(read.allowed_signers) == 4
@@ -81,7 +81,7 @@ allowed_signers: [5]
     ],
     ids=["empty name", "white space", "invisible", "group name", "member", "signer without a key", "a path", "a list", "nothing", "anchor"],
 )
-def test_what_no_policy_can_say_is_refused(tmp_path: Path, text: str, found: tuple[str, str, int]) -> None:
+def test_invalid_values_in_a_policy_are_refused(tmp_path: Path, text: str, found: tuple[str, str, int]) -> None:
     assert found in problems(tmp_path, text)
 
 
@@ -142,7 +142,7 @@ def test_settings_can_only_be_stricter_than_the_stores_policy(given: dict[str, A
     assert merged.allowed_signers == "ana ssh-ed25519 AAAA"
 
 
-def test_settings_that_are_stricter_count() -> None:
+def test_stricter_settings_apply() -> None:
     settings = Settings(
         approvers=("ana",), operators=("bo",), known_by=("totp",), allow_self_approval=False, gate_effects=("read",), allow_unapproved=False
     )
@@ -160,7 +160,7 @@ def test_settings_that_are_stricter_count() -> None:
 
 
 @pytest.mark.parametrize("where", ["settings", "store"])
-def test_a_group_without_members_takes_nobody_and_does_not_restrict_nobody(where: str) -> None:
+def test_a_group_without_members_accepts_no_approver(where: str) -> None:
     groups: dict[str, list[str]] = {"sre": []}
     if where == "store":
         assert effective_policy(Settings(), Policy(approvers=["sre"], groups=groups), number=1).approvers == ()

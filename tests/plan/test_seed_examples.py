@@ -1,4 +1,4 @@
-"""Every example plan of Aster's guide and reference is sound, has the structure that it is said to have, and survives being written."""
+"""Tests of the example plans in Aster's guide and reference: each is valid, has its documented structure, and survives a round trip."""
 
 from collections.abc import Callable
 
@@ -37,13 +37,13 @@ def validated(build: Callable[[], SeedPlan]) -> ValidatedPlan:
 
 
 def shape(validated: ValidatedPlan) -> list[list[str]]:
-    """The tools, grouped by how many steps must end before."""
+    """Return the tools of each wave. The steps of a wave depend only on earlier waves."""
     tool_names = {step.id: step.tool_name or "" for step in validated.plan.steps}
     return [[tool_names[step_id] for step_id in wave] for wave in waves(validated.dependencies, validated.order)]
 
 
 @pytest.mark.parametrize("build", SEED_PLANS, ids=lambda build: build.__name__)
-def test_an_example_has_no_problems_and_survives_being_written(build: Callable[[], SeedPlan]) -> None:
+def test_an_example_has_no_problems_and_survives_a_round_trip(build: Callable[[], SeedPlan]) -> None:
     plan, names = build()
     assert find_problems(plan, no_ops(names)) == []
     again = load_plan(dump_plan(plan))
@@ -52,14 +52,14 @@ def test_an_example_has_no_problems_and_survives_being_written(build: Callable[[
 
 
 @pytest.mark.parametrize("build", SEED_PLANS, ids=lambda build: build.__name__)
-def test_each_text_of_an_example_is_written_as_it_is(build: Callable[[], SeedPlan]) -> None:
+def test_the_texts_of_an_example_are_written_unchanged(build: Callable[[], SeedPlan]) -> None:
     plan, _ = build()
     text = dump_plan(plan)
     assert all(words in text for words in (plan.description, *(step.description for step in plan.steps)))
 
 
 @pytest.mark.parametrize("build", SEED_PLANS, ids=lambda build: build.__name__)
-def test_an_example_without_one_of_its_tools_names_that_tool(build: Callable[[], SeedPlan]) -> None:
+def test_a_missing_tool_of_an_example_is_reported(build: Callable[[], SeedPlan]) -> None:
     plan, names = build()
     problems = find_problems(plan, no_ops(names[1:]))
     assert [(problem.code, f"`{names[0]}`" in problem.message) for problem in problems] == [("unknown-tool", True)]
@@ -78,7 +78,7 @@ def test_the_parallel_build_is_one_wave_of_three() -> None:
     assert plan.plan.options.parallel_limit == 3
 
 
-def test_the_dependencies_of_the_ci_cd_example_are_those_that_are_written() -> None:
+def test_the_ci_cd_example_has_the_dependencies_that_are_written() -> None:
     plan = validated(seed_plans.dependencies)
     assert shape(plan) == [["install"], ["build", "lint"], ["test"], ["deploy"]]
     assert plan.dependencies["step_5"] == ("step_2", "step_4")
@@ -91,7 +91,7 @@ def test_the_ci_cd_scenario_deploys_after_build_lint_and_test() -> None:
     assert plan.dependencies["step_6"] == ("step_3", "step_4", "step_5")
 
 
-def test_the_data_pipeline_transforms_side_by_side() -> None:
+def test_the_data_pipeline_transforms_in_parallel() -> None:
     plan = validated(seed_plans.data_pipeline)
     assert shape(plan) == [["extract_data"], ["transform_users", "transform_orders"], ["load_data"], ["validate_data"]]
     assert plan.plan.options.on_error == "stop"
@@ -101,7 +101,7 @@ def test_the_program_of_the_reference_is_a_chain() -> None:
     assert shape(validated(seed_plans.reference_program)) == [["git_checkout"], ["npm_install"], ["npm_test"]]
 
 
-def test_retries_of_what_is_not_idempotent_get_a_warning() -> None:
+def test_retries_of_a_write_that_is_not_idempotent_get_a_warning() -> None:
     plan, names = seed_plans.sensible_retries()
     warned = [(problem.code, problem.at) for problem in lint(plan, no_ops(names))]
     assert warned == [("retried-write", "steps[0].max_retries"), ("retried-write", "steps[1].max_retries")]

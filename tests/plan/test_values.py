@@ -1,4 +1,4 @@
-"""What a JSON value may be, wherever it comes from."""
+"""Tests of JSON values: which are valid, and how invalid ones are reported."""
 
 from typing import Any
 
@@ -18,15 +18,15 @@ def nested(levels: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("value", [None, True, 0, MAX_INTEGER, -MAX_INTEGER, 1e21, 1e300, 0.5, "", "文\n\x1b", {"a": [{"b": ()}]}])
-def test_sound_values_have_no_problems(value: object) -> None:
+def test_valid_values_have_no_problems(value: object) -> None:
     assert find_bad_values(value) == []
 
 
-def test_a_hundred_levels_are_sound() -> None:
+def test_a_hundred_levels_are_valid() -> None:
     assert find_bad_values(nested(100)) == []
 
 
-FAULTY: dict[str, tuple[object, str, str]] = {
+INVALID: dict[str, tuple[object, str, str]] = {
     "NaN": (float("nan"), "not-a-number", ""),
     "infinity in a list": ({"a": [0, float("-inf")]}, "not-a-number", "a[1]"),
     "a large integer": (MAX_INTEGER + 1, "too-large", ""),
@@ -47,13 +47,13 @@ FAULTY: dict[str, tuple[object, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTY)
-def test_what_no_plan_may_hold_is_named_with_its_place(name: str) -> None:
-    value, code, at = FAULTY[name]
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_value_is_reported_with_its_path(name: str) -> None:
+    value, code, at = INVALID[name]
     assert [(problem.code, problem.at) for problem in find_bad_values(value)] == [(code, at)]
 
 
-def test_every_fault_is_found_in_the_order_of_the_document() -> None:
+def test_all_invalid_values_are_reported_with_keys_before_values() -> None:
     value = {"a": float("nan"), "__prefect": [2**60], "b": {"c": "\0"}}
     assert [problem.at for problem in find_bad_values(value, "steps[0]")] == [
         "steps[0].__prefect",

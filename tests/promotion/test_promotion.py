@@ -1,4 +1,4 @@
-"""What becomes an input of a runbook, what never does, and that the runbook does what the run did."""
+"""Tests of promotion: which values become inputs of a runbook, which never do, and whether the runbook makes the same calls."""
 
 import json
 from pathlib import Path
@@ -39,24 +39,24 @@ TOOLS = ToolRegistry([push, script, *ToolRegistry.with_builtins().subset("run_co
 
 
 def a_plan(*parameters: dict[str, JsonValue], **fields: Any) -> ExecutionPlan:
-    """A plan that pushes each of `parameters`."""
+    """Return a plan that pushes each of `parameters`."""
     steps = [Step(id=f"s{number}", tool_name="push", parameters=given) for number, given in enumerate(parameters, 1)]
     return ExecutionPlan(**({"description": "d", "steps": steps} | fields))
 
 
 def command(*argv: str, **fields: Any) -> ExecutionPlan:
-    """A plan of one command."""
+    """Return a plan of one command."""
     step = Step(id="run", tool_name="run_command", parameters={"argv": [*argv]}, **fields)
     return ExecutionPlan(description="d", steps=[step])
 
 
 def proposed(promotion: Promotion) -> dict[str, JsonValue]:
-    """The proposed inputs and their defaults."""
+    """Return the proposed inputs and their defaults."""
     return {one.name: one.definition.default for one in promotion.inputs}
 
 
 class Result(dict[str, JsonValue]):
-    """Something that has every key."""
+    """A result that has every key."""
 
     def __contains__(self, key: object) -> bool:
         return True
@@ -66,7 +66,7 @@ class Result(dict[str, JsonValue]):
 
 
 def calls(plan: ExecutionPlan, tools: ToolRegistry, inputs: dict[str, Any]) -> dict[str, JsonValue]:
-    """What every step and rollback of a plan is handed, whatever the steps gave back."""
+    """Return the parameters of every step and rollback, with made-up results."""
     bound = bind_inputs(validate(plan, tools), inputs)
     results = {step.id: {"result": Result(), "status": "completed", "error": None} for step in plan.steps}
     variables = Variables(results, bound.inputs, item="item", result="result")
@@ -94,7 +94,7 @@ def calls(plan: ExecutionPlan, tools: ToolRegistry, inputs: dict[str, Any]) -> d
         ("重启web-1.example.com节点", {"host": "web-1.example.com"}),
     ],
 )
-def test_what_looks_as_if_it_varied_is_proposed_by_itself(text: str, parts: dict[str, str]) -> None:
+def test_values_that_look_variable_are_proposed_as_inputs(text: str, parts: dict[str, str]) -> None:
     promotion = promote(a_plan({"value": text}), TOOLS)
     assert proposed(promotion) == parts
     for name, part in parts.items():
@@ -118,7 +118,7 @@ def test_what_looks_as_if_it_varied_is_proposed_by_itself(text: str, parts: dict
         "${{ inputs.own }}.example.com",
     ],
 )
-def test_what_only_seems_so_stays(text: str) -> None:
+def test_values_that_do_not_vary_are_not_proposed(text: str) -> None:
     plan = a_plan({"value": text}, inputs={"own": Input(default="x")})
     assert promote(plan, TOOLS).inputs == ()
 
@@ -136,7 +136,7 @@ def test_a_value_is_replaced_wherever_it_means_the_same() -> None:
                 when="${{ steps.check.result.body != 'web-1' && steps.check.result['web-1'] != \"web-10\" }}",
             ),
         ],
-        outputs={"link": "https://web-1/", "told": "${{ 'web-1' + steps.check.result.status }}"},
+        outputs={"link": "https://web-1/", "summary": "${{ 'web-1' + steps.check.result.status }}"},
     )
     promotion = promote(plan, TOOLS, without=["host_2", "host_3"])
     check, drain = promotion.plan.steps
@@ -148,7 +148,7 @@ def test_a_value_is_replaced_wherever_it_means_the_same() -> None:
     assert drain.when == "${{ steps.check.result.body != inputs.host && steps.check.result['web-1'] != \"web-10\" }}"
     assert promotion.plan.outputs == {
         "link": "https://${{ inputs.host }}/",
-        "told": "${{ inputs.host + steps.check.result.status }}",
+        "summary": "${{ inputs.host + steps.check.result.status }}",
     }
     assert promotion.inputs[0].places == (
         "check.parameters.url",
@@ -159,7 +159,7 @@ def test_a_value_is_replaced_wherever_it_means_the_same() -> None:
     assert promotion.inputs[0].remains == ("description",)
 
 
-def test_what_another_version_has_otherwise_is_the_best_evidence() -> None:
+def test_values_that_differ_in_another_version_are_proposed() -> None:
     plan = a_plan({"value": "send 红 to all", "count": 3, "mode": "fast"}, {"value": {"switch": True}})
     other = a_plan({"value": "send 蓝 to all", "count": 4, "mode": "fast"}, {"value": {"switch": False}})
     promotion = promote(plan, TOOLS, others=[("version 1", other), ("run 7", plan)])
@@ -174,13 +174,13 @@ def test_what_another_version_has_otherwise_is_the_best_evidence() -> None:
     assert reasons["count"] == ("it was 4 in version 1",)
 
 
-def test_a_step_that_calls_another_tool_in_the_other_version_proves_nothing() -> None:
+def test_a_step_that_calls_another_tool_in_the_other_version_is_ignored() -> None:
     other = ExecutionPlan(description="d", steps=[Step(id="s1", tool_name="script", parameters={"command": "x", "env": {"value": "b"}})])
     plan = a_plan({"value": "a"})
     assert promote(plan, TOOLS, others=[("version 1", other)]).inputs == ()
 
 
-def test_a_text_in_several_places_is_proposed_and_a_number_only_under_the_same_name() -> None:
+def test_a_repeated_text_is_proposed_but_a_number_only_under_the_same_name() -> None:
     plan = a_plan({"value": "深圳", "count": 30}, {"value": ["深圳", "x"], "share": 30.0}, {"mode": "x y", "count": 30})
     assert proposed(promote(plan, TOOLS)) == {"value": "深圳", "count": 30}
 
@@ -190,7 +190,7 @@ def test_a_short_word_is_replaced_only_if_it_is_the_whole_value() -> None:
     assert promote(plan, TOOLS).plan.steps[2].parameters == {"value": "go on, let go"}
 
 
-def test_a_constant_of_a_condition_stays_where_it_may_speak_of_something_else() -> None:
+def test_a_constant_in_a_condition_stays_if_it_may_mean_something_else() -> None:
     plan = a_plan({"value": "completed", "mode": "blue"}, {"value": "x", "mode": "blue"})
     plan.steps[1].when = "${{ steps.s1.status == 'completed' && steps.s1.result != 'blue' }}"
     other = a_plan({"value": "failed", "mode": "blue"}, {"value": "x", "mode": "blue"})
@@ -199,7 +199,7 @@ def test_a_constant_of_a_condition_stays_where_it_may_speak_of_something_else() 
     assert promotion.plan.steps[1].when == plan.steps[1].when
 
 
-def test_a_path_inside_of_another_one_is_one_input() -> None:
+def test_a_path_and_a_path_below_it_share_one_input() -> None:
     plan = a_plan({"value": "/srv/app"}, {"value": "/srv/app/current"}, {"value": "/srv/apples/x"})
     promotion = promote(plan, TOOLS)
     assert [step.parameters["value"] for step in promotion.plan.steps] == [
@@ -223,7 +223,7 @@ def test_a_path_inside_of_another_one_is_one_input() -> None:
     ],
     ids=str,
 )
-def test_a_secret_is_never_proposed_nor_shown(parameters: dict[str, JsonValue]) -> None:
+def test_a_secret_is_never_proposed_or_shown(parameters: dict[str, JsonValue]) -> None:
     plan = a_plan({"value": parameters}, {"value": parameters})
     other = a_plan({"value": json.loads(json.dumps(parameters).replace("web-1", "web-2"))})
     promotion = promote(plan, TOOLS, others=[("version 1", other)])
@@ -231,17 +231,17 @@ def test_a_secret_is_never_proposed_nor_shown(parameters: dict[str, JsonValue]) 
     assert "web-1" not in str(promotion.notes)
 
 
-def test_a_written_secret_is_reported_by_its_place() -> None:
+def test_a_secret_written_in_a_plan_is_reported_with_its_path() -> None:
     promotion = promote(a_plan({"value": {"password": "canary", "token": "${{ secrets.token }}"}}), TOOLS)
     assert promotion.notes == ("s1.parameters.value.password looks like a secret: keep it elsewhere, and write `${{ secrets.name }}`",)
 
 
-def test_the_text_of_a_secret_is_none_of_an_input_elsewhere() -> None:
+def test_the_text_of_a_secret_is_not_proposed_elsewhere() -> None:
     plan = a_plan({"value": {"password": "web-7.example.com"}}, {"value": "web-7.example.com"}, {"value": "web-7.example.com"})
     assert promote(plan, TOOLS).inputs == ()
 
 
-def test_neither_programs_nor_code_nor_flags_nor_choices_are_proposed() -> None:
+def test_programs_flags_and_scripts_are_not_proposed() -> None:
     plan = ExecutionPlan(
         description="d",
         steps=[Step(id=name, tool_name="run_command", parameters={"argv": ["/opt/app/bin/ship", "-f", "--all"]}) for name in ("one", "two")]
@@ -253,7 +253,7 @@ def test_neither_programs_nor_code_nor_flags_nor_choices_are_proposed() -> None:
 @pytest.mark.parametrize(
     "argv", [("sh", "-c", "/srv/app/go"), ("ssh", "x", "cd /srv/app && ls"), ("python", "-m", "acme.example.com")], ids=str
 )
-def test_no_input_is_put_into_a_script_of_a_command(argv: tuple[str, ...]) -> None:
+def test_a_script_in_a_commands_arguments_gets_no_inputs(argv: tuple[str, ...]) -> None:
     assert promote(command(*argv), TOOLS).inputs == ()
     both = a_plan({"value": "/srv/app/go"}, {"value": "acme.example.com"}, {"value": "/srv/app"})
     both.steps.append(command(*argv).steps[0])
@@ -262,7 +262,7 @@ def test_no_input_is_put_into_a_script_of_a_command(argv: tuple[str, ...]) -> No
     assert "run.parameters.argv[2]" in {at for one in promotion.inputs for at in one.remains}
 
 
-def test_no_input_is_put_into_what_only_its_name_calls_code() -> None:
+def test_a_script_recognized_by_its_key_gets_no_inputs() -> None:
     text = "cd /srv/app && ./go web-1.example.com"
     assert promote(a_plan({"value": {"preScript": text}}, {"value": {"preScript": text}}), TOOLS).inputs == ()
     assert proposed(promote(a_plan({"value": {"command": "/srv/app/go"}}), TOOLS)) == {"path": "/srv/app/go"}
@@ -280,7 +280,7 @@ def test_places_that_allow_no_expression_are_reported() -> None:
     )
 
 
-def test_names_come_from_keys_and_options_and_are_identifiers() -> None:
+def test_input_names_come_from_keys_and_options_and_are_identifiers() -> None:
     plan = command("kubectl", "--name-space", "prod", "web-1", "--class", "db-1")
     plan.steps[0].parameters["env"] = {"目标主机": "web-2", "标题": "x-3", "sourceHost": "web-4"}
     taken = {"host": Input(default="mine")}
@@ -300,7 +300,7 @@ def test_names_come_from_keys_and_options_and_are_identifiers() -> None:
     assert promotion.plan.inputs["host"] == taken["host"]
 
 
-def test_an_input_has_the_tools_type_and_description() -> None:
+def test_an_input_gets_its_type_and_description_from_the_tool() -> None:
     plan = a_plan({"host": "web-1", "share": 3}, {"host": "web-1", "share": 3})
     promotion = promote(plan, TOOLS)
     assert promotion.plan.inputs == {
@@ -309,12 +309,12 @@ def test_an_input_has_the_tools_type_and_description() -> None:
     }
 
 
-def test_an_input_left_out_by_name_stays_a_literal_and_keeps_its_name() -> None:
+def test_an_input_excluded_by_name_stays_a_literal_and_its_name_stays_reserved() -> None:
     plan = a_plan({"value": "web-1"}, {"value": "web-2"})
     assert proposed(promote(plan, TOOLS, without=["host"])) == {"host_2": "web-2"}
 
 
-def test_of_many_literals_only_so_many_are_proposed_as_anybody_fills_in() -> None:
+def test_the_number_of_proposed_inputs_is_limited() -> None:
     promotion = promote(a_plan(*({"value": f"web-{number}"} for number in range(MOST_INPUTS + 5))), TOOLS)
     assert len(promotion.inputs) == MOST_INPUTS
     assert promotion.notes[0].startswith("5 literals more")
@@ -347,7 +347,7 @@ given_plans = st.lists(st.dictionaries(st.just("value"), values, min_size=1), mi
 
 @settings(max_examples=60)
 @given(given_plans, given_plans)
-def test_with_its_defaults_a_runbook_hands_every_call_what_the_run_did(
+def test_a_runbook_with_its_defaults_makes_the_same_calls_as_the_run(
     now: list[dict[str, JsonValue]], before: list[dict[str, JsonValue]]
 ) -> None:
     inputs = {"own": Input(default="mine")}
@@ -359,7 +359,7 @@ def test_with_its_defaults_a_runbook_hands_every_call_what_the_run_did(
 
 
 @pytest.mark.skipif(not CORPORA.is_dir(), reason="the corpora are not beside the repository")
-def test_plans_of_models_become_runbooks_that_do_the_same() -> None:
+def test_plans_written_by_models_become_runbooks_that_make_the_same_calls() -> None:
     nodes = [node for area in ("huggingface", "multimedia") for node in json.loads((CORPORA / f"tools_{area}.json").read_text())["nodes"]]
     tools = ToolRegistry([Tool(no_op, name=name) for name in sorted({slug(node["id"]) for node in nodes})])
     count = inputs = 0
@@ -381,7 +381,7 @@ def _is_readable(document: dict[str, Any]) -> bool:
 
 
 WITHOUT_RESULTS = ("ci-pipeline", "data-pipeline", "own-pipeline", "site-check")
-"""Runbooks whose calls `calls` can compute: they use no secrets, and take no results apart."""
+"""Runbooks whose parameters `calls` can compute: they use no secrets and no members of results."""
 
 RUNBOOKS = Path(__file__).parents[2] / "deployments" / "runbooks"
 

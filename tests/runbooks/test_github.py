@@ -1,4 +1,4 @@
-"""Workflows of GitHub Actions as plans: what is kept, what is changed, and what is left out and said so."""
+"""Tests of converting GitHub Actions workflows: what is kept, changed and left out, and the notes about it."""
 
 import pytest
 
@@ -108,7 +108,7 @@ def test_a_condition_that_cannot_be_translated_becomes_a_gate() -> None:
     assert noted(notes, "changed", "hashFiles", "a person decides at a gate")
 
 
-def test_what_needs_a_job_that_never_runs_is_left_out_too() -> None:
+def test_a_job_that_needs_an_omitted_job_is_omitted_too() -> None:
     plan, notes = workflow(
         "  a:\n    if: failure()\n    steps: [{run: a}]\n  b:\n    needs: a\n    steps: [{run: b}]\n  c:\n    steps: [{run: c}]\n"
     )
@@ -116,7 +116,7 @@ def test_what_needs_a_job_that_never_runs_is_left_out_too() -> None:
     assert noted(notes, "left out", "b", "needs `a`")
 
 
-def test_a_job_waits_for_jobs_before_a_job_without_steps_of_its_own() -> None:
+def test_dependencies_pass_through_a_job_without_steps() -> None:
     plan, _ = workflow(
         "  a:\n    steps: [{run: a}]\n"
         "  b:\n    needs: a\n    steps: [{uses: actions/checkout@v4}]\n"
@@ -125,7 +125,7 @@ def test_a_job_waits_for_jobs_before_a_job_without_steps_of_its_own() -> None:
     assert {step.id: step.depends_on for step in plan.steps} == {"a_step_1": [], "c_step_1": ["a_step_1"]}
 
 
-def test_every_way_through_a_protected_job_passes_its_gate() -> None:
+def test_every_path_through_a_protected_job_passes_its_gate() -> None:
     steps = "      - run: a\n        if: inputs.x\n      - run: b\n      - run: c\n"
     plan, _ = workflow(
         f"  build:\n    environment: prod\n    strategy: {{matrix: {{n: [1, 2]}}}}\n    steps:\n{steps}",
@@ -134,7 +134,7 @@ def test_every_way_through_a_protected_job_passes_its_gate() -> None:
     assert [step.requires_approval for step in plan.steps] == [True, True, False, True, True, False]
 
 
-def test_a_job_asks_for_the_approval_of_a_job_without_steps() -> None:
+def test_a_job_inherits_the_gate_of_a_needed_job_without_steps() -> None:
     plan, _ = workflow(
         "  ok:\n    environment: prod\n    steps: [{uses: actions/checkout@v4}]\n"
         "  go:\n    needs: ok\n    steps: [{run: a}, {run: b}]\n"
@@ -149,13 +149,13 @@ def test_the_steps_of_a_matrix_are_written_out_for_each_combination() -> None:
     assert noted(notes, "changed", "each of 2 combinations")
 
 
-def test_a_large_matrix_is_cut_and_the_report_says_so() -> None:
+def test_a_large_matrix_is_truncated_with_a_note() -> None:
     plan, notes = job("      - run: a\n      - run: b\n", f"strategy: {{matrix: {{n: {[*range(60)]}}}}}")
     assert len(plan.steps) == 50
     assert noted(notes, "left out", "35 of 60 combinations")
 
 
-def test_a_matrix_that_only_a_run_knows_becomes_inputs() -> None:
+def test_a_matrix_computed_at_run_time_becomes_inputs() -> None:
     plan, notes = job("      - run: make ${{ matrix.a }}\n", "strategy: {matrix: '${{ fromJSON(needs.x.outputs.list) }}'}")
     assert list(plan.inputs) == ["matrix_a"]
     assert noted(notes, "changed", "the matrix is known only while a workflow runs")
@@ -172,7 +172,7 @@ def test_a_matrix_that_only_a_run_knows_becomes_inputs() -> None:
         ("cmd", "dir", None),
     ],
 )
-def test_a_script_runs_in_its_shell_or_is_a_placeholder_step(shell: str, script: str, expected: tuple[str, object] | None) -> None:
+def test_a_script_runs_in_its_shell_or_becomes_a_placeholder_step(shell: str, script: str, expected: tuple[str, object] | None) -> None:
     plan, notes = job(f'      - shell: {shell}\n        run: "{script}"\n')
     step = only(plan)
     if expected is None:
@@ -182,20 +182,20 @@ def test_a_script_runs_in_its_shell_or_is_a_placeholder_step(shell: str, script:
         assert (step.tool_name, calls(plan)[step.id]) == expected
 
 
-def test_what_only_github_knows_becomes_an_input_and_nothing_stays_an_expression() -> None:
+def test_values_that_only_github_knows_become_inputs_and_no_expression_remains() -> None:
     plan, notes = job("      - run: echo ${{ github.actor }} ${{ vars.REGION }} ${{ toJSON(github) }} $GITHUB_REPOSITORY\n")
     assert list(plan.inputs) == ["github_actor", "REGION", "toJSON_github", "github_repository"]
     assert "${{" not in str(only(plan).parameters["command"])
     assert noted(notes, "changed", "`vars.REGION`", "`REGION`")
 
 
-def test_an_input_that_only_a_left_out_step_would_use_is_not_asked_for() -> None:
+def test_an_input_used_only_by_an_omitted_step_is_omitted() -> None:
     plan, notes = job("      - run: ls\n      - run: echo ${{ github.sha }}\n        if: failure()\n")
     assert plan.inputs == {}
     assert not noted(notes, "github.sha")
 
 
-def test_variables_that_cannot_be_followed_are_reported() -> None:
+def test_variables_that_cannot_be_traced_are_reported() -> None:
     _, notes = job("      - run: |\n          cat vars >> $GITHUB_ENV\n          echo /opt/bin >> $GITHUB_PATH\n")
     assert noted(notes, "left out", "some of what the script writes to `$GITHUB_ENV`")
     assert noted(notes, "left out", "`$GITHUB_PATH`")
@@ -213,13 +213,13 @@ def test_variables_that_cannot_be_followed_are_reported() -> None:
         ("echo \\' ${{ inputs.x }}", "echo \\' ${INPUT_X}"),
     ],
 )
-def test_a_value_in_a_script_is_a_variable_whatever_the_quotes(script: str, expected: str) -> None:
+def test_a_value_in_a_script_becomes_a_variable_inside_any_quotes(script: str, expected: str) -> None:
     lines = "".join(f"          {line}\n" for line in script.splitlines())
     plan, _ = workflow(f"  a:\n    steps:\n      - run: |\n{lines}", "on: {workflow_dispatch: {inputs: {x: {}}}}")
     assert only(plan).parameters == {"command": f"{expected}\n", "env": {"INPUT_X": "${{ inputs.x }}"}}
 
 
-def test_an_expression_that_is_not_closed_makes_a_placeholder_step() -> None:
+def test_an_unclosed_expression_makes_a_placeholder_step() -> None:
     plan, notes = job("      - run: echo ${{ github.actor\n")
     assert "not_imported" in only(plan).metadata
     assert noted(notes, "left out", "not closed")
@@ -239,7 +239,7 @@ def test_secrets_stay_secrets() -> None:
     }
 
 
-def test_variables_of_a_later_step_come_from_the_one_that_set_them() -> None:
+def test_a_variable_of_a_later_step_comes_from_the_step_that_set_it() -> None:
     plan, notes = job('      - run: echo "TAG=v1" >> $GITHUB_ENV\n      - run: echo ${{ env.TAG }}\n')
     second = plan.steps[1].parameters
     assert second["command"] == "echo ${TAG}"
@@ -247,7 +247,7 @@ def test_variables_of_a_later_step_come_from_the_one_that_set_them() -> None:
     assert noted(notes, "changed", "`TAG`", "$GITHUB_ENV")
 
 
-def test_a_workflow_of_other_workflows_becomes_only_placeholder_steps() -> None:
+def test_calls_of_other_workflows_become_placeholder_steps() -> None:
     plan, notes = workflow("  call:\n    uses: ./.github/workflows/x.yml\n    with: {a: '${{ inputs.b }}'}\n")
     assert only(plan).metadata["not_imported"] == {"uses": "./.github/workflows/x.yml", "with": {"a": "$ {{ inputs.b }}"}}
     assert noted(notes, "left out", "placeholders: ")

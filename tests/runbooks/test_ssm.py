@@ -1,4 +1,4 @@
-"""Automation documents of AWS Systems Manager as plans: what is kept, what is changed, and what is left out and said so."""
+"""Tests of converting AWS Systems Manager Automation documents: what is kept, changed and left out, and the notes about it."""
 
 from typing import Any
 
@@ -104,7 +104,7 @@ _PARAMETERS = "{Id: {type: String}, Ids: {type: StringList}, On: {type: Boolean}
         ),
     ],
 )
-def test_the_inputs_of_an_api_become_options(inputs: str, expected: list[str]) -> None:
+def test_the_inputs_of_an_api_call_become_options(inputs: str, expected: list[str]) -> None:
     plan, _ = automation(f"- {_API % ('rds', 'ModifyDBInstance', inputs)}", _PARAMETERS)
     assert calls(plan)["a"] == ["aws", "rds", "modify-db-instance", *expected, "--output", "json"]
 
@@ -126,7 +126,7 @@ def test_a_choice_becomes_a_condition(choice: str, expected: str) -> None:
     assert (only(plan).when, calls(plan)["b"]) == (f"${{{{ {expected} }}}}", ["sleep", "90"])
 
 
-def test_steps_behind_every_choice_have_no_condition_and_wait_for_all_of_them() -> None:
+def test_a_step_after_all_choices_has_no_condition_and_waits_for_each_choice() -> None:
     sleep = "action: 'aws:sleep', inputs: {Duration: PT1S}"
     plan, _ = automation(
         "- {name: c, action: 'aws:branch', inputs: {Choices: [{NextStep: x, Variable: '{{ Id }}', StringEquals: x}], Default: y}}\n"
@@ -157,14 +157,14 @@ def test_a_jump_back_is_left_out_and_reported() -> None:
         ("action: 'aws:assertAwsResourceProperty', inputs: {Service: s, Api: A, PropertySelector: '$..x'}", "selector"),
     ],
 )
-def test_a_step_without_an_equivalent_is_a_placeholder_step(step: str, reason: str) -> None:
+def test_a_step_without_an_equivalent_becomes_a_placeholder_step(step: str, reason: str) -> None:
     plan, notes = automation(f"- {{name: a, {step}}}\n- {{name: b, action: 'aws:sleep', inputs: {{Duration: PT1S}}}}", _PARAMETERS)
     assert "not_imported" in plan.steps[0].metadata
     assert plan.steps[1].depends_on == ["a"]
     assert noted(notes, "left out", "a:", reason)
 
 
-def test_an_automation_is_started_and_waited_for() -> None:
+def test_a_called_automation_is_started_and_waited_for() -> None:
     plan, _ = automation(
         "- name: a\n  action: aws:executeAutomation\n"
         "  inputs: {DocumentName: D, MaxErrors: '1', RuntimeParameters: {Id: '{{ Id }}', Ids: '{{ Ids }}'}}",
@@ -196,7 +196,7 @@ def test_an_output_that_cannot_be_selected_becomes_an_input() -> None:
     assert noted(notes, "changed", "b", "`a.o`", "`a_o`")
 
 
-def test_an_approval_before_a_branch_is_a_gate_of_each_step_that_follows() -> None:
+def test_an_approval_before_a_branch_becomes_a_gate_of_each_choice() -> None:
     sleep = "action: 'aws:sleep', inputs: {Duration: PT1S}"
     plan, _ = automation(
         "- {name: p, action: 'aws:pause', inputs: {}}\n"
@@ -207,6 +207,6 @@ def test_an_approval_before_a_branch_is_a_gate_of_each_step_that_follows() -> No
     assert [step.requires_approval for step in plan.steps] == [True, True, False]
 
 
-def test_a_document_that_is_no_automation_is_refused() -> None:
+def test_a_document_that_is_not_an_automation_is_refused() -> None:
     with pytest.raises(NotConvertibleError, match=r"schemaVersion is 2\.2"):
         convert("schemaVersion: '2.2'\nmainSteps: [{name: a, action: 'aws:runShellScript'}]")

@@ -1,4 +1,4 @@
-"""Nodes that the steps of a group work on, and plans with a group."""
+"""A cluster of nodes, and plans with a step group that works on them."""
 
 import asyncio
 from typing import Any
@@ -10,13 +10,13 @@ from plan_adapter.plan import Rollback, Step
 
 
 class Cluster:
-    """What was done to the nodes, in order, and what is broken."""
+    """Nodes that record each call in order. Calls named in `broken` fail."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
         self.broken: set[str] = set()
         self.busy = self.most_busy = 0
-        self.waits: asyncio.Event | None = None
+        self.hanging: asyncio.Event | None = None
 
         @tool(effect="write")
         def do(what: str, context: ToolContext) -> str:
@@ -28,7 +28,7 @@ class Cluster:
 
         @tool(effect="read")
         async def look(what: str) -> str:
-            """Look at a node, while others may be looked at."""
+            """Look at a node, in parallel with others."""
             self.busy += 1
             self.most_busy = max(self.busy, self.most_busy)
             await asyncio.sleep(0)
@@ -39,9 +39,9 @@ class Cluster:
 
         @tool(effect="write")
         async def hang(what: str) -> None:
-            """Write and never come back."""
-            if self.waits is not None:
-                self.waits.set()
+            """Start a write and never return."""
+            if self.hanging is not None:
+                self.hanging.set()
             await asyncio.Event().wait()
 
         self.tools = ToolRegistry([do, look, hang])
@@ -53,7 +53,7 @@ async def run(plan: ExecutionPlan, cluster: Cluster, store: PlanStore) -> PlanRu
 
 
 def act(name: str, *after: str, tool_name: str = "do", undo: bool = False, **fields: Any) -> Step:
-    """Return the step `name` of a group, which does `name` to the item, after other steps of it."""
+    """Return the group step `name`, which does `name` to the item after the steps in `after`."""
     rollback = Rollback(tool_name="do", parameters={"what": f"un{name} ${{{{ item }}}}"}) if undo else None
     parameters: dict[str, JsonValue] = {"what": f"{name} ${{{{ item }}}}"}
     return Step(id=name, tool_name=tool_name, depends_on=[*after], parameters=parameters, rollback=rollback, **fields)

@@ -1,4 +1,4 @@
-"""Each test has a home of its own. Here are also the stores of tests for both databases, and the world of the tests of rollbacks."""
+"""Fixtures of the run tests: a home folder for each test, stores on both databases, and the tools of the rollback tests."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.store.conftest import ON_SQLITE_OR_THOROUGH, store_at
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder that this package keeps its things in."""
+    """Return the home folder of the package, empty at first."""
     monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
@@ -29,7 +29,7 @@ async def store(home: Path) -> AsyncIterator[PlanStore]:
 
 @pytest.fixture
 def cluster() -> Cluster:
-    """Return nodes to which nothing was done."""
+    """Return a cluster without any calls yet."""
     return Cluster()
 
 
@@ -41,18 +41,18 @@ def sql(home: Path) -> Sql:
 
 @pytest.fixture
 def world() -> World:
-    """Return nodes that can be taken out of their pool and put back."""
+    """Return a pool of nodes that can be drained and put back."""
     return World()
 
 
 @pytest.fixture(params=ON_SQLITE_OR_THOROUGH)
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty store with the newest schema."""
+    """Yield the URL of an empty store with the newest schema."""
     yield from store_at(request, tmp_path)
 
 
 @pytest.fixture
-async def either(store_url: str) -> AsyncIterator[PlanStore]:
-    """An empty store on each database."""
+async def any_store(store_url: str) -> AsyncIterator[PlanStore]:
+    """Yield an empty store, once for each database."""
     async with PlanStore(store_url) as opened:
         yield opened

@@ -1,4 +1,4 @@
-"""Two drained nodes, and tools that put them back: what the tests of rollbacks run."""
+"""The plan and the tools of the rollback tests: two nodes are drained, and rollbacks put them back."""
 
 import asyncio
 from typing import Any
@@ -8,13 +8,13 @@ from plan_adapter.plan import Rollback
 
 
 class World:
-    """A pool of nodes; what is `stuck` cannot be put back."""
+    """A pool of nodes. Nodes in `stuck` cannot be put back."""
 
     def __init__(self) -> None:
         self.drained: list[str] = []
         self.put_back: list[str] = []
         self.stuck: set[str] = set()
-        self.waits = asyncio.Event()
+        self.waiting = asyncio.Event()
 
         @tool(effect="write")
         def drain(node: str) -> dict[str, str]:
@@ -32,35 +32,35 @@ class World:
 
         @tool(effect="read")
         def verify() -> None:
-            """Find that nothing works."""
+            """Fail because nothing works."""
             raise ValueError("nothing answers")
 
         @tool(effect="read")
         async def wait() -> None:
-            """Wait until somebody ends it."""
-            self.waits.set()
+            """Wait until the call is cancelled."""
+            self.waiting.set()
             await asyncio.Event().wait()
 
-        self.goes_on = asyncio.Event()
+        self.may_finish = asyncio.Event()
 
         @tool(effect="idempotent_write")
         async def held(node: str) -> None:
-            """Put a node back once it is let go."""
-            self.waits.set()
-            await self.goes_on.wait()
+            """Put a node back once the test allows it."""
+            self.waiting.set()
+            await self.may_finish.wait()
             self.put_back.append(node)
 
         @tool(effect="write")
         async def hang() -> None:
-            """Begin something and never come back."""
-            self.waits.set()
+            """Start a write and never return."""
+            self.waiting.set()
             await asyncio.Event().wait()
 
         self.tools = ToolRegistry([drain, undrain, verify, wait, held, hang])
 
 
 def pool(last: str = "verify", **options: Any) -> ExecutionPlan:
-    """Two nodes drained one after the other, and a last step."""
+    """Return a plan that drains two nodes one after the other and ends with the step `last`."""
     plan = ExecutionPlan(description="Drain both, then look", name="排空两个节点")
     plan.options.require_approval = False
     undrain = Rollback(tool_name="undrain", parameters={"node": "${{ result.node }}"})

@@ -1,4 +1,4 @@
-"""What is known of runs that many processes have worked on, and what must hold of them."""
+"""The base of the state machine: runs with their expected state, and the invariants of their records."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class KnownRuns(RuleBasedStateMachine):
-    """Runs, what is known of them, and the promise that must hold between any two processes."""
+    """The runs of one sequence with their expected state, and the invariants checked after each rule."""
 
     @initialize()
     def begin(self) -> None:
@@ -38,13 +38,13 @@ class KnownRuns(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "folder"):
             for known in self.runs:
-                self.hold(known)
+                self.check_record(known)
             asyncio.run(self.reader.close())
             Owner.this = self.this  # type: ignore[method-assign]
             shutil.rmtree(self.folder)
 
     def live(self, work: Callable[[PlanStore, ToolRegistry], Awaitable[T]], life: Life, failing: frozenset[str] = frozenset()) -> T | None:
-        """Return what a process makes of `work`, None where it ended in the middle."""
+        """Do `work` in a simulated process. Return its result, or None if the process ended early."""
 
         async def whole() -> T:
             async with PlanStore(self.url) as store:
@@ -67,7 +67,7 @@ class KnownRuns(RuleBasedStateMachine):
         return f"sqlite:///{self.folder}/plans.db"
 
     def read(self, work: Callable[[PlanStore], Awaitable[T]]) -> T:
-        """Return what somebody sees who only looks."""
+        """Return the result of `work`, which only reads the store."""
 
         async def look() -> T:
             return await work(self.reader)
@@ -75,7 +75,7 @@ class KnownRuns(RuleBasedStateMachine):
         return asyncio.run(look())
 
     def pick(self, data: st.DataObject, fits: Callable[[Known], bool] = lambda _: True) -> Known:
-        """Return a run, three times of four one that `fits`."""
+        """Return a run: in three of four cases one that `fits`, if there is one."""
         fitting = [known for known in self.runs if fits(known)]
         among = fitting if fitting and data.draw(st.integers(0, 3), "whether it fits") else self.runs
         self.touched = data.draw(st.sampled_from(among), "which run")
@@ -85,7 +85,7 @@ class KnownRuns(RuleBasedStateMachine):
         return sum(count for (run_id, _), count in self.world.done.items() if run_id == known.id)
 
     def state(self, known: Known) -> tuple[PlanRun, set[str], set[str], bool]:
-        """Return a run, its steps that have succeeded, those of which nobody knows it, and whether anything of it was undone."""
+        """Return a run, its succeeded steps, its steps with an unknown outcome, and whether any rollback was attempted."""
 
         async def work(store: PlanStore) -> tuple[PlanRun, set[str], set[str], bool]:
             receipts, attempts = await store.receipts(known.id), await store.attempts(known.id)
@@ -96,18 +96,18 @@ class KnownRuns(RuleBasedStateMachine):
         return self.read(work)
 
     def is_ending(self, run: PlanRun) -> bool:
-        """Return whether the process that undoes a run died before it had begun to."""
+        """Return whether the process that was about to roll the run back died first."""
         kept = self.read(lambda store: store.ledger.reason(run.id)) if run.reason is RunReason.INTERRUPTED else None
         return kept not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
 
     def see_version(self, known: Known) -> None:
-        """Note that the version which was approved is back, because what it did is undone."""
+        """Restore the approved version in the model if a rollback restored it in the store."""
         if known.before is not None and self.read(lambda store: store.run(known.id)).digest == plan_digest(known.before):
             happened["version put back"] += 1
             known.plan, known.approved, known.before = known.before, True, None
 
     def compare(self, known: Known, run: PlanRun, succeeded: set[str], unknown: set[str]) -> None:
-        """Hold a start that came to its end against what must come of it, unless chance decides: one of several at once stops all."""
+        """Compare a start that ran to its end with the expected result, unless chance decides which parallel steps were stopped."""
         known.shown = (run.status, run.reason)
         happened[f"ended {run.status}"] += 1
         options = known.plan.options
@@ -121,11 +121,11 @@ class KnownRuns(RuleBasedStateMachine):
         assert (run.status, run.reason) == (broken if failed else PlanStatus.COMPLETED, reason)
 
     @invariant()
-    def what_was_promised_holds(self) -> None:
+    def the_touched_run_is_consistent(self) -> None:
         if getattr(self, "touched", None) is not None:
-            self.hold(self.touched)
+            self.check_record(self.touched)
 
-    def hold(self, known: Known) -> None:
+    def check_record(self, known: Known) -> None:
         async def work(store: PlanStore) -> Any:
             return await store.verify(known.id), await store.receipts(known.id), await store.attempts(known.id), await store.run(known.id)
 
@@ -153,7 +153,7 @@ class KnownRuns(RuleBasedStateMachine):
 
 
 def expected_statuses(plan: ExecutionPlan, failing: frozenset[str], succeeded: set[str], unknown: set[str]) -> dict[str, StepStatus]:
-    """Return how the steps of `plan` end when they run one after the other; the ids are in an order of their dependencies."""
+    """Return the status of each step after a sequential run of `plan`. Every step comes after its dependencies."""
     ended, halted = dict[str, StepStatus](), False
     for step in plan.steps:
         if any(ended[dependency] is not StepStatus.COMPLETED for dependency in step.depends_on):

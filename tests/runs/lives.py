@@ -1,4 +1,4 @@
-"""Processes that end at crash points, the plans that they execute, and what was really done."""
+"""Simulated processes that end at crash points, the plans that they execute, and the real effects of their tools."""
 
 import contextlib
 from collections import Counter
@@ -17,7 +17,7 @@ from plan_adapter.record import Attempt, Receipt
 from plan_adapter.status import RunReason
 from plan_adapter.tools.tool import ToolContext
 
-LABELS = (
+CRASH_POINTS = (
     "claimed",
     "before-intent",
     "in-transaction",
@@ -30,24 +30,24 @@ LABELS = (
 )
 
 MEMORY = Path("/dev/shm")
-"""Where syncing a file costs nothing: no process here loses what it has written."""
+"""A folder in memory, where syncing a file is free. No simulated process loses data that it has written."""
 
 happened = Counter[str]()
-"""How often each thing happened in all sequences: a machine that never got anywhere would prove nothing."""
+"""How often each event happened in all sequences. The tests check that the sequences covered enough."""
 
 
 class EndedError(Exception):
-    """The process is no more."""
+    """The simulated process has ended."""
 
 
 def name_of(called: ToolContext | Attempt | Receipt) -> str:
-    """Return what a step is called, or what undoes it."""
+    """Return the name of a step, or of its rollback."""
     return call_name(called.step_id, None, kind=called.kind)
 
 
 @dataclass
 class World:
-    """What was really done, by run and step (`rollback x` for what undoes a step), and the keys that it was done with."""
+    """The real effects by run and step (`rollback x` for the rollback of `x`), and the idempotency keys of their calls."""
 
     done: Counter[tuple[str, str]] = field(default_factory=Counter)
     keys: dict[tuple[str, str], set[str]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class World:
 
 @dataclass
 class Life:
-    """One process: ends when the crash point `label` is reached for the `count`-th time."""
+    """A simulated process that ends when it reaches the crash point `label` for the `count`-th time."""
 
     label: str | None
     count: int
@@ -78,7 +78,7 @@ class Life:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Let nothing reach a store any more once the process has ended: no transaction begins, and an open one is rolled back."""
+        """Keep an ended process away from any store: no transaction begins, and an open one is rolled back."""
 
         def begin(_connection: Connection) -> None:
             if self.has_ended:
@@ -93,23 +93,23 @@ class Life:
 
 @dataclass
 class Known:
-    """What the model knows of a run."""
+    """The expected state of a run."""
 
     id: str
     plan: ExecutionPlan
     approved: bool
     rejected: bool = False
-    failing: frozenset[str] = frozenset()  # of its newest start that came to its end
-    shown: tuple[PlanStatus, RunReason | None] | None = None  # what no one has changed since
-    status: PlanStatus = PlanStatus.DRAFT  # as it was seen last; this and the next only choose what is worth trying
+    failing: frozenset[str] = frozenset()  # in the newest start that ran to its end
+    shown: tuple[PlanStatus, RunReason | None] | None = None  # the last result, unless something changed the run since
+    status: PlanStatus = PlanStatus.DRAFT  # last seen; this and `in_doubt` only guide which run a rule picks
     in_doubt: bool = False
-    aborted: bool = False  # somebody ended it without saying whether a write was done
-    before: ExecutionPlan | None = None  # the version that was approved, where nobody has approved the one that it has now
+    aborted: bool = False  # `abort` was recorded for an unknown outcome
+    before: ExecutionPlan | None = None  # the approved version, if the current one is not approved
 
 
 def tools_of(world: World, life: Life, failing: frozenset[str]) -> ToolRegistry:
     def act(step: str, context: ToolContext) -> str:
-        """Do what `step` says, or fail before anything is done."""
+        """Do `step`, or fail before it has an effect."""
         if life.has_ended:
             raise EndedError
         if name_of(context) in failing:
@@ -140,7 +140,7 @@ def plans(draw: st.DrawFn, tools: tuple[str, ...] = ("write", "write", "idempote
     return plan
 
 
-ENDS = st.just((None, 0)) | st.tuples(st.sampled_from(LABELS), st.sampled_from((1, 1, 2, 3)))
+ENDS = st.just((None, 0)) | st.tuples(st.sampled_from(CRASH_POINTS), st.sampled_from((1, 1, 2, 3)))
 FAILING = st.just(frozenset[str]()) | st.frozensets(
     st.sampled_from([f"s{index}" for index in range(5)] + ["rollback s0", "rollback s1"]), max_size=2
 )

@@ -1,4 +1,4 @@
-"""Plans that run other plans, for the tests of sub-plans."""
+"""Builders of plans that run sub-plans."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from plan_adapter import ExecutionPlan
 from plan_adapter.options import ExecutionOptions, Input
 from plan_adapter.plan import Rollback, Step
 
-UNASKED = ExecutionOptions(require_approval=False)
+NO_APPROVAL = ExecutionOptions(require_approval=False)
 
 
 def do(name: str, what: str, *after: str, undo: bool = False, **fields: Any) -> Step:
-    """Return a step that does `what`, which its rollback undoes."""
+    """Return a step that does `what`; with `undo`, its rollback undoes it."""
     rollback = Rollback(tool_name="do", parameters={"what": f"un{what}"}) if undo else None
     return Step(id=name, tool_name="do", parameters={"what": what}, depends_on=[*after], rollback=rollback, **fields)
 
@@ -23,7 +23,7 @@ def site(*steps: Step, **fields: Any) -> ExecutionPlan:
         "name": "verify-site",
         "description": "Verify a site",
         "inputs": {"site": Input(description="Which")},
-        "options": UNASKED.model_copy(),
+        "options": NO_APPROVAL.model_copy(),
         "outputs": outputs,
         **fields,
     }
@@ -31,7 +31,7 @@ def site(*steps: Step, **fields: Any) -> ExecutionPlan:
 
 
 def around(plan: ExecutionPlan, *after: Step, before: tuple[Step, ...] = (), **fields: Any) -> ExecutionPlan:
-    """Return a plan that runs `plan` in the step `verify`, for the site that its own input names."""
+    """Return a plan whose step `verify` runs `plan` for the site in its own input `where`."""
     verify = Step(id="verify", plan="store:verify-site@3", pinned=plan, inputs={"site": "${{ inputs.where }}"}, **fields)
     verify.depends_on = [step.id for step in before]
     return ExecutionPlan(
@@ -39,5 +39,5 @@ def around(plan: ExecutionPlan, *after: Step, before: tuple[Step, ...] = (), **f
         description="Move to another site",
         inputs={"where": Input(default="北京")},
         steps=[*before, verify, *after],
-        options=UNASKED.model_copy(),
+        options=NO_APPROVAL.model_copy(),
     )

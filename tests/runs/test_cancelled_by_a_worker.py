@@ -1,4 +1,4 @@
-"""A flow run that is cancelled in Prefect's UI or API is ended by its worker, or by `serve`, with SIGTERM: in order, with the reason."""
+"""Tests of cancelling a flow run in Prefect: the worker or `serve` sends SIGTERM, and the run ends cleanly with the reason."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ REASON = "取消 aus der UI"
 
 
 def a_plan(folder: Path, *, asks: str = "") -> ExecutionPlan:
-    """Return a plan that writes for a long time, which asks about the `plan` first, or about its `step`."""
+    """Return a plan with a long write. `asks` puts a gate before the `plan` or before its `step`."""
     plan = ExecutionPlan(name="夜间 deployment", description="Write, and then say so")
     plan.options.require_approval = asks == "plan"
     folder.mkdir()
@@ -47,14 +47,14 @@ def a_plan(folder: Path, *, asks: str = "") -> ExecutionPlan:
 
 
 @asynccontextmanager
-async def under(place: Place, server: Server, home: Path) -> AsyncGenerator[Callable[[ExecutionPlan], Awaitable[UUID]]]:
-    """Have a worker, or a process that serves the flow, and yield what starts a plan under it."""
+async def flow_host(place: Place, server: Server, home: Path) -> AsyncGenerator[Callable[[ExecutionPlan], Awaitable[UUID]]]:
+    """Run a worker or a process that serves the flow, and yield a function that starts a plan there."""
     home.mkdir(exist_ok=True)
     found = {"PLAN_ADAPTER_HOME": str(home), "PREFECT_LOGGING_LEVEL": "INFO"}
     of_place = worker(server, pool=POOL, log=home / LOG, environment=found) if place == "worker" else served(server, found, home / LOG)
     with of_place:
         async with get_client() as client:
-            deployment = await (deployed(client, pool=POOL) if place == "worker" else serving(client))
+            deployment = await (deployed(client, pool=POOL) if place == "worker" else served_deployment(client))
 
             async def start(plan: ExecutionPlan) -> UUID:
                 parameters = {"plan": dump_plan(plan), "tools": []}
@@ -65,7 +65,7 @@ async def under(place: Place, server: Server, home: Path) -> AsyncGenerator[Call
 
 @contextmanager
 def served(server: Server, environment: dict[str, str], log: Path) -> Generator[None]:
-    """Have `run_plan.serve()` in a process of its own."""
+    """Run `run_plan.serve()` in a separate process."""
     serves = f"from plan_adapter.flows import run_plan; run_plan.serve({POOL!r})"
     found = {**os.environ, "PREFECT_API_URL": server.api_url, "PREFECT_RUNNER_POLL_FREQUENCY": "1", "PYTHONPATH": str(ROOT), **environment}
     with log.open("w") as output:
@@ -77,8 +77,8 @@ def served(server: Server, environment: dict[str, str], log: Path) -> Generator[
             process.wait()
 
 
-async def serving(client: PrefectClient) -> UUID:
-    """Return the deployment of the process that serves, once it is there."""
+async def served_deployment(client: PrefectClient) -> UUID:
+    """Return the deployment of the serving process once it exists."""
     while True:
         try:
             return (await client.read_deployment_by_name(f"run-plan/{POOL}")).id
@@ -86,7 +86,7 @@ async def serving(client: PrefectClient) -> UUID:
             await asyncio.sleep(0.2)
 
 
-async def comes(what: Callable[[], Awaitable[bool]]) -> None:
+async def wait_until(what: Callable[[], Awaitable[bool]]) -> None:
     while not await what():
         await asyncio.sleep(0.2)
 
@@ -103,11 +103,11 @@ async def process_of(run: PlanRun, sql: Sql) -> int:
     return Owner.parse(lease["owner"]).pid
 
 
-def processes_under(home: Path) -> set[int]:
-    """Return the processes with this home: a worker, or what serves, and what these have started."""
+def processes_with_home(home: Path) -> set[int]:
+    """Return the processes with this home: the worker or serving process, and its children."""
     mark, found = f"PLAN_ADAPTER_HOME={home}".encode(), set[int]()
     for place in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # it has ended in the meantime
             is_tracker = b"resource_tracker" in (place / "cmdline").read_bytes()  # multiprocessing's own, as long as its parent
             if mark in (place / "environ").read_bytes().split(b"\0") and not is_tracker:
                 found.add(int(place.name))
@@ -124,27 +124,27 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("place", ["worker", "serve"])
-async def test_what_is_cancelled_in_the_ui_ends_with_the_reason(
+async def test_runs_cancelled_in_the_ui_end_with_the_reason(
     place: Place, prefect_server: Server, store: PlanStore, home: Path, tmp_path: Path
 ) -> None:
-    async with under(place, prefect_server, home) as start, get_client() as client:
+    async with flow_host(place, prefect_server, home) as start, get_client() as client:
         places = {asks: tmp_path / f"asks {asks}".strip().replace(" ", "-") for asks in ("", "plan", "step")}
-        there = processes_under(home)
+        existing = processes_with_home(home)
         flow_runs = {asks: await start(a_plan(folder, asks=asks)) for asks, folder in places.items()}
 
-        async def all_are_there() -> bool:
+        async def all_have_started() -> bool:
             waiting = {gate.step_id for gate in await store.gates.find() if gate.keyset is not None}
             return (places[""] / "pid").exists() and waiting == {None, "w"}
 
-        await comes(all_are_there)
-        begun = processes_under(home) - there
+        await wait_until(all_have_started)
+        begun = processes_with_home(home) - existing
         for flow_run_id in flow_runs.values():
             await client.set_flow_run_state(flow_run_id, Cancelling(message=REASON))
 
-        async def all_are_gone() -> bool:  # those of the flow runs, and what a worker has started for each: nobody is left to say more
+        async def all_have_ended() -> bool:  # the processes of the flow runs, and those that a worker started for them
             return not any(map(is_alive, begun))
 
-        await comes(all_are_gone)
+        await wait_until(all_have_ended)
         for asks, flow_run_id in flow_runs.items():
             shown = await state_of(client, flow_run_id)
             assert (shown.is_cancelled(), shown.name) == (True, "Cancelled"), asks
@@ -167,22 +167,22 @@ async def test_what_is_cancelled_in_the_ui_ends_with_the_reason(
 
 
 @pytest.mark.timeout(300)
-async def test_a_process_that_is_stopped_for_another_reason_leaves_its_run_to_be_resumed(
+async def test_a_process_terminated_without_a_cancellation_leaves_a_resumable_run(
     prefect_server: Server, store: PlanStore, sql: Sql, home: Path, tmp_path: Path
 ) -> None:
-    async with under("worker", prefect_server, home) as start, get_client() as client:
+    async with flow_host("worker", prefect_server, home) as start, get_client() as client:
         flow_run_id = await start(a_plan(tmp_path / "work"))
 
         async def has_begun() -> bool:
             return (tmp_path / "work" / "pid").exists()
 
-        await comes(has_begun)
+        await wait_until(has_begun)
         os.kill(await process_of(await found_run(store, flow_run_id), sql), signal.SIGTERM)
 
         async def has_crashed() -> bool:
             return (await state_of(client, flow_run_id)).is_crashed()
 
-        await comes(has_crashed)
+        await wait_until(has_crashed)
         assert (await found_run(store, flow_run_id)).reason is RunReason.INTERRUPTED
         assert not is_alive(int((tmp_path / "work" / "pid").read_text()))
         assert "unhandled exception" not in (home / LOG).read_text()

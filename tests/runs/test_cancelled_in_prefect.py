@@ -1,4 +1,4 @@
-"""What somebody cancels in Prefect's UI or API while no process of the run is there to see it is cancelled, with the reason."""
+"""Tests of cancelling a run in Prefect while no process executes it: the run ends as cancelled, with the reason."""
 
 import asyncio
 from uuid import UUID
@@ -24,7 +24,7 @@ from tests.sql import Sql
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
 REASON = "取消 aus der UI"
-WORKERS_WORDS = "Flow run was cancelled successfully."
+WORKER_MESSAGE = "Flow run was cancelled successfully."
 
 
 @tool(effect="read")
@@ -45,7 +45,7 @@ def a_plan(*, asks: bool) -> ExecutionPlan:
 
 
 async def waiting(store: PlanStore) -> PlanRun:
-    """Return a run that waits at the gate of a step, and no process with it."""
+    """Return a run that waits at a step gate without a process."""
     run = await started(a_plan(asks=True), store)
     assert (run.status, (await state_of(run)).name) == (PlanStatus.PENDING_APPROVAL, "Waiting")
     return run
@@ -56,7 +56,7 @@ async def started(plan: ExecutionPlan, store: PlanStore) -> PlanRun:
 
 
 async def interrupted(store: PlanStore, sql: Sql) -> PlanRun:
-    """Return a run whose process ended while it executed it."""
+    """Return a run whose process died while it executed it."""
     run = await started(a_plan(asks=False), store)
     await let_executor_die(run, sql)
     await show(run, Running())
@@ -76,7 +76,7 @@ async def show(run: PlanRun, *states: State) -> None:
             await client.set_flow_run_state(UUID(run.flow_run_id or ""), state, force=True)
 
 
-async def test_a_run_that_waits_without_a_process_ends_with_the_reason(store: PlanStore) -> None:
+async def test_a_waiting_run_without_a_process_ends_with_the_reason(store: PlanStore) -> None:
     run = await waiting(store)
     await show(run, Cancelling(message=REASON))
     assert await reconcile(store, with_prefect=False) == []
@@ -93,9 +93,9 @@ async def test_a_run_that_waits_without_a_process_ends_with_the_reason(store: Pl
     assert (await store.verify(run.id)).ok
 
 
-async def test_a_cancellation_that_killed_the_process_is_never_shown_as_an_interruption(store: PlanStore, sql: Sql) -> None:
+async def test_a_cancellation_that_killed_the_process_is_not_shown_as_interrupted(store: PlanStore, sql: Sql) -> None:
     run = await interrupted(store, sql)
-    await show(run, Cancelling(message=REASON), Cancelled(message=WORKERS_WORDS))
+    await show(run, Cancelling(message=REASON), Cancelled(message=WORKER_MESSAGE))
     [finding] = await find_interrupted(store, with_prefect=True)
     assert (finding.kind, finding.is_corrected) == ("cancelled", True)
     now = await store.run(run.id)
@@ -105,7 +105,7 @@ async def test_a_cancellation_that_killed_the_process_is_never_shown_as_an_inter
 
 
 @pytest.mark.thorough
-async def test_what_a_killed_process_has_left_as_open_ends_with_its_run(store: PlanStore, sql: Sql) -> None:
+async def test_open_task_runs_and_gates_of_a_killed_process_end_with_its_run(store: PlanStore, sql: Sql) -> None:
     run = await interrupted(store, sql)
     cut_off = [
         tables.receipts.delete().where(tables.receipts.c.run_id == run.id, tables.receipts.c.step_id == "again"),
@@ -132,7 +132,7 @@ async def test_what_a_killed_process_has_left_as_open_ends_with_its_run(store: P
 async def test_a_workers_message_does_not_replace_the_reason(store: PlanStore) -> None:
     run = await waiting(store)
     await acancel_run(run.id, reason=REASON, store=store)
-    await show(run, Cancelled(message=WORKERS_WORDS))
+    await show(run, Cancelled(message=WORKER_MESSAGE))
     [finding] = await reconcile(store, with_prefect=True)
     assert (finding.kind, finding.is_corrected) == ("shown", True)
     assert REASON in ((await state_of(run)).message or "")
@@ -140,7 +140,7 @@ async def test_a_workers_message_does_not_replace_the_reason(store: PlanStore) -
 
 
 @pytest.mark.thorough
-async def test_a_cancellation_that_was_dealt_with_ends_no_later_version(store: PlanStore) -> None:
+async def test_a_handled_cancellation_does_not_end_a_later_version(store: PlanStore) -> None:
     run = await waiting(store)
     await show(run, Cancelled(message=REASON))
     await reconcile(store, with_prefect=True)
@@ -161,7 +161,7 @@ async def test_resuming_a_cancelled_run_ends_it_and_a_second_resume_runs_it(stor
     assert (again.status, (await state_of(run)).is_completed()) == (PlanStatus.COMPLETED, True)
 
 
-async def test_an_approval_of_what_was_cancelled_comes_too_late(store: PlanStore, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_approving_a_run_cancelled_in_prefect_is_too_late(store: PlanStore, capsys: pytest.CaptureFixture[str]) -> None:
     run = await waiting(store)
     await show(run, Cancelling(message=REASON))
     assert await asyncio.to_thread(main, ["approve", run.id, "--step", "again"]) == 2
@@ -170,7 +170,7 @@ async def test_an_approval_of_what_was_cancelled_comes_too_late(store: PlanStore
     assert ((await store.run(run.id)).status, given) == (PlanStatus.CANCELLED, [])
 
 
-def test_plan_resume_ends_with_4_what_was_cancelled(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_resume_exits_with_4_for_a_cancelled_run(capsys: pytest.CaptureFixture[str]) -> None:
     async def cancelled() -> PlanRun:
         async with PlanStore() as store:
             run = await waiting(store)

@@ -1,4 +1,4 @@
-"""When an approved run may start: in its run window, and once no other run has its concurrency key."""
+"""Tests of when an approved run may start: in its run window, and once no other run has its concurrency key."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -34,19 +34,19 @@ from tests.store.conftest import on_both_databases
 
 
 class Node:
-    """A node on which one run at a time should work."""
+    """A node that only one run at a time may work on."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
         self.began = asyncio.Event()
-        self.may_end = asyncio.Event()
+        self.may_finish = asyncio.Event()
 
         @tool(effect="write")
         async def work(name: str) -> None:
-            """Work until it may end."""
+            """Work until the test allows it to finish."""
             self.log.append(f"{name} began")
             self.began.set()
-            await self.may_end.wait()
+            await self.may_finish.wait()
             self.log.append(f"{name} ended")
 
         @tool(effect="write")
@@ -63,7 +63,7 @@ def node() -> Node:
 
 
 def plan(name: str, when_busy: Any = "refuse", **fields: Any) -> ExecutionPlan:
-    """Return a plan that works on a host, and cleans up."""
+    """Return a plan that works on a host and cleans up."""
     made = ExecutionPlan(
         name=name,
         description="Work on a host",
@@ -92,18 +92,18 @@ async def waiting(store: PlanStore, count: int) -> list[PlanRun]:
 async def test_a_second_run_is_refused_and_names_the_first(node: Node, store: PlanStore) -> None:
     first = begin(plan("一"), node, store)
     await node.began.wait()
-    (has_it,) = await store.runs()
-    with pytest.raises(RunConflictError, match=rf"run {has_it.id} of `一` has the concurrency key `web-1`"):
+    (first_run,) = await store.runs()
+    with pytest.raises(RunConflictError, match=rf"run {first_run.id} of `一` has the concurrency key `web-1`"):
         await begin(plan("二"), node, store)
     assert len(await store.runs()) == 1
-    node.may_end.set()
+    node.may_finish.set()
     assert (await first).status is PlanStatus.COMPLETED
     elsewhere = await begin(plan("二"), node, store, host="web-2")
     again = await begin(plan("二"), node, store)
     assert (elsewhere.status, again.status) == (PlanStatus.COMPLETED, PlanStatus.COMPLETED)
 
 
-async def test_a_run_that_was_approved_too_late_is_refused_and_cleans_up_nothing(node: Node, store: PlanStore) -> None:
+async def test_a_run_approved_after_its_key_was_taken_is_cancelled_without_cleanup(node: Node, store: PlanStore) -> None:
     first: list[asyncio.Task[PlanRun]] = []
 
     async def answer(_: ApprovalRequest) -> bool:
@@ -118,49 +118,49 @@ async def test_a_run_that_was_approved_too_late_is_refused_and_cleans_up_nothing
     assert "has the concurrency key `web-1`" in (run.message or "")
     assert [step.status for step in run.steps] == [StepStatus.SKIPPED, StepStatus.SKIPPED]
     assert node.log == ["first began"]
-    node.may_end.set()
+    node.may_finish.set()
     assert (await first[0]).status is PlanStatus.COMPLETED
 
 
 @on_both_databases
-async def test_runs_wait_in_order_and_one_can_be_cancelled(node: Node, either: PlanStore) -> None:
-    runs = [begin(plan("a", "queue"), node, either)]
+async def test_queued_runs_start_in_order_and_can_be_cancelled(node: Node, any_store: PlanStore) -> None:
+    runs = [begin(plan("a", "queue"), node, any_store)]
     await node.began.wait()
     for number, name in enumerate("bcd", start=1):
-        runs.append(begin(plan(name, "queue"), node, either))
-        await waiting(either, number)
-    _, third, _ = await waiting(either, 3)
-    await acancel_run(third.id, reason="不需要了", store=either)
+        runs.append(begin(plan(name, "queue"), node, any_store))
+        await waiting(any_store, number)
+    _, third, _ = await waiting(any_store, 3)
+    await acancel_run(third.id, reason="不需要了", store=any_store)
     assert ((await runs[2]).status, (await runs[2]).message) == (PlanStatus.CANCELLED, "不需要了")
-    node.may_end.set()
+    node.may_finish.set()
     ended = [await run for run in (runs[0], runs[1], runs[3])]
     assert {run.status for run in ended} == {PlanStatus.COMPLETED}
     assert {run.message for run in ended} == {None}
     assert [line for line in node.log if line != "tidied"] == [f"{name} {how}" for name in "abd" for how in ("began", "ended")]
 
 
-async def test_a_run_takes_the_place_of_older_ones_of_its_plan(node: Node, store: PlanStore) -> None:
+async def test_cancel_older_cancels_older_runs_of_the_same_plan(node: Node, store: PlanStore) -> None:
     older = begin(plan("deploy", "cancel_older"), node, store)
     await node.began.wait()
     newer = begin(plan("deploy", "cancel_older"), node, store)
     ended = await older
     assert ended.status is PlanStatus.CANCELLED
     assert "takes its place" in (ended.message or "")
-    node.may_end.set()
+    node.may_finish.set()
     assert (await newer).status is PlanStatus.COMPLETED
 
 
-async def test_a_run_of_another_plan_is_waited_for_not_cancelled(node: Node, store: PlanStore) -> None:
+async def test_cancel_older_waits_for_runs_of_other_plans(node: Node, store: PlanStore) -> None:
     older = begin(plan("restart"), node, store)
     await node.began.wait()
     newer = begin(plan("deploy", "cancel_older"), node, store)
     await waiting(store, 1)
-    node.may_end.set()
+    node.may_finish.set()
     assert ((await older).status, (await newer).status) == (PlanStatus.COMPLETED, PlanStatus.COMPLETED)
 
 
-async def test_a_run_that_waits_at_a_gate_without_a_process_keeps_its_key(node: Node, store: PlanStore) -> None:
-    node.may_end.set()
+async def test_a_run_waiting_at_a_gate_without_a_process_keeps_its_key(node: Node, store: PlanStore) -> None:
+    node.may_finish.set()
     gated = plan("gated")
     gated.steps.append(Step(id="more", tool_name="work", parameters={"name": "more"}, requires_approval=True, depends_on=["work"]))
     bound = bind_inputs(validate(gated, node.tools))
@@ -172,23 +172,23 @@ async def test_a_run_that_waits_at_a_gate_without_a_process_keeps_its_key(node: 
     assert (await begin(plan("other"), node, store)).status is PlanStatus.COMPLETED
 
 
-async def test_a_run_that_failed_takes_its_key_again_when_it_is_resumed(node: Node, store: PlanStore) -> None:
+async def test_a_failed_run_needs_its_key_again_when_it_is_resumed(node: Node, store: PlanStore) -> None:
     bad = plan("bad")
     bad.steps[0].done_when = "${{ result != null }}"
-    node.may_end.set()
+    node.may_finish.set()
     failed = await begin(bad, node, store)
     assert failed.status is PlanStatus.FAILED
-    node.may_end.clear()
+    node.may_finish.clear()
     node.began.clear()
     other = begin(plan("other"), node, store)
     await node.began.wait()
     resumed = await aresume_run(failed.id, tools=node.tools, store=store, offline=True)
     assert (resumed.status, "has the concurrency key" in (resumed.message or "")) == (PlanStatus.CANCELLED, True)
-    node.may_end.set()
+    node.may_finish.set()
     assert (await other).status is PlanStatus.COMPLETED
 
 
-async def test_a_run_whose_process_died_in_the_queue_holds_up_nobody(node: Node, store: PlanStore) -> None:
+async def test_a_queued_run_whose_process_died_does_not_block_others(node: Node, store: PlanStore) -> None:
     bound = bind_inputs(validate(plan("dead", "queue"), node.tools))
     dead, alive = [await create_run(bound, store, RunRequest()) for _ in range(2)]
     first = begin(plan("first"), node, store)
@@ -198,23 +198,23 @@ async def test_a_run_whose_process_died_in_the_queue_holds_up_nobody(node: Node,
     await store.ledger.release(dead.id)
     await store.ledger.claim(alive)
     assert [one.name for one in await store.ledger.take_key(alive, "web-1")] == ["first"]
-    node.may_end.set()
+    node.may_finish.set()
     await first
     assert await store.ledger.take_key(alive, "web-1") == []
 
 
-async def test_inputs_that_give_no_key_are_refused(node: Node, store: PlanStore) -> None:
+async def test_inputs_that_give_an_empty_key_are_refused(node: Node, store: PlanStore) -> None:
     with pytest.raises(InvalidPlanError, match="the inputs give no key"):
         await begin(plan("x"), node, store, host=" ")
     assert await store.runs() == []
 
 
 @on_both_databases
-async def test_only_one_of_many_that_start_at_once_has_the_key(node: Node, either: PlanStore) -> None:
-    node.may_end.set()
-    await asyncio.gather(*(begin(plan(str(number), "queue"), node, either) for number in range(6)))
+async def test_runs_started_at_once_hold_the_key_one_at_a_time(node: Node, any_store: PlanStore) -> None:
+    node.may_finish.set()
+    await asyncio.gather(*(begin(plan(str(number), "queue"), node, any_store) for number in range(6)))
     began = [line.split()[0] for line in node.log if line != "tidied"]
-    assert began[::2] == began[1::2]  # each ended before the next began
+    assert began[::2] == began[1::2]  # each run ended before the next one began
 
 
 def closed_now(**fields: Any) -> RunWindow:
@@ -223,8 +223,8 @@ def closed_now(**fields: Any) -> RunWindow:
     return RunWindow(cron=f"{later.minute} {later.hour} * * *", duration_ms=60_000, **fields)
 
 
-async def test_outside_its_run_window_a_run_is_refused(node: Node, store: PlanStore) -> None:
-    node.may_end.set()
+async def test_a_run_outside_its_run_window_is_refused(node: Node, store: PlanStore) -> None:
+    node.may_finish.set()
     late = plan("late")
     late.options.run_window = closed_now(outside="refuse")
     with pytest.raises(RunConflictError, match="the run window is closed, and opens at "):
@@ -233,7 +233,7 @@ async def test_outside_its_run_window_a_run_is_refused(node: Node, store: PlanSt
     assert (await begin(late, node, store)).status is PlanStatus.COMPLETED
 
 
-async def test_outside_its_run_window_a_run_waits_and_can_be_cancelled(node: Node, store: PlanStore) -> None:
+async def test_a_run_outside_its_run_window_waits_and_can_be_cancelled(node: Node, store: PlanStore) -> None:
     late = plan("late")
     late.options.run_window = closed_now()
     run = begin(late, node, store)
@@ -253,7 +253,7 @@ async def test_outside_its_run_window_a_run_waits_and_can_be_cancelled(node: Nod
         ("2026-06-05T20:00+00:00", None),
     ],
 )
-def test_a_window_opens_by_the_clock_of_its_time_zone(at: str, opens: str | None) -> None:
+def test_a_run_window_opens_in_its_time_zone(at: str, opens: str | None) -> None:
     window = RunWindow(cron="0 22 * * 1-5", duration_ms=4 * 3_600_000, time_zone="Europe/Berlin")
     assert opens_at(window, datetime.fromisoformat(at)) == (None if opens is None else datetime.fromisoformat(opens))
 
@@ -262,7 +262,7 @@ def test_a_window_opens_by_the_clock_of_its_time_zone(at: str, opens: str | None
     ("fields", "at"),
     [({"cron": "often"}, "cron"), ({"cron": "0 0 31 2 *"}, "cron"), ({"cron": "* * * * *", "time_zone": "Mars/Olympus"}, "time_zone")],
 )
-def test_a_wrong_run_window_is_reported_at_its_field(node: Node, fields: dict[str, str], at: str) -> None:
+def test_an_invalid_run_window_is_reported_at_its_field(node: Node, fields: dict[str, str], at: str) -> None:
     wrong = plan("wrong")
     wrong.options.run_window = RunWindow(duration_ms=60_000, **fields)
     (problem,) = find_problems(wrong, node.tools)

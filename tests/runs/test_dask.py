@@ -1,4 +1,4 @@
-"""Runs with steps on Dask, from start to end: records, secrets, and the cluster that a run starts for itself."""
+"""Tests of runs with steps on Dask: records, secrets, and the temporary cluster of a run."""
 
 import os
 import sys
@@ -36,13 +36,13 @@ steps:
 
 @pytest.fixture
 def store(tmp_path: Path) -> PlanStore:
-    """A store of its own."""
+    """Return an empty store."""
     return PlanStore(f"sqlite:///{tmp_path / 'plans.db'}")
 
 
 @pytest.mark.usefixtures("prefect_server")
 @pytest.mark.parametrize("offline", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["offline", "in Prefect"])
-async def test_a_run_starts_a_cluster_records_without_secrets_and_ends_it(
+async def test_a_run_starts_a_cluster_redacts_secrets_and_shuts_it_down(
     store: PlanStore, offline: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_TOKEN", "correct-horse-battery")
@@ -60,7 +60,7 @@ async def test_a_run_starts_a_cluster_records_without_secrets_and_ends_it(
         os.kill(seen[0]["pid"], 0)
 
 
-async def test_a_rollback_runs_where_its_step_ran_on_the_cluster_in_the_settings(store: PlanStore, monkeypatch: pytest.MonkeyPatch):
+async def test_a_rollback_runs_on_the_configured_cluster_like_its_step(store: PlanStore, monkeypatch: pytest.MonkeyPatch):
     plan = ExecutionPlan(description="D", options=ExecutionOptions(require_approval=False))
     plan.add_step("name_worker", "Do it", id="a", runner="dask", rollback=Rollback(tool_name="name_worker"))
     plan.add_step("fail", "Fail", {"how": "known"}, id="b", runner="dask", depends_on=["a"])
@@ -77,7 +77,7 @@ async def test_a_rollback_runs_where_its_step_ran_on_the_cluster_in_the_settings
     ]
 
 
-async def test_without_the_extra_nothing_runs_and_the_message_says_what_to_install(store: PlanStore, monkeypatch: pytest.MonkeyPatch):
+async def test_a_missing_dask_extra_is_reported_before_the_run_starts(store: PlanStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "prefect_dask", None)
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_TOKEN", "correct-horse-battery")
     async with store:

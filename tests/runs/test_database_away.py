@@ -1,4 +1,4 @@
-"""A database that goes away in the middle of a run: the run waits and goes on, or stops so that it can be resumed."""
+"""Tests of runs that lose their database: they wait and continue, or stop so that they can be resumed."""
 
 import asyncio
 import contextlib
@@ -21,31 +21,31 @@ from tests.postgres import PASSWORD, PostgresServer, running_server
 
 
 @pytest.fixture(autouse=True)
-def early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what is waited for be tried again soon."""
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry soon while the database is unavailable."""
     monkeypatch.setattr(patience, "LONGEST_WAIT_SECONDS", 0.1)
 
 
 @pytest.fixture(scope="module")
 def postgres_server() -> Iterator[PostgresServer]:
-    """A server of these tests' own, which they may stop."""
+    """Yield a server that these tests may stop."""
     with running_server() as server:
         yield server
 
 
 @pytest.fixture
 async def postgres(postgres_server: PostgresServer, postgres_database: str) -> AsyncIterator[PlanStore]:
-    """A store on a server that a test may stop; it runs again afterwards."""
+    """Yield a store on a server that a test may stop; the server runs again afterwards."""
     async with PlanStore(postgres_database) as store:
         await store.upgrade()
         yield store
-        with contextlib.suppress(AssertionError):  # it runs
+        with contextlib.suppress(AssertionError):  # it is already running
             await asyncio.to_thread(postgres_server.start)
 
 
 @contextlib.contextmanager
 def small_disk() -> Generator[Path]:
-    """Yield a file system of 16 MB, or skip where this user may mount none."""
+    """Yield a file system of 16 MB, or skip the test if this user may not mount one."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder], capture_output=True, check=False)
         if mounted.returncode != 0:
@@ -58,7 +58,7 @@ def small_disk() -> Generator[Path]:
 
 def steps(*names: str, parallel: int = 1) -> ExecutionPlan:
     """Return a plan that calls the tools of these names, each after the one before it unless they are `parallel`."""
-    plan = ExecutionPlan(name="数据库", description="Lose the database, go on")
+    plan = ExecutionPlan(name="数据库", description="Lose the database, then continue")
     plan.options.require_approval = False
     plan.options.allow_parallel, plan.options.max_parallel_steps = parallel > 1, parallel
     for number, name in enumerate(names):
@@ -67,14 +67,14 @@ def steps(*names: str, parallel: int = 1) -> ExecutionPlan:
     return plan
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    """Return once it is so."""
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until `condition` is true."""
     async with asyncio.timeout(60):
-        while not is_so():
+        while not condition():
             await asyncio.sleep(0.01)
 
 
-async def is_whole(run: PlanRun, store: PlanStore) -> bool:
+async def is_complete(run: PlanRun, store: PlanStore) -> bool:
     """Return whether every step has exactly one intent and one receipt, and the record verifies."""
     attempts, receipts = await store.attempts(run.id), await store.receipts(run.id)
     ids = sorted(step.id for step in run.steps)
@@ -87,7 +87,7 @@ class World:
     """Tools whose calls are counted; `lose` also takes the database away."""
 
     def __init__(self, lose: Callable[[], None]) -> None:
-        """Take the database away by `lose`."""
+        """Use `lose` to take the database away."""
         self.calls = list[str]()
 
         @tool(name="lose", effect="write")
@@ -106,24 +106,24 @@ class World:
         self.tools = ToolRegistry([lose_it, act])
 
 
-async def test_a_server_that_is_killed_and_started_again_in_the_middle_of_a_run_changes_nothing_about_the_run(
+async def test_a_run_completes_after_its_database_server_is_killed_and_restarted(
     postgres: PlanStore, postgres_server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World(postgres_server.stop)
     running = asyncio.ensure_future(arun_plan(steps("act", "lose", "act", "act"), tools=world.tools, store=postgres, offline=True))
-    await until(lambda: "waits since" in caplog.text)
-    assert world.calls == ["act", "lose"]  # no step starts before the receipt of the last one is there
-    with pytest.raises(StoreError, match="cannot be reached"):  # whoever looks at the run is told at once
+    await until(lambda: "has been waiting since" in caplog.text)
+    assert world.calls == ["act", "lose"]  # no step starts before the previous receipt is written
+    with pytest.raises(StoreError, match="cannot be reached"):  # readers get the error at once
         await postgres.runs()
     await asyncio.to_thread(postgres_server.start)
     run = await running
     assert (run.status, run.reason, world.calls) == (PlanStatus.COMPLETED, None, ["act", "lose", "act", "act"])
-    assert await is_whole(run, postgres)
+    assert await is_complete(run, postgres)
     assert PASSWORD not in caplog.text
     assert "is available again after" in caplog.text
 
 
-async def test_a_file_that_is_locked_by_others_past_the_end_of_the_lease_is_waited_for(
+async def test_a_run_waits_for_a_locked_database_file_beyond_the_end_of_its_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_LEASE_SECONDS", "1")
@@ -131,17 +131,17 @@ async def test_a_file_that_is_locked_by_others_past_the_end_of_the_lease_is_wait
         world = World(lambda: other.execute("BEGIN EXCLUSIVE") and None)
         async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}?timeout=0.05") as store:
             running = asyncio.ensure_future(arun_plan(steps("lose", "act"), tools=world.tools, store=store, offline=True))
-            await until(lambda: "waits since" in caplog.text)
+            await until(lambda: "has been waiting since" in caplog.text)
             over = "SELECT until < strftime('%Y-%m-%d %H:%M:%f', 'now') FROM leases"
             await until(lambda: other.execute(over).fetchone()[0] == 1)
             assert world.calls == ["lose"]
             other.execute("ROLLBACK")
             run = await running
             assert (run.status, world.calls) == (PlanStatus.COMPLETED, ["lose", "act"])
-            assert await is_whole(run, store)
+            assert await is_complete(run, store)
 
 
-async def test_a_disk_that_is_full_in_the_middle_of_a_run_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_run_waits_until_a_full_disk_has_space_again(caplog: pytest.LogCaptureFixture) -> None:
     with small_disk() as disk:
 
         def fill() -> None:
@@ -150,38 +150,36 @@ async def test_a_disk_that_is_full_in_the_middle_of_a_run_is_waited_for(caplog: 
                     pass
 
         world = World(fill)
-        names = ["act", "lose", *["act"] * 60]  # more than fits into what the log of the file has grown to
+        names = ["act", "lose", *["act"] * 60]  # more than fits into the space that the write-ahead log already has
         async with PlanStore(f"sqlite:///{disk / 'plans.db'}") as store:
             running = asyncio.ensure_future(arun_plan(steps(*names), tools=world.tools, store=store, offline=True))
-            await until(lambda: "waits since" in caplog.text)
+            await until(lambda: "has been waiting since" in caplog.text)
             assert "full" in caplog.text
             (disk / "filler").unlink()
             run = await running
             assert (run.status, len(world.calls)) == (PlanStatus.COMPLETED, 62)
-            assert await is_whole(run, store)
+            assert await is_complete(run, store)
 
 
-async def test_when_its_patience_ends_the_run_stops_without_failing_and_can_be_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_that_waited_too_long_stops_without_failing_and_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_STORE_PATIENCE_SECONDS", "0.2")
     with contextlib.closing(sqlite3.connect(tmp_path / "plans.db", isolation_level=None, check_same_thread=False)) as other:
         world = World(lambda: other.execute("BEGIN EXCLUSIVE") and None)
         async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}?timeout=0.05") as store:
-            with pytest.raises(StoreError, match=r"0.2 s were waited for it .* `plan resume` continues it"):
+            with pytest.raises(StoreError, match=r"The run waited 0.2 s for it .* `plan resume` continues it"):
                 await arun_plan(steps("act", "lose", "act"), tools=world.tools, store=store, offline=True)
             other.execute("ROLLBACK")
             [left] = await store.runs()
             assert (left.status, left.step("s0").status) == (PlanStatus.EXECUTING, StepStatus.COMPLETED)
             assert world.calls == ["act", "lose"]
-            await store.ledger.release(left.id)  # its process lives on, here; one that ended holds nothing
+            await store.ledger.release(left.id)  # its process is this test, which still lives
             run = await aresume_run(left.id, tools=world.tools, store=store, offline=True)
-            # Whether `lose` was done is known to nobody but the process that stopped: a person decides.
+            # Only the stopped process knows whether `lose` was done, so a person decides.
             assert (run.reason, world.calls) == (RunReason.UNKNOWN, ["act", "lose"])
             assert (await store.verify(run.id)).ok
 
 
-async def test_a_step_that_times_out_before_its_intent_is_not_called_and_not_unknown(
+async def test_a_step_that_times_out_before_its_intent_is_not_called_and_has_a_known_outcome(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "plans.db", isolation_level=None, check_same_thread=False)) as other:
@@ -190,8 +188,8 @@ async def test_a_step_that_times_out_before_its_intent_is_not_called_and_not_unk
         plan.options.total_timeout_ms = 500
         async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}?timeout=0.05") as store:
             running = asyncio.ensure_future(arun_plan(plan, tools=world.tools, store=store, offline=True))
-            await until(lambda: "waits since" in caplog.text)
-            await asyncio.wait([running], timeout=0.6)  # the time of the whole run
+            await until(lambda: "has been waiting since" in caplog.text)
+            await asyncio.wait([running], timeout=0.6)  # the total timeout of the run
             other.execute("ROLLBACK")
             run = await running
             assert (run.reason, run.step("s1").outcome, world.calls) == (RunReason.TIMED_OUT, Outcome.FAILED, ["lose"])
@@ -200,7 +198,7 @@ async def test_a_step_that_times_out_before_its_intent_is_not_called_and_not_unk
             assert (again.status, world.calls) == (PlanStatus.COMPLETED, ["lose", "act"])
 
 
-async def test_in_prefect_a_run_that_stopped_is_crashed_and_not_failed_and_completes_when_it_is_resumed(
+async def test_prefect_shows_a_stopped_run_as_crashed_and_as_completed_after_it_is_resumed(
     prefect_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_STORE_PATIENCE_SECONDS", "0.2")
@@ -236,7 +234,7 @@ async def shown(run: PlanRun) -> tuple[str, str | None]:
 
 
 @pytest.mark.thorough
-async def test_a_server_that_is_killed_again_and_again_loses_nothing_and_does_nothing_twice(
+async def test_a_database_server_killed_repeatedly_loses_and_repeats_nothing(
     postgres: PlanStore, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "LONGEST_WAIT_SECONDS", 0.02)
@@ -253,4 +251,4 @@ async def test_a_server_that_is_killed_again_and_again_loses_nothing_and_does_no
     run = await running
     assert (run.status, len(world.calls)) == (PlanStatus.COMPLETED, 400)
     assert restarts > 5
-    assert await is_whole(run, postgres)
+    assert await is_complete(run, postgres)

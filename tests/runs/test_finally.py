@@ -1,4 +1,4 @@
-"""The `finally` steps of a plan: they run however the run ends, know how it ended, and are neither lost nor repeated by a kill."""
+"""Tests of `finally` steps: they always run, know how the run ended, and survive a kill without loss or repetition."""
 
 import asyncio
 import os
@@ -43,13 +43,13 @@ from tests.processes import Program
 
 
 class World:
-    """Everything that the tools of a plan did, in order, and what is broken."""
+    """The calls of a plan's tools, in order. Calls named in `broken` fail."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
         self.keys: list[str] = []
         self.broken: set[str] = set()
-        self.waits = asyncio.Event()
+        self.waiting = asyncio.Event()
 
         @tool(effect="read")
         def do(name: str) -> str:
@@ -68,13 +68,13 @@ class World:
 
         @tool(effect="read")
         async def wait() -> None:
-            """Wait until somebody ends it."""
-            self.waits.set()
+            """Wait until the call is cancelled."""
+            self.waiting.set()
             await asyncio.Event().wait()
 
         @tool(effect="write")
         async def hang() -> None:
-            """Write, and never come back."""
+            """Start a write and never return."""
             await asyncio.Event().wait()
 
         self.tools = ToolRegistry([do, write, wait, hang])
@@ -85,9 +85,9 @@ def world() -> World:
     return World()
 
 
-def tidied(*steps: Step, finals: list[Step] | None = None) -> ExecutionPlan:
-    """Return a plan with these steps that tidies up and then tells how it ended."""
-    tell = Step(id="tell", tool_name="do", description="Tell", depends_on=["tidy"], parameters={"name": TOLD})
+def plan_with(*steps: Step, finals: list[Step] | None = None) -> ExecutionPlan:
+    """Return a plan with these steps, whose `finally` steps tidy up and report how the run ended."""
+    tell = Step(id="tell", tool_name="do", description="Tell", depends_on=["tidy"], parameters={"name": REPORT})
     finals = [step("tidy"), tell] if finals is None else finals
     plan = ExecutionPlan(description="Work, then tidy up", steps=list(steps))
     plan.finally_ = finals
@@ -100,11 +100,11 @@ def step(name: str, tool_name: str = "do", **fields: Any) -> Step:
     return Step(id=name, tool_name=tool_name, description=f"Do {name}", parameters=parameters, **fields)
 
 
-TOLD = "${{ run.status + ': ' + run.failed_steps.join(', ') + run.rolled_back.map(name, ' undone ' + name).join('') }}"
+REPORT = "${{ run.status + ': ' + run.failed_steps.join(', ') + run.rolled_back.map(name, ' undone ' + name).join('') }}"
 
 
-async def test_they_run_last_in_their_own_order_and_know_how_the_run_ended(world: World, store: PlanStore) -> None:
-    run = await arun_plan(tidied(step("a"), step("b")), tools=world.tools, store=store, offline=True)
+async def test_finally_steps_run_last_in_order_and_know_how_the_run_ended(world: World, store: PlanStore) -> None:
+    run = await arun_plan(plan_with(step("a"), step("b")), tools=world.tools, store=store, offline=True)
     assert (run.status, world.done) == (PlanStatus.COMPLETED, ["a", "b", "tidy", "completed: "])
     stored = await store.run(run.id)
     assert [(one.id, one.index, one.status) for one in stored.steps] == [
@@ -113,41 +113,42 @@ async def test_they_run_last_in_their_own_order_and_know_how_the_run_ended(world
     assert (stored.step("tidy").result, stored.summary().total_steps) == ("tidy done", 4)
 
 
-async def test_they_run_after_a_failure_and_may_use_what_the_steps_left(world: World, store: PlanStore) -> None:
+async def test_finally_steps_run_after_a_failure_and_can_use_step_results(world: World, store: PlanStore) -> None:
     world.broken.add("b")
     used = "${{ steps.a.result + ', b ' + steps.b.status }}"
     finals = [step("tidy"), Step(id="use", tool_name="do", description="Use", parameters={"name": used})]
-    run = await arun_plan(tidied(step("a"), step("b"), step("c"), finals=finals), tools=world.tools, store=store, offline=True)
+    run = await arun_plan(plan_with(step("a"), step("b"), step("c"), finals=finals), tools=world.tools, store=store, offline=True)
     assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
     assert world.done == ["a", "tidy", "a done, b failed"]
     world.broken.add("a")
-    failed = await arun_plan(tidied(step("a")), tools=world.tools, store=store, offline=True)
-    assert (failed.status, world.done[-2:]) == (PlanStatus.FAILED, ["tidy", "failed: a"])  # what they complete does not count
+    failed = await arun_plan(plan_with(step("a")), tools=world.tools, store=store, offline=True)
+    # Completed `finally` steps do not make the run partial.
+    assert (failed.status, world.done[-2:]) == (PlanStatus.FAILED, ["tidy", "failed: a"])
 
 
-async def test_they_run_after_a_cancellation_which_does_not_stop_them(world: World, store: PlanStore) -> None:
-    running = asyncio.ensure_future(arun_plan(tidied(step("w", "wait")), tools=world.tools, store=store, offline=True))
-    await world.waits.wait()
+async def test_finally_steps_run_after_a_cancellation(world: World, store: PlanStore) -> None:
+    running = asyncio.ensure_future(arun_plan(plan_with(step("w", "wait")), tools=world.tools, store=store, offline=True))
+    await world.waiting.wait()
     await acancel_run((await store.runs())[0].id, reason="不再需要", store=store)
     run = await running
     assert (run.status, run.message, world.done) == (PlanStatus.CANCELLED, "不再需要", ["tidy", "cancelled: w"])
 
 
-async def test_they_run_when_the_process_is_interrupted(world: World, store: PlanStore) -> None:
-    running = asyncio.ensure_future(arun_plan(tidied(step("w", "wait")), tools=world.tools, store=store, offline=True))
-    await world.waits.wait()
+async def test_finally_steps_run_when_the_process_is_interrupted(world: World, store: PlanStore) -> None:
+    running = asyncio.ensure_future(arun_plan(plan_with(step("w", "wait")), tools=world.tools, store=store, offline=True))
+    await world.waiting.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     assert ((await store.runs())[0].status, world.done) == (PlanStatus.CANCELLED, ["tidy", "cancelled: w"])
 
 
-async def test_they_run_after_the_total_timeout_within_a_timeout_of_their_own(world: World, store: PlanStore) -> None:
-    plan = tidied(step("w", "wait"))
+async def test_finally_steps_run_after_the_total_timeout_with_their_own_timeout(world: World, store: PlanStore) -> None:
+    plan = plan_with(step("w", "wait"))
     plan.options.total_timeout_ms = 1
     run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
     assert (run.reason, world.done) == (RunReason.TIMED_OUT, ["tidy", "failed: w"])
-    plan = tidied(step("a"), finals=[step("hang", "hang"), step("next", depends_on=["hang"])])
+    plan = plan_with(step("a"), finals=[step("hang", "hang"), step("next", depends_on=["hang"])])
     plan.options.finally_timeout_ms = 500
     run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
     assert (run.status, run.reason, world.done[-1]) == (PlanStatus.PARTIAL, RunReason.UNKNOWN, "a")
@@ -158,33 +159,33 @@ async def test_they_run_after_the_total_timeout_within_a_timeout_of_their_own(wo
     assert (again.status, world.done[-1]) == (PlanStatus.COMPLETED, "next")
 
 
-async def test_they_do_not_run_if_the_plan_was_not_approved(world: World, store: PlanStore) -> None:
-    plan = tidied(step("a"))
+async def test_finally_steps_do_not_run_if_the_plan_is_rejected(world: World, store: PlanStore) -> None:
+    plan = plan_with(step("a"))
     plan.options.require_approval = True
     run = await arun_plan(plan, tools=world.tools, store=store, offline=True, approver=CallbackApprover(lambda _: False))
     assert (run.reason, world.done) == (RunReason.REJECTED, [])
 
 
-async def test_a_failed_one_skips_only_those_that_depend_on_it_and_the_run_says_so(world: World, store: PlanStore) -> None:
+async def test_a_failed_finally_step_skips_only_its_dependents_and_is_reported(world: World, store: PlanStore) -> None:
     world.broken.add("tidy")
     finals = [step("tidy"), step("after", depends_on=["tidy"]), step("other")]
-    run = await arun_plan(tidied(step("a"), finals=finals), tools=world.tools, store=store, offline=True)
+    run = await arun_plan(plan_with(step("a"), finals=finals), tools=world.tools, store=store, offline=True)
     assert (run.status, run.reason, world.done) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, ["a", "other"])
     assert "`tidy` failed: " in (run.message or "")
     world.broken |= {"a"}
-    both = await arun_plan(tidied(step("a"), finals=finals), tools=world.tools, store=store, offline=True)
+    both = await arun_plan(plan_with(step("a"), finals=finals), tools=world.tools, store=store, offline=True)
     assert both.status is PlanStatus.FAILED
     assert "`a` failed: " in (both.message or "")
     assert "`tidy` failed: " in (both.message or "")
     world.broken.clear()
-    again = await aresume_run(run.id, tools=world.tools, store=store, offline=True)  # only what did not succeed
+    again = await aresume_run(run.id, tools=world.tools, store=store, offline=True)  # only the steps that did not succeed
     assert (again.status, world.done[-2:]) == (PlanStatus.COMPLETED, ["tidy", "after"])
 
 
-async def test_they_run_again_after_a_resume_that_ran_steps(world: World, store: PlanStore) -> None:
+async def test_finally_steps_run_again_after_a_resume_that_ran_steps(world: World, store: PlanStore) -> None:
     world.broken.add("b")
     finals = [step("tidy", "write")]
-    run = await arun_plan(tidied(step("a"), step("b"), finals=finals), tools=world.tools, store=store, offline=True)
+    run = await arun_plan(plan_with(step("a"), step("b"), finals=finals), tools=world.tools, store=store, offline=True)
     world.broken.clear()
     again = await aresume_run(run.id, tools=world.tools, store=store, offline=True)
     assert (again.status, world.done) == (PlanStatus.COMPLETED, ["a", "tidy", "b", "tidy"])
@@ -192,9 +193,9 @@ async def test_they_run_again_after_a_resume_that_ran_steps(world: World, store:
     assert (await store.run(run.id)).step("tidy").carried is False
 
 
-async def test_a_resume_can_skip_one_and_runs_them_whatever_else_it_leaves(world: World, store: PlanStore) -> None:
+async def test_a_partial_resume_runs_finally_steps_and_can_skip_one(world: World, store: PlanStore) -> None:
     world.broken.add("b")
-    run = await arun_plan(tidied(step("a"), step("b"), step("c")), tools=world.tools, store=store, offline=True)
+    run = await arun_plan(plan_with(step("a"), step("b"), step("c")), tools=world.tools, store=store, offline=True)
     world.broken.clear()
     recorded = await store.ledger.recorded(run.id)
     choices = choices_of(run, validate(recorded.plan, world.tools), recorded.history, ResumeOptions(from_step="b"))
@@ -206,24 +207,26 @@ async def test_a_resume_can_skip_one_and_runs_them_whatever_else_it_leaves(world
     assert (again.step("tidy").status, "not today" in (again.step("tidy").reason or "")) == (StepStatus.SKIPPED, True)
 
 
-@pytest.mark.parametrize(("is_undone", "told"), [(True, "undone: c, a; left: "), (False, "undone: c; left: a")])
-async def test_they_run_after_the_rollback_and_know_what_it_undid(world: World, store: PlanStore, is_undone: bool, told: str) -> None:
+@pytest.mark.parametrize(("is_undone", "report"), [(True, "undone: c, a; left: "), (False, "undone: c; left: a")])
+async def test_finally_steps_run_after_the_rollback_and_know_what_it_undid(
+    world: World, store: PlanStore, is_undone: bool, report: str
+) -> None:
     world.broken |= {"b"} if is_undone else {"b", "a undone"}
     undo = {name: Rollback(tool_name="do", parameters={"name": f"{name} undone"}) for name in "ac"}
     steps = [step("a", "write", rollback=undo["a"]), step("c", "write", rollback=undo["c"], depends_on=["a"])]
     how = "${{ 'undone: ' + run.rolled_back.join(', ') + '; left: ' + run.not_rolled_back.join(', ') }}"
     finals = [Step(id="tell", tool_name="do", description="Tell", parameters={"name": how})]
-    plan = tidied(*steps, step("b", depends_on=["c"]), finals=finals)
+    plan = plan_with(*steps, step("b", depends_on=["c"]), finals=finals)
     run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
     undone = ["c undone", "a undone"] if is_undone else ["c undone"]
-    assert (run.status, world.done) == (PlanStatus.PARTIAL, ["a", "c", *undone, told])
+    assert (run.status, world.done) == (PlanStatus.PARTIAL, ["a", "c", *undone, report])
 
 
-async def test_a_rollback_on_request_is_followed_by_them(world: World, store: PlanStore) -> None:
+async def test_finally_steps_run_after_a_requested_rollback(world: World, store: PlanStore) -> None:
     undo = Rollback(tool_name="do", parameters={"name": "a undone"})
-    plan = tidied(step("a", "write", rollback=undo), step("b", "wait"))
+    plan = plan_with(step("a", "write", rollback=undo), step("b", "wait"))
     running = asyncio.ensure_future(arun_plan(plan, tools=world.tools, store=store, offline=True))
-    await world.waits.wait()
+    await world.waiting.wait()
     await acancel_run((await store.runs())[0].id, reason="stop", store=store)
     run = await running
     assert world.done == ["a", "tidy", "cancelled: b"]
@@ -231,30 +234,30 @@ async def test_a_rollback_on_request_is_followed_by_them(world: World, store: Pl
     assert (undone.status, world.done[3:]) == (PlanStatus.CANCELLED, ["a undone", "tidy", "cancelled: b undone a"])
 
 
-async def test_one_that_writes_waits_at_its_gate_like_any_step(world: World, store: PlanStore) -> None:
+async def test_a_finally_step_waits_at_its_gate(world: World, store: PlanStore) -> None:
     asked = list[str]()
 
     def answer(request: ApprovalRequest) -> bool:
         asked.append(request.step_id or "the plan")
         return True
 
-    plan = tidied(step("a"), finals=[step("tidy", "write", requires_approval=True)])
+    plan = plan_with(step("a"), finals=[step("tidy", "write", requires_approval=True)])
     run = await arun_plan(plan, tools=world.tools, store=store, offline=True, approver=CallbackApprover(answer))
     assert (run.status, asked, world.done) == (PlanStatus.COMPLETED, ["tidy"], ["a", "tidy"])
 
 
-async def test_a_gate_that_nobody_answers_does_not_hold_a_run_that_was_cancelled(world: World, store: PlanStore) -> None:
+async def test_an_unanswered_gate_of_a_finally_step_does_not_block_the_end_of_the_run(world: World, store: PlanStore) -> None:
     async def answer(_: ApprovalRequest) -> bool:
         await asyncio.Event().wait()
         return True
 
     for main in ("wait", "do"):
-        world.waits.clear()
-        plan = tidied(step("w", main), finals=[step("tidy", "write", requires_approval=True)])
+        world.waiting.clear()
+        plan = plan_with(step("w", main), finals=[step("tidy", "write", requires_approval=True)])
         plan.options.finally_timeout_ms = 500
         running = asyncio.ensure_future(arun_plan(plan, tools=world.tools, store=store, offline=True, approver=CallbackApprover(answer)))
         if main == "wait":
-            await world.waits.wait()
+            await world.waiting.wait()
             await acancel_run((await store.runs())[0].id, reason="stop", store=store)
         run = await running
         assert (run.step("tidy").status, "timeout of the `finally` steps" in (run.message or "")) == (StepStatus.SKIPPED, True)
@@ -262,17 +265,17 @@ async def test_a_gate_that_nobody_answers_does_not_hold_a_run_that_was_cancelled
         assert (run.status, run.reason) == ended
 
 
-async def test_each_item_and_condition_works_as_in_any_step(world: World, store: PlanStore) -> None:
+async def test_for_each_and_conditions_work_in_finally_steps(world: World, store: PlanStore) -> None:
     many = step("many", for_each="${{ ['x', 'y'] }}")
     many.parameters = {"name": "${{ item }}"}
     finals = [many, step("never", when="${{ run.status == 'failed' }}")]
-    run = await arun_plan(tidied(step("a"), finals=finals), tools=world.tools, store=store, offline=True)
+    run = await arun_plan(plan_with(step("a"), finals=finals), tools=world.tools, store=store, offline=True)
     assert (run.status, world.done) == (PlanStatus.COMPLETED, ["a", "x", "y"])
     assert (run.step("many").result, run.step("never").status) == (["x done", "y done"], StepStatus.SKIPPED)
 
 
-def test_who_approves_sees_them_in_preview_gate_and_plan() -> None:
-    plan = tidied(step("a"), step("b"))
+def test_finally_steps_are_shown_in_the_preview_the_gate_and_the_plan() -> None:
+    plan = plan_with(step("a"), step("b"))
     bound = bind_inputs(validate(plan, World().tools))
     preview = preview_plan(bound.validated, inputs={}, approval_digest=bound.approval_digest, requires_approval=True)
     assert preview.waves == (("a", "b"), ("tidy",), ("tell",))
@@ -320,7 +323,7 @@ run_plan(plan, tools=ToolRegistry([note, hold]), offline=True)
 """
 
 
-async def test_a_kill_between_them_loses_and_repeats_nothing(tmp_path: Path, store: PlanStore) -> None:
+async def test_a_kill_between_finally_steps_loses_and_repeats_nothing(tmp_path: Path, store: PlanStore) -> None:
     process = Program(KILLED, tmp_path)
     while not (tmp_path / "begun").exists():
         assert process.poll() is None, "the run ended before it held"
@@ -347,18 +350,18 @@ async def test_a_kill_between_them_loses_and_repeats_nothing(tmp_path: Path, sto
     assert (run.step("tidy").carried, run.step("tell").carried) == (True, False)
 
 
-async def test_in_prefect_they_are_task_runs_of_the_flow_run(world: World, store: PlanStore, prefect_server: Server) -> None:
+async def test_finally_steps_are_task_runs_of_the_flow_run(world: World, store: PlanStore, prefect_server: Server) -> None:
     world.broken.add("b")
-    run = await arun_plan(tidied(step("a"), step("b")), tools=world.tools, store=store)
+    run = await arun_plan(plan_with(step("a"), step("b")), tools=world.tools, store=store)
     found = await task_runs(UUID(run.flow_run_id), ["a", "b", "tidy", "tell"])
     states = {name: one.state_name for name, one in found.items()}
     assert states == {"a": "Completed", "b": "Failed", "tidy": "Completed", "tell": "Completed"}
     assert world.done == ["a", "tidy", "partial: b"]
 
 
-async def test_a_cancellation_in_prefect_does_not_stop_them(world: World, store: PlanStore, prefect_server: Server) -> None:
-    running = asyncio.create_task(arun_plan(tidied(step("w", "wait")), tools=world.tools, store=store))
-    await world.waits.wait()
+async def test_a_cancellation_in_prefect_does_not_stop_finally_steps(world: World, store: PlanStore, prefect_server: Server) -> None:
+    running = asyncio.create_task(arun_plan(plan_with(step("w", "wait")), tools=world.tools, store=store))
+    await world.waiting.wait()
     flow_run_id = UUID((await store.runs())[0].flow_run_id)
     async with get_client() as client:
         await client.set_flow_run_state(flow_run_id, Cancelling(message="停下"), force=True)

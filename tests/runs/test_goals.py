@@ -1,4 +1,4 @@
-"""Goals with a store: what is recorded, and what a start of the run does that follows another."""
+"""Tests of goals with a store: what is recorded, and how a goal resumes."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ from tests.runs.lives import EndedError, Life
 
 
 class RoundModel(ScriptedModel):
-    """Answers by the number of rounds that it sees, so that a second process goes on where the first one was."""
+    """A model that answers by the number of past rounds, so that a second process continues where the first one stopped."""
 
     async def decide(self, goal: Goal) -> RoundAnswer:
         self.seen.append(goal)
@@ -83,7 +83,7 @@ async def test_the_record_has_every_decision_call_and_check(store: PlanStore) ->
     assert (await store.verify(run.id)).ok
 
 
-async def test_a_plan_with_a_goal_is_refused_before_anybody_is_asked_if_no_model_is_configured(store: PlanStore) -> None:
+async def test_a_goal_without_a_configured_model_is_refused_before_any_gate_opens(store: PlanStore) -> None:
     asked = list[str]()
     with pytest.raises(InvalidPlanError, match="PLAN_ADAPTER_MODEL") as error:
         await started(goal_plan(), Board(), RunRequest(approver=approving(asked)), store)
@@ -91,7 +91,7 @@ async def test_a_plan_with_a_goal_is_refused_before_anybody_is_asked_if_no_model
     assert asked == []
 
 
-async def test_a_goal_that_was_left_at_a_gate_goes_on_once_somebody_answers(store: PlanStore) -> None:
+async def test_a_goal_stopped_at_a_gate_resumes_after_the_answer(store: PlanStore) -> None:
     board, model = Board(), RoundModel([writes(note="hello"), ends()])
     request = RunRequest(goal_model=model, waits=False)
     run = await started(unapproved(goal_plan()), board, request, store)
@@ -105,7 +105,7 @@ async def test_a_goal_that_was_left_at_a_gate_goes_on_once_somebody_answers(stor
     assert [len(goal.rounds) for goal in model.seen] == [0, 1]
 
 
-async def test_a_standing_approval_does_not_confirm_what_a_model_calls(store: PlanStore) -> None:
+async def test_a_standing_approval_does_not_confirm_calls_of_a_goal(store: PlanStore) -> None:
     asked = list[str]()
     board, model = Board(), RoundModel([writes(note="hello"), gives_up()])
     bound = bind_inputs(validate(goal_plan(), ToolRegistry(board.tools)))
@@ -119,7 +119,7 @@ async def test_a_standing_approval_does_not_confirm_what_a_model_calls(store: Pl
     assert len(asked) == 1, "the plan is approved by the standing approval, and its goal asks"
 
 
-async def test_a_call_that_the_plan_always_executes_is_in_the_audit_log(store: PlanStore) -> None:
+async def test_an_always_executed_call_is_in_the_audit_log(store: PlanStore) -> None:
     board, model = Board(), RoundModel([reads(), writes(note="hello"), ends("E2")])
     plan = goal_plan()
     plan.approval = ApprovalPolicy(always_execute=["post"])
@@ -133,7 +133,7 @@ async def test_a_call_that_the_plan_always_executes_is_in_the_audit_log(store: P
     assert (await store.verify(run.id)).ok
 
 
-async def test_a_question_that_was_left_is_answered_later(store: PlanStore) -> None:
+async def test_an_open_question_can_be_answered_later(store: PlanStore) -> None:
     model = RoundModel([says("ask_user", speak="什么时候？"), ends()])
     request = RunRequest(goal_model=model, waits=False)
     run = await started(unapproved(goal_plan()), Board(), request, store)
@@ -160,7 +160,7 @@ async def test_a_rejection_is_kept_when_the_run_is_resumed(store: PlanStore) -> 
 
 
 @pytest.mark.parametrize("answer", [gives_up(), BROKEN])
-async def test_a_goal_that_failed_gets_new_rounds_when_it_is_resumed_and_keeps_its_evidence(store: PlanStore, answer: RoundAnswer) -> None:
+async def test_a_failed_goal_gets_new_rounds_on_resume_and_keeps_its_evidence(store: PlanStore, answer: RoundAnswer) -> None:
     model = RoundModel([reads(), answer])
     request = RunRequest(goal_model=model)
     failed = await started(unapproved(goal_plan(max_rounds=4)), Board(), request, store)
@@ -194,7 +194,7 @@ async def test_a_completed_goal_is_carried_when_another_step_is_resumed(store: P
     assert (ended.status, ended.step("report").carried, len(model.seen)) == (PlanStatus.COMPLETED, True, 2)
 
 
-async def test_in_prefect_each_decision_call_and_check_is_a_task_run(store: PlanStore, prefect_server: Server) -> None:
+async def test_each_decision_call_and_check_is_a_task_run(store: PlanStore, prefect_server: Server) -> None:
     board, asked = Board(), list[str]()
 
     def show() -> str:
@@ -225,7 +225,7 @@ async def test_in_prefect_each_decision_call_and_check_is_a_task_run(store: Plan
     assert [text for _, text in await logs_of(found["decision report[2]"], 1)] == ["confirm post(note=hello): because"]
 
 
-async def test_in_prefect_a_goal_that_is_exhausted_ends_its_flow_run_as_exhausted(store: PlanStore, prefect_server: Server) -> None:
+async def test_an_exhausted_goal_ends_its_flow_run_as_exhausted(store: PlanStore, prefect_server: Server) -> None:
     bound = bind_inputs(validate(unapproved(goal_plan(max_rounds=2)), ToolRegistry(Board().tools)))
     run = await execute_plan(bound, run_request=RunRequest(goal_model=RoundModel([reads()])), store=store)
     state = (await flow_run(UUID(run.flow_run_id))).state
@@ -234,8 +234,8 @@ async def test_in_prefect_a_goal_that_is_exhausted_ends_its_flow_run_as_exhauste
 
 
 @pytest.fixture
-def lives(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Count the processes of a test. Each is another owner of runs."""
+def process_number(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Yield the number of the current simulated process. Each process is another owner of runs."""
     count, place = [0], Owner.this().place
     monkeypatch.setattr(Owner, "this", classmethod(lambda _: Owner(place, os.getpid(), f"life {count[0]}")))
     yield count
@@ -247,17 +247,17 @@ POINTS = ["before-intent", "in-transaction", "after-intent", "mid-effect", "afte
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("point", POINTS)
-def test_a_goal_whose_process_dies_goes_on_and_neither_decides_nor_writes_twice(point: str, lives: list[int]) -> None:
+def test_a_goal_resumes_after_its_process_died_without_repeating_decisions_or_writes(point: str, process_number: list[int]) -> None:
     """Kill the run at the first, second, … time that it reaches `point`, until it no longer dies."""
     for count in range(1, 40):
         life = Life(point, count)
-        if not _dies_once(life, lives):
+        if not _dies_once(life, process_number):
             assert count > 1, f"the run never reached {point}"
             return
     raise AssertionError("it dies for ever")
 
 
-def _dies_once(life: Life, lives: list[int]) -> bool:
+def _dies_once(life: Life, process_number: list[int]) -> bool:
     board, asked = Board(), list[str]()
 
     @tool(effect="write")
@@ -291,7 +291,7 @@ def _dies_once(life: Life, lives: list[int]) -> bool:
                 await aresolve_step(run.id, lost.step_id, resolution, item=lost.item, by="ana", result=1, store=store)
             return await resumed(run, board, request, store)
 
-    lives[0] += 1
+    process_number[0] += 1
     crash_points.listener = life.reach
     try:
         with life.guard():
@@ -300,7 +300,7 @@ def _dies_once(life: Life, lives: list[int]) -> bool:
         assert life.has_ended
     finally:
         crash_points.listener = None
-    lives[0] += 1
+    process_number[0] += 1
     run = asyncio.run(second())
     assert (run.status, board.notes) == (PlanStatus.COMPLETED, ["hello"])
     assert run.step("report").result["rounds"] == 4

@@ -1,4 +1,4 @@
-"""A group, or each of its items, waits at a gate before its first step."""
+"""Tests of the gates of step groups: one for the whole group, or one for each item."""
 
 from plan_adapter import CallbackApprover, PlanStatus, PlanStore, aresume_run, arun_plan
 from plan_adapter.approvals import ApprovalRequest
@@ -10,7 +10,7 @@ from tests.runs.cluster import Cluster, act, rolling
 
 
 def answering(asked: list[str], refused: str = "") -> CallbackApprover:
-    """Return an approver that notes what it is asked about, and refuses one of them."""
+    """Return an approver that records each request and rejects the one about `refused`."""
 
     async def answer(request: ApprovalRequest) -> bool:
         text = request.text.replace("\\", "")
@@ -54,7 +54,7 @@ async def test_a_group_is_approved_once(cluster: Cluster, store: PlanStore) -> N
         assert (rejected.status, rejected.reason, cluster.done) == (PlanStatus.CANCELLED, RunReason.REJECTED, [])
 
 
-async def test_an_approved_item_is_not_asked_about_again_when_it_is_resumed(cluster: Cluster, store: PlanStore) -> None:
+async def test_an_approved_item_is_not_asked_again_on_resume(cluster: Cluster, store: PlanStore) -> None:
     asked = list[str]()
     cluster.broken.add("restart a")
     plan = rolling(act("drain"), act("restart", "drain"), items="['a', 'b']", requires_approval="each")
@@ -65,7 +65,7 @@ async def test_an_approved_item_is_not_asked_about_again_when_it_is_resumed(clus
     assert cluster.done == ["drain a", "restart a", "drain b", "restart b"]
 
 
-async def test_a_run_that_nobody_waits_for_stops_at_the_gate_of_an_item(cluster: Cluster, store: PlanStore) -> None:
+async def test_a_run_without_a_waiting_process_stops_at_the_gate_of_an_item(cluster: Cluster, store: PlanStore) -> None:
     plan, request = rolling(requires_approval="each"), RunRequest(waits=False)
     bound = bind_inputs(validate(plan, cluster.tools))
     left = await execute_plan(bound, run_request=request, store=store, offline=True, record_pending=True)

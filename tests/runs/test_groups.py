@@ -1,4 +1,4 @@
-"""Step groups: their steps run item by item, are resumed in the middle of an item, and are rolled back item by item."""
+"""Tests of step groups: their steps run, resume and roll back item by item."""
 
 import asyncio
 import signal
@@ -79,13 +79,13 @@ async def test_each_item_sees_its_own_results(cluster: Cluster, store: PlanStore
     assert (ended.status, ended.step("use").status) == (PlanStatus.COMPLETED, StepStatus.COMPLETED)
 
 
-async def test_a_step_that_no_item_wants_is_skipped(cluster: Cluster, store: PlanStore) -> None:
+async def test_a_step_whose_condition_is_false_for_every_item_is_skipped(cluster: Cluster, store: PlanStore) -> None:
     ended = await run(rolling(act("ask"), act("use", when="${{ item == 'z' }}")), cluster, store)
     assert (ended.status, ended.step("use").status) == (PlanStatus.COMPLETED, StepStatus.SKIPPED)
     assert "false for every item" in str(ended.step("use").reason)
 
 
-async def test_no_item_starts_after_a_failed_one_and_what_completed_is_rolled_back(cluster: Cluster, store: PlanStore) -> None:
+async def test_no_item_starts_after_a_failed_item_and_completed_items_are_rolled_back(cluster: Cluster, store: PlanStore) -> None:
     cluster.broken.add("restart b")
     before = Step(
         id="before", tool_name="do", parameters={"what": "before"}, rollback=Rollback(tool_name="do", parameters={"what": "unbefore"})
@@ -113,18 +113,18 @@ async def test_no_item_starts_after_a_failed_one_and_what_completed_is_rolled_ba
     assert ended.step("drain").reason == "called for 2 of 3 items: 1 item of `nodes` failed"
 
 
-async def test_each_call_of_an_item_is_told_with_its_name(cluster: Cluster, store: PlanStore) -> None:
+async def test_progress_lines_name_the_item_of_each_call(cluster: Cluster, store: PlanStore) -> None:
     cluster.broken.add("restart b")
     bound, events = bind_inputs(validate(rolling(act("drain"), act("restart", "drain")), cluster.tools)), list[Event]()
     await execute_plan(bound, run_request=RunRequest(listener=events.append), store=store, offline=True)
-    told = [line for event in events if event.step is not None for line in plain_lines(event)]
+    progress = [line for event in events if event.step is not None for line in plain_lines(event)]
     calls = [f"{what}[{node}]: {end}" for node in "ab" for what in ("drain", "restart") for end in ("started", "completed")]
     failure = "restart[b]: failed: ValueError: restart b is broken"
-    assert told[:8] == [*calls[:7], failure]
-    assert told[8] == "drain: called for 2 of 3 items: 1 item of `nodes` failed"
+    assert progress[:8] == [*calls[:7], failure]
+    assert progress[8] == "drain: called for 2 of 3 items: 1 item of `nodes` failed"
 
 
-async def test_rollback_failed_rolls_back_the_item_that_failed_too(cluster: Cluster, store: PlanStore) -> None:
+async def test_rollback_failed_also_rolls_back_the_failed_item(cluster: Cluster, store: PlanStore) -> None:
     cluster.broken.add("restart b")
     steps = (act("drain", undo=True), act("restart", "drain", undo=True), act("check", "restart"))
     await run(rolling(*steps, rollback_failed=True), cluster, store)
@@ -140,16 +140,16 @@ async def test_max_failures_lets_further_items_start(cluster: Cluster, store: Pl
     assert cluster.done == ["drain b", "drain d"]
 
 
-async def test_a_failed_group_that_continues_leaves_its_result_to_the_end(cluster: Cluster, store: PlanStore) -> None:
+async def test_finally_steps_see_the_result_of_a_failed_group(cluster: Cluster, store: PlanStore) -> None:
     cluster.broken.add("drain b")
-    told = "${{ steps.nodes.result.filter(one, one.status == 'failed').map(one, one.label).join(',') }}"
+    failed = "${{ steps.nodes.result.filter(one, one.status == 'failed').map(one, one.label).join(',') }}"
     plan = rolling(act("drain"), max_failures=3, on_error="continue")
-    plan.finally_ = [Step(id="tell", tool_name="do", parameters={"what": told})]
+    plan.finally_ = [Step(id="tell", tool_name="do", parameters={"what": failed})]
     await run(plan, cluster, store)
     assert cluster.done == ["drain a", "drain c", "b"]
 
 
-async def test_items_run_at_once_up_to_the_batch(cluster: Cluster, store: PlanStore) -> None:
+async def test_items_run_in_parallel_up_to_the_batch_size(cluster: Cluster, store: PlanStore) -> None:
     plan = rolling(act("one", tool_name="look"), act("two", "one", tool_name="look"), items="[1, 2, 3, 4, 5, 6]", batch=2)
     plan.steps[0].steps[0].parameters = {"what": "one ${{ string(item) }}"}
     plan.steps[0].steps[1].parameters = {"what": "two ${{ string(item) }}"}
@@ -159,7 +159,7 @@ async def test_items_run_at_once_up_to_the_batch(cluster: Cluster, store: PlanSt
     assert cluster.done.index("two 1") < cluster.done.index("one 4")
 
 
-async def test_a_resume_goes_on_in_the_middle_of_an_item(cluster: Cluster, store: PlanStore) -> None:
+async def test_a_run_resumes_in_the_middle_of_an_item(cluster: Cluster, store: PlanStore) -> None:
     cluster.broken.add("restart b")
     plan = rolling(act("drain"), act("restart", "drain"), act("check", "restart"))
     ended = await run(plan, cluster, store)
@@ -183,8 +183,8 @@ async def test_a_completed_group_is_carried(cluster: Cluster, store: PlanStore) 
     assert (resumed.step("nodes").carried, resumed.step("drain").carried) == (True, True)
 
 
-async def test_an_unknown_outcome_stops_its_item_and_is_resolved(cluster: Cluster, store: PlanStore) -> None:
-    cluster.waits = asyncio.Event()
+async def test_an_unknown_outcome_stops_its_item_and_can_be_resolved(cluster: Cluster, store: PlanStore) -> None:
+    cluster.hanging = asyncio.Event()
     plan = rolling(
         act("drain", undo=True), act("restart", "drain", tool_name="hang", timeout_ms=1), act("check", "restart", tool_name="look")
     )
@@ -196,10 +196,10 @@ async def test_an_unknown_outcome_stops_its_item_and_is_resolved(cluster: Cluste
     assert (resumed.reason, cluster.done) == (RunReason.UNKNOWN, ["drain a", "check a", "drain b"])
 
 
-async def test_a_cancelled_run_starts_nothing_further(cluster: Cluster, store: PlanStore) -> None:
-    cluster.waits = asyncio.Event()
+async def test_a_cancelled_run_starts_no_further_steps(cluster: Cluster, store: PlanStore) -> None:
+    cluster.hanging = asyncio.Event()
     running = asyncio.ensure_future(run(rolling(act("drain"), act("restart", "drain", tool_name="hang")), cluster, store))
-    await cluster.waits.wait()
+    await cluster.hanging.wait()
     await acancel_run((await store.runs())[0].id, reason="不再需要", store=store)
     ended = await running
     assert (ended.status, cluster.done) == (PlanStatus.CANCELLED, ["drain a"])
@@ -224,7 +224,7 @@ async def test_a_list_that_cannot_be_computed_fails_the_group(cluster: Cluster, 
     assert (ended.step("nodes").status, ended.step("drain").status) == (StepStatus.FAILED, StepStatus.SKIPPED)
 
 
-async def test_hundreds_of_items_that_succeeded_are_carried(cluster: Cluster, store: PlanStore) -> None:
+async def test_hundreds_of_completed_items_are_carried(cluster: Cluster, store: PlanStore) -> None:
     cluster.broken.add("drain 400")
     plan = rolling(act("drain"), act("restart", "drain"), items="inputs.nodes")
     plan.inputs = {"nodes": Input(type="array")}
@@ -281,7 +281,7 @@ async def test_a_kill_in_the_middle_of_an_item_loses_and_repeats_nothing(tmp_pat
     assert done == ["restart b", "check b", "drain c", "restart c", "check c"]  # the killed call may be repeated: it is idempotent
 
 
-async def test_in_prefect_each_call_is_a_task_run_behind_that_of_its_own_item(
+async def test_each_call_is_a_task_run_after_the_previous_call_of_its_item(
     cluster: Cluster, store: PlanStore, prefect_server: Server
 ) -> None:
     cluster.broken.add("restart b")
@@ -300,7 +300,7 @@ async def test_in_prefect_each_call_is_a_task_run_behind_that_of_its_own_item(
     assert upstream("nodes") == {"restart[a]", "restart[b]"}
 
 
-async def test_a_step_behind_a_failed_or_an_unwanted_one_says_which(cluster: Cluster, store: PlanStore) -> None:
+async def test_a_skipped_step_names_the_failed_step_that_it_depends_on(cluster: Cluster, store: PlanStore) -> None:
     cluster.broken.add("check b")
     check = act("check", on_error="continue")
     fix = act("fix", "check", when="${{ item == 'z' }}")

@@ -1,4 +1,4 @@
-"""Idempotent writes that were cut off in the middle: whoever is called sees a repeat, whatever became of the rest of the plan."""
+"""Tests of interrupted idempotent writes: a repeated call keeps its idempotency key, even in a revised plan."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from plan_adapter.tools.tool import ToolContext
 
 
 class Shop:
-    """Takes orders, and does not answer the first ones."""
+    """A shop that never answers its first `silent` orders."""
 
     def __init__(self, *, silent: int) -> None:
         self.orders: list[tuple[str, str]] = []
@@ -34,7 +34,7 @@ class Shop:
 
 
 def ordering(what: str = "茶", *, description: str = "Order", **fields: Any) -> ExecutionPlan:
-    """Return a plan of one order, to which an answer is waited for 30 ms."""
+    """Return a plan with one order and a timeout of 30 ms."""
     plan = ExecutionPlan(description=description)
     plan.options.require_approval = False
     plan.add_step("order", "Order it", {"what": what}, **{"id": "order", "timeout_ms": 30, **fields})
@@ -48,16 +48,17 @@ async def unanswered(shop: Shop, store: PlanStore, **fields: Any) -> PlanRun:
 
 
 @pytest.mark.parametrize("new", [{"description": "Order, and say so"}, {"timeout_ms": 30_000, "max_retries": 2}], ids=["plan", "limits"])
-async def test_the_same_call_of_a_new_version_has_the_same_key(store: PlanStore, new: Mapping[str, Any]) -> None:
+async def test_the_same_call_in_a_new_version_keeps_its_idempotency_key(store: PlanStore, new: Mapping[str, Any]) -> None:
     shop = Shop(silent=2)
     run = await unanswered(shop, store, max_retries=1)
     await arevise_run(run.id, ordering(**new), tools=shop.tools, by="ana", store=store)
     done = await aresume_run(run.id, tools=shop.tools, store=store, offline=True)
     assert (done.status, len(shop.orders), len(set(shop.orders))) == (PlanStatus.COMPLETED, 3, 1)
-    assert [receipt.outcome for receipt in await store.receipts(run.id)] == [Outcome.SUCCEEDED]  # of the others nobody knows it
+    # The outcome of the other attempts is unknown.
+    assert [receipt.outcome for receipt in await store.receipts(run.id)] == [Outcome.SUCCEEDED]
 
 
-async def test_another_call_waits_until_the_first_one_is_resolved(store: PlanStore) -> None:
+async def test_a_changed_call_is_refused_until_the_first_one_is_resolved(store: PlanStore) -> None:
     shop, other = Shop(silent=1), ordering("咖啡")
     run = await unanswered(shop, store)
     with pytest.raises(RunConflictError, match=f"may have been done, .*: order; .*`plan resolve {run.id} order done.again` says"):
@@ -66,11 +67,11 @@ async def test_another_call_waits_until_the_first_one_is_resolved(store: PlanSto
     await arevise_run(run.id, other, tools=shop.tools, by="ana", store=store)
     done = await aresume_run(run.id, tools=shop.tools, store=store, offline=True)
     assert (done.status, [what for what, _ in shop.orders]) == (PlanStatus.COMPLETED, ["茶", "咖啡"])
-    assert len({key for _, key in shop.orders}) == 2  # a key of another call would be refused, or answered with the old result
+    assert len({key for _, key in shop.orders}) == 2  # with the old key, the shop would refuse the call or return the old result
     assert (await store.verify(run.id)).ok
 
 
-async def test_what_has_failed_for_sure_may_be_called_otherwise_and_has_its_key_as_long_as_it_is_called_the_same(store: PlanStore) -> None:
+async def test_a_failed_call_may_be_changed_and_keeps_its_idempotency_key_while_unchanged(store: PlanStore) -> None:
     keys: list[str] = []
 
     @tool(effect="idempotent_write")

@@ -1,4 +1,4 @@
-"""A process that is killed in the middle of a run, and the run that goes on."""
+"""Tests of runs whose process was killed, and of how they resume."""
 
 import os
 import signal
@@ -44,25 +44,25 @@ run_plan(plan, tools=ToolRegistry([look, act]), offline=True)
 @tool(effect="read")
 def look(name: str) -> str:
     """Look."""
-    looked.append(name)
+    calls.append(name)
     return name
 
 
 def act() -> str:
-    """Act, and come back."""
-    looked.append("acted")
+    """Act, and return."""
+    calls.append("acted")
     return "done"
 
 
-looked: list[str] = []
+calls: list[str] = []
 
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the store that the killed process and its successor share."""
+    """Return the URL of the store that the killed process and this one share."""
     monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", f"sqlite:///{tmp_path / 'plans.db'}")
-    looked.clear()
+    calls.clear()
     return f"sqlite:///{tmp_path / 'plans.db'}"
 
 
@@ -74,22 +74,22 @@ def start_and_wait_until_it_acts(world: Path, effect: str) -> Program:
     return process
 
 
-async def _is_resolved(run: PlanRun, store: PlanStore, tools: ToolRegistry) -> None:
-    """A person says that it was done: the run goes on from there, and nothing is done twice."""
+async def _resolve_and_resume(run: PlanRun, store: PlanStore, tools: ToolRegistry) -> None:
+    """Record the write as done, and check that the run resumes without repeating anything."""
     with pytest.raises(RunConflictError, match=r"the outcome of `before` in run .* is not unknown; that of `act` is"):
         await aresolve_step(run.id, "before", "again", by="ana", store=store)
     with pytest.raises(RunConflictError, match="`before` has succeeded"):
         await aresolve_step(run.id, "before", "done", by="ana", store=store)
-    said = await aresolve_step(run.id, "act", "done", by="ana", result="it was", note="我看过了", store=store)
-    assert (said.reason, said.step("act").outcome) == (RunReason.INTERRUPTED, Outcome.SUCCEEDED)
+    resolved = await aresolve_step(run.id, "act", "done", by="ana", result="it was", note="我看过了", store=store)
+    assert (resolved.reason, resolved.step("act").outcome) == (RunReason.INTERRUPTED, Outcome.SUCCEEDED)
     again = await aresume_run(run.id, tools=tools, store=store, offline=True)
-    assert (again.status, again.step("act").result, again.step("act").carried, looked) == (PlanStatus.COMPLETED, "it was", True, ["after"])
+    assert (again.status, again.step("act").result, again.step("act").carried, calls) == (PlanStatus.COMPLETED, "it was", True, ["after"])
     receipt = next(receipt for receipt in await store.receipts(run.id) if receipt.step_id == "act")
     assert (receipt.by, receipt.known_by, receipt.note) == ("ana", "unverified", "我看过了")
 
 
 @pytest.mark.parametrize(("effect", "expected"), [("idempotent_write", PlanStatus.COMPLETED), ("write", PlanStatus.PARTIAL)])
-async def test_after_a_kill_only_what_may_be_repeated_is(effect: str, expected: PlanStatus, tmp_path: Path, url: str) -> None:
+async def test_only_idempotent_writes_are_repeated_after_a_kill(effect: str, expected: PlanStatus, tmp_path: Path, url: str) -> None:
     process = start_and_wait_until_it_acts(tmp_path, effect)
     tools = ToolRegistry([look, tool(effect=effect)(act)])
     async with PlanStore(url) as store:
@@ -108,17 +108,17 @@ async def test_after_a_kill_only_what_may_be_repeated_is(effect: str, expected: 
         assert run.step("before").carried
         assert (tmp_path / "looked").read_text() == "before\n"
         if effect == "write":
-            assert looked == []
+            assert calls == []
             assert (run.reason, run.step("act").outcome) == (RunReason.UNKNOWN, Outcome.UNKNOWN)
-            await _is_resolved(run, store, tools)
+            await _resolve_and_resume(run, store, tools)
         else:
-            assert looked == ["acted", "after"]
+            assert calls == ["acted", "after"]
             first, second = [attempt for attempt in await store.attempts(run.id) if attempt.step_id == "act"]
             assert (first.number, second.number) == (1, 2)
             assert first.idempotency_key == second.idempotency_key
 
 
-async def test_after_abort_the_write_is_never_called_again_until_somebody_says_more(tmp_path: Path, url: str) -> None:
+async def test_an_aborted_write_is_not_called_again_until_its_outcome_is_resolved(tmp_path: Path, url: str) -> None:
     process = start_and_wait_until_it_acts(tmp_path, "write")
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -128,7 +128,7 @@ async def test_after_abort_the_write_is_never_called_again_until_somebody_says_m
         await aresolve_step(run.id, "act", "abort", by="ana", store=store)
         with pytest.raises(RunConflictError, match=r"`act` is still unknown, so it is not called .*resolve .* act done\|again"):
             await aresume_run(run.id, tools=tools, store=store, offline=True)
-        assert looked == []
+        assert calls == []
         await aresolve_step(run.id, "act", "done", by="ana", result="it was", store=store)
         again = await aresume_run(run.id, tools=tools, store=store, offline=True)
-    assert (again.status, looked) == (PlanStatus.COMPLETED, ["after"])
+    assert (again.status, calls) == (PlanStatus.COMPLETED, ["after"])

@@ -1,4 +1,4 @@
-"""At most one process executes a run: a second one is refused, and one that was stalled for too long writes nothing more."""
+"""Tests of leases: at most one process executes a run, and a process that lost its lease writes nothing more."""
 
 import os
 import signal
@@ -25,9 +25,9 @@ def note(line):
 
 @tool(effect="idempotent_write")
 def wait() -> str:
-    "Begin, and go on once the world says so."
+    "Begin, and return once the file `continue` exists."
     (world / "begun").write_text("")
-    while not (world / "go on").exists():
+    while not (world / "continue").exists():
         time.sleep(0.01)
     return "the stalled one"
 
@@ -47,19 +47,19 @@ run_plan(plan, tools=ToolRegistry([wait, act]), offline=True)
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the store that both processes use; leases are as short as they can be."""
+    """Return the URL of the store that both processes use; leases are as short as possible."""
     monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PLAN_ADAPTER_LEASE_SECONDS", "1")
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", f"sqlite:///{tmp_path / 'plans.db'}")
     return f"sqlite:///{tmp_path / 'plans.db'}"
 
 
-async def test_a_holder_that_was_stalled_for_two_leases_writes_nothing_after_another_one_took_over(
+async def test_a_stalled_owner_writes_nothing_after_another_process_took_over(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @tool(effect="idempotent_write")
     def wait() -> str:
-        """Go on at once."""
+        """Return at once."""
         return "the second one"
 
     @tool(effect="write")
@@ -87,10 +87,10 @@ async def test_a_holder_that_was_stalled_for_two_leases_writes_nothing_after_ano
             run = await aresume_run(held.id, tools=tools, store=store, offline=True)
             assert run.status is PlanStatus.COMPLETED
             before = await store.receipts(run.id)
-            (tmp_path / "go on").write_text("")
+            (tmp_path / "continue").write_text("")
             os.kill(stalled.pid, signal.SIGCONT)
-            _, told = stalled.communicate()
-            assert "was taken over by another process" in told
+            _, errors = stalled.communicate()
+            assert "was taken over by another process" in errors
             assert stalled.returncode != 0
             assert await store.receipts(run.id) == before
             assert (await store.run(run.id)).status is PlanStatus.COMPLETED

@@ -1,4 +1,4 @@
-"""`load_plan` reads files, texts and the store; the store also from a running event loop, with `aload_plan`."""
+"""Tests of `load_plan` and `aload_plan`, which read files, texts and stored plans."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.store.builders import a_plan
 
 @pytest.fixture
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of the settings' store, with two versions of `重启`."""
+    """Return the URL of the default store, which has two versions of a plan."""
     url = f"sqlite:///{tmp_path / 'plans.db'}"
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", url)
 
@@ -39,26 +39,26 @@ def test_the_newest_version_is_loaded_by_name(saved: str) -> None:
     assert load_plan("store:other").description == "third"
 
 
-def test_files_and_texts_are_loaded_as_before(tmp_path: Path) -> None:
+def test_files_and_texts_are_loaded(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(dump_plan(a_plan("文件")), encoding="utf-8")
     assert load_plan(path) == load_plan(str(path)) == load_plan(path.read_text(encoding="utf-8")) == asyncio.run(aload_plan(path))
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "message"),
     [
         ("store:重启@newest", "a version is a number, as in `store:重启@3`"),
         ("store:重启@web@7", "there is no version 7 of a plan `重启@web`"),
         ("store:nothing", "no plan is called `nothing`"),
     ],
 )
-def test_a_plan_that_is_not_stored_is_named(saved: str, source: str, words: str) -> None:
-    with pytest.raises(StoreError, match=words):
+def test_loading_an_unknown_stored_plan_names_it(saved: str, source: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message):
         load_plan(source)
 
 
-async def test_inside_an_event_loop_the_twin_is_named(saved: str) -> None:
+async def test_load_plan_inside_an_event_loop_names_aload_plan(saved: str) -> None:
     with pytest.raises(RuntimeError, match="await `aload_plan` instead"):
         load_plan("store:重启@web@1")
     assert (await aload_plan("store:重启@web@1")).description == "first"

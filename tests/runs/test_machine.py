@@ -1,7 +1,7 @@
-"""Any sequence of starting, approving, ending in the middle, resuming, resolving, revising, cancelling and undoing runs keeps the promise.
+"""State machine tests: any sequence of starts, answers, crashes, resumes, revisions and rollbacks keeps the records consistent.
 
-A process ends at a crash point: from there on nothing of it reaches the store or the world, as after SIGKILL; the next one has a store
-of its own and finds a owner that has died. `tests/faults` ends real processes; here hypothesis looks for the sequence.
+A simulated process ends at a crash point. From then on it reaches neither the store nor the world, as after SIGKILL. The next process opens
+its own store and finds a dead owner. `tests/faults` kills real processes; here hypothesis searches for the sequence.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from plan_adapter.runs.start import execute_plan
 from plan_adapter.status import RunReason
 from plan_adapter.validation import bind_inputs, validate
 from tests.runs.known_runs import KnownRuns
-from tests.runs.lives import ENDS, FAILING, LABELS, Known, Life, happened, name_of, plans
+from tests.runs.lives import CRASH_POINTS, ENDS, FAILING, Known, Life, happened, name_of, plans
 
 ENDED = (PlanStatus.COMPLETED, PlanStatus.FAILED, PlanStatus.PARTIAL, PlanStatus.CANCELLED)
 
@@ -33,7 +33,7 @@ class Machine(KnownRuns):
     @rule(plan=plans(), end=ENDS, failing=FAILING, answered=st.booleans())
     def start(self, plan: ExecutionPlan, end: tuple[str | None, int], failing: frozenset[str], answered: bool) -> None:
         self.begin_run(plan, end, failing)
-        # Here, too: hypothesis leaves out rules in many sequences, and without answers little comes of a run that waits for one.
+        # Answer here, too: hypothesis leaves out rules in many sequences, and a run without an answer does little.
         if answered and self.runs and not self.runs[-1].approved:
             self.give(self.runs[-1], approves=True)
 
@@ -108,11 +108,11 @@ class Machine(KnownRuns):
             assert may or undone or self.effects(known) == effects, "resuming approves nothing"
             known.shown = None
             return
-        if undone or self.is_ending(before):  # it goes on undoing what was done under a version that was approved
+        if undone or self.is_ending(before):  # it resumes the rollback of an approved version
             known.shown = (run.status, run.reason)
             happened["resumed"] += 1
             return
-        if known.rejected and run.reason is RunReason.REJECTED:  # nobody was there to end it when the answer came
+        if known.rejected and run.reason is RunReason.REJECTED:  # no process was waiting when it was rejected
             assert self.effects(known) == effects, "what was rejected does nothing"
             known.shown = (run.status, run.reason)
             return
@@ -129,7 +129,7 @@ class Machine(KnownRuns):
         if not open_writes:
             return
         attempt = data.draw(st.sampled_from(open_writes), "which write")
-        # Whoever looks at the world says what is true there.
+        # The person looks at the world and records the truth.
         said: Any = word if word == "abort" else "done" if self.world.done[known.id, name_of(attempt)] else "again"
         life = Life(*end)
         of_rollback = attempt.kind == "rollback"
@@ -151,14 +151,14 @@ class Machine(KnownRuns):
 
     @rule(plan=plans())
     def fail_and_roll_back(self, plan: ExecutionPlan) -> None:
-        # A rule of its own: most runs that are cancelled by the rule above have completed, or an outcome of theirs is unknown.
+        # A separate rule, because most runs that the rule above cancels have completed or have an unknown outcome.
         plan.options.require_approval = False
         self.begin_run(plan, (None, 0), frozenset({plan.steps[-1].id}))
         self.cancel_run(self.runs[-1], (None, 0), undo=True, failing=frozenset())
 
     @rule(plan=plans())
     def start_and_reject(self, plan: ExecutionPlan) -> None:
-        # A rule of its own: in most sequences hardly any run waits for an answer, and most answers approve.
+        # A separate rule, because in most sequences few runs wait for an answer, and most answers approve.
         plan.options.require_approval = True
         self.begin_run(plan, (None, 0), frozenset())
         self.give(self.runs[-1], approves=False)
@@ -183,7 +183,7 @@ class Machine(KnownRuns):
             return
         happened["undone" if undo else "cancelled"] += 1
         assert run.status in ENDED
-        if before.status not in ENDED and not undone:  # else it goes on undoing, and ends for the reason that it had
+        if before.status not in ENDED and not undone:  # otherwise it resumes the rollback and keeps its reason
             assert run.status is PlanStatus.CANCELLED
         known.shown = (run.status, run.reason)
 
@@ -202,7 +202,7 @@ class Machine(KnownRuns):
             assert before.status in ENDED or step.id in begun or undone or known.rejected
             happened["revision refused"] += 1
             return
-        # What has only failed, and somebody knows it, may be mended.
+        # Only a step that certainly failed, or that was never called, may be revised.
         assert run is not None and step.id not in succeeded | unknown and before.status is not PlanStatus.COMPLETED
         happened["revised"] += 1
         known.before = known.plan if known.approved else known.before
@@ -211,9 +211,9 @@ class Machine(KnownRuns):
 
 
 def explore(examples: int, steps: int) -> None:
-    """Try sequences that follow from nothing but their number, and print what happened in them."""
+    """Run deterministic sequences, and print what happened in them."""
     happened.clear()
-    # Without shrinking: a sequence of seconds is told as it was found, and not tried for minutes to find a shorter one.
+    # No shrinking: a failing sequence is reported as found, because shrinking it would take minutes.
     given: dict[str, Any] = {
         "phases": [Phase.generate],
         "deadline": None,
@@ -226,29 +226,29 @@ def explore(examples: int, steps: int) -> None:
 
 
 def explore_all(examples: int, steps: int) -> None:
-    """Try as many sequences as it takes for everything to have happened in some."""
+    """Run sequences, and check that every kind of event happened."""
     explore(examples, steps)
     for what in ("approved", "resumed", "resume refused", "revised", "cancelled", "undone", "ended completed", "ended partial"):
         assert happened[what], f"nothing was ever {what}"
 
 
-def test_a_few_sequences_of_what_people_and_processes_do_keep_the_promise() -> None:
+def test_a_few_sequences_keep_the_records_consistent() -> None:
     explore(examples=5, steps=14)
-    assert sum(happened[f"ended at {label}"] for label in LABELS), "no process ever ended in the middle"
+    assert sum(happened[f"ended at {label}"] for label in CRASH_POINTS), "no process ever ended in the middle"
     assert any(what.startswith("ended ") for what in happened), "no run ever came to its end"
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
-def test_any_sequence_of_what_people_and_processes_do_keeps_the_promise() -> None:
+def test_long_sequences_keep_the_records_consistent() -> None:
     explore_all(examples=24, steps=25)
-    assert sum(happened[f"ended at {label}"] > 0 for label in LABELS) >= 4, "processes ended at several places"
+    assert sum(happened[f"ended at {label}"] > 0 for label in CRASH_POINTS) >= 4, "processes ended at several places"
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
-def test_many_more_sequences_do() -> None:
+def test_many_sequences_keep_the_records_consistent() -> None:
     explore_all(examples=60, steps=30)
-    missing = [label for label in LABELS if not happened[f"ended at {label}"]]
+    missing = [label for label in CRASH_POINTS if not happened[f"ended at {label}"]]
     assert len(missing) < 3, f"no process ended at {missing}"
     assert happened["rejected"] and happened["resolved done"] and happened["resolved again"] and happened["resolved abort"]

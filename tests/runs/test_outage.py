@@ -1,4 +1,4 @@
-"""Prefect's server is killed and stays away for a while, in the middle of a run or while a form waits; in the end it shows what is true."""
+"""Tests of a server outage during a run or while a form waits: afterwards Prefect shows the true states."""
 
 import asyncio
 import os
@@ -31,12 +31,12 @@ pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
 
 STEPS = 8
 AWAY_SECONDS = 90.0
-"""Longer than any of Prefect's own retries of one request lasts by default, and than a queue of events tries to connect."""
+"""Longer than Prefect retries a request by default, and longer than its event queue tries to connect."""
 
 
 @pytest.fixture
 async def outage(home: Path, prepare_server: PrepareServer) -> AsyncIterator["Outage"]:
-    """A server of the test's own, which goes away and comes again."""
+    """Yield a server that the test can take down for a while."""
     await drop()  # Prefect's queues of an earlier test would send to the server of that test
     settings = Settings(home=home)
     prepare_server(home)
@@ -45,25 +45,25 @@ async def outage(home: Path, prepare_server: PrepareServer) -> AsyncIterator["Ou
 
 
 class Outage:
-    """A server that may be killed and, later, started again on its database and port."""
+    """A server that can be killed and is restarted later with the same database and port."""
 
     def __init__(self, settings: Settings, server: Server) -> None:
         self.settings, self.server = settings, server
         self._over: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Kill the server; it is there again some time later."""
+        """Kill the server, and restart it after `AWAY_SECONDS`."""
         assert self.server.pid is not None
         os.kill(self.server.pid, signal.SIGKILL)
         self._over = asyncio.get_running_loop().create_task(self._end())
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the server is away."""
+    def is_active(self) -> bool:
+        """Whether the server is down."""
         return self._over is not None and not self._over.done()
 
     async def over(self) -> None:
-        """Return once the server answers again."""
+        """Wait until the server answers again."""
         assert self._over is not None
         await asyncio.shield(self._over)
 
@@ -74,7 +74,7 @@ class Outage:
 
 
 async def shown(run: PlanRun, *, wanted: Callable[[dict[str, str | None]], bool]) -> dict[str, str | None]:
-    """Return the names of the states in which Prefect shows a run, under the empty name, and its steps, once they are as `wanted`."""
+    """Return the state names of a run (under the empty name) and of its steps in Prefect, once `wanted` accepts them."""
     assert run.flow_run_id is not None
     only = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run.flow_run_id)]))
     found = dict[str, str | None]()
@@ -84,7 +84,7 @@ async def shown(run: PlanRun, *, wanted: Callable[[dict[str, str | None]], bool]
             found[""] = (await client.read_flow_run(UUID(run.flow_run_id))).state_name
             if wanted(found):
                 break
-            await asyncio.sleep(0.1)  # the server records what it was told a moment later
+            await asyncio.sleep(0.1)  # the server records states with a delay
     return found
 
 
@@ -93,9 +93,9 @@ async def test_a_run_continues_without_its_server_and_is_shown_completely_afterw
 
     @tool(effect="read")
     async def work(context: ToolContext) -> str:
-        """Work, and note it where the server is away."""
+        """Work, and record the call if the server is down."""
         await asyncio.sleep(AWAY_SECONDS / 8)
-        if outage.goes_on:
+        if outage.is_active:
             called_away.append(context.step_id)
         return "done"
 
@@ -111,7 +111,7 @@ async def test_a_run_continues_without_its_server_and_is_shown_completely_afterw
         await outage.over()
         return "found"
 
-    plan = ExecutionPlan(description="Lose the server for a while, and go on")
+    plan = ExecutionPlan(description="Lose the server for a while, and continue")
     plan.options.require_approval = False
     plan.add_step("work", "Work", id="before")
     plan.add_step("lose", "Lose the server", id="lose", depends_on=["before"])
@@ -127,31 +127,31 @@ async def test_a_run_continues_without_its_server_and_is_shown_completely_afterw
         completed = dict.fromkeys(["", *(step.id for step in plan.steps)], "Completed")
         assert await shown(run, wanted=completed.__eq__) == completed
         assert await reconcile(store, with_prefect=True) == []
-    await drop()  # else the end of the process would wait for the server to take logs, which the fixture stops
+    await drop()  # otherwise the exit of the process would wait for the server that the fixture stops
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
-async def test_a_form_is_there_again_with_its_server_and_is_answered(gated: bool, outage: Outage, store: PlanStore) -> None:
+async def test_a_gate_form_reopens_with_its_server_and_can_be_answered(gated: bool, outage: Outage, store: PlanStore) -> None:
     @tool(effect="write")
     def strike() -> str:
         """Strike."""
         return "struck"
 
-    plan = ExecutionPlan(description="Wait for a word, without the server for a while")
+    plan = ExecutionPlan(description="Wait for an approval, without the server for a while")
     plan.options.require_approval = not gated
     plan.add_step("strike", "Strike", id="first")
     plan.add_step("strike", "Strike again", id="second", depends_on=["first"], requires_approval=gated)
     bound = bind_inputs(validate(plan, ToolRegistry([strike])))
     run_request = RunRequest(asks_in_form=True, server=outage.server, settings=outage.settings)
-    going = asyncio.ensure_future(execute_plan(bound, run_request=run_request, store=store))
-    gate = await paused(store, going, outage)
+    running = asyncio.ensure_future(execute_plan(bound, run_request=run_request, store=store))
+    gate = await paused(store, running, outage)
     outage.begin()
     await outage.over()
-    assert not going.done()
-    gate = await paused(store, going, outage)
+    assert not running.done()
+    gate = await paused(store, running, outage)
     with use_server(outage.server):
         await resume(UUID(gate.flow_run_id), {"decision": "approve", "approver": "ana", "note": ""})
-    run = await going
+    run = await running
     assert run.status is PlanStatus.COMPLETED
     with use_server(outage.server):
         right = dict.fromkeys(["", "first", "second"], "Completed") | ({"approve second-0": "Approved"} if gated else {})
@@ -160,9 +160,9 @@ async def test_a_form_is_there_again_with_its_server_and_is_answered(gated: bool
     await drop()
 
 
-async def paused(store: PlanStore, going: "asyncio.Future[PlanRun]", outage: Outage) -> Gate:
-    """Return the open gate once its form is shown."""
-    while not going.done():
+async def paused(store: PlanStore, running: "asyncio.Future[PlanRun]", outage: Outage) -> Gate:
+    """Return the open gate once its form waits in Prefect."""
+    while not running.done():
         for gate in await store.gates.find():
             if gate.flow_run_id is not None and gate.keyset is not None:
                 with use_server(outage.server):
@@ -171,10 +171,10 @@ async def paused(store: PlanStore, going: "asyncio.Future[PlanRun]", outage: Out
                 if state is not None and state.is_paused():
                     return gate
         await asyncio.sleep(0.1)
-    raise AssertionError(f"the run has ended: {going.result()}")
+    raise AssertionError(f"the run has ended: {running.result()}")
 
 
-async def test_a_worker_and_its_run_outlast_their_server(outage: Outage, store: PlanStore, home: Path) -> None:
+async def test_a_worker_and_its_run_survive_a_server_outage(outage: Outage, store: PlanStore, home: Path) -> None:
     plan = ExecutionPlan(description="Sleep longer than the server is away")
     plan.options.require_approval = False
     for number in range(STEPS):

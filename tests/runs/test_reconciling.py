@@ -1,4 +1,4 @@
-"""What ended processes leave behind is found, mended where nobody needs to be asked, and told where somebody does."""
+"""Tests of reconciling: it finds what dead processes left, corrects it, and names a command if a person must decide."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ def a_plan() -> ExecutionPlan:
 
 @pytest.fixture
 def leave_behind(store: PlanStore, sql: Sql) -> LeaveBehind:
-    """Makes a run whose process ended while it executed it, in the middle of a write if that is wanted."""
+    """Return a function that makes a run whose process died, optionally in the middle of a write."""
 
     async def leave(*, offline: bool = True, in_write: bool = False) -> PlanRun:
         run = await arun_plan(a_plan(), tools=ToolRegistry([look]), store=store, offline=offline)
@@ -66,21 +66,21 @@ def leave_behind(store: PlanStore, sql: Sql) -> LeaveBehind:
     return leave
 
 
-async def test_a_run_whose_process_died_is_named_with_the_command_that_resumes_it(store: PlanStore, leave_behind: LeaveBehind) -> None:
+async def test_an_interrupted_run_is_reported_with_its_resume_command(store: PlanStore, leave_behind: LeaveBehind) -> None:
     run = await leave_behind()
     [finding] = await reconcile(store, with_prefect=False)
     assert (finding.kind, finding.run_id, finding.name, finding.is_corrected) == ("interrupted", run.id, "夜间检查", False)
     assert finding.command == f"plan resume {run.id} --offline"
 
 
-async def test_a_write_that_was_cut_short_is_named(store: PlanStore, leave_behind: LeaveBehind) -> None:
+async def test_an_interrupted_write_is_reported_with_its_resolve_command(store: PlanStore, leave_behind: LeaveBehind) -> None:
     run = await leave_behind(in_write=True)
     [finding] = await reconcile(store, with_prefect=False)
     assert "whether `restart` was done is unknown" in finding.message
     assert finding.command == f"plan resolve {run.id} restart done|again|abort"
 
 
-async def test_nothing_is_found_where_nothing_was_left_behind(store: PlanStore) -> None:
+async def test_a_completed_run_gives_no_findings(store: PlanStore) -> None:
     await arun_plan(a_plan(), tools=ToolRegistry([look]), store=store, offline=True)
     assert await reconcile(store, with_prefect=False) == []
 
@@ -106,17 +106,17 @@ async def show(run: PlanRun, state: State) -> None:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty store with the newest schema."""
+    """Yield the URL of an empty store with the newest schema."""
     yield from store_at(request, tmp_path)
 
 
-async def _hold(sql: Sql, run: PlanRun, owner: Owner, until: datetime) -> None:
+async def _set_lease(sql: Sql, run: PlanRun, owner: Owner, until: datetime) -> None:
     held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=str(owner), until=until)
     await sql.change(held)
 
 
 @pytest.mark.parametrize("other", ["another boot of this host", "another host"])
-async def test_within_a_minute_of_its_hosts_death_a_run_is_shown_as_interrupted(store_url: str, other: str) -> None:
+async def test_a_run_is_shown_as_interrupted_within_a_minute_after_its_host_died(store_url: str, other: str) -> None:
     host, _, rest = Owner.this().place.partition("/")
     place = f"{host}/0000-another-boot/x" if other == "another boot of this host" else f"elsewhere/{rest}"
     async with PlanStore(store_url) as store:
@@ -126,10 +126,10 @@ async def test_within_a_minute_of_its_hosts_death_a_run_is_shown_as_interrupted(
         left = (lease["until"] - await store.now()).total_seconds()  # by the database's clock, from the last sign of life
         assert 0 < left + leases.GRACE_SECONDS <= 60
         grace = timedelta(seconds=leases.GRACE_SECONDS)
-        await _hold(Sql(store_url), run, Owner(place, 1, "0"), await store.now() - grace + timedelta(seconds=10))
+        await _set_lease(Sql(store_url), run, Owner(place, 1, "0"), await store.now() - grace + timedelta(seconds=10))
         assert (await store.run(run.id)).reason is None
         assert await reconcile(store, with_prefect=False) == []
-        await _hold(Sql(store_url), run, Owner(place, 1, "0"), await store.now() - grace)
+        await _set_lease(Sql(store_url), run, Owner(place, 1, "0"), await store.now() - grace)
         assert (await store.run(run.id)).reason is RunReason.INTERRUPTED
         assert [shown.reason for shown in await store.runs()] == [RunReason.INTERRUPTED]
         [finding] = await reconcile(store, with_prefect=False)
@@ -137,7 +137,7 @@ async def test_within_a_minute_of_its_hosts_death_a_run_is_shown_as_interrupted(
 
 
 async def _answered(store: PlanStore, decision: Decision) -> PlanRun:
-    """Return a run at whose gate somebody answered while no process waited."""
+    """Return a run whose gate was answered while no process waited."""
     plan = a_plan()
     plan.options.require_approval = True
     bound = bind_inputs(validate(plan, ToolRegistry([look])))
@@ -147,7 +147,7 @@ async def _answered(store: PlanStore, decision: Decision) -> PlanRun:
     return run
 
 
-async def test_a_run_that_was_approved_while_no_process_waited_is_named(store: PlanStore) -> None:
+async def test_a_run_approved_while_no_process_waited_is_reported(store: PlanStore) -> None:
     run = await _answered(store, "approve")
     [finding] = await reconcile(store, with_prefect=False)
     assert (finding.kind, finding.message, finding.command) == (
@@ -155,9 +155,9 @@ async def test_a_run_that_was_approved_while_no_process_waited_is_named(store: P
     )  # fmt: skip
 
 
-async def test_a_run_that_was_rejected_while_no_process_waited_ends_so(store: PlanStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_rejected_while_no_process_waited_ends_as_rejected(store: PlanStore, monkeypatch: pytest.MonkeyPatch) -> None:
     run = await _answered(store, "reject")
-    assert await reconcile(store, with_prefect=False) == []  # a process that waited may be about to end it
+    assert await reconcile(store, with_prefect=False) == []  # a waiting process may be about to end it
     monkeypatch.setattr(reconciling, "REACTION", timedelta(0))
     [finding] = await reconcile(store, with_prefect=False)
     assert (finding.kind, finding.is_corrected) == ("answered", True)
@@ -167,13 +167,13 @@ async def test_a_run_that_was_rejected_while_no_process_waited_ends_so(store: Pl
     assert await reconcile(store, with_prefect=False) == []
 
 
-async def test_a_run_that_somebody_wants_changed_is_named(store: PlanStore) -> None:
+async def test_a_run_with_requested_changes_is_reported(store: PlanStore) -> None:
     run = await _answered(store, "request_changes")
     [finding] = await reconcile(store, with_prefect=False)
     assert (finding.kind, finding.is_corrected, finding.command) == ("answered", False, f"plan revise {run.id} FILE")
 
 
-async def test_what_prefect_shows_as_completed_while_receipts_are_missing_is_interrupted(
+async def test_a_completed_flow_run_with_missing_receipts_becomes_interrupted(
     prefect_server: Server, store: PlanStore, leave_behind: LeaveBehind
 ) -> None:
     run = await leave_behind(offline=False, in_write=True)
@@ -184,21 +184,19 @@ async def test_what_prefect_shows_as_completed_while_receipts_are_missing_is_int
     assert "restart" in ((await state_of(run)).message or "")
 
 
-async def test_a_run_that_a_living_process_executes_is_shown_as_running_unless_it_is_cancelled(
-    prefect_server: Server, store: PlanStore
-) -> None:
-    waits, goes_on = asyncio.Event(), asyncio.Event()
+async def test_a_run_with_a_living_owner_is_shown_as_running(prefect_server: Server, store: PlanStore) -> None:
+    started, may_finish = asyncio.Event(), asyncio.Event()
 
     @tool(effect="read")
     async def wait() -> None:
-        """Wait until it is let go."""
-        waits.set()
-        await goes_on.wait()
+        """Wait until the test allows it to finish."""
+        started.set()
+        await may_finish.wait()
 
     plan = a_plan()
     plan.steps[0].tool_name = "wait"
-    going = asyncio.create_task(arun_plan(plan, tools=ToolRegistry([wait]), store=store))
-    await waits.wait()
+    running = asyncio.create_task(arun_plan(plan, tools=ToolRegistry([wait]), store=store))
+    await started.wait()
     run = (await store.runs())[0]
     await show(run, Crashed(message="its heartbeat was missed"))
     [finding] = await reconcile(store, with_prefect=True)
@@ -206,8 +204,8 @@ async def test_a_run_that_a_living_process_executes_is_shown_as_running_unless_i
     assert finding.message == "Prefect showed Crashed, but it is executed by a running process"
     assert (await state_of(run)).is_running()
     assert await reconcile(store, with_prefect=True) == []
-    goes_on.set()
-    assert (await going).status is PlanStatus.COMPLETED
+    may_finish.set()
+    assert (await running).status is PlanStatus.COMPLETED
     assert (await state_of(run)).is_completed()
 
 
@@ -231,18 +229,18 @@ async def test_prefect_gets_the_real_state_of_runs(prefect_server: Server, store
     assert [finding.kind for finding in await reconcile(store, with_prefect=True)] == ["interrupted"]
 
 
-async def test_a_process_that_ends_while_the_deployment_watches_is_found_before_its_next_flow_run(
+async def test_the_deployment_finds_a_process_that_dies_while_it_watches(
     prefect_server: Server, store: PlanStore, sql: Sql, leave_behind: LeaveBehind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, find, looks = await leave_behind(offline=False), reconciling.find_interrupted, list[int]()
     await show(run, Running())
-    await _hold(sql, run, Owner.this(), await store.now() + timedelta(minutes=1))
+    await _set_lease(sql, run, Owner.this(), await store.now() + timedelta(minutes=1))
 
     async def found(store: PlanStore, *, with_prefect: bool) -> list[reconciling.Finding]:
-        """Find what is there, and only then let the process of the run be gone."""
+        """Return the findings, and let the process of the run die afterwards."""
         findings = await find(store, with_prefect=with_prefect)
         looks.append(len(findings))
-        await _hold(sql, run, dead_owner(), await store.now())
+        await _set_lease(sql, run, dead_owner(), await store.now())
         return findings
 
     monkeypatch.setattr(reconciling, "find_interrupted", found)
@@ -253,10 +251,10 @@ async def test_a_process_that_ends_while_the_deployment_watches_is_found_before_
     assert (await state_of(run)).name == "Interrupted"
 
 
-def test_the_deployment_leaves_no_minute_in_which_a_dead_host_is_not_noticed() -> None:
+def test_the_deployment_detects_a_dead_host_within_a_minute() -> None:
     project = yaml.safe_load((Path(__file__).parents[2] / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))
     [deployment] = [deployment for deployment in project["deployments"] if deployment["name"] == "reconcile"]
     [schedule], watches = deployment["schedules"], deployment["parameters"]["watch_seconds"]
     between = max(flows.LOOK_SECONDS, schedule["interval"] - watches // flows.LOOK_SECONDS * flows.LOOK_SECONDS)
     assert Settings().lease_seconds + leases.GRACE_SECONDS + between <= 50  # the rest is for the start of a flow run
-    assert watches <= schedule["interval"] - 15  # one that still watches has the next one cancelled
+    assert watches <= schedule["interval"] - 15  # a flow run that still watches would cancel the next one

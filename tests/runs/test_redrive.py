@@ -1,4 +1,4 @@
-"""A run that goes on with some of its steps only, or without one that a person leaves out."""
+"""Tests of partial resumes: from one step, only failed steps, or without a skipped step."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run_id(tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return a run of which the first step has succeeded, two have failed and the last was not reached."""
+    """Return the id of a run whose first step succeeded, two steps failed, and last step was not reached."""
     (tmp_path / "plan.yaml").write_text(PLAN.format(log=log, ready=tmp_path / "ready"), encoding="utf-8")
     assert main(["run", str(tmp_path / "plan.yaml"), "--offline", "--json"]) == 1
     return json.loads(capsys.readouterr().out.splitlines()[-1])["id"]
@@ -37,15 +37,17 @@ def lines(log: Path) -> list[str]:
     return log.read_text().split()
 
 
-def test_only_a_step_and_what_depends_on_it_is_run_and_the_rest_is_left_for_another_time(run_id: str, tmp_path: Path, log: Path) -> None:
+def test_resuming_from_a_step_runs_only_that_step_and_its_dependents(run_id: str, tmp_path: Path, log: Path) -> None:
     (tmp_path / "ready").touch()
-    assert main(["resume", run_id, "--offline", "--from", "check"]) == 1  # not done: `note` was not asked for
+    assert main(["resume", run_id, "--offline", "--from", "check"]) == 1  # not completed: `note` was left out
     assert lines(log) == ["build", "check", "tell"]
     assert main(["resume", run_id, "--offline"]) == 0
     assert lines(log) == ["build", "check", "tell", "note"]
 
 
-def test_a_skipped_step_says_why_and_the_others_run(run_id: str, tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_skipped_step_keeps_its_reason_and_the_other_steps_run(
+    run_id: str, tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["resume", run_id, "--offline", "--only-failed", "--skip", "check", "--because", "它没有用", "--json"]) == 1
     run = json.loads(capsys.readouterr().out.splitlines()[-1])
     ends = {step["id"]: (step["status"], step["reason"]) for step in run["steps"]}
@@ -55,7 +57,7 @@ def test_a_skipped_step_says_why_and_the_others_run(run_id: str, tmp_path: Path,
     assert lines(log) == ["build", "tell"]
 
 
-def test_only_who_may_approve_leaves_a_step_out(
+def test_only_approvers_can_skip_a_step(
     run_id: str, log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_APPROVERS", "ana-of-elsewhere")
@@ -77,7 +79,7 @@ def test_a_step_done_by_hand_is_carried_with_the_given_result(
     assert main(["runs", "verify", run_id]) == 0
 
 
-async def test_preview_says_what_a_resume_would_do(run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_preview_shows_what_a_resume_would_do(run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
     import asyncio
 
     assert await asyncio.to_thread(main, ["preview", "--resume", run_id, "--from", "check", "--json"]) == 0
@@ -88,7 +90,7 @@ async def test_preview_says_what_a_resume_would_do(run_id: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--from", "build"], "`build` has succeeded, and is never run again in this run"),
         (["--from", "tell"], "`tell` depends on `check`, which has not succeeded"),
@@ -96,9 +98,9 @@ async def test_preview_says_what_a_resume_would_do(run_id: str, capsys: pytest.C
         (["--skip", "nowhere", "--because", "x"], "no step is called `nowhere`"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_anything_runs(
-    options: list[str], said: str, run_id: str, log: Path, capsys: pytest.CaptureFixture[str]
+def test_invalid_resume_options_are_refused_before_anything_runs(
+    options: list[str], message: str, run_id: str, log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["resume", run_id, "--offline", *options]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert lines(log) == ["build"]

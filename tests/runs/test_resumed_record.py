@@ -1,4 +1,4 @@
-"""What a resumed run says of its carried steps."""
+"""Tests of the record of a resumed run: what it shows for carried steps."""
 
 from plan_adapter import ExecutionPlan, Hooks, PlanRun, PlanStatus, PlanStore, StepRun, ToolRegistry
 from plan_adapter.runner import aresume_run, arun_plan
@@ -6,7 +6,7 @@ from plan_adapter.tools.tool import tool
 
 
 class Once:
-    """A tool that fails the first time that it is called for `n`."""
+    """A tool whose first call fails for each value of `fails`."""
 
     def __init__(self) -> None:
         self.failed = set[str]()
@@ -15,7 +15,7 @@ class Once:
     def tools(self) -> ToolRegistry:
         @tool(effect="read")
         async def once(value: object = None, fails: str = "") -> dict[str, object]:
-            """Return what it is given, the second time where it `fails`."""
+            """Return `value`; with `fails`, only from the second call on."""
             if fails and fails not in self.failed:
                 self.failed.add(fails)
                 raise ValueError("not yet")
@@ -44,7 +44,7 @@ async def half_done(store: PlanStore) -> tuple[PlanRun, Once]:
     return run, once
 
 
-async def test_it_is_what_the_store_says(store: PlanStore) -> None:
+async def test_the_returned_run_equals_the_stored_run(store: PlanStore) -> None:
     run, once = await half_done(store)
     again = await aresume_run(run.id, tools=once.tools, store=store, offline=True)
     assert again.status is PlanStatus.COMPLETED
@@ -58,20 +58,20 @@ async def test_it_is_what_the_store_says(store: PlanStore) -> None:
     assert again.step("last").result == {"value": "一"}
 
 
-async def test_hooks_see_carried_steps_with_their_whole_record(store: PlanStore) -> None:
+async def test_hooks_get_carried_steps_with_their_complete_record(store: PlanStore) -> None:
     run, once = await half_done(store)
-    told = dict[str, tuple[object, bool, bool]]()
+    completed = dict[str, tuple[object, bool, bool]]()
 
     def on_step_complete(_run: PlanRun, step: StepRun) -> None:
-        told[step.id] = (step.result, step.started_at is not None, step.completed_at is not None)
+        completed[step.id] = (step.result, step.started_at is not None, step.completed_at is not None)
 
     await aresume_run(run.id, tools=once.tools, store=store, offline=True, hooks=Hooks(on_step_complete=on_step_complete))
-    assert list(told) == ["first", "each", "aside", "then", "last"]
-    assert told["each"] == ([{"value": 1}, {"value": 2}], True, True)
-    assert told["first"] == ({"value": "一"}, True, True)
+    assert list(completed) == ["first", "each", "aside", "then", "last"]
+    assert completed["each"] == ([{"value": 1}, {"value": 2}], True, True)
+    assert completed["first"] == ({"value": "一"}, True, True)
 
 
-async def test_whoever_looks_at_its_steps_sees_all_of_them_as_they_are_then(store: PlanStore) -> None:
+async def test_hooks_see_the_current_status_of_every_step(store: PlanStore) -> None:
     run, once = await half_done(store)
     seen = list[tuple[str, list[tuple[str, str, bool]]]]()
 

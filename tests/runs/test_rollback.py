@@ -1,4 +1,4 @@
-"""A run that failed or was stopped is undone, by itself or on request, and says where it stands."""
+"""Tests of rollbacks after a failure, a timeout or a request, and of how a run reports them."""
 
 import asyncio
 import json
@@ -38,29 +38,29 @@ from tests.store.conftest import on_both_databases
 
 
 @on_both_databases
-async def test_a_run_that_a_step_fails_is_rolled_back_and_cannot_be_resumed(either: PlanStore, world: World) -> None:
-    run = await arun_plan(pool(), tools=world.tools, store=either, offline=True)
+async def test_a_failed_run_is_rolled_back_and_cannot_be_resumed(any_store: PlanStore, world: World) -> None:
+    run = await arun_plan(pool(), tools=world.tools, store=any_store, offline=True)
     assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
     assert run.message == "`last` failed: ValueError: nothing answers; rolled back: two, one"
     assert world.put_back == ["节点-2", "web-1"]
-    kept = await either.run(run.id)
+    kept = await any_store.run(run.id)
     assert (kept.message, undone(kept)) == (run.message, {"one": True, "two": True, "last": False})
     assert kept.rollback == run.rollback == RollbackStatus("`last` failed: ValueError: nothing answers", can_continue=False)
     assert format_plan(kept).count("   - rolled back\n") == 2
-    assert [(row.kind, row.step_id, row.parameters) for row in (await either.attempts(run.id))[-2:]] == [
+    assert [(row.kind, row.step_id, row.parameters) for row in (await any_store.attempts(run.id))[-2:]] == [
         ("rollback", "two", {"node": "节点-2"}),
         ("rollback", "one", {"node": "web-1"}),
     ]
-    assert await either.ledger.owner(run.id) is None
+    assert await any_store.ledger.owner(run.id) is None
     with pytest.raises(RunConflictError, match="was rolled back and cannot be resumed: start a new run"):
-        await aresume_run(run.id, tools=world.tools, store=either, offline=True)
+        await aresume_run(run.id, tools=world.tools, store=any_store, offline=True)
     with pytest.raises(RunConflictError, match="was rolled back"):
-        await arevise_run(run.id, pool("wait"), tools=world.tools, by="ana", store=either)
-    again = await acancel_run(run.id, rollback=True, tools=world.tools, store=either)
+        await arevise_run(run.id, pool("wait"), tools=world.tools, by="ana", store=any_store)
+    again = await acancel_run(run.id, rollback=True, tools=world.tools, store=any_store)
     assert (again.message, len(world.put_back)) == (run.message, 2)
 
 
-async def test_a_run_whose_time_is_up_undoes_itself(store: PlanStore, world: World) -> None:
+async def test_a_run_that_exceeds_its_total_timeout_is_rolled_back(store: PlanStore, world: World) -> None:
     run = await arun_plan(pool("wait", total_timeout_ms=1000), tools=world.tools, store=store, offline=True)
     assert (run.status, run.reason, world.put_back) == (PlanStatus.PARTIAL, RunReason.TIMED_OUT, ["节点-2", "web-1"])
     assert run.message == "the total timeout of 1 s was exceeded; rolled back: two, one"
@@ -74,10 +74,10 @@ async def test_a_run_that_continues_on_error_is_rolled_back_only_on_request(stor
     later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
     assert (later.status, later.reason, later.completed_at is not None) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, True)
     assert later.message == "`last` failed: ValueError: nothing answers; rolled back: two, one"
-    assert (await store.run(run.id)).step("last").error == "ValueError: nothing answers"  # the ends of the steps are kept
+    assert (await store.run(run.id)).step("last").error == "ValueError: nothing answers"  # the rollback keeps the step results
 
 
-async def test_a_failed_rollback_says_where_things_stand_and_is_tried_again_on_request(store: PlanStore, world: World) -> None:
+async def test_a_failed_rollback_reports_its_progress_and_can_be_retried(store: PlanStore, world: World) -> None:
     world.stuck.add("节点-2")
     run = await arun_plan(pool(), tools=world.tools, store=store, offline=True)
     assert run.message == (
@@ -93,7 +93,7 @@ async def test_a_failed_rollback_says_where_things_stand_and_is_tried_again_on_r
     assert later.message == "`last` failed: ValueError: nothing answers; rolled back: two, one"
 
 
-async def test_a_run_that_had_nothing_to_undo_says_nothing_of_it(store: PlanStore, world: World) -> None:
+async def test_a_run_without_rollbacks_does_not_mention_them(store: PlanStore, world: World) -> None:
     plan = pool()
     for step in plan.steps:
         step.rollback = None
@@ -103,8 +103,8 @@ async def test_a_run_that_had_nothing_to_undo_says_nothing_of_it(store: PlanStor
 
 
 @pytest.mark.parametrize("gated", ["effects", "step", "settings", "nothing"])
-async def test_where_calls_wait_at_gates_only_who_may_approve_asks_for_a_rollback(
-    gated: str, either: PlanStore, world: World, monkeypatch: pytest.MonkeyPatch
+async def test_only_approvers_can_roll_back_a_run_with_gated_calls(
+    gated: str, any_store: PlanStore, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = pool(stop_on_error=False)
     plan.approval = ApprovalPolicy(approvers=["ana"], effects=["write"] if gated == "effects" else [])
@@ -112,20 +112,20 @@ async def test_where_calls_wait_at_gates_only_who_may_approve_asks_for_a_rollbac
     if gated == "settings":
         monkeypatch.setenv("PLAN_ADAPTER_GATE_EFFECTS", "write")
     approver = CallbackApprover(lambda request: True, by="ana")
-    run = await arun_plan(plan, tools=world.tools, approver=approver, store=either, offline=True, by="bo")
+    run = await arun_plan(plan, tools=world.tools, approver=approver, store=any_store, offline=True, by="bo")
     assert (run.status, world.drained) == (PlanStatus.PARTIAL, ["web-1", "节点-2"])
     if gated == "nothing":
-        await acancel_run(run.id, rollback=True, tools=world.tools, store=either, by="bo")
+        await acancel_run(run.id, rollback=True, tools=world.tools, store=any_store, by="bo")
     else:
         with pytest.raises(NotApprovedError, match="is not rolled back: bo may not answer here; only ana may"):
-            await acancel_run(run.id, rollback=True, tools=world.tools, store=either, by="bo")
+            await acancel_run(run.id, rollback=True, tools=world.tools, store=any_store, by="bo")
         assert world.put_back == []
-        assert (await either.audit(run.id))[-1].by == "bo"
-        await acancel_run(run.id, rollback=True, tools=world.tools, store=either, by="ana")
+        assert (await any_store.audit(run.id))[-1].by == "bo"
+        await acancel_run(run.id, rollback=True, tools=world.tools, store=any_store, by="ana")
     assert world.put_back == ["节点-2", "web-1"]
 
 
-async def test_what_follows_a_failure_is_covered_by_the_approval_of_the_plan(store: PlanStore, world: World) -> None:
+async def test_the_approval_of_the_plan_covers_an_automatic_rollback(store: PlanStore, world: World) -> None:
     plan = pool()
     plan.approval = ApprovalPolicy(approvers=["ana"], effects=["write"])
     approver = CallbackApprover(lambda request: True, by="ana")
@@ -133,7 +133,7 @@ async def test_what_follows_a_failure_is_covered_by_the_approval_of_the_plan(sto
     assert (world.put_back, undone(run)["one"]) == (["节点-2", "web-1"], True)
 
 
-async def test_what_has_completed_or_has_other_tools_now_is_not_undone(store: PlanStore, world: World) -> None:
+async def test_completed_runs_and_runs_with_tool_drift_are_not_rolled_back(store: PlanStore, world: World) -> None:
     plan = pool()
     plan.steps.pop()
     done = await arun_plan(plan, tools=world.tools, store=store, offline=True)
@@ -143,7 +143,7 @@ async def test_what_has_completed_or_has_other_tools_now_is_not_undone(store: Pl
     failed = await arun_plan(pool(stop_on_error=False), tools=world.tools, store=store, offline=True)
 
     def undrain(node: str, force: bool = True) -> None:
-        """Put it back otherwise."""
+        """Put it back in another way."""
 
     changed = ToolRegistry([*(world.tools.get(name) for name in world.tools.names() if name != "undrain"), tool(undrain)])
     with pytest.raises(NotApprovedError, match="have changed since it was approved"):
@@ -151,7 +151,7 @@ async def test_what_has_completed_or_has_other_tools_now_is_not_undone(store: Pl
     assert world.put_back == []
 
 
-def test_the_command_line_undoes_a_run_that_nobody_executes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_cancel_rolls_back_an_ended_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = {
         "description": "Leave a file, then fail",
         "options": {"require_approval": False, "stop_on_error": False},
@@ -169,10 +169,10 @@ def test_the_command_line_undoes_a_run_that_nobody_executes(tmp_path: Path, caps
     run = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (tmp_path / "文件").exists()
     assert main(["cancel", run["id"], "--rollback"]) == 0
-    said = capsys.readouterr()
-    assert "rolled back: leave" in said.out
-    assert "rollback leave: completed in" in said.err
-    assert "a run that was rolled back cannot be resumed: start a new one" in said.err
+    output = capsys.readouterr()
+    assert "rolled back: leave" in output.out
+    assert "rollback leave: completed in" in output.err
+    assert "a run that was rolled back cannot be resumed: start a new one" in output.err
     assert not (tmp_path / "文件").exists()
     assert main(["show", run["id"], "--json"]) == 0
     assert [step["rolled_back"] for step in json.loads(capsys.readouterr().out)["steps"]] == [True, False]
@@ -184,7 +184,7 @@ def test_the_command_line_undoes_a_run_that_nobody_executes(tmp_path: Path, caps
     }
 
 
-async def test_rollbacks_are_task_runs_of_the_flow_run_then_and_later(prefect_server: Server, store: PlanStore, world: World) -> None:
+async def test_rollbacks_are_task_runs_of_the_flow_run_even_after_it_ended(prefect_server: Server, store: PlanStore, world: World) -> None:
     world.stuck.add("web-1")
     run = await arun_plan(pool(), tools=world.tools, store=store)
     assert run.flow_run_id is not None
@@ -202,7 +202,7 @@ async def test_rollbacks_are_task_runs_of_the_flow_run_then_and_later(prefect_se
         await asyncio.sleep(0.1)
 
 
-async def test_how_each_step_is_undone_is_read_before_anything_is_approved(world: World) -> None:
+async def test_approvers_see_how_each_step_is_undone_before_they_approve(world: World) -> None:
     plan = pool("hang", stop_on_error=True)
     plan.inputs = {"api_token": Input()}
     undo: dict[str, Any] = {"node": "${{ result.node + inputs.api_token }}\n| <b>第二</b> " + "长" * 90}
@@ -228,7 +228,7 @@ async def test_how_each_step_is_undone_is_read_before_anything_is_approved(world
     assert format_plan(plan).count("   - undone by `undrain`\n") == 2
 
 
-async def test_a_secret_of_a_rollback_is_handed_to_its_tool_and_kept_nowhere(
+async def test_a_secret_in_a_rollback_reaches_its_tool_and_is_not_stored(
     store: PlanStore, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_POOL", "geheim-密码-42")

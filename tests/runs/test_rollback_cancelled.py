@@ -1,4 +1,4 @@
-"""A cancelled run is undone if that was asked for; and a rollback that is under way can be cancelled itself."""
+"""Tests of cancelling with a rollback, and of cancelling a rollback in progress."""
 
 import asyncio
 from typing import Any
@@ -18,12 +18,12 @@ from tests.runs.drained import World, pool, undone
 
 
 @pytest.mark.parametrize("rollback", [False, True])
-async def test_a_run_that_is_cancelled_is_undone_if_that_was_asked_for(rollback: bool, store: PlanStore, world: World) -> None:
+async def test_a_cancelled_run_is_rolled_back_if_requested(rollback: bool, store: PlanStore, world: World) -> None:
     running = asyncio.create_task(arun_plan(pool("wait"), tools=world.tools, store=store, offline=True))
-    await world.waits.wait()
+    await world.waiting.wait()
     held = (await store.runs())[0]
     asked = await acancel_run(held.id, reason="enough (by ana)", rollback=rollback, tools=world.tools, store=store)
-    assert asked.status is PlanStatus.EXECUTING  # who executes it undoes it
+    assert asked.status is PlanStatus.EXECUTING  # the process that executes the run rolls it back
     run = await running
     assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.CANCELLED)
     assert run.message == "enough (by ana)" + ("; rolled back: two, one" if rollback else "")
@@ -34,61 +34,59 @@ async def test_a_run_that_is_cancelled_is_undone_if_that_was_asked_for(rollback:
 
 
 def held_pool(world: World) -> ExecutionPlan:
-    """The pool, whose second node is put back only once `world.goes_on` is set."""
+    """Return the pool plan; its second node is put back only once `world.may_finish` is set."""
     plan = pool()
     plan.step("two").rollback = Rollback(tool_name="held", parameters={"node": "${{ result.node }}"})
     return plan
 
 
 @pytest.fixture
-def undoing(monkeypatch: pytest.MonkeyPatch) -> list[Undo]:
-    """The rollbacks that are made in this process."""
+def rollbacks(monkeypatch: pytest.MonkeyPatch) -> list[Undo]:
+    """Return the rollbacks that this process creates."""
     made = list[Undo]()
 
-    class Seen(Undo):
+    class RecordedRollback(Undo):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             made.append(self)
 
-    monkeypatch.setattr(start, "Rollback", Seen)
+    monkeypatch.setattr(start, "Rollback", RecordedRollback)
     return made
 
 
-async def halted(undoing: list[Undo]) -> None:
-    """Return once the rollback knows that nothing further is to be undone."""
-    while not undoing[-1].halt.is_set:
+async def halted(rollbacks: list[Undo]) -> None:
+    """Wait until the rollback has noticed the cancellation."""
+    while not rollbacks[-1].halt.is_set:
         await asyncio.sleep(0.01)
 
 
-async def test_cancelling_a_rollback_lets_the_running_call_end_and_names_what_is_left(
-    either: PlanStore, world: World, undoing: list[Undo]
+async def test_cancelling_a_rollback_finishes_the_running_call_and_reports_the_rest(
+    any_store: PlanStore, world: World, rollbacks: list[Undo]
 ) -> None:
-    running = asyncio.create_task(arun_plan(held_pool(world), tools=world.tools, store=either, offline=True))
-    await world.waits.wait()
-    shown = (await either.runs())[0]
+    running = asyncio.create_task(arun_plan(held_pool(world), tools=world.tools, store=any_store, offline=True))
+    await world.waiting.wait()
+    shown = (await any_store.runs())[0]
     assert (shown.status, shown.reason) == (PlanStatus.EXECUTING, RunReason.STEP_FAILED)
-    await acancel_run(shown.id, reason="enough (by ana)", store=either)
-    await halted(undoing)
-    world.goes_on.set()
+    await acancel_run(shown.id, reason="enough (by ana)", store=any_store)
+    await halted(rollbacks)
+    world.may_finish.set()
     run = await running
     assert (run.status, run.reason, world.put_back) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, ["节点-2"])
     assert run.message == ("`last` failed: ValueError: nothing answers; rolled back: two; not rolled back: one (enough (by ana))")
 
 
-async def test_a_plain_cancel_calls_off_the_rollback_that_was_asked_for_while_it_is_under_way(
-    store: PlanStore, world: World, undoing: list[Undo]
-) -> None:
+async def test_a_plain_cancel_stops_a_requested_rollback_in_progress(store: PlanStore, world: World, rollbacks: list[Undo]) -> None:
     plan = held_pool(world)
     plan.step("last").tool_name = "wait"
     running = asyncio.create_task(arun_plan(plan, tools=world.tools, store=store, offline=True))
-    await world.waits.wait()
-    world.waits.clear()
+    await world.waiting.wait()
+    world.waiting.clear()
     held = (await store.runs())[0]
     await acancel_run(held.id, reason="undo it (by ana)", rollback=True, store=store)
-    await world.waits.wait()  # the rollback of `two` has begun
+    await world.waiting.wait()  # the rollback of `two` has begun
     await acancel_run(held.id, reason="leave it (by bo)", store=store)
-    await halted(undoing)
-    world.goes_on.set()
+    await halted(rollbacks)
+    world.may_finish.set()
     run = await running
     assert (run.status, run.reason, world.put_back) == (PlanStatus.CANCELLED, RunReason.CANCELLED, ["节点-2"])
     assert run.message == "undo it (by ana); rolled back: two; not rolled back: one (leave it (by bo))"
@@ -98,41 +96,41 @@ async def test_a_plain_cancel_calls_off_the_rollback_that_was_asked_for_while_it
     assert (await store.verify(run.id)).ok
 
 
-async def test_a_plain_cancel_calls_off_the_rollback_that_was_asked_for_before_it_begins(either: PlanStore, world: World) -> None:
+async def test_a_plain_cancel_withdraws_a_requested_rollback_before_it_starts(any_store: PlanStore, world: World) -> None:
     plan = pool("held")
     plan.step("last").parameters = {"node": "last"}
-    running = asyncio.create_task(arun_plan(plan, tools=world.tools, store=either, offline=True))
-    await world.waits.wait()
-    run_id = (await either.runs())[0].id
-    await either.ledger.request_cancel(run_id, "undo it (by ana)", rollback=True)
-    assert await either.ledger.asks_rollback(run_id) is True
-    await either.ledger.request_cancel(run_id, "leave it (by bo)")
-    assert await either.ledger.asks_rollback(run_id) is False
+    running = asyncio.create_task(arun_plan(plan, tools=world.tools, store=any_store, offline=True))
+    await world.waiting.wait()
+    run_id = (await any_store.runs())[0].id
+    await any_store.ledger.request_cancel(run_id, "undo it (by ana)", rollback=True)
+    assert await any_store.ledger.asks_rollback(run_id) is True
+    await any_store.ledger.request_cancel(run_id, "leave it (by bo)")
+    assert await any_store.ledger.asks_rollback(run_id) is False
     run = await running
     assert (run.status, world.put_back, undone(run)) == (PlanStatus.CANCELLED, [], {"one": False, "two": False, "last": False})
     assert "; rolled back: nothing; not rolled back: two (leave it (by bo)), one (`two` must be rolled back first)" in (run.message or "")
-    later = await acancel_run(run.id, rollback=True, tools=world.tools, store=either)
+    later = await acancel_run(run.id, rollback=True, tools=world.tools, store=any_store)
     assert (world.put_back, undone(later)["one"]) == (["节点-2", "web-1"], True)
 
 
 @pytest.mark.parametrize("asked", [False, True])
-async def test_a_cancellation_in_prefect_lets_the_rollback_that_is_under_way_end_and_no_further_one_begin(
-    asked: bool, prefect_server: Server, store: PlanStore, world: World, undoing: list[Undo]
+async def test_a_cancellation_in_prefect_finishes_the_running_rollback_call_and_starts_no_other(
+    asked: bool, prefect_server: Server, store: PlanStore, world: World, rollbacks: list[Undo]
 ) -> None:
     plan = held_pool(world)
     plan.step("last").tool_name = "wait" if asked else "verify"
     running = asyncio.create_task(arun_plan(plan, tools=world.tools, store=store))
-    await world.waits.wait()
+    await world.waiting.wait()
     run_id = (await store.runs())[0].id
     if asked:
-        world.waits.clear()
+        world.waiting.clear()
         await acancel_run(run_id, reason="undo it (by ana)", rollback=True, store=store)
-        await world.waits.wait()
+        await world.waiting.wait()
     flow_run_id = UUID((await store.run(run_id)).flow_run_id or "")
     async with get_client() as client:
         await client.set_flow_run_state(flow_run_id, Cancelling(message="leave it"), force=True)
-    await halted(undoing)
-    world.goes_on.set()
+    await halted(rollbacks)
+    world.may_finish.set()
     run = await running
     assert (world.put_back, run.status) == (["节点-2"], PlanStatus.CANCELLED if asked else PlanStatus.PARTIAL)
     assert (run.message or "").endswith("; rolled back: two; not rolled back: one (leave it)")

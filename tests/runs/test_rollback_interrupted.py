@@ -1,4 +1,4 @@
-"""Nothing is undone twice or in doubt: unknown outcomes, and rollbacks whose process was killed."""
+"""Tests of rollbacks with unknown outcomes or a killed process: nothing is undone twice."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from tests.runs.drained import World, pool, undone
 from tests.store.conftest import on_both_databases
 
 
-async def test_nothing_is_rolled_back_around_a_step_with_an_unknown_outcome(store: PlanStore, world: World) -> None:
+async def test_nothing_is_rolled_back_while_an_outcome_is_unknown(store: PlanStore, world: World) -> None:
     plan = pool("hang")
     plan.step("last").timeout_ms = 30
     run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
@@ -36,23 +36,23 @@ async def test_nothing_is_rolled_back_around_a_step_with_an_unknown_outcome(stor
     assert "rolled back: two, one; cannot be rolled back: last (writes, declares no rollback)" in (later.message or "")
 
 
-@pytest.mark.parametrize("said_here", [False, True])
-async def test_an_aborted_write_is_named_and_rolled_back_once_it_is_recorded_as_done(
-    said_here: bool, either: PlanStore, world: World
+@pytest.mark.parametrize("is_resolved", [False, True])
+async def test_an_aborted_write_is_rolled_back_only_once_it_is_recorded_as_done(
+    is_resolved: bool, any_store: PlanStore, world: World
 ) -> None:
     plan = pool("hang")
     plan.step("last").timeout_ms = 30
     plan.step("last").rollback = Rollback(tool_name="undrain", parameters={"node": "last"})
-    run = await arun_plan(plan, tools=world.tools, store=either, offline=True)
-    ended = await aresolve_step(run.id, "last", "abort", by="ana", store=either)
+    run = await arun_plan(plan, tools=world.tools, store=any_store, offline=True)
+    ended = await aresolve_step(run.id, "last", "abort", by="ana", store=any_store)
     assert ended.step("last").error == "ana recorded `abort` for `last`; whether it was done is unknown"
-    if said_here:
-        await aresolve_step(run.id, "last", "done", by="ana", note="我看过了", store=either)
-    later = await acancel_run(run.id, rollback=True, tools=world.tools, store=either)
-    stands = "rolled back: last, two, one" if said_here else "rolled back: two, one; started, and possibly done: `last`"
-    assert (later.message or "").endswith(stands)
-    assert world.put_back == [*(["last"] if said_here else []), "节点-2", "web-1"]
-    assert (await either.verify(run.id)).ok
+    if is_resolved:
+        await aresolve_step(run.id, "last", "done", by="ana", note="我看过了", store=any_store)
+    later = await acancel_run(run.id, rollback=True, tools=world.tools, store=any_store)
+    ending = "rolled back: last, two, one" if is_resolved else "rolled back: two, one; started, and possibly done: `last`"
+    assert (later.message or "").endswith(ending)
+    assert world.put_back == [*(["last"] if is_resolved else []), "节点-2", "web-1"]
+    assert (await any_store.verify(run.id)).ok
 
 
 SCRIPT = """\
@@ -100,7 +100,7 @@ run_plan(plan, tools=ToolRegistry([drain, undrain, verify]), offline=True)
 """
 
 
-def kill_in_the_middle(folder: Path, effect: str) -> None:
+def kill_during_the_rollback(folder: Path, effect: str) -> None:
     process = Program(SCRIPT, folder, effect)
     while not (folder / "begun").exists():
         assert process.poll() is None, "the run ended before it was undone"
@@ -109,25 +109,25 @@ def kill_in_the_middle(folder: Path, effect: str) -> None:
     process.wait()
 
 
-@pytest.mark.parametrize("word", ["abort", "cancel"])
+@pytest.mark.parametrize("command", ["abort", "cancel"])
 @on_both_databases
-async def test_of_a_rollback_that_was_killed_only_the_rollback_ends_and_the_run_keeps_its_reason(
-    word: str, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_ending_a_killed_rollback_keeps_the_reason_of_the_run(
+    command: str, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", store_url)
-    kill_in_the_middle(tmp_path, "write")
+    kill_during_the_rollback(tmp_path, "write")
     async with PlanStore(store_url) as store:
         run = (await store.runs())[0]
         assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
-        if word == "abort":
+        if command == "abort":
             ended = await aresolve_step(run.id, "two", "abort", by="ana", note="我去看", rollback=True, store=store)
-            said, two = "ana recorded `abort` for `rollback two` (我去看)", "whether its rollback was done is unknown"
+            note, two = "ana recorded `abort` for `rollback two` (我去看)", "whether its rollback was done is unknown"
         else:
             ended = await acancel_run(run.id, reason="leave it (by ana)", store=store)
-            said, two = "leave it (by ana)", "whether its rollback was done is unknown"
+            note, two = "leave it (by ana)", "whether its rollback was done is unknown"
         assert (ended.status, ended.reason, ended.completed_at is not None) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, True)
         assert ended.message == (
-            f"`last` failed: ValueError: nothing answers; rolled back: three; not rolled back: two ({two}), one (not reached); {said}"
+            f"`last` failed: ValueError: nothing answers; rolled back: three; not rolled back: two ({two}), one (not reached); {note}"
         )
         assert ended.rollback == RollbackStatus("`last` failed: ValueError: nothing answers", can_continue=True)
         found = await store.verify(run.id)
@@ -135,7 +135,7 @@ async def test_of_a_rollback_that_was_killed_only_the_rollback_ends_and_the_run_
         assert await store.ledger.owner(run.id) is None
 
 
-async def test_abort_about_the_rollback_of_a_run_that_has_ended_changes_nothing_else_of_it(store: PlanStore, world: World) -> None:
+async def test_aborting_a_rollback_of_an_ended_run_changes_only_its_message(store: PlanStore, world: World) -> None:
     plan = pool()
     plan.step("two").rollback = Rollback(tool_name="hang")
     plan.step("two").timeout_ms = 50
@@ -155,12 +155,12 @@ async def test_a_killed_rollback_resumes_and_undoes_nothing_twice(
     effect: Any, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", store_url)
-    kill_in_the_middle(tmp_path, effect)
-    undoing: list[str] = []
+    kill_during_the_rollback(tmp_path, effect)
+    undrained: list[str] = []
 
     def undrain(node: str) -> str:
         """Put it back, or never come back."""
-        undoing.append(node)
+        undrained.append(node)
         return node
 
     tools = ToolRegistry([*(world.tools.get(name) for name in ("drain", "verify")), tool(effect=effect)(undrain)])
@@ -168,20 +168,20 @@ async def test_a_killed_rollback_resumes_and_undoes_nothing_twice(
         run = (await store.runs())[0]
         assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
         recorded = await store.ledger.recorded(run.id)
-        work = resume_action(run, recorded.plan, recorded.history, recorded.kept)
-        assert (work, recorded.history.has_rollbacks) == (roll_back, True)  # as `plan preview --resume` tells
-        gone_on = await aresume_run(run.id, tools=tools, store=store, offline=True)  # goes on undoing
-        assert (gone_on.status, gone_on.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
+        action = resume_action(run, recorded.plan, recorded.history, recorded.kept)
+        assert (action, recorded.history.has_rollbacks) == (roll_back, True)  # as `plan preview --resume` shows
+        resumed = await aresume_run(run.id, tools=tools, store=store, offline=True)  # resumes the rollback
+        assert (resumed.status, resumed.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
         if effect == "write":
-            assert undoing == []
-            assert f"`plan resolve {run.id} two done|again|abort --rollback`" in (gone_on.message or "")
-            assert undone(gone_on) == {"one": False, "two": False, "three": True, "last": False}
+            assert undrained == []
+            assert f"`plan resolve {run.id} two done|again|abort --rollback`" in (resumed.message or "")
+            assert undone(resumed) == {"one": False, "two": False, "three": True, "last": False}
             await aresolve_step(run.id, "two", "done", by="ana", note="我看过了", rollback=True, store=store)
-            gone_on = await acancel_run(run.id, rollback=True, tools=tools, store=store)
-        assert undoing == (["one"] if effect == "write" else ["two", "one"])
+            resumed = await acancel_run(run.id, rollback=True, tools=tools, store=store)
+        assert undrained == (["one"] if effect == "write" else ["two", "one"])
         assert (tmp_path / "undone").read_text() == "three\n"
-        assert undone(gone_on) == {"one": True, "two": True, "three": True, "last": False}
-        assert (gone_on.message or "").endswith("rolled back: three, two, one")
+        assert undone(resumed) == {"one": True, "two": True, "three": True, "last": False}
+        assert (resumed.message or "").endswith("rolled back: three, two, one")
         keys = {row.idempotency_key for row in await store.attempts(run.id) if (row.kind, row.step_id) == ("rollback", "two")}
         assert len(keys) == 1
         assert all(row.outcome is Outcome.SUCCEEDED for row in await store.receipts(run.id) if row.kind == "rollback")

@@ -1,4 +1,4 @@
-"""What callers of `run_plan` and its kin may rely on beside the steps themselves."""
+"""Tests of `run_plan`, `aresume_run` and `acancel_run`: context, inputs, cancellation, approval and records."""
 
 import asyncio
 import contextvars
@@ -57,7 +57,7 @@ def free_plan(**fields: Any) -> ExecutionPlan:
     return plan
 
 
-def test_a_tool_in_a_thread_sees_the_caller_s_context_and_whose_run_it_is() -> None:
+def test_a_tool_in_a_thread_sees_the_context_of_the_caller_and_of_the_run() -> None:
     caller.set("ana")
     plan = free_plan()
     plan.add_step("who", "Who")
@@ -66,7 +66,7 @@ def test_a_tool_in_a_thread_sees_the_caller_s_context_and_whose_run_it_is() -> N
     assert (run.agent_id, run.tenant_id) == ("a-1", "t-1")
 
 
-async def test_inside_an_event_loop_run_plan_names_its_twin() -> None:
+async def test_run_plan_inside_an_event_loop_names_arun_plan() -> None:
     with pytest.raises(RuntimeError, match="arun_plan"):
         run_plan(free_plan(), tools=tools, offline=True)
 
@@ -81,7 +81,7 @@ async def test_a_tenant_sees_only_its_own_runs() -> None:
         assert await two.runs() == []
 
 
-async def test_inputs_are_checked_all_at_once_before_anything_is_recorded(store: PlanStore) -> None:
+async def test_all_input_problems_are_reported_before_anything_is_recorded(store: PlanStore) -> None:
     plan = free_plan(inputs={"host": Input(type="string", pattern="^web-[0-9]+$"), "count": Input(type="integer")})
     plan.add_step("echo", "Echo", {"text": "${{ inputs.host }}"})
     with pytest.raises(InvalidPlanError) as refused:
@@ -90,7 +90,7 @@ async def test_inputs_are_checked_all_at_once_before_anything_is_recorded(store:
     assert await store.runs() == []
 
 
-async def test_a_run_is_cancelled_from_elsewhere_with_its_reason(store: PlanStore) -> None:
+async def test_a_run_cancelled_from_elsewhere_ends_with_the_reason(store: PlanStore) -> None:
     begun = asyncio.Event()
 
     @tool(effect="read")
@@ -102,19 +102,19 @@ async def test_a_run_is_cancelled_from_elsewhere_with_its_reason(store: PlanStor
     plan = free_plan()
     plan.add_step("hang", "Hang", id="hang")
     plan.add_step("echo", "Echo", {"text": "x"}, id="echo", depends_on=["hang"])
-    going = asyncio.create_task(arun_plan(plan, tools=ToolRegistry([hang, echo]), store=store, offline=True))
+    running = asyncio.create_task(arun_plan(plan, tools=ToolRegistry([hang, echo]), store=store, offline=True))
     await begun.wait()
     run_id = (await store.runs())[0].id
     asked = await acancel_run(run_id, reason="用户取消", store=store)
     assert asked.status is PlanStatus.EXECUTING
-    run = await going
+    run = await running
     assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "用户取消")
     assert run.step("echo").reason == "用户取消"
     with pytest.raises(RunConflictError, match="has ended"):
         await acancel_run(run_id, store=store)
 
 
-async def test_a_cancelled_run_may_be_resumed_and_is_not_completed_by_that_alone(store: PlanStore) -> None:
+async def test_a_cancelled_run_can_be_resumed(store: PlanStore) -> None:
     holding = True
 
     @tool(effect="read")
@@ -127,17 +127,17 @@ async def test_a_cancelled_run_may_be_resumed_and_is_not_completed_by_that_alone
     begun = asyncio.Event()
     plan = free_plan()
     plan.add_step("hold", "Hold", id="hold")
-    going = asyncio.create_task(arun_plan(plan, tools=ToolRegistry([hold]), store=store, offline=True))
+    running = asyncio.create_task(arun_plan(plan, tools=ToolRegistry([hold]), store=store, offline=True))
     await begun.wait()
     run_id = (await store.runs())[0].id
     await acancel_run(run_id, reason="later", store=store)
-    assert (await going).status is PlanStatus.CANCELLED
+    assert (await running).status is PlanStatus.CANCELLED
     holding = False
     run = await aresume_run(run_id, tools=ToolRegistry([hold]), store=store, offline=True)
     assert (run.status, run.step("hold").result) == (PlanStatus.COMPLETED, "held")
 
 
-async def test_resuming_approves_nothing(store: PlanStore) -> None:
+async def test_resuming_does_not_approve_a_rejected_run(store: PlanStore) -> None:
     class Sceptic:
         async def ask(self, request: ApprovalRequest) -> Approval:
             return answer_to(request, decision="reject", by="bo", known_by="os_user", note="not today")
@@ -150,7 +150,7 @@ async def test_resuming_approves_nothing(store: PlanStore) -> None:
         await aresume_run(run.id, tools=tools, store=store, offline=True)
 
 
-async def test_a_tool_whose_definition_changed_since_the_approval_is_not_called_on_resuming(store: PlanStore) -> None:
+async def test_a_resume_does_not_call_a_tool_that_changed_since_the_approval(store: PlanStore) -> None:
     @tool(effect="read", name="echo")
     def broken(text: str) -> str:
         """Fail."""
@@ -170,7 +170,7 @@ async def test_a_tool_whose_definition_changed_since_the_approval_is_not_called_
     assert (await aresume_run(run.id, tools=tools, store=store, offline=True)).status is PlanStatus.COMPLETED
 
 
-async def test_a_step_run_survives_in_the_store_as_it_was(store: PlanStore) -> None:
+async def test_stored_step_runs_equal_the_returned_ones(store: PlanStore) -> None:
     plan = free_plan(outputs={"all": "${{ steps.each.result }}", "text": "n=${{ steps.echo.result }}"})
     plan.add_step("echo", "回声", {"text": "甲"}, id="echo")
     plan.add_step("echo", "Each", {"text": "${{ item }}"}, id="each", for_each="${{ ['乙', '丙'] }}", depends_on=["echo"])
@@ -191,9 +191,7 @@ async def test_an_output_that_cannot_be_computed_is_null_and_the_message_says_wh
     assert run.message.startswith("output `x`: ")
 
 
-async def test_where_no_local_server_may_be_started_nothing_is_recorded_and_offline_is_named(
-    store: PlanStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_without_a_server_is_refused_and_the_error_names_offline(store: PlanStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_LOCAL_SERVER", "never")
     plan = free_plan()
     plan.add_step("echo", "Echo", {"text": "x"})
@@ -202,7 +200,7 @@ async def test_where_no_local_server_may_be_started_nothing_is_recorded_and_offl
     assert await store.runs() == []
 
 
-async def test_a_store_that_cannot_be_opened_is_a_store_error_and_nothing_is_called(tmp_path: Any) -> None:
+async def test_a_store_that_cannot_be_opened_raises_a_store_error_before_any_call(tmp_path: Any) -> None:
     called: list[str] = []
     (tmp_path / "folder").mkdir()
     plan = free_plan()
@@ -218,7 +216,7 @@ async def test_a_store_that_cannot_be_opened_is_a_store_error_and_nothing_is_cal
     assert called == []
 
 
-async def test_settings_can_require_an_approval_whatever_the_author_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settings_can_require_an_approval_for_every_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_ALLOW_UNAPPROVED", "false")
     plan = free_plan()
     plan.add_step("echo", "Echo", {"text": "x"})
@@ -226,7 +224,7 @@ async def test_settings_can_require_an_approval_whatever_the_author_wrote(monkey
         await arun_plan(plan, tools=tools, offline=True)
 
 
-async def test_a_flow_run_is_one_run_however_it_is_started(prefect_server: Any, store: PlanStore) -> None:
+async def test_each_flow_run_is_one_run_however_it_is_started(prefect_server: Any, store: PlanStore) -> None:
     plan = free_plan(name="一个 计划")
     plan.add_step("echo", "Echo", {"text": "x"}, id="echo")
     run = await arun_plan(plan, tools=tools, store=store)
@@ -250,13 +248,13 @@ async def test_cancelling_the_flow_run_in_prefect_ends_the_run_with_its_reason(p
 
     plan = free_plan()
     plan.add_step("hang", "Hang", id="hang")
-    going = asyncio.create_task(arun_plan(plan, tools=ToolRegistry([hang]), store=store))
+    running = asyncio.create_task(arun_plan(plan, tools=ToolRegistry([hang]), store=store))
     await begun.wait()
     flow_run_id = (await store.runs())[0].flow_run_id
     assert flow_run_id is not None
     async with get_client() as client:
         await client.set_flow_run_state(flow_run_id, Cancelling(message="停"))
-        run = await going
+        run = await running
         state = (await client.read_flow_run(flow_run_id)).state
     assert (run.status, run.message) == (PlanStatus.CANCELLED, "停")
     assert state is not None

@@ -1,4 +1,4 @@
-"""A Prefect server that goes away: the run goes on, and only what the server was not told is lost."""
+"""Tests of a lost Prefect server: the run continues, and only states that were not sent are missing."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ from tests.conftest import PrepareServer
 
 @pytest.fixture
 def server(home: Path, prepare_server: PrepareServer) -> Iterator[Server]:
-    """A server of the test's own, to be killed."""
+    """Yield a server that the test may kill."""
     settings = Settings(home=home)
     prepare_server(home)
     server = ensure_server(settings, notify=lambda _: None)
@@ -47,21 +47,21 @@ def kill(server: Server) -> None:
 
 
 def two_steps() -> ExecutionPlan:
-    plan = ExecutionPlan(description="Lose the server, go on")
+    plan = ExecutionPlan(description="Lose the server, then proceed")
     plan.options.require_approval = False
     plan.add_step("lose", "Lose the server", id="lose")
-    plan.add_step("go_on", "Go on", id="go_on", depends_on=["lose"])
+    plan.add_step("proceed", "Proceed", id="proceed", depends_on=["lose"])
     return plan
 
 
 @tool(effect="read")
-def go_on() -> str:
-    """Go on."""
-    return "gone on"
+def proceed() -> str:
+    """Proceed."""
+    return "proceeded"
 
 
 @pytest.mark.thorough
-async def test_a_server_that_is_killed_in_the_middle_of_a_run_changes_nothing_about_the_run(
+async def test_a_run_completes_after_its_server_is_killed(
     server: Server, store: PlanStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     @tool(effect="read")
@@ -71,14 +71,14 @@ async def test_a_server_that_is_killed_in_the_middle_of_a_run_changes_nothing_ab
         return "lost"
 
     monkeypatch.setattr(ending, "END_SECONDS", 0.5)
-    bound = bind_inputs(validate(two_steps(), ToolRegistry([lose, go_on])))
+    bound = bind_inputs(validate(two_steps(), ToolRegistry([lose, proceed])))
     run = await execute_plan(bound, run_request=RunRequest(server=server), store=store)
     kept = await store.run(run.id)
     assert (run.status, kept.status, kept.reason) == (PlanStatus.COMPLETED, PlanStatus.COMPLETED, None)
     assert [step.status for step in kept.steps] == [StepStatus.COMPLETED, StepStatus.COMPLETED]
     assert len(await store.receipts(run.id)) == 2
     assert "went away" in caplog.text
-    assert not internals.delivery_queues()  # nothing holds up the end of the process
+    assert not internals.delivery_queues()  # nothing delays the exit of the process
     shown = capfd.readouterr().err
     assert ("Traceback" in shown, "Error logging" in shown) == (False, False)
 
@@ -93,14 +93,14 @@ async def test_a_deleted_flow_run_is_reported_as_deleted(
             await client.delete_flow_run(UUID((await store.run(context.run_id)).flow_run_id))
         return "lost"
 
-    bound = bind_inputs(validate(two_steps(), ToolRegistry([lose, go_on])))
+    bound = bind_inputs(validate(two_steps(), ToolRegistry([lose, proceed])))
     run = await execute_plan(bound, run_request=RunRequest(server=prefect_server), store=store)
     assert (run.status, (await store.run(run.id)).status) == (PlanStatus.COMPLETED, PlanStatus.COMPLETED)
     assert ("somebody deleted it in Prefect" in caplog.text, "went away" in caplog.text) == (True, False)
 
 
 async def task_runs(run: PlanRun) -> dict[str, str | None]:
-    """Return the names of the states in which Prefect shows the steps of `run`, once all have ended there, or after a while."""
+    """Return the state names of the steps of `run` in Prefect, once all have completed there or after 30 seconds."""
     assert run.flow_run_id is not None
     wanted = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run.flow_run_id)]))
     shown = dict[str, str | None]()
@@ -112,15 +112,13 @@ async def task_runs(run: PlanRun) -> dict[str, str | None]:
     return shown
 
 
-async def test_states_that_were_queued_while_no_server_was_there_are_sent_when_the_run_ends(
-    prefect_server: Server, store: PlanStore
-) -> None:
-    await asyncio.to_thread(EventsWorker.drain_all)  # the next one begins without a server, and ends with what it holds
+async def test_states_queued_without_a_server_are_sent_when_the_run_ends(prefect_server: Server, store: PlanStore) -> None:
+    await asyncio.to_thread(EventsWorker.drain_all)  # the next worker starts without a server, and ends with its queued states
     EventsWorker.set_client_override(PrefectEventsClient, api_url="http://127.0.0.1:9/api", reconnection_attempts=0)
 
     @tool(effect="read")
     async def lose() -> str:
-        """Let the server be there again, once the queue of states has ended without it."""
+        """Make the server available again once the queue of states has ended without it."""
         async with asyncio.timeout(30):
             while any(isinstance(queue, EventsWorker) for queue in internals.delivery_queues()):
                 await asyncio.sleep(0.01)
@@ -128,15 +126,15 @@ async def test_states_that_were_queued_while_no_server_was_there_are_sent_when_t
         return "there"
 
     plan = two_steps()
-    plan.add_step("go_on", "Be done before that", id="before")
+    plan.add_step("proceed", "Be done before that", id="before")
     plan.step("lose").depends_on = ["before"]
     try:
-        bound = bind_inputs(validate(plan, ToolRegistry([lose, go_on])))
+        bound = bind_inputs(validate(plan, ToolRegistry([lose, proceed])))
         run = await execute_plan(bound, run_request=RunRequest(server=prefect_server), store=store)
     finally:
         EventsWorker.set_client_override(None)
     assert run.status is PlanStatus.COMPLETED
-    assert await task_runs(run) == {"before": "Completed", "lose": "Completed", "go_on": "Completed"}
+    assert await task_runs(run) == {"before": "Completed", "lose": "Completed", "proceed": "Completed"}
 
 
 @pytest.mark.thorough
@@ -148,30 +146,30 @@ async def test_a_restarted_server_gets_the_whole_run(server: Server, home: Path,
         return "lost"
 
     @tool(effect="read")
-    def go_on() -> str:
-        """Go on once it is there again."""
+    def proceed() -> str:
+        """Proceed once the server runs again."""
         again = Context().run(ensure_server, Settings(home=home), notify=lambda _: None)  # as another process would
         assert again.api_url == server.api_url
-        return "gone on"
+        return "proceeded"
 
     run = await execute_plan(
-        bind_inputs(validate(two_steps(), ToolRegistry([lose, go_on]))), run_request=RunRequest(server=server), store=store
+        bind_inputs(validate(two_steps(), ToolRegistry([lose, proceed]))), run_request=RunRequest(server=server), store=store
     )
     assert (run.status, len(await store.receipts(run.id))) == (PlanStatus.COMPLETED, 2)
     with use_server(server):
-        assert await task_runs(run) == {"lose": "Completed", "go_on": "Completed"}
+        assert await task_runs(run) == {"lose": "Completed", "proceed": "Completed"}
         assert await reconcile(store, with_prefect=True) == []
-    await drop()  # else the end of the process would wait for the server to take logs, which the fixture stops
+    await drop()  # otherwise the exit of the process would wait for the server that the fixture stops
 
 
 @pytest.mark.thorough
-async def test_a_server_that_is_gone_before_the_first_step_is_named_and_the_run_may_be_resumed(server: Server, store: PlanStore) -> None:
+async def test_a_server_lost_before_the_first_step_is_reported_and_the_run_can_be_resumed(server: Server, store: PlanStore) -> None:
     @tool(effect="read")
     def lose() -> str:
         """Lose nothing."""
         return "kept"
 
-    tools = ToolRegistry([lose, go_on])
+    tools = ToolRegistry([lose, proceed])
     kill(server)
     with temporary_settings({"client.max_retries": 0}), pytest.raises(NoServerError, match=r"did not begin run .*No step was called"):  # pyright: ignore[reportArgumentType]
         await execute_plan(bind_inputs(validate(two_steps(), tools)), run_request=RunRequest(server=server), store=store)
@@ -181,14 +179,14 @@ async def test_a_server_that_is_gone_before_the_first_step_is_named_and_the_run_
     assert resumed.status is PlanStatus.COMPLETED
 
 
-async def test_when_a_run_has_ended_the_server_was_sent_all_its_states(prefect_server: Server, store: PlanStore) -> None:
+async def test_all_states_are_sent_to_the_server_before_a_run_ends(prefect_server: Server, store: PlanStore) -> None:
     @tool(effect="read")
     def lose() -> str:
         """Lose nothing."""
         return "kept"
 
     run = await execute_plan(
-        bind_inputs(validate(two_steps(), ToolRegistry([lose, go_on]))), run_request=RunRequest(server=prefect_server), store=store
+        bind_inputs(validate(two_steps(), ToolRegistry([lose, proceed]))), run_request=RunRequest(server=prefect_server), store=store
     )
     assert run.status is PlanStatus.COMPLETED
     assert {type(queue).__name__ for queue in internals.delivery_queues()} == {"EventsWorker", "APILogWorker"}

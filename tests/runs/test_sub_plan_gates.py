@@ -1,4 +1,4 @@
-"""The gates of sub-plans: their steps ask the approvers of their own plan, and a stricter plan asks before it begins."""
+"""Tests of the gates of sub-plans: steps ask the approvers of their own plan, and a stricter sub-plan asks first."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from plan_adapter.validation import bind_inputs, validate
 from tests.runs.cluster import Cluster
 from tests.runs.sub_plans import around, do, site
 
-ASKED = ExecutionOptions()
+WITH_APPROVAL = ExecutionOptions()
 
 
 def answering(asked: list[ApprovalRequest], refused: str | None = None) -> CallbackApprover:
@@ -26,9 +26,9 @@ def answering(asked: list[ApprovalRequest], refused: str | None = None) -> Callb
     return CallbackApprover(answer, by="ana")
 
 
-async def test_one_gate_of_the_whole_plan_covers_a_sub_plan(cluster: Cluster, store: PlanStore) -> None:
+async def test_the_plan_gate_covers_a_sub_plan(cluster: Cluster, store: PlanStore) -> None:
     asked = list[ApprovalRequest]()
-    plan = around(site(options=ASKED))
+    plan = around(site(options=WITH_APPROVAL))
     plan.options = ExecutionOptions()
     ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=answering(asked))
     assert (ended.status, [request.step_id for request in asked]) == (PlanStatus.COMPLETED, [None])
@@ -49,21 +49,21 @@ async def test_one_gate_of_the_whole_plan_covers_a_sub_plan(cluster: Cluster, st
         (ApprovalPolicy(self_approval=False), ApprovalPolicy(), True),
     ],
 )
-def test_a_plan_with_other_demands_asks_before_it_begins(
+def test_a_sub_plan_with_a_stricter_policy_asks_before_it_starts(
     inner: ApprovalPolicy, outer: ApprovalPolicy | None, *, asks: bool, cluster: Cluster
 ) -> None:
-    plan = around(site(options=ASKED, approval=inner))
+    plan = around(site(options=WITH_APPROVAL, approval=inner))
     plan.options, plan.approval = ExecutionOptions(), outer
     validated = validate(plan, cluster.tools)
     assert validated.has_gate(validated.steps["verify"]) is asks
-    plan.options = ExecutionOptions(require_approval=False)  # nobody approves the whole plan, so nothing covers the inner one
+    plan.options = ExecutionOptions(require_approval=False)  # no plan gate covers the sub-plan
     validated = validate(plan, cluster.tools)
     assert validated.has_gate(validated.steps["verify"])
 
 
 async def test_the_gate_of_a_sub_plan_shows_its_steps_and_its_inputs(cluster: Cluster, store: PlanStore) -> None:
     asked = list[ApprovalRequest]()
-    plan = around(site(options=ASKED, approval=ApprovalPolicy(approvers=["ana"])))
+    plan = around(site(options=WITH_APPROVAL, approval=ApprovalPolicy(approvers=["ana"])))
     plan.options = ExecutionOptions()
     ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=answering(asked))
     assert (ended.status, [request.step_id for request in asked]) == (PlanStatus.COMPLETED, [None, "verify"])
@@ -75,14 +75,14 @@ async def test_the_gate_of_a_sub_plan_shows_its_steps_and_its_inputs(cluster: Cl
     assert "`verify.check` undone with `what`: `uncheck 北京`" in text
 
 
-async def test_a_rejected_sub_plan_ends_the_run_before_it_begins(cluster: Cluster, store: PlanStore) -> None:
+async def test_a_rejected_sub_plan_ends_the_run_before_the_sub_plan_starts(cluster: Cluster, store: PlanStore) -> None:
     plan = around(site(), do("after", "after", "verify"), before=(do("before", "before"),), requires_approval=True)
     ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=answering([], refused="verify"))
     assert (ended.status, ended.reason, cluster.done) == (PlanStatus.CANCELLED, RunReason.REJECTED, ["before"])
     assert {step.status.value for step in ended.steps[1:]} == {"skipped"}
 
 
-async def test_a_rejected_step_inside_ends_the_run(cluster: Cluster, store: PlanStore) -> None:
+async def test_a_rejected_step_of_a_sub_plan_ends_the_run(cluster: Cluster, store: PlanStore) -> None:
     inner = site(do("first", "first"), do("second", "second", "first", requires_approval=True), do("third", "third", "second"))
     plan = around(inner, do("after", "after", "verify"))
     ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=answering([], refused="verify.second"))
@@ -91,7 +91,7 @@ async def test_a_rejected_step_inside_ends_the_run(cluster: Cluster, store: Plan
     assert (ended.step("verify").status.value, ended.step("verify").reason) == ("failed", "not_approved")
 
 
-async def test_an_approved_sub_plan_is_not_asked_about_again_when_it_is_resumed(cluster: Cluster, store: PlanStore) -> None:
+async def test_an_approved_sub_plan_is_not_asked_again_on_resume(cluster: Cluster, store: PlanStore) -> None:
     asked = list[ApprovalRequest]()
     cluster.broken = {"second"}
     plan = around(site(do("first", "first"), do("second", "second", "first")), requires_approval=True)
@@ -102,7 +102,7 @@ async def test_an_approved_sub_plan_is_not_asked_about_again_when_it_is_resumed(
     assert [request.step_id for request in asked] == ["verify"]
 
 
-async def test_a_run_that_nobody_waits_for_stops_at_the_gate_of_a_sub_plan(cluster: Cluster, store: PlanStore) -> None:
+async def test_a_run_without_a_waiting_process_stops_at_the_gate_of_a_sub_plan(cluster: Cluster, store: PlanStore) -> None:
     bound = bind_inputs(validate(around(site(), requires_approval=True), cluster.tools))
     left = await execute_plan(bound, run_request=RunRequest(waits=False), store=store, offline=True, record_pending=True)
     assert (left.status, cluster.done) == (PlanStatus.PENDING_APPROVAL, [])
@@ -113,7 +113,7 @@ async def test_a_run_that_nobody_waits_for_stops_at_the_gate_of_a_sub_plan(clust
     assert (ended.status, len(cluster.done)) == (PlanStatus.COMPLETED, 2)
 
 
-def test_gates_inside_keep_the_policy_of_their_own_plan(cluster: Cluster) -> None:
+def test_the_gates_of_a_sub_plan_keep_its_own_policy(cluster: Cluster) -> None:
     ask = Step.model_validate({"id": "ask", "ask": {"question": "Go?", "fields": {"go": {}}}})
     asks = ExecutionOptions(approval_timeout_ms=1000)
     own = ApprovalPolicy(approvers=["duty"], effects=["write"], expires="skip", known_by=["totp", "os_user"], operators=["ana", "bo"])
@@ -124,8 +124,8 @@ def test_gates_inside_keep_the_policy_of_their_own_plan(cluster: Cluster) -> Non
     validated = validate(plan, cluster.tools)
     plan, steps, policy = validated.plan, validated.steps, EffectivePolicy()
     for step_id in ("verify.check", "verify.ask", "verify"):
-        rules = gate_policy_of(plan, policy, requested_by="ana", step_id=step_id)
-        assert (rules.approvers, rules.known_by, rules.self_approval, rules.expires) == (("duty",), ("totp",), False, "skip")
+        gate = gate_policy_of(plan, policy, requested_by="ana", step_id=step_id)
+        assert (gate.approvers, gate.known_by, gate.self_approval, gate.expires) == (("duty",), ("totp",), False, "skip")
     assert gate_policy_of(plan, policy, requested_by="ana", step_id="after").approvers == ("boss",)
     assert [plan.gate_timeout_ms(steps[step_id]) for step_id in ("verify.check", "after")] == [1000, 0]
     assert [validated.has_gate(steps[step_id]) for step_id in ("verify", "verify.check", "verify.ask", "after")] == [
@@ -142,7 +142,7 @@ def test_gates_inside_keep_the_policy_of_their_own_plan(cluster: Cluster) -> Non
             refuse_operation(plan, policy, by=other, operation="run")
 
 
-async def test_only_the_approvers_of_the_inner_plan_may_answer_inside(cluster: Cluster, store: PlanStore) -> None:
+async def test_only_the_approvers_of_a_sub_plan_can_answer_its_gates(cluster: Cluster, store: PlanStore) -> None:
     inner = site(do("first", "first", requires_approval=True), approval=ApprovalPolicy(approvers=["duty"]))
     plan: ExecutionPlan = around(inner)
     bound = bind_inputs(validate(plan, cluster.tools))

@@ -1,4 +1,4 @@
-"""Sub-plans: a plan runs another one in a step, with inputs, results, gates and rollbacks of its own."""
+"""Tests of sub-plans: a step runs another plan, with its own inputs, results, limits and rollbacks."""
 
 import asyncio
 import signal
@@ -38,7 +38,7 @@ from tests.runs.cluster import Cluster, run
 from tests.runs.sub_plans import around, do, site
 
 
-async def test_a_sub_plan_has_its_own_inputs_and_steps_and_gives_its_outputs(cluster: Cluster, store: PlanStore) -> None:
+async def test_a_sub_plan_has_its_own_inputs_and_steps_and_returns_its_outputs(cluster: Cluster, store: PlanStore) -> None:
     after = do("check", "then ${{ steps.verify.result.marked }} at ${{ inputs.where }}")
     ended = await run(around(site(), after, before=(do("mark", "mine"),)), cluster, store)
     assert ended.status is PlanStatus.COMPLETED
@@ -60,7 +60,7 @@ async def test_a_sub_plan_has_its_own_inputs_and_steps_and_gives_its_outputs(clu
     assert "   3. **verify.check** `do`: completed" in text
 
 
-async def test_lists_groups_and_plans_inside_a_sub_plan_see_its_own_names(cluster: Cluster, store: PlanStore) -> None:
+async def test_expressions_in_a_sub_plan_see_its_own_names(cluster: Cluster, store: PlanStore) -> None:
     each = Step(id="each", tool_name="do", for_each="${{ ['a', inputs.site] }}", parameters={"what": "each ${{ item }}"})
     inner = [do("drain", "drain ${{ item }}"), do("restart", "restart ${{ steps.drain.result }} of ${{ inputs.site }}", "drain")]
     group = Step(id="nodes", for_each="${{ steps.each.result }}", steps=inner)
@@ -91,7 +91,7 @@ async def test_lists_groups_and_plans_inside_a_sub_plan_see_its_own_names(cluste
     assert [step.group for step in stored.steps if step.id.endswith("drain")] == ["move.verify.nodes"]
 
 
-async def test_the_record_tells_the_items_of_a_step_inside(cluster: Cluster, store: PlanStore) -> None:
+async def test_the_record_has_the_items_of_a_step_in_a_sub_plan(cluster: Cluster, store: PlanStore) -> None:
     cluster.broken = {"each x"}
     first = do("first", "${{ inputs.site }}")
     each = Step(
@@ -106,7 +106,7 @@ async def test_the_record_tells_the_items_of_a_step_inside(cluster: Cluster, sto
     assert (ended.status, cluster.done) == (PlanStatus.COMPLETED, ["北京", "each 北京", "each 北京 done"])
 
 
-async def test_an_input_that_does_not_fit_fails_the_step_that_gives_it(cluster: Cluster, store: PlanStore) -> None:
+async def test_an_invalid_input_of_a_sub_plan_fails_its_step(cluster: Cluster, store: PlanStore) -> None:
     plan = around(site(inputs={"site": Input(enum=["上海"])}), do("after", "after", "verify"))
     ended = await run(plan, cluster, store)
     assert (ended.status, cluster.done) == (PlanStatus.FAILED, [])
@@ -114,7 +114,7 @@ async def test_an_input_that_does_not_fit_fails_the_step_that_gives_it(cluster: 
     assert [ended.step(name).status for name in ("verify.check", "verify.mark", "after")] == [StepStatus.SKIPPED] * 3
 
 
-async def test_a_false_condition_skips_all_of_a_sub_plan(cluster: Cluster, store: PlanStore) -> None:
+async def test_a_false_condition_skips_the_whole_sub_plan(cluster: Cluster, store: PlanStore) -> None:
     ended = await run(around(site(), do("after", "after", "verify"), when="${{ inputs.where == 'x' }}"), cluster, store)
     assert (ended.status, cluster.done) == (PlanStatus.COMPLETED, ["after"])
     assert {step.status for step in ended.steps[:3]} == {StepStatus.SKIPPED}
@@ -122,7 +122,7 @@ async def test_a_false_condition_skips_all_of_a_sub_plan(cluster: Cluster, store
 
 
 @pytest.mark.parametrize(("on_error", "done"), [("stop", ["first", "un北京"]), ("continue", ["first", "third", "other"])])
-async def test_a_failure_inside_follows_the_policy_of_the_plan_there_and_then_that_of_the_step(
+async def test_a_failure_follows_on_error_of_the_sub_plan_and_then_of_its_step(
     on_error: str, done: list[str], cluster: Cluster, store: PlanStore
 ) -> None:
     cluster.broken = {"bad"}
@@ -139,7 +139,7 @@ async def test_a_failure_inside_follows_the_policy_of_the_plan_there_and_then_th
         assert ended.step("verify.third").reason == "stopped because `verify.second` failed"
 
 
-async def test_a_resume_keeps_the_steps_of_a_sub_plan_that_completed(cluster: Cluster, store: PlanStore) -> None:
+async def test_a_resume_keeps_the_completed_steps_of_a_sub_plan(cluster: Cluster, store: PlanStore) -> None:
     cluster.broken = {"mark check 北京 done"}
     plan = around(
         site(do("check", "check ${{ inputs.site }}"), do("mark", "mark ${{ steps.check.result }}")), do("after", "after", "verify")
@@ -156,7 +156,7 @@ async def test_a_resume_keeps_the_steps_of_a_sub_plan_that_completed(cluster: Cl
     assert (await store.audit(ended.id)) != []
 
 
-async def test_a_step_of_a_sub_plan_can_be_skipped_or_the_first_to_run(cluster: Cluster, store: PlanStore) -> None:
+async def test_a_step_of_a_sub_plan_can_be_skipped(cluster: Cluster, store: PlanStore) -> None:
     cluster.broken = {"bad"}
     steps = (do("first", "first"), do("second", "bad", "first"), do("third", "third", "second"))
     failed = await run(around(site(*steps), do("after", "after", "verify")), cluster, store)
@@ -185,17 +185,17 @@ async def test_an_ended_run_is_rolled_back_through_its_sub_plans(cluster: Cluste
 
 
 async def test_a_cancellation_ends_a_sub_plan(cluster: Cluster, store: PlanStore) -> None:
-    cluster.waits = asyncio.Event()
+    cluster.hanging = asyncio.Event()
     hang = Step(id="hang", tool_name="hang", parameters={"what": "x"}, depends_on=["first"])
     running = asyncio.ensure_future(run(around(site(do("first", "first"), hang, do("third", "third", "hang"))), cluster, store))
-    await cluster.waits.wait()
+    await cluster.hanging.wait()
     held = (await store.runs())[0]
     await acancel_run(held.id, reason="enough", store=store)
     ended = await running
     assert (ended.status, ended.step("verify").status, cluster.done) == (PlanStatus.CANCELLED, StepStatus.FAILED, ["first"])
 
 
-async def test_an_unknown_outcome_inside_is_resolved_by_the_id_of_its_step(cluster: Cluster, store: PlanStore) -> None:
+async def test_an_unknown_outcome_in_a_sub_plan_is_resolved_by_its_step_id(cluster: Cluster, store: PlanStore) -> None:
     hang = Step(id="hang", tool_name="hang", parameters={"what": "x"}, timeout_ms=1)
     failed = await run(around(site(hang, do("after", "after", "hang"))), cluster, store)
     assert (failed.reason, failed.step("verify").outcome) == (RunReason.UNKNOWN, "unknown")
@@ -204,7 +204,7 @@ async def test_an_unknown_outcome_inside_is_resolved_by_the_id_of_its_step(clust
     assert (ended.status, cluster.done) == (PlanStatus.COMPLETED, ["after"])
 
 
-async def test_a_sub_plan_runs_as_many_steps_at_once_as_its_own_plan_allows(cluster: Cluster, store: PlanStore) -> None:
+async def test_a_sub_plan_has_its_own_limit_of_parallel_steps(cluster: Cluster, store: PlanStore) -> None:
     looks = [Step(id=f"look_{number}", tool_name="look", parameters={"what": f"{number}"}) for number in range(4)]
     for limit in (1, 2):
         options = ExecutionOptions(require_approval=False, allow_parallel=True, max_parallel_steps=limit)
@@ -235,7 +235,7 @@ steps:
 """
 
 
-async def test_a_stored_plan_is_named_with_a_version_or_a_digest(store: PlanStore) -> None:
+async def test_a_stored_sub_plan_needs_a_version_or_a_digest(store: PlanStore) -> None:
     version = await store.save(site(description="检查站点"), author="ana")
     for source in ("store:verify-site@1", f"store:{version.digest}", f"store:{version.digest[:12]}"):
         plan = await aload_plan(MOVE.format(source), store=store)
@@ -254,7 +254,7 @@ async def test_a_stored_plan_is_named_with_a_version_or_a_digest(store: PlanStor
         assert problem.message.startswith(message)
 
 
-async def test_a_document_that_brings_another_plan_for_a_name_runs_the_one_of_that_name(tmp_path: Path, store: PlanStore) -> None:
+async def test_a_document_cannot_replace_a_named_sub_plan_with_its_own_copy(tmp_path: Path, store: PlanStore) -> None:
     await store.save(site(description="the approved one"), author="ana")
     (tmp_path / "verify-site.yaml").write_text(dump_plan(site(description="the approved one")), encoding="utf-8")
     forged = around(site(description="another one"))
@@ -317,7 +317,7 @@ async def test_a_kill_in_the_middle_of_a_sub_plan_loses_and_repeats_nothing(tmp_
     assert resumed.step("verify.check").carried
 
 
-async def test_in_prefect_the_steps_of_a_sub_plan_are_task_runs_behind_those_that_they_waited_for(
+async def test_the_steps_of_a_sub_plan_are_task_runs_after_their_dependencies(
     cluster: Cluster, store: PlanStore, prefect_server: Server
 ) -> None:
     plan = around(site(), do("after", "${{ steps.verify.result.marked }}"), before=(do("before", "before"),))

@@ -1,4 +1,4 @@
-"""Each test has a home of its own, and no secret of another one."""
+"""Fixtures of the secret tests: each test has its own home and secrets."""
 
 from pathlib import Path
 
@@ -11,6 +11,6 @@ __all__ = ["store", "store_url"]
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder that this package keeps its things in."""
+    """Return the home folder of this package for one test."""
     monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
     return tmp_path / "home"

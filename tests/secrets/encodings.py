@@ -1,4 +1,4 @@
-"""Every way in which the tests look for a secret that must not be there."""
+"""Encodings in which the tests search for leaked secret values."""
 
 import html
 import json
@@ -8,7 +8,7 @@ from urllib.parse import quote, quote_plus
 
 
 def encodings(value: str) -> dict[str, str]:
-    """Return the texts, by what they are, that hold `value` in a form that somebody could read back; of base64 what is its alone."""
+    """Return every readable encoding of `value` by name; of base64 only the part that no neighbouring byte changes."""
     content = value.encode()
     found = {
         "raw": value,
@@ -28,7 +28,7 @@ def encodings(value: str) -> dict[str, str]:
 
 
 def base64s(content: bytes) -> Iterator[tuple[str, str]]:
-    """Yield what base64 of anything that holds `content` holds: both alphabets, three alignments."""
+    """Yield the base64 text that any data around `content` leaves unchanged, for both alphabets and three alignments."""
     for shift in range(3):
         begin, end = -(-8 * shift // 6), 8 * (shift + len(content)) // 6
         for encode in (b64encode, urlsafe_b64encode):
@@ -37,5 +37,5 @@ def base64s(content: bytes) -> Iterator[tuple[str, str]]:
 
 
 def found_in(text: str, value: str) -> list[str]:
-    """Return how `value` can be read in `text`; nothing is right."""
+    """Return the names of the encodings of `value` found in `text`; empty if nothing leaked."""
     return [name for name, form in encodings(value).items() if form in text]

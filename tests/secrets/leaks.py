@@ -1,4 +1,4 @@
-"""Tools that give away what they are handed, in every way that a tool has; importable, so that they run in processes, too."""
+"""Tools that leak their secret in every way a tool can; importable, so that they also run in other processes."""
 
 import json
 import logging
@@ -11,10 +11,10 @@ from plan_adapter import ToolContext, ToolRegistry, tool
 from plan_adapter.tools.shell import run_command
 
 seen = list[str]()
-"""What the tools were really handed."""
+"""The secret values that the tools received."""
 
 
-def tell(token: str, logger: logging.Logger) -> None:
+def print_and_log(token: str, logger: logging.Logger) -> None:
     """Print and log `token`."""
     print("printed", token, b64encode(f"user:{token}".encode()).decode())
     print("in pieces ", end="")
@@ -33,7 +33,7 @@ def tell(token: str, logger: logging.Logger) -> None:
 def leak(token: str, context: ToolContext) -> dict[str, Any]:
     """Tell the token and return it, in pieces of JSON and encoded."""
     seen.append(token)
-    tell(token, context.logger)
+    print_and_log(token, context.logger)
     return {
         "whole": token,
         "header": f"Bearer {token}",
@@ -47,7 +47,7 @@ def leak(token: str, context: ToolContext) -> dict[str, Any]:
 @tool(effect="read")
 def leak_variable(name: str, context: ToolContext) -> str:
     """Find the token where it was not handed it."""
-    tell(os.environ[name], context.logger)
+    print_and_log(os.environ[name], context.logger)
     return os.environ[name]
 
 
@@ -88,7 +88,7 @@ async def echo(value: Any) -> Any:
 
 
 def tools() -> ToolRegistry:
-    """Return them all."""
+    """Return a registry of all tools."""
     return ToolRegistry([leak, leak_variable, leak_in_process, fail, grow, guarded, echo, run_command])
 
 

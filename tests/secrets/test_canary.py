@@ -1,4 +1,4 @@
-"""A run whose tools give a secret away in every way that they have; afterwards it is looked for everywhere."""
+"""Tests that a secret leaked by tools in every possible way is found nowhere after the run."""
 
 import json
 import logging
@@ -26,8 +26,8 @@ from tests.secrets.encodings import encodings, found_in
 CANARY = 'Kanarie/ vögel+"7"\\x=&token'
 
 
-class Yes:
-    """Approves whatever it is asked, and keeps it."""
+class ApproveAll:
+    """An approver that approves and records every request."""
 
     def __init__(self) -> None:
         self.requests = list[ApprovalRequest]()
@@ -63,34 +63,34 @@ def files(folder: Path) -> Iterable[tuple[Path, bytes]]:
     yield from ((path, path.read_bytes()) for path in folder.rglob("*") if path.is_file())
 
 
-async def test_a_canary_is_nowhere_but_in_the_tools_after_a_run(
+async def test_a_canary_secret_reaches_only_the_tools(
     store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", CANARY)
     caplog.set_level(logging.DEBUG)
     leaks.seen.clear()
-    told, yes = list[str](), Yes()
+    reported, approver = list[str](), ApproveAll()
 
-    def hear(*values: Any) -> None:
-        told.append(repr(values))
+    def report(*values: Any) -> None:
+        reported.append(repr(values))
 
-    hooks = Hooks(on_step_start=hear, on_step_complete=hear, on_step_failed=hear, on_plan_complete=hear, on_gate_open=hear)
-    run_request = RunRequest(approver=yes, hooks=hooks, listener=lambda event: told.append(repr(event)), tools=leaks.tools())
+    hooks = Hooks(on_step_start=report, on_step_complete=report, on_step_failed=report, on_plan_complete=report, on_gate_open=report)
+    run_request = RunRequest(approver=approver, hooks=hooks, listener=lambda event: reported.append(repr(event)), tools=leaks.tools())
     bound = bind_inputs(validate(plan_of(leaks.PLAN), leaks.tools()))
     async with PlanStore(store_url) as store:
         with captured_prints():
             run = await execute_plan(bound, run_request=run_request, store=store, offline=True)
         attempts, receipts = await store.attempts(run.id), await store.receipts(run.id)
 
-    # The tools were handed it, all of them ended, and their ways of telling it were really used.
+    # The tools received the secret, all of them ended, and every way of leaking it was used.
     assert leaks.seen.count(CANARY) == 3 and f"token={CANARY}" in leaks.seen
     ends = {step.id: step.status.value for step in run.steps}
     assert ends == {name: "failed" if name in ("fail", "misfit", "command") else "completed" for name in ends}
-    assert "printed ***" in "".join(told)
+    assert "printed ***" in "".join(reported)
     assert "logged elsewhere: {'token': '***'}" in caplog.text and "ValueError: raised with ***" in caplog.text
     assert run.step("later").result == "*** token=***"
     assert [attempt.parameters for attempt in attempts if attempt.step_id == "leak"] == [{"token": "${{ secrets.canary }}"}]
-    (request,) = yes.requests
+    (request,) = approver.requests
     assert "`${{ 'token=' + secrets.canary }}`" in request.text
     assert "uses the secrets: `canary`" in request.text
     large = run.step("grow").result
@@ -99,7 +99,7 @@ async def test_a_canary_is_nowhere_but_in_the_tools_after_a_run(
     everything = {
         "the run": repr(run) + json.dumps(asdict(run), default=str, ensure_ascii=False),
         "the record": repr(attempts) + repr(receipts),
-        "listener and hooks": "\n".join(told),
+        "listener and hooks": "\n".join(reported),
         "the gate": request.text,
         "logs": caplog.text + repr([vars(record) for record in caplog.records]),
         "stdout and stderr": "".join(capfd.readouterr()),
@@ -112,7 +112,7 @@ async def test_a_canary_is_nowhere_but_in_the_tools_after_a_run(
 
 
 def one_step(tool_name: str, **fields: Any) -> ExecutionPlan:
-    """Return a plan of one step that is handed `secrets.canary`."""
+    """Return a plan of one step that uses `secrets.canary`."""
     plan = ExecutionPlan(description="One step")
     plan.add_step(tool_name, "Do it", {"token": "${{ secrets.canary }}"}, id="one", **fields)
     plan.options.require_approval = False
@@ -127,13 +127,13 @@ async def run_one(plan: ExecutionPlan, tmp_path: Path, **options: Any) -> tuple[
 
 
 def after_a_write(plan: ExecutionPlan) -> ExecutionPlan:
-    """Return `plan` with a step that writes before its last one, so that what that one uses may be there only then."""
+    """Return `plan` with a write before its step, so that the step's secret may be created during the run."""
     plan.add_step("guarded", "First", {"token": "x"}, id="before")
     plan.steps[0].depends_on = ["before"]
     return plan
 
 
-async def test_a_missing_secret_refuses_the_run_before_anything_is_kept_of_it(tmp_path: Path) -> None:
+async def test_a_missing_secret_refuses_the_run_before_anything_is_stored(tmp_path: Path) -> None:
     plan = one_step("guarded")
     plan.add_step("guarded", "Also", {"token": "${{ secrets.other }}"}, id="two")
     with pytest.raises(InvalidPlanError) as refused:
@@ -146,7 +146,7 @@ async def test_a_missing_secret_refuses_the_run_before_anything_is_kept_of_it(tm
         assert await store.runs() == []
 
 
-async def test_a_missing_secret_that_a_step_may_have_made_fails_its_step_before_anything_is_called(tmp_path: Path) -> None:
+async def test_a_missing_secret_that_an_earlier_step_could_create_fails_its_step_before_the_call(tmp_path: Path) -> None:
     run, attempts = await run_one(after_a_write(one_step("guarded", max_retries=3)), tmp_path)
     assert attempts == 1
     assert run.step("one").error is not None
@@ -156,23 +156,23 @@ async def test_a_missing_secret_that_a_step_may_have_made_fails_its_step_before_
     assert "no Prefect server is known" in run.step("one").error
 
 
-async def test_nobody_is_asked_about_a_call_whose_secret_is_missing(tmp_path: Path) -> None:
-    yes = Yes()
-    run, attempts = await run_one(after_a_write(one_step("guarded", requires_approval=True)), tmp_path, approver=yes)
-    assert (attempts, yes.requests, run.step("one").status.value) == (1, [], "failed")
+async def test_a_call_with_a_missing_secret_opens_no_gate(tmp_path: Path) -> None:
+    approver = ApproveAll()
+    run, attempts = await run_one(after_a_write(one_step("guarded", requires_approval=True)), tmp_path, approver=approver)
+    assert (attempts, approver.requests, run.step("one").status.value) == (1, [], "failed")
 
 
-async def test_what_is_approved_at_a_gate_does_not_depend_on_the_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_approved_content_does_not_depend_on_the_secret_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = list[str]()
     for value in ("first-value", "second-value"):
         monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", value)
-        yes = Yes()
-        await run_one(one_step("guarded", requires_approval=True), tmp_path, approver=yes)
-        digests += [request.approval_digest for request in yes.requests]
+        approver = ApproveAll()
+        await run_one(one_step("guarded", requires_approval=True), tmp_path, approver=approver)
+        digests += [request.approval_digest for request in approver.requests]
     assert len(digests) == 2 and len(set(digests)) == 1
 
 
-async def test_a_secret_becomes_the_type_that_the_tool_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_secret_is_converted_to_the_parameter_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", "81726354")
     plan = ExecutionPlan(description="One step")
     plan.add_step("guarded", "Do it", {"token": "x", "at": "${{ secrets.canary }}"}, id="one")
@@ -181,7 +181,7 @@ async def test_a_secret_becomes_the_type_that_the_tool_takes(tmp_path: Path, mon
     assert run.step("one").result == "x"
 
 
-async def test_what_is_printed_elsewhere_than_into_a_log_holds_no_secret(
+async def test_output_printed_outside_a_log_is_redacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", CANARY)
@@ -193,7 +193,7 @@ async def test_what_is_printed_elsewhere_than_into_a_log_holds_no_secret(
     assert found_in(out + err, CANARY) == []
 
 
-async def test_a_resumed_run_looks_its_secrets_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_resumed_run_looks_up_its_secrets_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = after_a_write(one_step("leak"))
     plan.add_step("guarded", "Then this", {"token": "${{ secrets.later }}"}, id="two", depends_on=["one"])
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", CANARY)

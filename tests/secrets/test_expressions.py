@@ -1,4 +1,4 @@
-"""Where `secrets.name` may stand, and what is shown in its place."""
+"""Tests of `secrets.name` in expressions: where it is allowed, and what is shown instead of the value."""
 
 from typing import Any
 
@@ -47,18 +47,18 @@ def compiled(value: Any) -> Template:
         ("${{ 'secrets.token' + inputs.user }}", 'secrets.tokena"b', 'secrets.tokena"b'),
     ],
 )
-def test_a_tool_gets_the_value_and_everybody_else_the_expression(written: str, value: Any, shown: Any) -> None:
+def test_only_the_tool_gets_the_value_and_everything_else_the_expression(written: str, value: Any, shown: Any) -> None:
     template = compiled({"deep": [written]})
     assert template.resolve(VARIABLES) == {"deep": [value]}
     assert template.resolve_openly(VARIABLES) == {"deep": [shown]}
 
 
-def test_a_template_knows_the_secrets_that_it_uses() -> None:
+def test_a_template_lists_the_secrets_it_uses() -> None:
     assert compiled(["${{ secrets.token }}", {"a": "x${{ secrets['a/b'] + secrets.token }}"}]).secrets == {"token", "a/b"}
     assert compiled("${{ 'secrets.token' }}").secrets == frozenset()
 
 
-def test_what_is_shown_needs_no_value() -> None:
+def test_rendering_the_expression_needs_no_value() -> None:
     nothing = Variables(steps={}, inputs={})
     assert (
         compiled("${{ secrets.token + steps.check.result.id }}").resolve_openly(nothing) == "${{ secrets.token + steps.check.result.id }}"
@@ -66,7 +66,7 @@ def test_what_is_shown_needs_no_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "code", "says"),
+    ("written", "code", "message"),
     [
         ("${{ secrets }}", "unknown-reference", "names no secret"),
         ("${{ secrets[inputs.user] }}", "unknown-reference", "names no secret"),
@@ -82,10 +82,10 @@ def test_what_is_shown_needs_no_value() -> None:
         (f'${{{{ secrets["{"x" * 65}"] }}}}', "bad-secret-name", "xxx"),
     ],
 )
-def test_a_secret_that_cannot_be_named_so_is_refused(written: str, code: str, says: str) -> None:
+def test_an_invalid_secret_reference_is_refused(written: str, code: str, message: str) -> None:
     (problem,) = compile_template(written, DECLARED, at="here")[1]
     assert problem.code == code
-    assert says in problem.message + problem.hint
+    assert message in problem.message + problem.hint
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_a_secret_that_cannot_be_named_so_is_refused(written: str, code: str, sa
         ({"parameters": {"value": {"${{ secrets.token }}": 1}}}, "parameters.value.${{ secrets.token }}"),
     ],
 )
-def test_nothing_but_the_parameters_of_a_tool_may_hold_a_secret(fields: dict[str, Any], at: str) -> None:
+def test_only_tool_parameters_may_use_a_secret(fields: dict[str, Any], at: str) -> None:
     plan = ExecutionPlan(description="Push", steps=[Step(**({"id": "a", "tool_name": "push", "description": "Push"} | fields))])
     (problem, *_) = find_problems(plan, ToolRegistry([push]))
     assert (problem.code, problem.at) in (("misplaced-secret", f"steps[0].{at}"), ("expression-syntax", f"steps[0].{at}"))
 
 
-def test_no_output_holds_a_secret_and_a_rollback_may_be_handed_one() -> None:
+def test_outputs_may_not_use_a_secret_and_rollbacks_may() -> None:
     undo = Rollback(tool_name="push", parameters={"value": "${{ secrets.undo }}"})
     step = Step(id="a", tool_name="push", description="Push", parameters={"value": "${{ secrets.token }}"}, rollback=undo)
     assert validate(ExecutionPlan(description="Push", steps=[step]), ToolRegistry([push])).secrets == {"token", "undo"}
@@ -111,7 +111,7 @@ def test_no_output_holds_a_secret_and_a_rollback_may_be_handed_one() -> None:
     assert [(problem.code, problem.at) for problem in find_problems(plan, ToolRegistry([push]))] == [("misplaced-secret", "outputs.out")]
 
 
-def test_a_deployment_is_handed_no_secret_because_prefect_would_keep_it() -> None:
+def test_deployments_get_no_secret_because_prefect_would_store_it() -> None:
     parameters: dict[str, Any] = {"name": "flow/deployment", "parameters": {"token": "${{ secrets.token }}"}}
     step = Step(id="a", tool_name="run_deployment", description="Run it", parameters=parameters)
     (problem,) = find_problems(ExecutionPlan(description="Run it", steps=[step]), ToolRegistry([run_deployment]))

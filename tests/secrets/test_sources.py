@@ -1,4 +1,4 @@
-"""Where a secret is looked for, and what is said where it is not found."""
+"""Tests of secret sources: the order of the search, and the errors when a secret is missing."""
 
 import asyncio
 from importlib.metadata import EntryPoint, EntryPoints
@@ -14,7 +14,7 @@ from plan_adapter.settings import Settings
 
 
 class Blocks:
-    """A place that has `answers`."""
+    """A secret source that returns `answers` and records the names asked for."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = answers
@@ -39,17 +39,17 @@ async def answer_async(name: str) -> str | None:
     return "from another vault" if name == "later" else None
 
 
-def answer_badly(name: str) -> str:
+def answer_error(name: str) -> str:
     raise ValueError(f"canary of {name}")
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *functions: str) -> None:
-    """Let packages offer these functions of this module."""
+    """Register `functions` of this module as entry points."""
     points = [EntryPoint(name, f"{__name__}:{name}", "plan_adapter.secrets") for name in functions]
     monkeypatch.setattr(secrets, "entry_points", lambda group: EntryPoints(points).select(group=group))
 
 
-async def test_the_first_place_that_has_a_secret_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_source_that_has_a_secret_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "answer_sync", "answer_async")
     blocks = Blocks(token="from a block", blocked="from a block", vaulted=None)
     for name in ("token", "mounted"):
@@ -70,7 +70,7 @@ async def test_the_first_place_that_has_a_secret_wins(tmp_path: Path, monkeypatc
     assert blocks.asked == ["blocked", "vaulted", "later"]
 
 
-async def test_a_missing_secret_names_every_place_that_was_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_secret_names_every_source_that_was_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "answer_sync")
     chain = secret_chain(Settings(secrets_dir=tmp_path), blocks=Blocks())
     with pytest.raises(ExpressionError) as raised:
@@ -82,7 +82,7 @@ async def test_a_missing_secret_names_every_place_that_was_looked_at(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["../token", "a/b", "/etc/hostname", "..", ".", "", "a\\b", "a\0b"])
-async def test_no_name_leads_out_of_the_folder_of_mounted_secrets(tmp_path: Path, name: str) -> None:
+async def test_a_name_cannot_escape_the_folder_of_mounted_secrets(tmp_path: Path, name: str) -> None:
     (tmp_path / "token").write_text("outside")
     (tmp_path / "folder/a").mkdir(parents=True)
     (tmp_path / "folder/a/b").write_text("below")
@@ -99,43 +99,45 @@ async def test_no_name_leads_out_of_the_folder_of_mounted_secrets(tmp_path: Path
         ("密码密码".encode(), "密码密码"),
     ],
 )
-async def test_of_a_file_all_but_the_newline_at_its_end_counts(tmp_path: Path, content: bytes, value: str) -> None:
+async def test_only_the_trailing_newline_of_a_file_is_stripped(tmp_path: Path, content: bytes, value: str) -> None:
     (tmp_path / "token").write_bytes(content)
     assert await SecretChain([MountedSecrets(tmp_path)]).value("token") == value
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [(b"abc", "fewer than 4"), (b"", "fewer than 4"), (b"\xff\xfe\xfd\xfc", "UTF-8"), (b"x" * 70_000, "64 KiB"), (b"abc\0def", "NUL")],
 )
-async def test_a_value_that_cannot_be_hidden_or_handed_on_is_refused_without_showing_it(tmp_path: Path, content: bytes, says: str) -> None:
+async def test_a_value_that_cannot_be_redacted_or_passed_is_refused_without_showing_it(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     (tmp_path / "token").write_bytes(content)
-    with pytest.raises(ExpressionError, match=says) as raised:
+    with pytest.raises(ExpressionError, match=message) as raised:
         await SecretChain([MountedSecrets(tmp_path)]).value("token")
     assert not isinstance(raised.value, SecretUnavailableError)
     assert "xxx" not in str(raised.value) and "def" not in str(raised.value)
 
 
-async def test_a_folder_is_no_secret_and_an_empty_variable_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_folders_and_empty_variables_are_not_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").mkdir()
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_TOKEN", "")
     assert await MountedSecrets(tmp_path).secret("token") is None
     assert await EnvironmentSecrets().secret("token") is None
 
 
-async def test_a_value_that_is_no_text_is_refused() -> None:
+async def test_a_value_that_is_not_text_is_refused() -> None:
     with pytest.raises(ExpressionError, match="is a int, not text"):
         await SecretChain([Blocks(token=12345)]).value("token")
 
 
-async def test_a_place_that_fails_ends_the_search_and_its_words_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, "answer_badly", "answer_sync")
+async def test_a_failing_source_ends_the_search_and_its_message_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "answer_error", "answer_sync")
     with pytest.raises(SecretUnavailableError) as raised:
         await secret_chain(Settings()).value("vaulted")
     assert "ValueError" in str(raised.value) and "canary" not in str(raised.value)
 
 
-async def test_a_place_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_source_that_does_not_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent(Blocks):
         async def secret(self, name: str) -> Any:
             await asyncio.Event().wait()

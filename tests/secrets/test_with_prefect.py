@@ -1,4 +1,4 @@
-"""A run on a Prefect server, whose secrets come from blocks there: nothing that Prefect keeps holds one in clear."""
+"""Tests of secrets from Prefect blocks: Prefect stores no secret of a run in clear text."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from plan_adapter.secrets import SecretUnavailableError
 from plan_adapter.tools.tool import as_tool
 from tests.secrets.encodings import found_in
 from tests.secrets.leaks import leak
-from tests.secrets.test_canary import Yes
+from tests.secrets.test_canary import ApproveAll
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -37,7 +37,7 @@ OTHER = "Stieglitz-81726354"
 
 
 class OwnVault(Block):
-    """A block that reads its secret elsewhere."""
+    """A block that reads its secret from elsewhere."""
 
     _block_type_slug = "own-vault"
     address: str
@@ -67,15 +67,15 @@ def leaky(token: str) -> str:
     return token
 
 
-async def kept_blocks() -> None:
-    """Keep the secrets that the tests use."""
+async def save_blocks() -> None:
+    """Save the blocks that the tests use."""
     await Secret(value=SecretStr(CANARY)).asave("canary-of-tests", overwrite=True)  # pyright: ignore[reportUnknownMemberType]
     await OwnVault(address="here").asave("canary", overwrite=True)
     await OwnToken(user="ana", token=SecretStr(OTHER)).asave("canary", overwrite=True)
 
 
-async def test_every_block_that_has_a_secret_may_be_named() -> None:
-    await kept_blocks()
+async def test_any_block_with_a_secret_can_be_used() -> None:
+    await save_blocks()
     blocks = SecretBlocks()
     assert await blocks.secret("canary_of.Tests") == CANARY
     assert await blocks.secret("own-vault/canary") == f"{OTHER} of here"
@@ -96,7 +96,7 @@ async def test_a_block_without_a_secret_is_refused() -> None:
 
 
 async def everything_of(flow_run_id: str) -> dict[str, str]:
-    """Return what Prefect's API tells of a flow run, once its logs and the ends of its three steps are there."""
+    """Return all that Prefect's API returns about a flow run, after its logs and three final task states have arrived."""
     await asyncio.to_thread(EventsWorker.instance().wait_until_empty)
     of_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))  # type: ignore[list-item]
     of_tasks = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[flow_run_id]))  # type: ignore[list-item]
@@ -105,8 +105,8 @@ async def everything_of(flow_run_id: str) -> dict[str, str]:
         while True:
             logs = await client.read_logs(of_logs, limit=200)
             tasks = await client.read_task_runs(task_run_filter=of_tasks)
-            said, ended = "\n".join(log.message for log in logs), [task.state is not None and task.state.is_final() for task in tasks]
-            if "prefect is told" in said and "logged" in said and len(ended) == 3 and all(ended):
+            messages, ended = "\n".join(log.message for log in logs), [task.state is not None and task.state.is_final() for task in tasks]
+            if "prefect is told" in messages and "logged" in messages and len(ended) == 3 and all(ended):
                 break
             await asyncio.sleep(0.1)
         runs = await client.read_flow_runs(flow_run_filter=of_run)
@@ -119,8 +119,8 @@ async def everything_of(flow_run_id: str) -> dict[str, str]:
     return {name: json.dumps([part.model_dump(mode="json") for part in found], ensure_ascii=False) for name, found in parts.items()}
 
 
-async def test_prefect_gets_no_secret(prefect_server: Server, tmp_path: Path) -> None:
-    await kept_blocks()
+async def test_prefect_stores_no_secret(prefect_server: Server, tmp_path: Path) -> None:
+    await save_blocks()
     plan = ExecutionPlan(description="Tell Prefect")
     plan.options.require_approval = False
     plan.options.continue_on_error = True
@@ -128,15 +128,17 @@ async def test_prefect_gets_no_secret(prefect_server: Server, tmp_path: Path) ->
         plan.add_step(name, f"Do {name}", {"token": "${{ secrets.canary_of_tests }}"}, id=name, **fields)
     tools = ToolRegistry([leak, log_in_prefect, as_tool(leaky, effect="read")])
     async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
-        run = await arun_plan(plan, tools=tools, store=store, approver=Yes())
+        run = await arun_plan(plan, tools=tools, store=store, approver=ApproveAll())
     assert run.flow_run_id is not None
     assert {step.id: step.error or step.result for step in run.steps if step.id != "leak"} == {
         "log_in_prefect": "ValueError: no such token: ***",
         "leaky": "***",
     }
-    told = await everything_of(run.flow_run_id)
-    assert "logged ***" in told["logs"] and "prefect is told ***" in told["logs"] and "no such token: ***" in told["states"]
-    assert {name: found_in(text, CANARY) for name, text in told.items()} == {name: [] for name in told}
+    everything = await everything_of(run.flow_run_id)
+    assert (
+        "logged ***" in everything["logs"] and "prefect is told ***" in everything["logs"] and "no such token: ***" in everything["states"]
+    )
+    assert {name: found_in(text, CANARY) for name, text in everything.items()} == {name: [] for name in everything}
     assert prefect_server.log_path is not None
     with sqlite3.connect(f"file:{prefect_server.log_path.parent / 'prefect/prefect.db'}?mode=ro", uri=True) as database:
         rows = "\n".join(database.iterdump())

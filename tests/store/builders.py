@@ -36,7 +36,7 @@ def a_plan(
 
 
 def validated(plan: ExecutionPlan) -> Any:
-    """Return of a validated plan what a store reads."""
+    """Return a stand-in for a validated plan with the fields that a store reads."""
     dependencies = {step.id: tuple(step.depends_on) for step in plan.steps}
     return SimpleNamespace(
         plan=plan,
@@ -98,12 +98,12 @@ async def begun(store: PlanStore, plan: ExecutionPlan | None = None, **fields: A
 
 
 def dead_owner() -> Owner:
-    """Return the mark of a process of this host that has ended: no process has so high a number."""
+    """Return the owner mark of an ended process on this host: no process id is so high."""
     return replace(Owner.this(), pid=2**22 + 1)
 
 
 def an_attempt(run: PlanRun, step_id: str = "check", *, at: datetime, number: int = 1, item: int | None = None, **fields: Any) -> Attempt:
-    """Return the intent of one try."""
+    """Return the intent of one attempt."""
     known: dict[str, Any] = {
         "id": new_id(),
         "run_id": run.id,
@@ -120,7 +120,7 @@ def an_attempt(run: PlanRun, step_id: str = "check", *, at: datetime, number: in
 
 
 def a_receipt(attempt: Attempt, result: Any = None, *, at: datetime, error: str | None = None) -> Receipt:
-    """Return the end of `attempt`; failed where there is an error."""
+    """Return the receipt of `attempt`, failed if `error` is given."""
     return Receipt(
         attempt_id=attempt.id,
         run_id=attempt.run_id,
@@ -136,7 +136,7 @@ def a_receipt(attempt: Attempt, result: Any = None, *, at: datetime, error: str 
 
 
 def ended(run: PlanRun, step_id: str, status: StepStatus, *, at: datetime, **fields: Any) -> StepRun:
-    """Return the step of `run` as ended, with what the engine writes about that."""
+    """Return the ended step of `run` as the engine records it."""
     step = run.step(step_id)
     step.status, step.completed_at = status, at
     for name, value in fields.items():
@@ -197,8 +197,8 @@ def a_standing_approval(**fields: Any) -> StandingApproval:
     return StandingApproval(**known | fields)
 
 
-async def a_story(store: PlanStore) -> PlanRun:
-    """Return a run that has ended, with something in every table that its audit tells of."""
+async def a_complete_run(store: PlanStore) -> PlanRun:
+    """Return an ended run with rows in every audited table."""
     run = await created(store, requested_by="bo")
     gate = await store.gates.open(a_gate(run), timeout_ms=0)
     await store.gates.answer(gate.id, an_answer(gate, decision="request_changes", note="两次"))

@@ -16,19 +16,19 @@ from tests.postgres import PostgresServer
 from tests.sql import Sql
 
 on_both_databases = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
-"""For a test outside of this room whose promise rests on the database: a race, a count, a trigger."""
+"""For a test outside this folder that depends on the database: a race, a count, a trigger."""
 
 ON_SQLITE_OR_THOROUGH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)]
-"""The parameters of such a room's `store_url`."""
+"""The parameters of `store_url` in such a test."""
 
 
 ON_BOTH = ("alterations", "changes", "claims", "erasing", "gate_answers", "gates", "migrations", "retention", "runs")
-"""The files of this room whose promises rest on what the databases do differently: locks, races, triggers and clocks."""
+"""The files of this folder that test what differs between the databases: locks, races, triggers and clocks."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave PostgreSQL to `make thorough` in the files of this room that are not in ON_BOTH."""
+    """Leave PostgreSQL to `make thorough` in the files of this folder that are not in ON_BOTH."""
     names = {f"test_{name}.py" for name in ON_BOTH}
     for item in items:
         on = getattr(item, "callspec", None)

@@ -1,4 +1,4 @@
-"""Every change of a run behind the store's back is found and named."""
+"""Tests of tampering: every change of a run behind the store's back is detected and named."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from plan_adapter.store.export import document_of
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.verification import verify
 from tests.sql import Sql
-from tests.store.builders import a_story, begun, created
+from tests.store.builders import a_complete_run, begun, created
 
 
 async def _do(sql: Sql, *statements: str) -> None:
@@ -21,13 +21,13 @@ async def _do(sql: Sql, *statements: str) -> None:
 
 
 def _alter(connection: Connection, statements: Sequence[str]) -> None:
-    """Run statements as somebody who owns the database, and who knows to drop the triggers first."""
+    """Run statements as a database owner who drops the triggers first."""
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("PRAGMA defer_foreign_keys = ON")
         connection.exec_driver_sql("DROP TRIGGER IF EXISTS audit_refuses_update")
         connection.exec_driver_sql("DROP TRIGGER IF EXISTS audit_refuses_delete")
     else:
-        connection.exec_driver_sql("SET LOCAL session_replication_role = 'replica'")  # no trigger fires, no reference is looked at
+        connection.exec_driver_sql("SET LOCAL session_replication_role = 'replica'")  # no trigger fires, no foreign key is checked
     for statement in statements:
         connection.execute(text(statement))
 
@@ -167,22 +167,22 @@ ALTERED: dict[str, tuple[str, str, str]] = {
     ),
     "the run that is deleted": ("DELETE FROM runs WHERE id = '{run}'", "runs", "missing"),
 }
-"""Each: what somebody does to the database, the table that is named, and words of what is said."""
+"""For each alteration: the statement, the table that is named, and part of the message."""
 
 
-async def test_every_alteration_is_named(store: PlanStore, sql: Sql):
-    run = await a_story(store)
+async def test_every_alteration_is_detected_and_named(store: PlanStore, sql: Sql):
+    run = await a_complete_run(store)
     documents = await sql.run(lambda connection: _altered(connection, run.id))
-    for name, (_, table, words) in ALTERED.items():
+    for name, (_, table, message) in ALTERED.items():
         found = verify(documents[name])
         assert found.problem is not None, name
         assert found.problem.table in table.split("|"), (name, str(found.problem))
-        assert words in str(found.problem), name
+        assert message in str(found.problem), name
     assert (await store.verify(run.id)).ok
 
 
 def _altered(connection: Connection, run_id: str) -> dict[str, dict[str, Any]]:
-    """Return the document of a run as it would be after each of the alterations. None of them stays."""
+    """Return the exported run after each alteration; each is rolled back."""
     documents = dict[str, dict[str, Any]]()
     for name, (statements, _, _) in ALTERED.items():
         undone = connection.begin_nested()
@@ -192,10 +192,10 @@ def _altered(connection: Connection, run_id: str) -> dict[str, dict[str, Any]]:
     return documents
 
 
-async def test_any_changed_byte_of_a_row_is_found(tmp_path: Path):
+async def test_any_changed_byte_of_a_row_is_detected(tmp_path: Path):
     url = f"sqlite:///{tmp_path / 'plans.db'}"
     async with PlanStore(url) as store:
-        run = await a_story(store)
+        run = await a_complete_run(store)
         whole = await store.export(run.id)
     left_out = {("runs", "updated_at"), *(("gates", name) for name in ("openings", "owner", "flow_run_id", "keyset"))}
     left_out |= {("plans", name) for name in ("name", "description", "created_at", "tenant_id")} | {
@@ -211,7 +211,7 @@ async def test_any_changed_byte_of_a_row_is_found(tmp_path: Path):
         places = [place for place in places if (place[0], place[2]) not in left_out and isinstance(_row(whole, place)[place[2]], str)]
 
         @given(st.sampled_from(places), st.integers(0, 2**20), st.integers(1, 255))
-        @example(("runs", 0, "digest"), 0, 128)  # bytes that are no text, in what other rows are found by
+        @example(("runs", 0, "digest"), 0, 128)  # invalid UTF-8 in a column that other rows refer to
         @example(("runs", 0, "tenant_id"), 0, 128)
         @settings(max_examples=60, database=None)
         def is_found(place: tuple[str, int, str], at: int, flip: int) -> None:
@@ -245,7 +245,7 @@ def _row(document: dict[str, Any], place: tuple[str, int, str]) -> dict[str, Any
     return document["run"] if place[0] == "runs" else document[place[0]][place[1]]
 
 
-async def test_a_run_whose_entries_were_deleted_counts_as_altered_once_it_resumes(store: PlanStore, sql: Sql):
+async def test_a_resumed_run_whose_audit_entries_were_deleted_is_altered(store: PlanStore, sql: Sql):
     run = await created(store)
     await _do(sql, "DELETE FROM audit")
     run.status = PlanStatus.EXECUTING

@@ -1,4 +1,4 @@
-"""Approvals: kept with who gave them, and used once."""
+"""Tests of approvals: each is recorded with its approver and used once."""
 
 import asyncio
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tests.sql import Sql
 from tests.store.builders import DIGEST, an_approval, begun, created
 
 
-async def test_answers_are_read_as_they_were_given(store: PlanStore):
+async def test_answers_are_read_back_unchanged(store: PlanStore):
     now = await store.now()
     approved = an_approval(at=now, expires_at=now + timedelta(hours=1), run_id="r-1")
     rejected = an_approval(at=now + timedelta(seconds=1), decision="reject", note="\x00", run_id="r-1")
@@ -47,12 +47,12 @@ async def test_the_run_that_used_an_approval_can_resume_with_it(store: PlanStore
     assert await store.ledger.use_approval(used, run_id="r-1") == used
 
 
-async def test_an_approval_given_in_code_is_kept_when_it_is_used(store: PlanStore):
+async def test_an_approval_given_in_code_is_recorded_when_it_is_used(store: PlanStore):
     used = await store.ledger.use_approval(an_approval(), run_id="r-1")
     assert await store.approvals("r-1") == [used]
 
 
-async def test_an_approval_is_whose_its_run_is(store: PlanStore, sql: Sql):
+async def test_an_approval_has_the_context_of_its_run(store: PlanStore, sql: Sql):
     context = RunContext(agent_id="agent-7", org_id="org-1", task_id="task-9")
     run = await begun(store, agent_id="agent-7", org_id="org-1", task_id="task-9")
     waiting = an_approval()
@@ -61,10 +61,10 @@ async def test_an_approval_is_whose_its_run_is(store: PlanStore, sql: Sql):
     await store.ledger.use_approval(an_approval(), run_id=run.id)
     await store.add_approval(an_approval(decision="reject", run_id=run.id))
     rows = await sql.rows(tables.approvals.select())
-    assert [context_of(row) for row in rows] == [context] * 4  # with the one that the run was begun with
+    assert [context_of(row) for row in rows] == [context] * 4  # includes the approval that started the run
 
 
-async def test_of_runs_that_want_the_same_approval_at_once_one_gets_it(store: PlanStore, store_url: str):
+async def test_only_one_of_several_concurrent_runs_gets_the_same_approval(store: PlanStore, store_url: str):
     approval = an_approval()
     stores = [PlanStore(store_url) for _ in range(3)]
     outcomes = await asyncio.gather(
@@ -75,7 +75,7 @@ async def test_of_runs_that_want_the_same_approval_at_once_one_gets_it(store: Pl
     await asyncio.gather(*(one.close() for one in stores))
 
 
-async def test_an_approval_for_one_run_is_not_for_another(store: PlanStore):
+async def test_an_approval_for_one_run_is_not_used_by_another(store: PlanStore):
     approval = an_approval(run_id="r-1")
     await store.add_approval(approval)
     assert await store.ledger.find_approval(DIGEST) is None
@@ -84,7 +84,7 @@ async def test_an_approval_for_one_run_is_not_for_another(store: PlanStore):
     assert (await store.ledger.use_approval(approval, run_id="r-1")).run_id == "r-1"
 
 
-async def test_an_approval_that_has_expired_by_the_databases_clock_is_not_used(store: PlanStore):
+async def test_an_approval_expired_by_the_database_clock_is_not_used(store: PlanStore):
     now = await store.now()
     expired = an_approval(at=now - timedelta(hours=1), expires_at=now)
     await store.add_approval(expired)
@@ -96,7 +96,7 @@ async def test_an_approval_that_has_expired_by_the_databases_clock_is_not_used(s
     assert await store.ledger.find_approval(DIGEST) == fresh
 
 
-async def test_a_later_rejection_takes_an_approval_back_and_a_still_later_approval_counts(store: PlanStore):
+async def test_a_later_rejection_revokes_an_approval_and_a_still_later_approval_counts(store: PlanStore):
     now = await store.now()
     approval = an_approval(at=now)
     await store.add_approval(approval)
@@ -109,7 +109,7 @@ async def test_a_later_rejection_takes_an_approval_back_and_a_still_later_approv
     assert await store.ledger.find_approval(DIGEST) == later
 
 
-async def test_the_rejection_of_one_run_says_nothing_about_others(store: PlanStore):
+async def test_rejecting_one_run_does_not_affect_others(store: PlanStore):
     now = await store.now()
     await store.add_approval(an_approval(at=now))
     await store.add_approval(an_approval(at=now + timedelta(seconds=1), decision="reject", run_id="r-1"))
@@ -121,15 +121,15 @@ async def test_a_rejection_cannot_be_used(store: PlanStore):
         await store.ledger.use_approval(an_approval(decision="reject"), run_id="r-1")
 
 
-async def test_an_approval_cannot_be_passed_off_as_one_of_other_content(store: PlanStore):
+async def test_an_approval_cannot_be_used_for_other_content(store: PlanStore):
     approval = an_approval()
     await store.add_approval(approval)
-    with pytest.raises(NotApprovedError, match="of other content"):
+    with pytest.raises(NotApprovedError, match=r"has no approval .* of this content"):
         await store.ledger.use_approval(replace(approval, approval_digest="e" * 64), run_id="r-1")
     assert await store.ledger.find_approval(DIGEST) == approval
 
 
-async def test_the_approval_of_a_step_never_opens_a_plan(store: PlanStore):
+async def test_a_step_approval_never_approves_a_plan(store: PlanStore):
     run = await created(store)
     of_step = an_approval(step_id="drain", run_id=run.id)
     of_any_run = an_approval(step_id="drain")
@@ -142,7 +142,7 @@ async def test_the_approval_of_a_step_never_opens_a_plan(store: PlanStore):
     assert await store.ledger.find_approval(DIGEST) is None
 
 
-async def test_what_was_decided_about_a_step_takes_no_approval_of_the_plan_back(store: PlanStore):
+async def test_a_decision_about_a_step_does_not_revoke_the_plan_approval(store: PlanStore):
     run = await created(store)
     now = await store.now()
     approval = an_approval(at=now, run_id=run.id)
@@ -152,7 +152,7 @@ async def test_what_was_decided_about_a_step_takes_no_approval_of_the_plan_back(
 
 
 @pytest.mark.parametrize("decision", ["reject", "request_changes"])
-async def test_a_later_decision_for_a_run_takes_its_approval_back(store: PlanStore, decision: str):
+async def test_a_later_decision_for_a_run_revokes_its_approval(store: PlanStore, decision: str):
     run = await created(store)
     now = await store.now()
     bound, free = an_approval(at=now, run_id=run.id), an_approval(at=now)
@@ -166,7 +166,7 @@ async def test_a_later_decision_for_a_run_takes_its_approval_back(store: PlanSto
     assert (await store.ledger.use_approval(free, run_id=other.id)).run_id == other.id
 
 
-async def test_an_approval_of_one_tenant_is_not_for_another(store_url: str):
+async def test_an_approval_of_one_tenant_is_not_visible_to_another(store_url: str):
     approval = an_approval()
     async with PlanStore(store_url, tenant_id="acme") as acme, PlanStore(store_url, tenant_id="umbrella") as umbrella:
         await acme.add_approval(approval)

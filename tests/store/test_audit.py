@@ -1,4 +1,4 @@
-"""The audit as a chain: what is appended when, and in which form."""
+"""Tests of the audit log: which entries are appended, when, and in which form."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -19,11 +19,11 @@ from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.verification import verify
 from tests.sql import Sql
-from tests.store.builders import a_gate, a_receipt, a_story, an_answer, an_approval, an_attempt, begun, created, ended
+from tests.store.builders import a_complete_run, a_gate, a_receipt, an_answer, an_approval, an_attempt, begun, created, ended
 
 
 async def test_every_write_of_a_run_is_in_the_audit_log_and_the_chain_is_intact(store: PlanStore):
-    run = await a_story(store)
+    run = await a_complete_run(store)
     assert [entry.kind for entry in await store.audit(run.id)] == [
         "run_created", "gate_opened", "gate_answered", "revised", "new_version", "approved", "approval_used", "run_started",
         "attempt_started", "attempt_succeeded", "step_completed", "attempt_started", "attempt_failed", "step_failed", "step_skipped",
@@ -34,7 +34,7 @@ async def test_every_write_of_a_run_is_in_the_audit_log_and_the_chain_is_intact(
     assert found.digest == (await store.export(run.id))["head"]
 
 
-async def test_the_record_verifies_at_every_moment(store: PlanStore):
+async def test_a_run_verifies_after_every_write(store: PlanStore):
     run = await created(store)
     assert (await store.verify(run.id)).ok
     await store.add_approval(mine := an_approval(run_id=run.id, approval_digest=run.approval_digest))
@@ -56,8 +56,8 @@ async def test_the_record_verifies_at_every_moment(store: PlanStore):
     assert [entry.kind for entry in await store.audit(run.id)][-3:] == ["run_changed", "cancel_requested", "run_ended"]
 
 
-async def test_a_run_that_is_resumed_after_its_end_verifies(store: PlanStore):
-    run = await a_story(store)
+async def test_a_run_resumed_after_it_ended_verifies(store: PlanStore):
+    run = await a_complete_run(store)
     run = await store.run(run.id)
     run.status, run.completed_at = PlanStatus.EXECUTING, None
     await store.ledger.claim(run)
@@ -77,7 +77,7 @@ async def test_the_database_refuses_to_change_or_delete_entries(store: PlanStore
     assert (await store.verify(run.id)).ok
 
 
-async def test_a_document_that_is_no_run_is_refused():
+async def test_verify_refuses_a_document_that_is_not_a_run():
     for document in ({}, {"run": {}, "audit": []}, {"run": None}, {"audit": 3}):
         found = verify(document)
         assert not found.ok
@@ -88,11 +88,11 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(-(2**53) + 1, 2**53 - 1
 
 @given(st.dictionaries(st.text(st.characters(codec="ascii")), VALUES))
 @settings(max_examples=75)
-def test_a_digest_is_of_the_canonical_form(row: dict[str, Any]):
+def test_a_digest_covers_the_canonical_form(row: dict[str, Any]):
     assert digests._encode(row).encode() == rfc8785.dumps(row)
 
 
-async def test_processes_that_write_at_once_make_one_chain(store: PlanStore, store_url: str):
+async def test_concurrent_processes_write_one_chain(store: PlanStore, store_url: str):
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
 
@@ -114,18 +114,18 @@ async def test_processes_that_write_at_once_make_one_chain(store: PlanStore, sto
     assert (found.ok, found.entries) == (True, 4 + 24 + 18 + 1), str(found.problem)
 
 
-async def test_a_run_that_there_is_not_cannot_be_verified(store: PlanStore):
+async def test_an_unknown_run_cannot_be_verified(store: PlanStore):
     with pytest.raises(RunConflictError, match="no run"):
         await store.verify("0000")
 
 
-def test_a_time_is_the_same_text_whatever_its_zone():
+def test_a_time_is_written_the_same_in_every_time_zone():
     at = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
     assert digests.instant_text(at) == digests.instant_text(at.astimezone(ZoneInfo("Asia/Shanghai"))) == "2026-11-21T09:30:00.000000Z"
     assert digests.instant_of(digests.instant_text(at)) == at
 
 
-def test_every_decision_and_every_end_of_a_gate_and_a_step_has_a_kind_of_entry() -> None:
+def test_every_decision_and_every_end_of_a_gate_or_step_has_an_entry_kind() -> None:
     assert entries.DECISION_ENTRIES.keys() == set(get_args(Decision))
     assert entries.GATE_END_ENTRIES.keys() == {*get_args(get_args(GateEnd)[0]), *get_args(Resolution)} - {"answered"}
     assert entries.STEP_END_ENTRIES.keys() == {status.value for status in StepStatus if status.has_ended}

@@ -1,4 +1,4 @@
-"""Waiting for a change of the store: any process's change is seen, soon, at next to no cost, and none is missed."""
+"""Tests of waiting for store changes: a change by any process wakes the waiter soon and cheaply, and none is missed."""
 
 import asyncio
 import subprocess
@@ -41,7 +41,7 @@ CHANGES: dict[str, Callable[[PlanStore, str, str], Awaitable[object]]] = {
 }
 
 
-async def test_what_another_connection_changes_wakes_those_who_wait(store: PlanStore, store_url: str):
+async def test_a_change_on_another_connection_wakes_waiting_tasks(store: PlanStore, store_url: str):
     async with PlanStore(store_url) as other:
         for name, change in CHANGES.items():
             run = await created(store)
@@ -56,7 +56,7 @@ async def test_what_another_connection_changes_wakes_those_who_wait(store: PlanS
             assert time.monotonic() - started < BOUND / 2, name
 
 
-async def test_an_answer_wakes_who_waits_at_its_gate_and_a_receipt_does_not(store: PlanStore):
+async def test_an_answer_wakes_the_task_waiting_at_its_gate_and_a_receipt_does_not(store: PlanStore):
     run = await begun(store)
     gate = await store.gates.open(a_gate(run, "drain"), timeout_ms=0)
     await settled(store)
@@ -70,7 +70,7 @@ async def test_an_answer_wakes_who_waits_at_its_gate_and_a_receipt_does_not(stor
         await wait
 
 
-async def test_nothing_is_missed_between_a_read_and_the_wait_for_it(store: PlanStore, store_url: str):
+async def test_a_change_between_a_read_and_the_wait_is_not_missed(store: PlanStore, store_url: str):
     run = await created(store)
     async with PlanStore(store_url) as other:
         for watched in (False, True):
@@ -85,7 +85,7 @@ async def test_nothing_is_missed_between_a_read_and_the_wait_for_it(store: PlanS
             assert (await store.gates.get(gate.id)).end == "cancelled"
 
 
-async def test_a_read_counts_for_waits_in_tasks_that_begin_after_it(store: PlanStore, store_url: str):
+async def test_a_read_counts_for_waits_in_tasks_started_after_it(store: PlanStore, store_url: str):
     run = await created(store)
     await settled(store)
     async with PlanStore(store_url) as other:
@@ -104,7 +104,7 @@ async def test_a_read_counts_for_waits_in_tasks_that_begin_after_it(store: PlanS
 
 
 async def _notice(store: PlanStore, is_waiting: asyncio.Event) -> None:
-    """Return once a change has come to the store, of which the task that began this one knows nothing."""
+    """Return after a change to the store that the parent task has not seen."""
     await store.now()
     is_waiting.set()
     started = time.monotonic()
@@ -112,14 +112,14 @@ async def _notice(store: PlanStore, is_waiting: asyncio.Event) -> None:
     assert time.monotonic() - started < BOUND / 2
 
 
-async def test_without_a_change_it_returns_after_its_time(store: PlanStore):
+async def test_the_wait_times_out_without_a_change(store: PlanStore):
     await settled(store)
     started = time.monotonic()
     await store.changed(0.15)
     assert 0.14 < time.monotonic() - started < 5
 
 
-def test_several_loops_wait_at_once_and_one_that_ended_harms_nobody(store_url: str):
+def test_several_loops_can_wait_at_once_and_a_closed_loop_does_not_affect_others(store_url: str):
     store, run_id = PlanStore(store_url), ""
 
     async def prepare() -> str:
@@ -165,7 +165,7 @@ async def test_closing_a_store_ends_the_wait_and_the_watch(store_url: str):
             assert not thread.is_alive(), thread.name
 
 
-async def test_a_file_that_is_made_later_is_watched_then(tmp_path: Path):
+async def test_a_file_created_later_is_watched(tmp_path: Path):
     url = f"sqlite:///{tmp_path / 'plans.db'}"
     async with PlanStore(url) as store, PlanStore(url) as other:
         await store.changed(0.05)
@@ -177,7 +177,7 @@ async def test_a_file_that_is_made_later_is_watched_then(tmp_path: Path):
         await asyncio.wait_for(wait, BOUND / 2)
 
 
-async def test_a_connection_that_is_lost_is_made_again(postgres_server: PostgresServer, postgres_database: str):
+async def test_a_lost_connection_is_restored(postgres_server: PostgresServer, postgres_database: str):
     async with PlanStore(postgres_database) as store, PlanStore(postgres_database) as other:
         assert await store.upgrade() == REVISION
         run = await created(store)
@@ -188,7 +188,7 @@ async def test_a_connection_that_is_lost_is_made_again(postgres_server: Postgres
             postgres_server.execute,
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()",
         )
-        await asyncio.wait_for(lost, BOUND / 2)  # what happened meanwhile went unheard
+        await asyncio.wait_for(lost, BOUND / 2)  # changes during the outage were not reported
         await settled(store)
         wait = asyncio.create_task(store.changed(BOUND))
         await other.ledger.request_cancel(run.id, "enough")

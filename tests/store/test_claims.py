@@ -1,4 +1,4 @@
-"""Who executes a run: one process at a time, until it lets go or counts as dead."""
+"""Tests of claiming runs: one process owns a run at a time, until it releases the run or counts as dead."""
 
 import asyncio
 import os
@@ -18,14 +18,14 @@ from tests.sql import Sql
 from tests.store.builders import a_receipt, an_attempt, begun, created, dead_owner
 
 
-async def test_a_run_that_a_living_process_executes_cannot_be_claimed(store: PlanStore):
+async def test_a_run_owned_by_a_live_process_cannot_be_claimed(store: PlanStore):
     run = await begun(store)
     assert await store.ledger.owner(run.id) is not None
     with pytest.raises(RunConflictError, match=f"executed by process {os.getpid()} on this host"):
         await store.ledger.claim(await store.run(run.id))
 
 
-async def test_an_ended_run_is_held_by_nobody(store: PlanStore):
+async def test_an_ended_run_has_no_owner(store: PlanStore):
     run = await begun(store)
     run.status = PlanStatus.FAILED
     await store.ledger.update(run)
@@ -36,7 +36,7 @@ async def test_an_ended_run_is_held_by_nobody(store: PlanStore):
     assert await store.ledger.owner(run.id) is not None
 
 
-async def test_of_two_that_resume_a_run_at_once_one_gets_it(store: PlanStore, store_url: str):
+async def test_only_one_of_two_concurrent_resumes_claims_the_run(store: PlanStore, store_url: str):
     run = await begun(store)
     run.status = PlanStatus.PARTIAL
     await store.ledger.update(run)
@@ -46,7 +46,7 @@ async def test_of_two_that_resume_a_run_at_once_one_gets_it(store: PlanStore, st
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType", "RunConflictError"]
 
 
-async def test_a_run_that_was_changed_since_it_was_read_cannot_be_claimed(store: PlanStore):
+async def test_a_run_changed_since_it_was_read_cannot_be_claimed(store: PlanStore):
     run = await created(store)
     await store.ledger.request_cancel(run.id, "never mind")
     with pytest.raises(RunConflictError, match=r"changed by another process.*never mind"):
@@ -55,14 +55,14 @@ async def test_a_run_that_was_changed_since_it_was_read_cannot_be_claimed(store:
 
 
 @pytest.mark.parametrize(("effect", "outcome"), [("write", Outcome.UNKNOWN), ("idempotent_write", None), ("read", None)])
-async def test_a_run_whose_process_died_is_shown_as_interrupted_and_may_be_claimed(
+async def test_a_run_whose_process_died_is_interrupted_and_can_be_claimed(
     effect: str, outcome: Outcome | None, store: PlanStore, sql: Sql
 ) -> None:
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     await recorder.intent(an_attempt(run, at=recorder.now(), effect=effect))
     dead = dead_owner()
-    await _let_hold(sql, run, dead)
+    await _set_owner(sql, run, dead)
     shown = await store.run(run.id)
     assert (shown.status, shown.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
     assert (shown.steps[0].status, shown.steps[0].outcome) == (StepStatus.RUNNING, outcome)
@@ -73,27 +73,27 @@ async def test_a_run_whose_process_died_is_shown_as_interrupted_and_may_be_claim
     assert await store.ledger.owner(run.id) is not None
 
 
-async def test_a_process_of_another_host_is_declared_dead_once_it_has_not_renewed_for_long(store: PlanStore, sql: Sql):
+async def test_a_process_on_another_host_counts_as_dead_when_its_lease_expires(store: PlanStore, sql: Sql):
     run = await begun(store)
-    await _let_hold(sql, run, replace(Owner.this(), place="elsewhere"))
+    await _set_owner(sql, run, replace(Owner.this(), place="elsewhere"))
     assert (await store.run(run.id)).reason is None
     assert "on elsewhere" in (await store.ledger.owner(run.id) or "")
     with pytest.raises(RunConflictError, match="on elsewhere; wait for its end"):
         await store.ledger.claim(await store.run(run.id))
-    await _let_lease_end(store, sql, run, seconds_ago=14)
+    await _set_lease_end(store, sql, run, seconds_ago=14)
     assert (await store.run(run.id)).reason is None
-    await _let_lease_end(store, sql, run, seconds_ago=16)
+    await _set_lease_end(store, sql, run, seconds_ago=16)
     shown = await store.run(run.id)
     assert (shown.reason, await store.ledger.owner(run.id)) == (RunReason.INTERRUPTED, None)
     shown.reason = None
     await store.ledger.claim(shown)
 
 
-async def test_a_process_whose_run_was_taken_over_writes_nothing_more(store: PlanStore, sql: Sql, store_url: str):
+async def test_a_process_that_lost_its_run_cannot_write(store: PlanStore, sql: Sql, store_url: str):
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     await recorder.intent(first := an_attempt(run, at=recorder.now()))
-    await _let_lease_end(store, sql, run, seconds_ago=16)
+    await _set_lease_end(store, sql, run, seconds_ago=16)
     async with PlanStore(store_url) as other:
         taken = await other.run(run.id)
         taken.reason = None
@@ -114,23 +114,23 @@ async def test_a_process_whose_run_was_taken_over_writes_nothing_more(store: Pla
 
 async def test_a_renewed_lease_stays_valid(store: PlanStore, sql: Sql):
     run = await begun(store)
-    await _let_lease_end(store, sql, run, seconds_ago=16)
+    await _set_lease_end(store, sql, run, seconds_ago=16)
     await store.ledger.renew(run.id)
     assert await store.ledger.owner(run.id) is not None
 
 
-async def test_a_run_that_was_let_go_is_shown_as_interrupted(store: PlanStore):
+async def test_a_released_run_is_shown_as_interrupted(store: PlanStore):
     run = await begun(store)
     await store.ledger.release(run.id)
     assert (await store.run(run.id)).reason is RunReason.INTERRUPTED
 
 
-async def _let_hold(sql: Sql, run: PlanRun, owner: Owner) -> None:
+async def _set_owner(sql: Sql, run: PlanRun, owner: Owner) -> None:
     statement = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=str(owner))
     await sql.change(statement)
 
 
-async def _let_lease_end(store: PlanStore, sql: Sql, run: PlanRun, *, seconds_ago: float) -> None:
+async def _set_lease_end(store: PlanStore, sql: Sql, run: PlanRun, *, seconds_ago: float) -> None:
     ended = await store.now() - timedelta(seconds=seconds_ago)
     statement = tables.leases.update().where(tables.leases.c.run_id == run.id).values(until=ended)
     await sql.change(statement)

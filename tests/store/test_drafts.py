@@ -1,4 +1,4 @@
-"""Drafts are kept as they are made: every question and answer, without passwords, and what a process that ended had paid for."""
+"""Tests of stored drafts: every question and answer is saved at once, without passwords, and survives a crash."""
 
 import pytest
 
@@ -23,7 +23,7 @@ REQUEST = PlanRequest(
 )
 
 
-async def test_a_draft_is_kept_whole_and_read_back(store_url: str) -> None:
+async def test_a_draft_is_saved_completely_and_read_back(store_url: str) -> None:
     with scripted(says(done(step("deploi", {}))), says(GOOD)) as server:
         model = OpenAIModel("m", base_url=server.url, api_key="sk-canary")
         async with PlanStore(store_url) as store:
@@ -53,7 +53,7 @@ async def test_a_draft_is_kept_whole_and_read_back(store_url: str) -> None:
     assert "hunter2" not in repr(read)
 
 
-async def test_a_draft_that_came_to_nothing_is_kept_with_its_problems(store_url: str) -> None:
+async def test_a_failed_draft_is_saved_with_its_problems(store_url: str) -> None:
     with scripted(says(done(step("deploi", {})))) as server:
         model = OpenAIModel("m", base_url=server.url)
         async with PlanStore(store_url) as store:
@@ -63,7 +63,7 @@ async def test_a_draft_that_came_to_nothing_is_kept_with_its_problems(store_url:
     assert (read.plan, read.failure, read.problems, len(read.calls)) == (None, made.failure, made.problems, 3)
 
 
-async def test_what_was_paid_for_before_a_process_ended_is_not_asked_again(store_url: str) -> None:
+async def test_answers_recorded_before_a_crash_are_not_requested_again(store_url: str) -> None:
     class Ended(BaseException):
         pass
 
@@ -89,7 +89,7 @@ async def test_what_was_paid_for_before_a_process_ended_is_not_asked_again(store
     assert [call.number for call in kept.calls] == [1, 2]
 
 
-async def test_an_answer_from_which_a_password_was_taken_is_asked_for_again(store_url: str) -> None:
+async def test_a_redacted_answer_is_requested_again(store_url: str) -> None:
     answer = done({**DEPLOY, "depends_on": [], "description": "via https://u:hunter2@host/x"})
     with scripted(says(answer)) as server:
         model = OpenAIModel("m", base_url=server.url)
@@ -116,9 +116,9 @@ async def test_drafts_belong_to_their_tenant(store_url: str) -> None:
         await model.aclose()
 
 
-async def test_the_same_question_asked_twice_is_asked_twice_and_each_answer_is_used_once(store_url: str) -> None:
+async def test_a_repeated_question_is_asked_again_and_each_answer_is_used_once(store_url: str) -> None:
     wrong = says(done(step("deploi", {})))
-    with scripted(wrong, wrong, says(GOOD)) as server:  # the third question is the second one once more
+    with scripted(wrong, wrong, says(GOOD)) as server:  # the third question equals the second
         model = OpenAIModel("m", base_url=server.url)
         async with PlanStore(store_url) as store:
             for _ in range(2):
@@ -131,7 +131,7 @@ async def test_the_same_question_asked_twice_is_asked_twice_and_each_answer_is_u
         assert server.requests[1] == server.requests[2]
 
 
-async def test_what_a_person_answered_is_not_asked_again(store_url: str) -> None:
+async def test_a_persons_answer_is_not_requested_again(store_url: str) -> None:
     class Ended(BaseException):
         pass
 
@@ -159,7 +159,7 @@ async def test_what_a_person_answered_is_not_asked_again(store_url: str) -> None
     assert (draft.plan is not None, draft.failure) == (True, None)
 
 
-async def test_an_answer_that_was_asked_for_anew_is_kept_beside_the_first(store_url: str) -> None:
+async def test_a_second_answer_to_a_question_is_saved_beside_the_first(store_url: str) -> None:
     with scripted(says(done(step("deploi", {}))), says(GOOD)) as server:
         model = OpenAIModel("m", base_url=server.url)
         async with PlanStore(store_url) as store:

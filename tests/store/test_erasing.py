@@ -1,4 +1,4 @@
-"""Erased values are nowhere in the record any more, and the record verifies as before; nothing else can change unnoticed."""
+"""Tests of erasing: erased values leave the record, the record still verifies, and every other change is detected."""
 
 import json
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ async def text_of(store: PlanStore, run_id: str) -> str:
     return json.dumps(await store.export(run_id), ensure_ascii=False)
 
 
-async def test_an_erased_value_is_nowhere_in_the_record_which_verifies_as_before(store: PlanStore):
+async def test_an_erased_value_is_gone_from_the_record_and_the_record_still_verifies(store: PlanStore):
     run = await a_personal_run(store)
     before = await store.verify(run.id)
     assert EMAIL in await text_of(store, run.id)
@@ -78,7 +78,7 @@ async def test_an_erased_value_is_nowhere_in_the_record_which_verifies_as_before
     assert list(signed_of(await store.export(run.id))) == []
 
 
-async def test_fields_are_erased_one_after_the_other_and_the_run_can_be_pruned_then(store: PlanStore):
+async def test_fields_can_be_erased_one_by_one_and_the_run_pruned_afterwards(store: PlanStore):
     run = await a_personal_run(store)
     fields = (
         "steps.drain.result[1].n",
@@ -120,14 +120,14 @@ async def test_erasing_again_changes_nothing(store: PlanStore):
         "UPDATE gates SET text = '[erased]' WHERE run_id = '{run}'",
     ],
 )
-async def test_what_is_erased_behind_its_back_is_found(store: PlanStore, sql: Sql, statement: str):
+async def test_an_erasure_made_behind_the_stores_back_is_detected(store: PlanStore, sql: Sql, statement: str):
     run = await a_personal_run(store)
     await erase(store, run.id, "inputs.email")
     await sql.change(statement.format(run=run.id))
     assert not (await store.verify(run.id)).ok
 
 
-async def test_the_database_changes_only_messages_and_only_after_a_tombstone(store: PlanStore, sql: Sql):
+async def test_the_database_allows_changes_to_messages_only_after_a_tombstone(store: PlanStore, sql: Sql):
     run = await a_personal_run(store)
     mark = f"UPDATE audit SET message = '[erased]' WHERE run_id = '{run.id}' AND number = 3"
     with pytest.raises(DBAPIError, match="the audit is only added to"):
@@ -139,7 +139,7 @@ async def test_the_database_changes_only_messages_and_only_after_a_tombstone(sto
     assert (await store.verify(run.id)).ok
 
 
-async def test_a_run_with_erased_values_does_not_run_again(store: PlanStore):
+async def test_a_run_with_erased_values_cannot_be_resumed(store: PlanStore):
     run = await a_personal_run(store)
     await erase(store, run.id, "inputs.email")
     why = r"has erased fields \(inputs.email\), by bo .*: it cannot run again, because its steps would get `\[erased\]`"
@@ -151,7 +151,7 @@ async def test_a_run_with_erased_values_does_not_run_again(store: PlanStore):
         await store.revisions.revise(run.id, validated(a_plan("其他")), "e" * 64, by="安娜", note="")
 
 
-async def test_runs_in_use_and_records_that_do_not_verify_are_refused(store: PlanStore, sql: Sql):
+async def test_erasing_refuses_runs_in_use_and_records_that_do_not_verify(store: PlanStore, sql: Sql):
     executing, damaged = await begun(store), await a_personal_run(store)
     with pytest.raises(RunConflictError, match=r"is still in use \(executing\)"):
         await erase(store, executing.id, "inputs.host")
@@ -167,7 +167,7 @@ async def test_every_field_without_a_value_is_named(store: PlanStore):
     assert await store.retention.tombstones(run.id) == []
 
 
-async def test_a_result_in_a_file_is_erased_there_and_its_receipt_has_the_new_digest(store: PlanStore):
+async def test_a_result_in_a_file_is_erased_and_its_receipt_gets_the_new_digest(store: PlanStore):
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     path, other = (f"/results/{run.id}/{name}-1.json" for name in ("check", "drain"))
@@ -188,7 +188,7 @@ async def test_a_result_in_a_file_is_erased_there_and_its_receipt_has_the_new_di
         await erase(store, run.id, "steps.drain.result", files={path: []})
 
 
-async def test_an_exported_run_verifies_and_a_signed_note_says_that_it_is_erased(store: PlanStore):
+async def test_an_exported_run_verifies_and_shows_that_a_signed_note_was_erased(store: PlanStore):
     run = await a_personal_run(store)
     await store.add_approval(an_approval(run_id=run.id, known_by="ssh_signature", signature="x", note=NAME, decision="reject"))
     await erase(store, run.id, "notes")
@@ -208,11 +208,11 @@ async def test_an_exported_run_verifies_and_a_signed_note_says_that_it_is_erased
         ("notes", Field("notes", "notes")),
     ],
 )
-def test_a_field_is_read(text: str, field: Field):
+def test_a_field_is_parsed(text: str, field: Field):
     assert read_fields([text, text]) == [field]
 
 
-def test_all_words_that_are_no_field_are_named():
+def test_all_invalid_fields_are_named():
     with pytest.raises(
         RunConflictError, match=r"no field is called `inputs`, `steps.a.status`, `message.x`, `inputs.a\[`; write inputs.NAME"
     ):

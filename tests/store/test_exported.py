@@ -1,4 +1,4 @@
-"""Exported runs of any size: written and verified a row at a time, and the same as if all of it were read at once."""
+"""Tests of exported runs: writing and verifying row by row gives the same result as reading all at once."""
 
 import asyncio
 import io
@@ -27,7 +27,7 @@ async def sqlite(tmp_path: Path) -> AsyncIterator[PlanStore]:
 
 
 async def with_receipts(store: PlanStore, count: int) -> str:
-    """Return the id of a run of so many receipts."""
+    """Return the id of a run with `count` receipts."""
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     attempts = [replace(an_attempt(run, at=recorder.now()), item=item) for item in range(count)]
@@ -49,7 +49,7 @@ async def written(store: PlanStore, run_id: str, **how: Any) -> str:
 
 @pytest.mark.parametrize("only_ascii", [False, True])
 @pytest.mark.parametrize("in_lines", [True, False])
-async def test_a_document_is_written_as_if_all_of_it_were_there(store: PlanStore, in_lines: bool, only_ascii: bool) -> None:
+async def test_a_streamed_document_equals_one_written_at_once(store: PlanStore, in_lines: bool, only_ascii: bool) -> None:
     run_id = await with_receipts(store, 5)
     whole = await store.export(run_id)
     assert await written(store, run_id, in_lines=in_lines, only_ascii=only_ascii) == (
@@ -57,7 +57,7 @@ async def test_a_document_is_written_as_if_all_of_it_were_there(store: PlanStore
     )
 
 
-async def test_a_row_that_is_no_text_is_written_with_escapes_and_the_others_as_they_are(sqlite: PlanStore, tmp_path: Path) -> None:
+async def test_a_row_with_invalid_unicode_is_escaped_and_others_are_not(sqlite: PlanStore, tmp_path: Path) -> None:
     run_id = await with_receipts(sqlite, 2)
     change = f"UPDATE receipts SET result = CAST(x'22ff22' AS TEXT) WHERE run_id = '{run_id}' AND item = 0"
     await Sql(f"sqlite:///{tmp_path / 'plans.db'}").change(change)
@@ -70,7 +70,7 @@ async def test_a_row_that_is_no_text_is_written_with_escapes_and_the_others_as_t
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 10**6])
 @pytest.mark.parametrize("in_lines", [True, False])
-async def test_a_file_is_read_in_pieces_of_any_size(
+async def test_a_file_is_read_in_chunks_of_any_size(
     sqlite: PlanStore, tmp_path: Path, in_lines: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = await written(sqlite, await with_receipts(sqlite, 2), in_lines=in_lines)
@@ -93,7 +93,7 @@ async def test_a_file_is_read_in_pieces_of_any_size(
     ],
     ids=repr,
 )  # fmt: skip
-def test_what_is_no_json_is_refused(text: str | bytes, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_json_is_refused(text: str | bytes, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     monkeypatch.setattr(export, "CHUNK_BYTES", chunk)
@@ -104,7 +104,7 @@ def test_what_is_no_json_is_refused(text: str | bytes, chunk: int, tmp_path: Pat
             read_exported(path)
 
 
-def test_values_that_are_no_rows_stand_as_they_are(tmp_path: Path) -> None:
+def test_values_that_are_not_rows_are_kept_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text('\n{"head": [1, {"a": []}], "run": -12.5e3 , "audit": "x", "plans":[ ]\t}\n ', encoding="utf-8")
     document = read_exported(path)
@@ -113,11 +113,11 @@ def test_values_that_are_no_rows_stand_as_they_are(tmp_path: Path) -> None:
 
 
 TIMES = 4
-"""How often a peak of memory is measured; the least noise counts."""
+"""How often a memory peak is measured; the smallest counts."""
 
 
 def _peak(work: Callable[[], Verification]) -> int:
-    """Return the most memory that `work` took, of several times: what other threads take meanwhile counts, too."""
+    """Return the smallest of several memory peaks of `work`, because other threads add to each."""
     return min(_peak_once(work) for _ in range(TIMES))
 
 
@@ -131,7 +131,7 @@ def _peak_once(work: Callable[[], Verification]) -> int:
 
 
 @pytest.mark.thorough
-async def test_verifying_takes_no_more_memory_for_more_receipts(sqlite: PlanStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_verifying_more_receipts_takes_no_more_memory(sqlite: PlanStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "CHUNK_BYTES", 16 * 1024)
     in_store, in_file, at_once = list[int](), list[int](), list[int]()
     path = tmp_path / "run.json"
@@ -143,10 +143,10 @@ async def test_verifying_takes_no_more_memory_for_more_receipts(sqlite: PlanStor
         at_once.append(_peak_once(lambda: verify(json.loads(path.read_bytes()))))
     assert in_store[1] < 2 * in_store[0]
     assert in_file[1] < 2 * in_file[0]
-    assert at_once[1] > 6 * at_once[0]  # what is measured can be seen
+    assert at_once[1] > 6 * at_once[0]  # the measurement is sensitive enough
 
 
-async def test_a_second_row_of_one_key_is_found_in_a_file(sqlite: PlanStore) -> None:
+async def test_a_duplicate_row_in_a_file_is_detected(sqlite: PlanStore) -> None:
     run_id = await with_receipts(sqlite, 2)
     document: dict[str, Any] = await sqlite.export(run_id)
     document["receipts"] = [*document["receipts"], document["receipts"][0]]
@@ -155,7 +155,7 @@ async def test_a_second_row_of_one_key_is_found_in_a_file(sqlite: PlanStore) -> 
     assert "no entry of the audit tells of this row" in problem.message
 
 
-def test_rows_of_a_list_are_read_where_they_stand(tmp_path: Path) -> None:
+def test_rows_of_a_list_are_read_in_place(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text('{"plans": ["多字节", 1], "audit": [2, 3]}', encoding="utf-8")
     document = read_exported(path)

@@ -1,4 +1,4 @@
-"""What goes wrong with a database is one StoreError that says where, what and what to do, and shows no password."""
+"""Tests of database failures: one StoreError says where, what happened and what to do, and shows no password."""
 
 import asyncio
 import contextlib
@@ -25,8 +25,8 @@ from tests.store.builders import a_plan, an_attempt, begun
 NOBODY = 65534
 
 
-async def refused(url: str) -> str:
-    """Return what the store says when it cannot be used."""
+async def error_message(url: str) -> str:
+    """Return the message of the StoreError that using the store raises."""
     with pytest.raises(StoreError) as raised:
         async with PlanStore(url) as store:
             await store.save(a_plan(), author="ana")
@@ -35,7 +35,7 @@ async def refused(url: str) -> str:
 
 @contextlib.contextmanager
 def a_full_disk(pages: int) -> Iterator[None]:
-    """Let no SQLite file grow beyond `pages`, as SQLite itself sees it."""
+    """Limit every SQLite file to `pages` pages."""
 
     def limit(connection: sqlite3.Connection, _record: object) -> None:
         connection.execute(f"PRAGMA max_page_count={pages}")
@@ -48,7 +48,7 @@ def a_full_disk(pages: int) -> Iterator[None]:
 
 
 @pytest.fixture
-def open_folder() -> Iterator[Path]:
+def shared_folder() -> Iterator[Path]:
     """A folder that every user can reach."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o755)
@@ -56,7 +56,7 @@ def open_folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def without_the_rights_of_root() -> Iterator[None]:
+def without_root_rights() -> Iterator[None]:
     if os.geteuid() != 0:
         yield
         return
@@ -73,13 +73,14 @@ async def test_a_locked_file_is_named(tmp_path: Path):
         await store.now()
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        said = await refused(f"sqlite:///{path}?timeout=0.05")
+        message = await error_message(f"sqlite:///{path}?timeout=0.05")
     assert (
-        said == f"the store {path} is locked by another process and stayed so for 0.05 s; wait for that process or end it, then try again"
+        message
+        == f"the store {path} is locked by another process and stayed so for 0.05 s; wait for that process or end it, then try again"
     )
 
 
-async def test_a_file_that_is_locked_for_a_moment_is_waited_for(tmp_path: Path):
+async def test_the_store_waits_for_a_briefly_locked_file(tmp_path: Path):
     url = f"sqlite:///{tmp_path / 'plans.db'}"
     async with PlanStore(url) as store:
         await store.now()
@@ -91,28 +92,28 @@ async def test_a_file_that_is_locked_for_a_moment_is_waited_for(tmp_path: Path):
             assert (await saving).version == 1
 
 
-async def test_a_file_that_may_not_be_written_is_named(open_folder: Path):
-    path = open_folder / "plans.db"
+async def test_a_read_only_file_is_named(shared_folder: Path):
+    path = shared_folder / "plans.db"
     async with PlanStore(f"sqlite:///{path}") as store:
         await store.now()
     path.chmod(0o444)
-    open_folder.chmod(0o755 if os.geteuid() == 0 else 0o555)
-    with without_the_rights_of_root():
-        said = await refused(f"sqlite:///{path}")
-    open_folder.chmod(0o755)
-    assert said.startswith(f"the store {path} ")
-    assert "written" in said
+    shared_folder.chmod(0o755 if os.geteuid() == 0 else 0o555)
+    with without_root_rights():
+        message = await error_message(f"sqlite:///{path}")
+    shared_folder.chmod(0o755)
+    assert message.startswith(f"the store {path} ")
+    assert "written" in message
 
 
-async def test_a_folder_in_which_nothing_may_be_made_is_named(open_folder: Path):
-    open_folder.chmod(0o755 if os.geteuid() == 0 else 0o555)
-    with without_the_rights_of_root():
-        said = await refused(f"sqlite:///{open_folder / 'plans.db'}")
-        below = await refused(f"sqlite:///{open_folder / 'deep' / 'plans.db'}")
-    open_folder.chmod(0o755)
-    assert "cannot be made: Permission denied; give another one with PLAN_ADAPTER_DATABASE_URL" in said
+async def test_a_read_only_folder_is_named(shared_folder: Path):
+    shared_folder.chmod(0o755 if os.geteuid() == 0 else 0o555)
+    with without_root_rights():
+        message = await error_message(f"sqlite:///{shared_folder / 'plans.db'}")
+        below = await error_message(f"sqlite:///{shared_folder / 'deep' / 'plans.db'}")
+    shared_folder.chmod(0o755)
+    assert "cannot be made: Permission denied; give another one with PLAN_ADAPTER_DATABASE_URL" in message
     assert "cannot be made: Permission denied" in below
-    assert list(open_folder.iterdir()) == []
+    assert list(shared_folder.iterdir()) == []
 
 
 async def test_a_full_disk_is_named_and_changes_nothing(tmp_path: Path):
@@ -131,20 +132,20 @@ async def test_a_full_disk_is_named_and_changes_nothing(tmp_path: Path):
         assert await store.names() == []
 
 
-async def test_a_disk_that_is_full_before_the_tables_are_made_is_named(tmp_path: Path):
+async def test_a_disk_that_is_full_before_the_tables_exist_is_named(tmp_path: Path):
     url = f"sqlite:///{tmp_path / 'plans.db'}"
     with a_full_disk(pages=3):
-        assert "the disk is full" in await refused(url)
+        assert "the disk is full" in await error_message(url)
     async with PlanStore(url) as store:
         assert await store.runs() == []
 
 
-async def test_a_file_system_that_is_really_full_is_named(open_folder: Path):
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(open_folder)], capture_output=True, check=False)
+async def test_a_full_file_system_is_named(shared_folder: Path):
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(shared_folder)], capture_output=True, check=False)
     if mounted.returncode != 0:
         pytest.skip("this user may not mount a small file system")
     try:
-        url = f"sqlite:///{open_folder / 'plans.db'}"
+        url = f"sqlite:///{shared_folder / 'plans.db'}"
         async with PlanStore(url) as store:
             await store.save(a_plan(), author="ana")
             with pytest.raises(StoreError, match="full"):
@@ -154,17 +155,17 @@ async def test_a_file_system_that_is_really_full_is_named(open_folder: Path):
         async with PlanStore(url) as store:
             assert await store.versions("site") == kept
     finally:
-        subprocess.run(["umount", "-l", str(open_folder)], check=True)
+        subprocess.run(["umount", "-l", str(shared_folder)], check=True)
 
 
-async def test_what_is_no_database_is_named(tmp_path: Path):
+async def test_a_file_that_is_not_a_database_is_named(tmp_path: Path):
     (tmp_path / "text").write_text("not a database, " * 100)
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
-    assert "is no SQLite database" in await refused(f"sqlite:///{tmp_path / 'text'}")
-    assert "is no file" in await refused(f"sqlite:///{tmp_path / 'folder'}")
-    assert "cannot be" in await refused(f"sqlite:///{tmp_path / 'file' / 'plans.db'}")
-    assert "is no file" in await refused("sqlite:////dev/null")
+    assert "is no SQLite database" in await error_message(f"sqlite:///{tmp_path / 'text'}")
+    assert "is no file" in await error_message(f"sqlite:///{tmp_path / 'folder'}")
+    assert "cannot be" in await error_message(f"sqlite:///{tmp_path / 'file' / 'plans.db'}")
+    assert "is no file" in await error_message("sqlite:////dev/null")
     assert (tmp_path / "text").read_text() == "not a database, " * 100
 
 
@@ -176,7 +177,7 @@ async def test_a_damaged_file_is_named(tmp_path: Path):
     content = bytearray(path.read_bytes())
     content[4096:] = b"\xa5" * (len(content) - 4096)
     path.write_bytes(content)
-    assert "is damaged: put a copy back" in await refused(f"sqlite:///{path}")
+    assert "is damaged: put a copy back" in await error_message(f"sqlite:///{path}")
 
 
 async def test_an_empty_file_becomes_a_store(tmp_path: Path):
@@ -186,7 +187,7 @@ async def test_an_empty_file_becomes_a_store(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("plans.db", "cannot be understood: write sqlite:///plans.db"),
         ("postgresql://ana:s3cret@host:notaport/db", "cannot be understood"),
@@ -200,10 +201,10 @@ async def test_an_empty_file_becomes_a_store(tmp_path: Path):
         ("postgresql://host/db?user=ana&password=s3cret", "not known here: password, user; known: host,"),
     ],
 )
-def test_a_url_that_names_no_store_is_refused(url: str, said: str):
+def test_an_invalid_store_url_is_refused(url: str, message: str):
     with pytest.raises(StoreError) as raised:
         PlanStore(url)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert "s3cret" not in str(raised.value)
 
 
@@ -211,12 +212,12 @@ async def test_a_server_that_is_down_is_named():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-        said = await refused(f"postgresql://ana:s3cret@127.0.0.1:{port}/plans")
-    assert said.startswith(f"the store on PostgreSQL (127.0.0.1:{port}, database plans, user ana) cannot be reached")
-    assert "s3cret" not in said
+        message = await error_message(f"postgresql://ana:s3cret@127.0.0.1:{port}/plans")
+    assert message.startswith(f"the store on PostgreSQL (127.0.0.1:{port}, database plans, user ana) cannot be reached")
+    assert "s3cret" not in message
 
 
-async def test_a_server_that_does_not_answer_holds_up_nobody_who_stops_waiting():
+async def test_a_caller_can_stop_waiting_for_a_silent_server():
     reached = asyncio.Event()
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -235,7 +236,7 @@ async def test_a_server_that_does_not_answer_holds_up_nobody_who_stops_waiting()
         await store.close()
 
 
-async def test_a_server_that_does_not_answer_in_time_is_named():
+async def test_a_server_that_times_out_is_named():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -253,7 +254,7 @@ async def test_a_reader_reports_a_silent_server_before_a_writer_gives_up(timeout
         async with PlanStore(f"postgresql://plans@127.0.0.1:{silent.getsockname()[1]}/plans{timeout}") as store:
             reading, writing = asyncio.ensure_future(store.runs()), asyncio.ensure_future(store.save(a_plan(), author="ana"))
             done, _ = await asyncio.wait({reading, writing}, timeout=0.5 if timeout else None, return_when=asyncio.FIRST_COMPLETED)
-            silent.close()  # which ends what waits
+            silent.close()  # ends the waiting call
             ends = await asyncio.gather(reading, writing, return_exceptions=True)
     assert done == (set() if timeout else {reading})
     assert ("did not answer in time" in str(ends[0]), "did not answer in time" in str(ends[1])) == (not timeout, False)
@@ -261,13 +262,13 @@ async def test_a_reader_reports_a_silent_server_before_a_writer_gives_up(timeout
 
 
 async def test_a_wrong_password_is_named_but_not_shown(postgres_server: PostgresServer, postgres_database: str):
-    said = await refused(postgres_server.url(postgres_database.rpartition("/")[2], password="s3cret-and-wrong"))
-    assert said.endswith("refuses the password of this user")
-    assert "s3cret" not in said
+    message = await error_message(postgres_server.url(postgres_database.rpartition("/")[2], password="s3cret-and-wrong"))
+    assert message.endswith("refuses the password of this user")
+    assert "s3cret" not in message
 
 
 async def test_a_database_that_does_not_exist_is_named(postgres_server: PostgresServer):
-    assert "has no database of this name" in await refused(postgres_server.url("nowhere"))
+    assert "has no database of this name" in await error_message(postgres_server.url("nowhere"))
 
 
 async def test_a_database_user_without_rights_gets_a_clear_error(postgres_server: PostgresServer, postgres_database: str):
@@ -277,13 +278,13 @@ async def test_a_database_user_without_rights_gets_a_clear_error(postgres_server
         postgres = await asyncio.to_thread(postgres_server.execute, f"CREATE ROLE guest_{name} LOGIN PASSWORD 'guest'")
         assert postgres is None
     try:
-        assert "does not let this user do that" in await refused(postgres_server.url(name, user=f"guest_{name}", password="guest"))
+        assert "does not let this user do that" in await error_message(postgres_server.url(name, user=f"guest_{name}", password="guest"))
     finally:
         await asyncio.to_thread(postgres_server.execute, f"DROP ROLE guest_{name}")
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+asyncpg", "postgresql+psycopg2"])
-async def test_a_server_is_reached_by_any_of_its_usual_urls(postgres_database: str, scheme: str):
+async def test_a_server_accepts_every_usual_url_scheme(postgres_database: str, scheme: str):
     url = postgres_database.replace("postgresql", scheme, 1) + "?sslmode=prefer"
     async with PlanStore(url) as store:
         await store.upgrade()
@@ -298,14 +299,14 @@ def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch):
         PlanStore("postgresql://host/db")
 
 
-async def test_a_server_that_ends_a_connection_in_between_is_connected_to_again(postgres_server: PostgresServer, postgres_database: str):
+async def test_the_store_reconnects_when_the_server_closed_an_idle_connection(postgres_server: PostgresServer, postgres_database: str):
     async with PlanStore(postgres_database) as store:
         await store.upgrade()
         await _end_connections(postgres_server)
         assert await store.runs() == []
 
 
-async def test_a_server_that_ends_a_connection_in_a_transaction_is_a_store_error_and_nothing_stays(
+async def test_a_connection_closed_in_a_transaction_is_a_store_error_and_rolls_back(
     postgres_server: PostgresServer, postgres_database: str
 ):
     async with PlanStore(postgres_database) as store:

@@ -1,4 +1,4 @@
-"""The answer at a gate: the first one counts, of any number at once, and what it approves."""
+"""Tests of gate answers: the first of any number of concurrent answers counts, and what it approves."""
 
 import asyncio
 import subprocess
@@ -13,7 +13,7 @@ from tests.store.builders import DIGEST_OF_CALL, a_gate, an_answer, begun, creat
 
 
 @pytest.mark.parametrize("decision", ["approve", "reject", "request_changes"])
-async def test_the_first_answer_closes_the_gate_and_is_kept_as_its_own(store: PlanStore, decision: str):
+async def test_the_first_answer_closes_the_gate_and_is_recorded(store: PlanStore, decision: str):
     run = await begun(store)
     gate = await store.gates.open(a_gate(run, "drain", item=3), timeout_ms=60_000)
     assert await store.gates.answer_to(gate.id) is None
@@ -30,7 +30,7 @@ async def test_the_first_answer_closes_the_gate_and_is_kept_as_its_own(store: Pl
     assert await store.gates.find(run_id=run.id, open_only=False) == [closed]
 
 
-async def test_a_later_answer_is_refused_with_the_earlier_one(store: PlanStore):
+async def test_a_later_answer_is_refused_and_the_error_names_the_first(store: PlanStore):
     gate = await store.gates.open(a_gate(await begun(store), "drain"), timeout_ms=0)
     await store.gates.answer(gate.id, an_answer(gate, decision="reject", by="ana\u202e"))
     with pytest.raises(RunConflictError, match=r"the gate of step `drain` is closed: ana\\u202e answered at 20.*: reject"):
@@ -46,7 +46,7 @@ async def test_an_answer_to_other_content_leaves_the_gate_open(store: PlanStore)
     assert await store.approvals(gate.run_id) == []
 
 
-async def test_an_answer_after_the_time_is_refused_and_closes_the_gate(store: PlanStore):
+async def test_an_answer_after_the_deadline_is_refused_and_expires_the_gate(store: PlanStore):
     gate = await store.gates.open(a_gate(await created(store)), timeout_ms=1)
     assert gate.expires_at is not None
     while await store.now() < gate.expires_at:
@@ -59,7 +59,7 @@ async def test_an_answer_after_the_time_is_refused_and_closes_the_gate(store: Pl
     assert await store.gates.close(gate.id, "cancelled") == closed
 
 
-async def test_the_approval_of_a_plan_at_its_gate_is_used_by_its_run_only(store: PlanStore):
+async def test_an_approval_at_a_plan_gate_is_used_by_its_run_only(store: PlanStore):
     run, other = await created(store), await created(store)
     gate = await store.gates.open(a_gate(run), timeout_ms=0)
     await store.gates.answer(gate.id, an_answer(gate))
@@ -75,21 +75,23 @@ async def test_the_approval_of_a_plan_at_its_gate_is_used_by_its_run_only(store:
     assert await store.ledger.use_approval(kept, run_id=run.id) == used
 
 
-@pytest.mark.parametrize(("decision", "words"), [("reject", "安娜 rejected it"), ("request_changes", "安娜 asked for changes: 看起来不错")])
-async def test_a_gate_that_was_not_approved_opens_nothing(store: PlanStore, decision: str, words: str):
+@pytest.mark.parametrize(
+    ("decision", "message"), [("reject", "安娜 rejected it"), ("request_changes", "安娜 asked for changes: 看起来不错")]
+)
+async def test_an_unapproved_gate_approves_nothing(store: PlanStore, decision: str, message: str):
     run = await created(store)
     gate = await store.gates.open(a_gate(run), timeout_ms=0)
     await store.gates.answer(gate.id, an_answer(gate, decision=decision))
     kept = await store.gates.answer_to(gate.id)
     assert kept is not None
-    with pytest.raises(NotApprovedError, match=words):
+    with pytest.raises(NotApprovedError, match=message):
         await store.ledger.use_approval(kept, run_id=run.id)
-    with pytest.raises(NotApprovedError, match=words):
+    with pytest.raises(NotApprovedError, match=message):
         await store.ledger.use_approval(replace(kept, decision="approve"), run_id=run.id)
 
 
 @pytest.mark.parametrize("decision", ["reject", "request_changes"])
-async def test_an_approval_at_a_gate_does_not_outlive_a_later_answer_to_the_same_run(store: PlanStore, decision: str):
+async def test_a_later_answer_to_the_same_run_replaces_an_approval_at_a_gate(store: PlanStore, decision: str):
     run = await created(store)
     gate = await store.gates.open(a_gate(run), timeout_ms=0)
     await store.gates.answer(gate.id, an_answer(gate))
@@ -102,20 +104,20 @@ async def test_an_approval_at_a_gate_does_not_outlive_a_later_answer_to_the_same
         await store.ledger.use_approval(kept, run_id=run.id)
 
 
-async def test_an_answer_cannot_be_kept_past_its_gate(store: PlanStore):
+async def test_an_answer_is_recorded_only_through_its_gate(store: PlanStore):
     run = await created(store)
     gate = await store.gates.open(a_gate(run), timeout_ms=0)
     forged = an_answer(gate, gate_id=gate.id, run_id=run.id)
     with pytest.raises(RunConflictError, match="only answering there keeps it"):
         await store.add_approval(forged)
-    with pytest.raises(NotApprovedError, match="is not kept"):
+    with pytest.raises(NotApprovedError, match="the store has no approval"):
         await store.ledger.use_approval(forged, run_id=run.id)
 
 
 CONTRADICTORY = ("approve", "reject", "request_changes")
 
 
-async def test_of_fifty_contradictory_answers_at_once_one_wins(store: PlanStore, store_url: str):
+async def test_one_of_fifty_concurrent_contradictory_answers_wins(store: PlanStore, store_url: str):
     gate = await store.gates.open(a_gate(await created(store)), timeout_ms=60_000)
     stores = [store, *(PlanStore(store_url) for _ in range(4))]
     answers = [an_answer(gate, by=f"人 {number}", decision=CONTRADICTORY[number % 3]) for number in range(50)]
@@ -155,7 +157,7 @@ asyncio.run(main())
 """
 
 
-async def test_of_contradictory_answers_from_four_processes_one_wins(store: PlanStore, store_url: str):
+async def test_one_of_the_contradictory_answers_from_four_processes_wins(store: PlanStore, store_url: str):
     gate = await store.gates.open(a_gate(await created(store)), timeout_ms=60_000)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     processes = [Program(ANSWERING, store_url, gate.id, f"person {number}", **pipes) for number in range(4)]

@@ -1,4 +1,4 @@
-"""Gates: opened once for what is asked, listed, and closed by the clock of the database or with their run."""
+"""Tests of gates: each is opened once, listed, and closed by the database clock or with its run."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from tests.sql import Sql
 from tests.store.builders import DIGEST_OF_CALL, a_gate, a_plan, a_run, an_answer, begun, created, dead_owner, validated
 
 
-async def test_an_open_gate_is_read_as_it_was_opened(store: PlanStore):
+async def test_an_open_gate_is_read_back_unchanged(store: PlanStore):
     run = await created(store)
     asked = a_gate(run, text="看 \x00", description="检查网站")
     opened = await store.gates.open(asked, timeout_ms=60_000)
@@ -32,7 +32,7 @@ async def test_an_open_gate_is_read_as_it_was_opened(store: PlanStore):
     assert await store.gates.get(asked.id) == replace(opened, flow_run_id="f-1", keyset="k-1")
 
 
-async def test_times_are_those_of_the_database_and_zero_is_no_limit(store: PlanStore):
+async def test_times_come_from_the_database_and_zero_means_no_limit(store: PlanStore):
     run = await created(store)
     before = await store.now()
     opened = await store.gates.open(a_gate(run, opened_at=before - timedelta(days=1)), timeout_ms=0)
@@ -40,7 +40,7 @@ async def test_times_are_those_of_the_database_and_zero_is_no_limit(store: PlanS
     assert opened.expires_at is None
 
 
-async def test_opening_again_what_is_open_keeps_it_and_counts(store: PlanStore):
+async def test_reopening_an_open_gate_keeps_it_and_counts_the_opening(store: PlanStore):
     run = await created(store)
     first = await store.gates.open(a_gate(run), timeout_ms=60_000)
     await store.gates.show(first.id, flow_run_id="f-1", keyset="k-1")
@@ -49,7 +49,7 @@ async def test_opening_again_what_is_open_keeps_it_and_counts(store: PlanStore):
     assert await store.gates.find(run_id=run.id, open_only=False) == [again]
 
 
-async def test_a_gate_for_other_content_takes_the_place_of_the_open_one(store: PlanStore):
+async def test_a_gate_for_other_content_replaces_the_open_one(store: PlanStore):
     run = await created(store)
     old = await store.gates.open(a_gate(run), timeout_ms=0)
     new = await store.gates.open(a_gate(run, approval_digest="e" * 64), timeout_ms=0)
@@ -59,7 +59,7 @@ async def test_a_gate_for_other_content_takes_the_place_of_the_open_one(store: P
         await store.gates.answer(old.id, an_answer(old))
 
 
-async def test_gates_of_several_steps_and_items_are_open_at_once(store: PlanStore):
+async def test_gates_of_several_steps_and_items_can_be_open_at_once(store: PlanStore):
     run = await begun(store)
     places = [("check", None), ("drain", 0), ("drain", 1), (None, None)]
     opened = [await store.gates.open(a_gate(run, step_id, item=item), timeout_ms=0) for step_id, item in places]
@@ -68,7 +68,7 @@ async def test_gates_of_several_steps_and_items_are_open_at_once(store: PlanStor
     assert [(gate.step_id, gate.item) for gate in await store.gates.find(run_id=run.id)] == [places[0], *places[2:]]
 
 
-async def test_stores_that_open_the_same_gate_at_once_open_one(store: PlanStore, store_url: str):
+async def test_stores_that_open_the_same_gate_concurrently_share_one(store: PlanStore, store_url: str):
     run = await created(store)
     stores = [PlanStore(store_url) for _ in range(3)]
     opened = await asyncio.gather(*(stores[number % 3].gates.open(a_gate(run), timeout_ms=0) for number in range(9)))
@@ -78,39 +78,39 @@ async def test_stores_that_open_the_same_gate_at_once_open_one(store: PlanStore,
 
 
 @pytest.mark.parametrize("digest", ["d" * 64, "e" * 64], ids=["the same content", "other content"])
-async def test_where_another_living_process_waits_no_second_one_opens(store: PlanStore, sql: Sql, digest: str):
+async def test_a_second_process_cannot_open_a_gate_where_a_live_one_waits(store: PlanStore, sql: Sql, digest: str):
     run = await created(store)
     gate = await store.gates.open(a_gate(run), timeout_ms=0)
     parent = Owner.this()
-    await _let_hold(sql, gate.id, replace(parent, pid=os.getppid(), started=_start_of(os.getppid())))
+    await _set_owner(sql, gate.id, replace(parent, pid=os.getppid(), started=_start_of(os.getppid())))
     with pytest.raises(RunConflictError, match=f"process {os.getppid()} on this host waits at this gate of run {run.id}"):
         await store.gates.open(a_gate(run, approval_digest=digest), timeout_ms=0)
     assert (await store.gates.get(gate.id)).attended is True
 
 
-async def test_a_gate_whose_process_died_is_unattended_and_opened_again(store: PlanStore, sql: Sql):
+async def test_a_gate_whose_process_died_is_unattended_and_can_be_reopened(store: PlanStore, sql: Sql):
     run = await created(store)
     gate = await store.gates.open(a_gate(run), timeout_ms=60_000)
-    await _let_hold(sql, gate.id, dead_owner())
+    await _set_owner(sql, gate.id, dead_owner())
     assert [one.attended for one in (await store.gates.get(gate.id), *await store.gates.find())] == [False, False]
     again = await store.gates.open(a_gate(run), timeout_ms=5)
     assert (again.id, again.expires_at, again.attended, again.openings) == (gate.id, gate.expires_at, True, 2)
 
 
-async def test_of_a_process_on_another_host_nothing_is_known(store: PlanStore, sql: Sql):
+async def test_the_state_of_a_process_on_another_host_is_unknown(store: PlanStore, sql: Sql):
     gate = await store.gates.open(a_gate(await created(store)), timeout_ms=0)
-    await _let_hold(sql, gate.id, replace(Owner.this(), place="elsewhere"))
+    await _set_owner(sql, gate.id, replace(Owner.this(), place="elsewhere"))
     assert (await store.gates.get(gate.id)).attended is None
 
 
-async def test_a_gate_that_was_left_stays_open_unattended(store: PlanStore):
+async def test_a_gate_its_process_left_stays_open_and_unattended(store: PlanStore):
     gate = await store.gates.open(a_gate(await created(store)), timeout_ms=0)
     await store.gates.leave(gate.id)
     assert await store.gates.get(gate.id) == replace(gate, attended=False)
 
 
 @pytest.mark.parametrize("status", [PlanStatus.COMPLETED, PlanStatus.CANCELLED, PlanStatus.FAILED, PlanStatus.PARTIAL])
-async def test_no_gate_opens_in_a_run_that_has_ended(store: PlanStore, status: PlanStatus):
+async def test_no_gate_opens_in_an_ended_run(store: PlanStore, status: PlanStatus):
     run = await created(store, status=status)
     with pytest.raises(RunConflictError, match=f"run {run.id} has ended, it is {status}"):
         await store.gates.open(a_gate(run), timeout_ms=0)
@@ -119,7 +119,7 @@ async def test_no_gate_opens_in_a_run_that_has_ended(store: PlanStore, status: P
         await store.gates.open(a_gate(missing), timeout_ms=0)
 
 
-async def test_a_gate_expires_only_when_its_time_is_over(store: PlanStore):
+async def test_a_gate_expires_only_at_its_deadline(store: PlanStore):
     run = await begun(store)
     long = await store.gates.open(a_gate(run, "check"), timeout_ms=60_000)
     short = await store.gates.open(a_gate(run, "drain"), timeout_ms=1)
@@ -142,7 +142,7 @@ async def test_a_gate_that_does_not_exist_cannot_be_used(store: PlanStore):
             await use
 
 
-async def test_a_run_that_ends_closes_its_gates(store: PlanStore):
+async def test_an_ending_run_closes_its_gates(store: PlanStore):
     run = await begun(store)
     gate = await store.gates.open(a_gate(run, "drain"), timeout_ms=0)
     run.status = PlanStatus.EXECUTING
@@ -154,7 +154,7 @@ async def test_a_run_that_ends_closes_its_gates(store: PlanStore):
         await store.gates.answer(gate.id, an_answer(gate))
 
 
-async def test_cancelling_a_run_closes_its_gates_where_it_is_cancelled_at_once(store: PlanStore):
+async def test_cancelling_a_run_at_once_closes_its_gates(store: PlanStore):
     waiting, executing = await created(store), await begun(store)
     gates = [await store.gates.open(a_gate(run), timeout_ms=0) for run in (waiting, executing)]
     await store.cancel(waiting.id, "不需要了")
@@ -162,7 +162,7 @@ async def test_cancelling_a_run_closes_its_gates_where_it_is_cancelled_at_once(s
     assert [(await store.gates.get(gate.id)).end for gate in gates] == ["cancelled", None]
 
 
-async def test_the_record_shows_who_answered_what_at_which_gate(store: PlanStore):
+async def test_the_audit_log_shows_who_answered_what_at_which_gate(store: PlanStore):
     run = await begun(store)
     done = await store.gates.open(a_gate(run, "drain", item=1, description="步骤 drain"), timeout_ms=0)
     await store.gates.answer(done.id, an_answer(done, known_by="totp", note="好的"))
@@ -181,7 +181,7 @@ async def test_the_record_shows_who_answered_what_at_which_gate(store: PlanStore
     ]
 
 
-async def test_a_tenant_sees_its_own_gates_only(store_url: str):
+async def test_a_tenant_sees_only_its_own_gates(store_url: str):
     async with PlanStore(store_url, tenant_id="acme") as acme, PlanStore(store_url, tenant_id="umbrella") as umbrella:
         run = await created(acme)
         gate = await acme.gates.open(a_gate(run), timeout_ms=0)
@@ -225,7 +225,7 @@ async def _pending(store: PlanStore, number: int) -> PlanRun:
     return run
 
 
-async def _let_hold(sql: Sql, gate_id: str, owner: Owner) -> None:
+async def _set_owner(sql: Sql, gate_id: str, owner: Owner) -> None:
     statement = tables.gates.update().where(tables.gates.c.id == gate_id).values(owner=str(owner))
     await sql.change(statement)
 

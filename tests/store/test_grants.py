@@ -1,4 +1,4 @@
-"""The roles on PostgreSQL: each can do its work, and no more."""
+"""Tests of the PostgreSQL roles: each can do its work and no more."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.tables import metadata
 from tests.postgres import PASSWORD, PostgresServer
-from tests.store.builders import a_gate, a_standing_approval, a_story, an_answer, an_approval, an_attempt, begun, created
+from tests.store.builders import a_complete_run, a_gate, a_standing_approval, an_answer, an_approval, an_attempt, begun, created
 
 GRANTS = Path(schema.__file__).with_name("grants.sql").read_text(encoding="utf-8")
 PEOPLE = {"rita": "plan_runner", "olga": "plan_operator", "kim": "plan_keeper", "abel": "plan_auditor"}
@@ -49,7 +49,7 @@ async def stores(postgres_server: PostgresServer, postgres_database: str) -> Asy
 async def connections(
     stores: dict[str, PlanStore], postgres_server: PostgresServer, postgres_database: str
 ) -> AsyncIterator[dict[str, Any]]:
-    """A connection of each person's own, past the store."""
+    """A direct database connection for each person."""
     name = postgres_database.rpartition("/")[2]
     opened = {person: await asyncpg.connect(postgres_server.url(name, user=person)) for person in PEOPLE}
     yield opened
@@ -96,8 +96,8 @@ async def test_each_role_can_do_its_work(stores: dict[str, PlanStore]):
         assert (await abel.export(run.id))["head"] == found.digest
 
 
-async def test_a_keeper_prunes_and_erases_and_deletes_no_entry_otherwise(stores: dict[str, PlanStore], connections: dict[str, Any]):
-    kim, old, personal = stores["kim"], await a_story(stores["rita"]), await a_story(stores["rita"])
+async def test_a_keeper_can_delete_entries_only_by_pruning_and_erasing(stores: dict[str, PlanStore], connections: dict[str, Any]):
+    kim, old, personal = stores["kim"], await a_complete_run(stores["rita"]), await a_complete_run(stores["rita"])
     with pytest.raises(asyncpg.RaiseError, match="the audit is only added to"):
         await connections["kim"].execute("DELETE FROM audit")
     before = await kim.now() + timedelta(hours=1)
@@ -108,7 +108,7 @@ async def test_a_keeper_prunes_and_erases_and_deletes_no_entry_otherwise(stores:
     assert await stores["abel"].retention.problem() is None
 
 
-async def test_no_role_can_do_more(stores: dict[str, PlanStore], connections: dict[str, Any]):
+async def test_no_role_can_do_more_than_its_work(stores: dict[str, PlanStore], connections: dict[str, Any]):
     run = await begun(stores["rita"])
     first = {table.name: f"{name} = {name}" for table in metadata.sorted_tables for name in [next(iter(table.columns)).name]}
     for table, change in first.items():

@@ -21,7 +21,7 @@ async def record(store: PlanStore, name: str) -> str:
     return run.id
 
 
-def test_one_store_serves_one_loop_after_the_other(store_url: str):
+def test_one_store_serves_event_loops_one_after_another(store_url: str):
     store = PlanStore(store_url)
     ids = [asyncio.run(record(store, f"loop {number}")) for number in range(3)]
     assert [run.id for run in asyncio.run(store.runs())] == ids[::-1]
@@ -55,7 +55,7 @@ async def test_a_caller_that_stops_waiting_leaves_the_store_usable(store: PlanSt
     assert caplog.records == []
 
 
-def test_a_loop_that_ends_in_the_middle_leaves_the_store_usable(store_url: str, caplog: pytest.LogCaptureFixture):
+def test_a_loop_that_ends_during_a_call_leaves_the_store_usable(store_url: str, caplog: pytest.LogCaptureFixture):
     store = PlanStore(store_url)
 
     async def interrupted() -> None:
@@ -68,7 +68,7 @@ def test_a_loop_that_ends_in_the_middle_leaves_the_store_usable(store_url: str, 
     assert caplog.records == []
 
 
-async def test_a_closed_store_says_so(store: PlanStore):
+async def test_a_closed_store_raises_a_clear_error(store: PlanStore):
     await store.now()
     await store.close()
     await store.close()
@@ -86,7 +86,7 @@ async def test_closing_a_store_ends_its_thread(store_url: str):
     assert not started[0].is_alive()
 
 
-def test_a_store_that_was_forgotten_leaves_no_thread(store_url: str):
+def test_a_garbage_collected_store_leaves_no_thread(store_url: str):
     store = PlanStore(store_url)
     before = set(threading.enumerate())
     asyncio.run(store.now())

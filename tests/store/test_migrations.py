@@ -1,4 +1,4 @@
-"""The schema: made or migrated on first use in a file, only when asked on a server, by any number of processes at once."""
+"""Tests of migrations: a file is created or migrated on first use, a server only on request; processes can do it concurrently."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'new.db'}" if request.param == "sqlite" else request.getfixturevalue("postgres_database")
 
 
-async def test_the_migrations_make_exactly_the_tables_that_a_new_store_has(new_url: str):
+async def test_the_migrations_create_exactly_the_tables_of_a_new_store(new_url: str):
     options = {"version_table": REVISION_TABLE, "compare_type": True}
 
     def differences(connection) -> list:
@@ -57,7 +57,7 @@ async def test_the_migrations_make_exactly_the_tables_that_a_new_store_has(new_u
 
 
 def _described(connection) -> dict:
-    """Everything that the database tells of its tables; of what is listed in no order the order is taken away."""
+    """Everything the database reports about its tables; unordered lists are sorted."""
     inspector = inspect(connection)
     parts = ("columns", "pk_constraint", "indexes", "foreign_keys", "unique_constraints", "check_constraints")
     found = {
@@ -80,7 +80,7 @@ def _sorted(found) -> str:
     return str(sorted(map(_sorted, found))) if isinstance(found, list) else str(found)
 
 
-def test_the_revision_that_is_needed_is_the_newest_migration():
+def test_the_required_revision_is_the_newest_migration():
     assert ScriptDirectory.from_config(schema._config()).get_heads() == [REVISION]
 
 
@@ -92,7 +92,7 @@ def test_the_migrations_are_in_the_wheel():
     assert list((folder / "versions").glob("0001_*.py"))
 
 
-async def test_a_new_file_is_made_with_its_folder_for_its_owner_only(tmp_path: Path):
+async def test_a_new_file_and_its_folder_are_readable_by_the_owner_only(tmp_path: Path):
     path = tmp_path / "a folder" / "深" / "plans.db"
     async with PlanStore(f"sqlite:///{path}") as store:
         await store.save(a_plan(), author="ana")
@@ -103,7 +103,7 @@ async def test_a_new_file_is_made_with_its_folder_for_its_owner_only(tmp_path: P
     assert [found.name for found in path.parent.iterdir()] == ["plans.db"]
 
 
-async def test_the_file_loses_no_commit_to_a_crash_of_the_machine_and_keeps_references(tmp_path: Path):
+async def test_the_file_survives_power_loss_and_enforces_foreign_keys(tmp_path: Path):
     names, seen = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout"), list[list[Any]]()
 
     def look(connection: Connection) -> None:
@@ -119,7 +119,7 @@ async def test_the_file_loses_no_commit_to_a_crash_of_the_machine_and_keeps_refe
     assert seen == [["wal", 2, 1, 10_000]] * len(seen)
 
 
-async def test_upgrading_a_file_says_which_revision_it_has(tmp_path: Path):
+async def test_upgrading_a_file_returns_its_revision(tmp_path: Path):
     async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
         assert await store.upgrade() == REVISION
         assert await store.upgrade() == REVISION
@@ -155,23 +155,23 @@ def _use_at_once(url: str, how: str, processes: int) -> list[int]:
 
 
 @pytest.mark.thorough
-def test_processes_that_use_a_new_file_at_once_share_it(tmp_path: Path):
+def test_concurrent_processes_share_a_new_file(tmp_path: Path):
     versions = _use_at_once(f"sqlite:///{tmp_path / 'new' / 'plans.db'}", "use", 4)
     assert sorted(versions) == [1, 2, 3, 4]
 
 
 @pytest.mark.thorough
-def test_processes_that_upgrade_a_server_at_once_wait_for_each_other(postgres_database: str):
+def test_concurrent_upgrades_from_several_processes_are_serialized(postgres_database: str):
     assert sorted(_use_at_once(postgres_database, "upgrade", 3)) == [1, 2, 3]
 
 
-async def test_stores_of_one_process_that_upgrade_at_once_wait_for_each_other(postgres_database: str):
+async def test_concurrent_upgrades_from_one_process_are_serialized(postgres_database: str):
     stores = [PlanStore(postgres_database) for _ in range(3)]
     assert await asyncio.gather(*(store.upgrade() for store in [*stores, *stores])) == [REVISION] * 6
     await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_a_server_is_not_migrated_by_itself(postgres_database: str):
+async def test_a_server_is_not_migrated_automatically(postgres_database: str):
     async with PlanStore(postgres_database) as store:
         with pytest.raises(StoreError, match=f"has no tables yet, revision {REVISION} is needed: run `plan store upgrade`"):
             await store.runs()
@@ -179,7 +179,7 @@ async def test_a_server_is_not_migrated_by_itself(postgres_database: str):
         assert await store.runs() == []
 
 
-async def test_a_stale_server_is_refused_by_name(postgres_database: str, monkeypatch: pytest.MonkeyPatch):
+async def test_a_server_with_an_old_schema_is_refused(postgres_database: str, monkeypatch: pytest.MonkeyPatch):
     async with PlanStore(postgres_database) as store:
         await store.upgrade()
         monkeypatch.setattr(schema, "REVISION", "9998")
@@ -187,7 +187,7 @@ async def test_a_stale_server_is_refused_by_name(postgres_database: str, monkeyp
             await store.runs()
 
 
-async def test_a_newer_store_is_refused_by_name(store_url: str, store: PlanStore):
+async def test_a_store_with_a_newer_schema_is_refused(store_url: str, store: PlanStore):
     await store.now()
     await Sql(store_url).change(f"UPDATE {REVISION_TABLE} SET version_num = '9999'")
     async with PlanStore(store_url) as other:
@@ -196,7 +196,7 @@ async def test_a_newer_store_is_refused_by_name(store_url: str, store: PlanStore
                 await use()
 
 
-async def test_a_migration_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_failed_migration_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "plans.db"
 
     def upgrade_and_fail(connection, store) -> str:
@@ -226,7 +226,7 @@ async def test_the_file_of_another_application_is_left_alone(tmp_path: Path):
         assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("flow_run",)]
 
 
-async def test_a_server_database_may_be_shared_with_another_application(postgres_server: PostgresServer, postgres_database: str):
+async def test_a_server_database_can_be_shared_with_another_application(postgres_server: PostgresServer, postgres_database: str):
     import asyncpg
 
     connection = await asyncpg.connect(postgres_database)

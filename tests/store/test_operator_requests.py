@@ -1,4 +1,4 @@
-"""What people ask for of a run, in both databases: it counts once, and no start that has not seen it goes on."""
+"""Tests of operator requests: each applies once, and a start that has not seen it cannot claim the run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ async def request(store: PlanStore, run: PlanRun, *steps: str, kind: str = "skip
     return OperatorRequest(kind, steps, WHY, "安娜", "os_user", digest)  # type: ignore[arg-type]
 
 
-async def test_the_newest_request_about_a_step_holds_and_each_counts_once(store: PlanStore):
+async def test_the_newest_request_for_a_step_applies_and_each_request_applies_once(store: PlanStore):
     run = await created(store)
     assert await store.operator_requests.skipped_steps(run.id) == {}
     first = await request(store, run, "check", "drain")
@@ -40,7 +40,7 @@ async def test_the_newest_request_about_a_step_holds_and_each_counts_once(store:
     assert (await store.verify(run.id)).ok
 
 
-async def test_whoever_has_read_the_run_before_cannot_claim_it_any_more(store: PlanStore):
+async def test_a_run_read_before_the_request_cannot_be_claimed(store: PlanStore):
     run = await created(store)
     seen = replace(run)
     changed = await store.operator_requests.record(run.id, await request(store, run, "check"))
@@ -59,8 +59,8 @@ async def test_a_run_in_progress_accepts_a_rollback_request_but_no_skip(store: P
     assert (await store.verify(run.id)).ok
 
 
-async def test_words_about_steps_are_found_without_reading_the_audit(tmp_path: Path) -> None:
-    """Of a long run it has tens of thousands of entries, and SQLite takes an index for them only where that holds all that is asked for."""
+async def test_operator_requests_are_found_without_reading_the_audit_log(tmp_path: Path) -> None:
+    """A long run has tens of thousands of audit entries, and SQLite uses an index only if it covers the whole query."""
     url = f"sqlite:///{tmp_path}/plans.db"
     async with PlanStore(url) as store:
         await store.now()

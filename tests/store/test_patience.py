@@ -1,4 +1,4 @@
-"""A store that is away, locked or full while a run is under way: waited for with a bound, and nothing is written twice or lost."""
+"""Tests of an unavailable, locked or full store during a run: the wait is bounded, and nothing is lost or written twice."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from plan_adapter.store import audit, patience
 from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 from tests.postgres import PostgresServer
-from tests.proxy import Cut, Proxy, a_proxy
+from tests.proxy import Cut, Proxy, running_proxy
 from tests.sql import Sql
 from tests.store.builders import a_gate, a_plan, a_receipt, an_answer, an_approval, an_attempt, begun, created, ended
 from tests.store.conftest import store_at
@@ -31,14 +31,14 @@ PATIENCE = 60.0  # far more than any test waits
 
 @pytest.fixture(autouse=True)
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what is waited for be tried again soon."""
+    """Retry after a short pause."""
     monkeypatch.setattr(patience, "FIRST_WAIT_SECONDS", 0.001)
     monkeypatch.setattr(patience, "LONGEST_WAIT_SECONDS", 0.01)
 
 
 @pytest.fixture
 async def file(tmp_path: Path) -> AsyncIterator[PlanStore]:
-    """A store in a file, whose lock is waited for 20 ms a time."""
+    """A store in a file with a lock timeout of 20 ms."""
     async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}?timeout=0.02") as store:
         yield store
 
@@ -52,14 +52,14 @@ def locked(folder: Path) -> Generator[sqlite3.Connection]:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Return once it is so."""
+    """Return once `is_so()` is true."""
     async with asyncio.timeout(30):
         while not is_so():
             await asyncio.sleep(0.002)
 
 
 async def completed_step(store: PlanStore) -> PlanRun:
-    """Return a run of which one step was begun and done, as `store` keeps it."""
+    """Return the stored run after one of its steps completed."""
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
@@ -70,9 +70,7 @@ async def completed_step(store: PlanStore) -> PlanRun:
     return run
 
 
-async def test_a_file_that_is_locked_for_longer_than_its_timeout_is_waited_for(
-    file: PlanStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+async def test_the_store_waits_for_a_file_locked_beyond_its_timeout(file: PlanStore, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     store = file.patient(PATIENCE)
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
@@ -81,7 +79,7 @@ async def test_a_file_that_is_locked_for_longer_than_its_timeout_is_waited_for(
     with locked(tmp_path) as other:
         recorder.receipt(a_receipt(first, "checked", at=recorder.now()))
         second = asyncio.ensure_future(recorder.intent(an_attempt(run, "drain", at=recorder.now())))
-        await until(lambda: "waits since" in caplog.text)
+        await until(lambda: "has been waiting since" in caplog.text)
         assert not second.done()
         other.execute("ROLLBACK")
         await second
@@ -89,7 +87,7 @@ async def test_a_file_that_is_locked_for_longer_than_its_timeout_is_waited_for(
     assert len(await store.attempts(run.id)) == 2
     assert (await store.verify(run.id)).ok
     waits, is_back = [record.getMessage() for record in caplog.records]
-    assert waits.startswith("the run waits since 2")
+    assert waits.startswith("the run has been waiting since 2")
     assert waits.endswith(
         f"60 s at most: the store {tmp_path / 'plans.db'} is locked by another process and stayed so for 0.02 s; "
         "wait for that process or end it, then try again"
@@ -105,14 +103,14 @@ async def test_a_long_wait_is_reported_repeatedly(
     run = await begun(store)
     with locked(tmp_path) as other:
         renewing = [asyncio.ensure_future(store.ledger.renew(run.id)) for _ in range(3)]
-        await until(lambda: caplog.text.count("waits since") == 3)
+        await until(lambda: caplog.text.count("has been waiting since") == 3)
         other.execute("ROLLBACK")
     await asyncio.gather(*renewing)
     assert len({record.getMessage().partition(",")[0] for record in caplog.records[:3]}) == 1  # since when
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1])
-async def test_when_the_patience_is_over_nothing_is_written_and_nothing_is_waited_for_any_more(
+async def test_nothing_is_written_or_waited_for_after_the_patience_is_used_up(
     file: PlanStore, tmp_path: Path, seconds: float, caplog: pytest.LogCaptureFixture
 ):
     store = file.patient(seconds)
@@ -121,7 +119,10 @@ async def test_when_the_patience_is_over_nothing_is_written_and_nothing_is_waite
     with locked(tmp_path):
         with pytest.raises(StoreError, match=r"is locked .* stops here with all that is recorded: .* `plan resume`") as raised:
             await recorder.intent(an_attempt(run, at=recorder.now()))
-        assert ("PLAN_ADAPTER_STORE_PATIENCE_SECONDS" in str(raised.value), "waits since" in caplog.text) == (seconds > 0, seconds > 0)
+        assert ("PLAN_ADAPTER_STORE_PATIENCE_SECONDS" in str(raised.value), "has been waiting since" in caplog.text) == (
+            seconds > 0,
+            seconds > 0,
+        )
         caplog.clear()
         with pytest.raises(StoreError, match="stops here"):
             await store.ledger.release(run.id)
@@ -138,16 +139,16 @@ async def test_outside_a_run_the_error_is_reported_at_once(file: PlanStore, tmp_
     assert not caplog.records
 
 
-async def test_a_full_disk_is_waited_for(file: PlanStore, caplog: pytest.LogCaptureFixture):
+async def test_the_store_waits_for_a_full_disk(file: PlanStore, caplog: pytest.LogCaptureFixture):
     store = file.patient(PATIENCE)
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     await _limit_pages(file, 1)
     large = an_attempt(run, at=recorder.now(), parameters={"text": "x" * 500_000})
     intent = asyncio.ensure_future(recorder.intent(large))
-    await until(lambda: "waits since" in caplog.text)
+    await until(lambda: "has been waiting since" in caplog.text)
     assert "cannot grow: the disk is full" in caplog.text
-    assert (await store.run(run.id)).step("check").status is StepStatus.PENDING  # what can be read is read meanwhile
+    assert (await store.run(run.id)).step("check").status is StepStatus.PENDING  # reads still work
     await _limit_pages(file, 100_000)
     await intent
     assert await store.attempts(run.id) == [large]
@@ -155,7 +156,7 @@ async def test_a_full_disk_is_waited_for(file: PlanStore, caplog: pytest.LogCapt
 
 
 async def _limit_pages(store: PlanStore, pages: int) -> None:
-    """Let the file grow to so many pages, as SQLite itself sees it: it keeps the limit of each connection, and the store has one."""
+    """Limit the file to `pages` pages. SQLite keeps the limit per connection, and the store has one."""
 
     def limit(connection: Connection) -> None:
         assert connection.exec_driver_sql(f"PRAGMA max_page_count={pages}").scalar()
@@ -167,7 +168,7 @@ async def _limit_pages(store: PlanStore, pages: int) -> None:
         event.remove(Engine, "commit", limit)
 
 
-async def test_what_does_not_pass_is_not_waited_for(file: PlanStore, caplog: pytest.LogCaptureFixture):
+async def test_a_permanent_error_is_not_waited_for(file: PlanStore, caplog: pytest.LogCaptureFixture):
     store = file.patient(PATIENCE)
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
@@ -177,7 +178,7 @@ async def test_what_does_not_pass_is_not_waited_for(file: PlanStore, caplog: pyt
     assert not caplog.records
 
 
-async def test_a_run_that_was_taken_over_meanwhile_is_let_go(file: PlanStore, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_a_run_taken_over_during_the_wait_is_released(file: PlanStore, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     store = file.patient(PATIENCE)
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
@@ -186,7 +187,7 @@ async def test_a_run_that_was_taken_over_meanwhile_is_let_go(file: PlanStore, tm
             asyncio.ensure_future(recorder.intent(an_attempt(run, at=recorder.now()))),
             asyncio.ensure_future(store.ledger.renew(run.id)),
         ]
-        await until(lambda: "waits since" in caplog.text)
+        await until(lambda: "has been waiting since" in caplog.text)
         other.execute("UPDATE leases SET epoch = epoch + 1, owner = ?", (str(Owner.this()),))
         other.execute("COMMIT")
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
@@ -208,7 +209,7 @@ def migrated_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 async def behind_proxy(server: PostgresServer, database: str) -> "AsyncGenerator[tuple[PlanStore, Proxy]]":
     """Yield a store that is reached through a proxy, and the proxy."""
     name = database.rpartition("/")[2]
-    async with a_proxy(server.port) as proxy, PlanStore(PostgresServer(server.bin, server.folder, proxy.own_port).url(name)) as store:
+    async with running_proxy(server.port) as proxy, PlanStore(PostgresServer(server.bin, server.folder, proxy.own_port).url(name)) as store:
         yield store, proxy
 
 
@@ -283,7 +284,7 @@ BRIEF = ("an intent", "a gate is answered")
         for cut in ("before", "after", "at once")
     ],
 )
-async def test_a_commit_whose_answer_is_lost_is_done_once(
+async def test_a_commit_whose_reply_is_lost_is_applied_once(
     postgres_server: PostgresServer, migrated_url: str, write: Callable[[PlanStore, PlanRun], Awaitable[Any]], cut: Cut
 ):
     async with behind_proxy(postgres_server, migrated_url) as (impatient, proxy):
@@ -299,11 +300,11 @@ async def test_a_commit_whose_answer_is_lost_is_done_once(
         assert (await store.verify(run.id)).ok
         told = [replace(entry, at=run.created_at) for entry in await store.audit(run.id)]
         assert all(entry not in told[:number] for number, entry in enumerate(told))
-        run = await completed_step(store)  # what follows is written as ever
+        run = await completed_step(store)  # later writes work
         assert (len(await store.attempts(run.id)), (await store.verify(run.id)).ok) == (2, True)
 
 
-async def test_a_commit_that_the_server_is_still_at_is_waited_for(postgres_server: PostgresServer, migrated_url: str):
+async def test_a_commit_still_in_progress_on_the_server_is_waited_for(postgres_server: PostgresServer, migrated_url: str):
     async with PlanStore(migrated_url) as store:
         run = await begun(store)
         link = audit.Link(run.id, len(await store.audit(run.id)) + 1, "d" * 64)
@@ -314,7 +315,7 @@ async def test_a_commit_that_the_server_is_still_at_is_waited_for(postgres_serve
             await other.execute("BEGIN")
             await other.execute(f"SELECT pg_advisory_xact_lock(hashtextextended('plan_adapter.audit {run.id}', 0))")
             await other.execute(appended, *link)
-            looking = asyncio.ensure_future(Sql(migrated_url).run(partial(audit.holds, link=link)))
+            looking = asyncio.ensure_future(Sql(migrated_url).run(partial(audit.is_committed, link=link)))
             async with asyncio.timeout(30):
                 while not await other.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
                     assert not looking.done()

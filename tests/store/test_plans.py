@@ -30,7 +30,7 @@ def a_rich_plan() -> ExecutionPlan:
     )
 
 
-async def test_a_saved_plan_comes_back_with_the_same_content_and_digest(store: PlanStore):
+async def test_a_saved_plan_is_read_back_with_the_same_content_and_digest(store: PlanStore):
     plan = a_rich_plan()
     saved = await store.save(plan, author="ana")
     loaded = await store.get("重启服务")
@@ -40,7 +40,7 @@ async def test_a_saved_plan_comes_back_with_the_same_content_and_digest(store: P
     assert loaded.options.continue_on_error is True
 
 
-async def test_who_else_saves_the_newest_content_is_recorded_with_a_version_of_their_own(store: PlanStore):
+async def test_saving_the_newest_content_as_another_author_adds_a_version(store: PlanStore):
     first = await store.save(a_plan("one"), author="ana")
     again = await store.save(a_plan("one"), author="本")
     assert (again.version, again.digest, again.author, again.created_at > first.created_at) == (2, first.digest, "本", True)
@@ -48,7 +48,7 @@ async def test_who_else_saves_the_newest_content_is_recorded_with_a_version_of_t
     assert await store.versions("site") == [again, first]
 
 
-async def test_saving_the_newest_content_again_makes_no_new_version(store: PlanStore):
+async def test_saving_the_newest_content_again_adds_no_version(store: PlanStore):
     first = await store.save(a_plan("one"), author="ana")
     assert await store.save(a_plan("one"), author="ana") == first
     second = await store.save(a_plan("two"), author="ben")
@@ -58,7 +58,7 @@ async def test_saving_the_newest_content_again_makes_no_new_version(store: PlanS
     assert await store.versions("nothing") == []
 
 
-async def test_a_plan_is_found_by_name_version_digest_or_the_beginning_of_one(store: PlanStore):
+async def test_a_plan_is_found_by_name_version_digest_or_digest_prefix(store: PlanStore):
     first = await store.save(a_plan("one"), author="ana")
     await store.save(a_plan("two"), author="ana")
     assert (await store.get("site")).description == "two"
@@ -67,20 +67,20 @@ async def test_a_plan_is_found_by_name_version_digest_or_the_beginning_of_one(st
     assert (await store.get(first.digest[:10])).description == "one"
 
 
-async def test_a_digest_names_its_content_where_another_plan_was_given_it_as_a_name(store: PlanStore):
+async def test_a_digest_finds_its_content_even_if_another_plan_has_it_as_a_name(store: PlanStore):
     digest = (await store.save(a_plan("approved"), author="ana")).digest
     await store.save(a_plan("something else"), author="mallory", name=digest)
     assert plan_digest(await store.get(digest)) == digest
 
 
-async def test_a_name_may_differ_from_that_of_the_plan(store: PlanStore):
+async def test_a_plan_can_be_saved_under_another_name(store: PlanStore):
     await store.save(a_plan(), author="ana", name="nightly")
     assert await store.names() == ["nightly"]
     assert (await store.get("nightly")).name == "site"
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "said"),
+    ("name", "version", "message"),
     [
         ("sity", None, "did you mean `site`?"),
         ("site", 7, "no version 7"),
@@ -88,14 +88,14 @@ async def test_a_name_may_differ_from_that_of_the_plan(store: PlanStore):
         ("%", None, "no plan is called `%`"),
     ],
 )
-async def test_what_is_not_there_is_named(store: PlanStore, name: str, version: int | None, said: str):
+async def test_a_missing_plan_is_named(store: PlanStore, name: str, version: int | None, message: str):
     await store.save(a_plan(), author="ana")
     with pytest.raises(StoreError, match="plan") as raised:
         await store.get(name, version)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
-async def test_the_plan_of_a_run_is_found_by_its_digest_without_ever_having_been_saved(store: PlanStore):
+async def test_the_unsaved_plan_of_a_run_is_found_by_its_digest(store: PlanStore):
     plan = a_plan("never saved")
     run = a_run(plan)
     await store.ledger.create(run, validated(plan))
@@ -103,7 +103,7 @@ async def test_the_plan_of_a_run_is_found_by_its_digest_without_ever_having_been
     assert await store.names() == []
 
 
-async def test_people_who_save_the_same_name_at_once_get_numbers_of_their_own(store_url: str):
+async def test_concurrent_saves_of_one_name_get_distinct_version_numbers(store_url: str):
     stores = [PlanStore(store_url) for _ in range(4)]
     plans = [a_plan(f"change {number}") for number in range(12)]
     saved = await asyncio.gather(*(stores[index % 4].save(plan, author="ana") for index, plan in enumerate(plans)))
@@ -111,7 +111,7 @@ async def test_people_who_save_the_same_name_at_once_get_numbers_of_their_own(st
     await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_a_tenant_sees_its_own_names_contents_and_runs_only(store_url: str):
+async def test_a_tenant_sees_only_its_own_plans_and_runs(store_url: str):
     async with (
         PlanStore(store_url, tenant_id="acme") as acme,
         PlanStore(store_url, tenant_id="umbrella") as umbrella,
@@ -142,14 +142,14 @@ async def test_a_tenant_sees_its_own_names_contents_and_runs_only(store_url: str
         assert await acme.ledger.cancel_request(run.id) is None
 
 
-async def test_a_store_of_one_tenant_writes_no_rows_of_another(store_url: str):
+async def test_a_tenants_store_writes_no_rows_of_another_tenant(store_url: str):
     async with PlanStore(store_url, tenant_id="acme") as store:
         with pytest.raises(RunConflictError, match="open for tenant acme, not for umbrella"):
             await store.save(a_plan(), author="ana", context=RunContext(tenant_id="umbrella"))
         assert await store.names() == []
 
 
-async def test_a_stored_plan_that_was_altered_is_refused(tmp_path: Path):
+async def test_an_altered_stored_plan_is_refused(tmp_path: Path):
     async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
         await store.save(a_plan("pay 10"), author="ana")
         with sqlite3.connect(tmp_path / "plans.db") as database:

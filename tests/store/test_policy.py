@@ -1,4 +1,4 @@
-"""The store's policy: versions that are only added and chained, set by operators; and the history of one-time code seeds."""
+"""Tests of the store's policy (append-only, chained versions set by operators) and of the history of one-time code seeds."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def new(policy: Policy = OPERATED, number: int = 1, *, by: str = "ana", known_by
 
 
 async def altered(sql: Sql, *statements: str) -> None:
-    """Change rows as only the owner of the tables can."""
+    """Change rows with the rights of the table owner."""
 
     def work(connection) -> None:
         if connection.dialect.name == "sqlite":
@@ -37,7 +37,7 @@ async def altered(sql: Sql, *statements: str) -> None:
     await sql.run(work)
 
 
-async def test_the_newest_policy_holds_and_every_version_stays(store: PlanStore):
+async def test_the_newest_policy_applies_and_every_version_is_kept(store: PlanStore):
     assert await store.policy.current() is None
     assert (await store.policy.effective(Settings())).number is None
     first = await store.policy.set(new(by="zoe"))
@@ -49,7 +49,7 @@ async def test_the_newest_policy_holds_and_every_version_stays(store: PlanStore)
     assert (held.number, held.operators, held.self_approval, held.approvers) == (2, ("ana",), False, None)
 
 
-async def test_only_operators_set_the_next_policy_by_their_names_and_groups(store: PlanStore):
+async def test_only_operators_can_set_the_next_policy(store: PlanStore):
     await store.policy.set(new(by="anybody", known_by="unverified"))
     for by in ("bo", "", "ops", "小明"):
         with pytest.raises(NotApprovedError, match="may not set the policy; its operators may: ana, run-plan/nightly"):
@@ -58,7 +58,7 @@ async def test_only_operators_set_the_next_policy_by_their_names_and_groups(stor
     assert (await store.policy.set(new(OPERATED, 3, by="bo"))).number == 3  # version 2 named no operators
 
 
-async def test_the_environment_names_no_operator_of_the_policy(store: PlanStore, monkeypatch: pytest.MonkeyPatch):
+async def test_the_environment_cannot_name_policy_operators(store: PlanStore, monkeypatch: pytest.MonkeyPatch):
     await store.policy.set(new())
     monkeypatch.setenv("PLAN_ADAPTER_OPERATORS", "mallory")
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", '{"ops": ["mallory"]}')
@@ -66,22 +66,22 @@ async def test_the_environment_names_no_operator_of_the_policy(store: PlanStore,
         await store.policy.set(new(Policy(), 2, by="mallory"))
 
 
-async def test_where_the_policy_asks_for_a_proof_so_does_setting_the_next_one(store: PlanStore):
+async def test_a_policy_that_requires_a_proof_requires_it_for_the_next_version_too(store: PlanStore):
     await store.policy.set(new(Policy(known_by=["ssh_signature", "totp"])))
     with pytest.raises(NotApprovedError, match="known by os_user only, and setting the policy needs ssh_signature or totp"):
         await store.policy.set(new(Policy(), 2))
     assert (await store.policy.set(new(Policy(), 2, known_by="totp"))).known_by == "totp"
 
 
-async def test_two_people_do_not_overwrite_each_others_policy(store: PlanStore):
-    said = await asyncio.gather(*(store.policy.set(new(by=f"p{n}")) for n in range(8)), return_exceptions=True)
-    kept = [version for version in said if not isinstance(version, BaseException)]
+async def test_concurrent_policy_changes_do_not_overwrite_each_other(store: PlanStore):
+    outcomes = await asyncio.gather(*(store.policy.set(new(by=f"p{n}")) for n in range(8)), return_exceptions=True)
+    kept = [version for version in outcomes if not isinstance(version, BaseException)]
     assert len(kept) == 1
-    assert all(isinstance(error, RunConflictError | NotApprovedError) for error in said if isinstance(error, BaseException))
+    assert all(isinstance(error, RunConflictError | NotApprovedError) for error in outcomes if isinstance(error, BaseException))
     assert await store.policy.history() == (kept, None)
 
 
-async def test_a_store_of_one_tenant_follows_the_policy_and_sets_none(store: PlanStore, store_url: str):
+async def test_a_tenants_store_follows_the_policy_and_cannot_set_one(store: PlanStore, store_url: str):
     await store.policy.set(new())
     async with PlanStore(store_url, tenant_id="a") as tenant:
         assert (await tenant.policy.effective(Settings())).operators == ("ana", "run-plan/nightly")
@@ -91,7 +91,7 @@ async def test_a_store_of_one_tenant_follows_the_policy_and_sets_none(store: Pla
 
 @pytest.mark.parametrize("table", ["policy_history", "totp_history"])
 @pytest.mark.parametrize("change", ["UPDATE {} SET by = 'mallory'", "DELETE FROM {}"])
-async def test_the_database_refuses_to_change_what_was_set(store: PlanStore, sql: Sql, table: str, change: str):
+async def test_the_database_refuses_to_change_a_policy_or_seed(store: PlanStore, sql: Sql, table: str, change: str):
     await store.policy.set(new())
     await store.codes.enroll("ana", "sealed", by="ana", known_by="os_user", replaces=False)
     with pytest.raises(DBAPIError, match=f"the {table.replace('_', ' ')} is only added to"):
@@ -99,7 +99,7 @@ async def test_the_database_refuses_to_change_what_was_set(store: PlanStore, sql
 
 
 @pytest.mark.parametrize(
-    ("statement", "said"),
+    ("statement", "message"),
     [
         ("UPDATE policy_history SET document = '{}' WHERE number = 2", "version 2 of the store's policy is not as it was written"),
         ("UPDATE policy_history SET by = 'bo' WHERE number = 2", "version 2 of the store's policy is not as it was written"),
@@ -109,19 +109,19 @@ async def test_the_database_refuses_to_change_what_was_set(store: PlanStore, sql
     ],
     ids=["document", "who", "digest", "deleted", "renumbered"],
 )
-async def test_an_altered_policy_is_reported_and_decides_nothing(store: PlanStore, sql: Sql, statement: str, said: str):
+async def test_an_altered_policy_is_reported_and_not_applied(store: PlanStore, sql: Sql, statement: str, message: str):
     await store.policy.set(new())
     await store.policy.set(new(Policy(operators=["ana"], gate_effects=["write"]), 2))
     await altered(sql, statement)
     _, problem = await store.policy.history()
-    assert said in str(problem)
+    assert message in str(problem)
     with pytest.raises(StoreError, match="of the store's policy"):
         await store.policy.effective(Settings())
     with pytest.raises(StoreError, match="of the store's policy"):
         await store.policy.set(new(Policy(), 3))
 
 
-async def test_seeds_are_added_and_the_newest_one_counts(store: PlanStore, sql: Sql):
+async def test_seeds_are_append_only_and_the_newest_one_is_used(store: PlanStore, sql: Sql):
     assert await store.codes.seed("安娜") is None
     await store.codes.enroll("安娜", "one", by="bo", known_by="os_user", replaces=False)
     with pytest.raises(RunConflictError, match="has one-time codes already"):

@@ -1,4 +1,4 @@
-"""Intents and receipts: durable before the tool is called, and committed together where they are ready together."""
+"""Tests of the recorder: intents are durable before the tool is called, and records ready together share a commit."""
 
 import asyncio
 import signal
@@ -46,12 +46,12 @@ async def test_steps_that_start_together_share_one_commit(store: PlanStore, comm
     assert len(await store.attempts(run.id)) == 50
 
 
-async def test_what_is_handed_over_during_a_commit_shares_the_next_one(store: PlanStore, commits: list[str]):
+async def test_records_submitted_during_a_commit_share_the_next_one(store: PlanStore, commits: list[str]):
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     commits.clear()
     first = asyncio.ensure_future(recorder.intent(an_attempt(run, item=0, at=recorder.now())))
-    await asyncio.sleep(0)  # the call hands over
+    await asyncio.sleep(0)  # the call submits its record
     await asyncio.sleep(0)  # the commit begins
     rest = [asyncio.ensure_future(recorder.intent(an_attempt(run, item=item, at=recorder.now()))) for item in range(1, 30)]
     await asyncio.gather(first, *rest)
@@ -69,7 +69,7 @@ async def test_a_receipt_becomes_durable_without_another_call(store: PlanStore, 
             await asyncio.sleep(0.005)
 
 
-async def test_handing_over_takes_what_a_value_is_at_that_moment(store: PlanStore):
+async def test_a_value_is_recorded_as_it_was_when_submitted(store: PlanStore):
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
@@ -85,7 +85,7 @@ async def test_handing_over_takes_what_a_value_is_at_that_moment(store: PlanStor
     assert (shown.status, shown.result) == (StepStatus.COMPLETED, {"rows": [1]})
 
 
-async def test_one_who_stops_waiting_takes_nothing_from_the_others(store: PlanStore):
+async def test_a_cancelled_waiter_does_not_affect_the_others(store: PlanStore):
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     calls = [asyncio.ensure_future(recorder.intent(an_attempt(run, item=item, at=recorder.now()))) for item in range(3)]
@@ -97,7 +97,7 @@ async def test_one_who_stops_waiting_takes_nothing_from_the_others(store: PlanSt
     assert len(await store.attempts(run.id)) == 4
 
 
-async def test_after_a_commit_that_failed_nothing_is_started_any_more(store: PlanStore):
+async def test_nothing_starts_after_a_failed_commit(store: PlanStore):
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     first = an_attempt(run, at=recorder.now())
@@ -114,7 +114,7 @@ async def test_after_a_commit_that_failed_nothing_is_started_any_more(store: Pla
     assert await store.receipts(run.id) == []
 
 
-async def test_of_two_processes_that_begin_the_same_attempt_one_is_refused(store_url: str, store: PlanStore):
+async def test_only_one_of_two_processes_can_begin_the_same_attempt(store_url: str, store: PlanStore):
     run = await begun(store)
     async with PlanStore(store_url) as other:
         recorders = [await one.ledger.recorder(run) for one in (store, other)]
@@ -125,12 +125,12 @@ async def test_of_two_processes_that_begin_the_same_attempt_one_is_refused(store
     assert len(await store.attempts(run.id)) == 1
 
 
-async def test_a_flush_with_nothing_handed_over_returns(store: PlanStore):
+async def test_a_flush_with_nothing_submitted_returns(store: PlanStore):
     recorder = await store.ledger.recorder(await begun(store))
     await recorder.flush()
 
 
-async def test_the_recorder_has_the_clock_of_the_database(store: PlanStore):
+async def test_the_recorder_uses_the_database_clock(store: PlanStore):
     recorder = await store.ledger.recorder(await begun(store))
     before = await store.now()
     now = recorder.now()
@@ -139,7 +139,7 @@ async def test_the_recorder_has_the_clock_of_the_database(store: PlanStore):
     assert recorder.now() >= now
 
 
-async def test_two_runs_are_recorded_in_one_store_at_once(store: PlanStore):
+async def test_two_runs_can_be_recorded_concurrently_in_one_store(store: PlanStore):
     async def perform(name: str) -> str:
         run = await begun(store, a_plan(name, steps=tuple(f"s{n}" for n in range(10))))
         recorder = await store.ledger.recorder(run)
@@ -175,7 +175,7 @@ asyncio.run(main())
 """
 
 
-async def test_an_intent_that_was_returned_survives_the_death_of_its_process(store_url: str):
+async def test_a_recorded_intent_survives_the_death_of_its_process(store_url: str):
     process = Program(KILLED, store_url, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None

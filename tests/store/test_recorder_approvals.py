@@ -1,4 +1,4 @@
-"""Nothing is begun without an approval of exactly it, not even together with what is approved."""
+"""Tests of approval checks in the recorder: each call needs its own approval, even in a shared commit."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from tests.store.builders import DIGEST_OF_CALL, a_receipt, a_standing_approval,
 from tests.store.conftest import ON_SQLITE_OR_THOROUGH
 
 
-async def test_without_an_approval_of_the_run_nothing_is_begun(store: PlanStore):
+async def test_nothing_starts_without_an_approval_of_the_run(store: PlanStore):
     run = await created(store)
     await store.add_approval(an_approval(run_id=run.id))  # given, and never used
     await store.add_approval(an_approval(run_id="another"))
@@ -30,7 +30,7 @@ async def test_without_an_approval_of_the_run_nothing_is_begun(store: PlanStore)
     assert len(await store.attempts(run.id)) == 1
 
 
-async def test_the_approval_of_another_run_or_of_a_step_is_none_of_the_plan(store: PlanStore, sql: Sql):
+async def test_an_approval_of_another_run_or_of_a_step_does_not_approve_the_plan(store: PlanStore, sql: Sql):
     run, other = await created(store), await begun(store)
     of_step = an_approval(run_id=run.id, step_id="check")
     await store.add_approval(of_step)
@@ -41,7 +41,7 @@ async def test_the_approval_of_another_run_or_of_a_step_is_none_of_the_plan(stor
     assert [approval.run_id for approval in await store.approvals(other.id)] == [other.id]
 
 
-async def test_a_run_whose_content_was_changed_begins_nothing(store: PlanStore, sql: Sql):
+async def test_a_run_with_altered_content_starts_nothing(store: PlanStore, sql: Sql):
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     await recorder.intent(an_attempt(run, "check", at=recorder.now()))
@@ -50,7 +50,7 @@ async def test_a_run_whose_content_was_changed_begins_nothing(store: PlanStore, 
         await recorder.intent(an_attempt(run, "drain", at=recorder.now()))
 
 
-async def test_a_gated_call_uses_the_approval_of_exactly_itself(store: PlanStore):
+async def test_a_gated_call_uses_its_own_approval(store: PlanStore):
     run, approval = await _approved_call(store)
     recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, "drain", item=1, at=recorder.now(), approval_id=approval.id, approval_digest=DIGEST_OF_CALL)
@@ -73,19 +73,19 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("fields", "words"), WRONG.values(), ids=WRONG.keys())
-async def test_a_gated_call_with_an_approval_that_does_not_fit_is_refused(store: PlanStore, fields: dict[str, Any], words: str):
+@pytest.mark.parametrize(("fields", "message"), WRONG.values(), ids=WRONG.keys())
+async def test_a_gated_call_with_a_mismatched_approval_is_refused(store: PlanStore, fields: dict[str, Any], message: str):
     run, approval = await _approved_call(store)
     recorder = await store.ledger.recorder(run)
     known = {"step_id": "drain", "item": 1, "approval_id": approval.id, "approval_digest": DIGEST_OF_CALL}
-    with pytest.raises(NotApprovedError, match=words):
+    with pytest.raises(NotApprovedError, match=message):
         await recorder.intent(an_attempt(run, at=recorder.now(), **known | fields))
     assert await store.attempts(run.id) == []
     await recorder.intent(an_attempt(run, at=recorder.now(), **known))
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({"decision": "reject"}, "安娜 did not approve step `drain\\[2\\]`: reject"),
         ({"decision": "request_changes"}, "did not approve"),
@@ -95,16 +95,16 @@ async def test_a_gated_call_with_an_approval_that_does_not_fit_is_refused(store:
     ],
     ids=["rejected", "changes wanted", "another run", "expired", "made-up standing approval"],
 )
-async def test_a_call_is_not_approved_by(store: PlanStore, fields: dict[str, Any], words: str):
+async def test_a_call_with_an_invalid_approval_is_refused(store: PlanStore, fields: dict[str, Any], message: str):
     run, approval = await _approved_call(store, **fields)
     recorder = await store.ledger.recorder(run)
     gated = {"approval_id": approval.id, "approval_digest": DIGEST_OF_CALL}
-    with pytest.raises(NotApprovedError, match=words):
+    with pytest.raises(NotApprovedError, match=message):
         await recorder.intent(an_attempt(run, "drain", item=1, at=recorder.now(), **gated))
     assert await store.attempts(run.id) == []
 
 
-async def test_the_approval_of_a_call_serves_the_tries_of_one_start_only(store: PlanStore):
+async def test_a_call_approval_covers_the_attempts_of_one_start_only(store: PlanStore):
     run, approval = await _approved_call(store)
     gated = {"item": 1, "approval_id": approval.id, "approval_digest": DIGEST_OF_CALL}
     recorder = await store.ledger.recorder(run)
@@ -120,7 +120,7 @@ async def test_the_approval_of_a_call_serves_the_tries_of_one_start_only(store: 
     await recorder.intent(an_attempt(run, "restart", at=recorder.now()))
 
 
-async def test_what_is_refused_takes_nothing_from_what_is_committed_with_it(store: PlanStore, commits: list[str]):
+async def test_a_refused_record_does_not_affect_others_in_the_same_commit(store: PlanStore, commits: list[str]):
     run, approval = await _approved_call(store)
     recorder = await store.ledger.recorder(run)
     first = an_attempt(run, "check", at=recorder.now())
@@ -153,7 +153,7 @@ PARTS = {
 
 @pytest.mark.parametrize("store_url", ON_SQLITE_OR_THOROUGH, indirect=True)  # the check is the same code on both
 @pytest.mark.parametrize("part", [None, *PARTS.values()], ids=["as it is", *PARTS])
-async def test_each_part_of_the_check_keeps_something_out(
+async def test_each_part_of_the_approval_check_refuses_something(
     store: PlanStore, sql: Sql, part: tuple[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ):
     if part is not None:
@@ -213,7 +213,7 @@ async def _is_begun(store: PlanStore, run: PlanRun, **fields: Any) -> bool:
 
 
 async def _approved_call(store: PlanStore, **fields: Any) -> tuple[PlanRun, Approval]:
-    """Return a run that this process executes, and the approval of its step `drain`, item 1, that nobody has used."""
+    """Return a run that this process executes, and an unused approval of item 1 of its step `drain`."""
     run = await begun(store)
     approval = an_approval(**{"run_id": run.id, "step_id": "drain", "item": 1, "approval_digest": DIGEST_OF_CALL} | fields)
     await store.add_approval(approval)

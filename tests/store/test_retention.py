@@ -1,4 +1,4 @@
-"""Old runs are deleted with all their rows, leave a tombstone each, and nothing that is still in use is touched."""
+"""Tests of retention: pruning deletes old runs with all their rows, leaves a tombstone each, and keeps runs in use."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ from plan_adapter.store.retention import ALTERED, OldRun
 from plan_adapter.store.store import PlanStore
 from tests.processes import Program
 from tests.sql import Sql
-from tests.store.builders import a_plan, a_standing_approval, a_story, an_approval, an_attempt, begun, created
+from tests.store.builders import a_complete_run, a_plan, a_standing_approval, an_approval, an_attempt, begun, created
 
 TABLES = ("receipts", "attempts", "step_runs", "approvals", "gates", "revisions", "leases", "audit")
 
@@ -42,7 +42,7 @@ async def ended(store: PlanStore, status: PlanStatus = PlanStatus.FAILED) -> Pla
 
 
 async def altered(sql: Sql, *statements: str) -> None:
-    """Change rows as only the owner of the tables can."""
+    """Change rows with the rights of the table owner."""
 
     def work(connection: Connection) -> None:
         tables = ("audit", "tombstones")
@@ -61,8 +61,8 @@ async def altered(sql: Sql, *statements: str) -> None:
     await sql.run(work)
 
 
-async def test_a_pruned_run_leaves_a_tombstone_and_its_plan_and_other_runs_stay(store: PlanStore, sql: Sql):
-    run, other = await a_story(store), await a_story(store)
+async def test_pruning_a_run_leaves_a_tombstone_and_keeps_its_plan_and_other_runs(store: PlanStore, sql: Sql):
+    run, other = await a_complete_run(store), await a_complete_run(store)
     before = await store.verify(run.id)
     entries = (await store.export(run.id))["audit"]
     assert await prune(store, run.id) == {}
@@ -87,7 +87,7 @@ async def test_a_pruned_run_leaves_a_tombstone_and_its_plan_and_other_runs_stay(
     assert await old(store) == {other.id: (await old(store))[other.id]}
 
 
-async def test_runs_that_are_in_use_are_kept_and_say_why(store: PlanStore, sql: Sql):
+async def test_runs_in_use_are_kept_with_a_reason(store: PlanStore, sql: Sql):
     executing, waiting = await begun(store), await created(store)
     unknown, approved, counted, damaged, gone = [await ended(store) for _ in range(5)]
     recorder = await store.ledger.recorder(unknown)
@@ -97,7 +97,7 @@ async def test_runs_that_are_in_use_are_kept_and_say_why(store: PlanStore, sql: 
     await store.standing.add(standing)
     await store.standing.use(standing.id, run_id=counted.id, approval_digest="f" * 64)
     completed = await ended(store, PlanStatus.COMPLETED)
-    await store.add_approval(an_approval(run_id=completed.id))  # nobody can use it any more
+    await store.add_approval(an_approval(run_id=completed.id))  # no run can use it now
     await sql.change(f"UPDATE runs SET message = 'x' WHERE id = '{damaged.id}'")
 
     found = await old(store)
@@ -114,7 +114,7 @@ async def test_runs_that_are_in_use_are_kept_and_say_why(store: PlanStore, sql: 
     assert {run.id for run in await store.runs()} == set(kept)
 
 
-async def test_only_runs_that_ended_before_the_time_and_match_are_listed(store: PlanStore):
+async def test_only_matching_runs_that_ended_before_the_cutoff_are_listed(store: PlanStore):
     run = await ended(store)
     other = await begun(store, a_plan("其他", steps=("check",)), name="other")
     other.status, other.completed_at = PlanStatus.COMPLETED, await store.now()
@@ -126,7 +126,7 @@ async def test_only_runs_that_ended_before_the_time_and_match_are_listed(store: 
     assert [one.id for one in await store.retention.old_runs(now, status=PlanStatus.FAILED)] == [run.id]
 
 
-async def test_pages_of_old_runs_are_read_to_the_end(store: PlanStore, monkeypatch: pytest.MonkeyPatch):
+async def test_all_pages_of_old_runs_are_read(store: PlanStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("plan_adapter.store.retention.PAGE", 2)
     runs = [(await ended(store)).id for _ in range(4)]
     assert [run.id for run in await store.retention.old_runs(await later(store))] == runs
@@ -140,7 +140,7 @@ async def test_a_tenant_prunes_only_its_own_runs(store: PlanStore, store_url: st
     assert (await store.verify(run.id)).ok
 
 
-async def test_entries_of_the_audit_log_go_only_after_a_tombstone(store: PlanStore, sql: Sql):
+async def test_audit_entries_can_be_deleted_only_after_a_tombstone(store: PlanStore, sql: Sql):
     run, other = await ended(store), await ended(store)
     await prune(store, other.id)
     for statement in (f"DELETE FROM audit WHERE run_id = '{run.id}'", f"UPDATE audit SET message = '[erased]' WHERE run_id = '{run.id}'"):
@@ -152,18 +152,18 @@ async def test_entries_of_the_audit_log_go_only_after_a_tombstone(store: PlanSto
 
 
 @pytest.mark.parametrize(
-    ("statement", "words"),
+    ("statement", "message"),
     [
         ("DELETE FROM tombstones WHERE number = 1", "tombstone 1 is missing"),
         ("UPDATE tombstones SET \"by\" = 'bo' WHERE number = 1", "tombstone 1 of run .* was altered"),
         ("UPDATE tombstones SET last_digest = 'f' WHERE number = 2", "tombstone 2 of run .* was altered"),
     ],
 )
-async def test_an_altered_tombstone_is_found(store: PlanStore, sql: Sql, statement: str, words: str):
+async def test_an_altered_tombstone_is_detected(store: PlanStore, sql: Sql, statement: str, message: str):
     await prune(store, (await ended(store)).id, (await ended(store)).id)
     assert await store.retention.problem() is None
     await altered(sql, statement)
-    assert re.search(words, await store.retention.problem() or "")
+    assert re.search(message, await store.retention.problem() or "")
 
 
 async def test_a_run_with_a_forged_tombstone_does_not_verify(store: PlanStore, sql: Sql):
@@ -178,7 +178,7 @@ async def test_a_run_with_a_forged_tombstone_does_not_verify(store: PlanStore, s
     assert "tombstone 2" in (await store.retention.problem() or "")
 
 
-async def test_processes_that_prune_at_once_make_one_chain(store: PlanStore, store_url: str):
+async def test_concurrent_prunes_write_one_chain(store: PlanStore, store_url: str):
     runs = [(await ended(store)).id for _ in range(6)]
     async with PlanStore(store_url) as first, PlanStore(store_url) as second:
         await asyncio.gather(prune(first, *runs[:4]), prune(second, *runs[2:]))
@@ -216,8 +216,8 @@ def killed(url: str, run_ids: Sequence[str]) -> int:
     return Program(KILLED, url, *run_ids).wait()
 
 
-async def test_a_prune_that_is_killed_in_the_middle_leaves_a_store_that_verifies(store: PlanStore, store_url: str):
-    first, second, third = [(await a_story(store)).id for _ in range(3)]
+async def test_a_prune_killed_midway_leaves_a_store_that_verifies(store: PlanStore, store_url: str):
+    first, second, third = [(await a_complete_run(store)).id for _ in range(3)]
     assert await asyncio.to_thread(killed, store_url, [first, second]) == -signal.SIGKILL
     assert {run.id for run in await store.runs()} == {second, third}
     assert [tombstone.run_id for tombstone in await store.retention.tombstones("")] == [first]

@@ -1,4 +1,4 @@
-"""New versions of a run's plan: in the same run, with the steps that were begun as they were."""
+"""Tests of revising a run's plan: the run stays the same, and started steps stay unchanged."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ from tests.store.builders import (
 NEW = "e" * 64
 
 
-async def test_a_new_version_takes_the_place_of_the_old_one_in_the_same_run(store: PlanStore):
+async def test_a_new_version_replaces_the_old_one_in_the_same_run(store: PlanStore):
     run = await created(store, requested_by="bo")
     gate = await store.gates.open(a_gate(run), timeout_ms=0)
     plan = a_plan("检查两次", steps=("check", "again"), lists=("again",))
@@ -53,7 +53,7 @@ async def test_a_new_version_takes_the_place_of_the_old_one_in_the_same_run(stor
     assert entries == [("revised", "安娜", "两次"), ("revised", "bo", None)]
 
 
-async def test_what_approved_the_old_version_does_not_approve_the_new_one(store: PlanStore):
+async def test_an_approval_of_the_old_version_does_not_approve_the_new_one(store: PlanStore):
     run = await created(store)
     gate = await store.gates.open(a_gate(run), timeout_ms=0)
     await store.gates.answer(gate.id, an_answer(gate))
@@ -87,7 +87,7 @@ async def test_a_stopped_run_resumes_with_a_new_version_and_carries_completed_st
     assert revised.steps[0].result == "checked"
 
 
-async def test_steps_that_have_or_may_have_done_something_must_stay_as_they_are(store: PlanStore):
+async def test_steps_that_may_have_had_an_effect_cannot_be_changed(store: PlanStore):
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     for name, effect in (("check", "read"), ("drain", "idempotent_write"), ("restart", "write")):
@@ -109,14 +109,14 @@ async def test_steps_that_have_or_may_have_done_something_must_stay_as_they_are(
 
 
 @pytest.mark.parametrize("item", [None, 1], ids=["step", "item"])
-async def test_a_failed_step_may_change_or_go_but_not_one_with_an_unknown_outcome(store: PlanStore, item: int | None):
+async def test_a_failed_step_can_be_changed_or_removed_unless_its_outcome_is_unknown(store: PlanStore, item: int | None):
     run = await begun(store, a_plan(lists=("check",) if item is not None else ()))
     recorder = await store.ledger.recorder(run)
     failed = an_attempt(run, "check", at=recorder.now(), effect="write", item=item)
     for attempt in (failed, an_attempt(run, "drain", at=recorder.now(), effect="write")):
         await recorder.intent(attempt)
     recorder.receipt(a_receipt(failed, error="坏了", at=recorder.now()))
-    await recorder.intent(an_attempt(run, "restart", at=recorder.now()))  # a read that was cut short
+    await recorder.intent(an_attempt(run, "restart", at=recorder.now()))  # an interrupted read
     await recorder.flush()
     await store.ledger.release(run.id)
     await store.outcomes.resolve(run.id, "drain", ResolutionRecord("abort", "安娜", "os_user"))
@@ -129,7 +129,7 @@ async def test_a_failed_step_may_change_or_go_but_not_one_with_an_unknown_outcom
     assert (await store.verify(run.id)).problem is None
 
 
-async def test_a_run_that_has_completed_or_is_executed_is_not_revised(store: PlanStore, sql: Sql):
+async def test_a_completed_or_running_run_cannot_be_revised(store: PlanStore, sql: Sql):
     completed, executed = await created(store, status=PlanStatus.COMPLETED), await begun(store)
     for run, words in ((completed, "has completed: start a new run"), (executed, "is executed by process")):
         with pytest.raises(RunConflictError, match=words):
@@ -139,13 +139,13 @@ async def test_a_run_that_has_completed_or_is_executed_is_not_revised(store: Pla
     assert (await store.revisions.revise(executed.id, validated(a_plan("new")), NEW, by="ana", note="")).reason is None
 
 
-async def test_a_version_that_changes_nothing_is_refused(store: PlanStore):
+async def test_a_version_without_changes_is_refused(store: PlanStore):
     run = await created(store)
     with pytest.raises(RunConflictError, match="nothing would change"):
         await store.revisions.revise(run.id, validated(a_plan()), DIGEST, by="ana", note="")
 
 
-async def test_who_read_the_run_before_it_was_revised_cannot_claim_it(store: PlanStore):
+async def test_a_run_read_before_its_revision_cannot_be_claimed(store: PlanStore):
     run = await created(store)
     await store.cancel(run.id, "no")
     await store.revisions.revise(run.id, validated(a_plan("new")), NEW, by="ana", note="")

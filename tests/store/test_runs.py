@@ -1,4 +1,4 @@
-"""Runs: what one process writes, another reads."""
+"""Tests of stored runs: another process reads back what one process wrote."""
 
 import asyncio
 from datetime import timedelta
@@ -15,7 +15,7 @@ from tests.store.builders import a_gate, a_plan, a_receipt, a_run, an_attempt, b
 WHOSE = {"agent_id": "agent-7", "org_id": "org-1", "tenant_id": "租户", "task_id": "task-9"}
 
 
-async def test_a_new_run_is_read_as_it_was_written(store: PlanStore):
+async def test_a_new_run_is_read_back_unchanged(store: PlanStore):
     run = await created(store, **WHOSE, metadata={"来源": "测试"}, flow_run_id="f-1")
     assert await store.run(run.id) == run
     assert await store.ledger.run_of_flow("f-1") == run
@@ -23,7 +23,7 @@ async def test_a_new_run_is_read_as_it_was_written(store: PlanStore):
     assert (await store.ledger.definitions(run.id))[0]["name"] == "note"
 
 
-async def test_an_updated_run_is_read_as_it_was_written(store: PlanStore):
+async def test_an_updated_run_is_read_back_unchanged(store: PlanStore):
     run = await created(store)
     now = await store.now()
     run.status, run.reason, run.message = PlanStatus.PARTIAL, RunReason.STEP_FAILED, "`drain` 失败了: \x00"
@@ -34,7 +34,7 @@ async def test_an_updated_run_is_read_as_it_was_written(store: PlanStore):
     assert await store.run(run.id) == run
 
 
-async def test_a_running_run_shows_what_runs_and_what_is_pending(store: PlanStore):
+async def test_a_run_in_progress_shows_its_running_and_pending_steps(store: PlanStore):
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     first = an_attempt(run, "check", at=recorder.now())
@@ -54,7 +54,7 @@ async def test_a_running_run_shows_what_runs_and_what_is_pending(store: PlanStor
     assert (step.status, step.attempts, step.retry_count, step.outcome) == (StepStatus.RUNNING, 2, 1, None)
 
 
-async def test_an_ended_step_shows_its_end_and_the_result_of_its_last_receipt(store: PlanStore):
+async def test_an_ended_step_shows_its_end_time_and_the_result_of_its_last_receipt(store: PlanStore):
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     first, second = (an_attempt(run, "check", number=number, at=recorder.now()) for number in (1, 2))
@@ -77,7 +77,7 @@ async def test_an_ended_step_shows_its_end_and_the_result_of_its_last_receipt(st
     assert listed.steps[0].result is None
 
 
-async def test_the_result_of_a_step_over_a_list_is_the_list_of_its_items_in_order(store: PlanStore):
+async def test_the_result_of_a_for_each_step_is_the_list_of_item_results_in_order(store: PlanStore):
     run = await begun(store, a_plan(steps=("each", "none"), lists=("each", "none")))
     recorder = await store.ledger.recorder(run)
     attempts = {item: an_attempt(run, "each", item=item, at=recorder.now()) for item in (2, 0, 10, 1)}
@@ -91,7 +91,7 @@ async def test_the_result_of_a_step_over_a_list_is_the_list_of_its_items_in_orde
     assert sorted(attempt.item for attempt in await store.attempts(run.id) if attempt.item is not None) == [0, 1, 2, 10]
 
 
-async def test_attempts_and_receipts_are_read_as_they_were_written(store: PlanStore):
+async def test_attempts_and_receipts_are_read_back_unchanged(store: PlanStore):
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now(), effect="write", parameters={"列": [1, 2.5, None, "\x00"]})
@@ -103,7 +103,7 @@ async def test_attempts_and_receipts_are_read_as_they_were_written(store: PlanSt
     assert await store.receipts(run.id) == [receipt]
 
 
-async def test_a_result_of_megabytes_is_kept(store: PlanStore):
+async def test_a_result_of_several_megabytes_is_stored(store: PlanStore):
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
@@ -127,7 +127,7 @@ async def test_runs_are_listed_newest_first_and_filtered(store: PlanStore):
     assert await store.runs(context=RunContext(agent_id="nobody")) == []
 
 
-async def test_runs_are_found_by_the_tags_of_their_plan_beyond_the_limit(store: PlanStore):
+async def test_the_tag_filter_applies_before_the_limit(store: PlanStore):
     both, one, other = [
         await created(store, a_plan(name).model_copy(update={"tags": tags}))
         for name, tags in (("both", ["web", "生产"]), ("one", ["web"]), ("other", ['a","web']))
@@ -140,7 +140,7 @@ async def test_runs_are_found_by_the_tags_of_their_plan_beyond_the_limit(store: 
     assert await store.runs(tags=["we"]) == await store.runs(tags=["web", 'a","web']) == []
 
 
-async def test_a_run_is_found_by_an_unambiguous_beginning_of_its_id(store: PlanStore):
+async def test_a_run_is_found_by_an_unambiguous_prefix_of_its_id(store: PlanStore):
     first = await created(store, id="aaaa1111-0000")
     second = await created(store, id="aaaa2222-0000")
     assert (await store.run("aaaa1")).id == first.id
@@ -155,7 +155,7 @@ async def test_a_run_is_found_by_an_unambiguous_beginning_of_its_id(store: PlanS
             await store.run(short)
 
 
-async def test_every_row_says_whose_it_is(store: PlanStore, sql: Sql):
+async def test_every_row_carries_the_context_of_its_run(store: PlanStore, sql: Sql):
     run = await begun(store, **WHOSE)
     recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
@@ -184,14 +184,14 @@ async def test_every_row_says_whose_it_is(store: PlanStore, sql: Sql):
             "totp_history",
             "tombstones",
             "tombstone_signatures",
-        ):  # of no run
+        ):  # tables without a run
             continue
         rows = await sql.rows(table.select())
         assert rows, table.name
         assert all({name: row[name] for name in WHOSE} == WHOSE for row in rows), table.name
 
 
-async def test_the_record_shows_what_happened_in_order(store: PlanStore):
+async def test_the_audit_log_shows_events_in_order(store: PlanStore):
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
@@ -242,7 +242,7 @@ async def test_when_a_run_resumes_incomplete_steps_are_pending_again(store: Plan
     assert [(step.status, step.carried) for step in shown.steps[:2]] == [(StepStatus.COMPLETED, True), (StepStatus.COMPLETED, False)]
 
 
-async def test_a_request_to_cancel_is_seen_by_others_and_its_first_reason_stays(store: PlanStore, store_url: str):
+async def test_a_cancel_request_is_visible_to_other_processes_and_keeps_its_first_reason(store: PlanStore, store_url: str):
     run = await begun(store)
     assert await store.ledger.cancel_request(run.id) is None
     async with PlanStore(store_url) as other:
@@ -255,14 +255,14 @@ async def test_a_request_to_cancel_is_seen_by_others_and_its_first_reason_stays(
     assert await store.ledger.cancel_request(run.id) is None
 
 
-async def test_a_run_that_does_not_exist_cannot_be_written(store: PlanStore):
+async def test_an_unknown_run_cannot_be_written(store: PlanStore):
     run = a_run(a_plan())
     for write in (store.ledger.update, store.ledger.claim):
         with pytest.raises(RunConflictError, match=f"there is no run {run.id}"):
             await write(run)
 
 
-async def test_a_run_that_nobody_executes_is_cancelled_at_once(store: PlanStore):
+async def test_a_run_without_an_owner_is_cancelled_at_once(store: PlanStore):
     run = await created(store)
     await store.cancel(run.id, "不需要了")
     found = await store.run(run.id)
@@ -271,7 +271,7 @@ async def test_a_run_that_nobody_executes_is_cancelled_at_once(store: PlanStore)
         await store.cancel(run.id, "again")
 
 
-async def test_a_run_that_somebody_executes_is_only_asked_to_end(store: PlanStore):
+async def test_a_run_with_an_owner_is_only_asked_to_stop(store: PlanStore):
     run = await begun(store)
     await store.cancel(run.id, "enough")
     assert (await store.run(run.id)).status is PlanStatus.EXECUTING

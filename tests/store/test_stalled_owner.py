@@ -1,4 +1,4 @@
-"""What a process may still do to the gates of a run that another one has taken over from it."""
+"""Tests of a stalled process: it cannot touch the gates of a run that another process took over."""
 
 import os
 
@@ -12,7 +12,7 @@ from plan_adapter.store.store import PlanStore
 from tests.store.builders import a_gate, created
 
 
-async def test_who_takes_a_run_over_waits_at_the_gates_of_its_steps_and_the_stalled_process_neither_opens_nor_closes_any(
+async def test_a_stalled_process_cannot_open_or_close_gates_of_a_run_taken_over(
     store: PlanStore, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "GRACE_SECONDS", 0.0)

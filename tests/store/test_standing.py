@@ -1,4 +1,4 @@
-"""Standing approvals: for as many runs as they say, until they are revoked; and one-time codes, which count once."""
+"""Tests of standing approvals, valid for a number of runs until revoked, and of one-time codes, valid once."""
 
 import asyncio
 from dataclasses import replace
@@ -12,16 +12,16 @@ from plan_adapter.store.store import PlanStore
 from tests.store.builders import DIGEST, a_standing_approval, an_attempt, created
 
 
-async def test_a_standing_approval_is_read_as_it_was_written(store: PlanStore):
+async def test_a_standing_approval_is_read_back_unchanged(store: PlanStore):
     now = await store.now()
     standing = a_standing_approval(until=now + timedelta(days=1), max_runs=3, signature="-----BEGIN", source="run/site.yaml", at=now)
     later = a_standing_approval(at=now + timedelta(seconds=1), steps=(), inputs={}, schedules=())
     await store.standing.add(standing)
-    await store.standing.add(replace(later, runs=7))  # what it says of its uses counts for nothing
+    await store.standing.add(replace(later, runs=7))  # its own count of uses is ignored
     assert await store.standing.find() == [standing, later]
 
 
-async def test_a_run_that_uses_it_has_an_approval_that_names_it(store: PlanStore):
+async def test_a_run_using_a_standing_approval_has_an_approval_that_names_it(store: PlanStore):
     standing = a_standing_approval()
     await store.standing.add(standing)
     run = await created(store, org_id="org-1")
@@ -32,11 +32,11 @@ async def test_a_run_that_uses_it_has_an_approval_that_names_it(store: PlanStore
     assert await store.approvals(run.id) == [given]
     assert await store.ledger.use_approval(given, run_id=run.id) == given
     assert (await store.standing.find())[0].runs == 1
-    assert await store.standing.use(standing.id, run_id=run.id, approval_digest=DIGEST) == given  # the same run goes on
+    assert await store.standing.use(standing.id, run_id=run.id, approval_digest=DIGEST) == given  # the same run resumes
     assert (await store.standing.find())[0].runs == 1
 
 
-async def test_of_runs_that_want_the_last_use_at_once_one_gets_it(store: PlanStore, store_url: str):
+async def test_only_one_of_several_concurrent_runs_gets_the_last_use(store: PlanStore, store_url: str):
     standing = a_standing_approval(max_runs=2)
     await store.standing.add(standing)
     runs = [await created(store) for _ in range(9)]
@@ -53,7 +53,7 @@ async def test_of_runs_that_want_the_last_use_at_once_one_gets_it(store: PlanSto
     await asyncio.gather(*(one.close() for one in stores))
 
 
-async def test_one_that_is_over_by_the_databases_clock_is_not_used(store: PlanStore):
+async def test_a_standing_approval_expired_by_the_database_clock_is_not_used(store: PlanStore):
     now = await store.now()
     await store.standing.add(standing := a_standing_approval(until=now))
     run = await created(store)
@@ -64,15 +64,15 @@ async def test_one_that_is_over_by_the_databases_clock_is_not_used(store: PlanSt
     assert await store.approvals(run.id) == []
 
 
-async def test_one_that_was_revoked_is_not_used_any_more(store: PlanStore):
+async def test_a_revoked_standing_approval_is_not_used(store: PlanStore):
     await store.standing.add(standing := a_standing_approval(id="aaaa1111"))
     await store.standing.add(a_standing_approval(id="aaaa2222"))
-    for beginning, words in (
+    for beginning, message in (
         ("aaaa", "several standing approvals begin with `aaaa`: aaaa1111, aaaa2222"),
         ("b", "no standing"),
         ("", "no"),
     ):
-        with pytest.raises(StoreError, match=words):
+        with pytest.raises(StoreError, match=message):
             await store.standing.revoke(beginning, by="bo")
     revoked = await store.standing.revoke("AAAA1", by="bo")
     assert (revoked.id, revoked.revoked_by) == (standing.id, "bo")
@@ -84,7 +84,7 @@ async def test_one_that_was_revoked_is_not_used_any_more(store: PlanStore):
         await store.standing.use(standing.id, run_id=run.id, approval_digest=DIGEST)
 
 
-async def test_revoking_stops_a_run_before_its_next_step_and_its_resumption(store: PlanStore):
+async def test_revoking_stops_a_run_before_its_next_step_and_prevents_resume(store: PlanStore):
     await store.standing.add(standing := a_standing_approval())
     run = await created(store)
     await store.standing.use(standing.id, run_id=run.id, approval_digest=DIGEST)
@@ -100,7 +100,7 @@ async def test_revoking_stops_a_run_before_its_next_step_and_its_resumption(stor
     assert [attempt.step_id for attempt in await store.attempts(run.id)] == ["check"]
 
 
-async def test_neither_a_standing_approval_nor_a_run_is_made_up(store: PlanStore):
+async def test_unknown_standing_approvals_and_runs_are_refused(store: PlanStore):
     await store.standing.add(standing := a_standing_approval())
     run = await created(store)
     with pytest.raises(NotApprovedError, match="there is no standing approval nope"):
@@ -110,7 +110,7 @@ async def test_neither_a_standing_approval_nor_a_run_is_made_up(store: PlanStore
     assert (await store.standing.find())[0].runs == 0
 
 
-async def test_a_standing_approval_is_for_its_own_tenant(store_url: str, store: PlanStore):
+async def test_a_standing_approval_is_only_for_its_own_tenant(store_url: str, store: PlanStore):
     async with PlanStore(store_url, tenant_id="acme") as acme, PlanStore(store_url, tenant_id="umbrella") as umbrella:
         await acme.standing.add(standing := a_standing_approval())
         assert await umbrella.standing.find() == []
@@ -122,7 +122,7 @@ async def test_a_standing_approval_is_for_its_own_tenant(store_url: str, store: 
                 await one.standing.use(standing.id, run_id=theirs.id, approval_digest=DIGEST)
 
 
-async def test_a_one_time_code_counts_once(store: PlanStore, store_url: str):
+async def test_a_one_time_code_is_accepted_once(store: PlanStore, store_url: str):
     async with PlanStore(store_url) as other:
         firsts = await asyncio.gather(*((store, other)[n % 2].codes.use("安娜", 58_000_000_000) for n in range(10)))
     assert sorted(firsts) == [False] * 9 + [True]

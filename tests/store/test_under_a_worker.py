@@ -1,4 +1,4 @@
-"""Under a Prefect worker a store on a local path is refused: its receipts could be lost with the worker's host."""
+"""A store on a local path is refused under a Prefect worker: its receipts could be lost with the worker's host."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,12 +26,12 @@ def test_a_local_path_is_refused_under_a_worker(environ: dict[str, str]):
 
 @pytest.mark.parametrize("environ", UNDER_A_WORKER)
 @pytest.mark.parametrize("url", ["postgresql://host/db", "postgres://host/db"])
-def test_a_server_is_always_fine(environ: dict[str, str], url: str):
+def test_a_server_is_accepted_under_a_worker(environ: dict[str, str], url: str):
     refuse_local_under_worker(url, Settings(), environ)
 
 
 @pytest.mark.parametrize("environ", [{}, SERVED], ids=["a script", "serve"])
-def test_a_local_path_is_fine_where_no_worker_is(environ: dict[str, str]):
+def test_a_local_path_is_accepted_without_a_worker(environ: dict[str, str]):
     refuse_local_under_worker("sqlite:///plans.db", Settings(), environ)
 
 
@@ -40,7 +40,7 @@ def test_a_setting_allows_a_local_path(environ: dict[str, str]):
     refuse_local_under_worker("sqlite:///plans.db", Settings(allow_local_store=True), environ)
 
 
-def test_a_store_looks_at_its_own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_store_reads_its_own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", RUN["PREFECT__FLOW_RUN_ID"])
     monkeypatch.setenv("PREFECT__WORKER_NAME", "w")
     with pytest.raises(StoreError, match="under a Prefect worker"):
@@ -48,7 +48,7 @@ def test_a_store_looks_at_its_own_environment(tmp_path: Path, monkeypatch: pytes
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_variables_are_those_that_prefect_sets():
+def test_the_environment_variables_are_those_prefect_sets():
     found = find_spec("prefect")
     assert found is not None
     assert found.origin is not None

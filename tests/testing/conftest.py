@@ -1,4 +1,4 @@
-"""Cases written beside a plan."""
+"""Provides a plan, and fixtures that write test cases for it and run them."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,20 +45,20 @@ steps:
   verify: {result: {status: 200}}
 """
 
-BesidePlan = Callable[..., list[Case]]
+WriteCases = Callable[..., list[Case]]
 RunCase = Callable[..., CaseResult]
 
 
 @pytest.fixture(scope="session")
 def runner() -> Iterator[CaseRunner]:
-    """One runner for all tests, as `plan test` has one for all cases."""
+    """Yield one runner for all tests, as `plan test` has one for all cases."""
     with CaseRunner() as opened:
         yield opened
 
 
 @pytest.fixture
-def beside(tmp_path: Path) -> BesidePlan:
-    """Write a test file beside a plan, and return its cases."""
+def write_cases(tmp_path: Path) -> WriteCases:
+    """Return a function that writes a test file beside a plan and returns its cases."""
 
     def write(cases: str, *, plan: str = RESTART, tools: ToolRegistry | None = None) -> list[Case]:
         (tmp_path / "restart.yaml").write_text(plan, encoding="utf-8")
@@ -69,24 +69,24 @@ def beside(tmp_path: Path) -> BesidePlan:
 
 
 @pytest.fixture
-def run(beside: BesidePlan, runner: CaseRunner) -> RunCase:
-    """Run the only case of a text, which is the content of the case."""
+def run(write_cases: WriteCases, runner: CaseRunner) -> RunCase:
+    """Return a function that runs one case with the given content."""
 
     def call(case: str, *, shared: str = SHARED, plan: str = RESTART, tools: ToolRegistry | None = None) -> CaseResult:
         indented = "".join(f"    {line}\n" for line in case.splitlines())
-        (only,) = beside(f"{shared}cases:\n  it works:\n{indented}", plan=plan, tools=tools)
+        (only,) = write_cases(f"{shared}cases:\n  it works:\n{indented}", plan=plan, tools=tools)
         return runner.run(only)
 
     return call
 
 
 @pytest.fixture
-def problems(beside: BesidePlan) -> Callable[..., list[str]]:
-    """Return the problems of a test file as `line:column code message; hint`."""
+def problems(write_cases: WriteCases) -> Callable[..., list[str]]:
+    """Return a function that lists the problems of a test file as `line:column code message; hint`."""
 
     def find(cases: str, *, plan: str = RESTART) -> list[str]:
         with pytest.raises(InvalidPlanError) as caught:
-            beside(cases, plan=plan)
+            write_cases(cases, plan=plan)
         return [f"{one.line}:{one.column} {one.code} {one.message}; {one.hint}" for one in caught.value.problems]
 
     return find

@@ -1,4 +1,4 @@
-"""pytest collects the cases of test files."""
+"""Tests of the pytest plugin, which collects the cases of test files."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def write(folder: Path, cases: str) -> None:
     (folder / "restart.test.yaml").write_text(SHARED + cases, encoding="utf-8")
 
 
-def test_pytest_runs_each_case_and_shows_what_is_wrong(pytester: pytest.Pytester) -> None:
+def test_pytest_runs_each_case_and_shows_failures_and_problems(pytester: pytest.Pytester) -> None:
     write(pytester.path / "sound", "cases:\n  重启一个节点: {}\n  it fails: {expect: {order: [drain]}}\n")
     write(pytester.path / "invalid", "cases: {a: {expect: {ordr: [], gats: []}}}")
     (pytester.path / "prompts.test.yaml").write_text("- no plan is beside this file", encoding="utf-8")
@@ -35,7 +35,7 @@ def test_pytest_runs_each_case_and_shows_what_is_wrong(pytester: pytest.Pytester
     assert "Traceback" not in out
 
 
-def test_a_session_without_test_files_imports_nothing_but_the_plugin() -> None:
+def test_a_session_without_test_files_imports_only_the_plugin() -> None:
     script = "import sys\nimport plan_adapter.pytest_plugin\nprint(*(name for name in sys.modules if name.startswith('plan_adapter')))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["plan_adapter", "plan_adapter.pytest_plugin"]

@@ -1,4 +1,4 @@
-"""Test files: where they are, and every problem at once with its place."""
+"""Tests of reading test files: how they are found, and which problems are reported."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,24 +7,24 @@ import pytest
 
 from plan_adapter import InvalidPlanError
 from plan_adapter.testing import find_test_files, load_cases
-from tests.testing.conftest import RESTART, SHARED, BesidePlan
+from tests.testing.conftest import RESTART, SHARED, WriteCases
 
 Problems = Callable[..., list[str]]
 
 
-def test_cases_keep_their_order_names_and_lines(beside: BesidePlan) -> None:
-    cases = beside(f"{SHARED}cases:\n  一切正常: {{}}\n  a. b[c]:\n    expect: {{}}\n")
+def test_cases_keep_their_order_names_and_lines(write_cases: WriteCases) -> None:
+    cases = write_cases(f"{SHARED}cases:\n  一切正常: {{}}\n  a. b[c]:\n    expect: {{}}\n")
     assert [(case.name, case.line) for case in cases] == [("一切正常", 5), ("a. b[c]", 6)]
     assert str(cases[0]).endswith("restart.test.yaml:5: 一切正常")
 
 
-def test_a_case_overrides_what_it_shares_step_by_step(beside: BesidePlan) -> None:
-    (case,) = beside(f"{SHARED}cases:\n  it works: {{inputs: {{host: web-2}}, steps: {{drain: {{failure: no}}}}}}\n")
+def test_a_case_overrides_shared_answers_step_by_step(write_cases: WriteCases) -> None:
+    (case,) = write_cases(f"{SHARED}cases:\n  it works: {{inputs: {{host: web-2}}, steps: {{drain: {{failure: no}}}}}}\n")
     assert case.plan.inputs == {"host": "web-2"}
     assert {step for _, step in case.calls} == {"verify", "drain"}
 
 
-def test_every_problem_is_found_at_once_with_its_place(problems: Problems) -> None:
+def test_all_problems_are_reported_at_once_with_their_positions(problems: Problems) -> None:
     assert problems("""\
 inputs: {hots: web-1}
 step: {}
@@ -92,17 +92,17 @@ def test_problems_of_the_plan_are_reported_with_those_of_the_test_file(problems:
         ("cases: {a: {}}", "1:9 missing-input no value for `host`; write it under `inputs`"),
     ],
 )
-def test_a_file_that_is_no_test_file_says_what_is_missing(problems: Problems, text: str, found: str) -> None:
+def test_the_problem_of_an_invalid_test_file_says_what_is_missing(problems: Problems, text: str, found: str) -> None:
     assert problems(text) == [found]
 
 
-def test_a_gate_that_never_expires_cannot_expire(problems: Problems) -> None:
+def test_expire_is_refused_for_a_gate_that_never_expires(problems: Problems) -> None:
     plan = RESTART.replace("options: {approval_timeout_ms: 60000}\n", "")
     (found,) = problems(f"{SHARED}gates: {{plan: expire}}\ncases: {{a: {{}}}}", plan=plan)
     assert found.startswith("4:9 bad-answer the gates of this plan never expire")
 
 
-def test_a_missing_plan_is_named(tmp_path: Path) -> None:
+def test_a_missing_plan_is_reported(tmp_path: Path) -> None:
     (tmp_path / "restart.test.yaml").write_text("cases: {a: {}}", encoding="utf-8")
     with pytest.raises(InvalidPlanError, match=r"restart\.yaml: error\[unreadable\]: the file does not exist"):
         load_cases(tmp_path / "restart.test.yaml")

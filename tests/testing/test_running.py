@@ -1,4 +1,4 @@
-"""The run of a case is a real one, with answers in place of tools and people."""
+"""Tests of running cases: each is a real run, with prepared answers in place of tools and people."""
 
 import time
 
@@ -6,7 +6,7 @@ import pytest
 
 from plan_adapter import InvalidPlanError, StepStatus, ToolContext, ToolRegistry, tool
 from plan_adapter.testing import CaseRunner, Mismatch, run_case
-from tests.testing.conftest import RESTART, SHARED, BesidePlan, RunCase
+from tests.testing.conftest import RESTART, SHARED, RunCase, WriteCases
 
 
 def test_a_case_without_expectations_expects_the_run_to_complete(run: RunCase) -> None:
@@ -37,7 +37,7 @@ expect:
     assert result.passed, result.report()
 
 
-def test_each_wrong_expectation_is_a_mismatch_of_its_own(run: RunCase) -> None:
+def test_each_wrong_expectation_is_reported_as_a_separate_mismatch(run: RunCase) -> None:
     result = run("""\
 expect:
   status: failed
@@ -63,7 +63,7 @@ expect:
     assert Mismatch("called_with.drain.argv[2]", "web-2", "web-1") in result.mismatches
 
 
-def test_a_report_shows_expected_and_actual_and_the_steps(run: RunCase) -> None:
+def test_a_report_shows_expected_and_actual_values_and_the_steps(run: RunCase) -> None:
     plan = RESTART.replace("description: Restart it\n", "description: Restart it\n    effect: read\n")
     result = run("steps: {verify: {failure: 连接被拒绝}}\nexpect: {rolled_back: []}", plan=plan)
     assert result.report().splitlines()[0].endswith("restart.test.yaml:5: it works")
@@ -84,7 +84,7 @@ def test_a_report_shows_expected_and_actual_and_the_steps(run: RunCase) -> None:
     )
 
 
-def test_attempts_get_the_answers_in_turn_without_the_delays_of_retries(run: RunCase) -> None:
+def test_attempts_get_their_answers_in_turn_without_retry_delays(run: RunCase) -> None:
     started = time.monotonic()
     result = run("""\
 steps:
@@ -96,7 +96,7 @@ expect: {attempts: {verify: 3}}
     assert result.run.step("verify").retry_count == 2
 
 
-def test_the_last_answer_counts_for_all_later_attempts(run: RunCase) -> None:
+def test_the_last_answer_is_used_for_all_later_attempts(run: RunCase) -> None:
     result = run(
         "steps: {verify: [{failure: one}, {failure: two}]}\nexpect: {status: partial, failed: {verify: two}, attempts: {verify: 3}}"
     )
@@ -117,7 +117,7 @@ expect: {status: partial, message: the balancer is gone, rolled_back: []}
     assert result.passed, result.report()
 
 
-def test_a_rejected_plan_calls_nothing_not_even_finally(run: RunCase) -> None:
+def test_a_rejected_plan_runs_no_step_not_even_finally(run: RunCase) -> None:
     result = run("gates: {plan: reject}\nexpect: {status: cancelled, reason: rejected, order: [], gates: [plan], effects: {write: []}}")
     assert result.passed, result.report()
 
@@ -141,7 +141,7 @@ def test_a_gate_can_expire(run: RunCase, gate: str) -> None:
     assert result.passed, result.report()
 
 
-def test_who_may_approve_and_how_is_not_tested(run: RunCase) -> None:
+def test_cases_ignore_who_may_approve_and_how(run: RunCase) -> None:
     strict = "description: D\napproval: {approvers: [ana], operators: [bo], known_by: [totp], self_approval: false, effects: [write]}\n"
     result = run(
         "expect: {gates: [plan, a]}", shared="", plan=f"{strict}steps: [{{id: a, tool_name: bash, parameters: {{command: exit}}}}]"
@@ -169,10 +169,10 @@ steps:
     parameters: {argv: [check, "${{ item.name }}"]}
     max_retries: 1
     requires_approval: true
-  - id: mend
+  - id: repair
     tool_name: run_command
     when: ${{ steps.check.result.exists(one, one.exit_code != 0) }}
-    parameters: {argv: [mend]}
+    parameters: {argv: [repair]}
 """
 NODES = "inputs: {nodes: [{name: web-1}, {name: 节点二}]}\n"
 
@@ -187,7 +187,7 @@ steps:
 expect:
   order: [check]
   gates: ["check[web-1]", "check[节点二]"]
-  skipped: {mend: ""}
+  skipped: {repair: ""}
   attempts: {check: 3}
   called_with: {check: [{argv: [check, web-1]}, {argv: [check, 节点二]}]}
 """,
@@ -223,7 +223,7 @@ expect: {status: failed, rolled_back: ["check[web-1]"]}
     assert result.passed, result.report()
 
 
-def test_a_list_that_ends_before_the_last_item_fails_the_case(run: RunCase) -> None:
+def test_a_case_fails_if_its_answers_end_before_the_last_item(run: RunCase) -> None:
     result = run("steps: {check: [{result: {exit_code: 0}}]}", shared=NODES, plan=ITEMS)
     assert result.unanswered == ("`check[节点二]` was called, and the list of answers ends before it: write one for each item",)
     assert not result.passed
@@ -236,7 +236,7 @@ def test_a_call_whose_result_is_used_needs_an_answer(run: RunCase) -> None:
     assert "uses its result" in result.report()
 
 
-def test_a_rollback_that_computes_with_results_of_other_steps_needs_no_answer_to_its_own_step(run: RunCase) -> None:
+def test_a_rollback_that_uses_other_steps_results_needs_no_answer_for_its_own_step(run: RunCase) -> None:
     plan = """\
 description: D
 options: {require_approval: false}
@@ -253,7 +253,7 @@ steps:
     assert result.passed, result.report()
 
 
-def test_no_tool_is_called_and_its_parameters_are_checked_all_the_same(run: RunCase) -> None:
+def test_tools_are_not_called_but_their_parameters_are_checked(run: RunCase) -> None:
     @tool(effect="write", isolation="process")
     def launch(count: int, context: ToolContext) -> None:
         """Launch."""
@@ -277,7 +277,7 @@ def test_a_step_on_dask_gets_its_answer_without_a_cluster(run: RunCase) -> None:
     assert result.passed, result.report()
 
 
-def test_every_secret_has_a_made_up_value_that_is_not_recorded(run: RunCase) -> None:
+def test_every_secret_has_a_placeholder_value_that_is_redacted(run: RunCase) -> None:
     plan = """\
 description: D
 options: {require_approval: false}
@@ -287,8 +287,8 @@ steps: [{id: a, tool_name: bash, parameters: {command: exit, env: {X: "${{ secre
     assert result.passed, result.report()
 
 
-def test_runs_are_independent_and_a_runner_leaves_no_file(beside: BesidePlan) -> None:
-    cases = beside(f"{SHARED}cases:\n  one: {{gates: {{plan: reject}}, expect: {{status: cancelled}}}}\n  two: {{}}\n  三: {{}}\n")
+def test_runs_are_independent_and_a_runner_leaves_no_files(write_cases: WriteCases) -> None:
+    cases = write_cases(f"{SHARED}cases:\n  one: {{gates: {{plan: reject}}, expect: {{status: cancelled}}}}\n  two: {{}}\n  三: {{}}\n")
     with CaseRunner() as runner:
         results = [runner.run(case) for case in cases]
         folder = runner._settings.home  # pyright: ignore[reportPrivateUsage]
@@ -331,7 +331,7 @@ expect:
     assert run("answers: {decide: {choice: wait}}\nexpect: {skipped: [nodes, drain, restart]}", shared="", plan=ROLLING).passed
 
 
-def test_a_failed_item_of_a_group_is_expected_like_any_other(run: RunCase) -> None:
+def test_a_failed_item_of_a_group_can_be_expected(run: RunCase) -> None:
     case = """\
 answers: {decide: {choice: restart}}
 steps:
@@ -359,7 +359,7 @@ def test_an_answer_that_does_not_fit_its_question_is_a_problem_of_the_file(run: 
     }
 
 
-def test_a_goal_is_one_call_that_the_case_answers(beside: BesidePlan, runner: CaseRunner) -> None:
+def test_a_goal_is_one_call_that_the_case_answers(write_cases: WriteCases, runner: CaseRunner) -> None:
     plan = """\
 description: Report
 steps:
@@ -371,4 +371,4 @@ cases:
   met: {steps: {report: {result: {summary: 好, rounds: 2}}}, expect: {outputs: {said: 好}, gates: [plan]}}
   too long: {steps: {report: {result: {summary: 好, rounds: 5}}}, expect: {status: failed, failed: {report: done_when}}}
 """
-    assert [runner.run(case).report() for case in beside(cases, plan=plan) if not runner.run(case).passed] == []
+    assert [runner.run(case).report() for case in write_cases(cases, plan=plan) if not runner.run(case).passed] == []

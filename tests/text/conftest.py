@@ -1,4 +1,4 @@
-"""One run in which every payload goes through every tool, and a home of its own."""
+"""A run that passes every payload through every tool, shared by the tests of a module."""
 
 import asyncio
 import threading
@@ -25,8 +25,8 @@ ITEMS = list(PAYLOADS)
 
 
 @dataclass
-class Passed:
-    """A run that has ended: what each payload became at each place, as its receipt says it."""
+class PayloadRun:
+    """The ended run, with the receipt and attempt of each payload at each place."""
 
     run: PlanRun
     receipts: dict[tuple[str, int | None], Receipt]
@@ -36,13 +36,13 @@ class Passed:
     url: str
     seen: list[tuple[str, str]]  # header and body of every request
 
-    def end(self, place: str, payload: str) -> Receipt | None:
-        """Return the receipt of a payload at a place, None where the call was not made."""
+    def receipt(self, place: str, payload: str) -> Receipt | None:
+        """Return the receipt of a payload at a place, or None if the call was not made."""
         return self.receipts.get((place, ITEMS.index(payload)))
 
     def result(self, place: str, payload: str) -> Any:
-        """Return what came of a payload at a place; the call has succeeded."""
-        receipt = self.end(place, payload)
+        """Return the result of the successful call with a payload at a place."""
+        receipt = self.receipt(place, payload)
         assert receipt is not None, "it was not called"
         assert receipt.outcome is Outcome.SUCCEEDED, receipt.error
         return receipt.result
@@ -73,8 +73,8 @@ def tell(text: str, context: ToolContext) -> None:
     print(text)
 
 
-def everywhere(url: str, database: str) -> ExecutionPlan:
-    """Return a plan that hands each payload to each tool."""
+def plan_for_every_tool(url: str, database: str) -> ExecutionPlan:
+    """Return a plan that passes each payload to each tool."""
     plan = ExecutionPlan(description="Pass text on", inputs={"texts": Input(type="array")})
     plan.options.require_approval, plan.options.stop_on_error = False, False
     plan.add_step("give", "Give", id="give")
@@ -112,8 +112,8 @@ def everywhere(url: str, database: str) -> ExecutionPlan:
 
 
 @pytest.fixture(scope="module")
-def passed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Passed]:
-    """The run; the payloads also stand in its plan's description and metadata."""
+def payload_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PayloadRun]:
+    """Run the plan; its description and metadata contain the payloads, too."""
     folder, seen = tmp_path_factory.mktemp("text") / "work", list[tuple[str, str]]()
     folder.mkdir()
 
@@ -133,7 +133,7 @@ def passed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Passed]:
             self.wfile.write(body.encode())
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -148,8 +148,8 @@ def passed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Passed]:
     server.server_close()
 
 
-async def _run(folder: Path, address: str, url: str, seen: list[tuple[str, str]]) -> Passed:
-    plan, logs = everywhere(address, f"sqlite:///{folder.parent}/notes.db"), dict[str, list[str]]()
+async def _run(folder: Path, address: str, url: str, seen: list[tuple[str, str]]) -> PayloadRun:
+    plan, logs = plan_for_every_tool(address, f"sqlite:///{folder.parent}/notes.db"), dict[str, list[str]]()
     plan.description = "Pass text on\n\n" + "\n\n".join(PAYLOADS.values()).replace("\0", "")
     plan.metadata = {"texts": {name: text for name, text in PAYLOADS.items() if "\0" not in text}}
     tools = ToolRegistry.with_builtins([give, take, fail, tell])
@@ -164,4 +164,4 @@ async def _run(folder: Path, address: str, url: str, seen: list[tuple[str, str]]
         run = await store.run(run.id)
         receipts = {(receipt.step_id, receipt.item): receipt for receipt in await store.receipts(run.id)}
         attempts = {(attempt.step_id, attempt.item): attempt for attempt in await store.attempts(run.id)}
-    return Passed(run, receipts, attempts, logs, folder, url, seen)
+    return PayloadRun(run, receipts, attempts, logs, folder, url, seen)

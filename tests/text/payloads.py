@@ -1,4 +1,4 @@
-"""Texts that something might take for more than text. Whatever interprets one makes a file, or computes PRODUCT."""
+"""Payloads that something might interpret. Whatever interprets one creates a file or computes PRODUCT."""
 
 import base64
 import os
@@ -6,10 +6,10 @@ import pickle
 from pathlib import Path
 
 MARKER = "text-was-interpreted"
-"""The file that an interpreted text makes, in the working folder or the one above."""
+"""The file that an interpreted payload creates, in the working folder or the one above."""
 
 PRODUCT = "62710561"
-"""What an interpreted text computes."""
+"""The number that an interpreted payload computes."""
 
 
 class _Evil:
@@ -58,9 +58,9 @@ PAYLOADS: dict[str, str] = {
 }
 
 HIDING = frozenset(chr(code) for code in [*range(9), 11, 12, *range(14, 32), *range(0x7F, 0xA0), 0x202E, 0x2066, 0x200B, 0x3164])
-"""Characters that may not reach a terminal from a text."""
+"""Control and invisible characters, which must not reach a terminal."""
 
 
 def nothing_was_interpreted(*folders: Path) -> bool:
-    """Return whether no payload has made its file in `folders`, below them, or in the folder above."""
+    """Return whether no payload has created its file in `folders`, below them, or in the folder above."""
     return not any(list(folder.rglob(MARKER)) or (folder.parent / MARKER).exists() for folder in folders)

@@ -1,4 +1,4 @@
-"""Every payload where people read, write or keep it: it hides nothing, stays in the place where it stands, and stays what it was."""
+"""Tests of payloads where people read, write or store text: nothing is hidden, misplaced or changed."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from plan_adapter.status import PlanStatus
 from plan_adapter.store.verification import verify
 from plan_adapter.validation import bind_inputs, validate
 from tests.cases import for_each
-from tests.text.conftest import Passed
+from tests.text.conftest import PayloadRun
 from tests.text.payloads import HIDING, PAYLOADS, PRODUCT, nothing_was_interpreted
 
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
@@ -41,7 +41,7 @@ def take(whole: str) -> str:
 
 
 def plan_about(text: str) -> ExecutionPlan:
-    """Return a plan that has `text` wherever text may stand."""
+    """Return a plan with `text` in every field that takes free text."""
     plan = ExecutionPlan(name=text, description=text if text.strip() else "empty", metadata={"text": text, "list": [text]})
     plan.add_step("take", text, {"whole": "x"}, id="only", metadata={"text": text})
     plan.options.require_approval = False
@@ -50,7 +50,7 @@ def plan_about(text: str) -> ExecutionPlan:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder to work in, with a store of its own beside it."""
+    """Return a working folder; the home with its store is beside it."""
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -72,18 +72,18 @@ SHOWN: dict[str, Callable[[str], str]] = {
 
 
 @for_each(payload=WITHOUT_NUL, place=SHOWN)
-def test_what_people_see_holds_no_character_that_hides(place: str, payload: str) -> None:
+def test_displayed_text_holds_no_hiding_characters(place: str, payload: str) -> None:
     assert not HIDING & set(SHOWN[place](PAYLOADS[payload])), "neither a terminal nor a reader is deceived"
 
 
 @for_each(payload=WITHOUT_NUL)
-def test_markdown_of_a_plan_has_nothing_active_in_it(payload: str) -> None:
+def test_plan_markdown_has_no_active_content(payload: str) -> None:
     page = MARKDOWN.render(format_plan(plan_about(PAYLOADS[payload])))
     assert not ACTIVE.search(page), page
 
 
 @for_each(payload=WITHOUT_NUL)
-def test_a_text_stays_in_its_node_of_a_picture(payload: str) -> None:
+def test_text_stays_in_its_node_of_the_diagram(payload: str) -> None:
     lines = mermaid(PAYLOADS[payload]).splitlines()
     assert [line.strip().split("[")[0].split(" ")[0] for line in lines] == ["flowchart", "s1", "classDef", "classDef", "classDef"]
     assert lines[1].count('"') == 2
@@ -102,7 +102,7 @@ def test_a_plan_document_reads_back_as_the_same_data_or_is_refused(payload: str)
 
 
 @for_each(payload=PAYLOADS)
-def test_a_text_that_is_given_as_a_plan_is_no_plan(payload: str, home: Path) -> None:
+def test_arbitrary_text_is_not_accepted_as_a_plan(payload: str, home: Path) -> None:
     (home / "plan.yaml").write_text(PAYLOADS[payload], encoding="utf-8")
     with pytest.raises(InvalidPlanError):
         load_plan(home / "plan.yaml")
@@ -110,7 +110,7 @@ def test_a_text_that_is_given_as_a_plan_is_no_plan(payload: str, home: Path) -> 
 
 
 @for_each(payload=PAYLOADS, field=["decision", "approver", "note", "code", "signature"])
-def test_an_answer_of_a_form_is_its_text_and_never_a_decision(field: str, payload: str) -> None:
+def test_form_text_is_never_interpreted_as_a_decision(field: str, payload: str) -> None:
     text = PAYLOADS[payload]
     raw: dict[str, object] = {"decision": "reject", "approver": "ana", "note": "", field: text}
     try:
@@ -120,24 +120,24 @@ def test_an_answer_of_a_form_is_its_text_and_never_a_decision(field: str, payloa
         assert field in ("decision", "approver", "code"), error
         return
     assert answer.decision == "reject"
-    said = {"approver": answer.by, "note": answer.note, "code": answer.code or "", "signature": answer.signature or ""}[field]
-    assert said == text or said == text.strip()
+    submitted = {"approver": answer.by, "note": answer.note, "code": answer.code or "", "signature": answer.signature or ""}[field]
+    assert submitted == text or submitted == text.strip()
 
 
 @for_each(payload=PAYLOADS)
-def test_a_form_whose_answer_is_an_object_of_prefect_is_refused(payload: str) -> None:
+def test_a_form_answer_that_is_a_prefect_object_is_refused(payload: str) -> None:
     with pytest.raises(NotAnAnswerError):
         answer_of({"decision": {"__prefect_kind": "jinja", "template": PAYLOADS[payload]}, "approver": "ana"})
 
 
 @for_each(payload=PAYLOADS)
-def test_a_key_of_an_artifact_is_made_of_letters_digits_and_dashes(payload: str) -> None:
+def test_an_artifact_key_holds_only_letters_digits_and_dashes(payload: str) -> None:
     assert re.fullmatch(r"[a-z0-9][a-z0-9-]*", key_of(f"plan-{PAYLOADS[payload]}"))
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[PlanRun, Approval, dict[str, object]]]:
-    """Runs of plans about each payload, with an approval that has it as its note, and their exported records."""
+def stored_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[PlanRun, Approval, dict[str, object]]]:
+    """For each payload: a stored run of a plan with it, an approval with it as note, and the exported record."""
     url = f"sqlite:///{tmp_path_factory.mktemp('kept')}/plans.db"
 
     async def work() -> dict[str, tuple[PlanRun, Approval, dict[str, object]]]:
@@ -157,8 +157,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[PlanRun, A
 
 
 @for_each(payload=WITHOUT_NUL)
-def test_the_store_gives_back_what_it_was_given(kept: dict[str, tuple[PlanRun, Approval, dict[str, object]]], payload: str) -> None:
-    text, (run, approval, _) = PAYLOADS[payload], kept[payload]
+def test_the_store_returns_text_unchanged(stored_runs: dict[str, tuple[PlanRun, Approval, dict[str, object]]], payload: str) -> None:
+    text, (run, approval, _) = PAYLOADS[payload], stored_runs[payload]
     assert run.status is PlanStatus.COMPLETED
     named = text or "empty"
     assert (run.name, run.steps[0].description, run.metadata) == (named, text, {"text": text, "list": [text]})
@@ -166,33 +166,33 @@ def test_the_store_gives_back_what_it_was_given(kept: dict[str, tuple[PlanRun, A
 
 
 @for_each(payload=WITHOUT_NUL)
-def test_an_exported_record_is_verified_as_it_is_read_from_its_file(
-    kept: dict[str, tuple[PlanRun, Approval, dict[str, object]]], payload: str
+def test_an_exported_record_verifies_after_reading_its_file(
+    stored_runs: dict[str, tuple[PlanRun, Approval, dict[str, object]]], payload: str
 ) -> None:
-    document = json.loads(json.dumps(kept[payload][2], ensure_ascii=False))
-    assert document == kept[payload][2]
+    document = json.loads(json.dumps(stored_runs[payload][2], ensure_ascii=False))
+    assert document == stored_runs[payload][2]
     assert verify(document).ok
 
 
-def test_the_command_line_shows_and_runs_nothing_of_a_text(
-    passed: Passed, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_command_line_neither_renders_nor_runs_a_text(
+    payload_run: PayloadRun, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", passed.url)
-    for arguments in (["runs"], ["show", passed.run.id], ["logs", passed.run.id], ["runs", "verify", passed.run.id]):
+    monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", payload_run.url)
+    for arguments in (["runs"], ["show", payload_run.run.id], ["logs", payload_run.run.id], ["runs", "verify", payload_run.run.id]):
         capsys.readouterr()
         main(arguments)
-        said = capsys.readouterr()
-        assert said.out, arguments
-        assert not HIDING & set(said.out + said.err), arguments
-        assert PRODUCT not in said.out + said.err, arguments
-    assert nothing_was_interpreted(home, passed.folder)
+        output = capsys.readouterr()
+        assert output.out, arguments
+        assert not HIDING & set(output.out + output.err), arguments
+        assert PRODUCT not in output.out + output.err, arguments
+    assert nothing_was_interpreted(home, payload_run.folder)
 
 
-def test_an_exported_file_of_all_payloads_is_verified(
-    passed: Passed, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_exported_file_of_all_payloads_verifies(
+    payload_run: PayloadRun, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", passed.url)
-    assert main(["export", passed.run.id, "--output", "run.json"]) == 0
+    monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", payload_run.url)
+    assert main(["export", payload_run.run.id, "--output", "run.json"]) == 0
     document = json.loads((home / "run.json").read_text(encoding="utf-8"))
     results = [json.loads(row["result"]) for row in document["receipts"] if row["step_id"] == "give"]
     assert results == [list(PAYLOADS.values())]
@@ -201,7 +201,7 @@ def test_an_exported_file_of_all_payloads_is_verified(
     assert nothing_was_interpreted(home)
 
 
-def test_a_note_with_a_nul_is_kept_as_an_escape(home: Path) -> None:
+def test_a_nul_in_a_note_is_stored_as_an_escape(home: Path) -> None:
     async def work() -> str:
         tools = ToolRegistry([take])
         async with PlanStore() as store:

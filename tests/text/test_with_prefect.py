@@ -1,4 +1,4 @@
-"""Every payload through Prefect's server at once: parameters, names, states, logs, artifacts and task runs hold it as text."""
+"""Tests of payloads in Prefect: parameters, names, states, logs, artifacts and task runs hold them as text."""
 
 import asyncio
 from pathlib import Path
@@ -22,9 +22,7 @@ pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.thorough]
 TEXTS = [text for text in PAYLOADS.values() if "\0" not in text]
 
 
-async def test_a_run_with_every_payload_in_its_inputs_names_and_errors_is_shown_as_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_prefect_shows_payloads_in_inputs_names_and_errors_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plan = ExecutionPlan(name=" ".join(TEXTS), description="\n\n".join(TEXTS), inputs={"texts": Input(type="array")})
     plan.options.require_approval, plan.options.stop_on_error = False, False
@@ -55,7 +53,7 @@ async def _shown_as_text(run: PlanRun, names: list[str]) -> None:
     assert flow_run.state is not None and PRODUCT not in f"{flow_run.name}{flow_run.state.message}{flow_run.parameters}"
 
 
-async def test_an_artifact_holds_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_artifact_contains_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ids = list[UUID]()
 

@@ -1,4 +1,4 @@
-"""A timetable of a week: two events, and five tasks of three subjects that have no place yet."""
+"""Provides the timetable of a week with two events, and five tasks of three subjects that are not placed yet."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def timetable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def full(timetable: Path) -> Path:
-    """The same, with every task in a place of the first day or two."""
+    """Return the same timetable, with every task placed on the first two days."""
     for number, place in enumerate([(1, 2), (1, 3), (1, 4), (1, 5), (2, 1)]):
         week.place(number + 3, *place)
     return timetable

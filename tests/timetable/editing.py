@@ -1,6 +1,6 @@
-"""A week edited in a working copy: nobody else sees the edits before `save_week`, which a person approves.
+"""Tools that edit the week in a working copy. The edits become visible with `save_week`, which a person approves.
 
-The copy lies in a folder of the run beside the timetable, so that a start that follows another finds it.
+The copy is in a folder of the run beside the timetable, so that a resumed run finds it.
 """
 
 import os
@@ -47,7 +47,7 @@ def show_week(context: ToolContext) -> str:
 
 
 def keeps_order(context: ToolContext) -> str | None:
-    """Return which tasks of the week moved in the working copy, unless the plan allows that."""
+    """Return an error that names the moved tasks, or None if none moved or the plan allows reordering."""
     before = week.get_order()
     with _editing(context):
         moved = OrderGuard(before).check(week.get_order())
@@ -56,7 +56,7 @@ def keeps_order(context: ToolContext) -> str | None:
 
 @tool(effect="write", preview=show_week, guard=keeps_order)
 def put(task: int, day: int, slot: int, context: ToolContext) -> Row:
-    """Give a task a free slot in the working copy, whether it has a place or not."""
+    """Place or move a task to a free slot in the working copy."""
     with _editing(context):
         has_place = week.get_task_info(task)["day"] is not None
         return week.move(task, day, slot) if has_place else week.place(task, day, slot)
@@ -76,9 +76,9 @@ def compare_order(baseline: list[str], context: ToolContext) -> Row:
 
 @tool(effect="idempotent_write")
 def save_week(context: ToolContext) -> bool:
-    """Make the working copy the week. Nothing is saved if somebody else has changed the week since."""
+    """Save the working copy as the week, unless somebody else has changed the week since."""
     with _editing(context) as copy:
-        week.items()  # SQLite first takes back what an interrupted edit has left in the file
+        week.items()  # makes SQLite roll back an interrupted edit
         return copy.save()
 
 

@@ -1,4 +1,4 @@
-"""A goal of the timetable, pursued by a model behind a real server, with a person who answers its gates."""
+"""Runs goals of the timetable with a model behind a real server and a person who answers the gates."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ DAY = 2
 
 @dataclass
 class Person:
-    """Answers every gate, and keeps what they were asked: `answer` to a write, `reply` to a question."""
+    """Answers every gate and records the requests. `answer` answers approval requests, and `reply` answers questions."""
 
     answer: Callable[[ApprovalRequest], bool | str] = lambda _: True
     reply: Mapping[str, JsonValue] = field(default_factory=lambda: {"answer": "不知道"})
@@ -42,7 +42,7 @@ class Person:
 
 @dataclass
 class Pursuit:
-    """What came of a goal."""
+    """The run of a goal, the person who answered, and the requests to the model."""
 
     run: PlanRun
     person: Person
@@ -50,7 +50,7 @@ class Pursuit:
 
     @property
     def decisions(self) -> list[Request]:
-        """The requests for a decision."""
+        """Return the requests for a decision."""
         return [one for one in self.requests if one["response_format"]["json_schema"]["name"] == "goal_decision"]
 
 
@@ -66,7 +66,7 @@ async def pursue(
     script: Callable[[Request], Reply] | None = None,
     inputs: Mapping[str, object] | None = None,
 ) -> Pursuit:
-    """Run `plan`, whose goals `player` pursues. `script` plays everything in place of `player` and `verifier`."""
+    """Run `plan` with `player` as the model of its goals. `script` replaces both `player` and `verifier`."""
     person, document = person or Person(), load_plan(plan) if isinstance(plan, str) else plan
     with scripted(script or playing(player, verifier=verifier)) as server:
         configured(server)
@@ -75,7 +75,7 @@ async def pursue(
 
 
 def places_a_task(name: str = "高数作业", day: int = DAY) -> Player:
-    """Find the task, find a free slot of the day, place the task there, and end with the receipt as evidence."""
+    """Return a model that finds the task and a free slot on the day, places the task, and ends with the receipt as evidence."""
 
     def answer(seen: Seen) -> Answer:
         if proof := seen.proof("place"):
@@ -92,5 +92,5 @@ def places_a_task(name: str = "高数作业", day: int = DAY) -> Player:
 
 
 def placed() -> dict[str, tuple[int, int]]:
-    """Every task that has a place."""
+    """Return the day and slot of every task that is placed."""
     return {row["name"]: (row["day"], row["slot"]) for row in week.list_tasks("placed")}

@@ -1,4 +1,4 @@
-"""A goal that edits a working copy of the week, a save that a person approves, and a process that dies in between."""
+"""Tests of a goal that edits a working copy of the week: approved and rejected saves, the order guard, and a killed process."""
 
 import signal
 from collections.abc import Callable
@@ -63,12 +63,12 @@ async def test_the_week_changes_only_when_a_person_approves_the_save(timetable: 
     assert done.run.step("save").result is True
 
 
-async def test_a_save_that_is_rejected_leaves_the_week_as_it_was(timetable: Path, store: PlanStore, configured: Configure) -> None:
+async def test_a_rejected_save_leaves_the_week_unchanged(timetable: Path, store: PlanStore, configured: Configure) -> None:
     done = await pursue(edits, store, configured, plan=PLAN, person=Person(answer=lambda _: "不要"), tools=editing.TOOLS)
     assert (done.run.reason, placed()) == (RunReason.REJECTED, {})
 
 
-async def test_nothing_is_saved_over_what_somebody_else_did_meanwhile(timetable: Path, store: PlanStore, configured: Configure) -> None:
+async def test_a_save_does_not_overwrite_a_concurrent_change(timetable: Path, store: PlanStore, configured: Configure) -> None:
     def answer(_: ApprovalRequest) -> bool:
         week.place(7, 5, 5)
         return True
@@ -78,8 +78,8 @@ async def test_nothing_is_saved_over_what_somebody_else_did_meanwhile(timetable:
     assert "changed after the working copy was made" in (done.run.step("save").error or "")
 
 
-def disorders(seen: Seen) -> Answer:
-    """Bring a task to the end of the week, and put it back if the end is refused."""
+def breaks_order(seen: Seen) -> Answer:
+    """Move a task to the end of the week, and move it back if ending the goal is refused."""
     match [one["name"] for one in seen.evidence].count("put"):
         case 0:
             return writes("put", task=3, day=7, slot=6)
@@ -90,14 +90,14 @@ def disorders(seen: Seen) -> Answer:
 
 
 @pytest.mark.parametrize(("permissions", "place"), [("[]", (1, 3)), ("[allow_reorder]", (7, 6))])
-async def test_a_goal_does_not_end_before_the_order_is_as_it_was_unless_the_plan_allows_it(
+async def test_a_goal_must_restore_the_order_unless_the_plan_allows_reordering(
     timetable: Path, store: PlanStore, configured: Configure, permissions: str, place: tuple[int, int]
 ) -> None:
     week.place(3, 1, 2)
     week.place(4, 2, 1)
     week.place(5, 2, 2)
     plan = PLAN.replace("\napproval:", f"\npermissions: {permissions}\napproval:").replace('    done_when: "${{ result.kept }}"\n', "")
-    done = await pursue(disorders, store, configured, plan=plan, tools=editing.TOOLS)
+    done = await pursue(breaks_order, store, configured, plan=plan, tools=editing.TOOLS)
     assert (done.run.status, placed()["高数作业"]) == (PlanStatus.COMPLETED, place)
     refused = "safety: `keeps_order`: out of order: 高数作业" in str(done.decisions[-1]["messages"])
     assert refused is (place == (1, 3))
@@ -134,7 +134,7 @@ def pause() -> None:
     """Do nothing."""
 
 
-async def test_a_process_that_is_killed_leaves_the_pair_to_the_one_that_resumes(timetable: Path, tmp_path: Path) -> None:
+async def test_a_run_resumed_after_its_process_was_killed_keeps_its_working_copy(timetable: Path, tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(STEPS, encoding="utf-8")
     url, before = f"sqlite:///{tmp_path / 'plans.db'}", timetable.read_bytes()
     assert Program(PROGRAM, tmp_path / "plan.yaml", url).wait() == -signal.SIGKILL

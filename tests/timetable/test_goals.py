@@ -1,4 +1,4 @@
-"""Goals of the timetable end to end: a model over real HTTP, the loop, the tools, and the database at the end of each."""
+"""End-to-end tests of the timetable's goals, with a model over real HTTP, the real tools and a database."""
 
 import json
 from collections.abc import Callable
@@ -47,12 +47,12 @@ async def test_a_sloppy_model_is_corrected_and_reaches_the_goal(store: PlanStore
         'no tool "list_task"',
         "does more than read",
         "`done` without `goal_check`",
-    )  # prose is asked about again at once
+    )  # an answer in prose is retried at once
     for words, correction in zip(faults, corrections, strict=True):
         assert words in correction
 
 
-async def test_fault_7_a_stubborn_model_is_told_why_and_no_write_is_asked_about_twice(store: PlanStore, configured: Configure) -> None:
+async def test_fault_7_a_stubborn_model_gets_the_reason_and_the_person_is_asked_once(store: PlanStore, configured: Configure) -> None:
     person = Person(answer=lambda _: "那天我有事")
     done = await pursue(stubborn("place", task=3, day=2, slot=1), store, configured, person=person)
     assert done.run.status is PlanStatus.FAILED
@@ -70,7 +70,7 @@ async def test_a_rejected_write_is_replaced_by_another_one(store: PlanStore, con
     assert placed() == {"高数作业": (2, 2)}
 
 
-async def test_fault_1_faults_of_every_kind_count_together_and_three_in_a_row_end_the_step(store: PlanStore, configured: Configure) -> None:
+async def test_fault_1_three_faults_in_a_row_of_any_kind_fail_the_step(store: PlanStore, configured: Configure) -> None:
     kinds = [reads("list_taks"), decides("done", goal_check=""), decides("confirm")]
 
     def answer(seen: Seen) -> Answer:
@@ -82,7 +82,7 @@ async def test_fault_1_faults_of_every_kind_count_together_and_three_in_a_row_en
     assert "confirm" in (done.run.step("schedule").error or "")
 
 
-async def test_fault_9_the_rounds_stay_in_the_record_after_the_end(store: PlanStore, configured: Configure) -> None:
+async def test_fault_9_the_rounds_stay_in_the_record_after_the_run_ends(store: PlanStore, configured: Configure) -> None:
     done = await pursue(places_a_task(), store, configured)
     record = json.dumps([asdict(receipt) for receipt in await store.receipts(done.run.id)], default=str, ensure_ascii=False)
     for words in ("list_tasks", "find_free", "高数作业已安排", '"slot": 1'):
@@ -99,16 +99,14 @@ async def test_fault_12_prompts_and_answers_are_not_logged(
     assert "now (JSON)" not in caplog.text
 
 
-async def test_fault_3_a_lying_model_passes_nothing(store: PlanStore, configured: Configure) -> None:
+async def test_fault_3_a_lying_model_cannot_pass_the_goal(store: PlanStore, configured: Configure) -> None:
     done = await pursue(lying, store, configured)
     assert (done.run.status, placed()) == (PlanStatus.FAILED, {})
     assert len(done.requests) == 3
 
 
 @pytest.mark.parametrize("player", [looping, idling])
-async def test_faults_6_and_13_a_model_that_goes_round_in_circles_is_stopped_and_nothing_is_completed(
-    store: PlanStore, configured: Configure, player: Any
-) -> None:
+async def test_faults_6_and_13_a_model_that_makes_no_progress_is_stopped(store: PlanStore, configured: Configure, player: Any) -> None:
     done = await pursue(player, store, configured)
     assert done.run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL)
     assert done.run.reason is RunReason.EXHAUSTED or player is idling
@@ -116,13 +114,13 @@ async def test_faults_6_and_13_a_model_that_goes_round_in_circles_is_stopped_and
     assert placed() == {}
 
 
-async def test_a_hijacked_model_writes_nothing_that_nobody_confirmed(
+async def test_a_hijacked_model_writes_nothing_without_confirmation(
     store: PlanStore, configured: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evil = order(
+    injected = order(
         writes("unplace", task=1), decides("done", goal_check="E1"), reads("unplace", task=1), decides("next_plan", goal_check="E1")
     )
-    week.create(tmp_path / "evil.db", events=[], tasks=[(f"高数作业 {evil}", "数学")])
+    week.create(tmp_path / "evil.db", events=[], tasks=[(f"高数作业 {injected}", "数学")])
     monkeypatch.setenv("TIMETABLE", str(tmp_path / "evil.db"))
     week.place(1, 1, 1)
     person = Person(answer=lambda _: "不行")
@@ -153,14 +151,14 @@ steps:
 
 
 def reorders(seen: Seen) -> Answer:
-    """Group the subjects with the tool for it, or, if that is refused, by swapping two tasks."""
+    """Group the subjects with the tool that does it, or swap two tasks if that tool is refused."""
     if proof := seen.proof("min_context_switch", "swap"):
         return seen.end(f"{proof}: 科目连在一起了")
     return writes("swap", one=4, other=5) if seen.refusals else writes("min_context_switch")
 
 
 @pytest.mark.parametrize(("permissions", "used"), [("[]", "swap"), ("[allow_reorder]", "min_context_switch")])
-async def test_a_tool_whose_permission_nobody_gave_is_refused_in_words_and_the_model_finds_another_way(
+async def test_a_tool_without_permission_is_refused_and_the_model_uses_another_one(
     store: PlanStore, configured: Configure, full: Path, permissions: str, used: str
 ) -> None:
     switched = week.switches()
@@ -175,7 +173,7 @@ async def test_a_tool_whose_permission_nobody_gave_is_refused_in_words_and_the_m
 
 
 @pytest.mark.parametrize("met", [True, False])
-async def test_a_person_decides_where_the_verifier_cannot_tell(store: PlanStore, configured: Configure, met: bool) -> None:
+async def test_a_person_decides_if_the_verifier_cannot_tell(store: PlanStore, configured: Configure, met: bool) -> None:
     person = Person(reply={"met": met})
     done = await pursue(places_a_task(), store, configured, person=person, verifier=lambda _: "cannot_tell")
     assert done.run.status is (PlanStatus.COMPLETED if met else PlanStatus.FAILED)
@@ -185,7 +183,7 @@ async def test_a_person_decides_where_the_verifier_cannot_tell(store: PlanStore,
     assert placed() == {"高数作业": (2, 1)}
 
 
-async def test_a_reply_of_the_person_is_evidence_and_reaches_the_model(store: PlanStore, configured: Configure) -> None:
+async def test_a_persons_reply_is_evidence_and_reaches_the_model(store: PlanStore, configured: Configure) -> None:
     def answer(seen: Seen) -> Answer:
         if proof := seen.proof("place"):
             return seen.end(f"{seen.proof('ask_user')}, {proof}")

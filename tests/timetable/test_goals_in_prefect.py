@@ -1,4 +1,4 @@
-"""A goal of the timetable in a flow run: every decision, call and check is a task run of its own."""
+"""Tests of a timetable goal in a flow run: each decision, call and check is its own task run."""
 
 import asyncio
 from collections.abc import Callable
@@ -44,5 +44,5 @@ async def test_each_round_is_shown_as_task_runs(
         async with get_client() as client:
             in_run = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run.flow_run_id)]))
             while not {one.name for one in await client.read_task_runs(flow_run_filter=in_run)} >= TASK_RUNS:
-                await asyncio.sleep(0.05)  # they come as events, a moment later
+                await asyncio.sleep(0.05)  # they arrive as events, a moment later
     assert placed() == {"高数作业": (2, 1)}

@@ -1,4 +1,4 @@
-"""Plans in words, as SmartFlow's planner writes them: drafted by a model, approved, and pursued step after step."""
+"""Tests of plans in words, as SmartFlow's planner writes them: a model drafts them, a person approves, and each step is a goal."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,7 @@ PLAN = {
 }
 
 
-def looks(seen: Seen) -> Answer:
+def checks_overview(seen: Seen) -> Answer:
     return seen.end(f"{seen.proof('get_overview')} 显示了空闲时段") if seen.evidence else reads("get_overview")
 
 
@@ -47,13 +47,13 @@ async def drafted(plan: Answer) -> ExecutionPlan:
     return draft.plan
 
 
-async def test_a_plan_in_words_is_drafted_approved_and_pursued(
+async def test_a_plan_in_words_is_drafted_approved_and_run(
     store: PlanStore, configured: Callable[[ScriptedServer], ScriptedServer]
 ) -> None:
     plan = await drafted(PLAN)
     assert [(step.goal, step.done_when) for step in plan.steps] == [(one["content"], one.get("done_when")) for one in PLAN["plan_steps"]]
     assert all(step.tools == week.TOOLS.names() for step in plan.steps)
-    players = dict(zip((step.id for step in plan.steps), (looks, places_a_task(day=4), confirms), strict=True))
+    players = dict(zip((step.id for step in plan.steps), (checks_overview, places_a_task(day=4), confirms), strict=True))
     person = Person()
     done = await pursue(lambda seen: players[seen.now["step"]](seen), store, configured, plan=plan, person=person)
     assert done.run.status is PlanStatus.COMPLETED
@@ -63,7 +63,7 @@ async def test_a_plan_in_words_is_drafted_approved_and_pursued(
     assert "把高数作业安排到星期四" in person.asked[0].text
 
 
-async def test_calls_and_goals_are_mixed_and_the_order_is_guarded(
+async def test_a_plan_can_mix_calls_and_goals_and_guard_the_order(
     store: PlanStore, configured: Callable[[ScriptedServer], ScriptedServer], full: Any
 ) -> None:
     plan = await drafted(

@@ -1,4 +1,4 @@
-"""The timetable and its tools by themselves."""
+"""Tests of the timetable's tools without a plan."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def places() -> dict[str, tuple[int | None, int | None]]:
     return {row["name"]: (row["day"], row["slot"]) for row in week.items() if not row["fixed"]}
 
 
-def test_a_task_is_placed_moved_and_taken_out() -> None:
+def test_a_task_can_be_placed_moved_and_unplaced() -> None:
     assert week.get_overview() == {"free": {"1": 5, "2": 6, "3": 5, "4": 6, "5": 6, "6": 6, "7": 6}, "placed": 0, "pending": 5}
     assert week.place(3, 1, 2)["name"] == "高数作业"
     assert week.query_range(1) == [week.get_task_info(1), week.get_task_info(3)]
@@ -38,14 +38,14 @@ def test_a_task_is_placed_moved_and_taken_out() -> None:
         (lambda: week.swap(3, 1), "has no place yet"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_a_reason_and_changes_nothing(call: object, why: str) -> None:
+def test_an_impossible_change_is_refused_with_the_reason_and_changes_nothing(call: object, why: str) -> None:
     before = week.items()
     with pytest.raises(ToolError, match=why):
         call()  # pyright: ignore[reportCallIssue]
     assert week.items() == before
 
 
-def test_tasks_change_places_and_a_batch_is_moved_whole_or_not_at_all(full: Path) -> None:
+def test_tasks_can_be_swapped_and_a_batch_moves_completely_or_not_at_all(full: Path) -> None:
     week.swap(3, 7)
     assert (places()["高数作业"], places()["英语听力"]) == ((2, 1), (1, 2))
     week.batch_move([Move(task=4, day=1, slot=4), Move(task=5, day=1, slot=3)])
@@ -56,7 +56,7 @@ def test_tasks_change_places_and_a_batch_is_moved_whole_or_not_at_all(full: Path
     assert places() == before
 
 
-def test_subjects_follow_each_other_in_the_same_slots(full: Path) -> None:
+def test_tasks_are_grouped_by_subject_within_the_same_slots(full: Path) -> None:
     before, switched = set(places().values()), week.switches()
     week.min_context_switch()
     assert set(places().values()) == before
@@ -73,14 +73,14 @@ def test_tasks_are_spread_over_the_days_and_events_stay(full: Path) -> None:
     assert week.check_order(order) == {"kept": True, "moved": []}
 
 
-def test_the_planners_know_tasks_by_names_of_their_own(full: Path) -> None:
+def test_logic_ids_stay_the_same_when_tasks_move(full: Path) -> None:
     logic = [row["logic_id"] for row in week.items()]
     assert logic == ["event:101", "event:102", *(f"task_item:{number}" for number in range(103, 108))]
     week.min_context_switch()
     assert [row["logic_id"] for row in week.items()] == logic
 
 
-def test_the_order_is_put_back_around_what_was_not_there_before(full: Path) -> None:
+def test_restoring_the_order_does_not_move_tasks_placed_since(full: Path) -> None:
     week.unplace(4)
     before = week.get_order()
     week.swap(3, 6)
@@ -92,5 +92,5 @@ def test_the_order_is_put_back_around_what_was_not_there_before(full: Path) -> N
     assert sorted(places().values()) == slots
 
 
-def test_only_the_tools_that_reorder_need_the_permission() -> None:
+def test_only_tools_that_reorder_need_the_permission() -> None:
     assert [tool.name for tool in week.TOOLS if week.ALLOW_REORDER in tool.permissions] == ["min_context_switch", "spread_even"]

@@ -11,7 +11,7 @@ logger = logging.getLogger("tests.tools.step")
 
 @pytest.fixture
 def context(caplog: pytest.LogCaptureFixture) -> ToolContext:
-    """The context of a first attempt; what the tool logs is in `caplog`."""
+    """Return the context of a first attempt. `caplog` gets what the tool logs."""
     caplog.set_level(logging.INFO, logger=logger.name)
     return ToolContext(
         run_id="run",
@@ -28,5 +28,5 @@ def context(caplog: pytest.LogCaptureFixture) -> ToolContext:
 
 @pytest.fixture
 def another_step(context: ToolContext) -> Callable[[str], ToolContext]:
-    """Make the context of another step, told by its idempotency key."""
+    """Return a function that makes the context of another step from its idempotency key."""
     return lambda key: replace(context, idempotency_key=key)

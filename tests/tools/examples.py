@@ -1,4 +1,4 @@
-"""The examples of the guide's page on tools that are run as they stand."""
+"""Reads the examples on the guide's page about tools, so that tests can run them."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ PAGE = Path(plan_adapter.__file__).parent / "guide" / "tools.md"
 
 
 def example(name: str) -> str:
-    """Return the Python example of this name: its block begins with ```python NAME."""
+    """Return the Python example called `name`. Its block begins with ```python NAME."""
     found = re.search(rf"^```python {name}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert found is not None, f"the page has no example {name}"
     return found[1]

@@ -1,8 +1,8 @@
-"""What import strings of the tests name."""
+"""Tools, functions and registries that tests refer to by import string."""
 
 from __future__ import annotations
 
-from os import system  # noqa: F401  # an allowed module's import, which is not its own function
+from os import system  # noqa: F401  # imported into an allowed module, but not defined in it
 from typing import TYPE_CHECKING, Any
 
 from plan_adapter.tools.registry import ToolRegistry

@@ -54,7 +54,7 @@ def test_parameters_are_checked(parameters: dict[str, JsonValue], expected: list
     assert connect.check(GOOD | parameters, is_open) == expected
 
 
-def test_a_missing_parameter_says_what_it_takes() -> None:
+def test_the_problem_of_a_missing_parameter_names_its_type() -> None:
     @tool
     def needs(a: list[int], b: int | str, c: Server) -> None: ...
 
@@ -65,7 +65,7 @@ def test_a_missing_parameter_says_what_it_takes() -> None:
     ]
 
 
-def test_of_a_thousand_findings_the_first_are_shown() -> None:
+def test_only_the_first_twenty_problems_are_reported() -> None:
     @tool
     def add(numbers: list[int]) -> None: ...
 
@@ -73,6 +73,6 @@ def test_of_a_thousand_findings_the_first_are_shown() -> None:
     assert [path for path, _, _ in found] == [f"numbers[{index}]" for index in range(20)]
 
 
-def test_a_long_text_is_cut_in_the_message() -> None:
+def test_a_long_value_is_truncated_in_the_message() -> None:
     message = connect.check(GOOD | {"tries": "长" * 1_000_000}, is_open)[0][1]
     assert len(message) < 100

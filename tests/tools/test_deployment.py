@@ -35,7 +35,7 @@ async def runs_of(client: PrefectClient, key: str) -> list[FlowRun]:
 
 
 async def first_run(client: PrefectClient, key: str) -> FlowRun:
-    """The flow run that a step made, as soon as it is there. No worker takes it: the test plays its part."""
+    """Return the flow run that a step created, once it exists. No worker runs it; the test sets its states."""
     while not (runs := await runs_of(client, key)):
         await asyncio.sleep(0.02)
     return runs[0]
@@ -46,38 +46,38 @@ async def end(client: PrefectClient, run_id: UUID, state: State[object]) -> None
     await client.set_flow_run_state(run_id, state, force=True)
 
 
-def started(context: ToolContext, parameters: dict[str, JsonValue] | None = None) -> asyncio.Future[dict[str, JsonValue]]:
+def start(context: ToolContext, parameters: dict[str, JsonValue] | None = None) -> asyncio.Future[dict[str, JsonValue]]:
     return asyncio.ensure_future(run_deployment(NAME, context, parameters))
 
 
-async def test_it_waits_for_the_end_of_the_flow_run(client: PrefectClient, another_step: Callable[[str], ToolContext]) -> None:
-    step = started(another_step("completes"), {"sizes": [1, 2]})
+async def test_the_step_waits_until_the_flow_run_ends(client: PrefectClient, another_step: Callable[[str], ToolContext]) -> None:
+    step = start(another_step("completes"), {"sizes": [1, 2]})
     flow_run = await first_run(client, "completes")
     assert flow_run.parameters == {"day": "yesterday", "sizes": [1, 2]}
     await end(client, flow_run.id, Completed())
     assert await step == {"flow_run_id": str(flow_run.id), "name": flow_run.name, "state": "Completed"}
 
 
-async def test_a_flow_run_that_fails_fails_the_step_and_the_next_attempt_starts_another(
+async def test_a_failed_flow_run_fails_the_step_and_the_next_attempt_starts_a_new_one(
     client: PrefectClient, another_step: Callable[[str], ToolContext]
 ) -> None:
     context = another_step("fails")
-    step = started(context)
+    step = start(context)
     failed = await first_run(client, "fails")
     await end(client, failed.id, Failed(message="no disk left"))
     with pytest.raises(ToolError, match=f"flow run `{failed.name}` .{failed.id}. of `{NAME}` ended Failed: no disk left"):
         await step
 
-    again = started(context)
+    again = start(context)
     second = await first_run(client, f"fails:{failed.id}")
     await end(client, second.id, Completed())
     assert (await again)["flow_run_id"] == str(second.id)
 
 
 @pytest.mark.thorough
-async def test_a_repeated_step_continues_with_its_flow_run(client: PrefectClient, another_step: Callable[[str], ToolContext]) -> None:
+async def test_a_repeated_step_reuses_its_flow_run(client: PrefectClient, another_step: Callable[[str], ToolContext]) -> None:
     context = another_step("repeated")
-    both = started(context), started(context)
+    both = start(context), start(context)
     flow_run = await first_run(client, "repeated")
     await end(client, flow_run.id, Completed())
     results = await asyncio.gather(*both)
@@ -86,7 +86,7 @@ async def test_a_repeated_step_continues_with_its_flow_run(client: PrefectClient
 
 
 async def test_a_cancelled_step_cancels_its_flow_run(client: PrefectClient, another_step: Callable[[str], ToolContext]) -> None:
-    step = started(another_step("cancelled"))
+    step = start(another_step("cancelled"))
     flow_run = await first_run(client, "cancelled")
     step.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -97,16 +97,16 @@ async def test_a_cancelled_step_cancels_its_flow_run(client: PrefectClient, anot
 
 
 @pytest.mark.thorough
-async def test_what_the_server_would_evaluate_is_refused(client: PrefectClient, context: ToolContext) -> None:
+async def test_parameters_that_the_server_would_evaluate_are_refused(client: PrefectClient, context: ToolContext) -> None:
     with pytest.raises(ToolError, match="`__prefect_kind`, which Prefect's server would evaluate"):
         await run_deployment(NAME, context, {"sizes": [{"__prefect_kind": "jinja", "template": "{{ 1 }}"}]})
 
 
-async def test_a_deployment_that_does_not_exist_is_one_clear_error(client: PrefectClient, context: ToolContext) -> None:
+async def test_a_missing_deployment_gives_a_clear_error(client: PrefectClient, context: ToolContext) -> None:
     with pytest.raises(ToolError, match="the Prefect server has no deployment `tools-flow/weekly`"):
         await run_deployment("tools-flow/weekly", context)
 
 
-async def test_without_a_server_nothing_is_started(context: ToolContext) -> None:
+async def test_a_deployment_cannot_be_run_without_a_server(context: ToolContext) -> None:
     with pytest.raises(ToolError, match="a deployment needs a Prefect server"):
         await run_deployment(NAME, context)

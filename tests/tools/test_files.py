@@ -18,7 +18,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_what_is_written_is_read_again(root: Path) -> None:
+def test_a_written_file_can_be_read_back(root: Path) -> None:
     written = write_file("报告/a.txt", "第一行\n")
     digest = "sha256:" + hashlib.sha256("第一行\n".encode()).hexdigest()
     assert written == {"path": str(root / "报告/a.txt"), "size": 10, "digest": digest}
@@ -26,12 +26,12 @@ def test_what_is_written_is_read_again(root: Path) -> None:
     assert read_file(str(root / "报告/a.txt"))["text"] == "第一行\n"
 
 
-def test_anything_but_text_is_written_as_json(root: Path) -> None:
+def test_values_other_than_text_are_written_as_json(root: Path) -> None:
     write_file("rows.json", [{"名": 1}])
     assert (root / "rows.json").read_text(encoding="utf-8") == '[\n  {\n    "名": 1\n  }\n]\n'
 
 
-def test_without_a_setting_the_current_folder_is_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_root_defaults_to_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PLAN_ADAPTER_FILES_ROOT")
     monkeypatch.chdir(tmp_path)
     assert read_file("outside.txt")["text"] == "secret"
@@ -40,7 +40,7 @@ def test_without_a_setting_the_current_folder_is_the_root(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     "path", ["../outside.txt", "a/../../outside.txt", "/etc/passwd", "link.txt", "folder/outside.txt", "loop", ".", "", "a\0b"]
 )
-def test_nothing_leads_out_of_the_root(root: Path, tmp_path: Path, path: str) -> None:
+def test_paths_outside_the_root_are_refused(root: Path, tmp_path: Path, path: str) -> None:
     (root / "link.txt").symlink_to(tmp_path / "outside.txt")
     (root / "folder").symlink_to(tmp_path)
     (root / "loop").symlink_to(root / "loop")
@@ -67,19 +67,19 @@ def test_a_link_to_a_folder_inside_the_root_is_followed(root: Path) -> None:
     assert read_file("root/alias/../deep/a.txt")["text"] == "x"
 
 
-def test_the_root_may_itself_be_named_by_a_link(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_root_can_be_a_link(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "linked").symlink_to(root)
     monkeypatch.setenv("PLAN_ADAPTER_FILES_ROOT", str(tmp_path / "linked"))
     write_file("new/a.txt", "x")
     assert read_file(str(tmp_path / "linked/new/a.txt"))["path"] == str(root / "new/a.txt")
 
 
-def test_a_root_that_is_missing_is_made_by_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_creates_a_missing_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_FILES_ROOT", str(tmp_path / "not/yet"))
     assert write_file("a.txt", "x")["path"] == str(tmp_path / "not/yet/a.txt")
 
 
-def test_a_file_keeps_its_mode_and_a_new_one_follows_the_umask(root: Path) -> None:
+def test_an_existing_file_keeps_its_mode_and_a_new_one_follows_the_umask(root: Path) -> None:
     (root / "run.sh").write_text("")
     (root / "run.sh").chmod(0o750)
     write_file("run.sh", "#!/bin/sh\n")
@@ -90,7 +90,7 @@ def test_a_file_keeps_its_mode_and_a_new_one_follows_the_umask(root: Path) -> No
     assert (root / "plain.txt").stat().st_mode & 0o777 == 0o666 & ~before
 
 
-def test_a_file_that_cannot_be_read_is_one_clear_error(root: Path) -> None:
+def test_a_file_that_cannot_be_read_gives_a_clear_error(root: Path) -> None:
     (root / "binary").write_bytes(b"ab\xff")
     (root / "folder").mkdir()
     os.mkfifo(root / "pipe")
@@ -114,7 +114,7 @@ def test_a_folder_is_not_overwritten(root: Path) -> None:
         write_file("folder", "x")
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(root: Path) -> None:
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_other_file(root: Path) -> None:
     write_file("a.txt", "old")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))

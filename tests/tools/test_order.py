@@ -1,4 +1,4 @@
-"""The order guard: what moved, and how it comes back."""
+"""Tests of the order guard: which items moved, and how their order is restored."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from tests.tools.examples import example
         ("abcdef", "badcfe", "bdf"),
     ],
 )
-def test_the_order_guard_names_the_fewest_common_items_that_moved(before: str, after: str, moved: str) -> None:
+def test_the_order_guard_reports_as_few_moved_items_as_possible(before: str, after: str, moved: str) -> None:
     found = OrderGuard(before).check(after)
     assert len(found) == len(moved)
     rest = [name for name in after if name in before and name not in found]
@@ -33,7 +33,7 @@ def test_the_order_guard_names_the_fewest_common_items_that_moved(before: str, a
     ("before", "now", "restored"),
     [("abc", "cab", "abc"), ("abc", "cxab", "axbc"), ("abcd", "dyb", "byd"), ("", "ab", "ab"), ("ab", "", ""), ("aba", "baa", "aba")],
 )
-def test_common_items_are_put_back_and_all_others_stay(before: str, now: str, restored: str) -> None:
+def test_common_items_are_restored_and_all_others_stay(before: str, now: str, restored: str) -> None:
     guard = OrderGuard(before)
     assert "".join(guard.restored(now)) == restored
     assert guard.check(guard.restored(now)) == []
@@ -51,5 +51,5 @@ def test_items_are_recognized_by_their_key() -> None:
     assert guard.restored(now) == [now[2], now[1], now[0]]
 
 
-def test_the_example_of_the_guide_is_true() -> None:
+def test_the_example_in_the_guide_is_correct() -> None:
     exec(example("order"), {})

@@ -1,4 +1,4 @@
-"""Previews and guards of tools: what fits, and what does not."""
+"""Tests of previews and guards: which functions fit a tool, and which are refused."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def show_week(week: int) -> str:
     return f"{week}"
 
 
-def test_a_preview_takes_what_it_shares_with_its_tool_and_changes_no_approval() -> None:
+def test_a_preview_shares_parameters_with_its_tool_and_is_not_part_of_its_definition() -> None:
     shown = tool(effect="write", preview=show)(send)
     assert shown.preview is not None
     assert (shown.preview.name, shown.preview.effect) == ("show", "read")
@@ -35,7 +35,7 @@ def test_a_preview_takes_what_it_shares_with_its_tool_and_changes_no_approval() 
     assert tool(effect="write", preview=read)(send).preview is read
 
 
-def test_a_preview_that_does_not_fit_is_refused_with_every_reason() -> None:
+def test_a_preview_that_does_not_fit_its_tool_is_refused_with_the_reason() -> None:
     with pytest.raises(ToolDefinitionError, match="`show_week` cannot be the preview of `send`: the tool has no parameter `week`"):
         tool(effect="write", preview=show_week)(send)
     with pytest.raises(ToolDefinitionError, match="its effect is write, and a preview only reads"):
@@ -44,13 +44,13 @@ def test_a_preview_that_does_not_fit_is_refused_with_every_reason() -> None:
         tool(effect="read", preview=show)(send)
 
 
-def test_one_tool_has_one_preview() -> None:
+def test_a_tool_cannot_be_added_with_two_previews() -> None:
     registry = ToolRegistry([tool(effect="write", preview=show)(send)])
     with pytest.raises(ToolDefinitionError, match="added twice, with different probes, previews or guards"):
         registry.add(tool(effect="write", preview=show_all)(send))
 
 
-def test_a_guard_takes_nothing_but_the_context() -> None:
+def test_a_guard_takes_no_parameters_except_the_context() -> None:
     def kept(context: ToolContext) -> None:
         """Look."""
 

@@ -1,4 +1,4 @@
-"""Probes: what fits a tool, and what does not."""
+"""Tests of probes: which functions fit a tool, and which are refused."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -22,12 +22,12 @@ def send(order: int, to: Place = Place.HERE, note: str | None = None) -> str:
     return f"{order} {to} {note}"
 
 
-def fewer(order: int) -> Done:
+def fewer_parameters(order: int) -> Done:
     """Look."""
     return Done(order)
 
 
-async def all_of_it(note: str | None = None, *, order: int, context: ToolContext, to: Place = Place.HERE) -> NotDone:
+async def all_parameters(note: str | None = None, *, order: int, context: ToolContext, to: Place = Place.HERE) -> NotDone:
     """Look."""
     return NotDone(f"{note} {order} {context.attempt} {to}")
 
@@ -44,11 +44,11 @@ def other_default(order: int, to: Place = Place.THERE) -> None:
     """Look."""
 
 
-def needs_more(order: int, note: str | None) -> None:
+def requires_more(order: int, note: str | None) -> None:
     """Look."""
 
 
-def may_lack_it(order: int = 1) -> None:
+def has_a_default(order: int = 1) -> None:
     """Look."""
 
 
@@ -60,8 +60,8 @@ def nothing() -> None:
     """Look at nothing."""
 
 
-@pytest.mark.parametrize("probe", [fewer, all_of_it, nothing])
-def test_a_probe_takes_parameters_of_its_tool_and_is_no_part_of_its_definition(probe: Callable[..., object]) -> None:
+@pytest.mark.parametrize("probe", [fewer_parameters, all_parameters, nothing])
+def test_a_probe_shares_parameters_with_its_tool_and_is_not_part_of_its_definition(probe: Callable[..., object]) -> None:
     found = tool(effect="write", probe=probe)(send)
     assert found.probe is not None
     assert found.definition() == tool(effect="write")(send).definition()
@@ -73,14 +73,12 @@ def test_a_probe_takes_parameters_of_its_tool_and_is_no_part_of_its_definition(p
         (other_name, "the tool has no parameter `id`"),
         (other_type, '`order` is {"type": "string"}, but {"type": "integer"} in the tool'),
         (other_default, r"`to` is .*there.*, but .*here.* in the tool"),
-        (needs_more, "`note`"),
-        (may_lack_it, "`order`"),
+        (requires_more, "`note`"),
+        (has_a_default, "`order`"),
         (anything, "takes any number of arguments"),
     ],
 )
-def test_a_probe_whose_parameters_are_not_those_of_its_tool_is_refused_when_the_tool_is_made(
-    probe: Callable[..., object], why: str
-) -> None:
+def test_a_probe_whose_parameters_do_not_match_its_tool_is_refused(probe: Callable[..., object], why: str) -> None:
     with pytest.raises(ToolDefinitionError, match=why):
         tool(effect="write", probe=probe)(send)
     with pytest.raises(ToolDefinitionError, match=why):
@@ -97,11 +95,11 @@ def test_every_mismatch_is_reported_at_once() -> None:
         tool(effect="write", probe=wrong)(send)
 
 
-def test_an_entry_of_a_registry_may_have_a_probe_and_one_of_two_is_not_silently_dropped() -> None:
+def test_a_probe_can_be_added_to_a_tool_and_two_different_probes_are_refused() -> None:
     plain = tool(effect="write")(send)
-    probing = as_tool(plain, probe=fewer)
+    probing = as_tool(plain, probe=fewer_parameters)
     assert (plain.probe, probing.name, probing.effect) == (None, "send", "write")
-    assert ToolRegistry([probing, as_tool(plain, probe=fewer)]).get("send") is probing
+    assert ToolRegistry([probing, as_tool(plain, probe=fewer_parameters)]).get("send") is probing
     with pytest.raises(ToolDefinitionError, match="with different probes"):
         ToolRegistry([plain, probing])
     assert as_tool(probing, name="other").probe is probing.probe

@@ -8,7 +8,7 @@ from plan_adapter.tools.tool import ToolContext
 
 
 @pytest.fixture(autouse=True)
-def _prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+def _allowed_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_PYTHON_PREFIXES", "no_such_package,tests.tools")
 
 
@@ -42,22 +42,22 @@ def test_a_function_of_an_allowed_module_is_called(
         ("tests.tools.test_tool:Thing", "is not a function"),
     ],
 )
-def test_anything_else_is_refused(context: ToolContext, function: str, message: str) -> None:
+def test_other_functions_are_refused(context: ToolContext, function: str, message: str) -> None:
     with pytest.raises(ToolError, match=message):
         python(function, context, {"text": "x"} if "whisper" in function else None)
 
 
 @pytest.mark.parametrize("function", ["plain", "shout"])
-def test_arguments_that_do_not_fit_are_refused(context: ToolContext, function: str) -> None:
+def test_arguments_that_do_not_match_are_refused(context: ToolContext, function: str) -> None:
     with pytest.raises(ToolError, match="do not match"):
         python(f"tests.tools.offered:{function}", context, {"what": 1})
 
 
-def test_by_default_nothing_may_be_called(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_function_is_allowed_by_default(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PLAN_ADAPTER_PYTHON_PREFIXES")
     with pytest.raises(ToolError, match="is disabled: PLAN_ADAPTER_PYTHON_PREFIXES is empty"):
         python("tests.tools.offered:plain", context, {"number": 1})
 
 
-def test_the_name_of_the_function_is_fixed_by_the_plan() -> None:
+def test_the_function_name_must_be_literal() -> None:
     assert python.literal_parameters == {"function"}

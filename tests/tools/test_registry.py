@@ -36,13 +36,13 @@ def test_two_tools_of_one_name_are_refused_and_both_are_named() -> None:
     assert "test_two_tools_of_one_name_are_refused_and_both_are_named.<locals>.other (write)" in str(error.value)
 
 
-def test_the_same_tool_twice_counts_once_but_not_with_another_effect() -> None:
+def test_a_tool_can_be_added_twice_but_not_with_another_effect() -> None:
     assert len(ToolRegistry([offered.plain, as_tool(offered.plain), "tests.tools.offered:plain"])) == 1
     with pytest.raises(ToolDefinitionError, match="two tools are called `plain`"):
         ToolRegistry([offered.plain, as_tool(offered.plain, effect="read")])
 
 
-def test_a_subset_holds_the_named_tools_only() -> None:
+def test_a_subset_contains_only_the_named_tools() -> None:
     registry = ToolRegistry.with_builtins()
     assert registry.subset("bash", "http_get").names() == ["bash", "http_get"]
     with pytest.raises(ToolDefinitionError, match=r"`http_gt`: did you mean `http_get`\?"):
@@ -65,7 +65,7 @@ def test_the_built_in_tools_and_their_effects() -> None:
     }
 
 
-def test_every_built_in_tool_describes_itself_and_all_its_parameters() -> None:
+def test_every_built_in_tool_and_parameter_has_a_description() -> None:
     for known in ToolRegistry.with_builtins().definitions():
         assert known["description"], known["name"]
         parameters = known["parameters"]
@@ -89,13 +89,13 @@ def test_every_built_in_tool_describes_itself_and_all_its_parameters() -> None:
         ("tests.tools.offered:several", "names 3 tools where one is needed"),
     ],
 )
-def test_a_wrong_import_string_says_what_would_be_right(import_string: str, message: str) -> None:
+def test_the_error_for_a_wrong_import_string_suggests_a_fix(import_string: str, message: str) -> None:
     with pytest.raises(ToolDefinitionError) as error:
         import_tool(import_string)
     assert message in str(error.value)
 
 
-def test_a_module_that_cannot_be_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_failed_import_names_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_tools.py").write_text("1 / 0")
     (tmp_path / "needy_tools.py").write_text("import not_installed_here")
     monkeypatch.syspath_prepend(tmp_path)
@@ -105,7 +105,7 @@ def test_a_module_that_cannot_be_imported_says_why(tmp_path: Path, monkeypatch: 
         import_object("needy_tools:x")
 
 
-def test_modules_of_the_current_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_in_the_current_folder_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tools_of_this_folder.py").write_text("def greet(name: str) -> str:\n    return name\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
@@ -135,7 +135,7 @@ def test_tools_of_installed_packages_are_found_by_entry_point(monkeypatch: pytes
         ToolRegistry.from_settings([])
 
 
-def test_prefect_tasks_and_flows_are_tools(context: ToolContext) -> None:
+def test_prefect_tasks_and_flows_can_be_tools(context: ToolContext) -> None:
     from prefect import flow, task
 
     @task(name="Add numbers", timeout_seconds=2.5)
@@ -157,7 +157,7 @@ def test_prefect_tasks_and_flows_are_tools(context: ToolContext) -> None:
     assert added.fn(**added.bind({"a": 2}, context)) == 3
 
 
-def test_a_task_with_retries_and_persisted_results_is_refused_with_all_that_a_step_has_in_their_stead() -> None:
+def test_the_error_for_a_task_with_retries_names_the_equivalent_step_options() -> None:
     from prefect import task
     from prefect.cache_policies import INPUTS
 
@@ -175,7 +175,7 @@ def test_a_task_with_retries_and_persisted_results_is_refused_with_all_that_a_st
     [{"persist_result": True}, {"cache_key_fn": lambda *_: "k"}, {"result_storage_key": "k"}, {"result_serializer": "json"}],
     ids=lambda options: next(iter(options)),
 )
-def test_a_task_whose_results_prefect_would_keep_is_refused(options: dict[str, Any]) -> None:
+def test_a_task_that_persists_results_is_refused(options: dict[str, Any]) -> None:
     from prefect import task
 
     def act() -> None: ...

@@ -19,7 +19,7 @@ from plan_adapter.tools.tool import ToolContext
 
 
 class Lines(logging.Handler):
-    """The lines that a step logged; `has` waits for one, and gives the groups of its match."""
+    """Collects the lines that a step logs. `wait_for_line` waits for a line that matches, and returns the groups of the match."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Lines(logging.Handler):
         self.seen.append(record.getMessage())
         self.more.set()
 
-    async def has(self, pattern: str) -> tuple[str, ...]:
+    async def wait_for_line(self, pattern: str) -> tuple[str, ...]:
         while True:
             self.more.clear()
             for line in self.seen:
@@ -48,8 +48,8 @@ async def lines(context: ToolContext) -> Any:
 
 
 @pytest.fixture
-def left_over() -> Iterator[list[int]]:
-    """Ids of processes that a test leaves behind on purpose; they are ended after it."""
+def leftover_pids() -> Iterator[list[int]]:
+    """Return a list for the ids of processes that the test leaves running. They are killed after it."""
     ids: list[int] = []
     yield ids
     for pid in ids:
@@ -58,7 +58,7 @@ def left_over() -> Iterator[list[int]]:
 
 
 def is_alive(pid: int) -> bool:
-    """False for a zombie, too: it has ended, and only waits for its parent to notice."""
+    """Return whether a process runs. A zombie does not: it has ended, and waits for its parent to notice."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -73,13 +73,13 @@ async def test_the_result_is_exit_code_stdout_and_stderr(context: ToolContext) -
     assert result == {"exit_code": 0, "stdout": "出\nend", "stderr": "err\n"}
 
 
-async def test_numbers_and_booleans_are_arguments_and_variables(context: ToolContext, tmp_path: Path) -> None:
+async def test_numbers_and_booleans_are_passed_as_arguments_and_variables(context: ToolContext, tmp_path: Path) -> None:
     argv = ["sh", "-c", 'echo "$0 $1 $2 $PORT $ON"; pwd', 1, 2.5, True]
     bound = run_command.bind({"argv": argv, "cwd": str(tmp_path), "env": {"PORT": 80, "ON": False}}, context)
     assert (await run_command.fn(**bound))["stdout"] == f"1 2.5 true 80 false\n{tmp_path}\n"
 
 
-async def test_no_shell_reads_the_arguments(context: ToolContext) -> None:
+async def test_arguments_are_not_interpreted_by_a_shell(context: ToolContext) -> None:
     assert (await run_command(["echo", "$HOME; ls *"], context))["stdout"] == "$HOME; ls *\n"
 
 
@@ -108,7 +108,7 @@ async def test_variables_are_added_to_the_environment(context: ToolContext, monk
     assert (await bash('echo "$KEPT $ADDED"', context, env={"ADDED": "b c"}))["stdout"] == "a b c\n"
 
 
-async def test_another_exit_code_fails_with_the_end_of_stderr(context: ToolContext) -> None:
+async def test_a_nonzero_exit_code_fails_with_the_end_of_stderr(context: ToolContext) -> None:
     with pytest.raises(ToolError) as error:
         await run_command(["sh", "-c", "echo out; seq 1000 >&2; echo 坏了 >&2; exit 3"], context)
     assert str(error.value).startswith("`sh` ended with exit code 3: ")
@@ -116,12 +116,12 @@ async def test_another_exit_code_fails_with_the_end_of_stderr(context: ToolConte
     assert len(str(error.value)) < 1100
 
 
-async def test_without_stderr_the_end_of_stdout_is_shown(context: ToolContext) -> None:
+async def test_the_error_shows_the_end_of_stdout_if_stderr_is_empty(context: ToolContext) -> None:
     with pytest.raises(ToolError, match="`sh` ended with exit code 1; its last output: 2 tests failed"):
         await run_command(["sh", "-c", "echo 2 tests failed; exit 1"], context)
 
 
-async def test_a_command_that_a_signal_ends_fails(context: ToolContext) -> None:
+async def test_a_command_killed_by_a_signal_fails(context: ToolContext) -> None:
     with pytest.raises(ToolError, match="`sh` was ended by SIGKILL"):
         await run_command(["sh", "-c", "kill -9 $$"], context)
 
@@ -138,7 +138,7 @@ async def test_a_command_that_a_signal_ends_fails(context: ToolContext) -> None:
         ({"argv": ["true"], "env": {"A=B": "c"}}, "cannot be started: illegal environment variable name"),
     ],
 )
-async def test_a_command_that_cannot_be_started_says_why(context: ToolContext, parameters: dict[str, Any], message: str) -> None:
+async def test_a_command_that_cannot_start_fails_with_the_cause(context: ToolContext, parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ToolError, match=message) as error:
         await run_command(context=context, **parameters)
     assert "secret" not in str(error.value)
@@ -149,22 +149,22 @@ async def test_lines_are_logged_while_the_command_runs(context: ToolContext, lin
     os.mkfifo(gate)
     script = 'echo first; echo 二 >&2; cat "$GATE"; printf "10%%\\r100%%\\nno newline"'
     running = asyncio.ensure_future(bash(script, context, env={"GATE": str(gate)}))
-    await lines.has("first")
-    await lines.has("二")
+    await lines.wait_for_line("first")
+    await lines.wait_for_line("二")
     assert not running.done()
     gate.open("w").close()
     await running
     assert lines.seen[2:] == ["100%", "no newline"]
 
 
-async def test_characters_that_arrive_in_pieces_are_whole(context: ToolContext, lines: Lines) -> None:
+async def test_characters_that_arrive_in_pieces_are_decoded(context: ToolContext, lines: Lines) -> None:
     code = "import os,time; b='长\\n'.encode(); [(os.write(1, b[i:i+1]), time.sleep(0.02)) for i in range(4)]; os.write(1, b'\\xff\\0')"
     result = await run_command([PYTHON, "-c", code], context)
     assert result["stdout"] == "长\n\ufffd\ufffd"
     assert lines.seen == ["长", "\ufffd\ufffd"]
 
 
-async def test_of_a_long_output_the_beginning_and_the_end_are_kept(context: ToolContext, lines: Lines) -> None:
+async def test_the_beginning_and_the_end_of_a_long_output_are_kept(context: ToolContext, lines: Lines) -> None:
     result = await run_command([PYTHON, "-c", "print('头' + '中' * 3_000_000 + '尾', end='')"], context)
     stdout = result["stdout"]
     assert isinstance(stdout, str)
@@ -175,22 +175,22 @@ async def test_of_a_long_output_the_beginning_and_the_end_are_kept(context: Tool
     assert max(map(len, lines.seen)) <= processes.LINE_CHARACTERS
 
 
-async def test_an_output_that_just_fits_is_whole(context: ToolContext) -> None:
+async def test_an_output_that_just_fits_is_not_truncated(context: ToolContext) -> None:
     result = await run_command([PYTHON, "-c", f"print('x' * {2 * KEPT_CHARACTERS}, end='')"], context)
     assert result["stdout"] == "x" * (2 * KEPT_CHARACTERS)
 
 
 @pytest.mark.thorough
-async def test_lines_without_end_do_not_flood_the_log(context: ToolContext, lines: Lines) -> None:
+async def test_long_output_does_not_flood_the_log(context: ToolContext, lines: Lines) -> None:
     await run_command(["seq", str(LOGGED_LINES * 3)], context)
     assert len(lines.seen) == LOGGED_LINES + 1
     assert lines.seen[-1] == f"more than {LOGGED_LINES} lines of output: the rest is not logged"
 
 
-async def test_a_cancelled_command_ends_with_everything_it_started(context: ToolContext, lines: Lines) -> None:
+async def test_cancelling_a_command_ends_all_processes_that_it_started(context: ToolContext, lines: Lines) -> None:
     script = "trap '' TERM; sh -c \"trap '' TERM; sleep 1000 & echo grand \\$!; wait\" & echo child $!; echo own $$; wait"
     running = asyncio.ensure_future(bash(script, context))
-    pids = [int((await lines.has(f"{name} (\\d+)"))[0]) for name in ("own", "child", "grand")]
+    pids = [int((await lines.wait_for_line(f"{name} (\\d+)"))[0]) for name in ("own", "child", "grand")]
     assert all(map(is_alive, pids))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -198,23 +198,21 @@ async def test_a_cancelled_command_ends_with_everything_it_started(context: Tool
     assert not any(map(is_alive, pids))
 
 
-async def test_a_cancelled_command_may_clean_up_first(context: ToolContext, lines: Lines, tmp_path: Path) -> None:
+async def test_a_cancelled_command_can_clean_up_first(context: ToolContext, lines: Lines, tmp_path: Path) -> None:
     running = asyncio.ensure_future(bash(f"trap 'echo cleaned > {tmp_path}/log; exit' TERM; echo ready; sleep 1000 & wait", context))
-    await lines.has("ready")
+    await lines.wait_for_line("ready")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     assert (tmp_path / "log").read_text() == "cleaned\n"
 
 
-async def test_a_second_cancellation_does_not_wait_for_the_grace(
-    context: ToolContext, lines: Lines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_second_cancellation_skips_the_grace_period(context: ToolContext, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "TERM_SECONDS", 3600)
     running = asyncio.ensure_future(bash("trap 'echo refused' TERM; echo own $$; while true; do sleep 0.05; done", context))
-    pid = int((await lines.has(r"own (\d+)"))[0])
+    pid = int((await lines.wait_for_line(r"own (\d+)"))[0])
     running.cancel()
-    await lines.has("refused")
+    await lines.wait_for_line("refused")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -222,27 +220,27 @@ async def test_a_second_cancellation_does_not_wait_for_the_grace(
         await asyncio.sleep(0.01)
 
 
-async def test_an_orphan_that_holds_the_pipes_open_does_not_hold_the_step(context: ToolContext, left_over: list[int]) -> None:
+async def test_an_orphan_that_holds_the_pipes_open_does_not_block_the_step(context: ToolContext, leftover_pids: list[int]) -> None:
     result = await bash("setsid sh -c 'echo $$; exec sleep 1000' & sleep 0.2; echo started", context)
     pid, started = str(result["stdout"]).split()
-    left_over.append(int(pid))
+    leftover_pids.append(int(pid))
     assert started == "started"
-    assert is_alive(left_over[0])
+    assert is_alive(leftover_pids[0])
 
 
 @pytest.mark.thorough
-async def test_an_orphan_that_fills_the_pipe_does_not_hold_the_step(context: ToolContext, lines: Lines, left_over: list[int]) -> None:
+async def test_an_orphan_that_fills_the_pipe_does_not_block_the_step(context: ToolContext, lines: Lines, leftover_pids: list[int]) -> None:
     await bash("setsid yes >&2 & echo orphan $!", context)
-    left_over.append(int((await lines.has(r"orphan (\d+)"))[0]))
+    leftover_pids.append(int((await lines.wait_for_line(r"orphan (\d+)"))[0]))
 
 
-async def test_all_that_an_ended_command_wrote_is_kept(context: ToolContext) -> None:
-    # The orphan keeps the pipe open, so the end of the output is not told by the pipe's end.
+async def test_all_output_of_an_ended_command_is_read(context: ToolContext) -> None:
+    # The orphan keeps the pipe open, so the end of the pipe does not mark the end of the output.
     result = await bash("(setsid sleep 3 &) ; head -c 60000 /dev/zero | tr '\\0' x", context)
     assert len(str(result["stdout"])) > 2 * KEPT_CHARACTERS
 
 
-async def test_a_script_ends_with_its_first_failure_in_a_pipeline_too(context: ToolContext) -> None:
+async def test_a_script_stops_at_its_first_failure_even_in_a_pipeline(context: ToolContext) -> None:
     with pytest.raises(ToolError, match="`bash` ended with exit code 1; its last output: one"):
         await bash("echo one\nfalse\necho two", context)
     with pytest.raises(ToolError, match="exit code 4"):
@@ -250,7 +248,7 @@ async def test_a_script_ends_with_its_first_failure_in_a_pipeline_too(context: T
     assert (await bash("false || echo three", context))["stdout"] == "three\n"
 
 
-def test_the_text_of_a_script_is_fixed_by_the_plan() -> None:
+def test_the_script_must_be_literal() -> None:
     assert bash.literal_parameters == {"command"}
 
 
@@ -263,12 +261,12 @@ async def test_a_command_tool_runs_its_fixed_command(context: ToolContext, tmp_p
 
 
 @pytest.mark.parametrize("argv", ["git status", []])
-def test_a_command_tool_needs_a_list_of_words(argv: Any) -> None:
+def test_a_command_tool_needs_a_list_of_arguments(argv: Any) -> None:
     with pytest.raises(ToolDefinitionError, match="must be a list of words"):
         command_tool("s", argv)
 
 
-def test_commands_work_in_a_loop_of_another_thread(context: ToolContext) -> None:
+def test_commands_work_in_an_event_loop_of_another_thread(context: ToolContext) -> None:
     import threading
 
     results: list[Any] = []

@@ -1,4 +1,4 @@
-"""The digest of a tool's code: of its source, else of where it comes from, else of nothing."""
+"""Tests of the digest of a tool's code. It covers the source, or else the origin and version."""
 
 from hashlib import sha256
 from importlib.metadata import version
@@ -11,8 +11,8 @@ from plan_adapter import Tool, tool
 from plan_adapter.tools.source import code_digest
 
 
-def made(body: str) -> FunctionType:
-    """A function that stands in no file."""
+def function_without_source(body: str) -> FunctionType:
+    """Return a function that is not defined in a file."""
     scope: dict[str, object] = {"__name__": "nowhere"}
     exec(f"def made() -> int:\n    {body}", scope)
     found = scope["made"]
@@ -32,18 +32,18 @@ def other(text: str) -> str:
     return text + "!"
 
 
-def test_it_is_of_the_source_and_of_nothing_else() -> None:
+def test_the_digest_covers_only_the_source() -> None:
     assert code_digest(one) not in (None, code_digest(other))
     assert code_digest(one) == code_digest(Tool(one.fn, effect="write", name="elsewhere"))
     assert one.definition() == other.definition()
 
 
-def test_of_a_function_without_source_and_origin_nothing_is_known() -> None:
-    assert code_digest(Tool(made("return 1"))) is None
+def test_a_function_without_source_or_origin_has_no_digest() -> None:
+    assert code_digest(Tool(function_without_source("return 1"))) is None
 
 
-def test_of_a_function_without_source_it_is_of_its_origin_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = made("return 1")
+def test_the_digest_of_a_function_without_source_covers_its_origin_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = function_without_source("return 1")
     found.__module__, found.__qualname__ = "rfc8785", "made"
     monkeypatch.setattr(rfc8785, "made", found, raising=False)
     expected = f"rfc8785:made\nrfc8785=={version('rfc8785')}"

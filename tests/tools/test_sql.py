@@ -19,7 +19,7 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-async def test_a_query_gives_rows_as_objects(url: str) -> None:
+async def test_a_query_returns_rows_as_objects(url: str) -> None:
     assert await sql_query(url, "SELECT * FROM users ORDER BY id") == {
         "rows": [{"id": 1, "name": "张三", "age": 3.5, "born": "2020-01-02"}, {"id": 2, "name": "Ana", "age": None, "born": None}]
     }
@@ -35,7 +35,7 @@ async def test_a_query_gives_rows_as_objects(url: str) -> None:
         ("SELECT :a AS a, :b AS b", {"a": None, "b": {"k": "中"}}, [{"a": None, "b": '{"k": "中"}'}]),
     ],
 )
-async def test_values_are_bound_never_written_into_the_statement(
+async def test_values_are_bound_and_never_written_into_the_statement(
     url: str, statement: str, parameters: dict[str, Any], expected: list[dict[str, Any]]
 ) -> None:
     assert await sql_query(url, statement, parameters) == {"rows": expected}
@@ -51,27 +51,27 @@ async def test_values_are_bound_never_written_into_the_statement(
         ("SELECT value FROM json_each('[7]')", [{"value": 7}]),
     ],
 )
-async def test_what_reads_is_a_query(url: str, statement: str, expected: list[dict[str, Any]]) -> None:
+async def test_statements_that_only_read_are_queries(url: str, statement: str, expected: list[dict[str, Any]]) -> None:
     assert await sql_query(url, statement) == {"rows": expected}
 
 
-async def test_a_query_plan_of_sqlite_is_explained(url: str) -> None:
+async def test_explain_query_plan_is_a_query_on_sqlite(url: str) -> None:
     assert "SCAN users" in str(await sql_query(url, "EXPLAIN QUERY PLAN SELECT age FROM users"))
 
 
-async def test_full_text_is_searched(url: str) -> None:
+async def test_full_text_search_is_a_query(url: str) -> None:
     make = ["CREATE VIRTUAL TABLE notes USING fts5(body)", "INSERT INTO notes VALUES ('the quick fox'), ('a slow dog')"]
     await sql_execute(url, make)
     assert await sql_query(url, "SELECT body FROM notes WHERE notes MATCH 'quick'") == {"rows": [{"body": "the quick fox"}]}
 
 
-async def test_a_file_of_sqlite_may_be_named_by_a_uri(url: str) -> None:
+async def test_a_sqlite_file_can_be_opened_by_uri(url: str) -> None:
     uri = url.replace("sqlite:///", "sqlite:///file:").replace(" ", "%20")
     for options in ("?uri=true", "?mode=ro&uri=true", ""):
         assert await sql_query(f"{uri}{options}", "SELECT count(*) AS n FROM users") == {"rows": [{"n": 2}]}
 
 
-async def test_execute_writes_in_one_transaction_and_counts(url: str) -> None:
+async def test_execute_writes_in_one_transaction_and_returns_the_row_count(url: str) -> None:
     rows = [{"id": 3, "name": "c"}, {"id": 4, "name": "d"}]
     assert await sql_execute(url, "INSERT INTO users (id, name) VALUES (:id, :name)", rows) == {"rowcount": 2}  # type: ignore[arg-type]
     assert await sql_execute(url, "UPDATE users SET age = :age WHERE id > :id", {"age": 1, "id": 2}) == {"rowcount": 2}
@@ -81,7 +81,7 @@ async def test_execute_writes_in_one_transaction_and_counts(url: str) -> None:
     assert await sql_query(url, "SELECT count(*) AS n FROM users") == {"rows": [{"n": 4}]}
 
 
-async def test_several_statements_are_all_run_or_none(url: str) -> None:
+async def test_several_statements_run_in_one_transaction(url: str) -> None:
     rename = ["ALTER TABLE users RENAME TO people", "UPDATE people SET age = :age"]
     assert await sql_execute(url, rename, {"age": 7}) == {"rowcount": 2}
     with pytest.raises(ToolError, match="sqlite: no such table: nowhere"):
@@ -99,7 +99,7 @@ async def test_a_cancelled_write_changes_nothing(url: str) -> None:
     assert await sql_query(url, "SELECT count(*) AS n FROM users") == {"rows": [{"n": 2}]}
 
 
-async def test_execute_makes_a_database_file_that_is_missing(tmp_path: Path) -> None:
+async def test_execute_creates_a_missing_database_file(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/new.db"
     await sql_execute(url, "CREATE TABLE t (a INTEGER)")
     assert await sql_query(url, "SELECT a FROM t") == {"rows": []}
@@ -124,7 +124,7 @@ async def test_execute_makes_a_database_file_that_is_missing(tmp_path: Path) -> 
         ("SELECT id FROM users", {"max": 1}, ""),
     ],
 )
-async def test_a_query_that_cannot_be_answered_says_why_and_changes_nothing(
+async def test_an_invalid_query_fails_with_the_cause_and_changes_nothing(
     url: str, statement: str, parameters: dict[str, Any], message: str
 ) -> None:
     limit = parameters.pop("max", 10)
@@ -133,7 +133,7 @@ async def test_a_query_that_cannot_be_answered_says_why_and_changes_nothing(
     assert await sql_query(url, "SELECT count(*) AS n FROM users") == {"rows": [{"n": 2}]}
 
 
-async def test_a_blob_that_is_no_text_is_one_clear_error(url: str) -> None:
+async def test_a_blob_that_is_not_text_gives_a_clear_error(url: str) -> None:
     with pytest.raises(ToolError, match="the result is not JSON"):
         await sql_query(url, "SELECT x'ff' AS a")
 
@@ -151,13 +151,13 @@ async def test_a_blob_that_is_no_text_is_one_clear_error(url: str) -> None:
         ("postgresql://ana:s3cret@[/x", "no database URL|postgresql: "),
     ],
 )
-async def test_a_database_that_cannot_be_opened_is_one_clear_error_without_the_password(url: str, message: str) -> None:
+async def test_the_error_for_a_database_that_cannot_be_opened_hides_the_password(url: str, message: str) -> None:
     with pytest.raises(ToolError, match=message) as error:
         await sql_query(url, "SELECT 1 AS a")
     assert "s3cret" not in str(error.value)
 
 
-async def test_no_parameter_is_shown_in_an_error(url: str) -> None:
+async def test_errors_do_not_show_parameters(url: str) -> None:
     with pytest.raises(ToolError) as error:
         await sql_execute(url, "INSERT INTO nowhere VALUES (:token)", {"token": "s3cret"})
     assert str(error.value) == "sqlite: no such table: nowhere"
@@ -166,7 +166,7 @@ async def test_no_parameter_is_shown_in_an_error(url: str) -> None:
 async def test_a_cancelled_query_ends(url: str) -> None:
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) AS m FROM n"
     running = asyncio.ensure_future(sql_query(url, endless))
-    await asyncio.sleep(0.3)  # it never ends by itself, and SQLite tells nobody when it has begun
+    await asyncio.sleep(0.3)  # the query never ends, and SQLite does not report that it has started
     assert not running.done()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -174,7 +174,7 @@ async def test_a_cancelled_query_ends(url: str) -> None:
     assert await sql_execute(url, "DELETE FROM users") == {"rowcount": 2}, "nothing holds the database any more"
 
 
-async def test_postgresql_is_written_and_read(postgres_database: str) -> None:
+async def test_postgresql_can_be_written_and_read(postgres_database: str) -> None:
     url = postgres_database
     columns = "id bigint PRIMARY KEY, name text, at timestamp, day date, span interval, amount numeric, doc jsonb, key uuid, ok boolean"
     await sql_execute(url, f"CREATE TABLE t ({columns})")
@@ -203,7 +203,7 @@ async def test_postgresql_is_written_and_read(postgres_database: str) -> None:
         ("explain (ANALYZE, COSTS off, TIMING off, SUMMARY off) (VALUES (1))", {}, [{"QUERY PLAN": "Result (actual rows=1 loops=1)"}]),
     ],
 )
-async def test_what_reads_is_a_query_on_postgresql(
+async def test_statements_that_only_read_are_queries_on_postgresql(
     postgres_database: str, statement: str, parameters: dict[str, Any], expected: list[dict[str, Any]]
 ) -> None:
     assert await sql_query(postgres_database, statement, parameters) == {"rows": expected}
@@ -226,12 +226,12 @@ async def test_a_cancelled_query_ends_on_postgresql(postgres_database: str) -> N
         await asyncio.sleep(0.02)
 
 
-async def test_the_password_of_postgresql_is_in_no_error(postgres_database: str) -> None:
+async def test_errors_do_not_show_the_postgresql_password(postgres_database: str) -> None:
     wrong = postgres_database.replace("a-pass", "s3cret")
     with pytest.raises(ToolError, match="postgresql: password authentication failed") as error:
         await sql_query(wrong, "SELECT 1 AS a")
     assert "s3cret" not in str(error.value)
 
 
-def test_the_text_of_a_statement_is_fixed_by_the_plan() -> None:
+def test_the_statement_must_be_literal() -> None:
     assert sql_query.literal_parameters == sql_execute.literal_parameters == {"statement"}

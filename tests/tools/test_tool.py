@@ -28,7 +28,7 @@ class Address(BaseModel):
     lines: list[int] = []
 
 
-def test_a_bare_decorator_makes_a_tool_that_counts_as_a_write() -> None:
+def test_the_decorator_without_options_makes_a_write_tool() -> None:
     @tool
     def save(text: str) -> int:
         return len(text)
@@ -72,7 +72,7 @@ def test_the_schema_comes_from_annotations_and_the_docstring() -> None:
     }
 
 
-def test_a_description_in_the_annotation_goes_before_the_docstring() -> None:
+def test_a_description_in_the_annotation_takes_precedence_over_the_docstring() -> None:
     @tool
     def find(key: Annotated[str, Field(description="The key", min_length=2)]) -> None:
         """Find.
@@ -84,7 +84,7 @@ def test_a_description_in_the_annotation_goes_before_the_docstring() -> None:
     assert find.parameters_schema["properties"] == {"key": {"type": "string", "minLength": 2, "description": "The key"}}
 
 
-def test_the_definition_holds_no_documentation_even_where_a_parameter_is_called_like_it() -> None:
+def test_the_definition_excludes_documentation_but_keeps_a_parameter_called_title() -> None:
     def bare(title: str, address: Address) -> None: ...
 
     def documented(title: Annotated[str, Field(description="x")], address: Address) -> None:
@@ -113,7 +113,7 @@ def test_a_default_that_is_not_json_is_omitted_from_the_schema(recwarn: pytest.W
     assert not recwarn.list
 
 
-def test_parameters_may_have_names_that_pydantic_uses_itself(context: ToolContext) -> None:
+def test_parameters_can_have_names_that_pydantic_uses(context: ToolContext) -> None:
     @tool
     def odd(json: str, model_config: int, _hidden: bool, copy: list[str], schema: str = "s") -> None: ...
 
@@ -122,7 +122,7 @@ def test_parameters_may_have_names_that_pydantic_uses_itself(context: ToolContex
     assert odd.check({**given, "json": 1}, lambda _: False) == [("json", "`json` should be a string, but is 1", "")]
 
 
-def test_bind_gives_the_annotated_types_and_leaves_defaults_to_the_function(context: ToolContext) -> None:
+def test_bind_returns_the_annotated_types_and_leaves_defaults_to_the_function(context: ToolContext) -> None:
     @dataclass
     class Point:
         x: int
@@ -149,7 +149,7 @@ def test_bind_gives_the_annotated_types_and_leaves_defaults_to_the_function(cont
     }
 
 
-def test_the_context_is_found_by_annotation_and_is_no_parameter(context: ToolContext) -> None:
+def test_the_context_is_found_by_annotation_and_is_not_a_parameter(context: ToolContext) -> None:
     @tool
     def first(ctx: ToolContext) -> None: ...
 
@@ -166,19 +166,19 @@ def test_the_context_is_found_by_annotation_and_is_no_parameter(context: ToolCon
     assert second.check({"a": 1, "ctx": {}}, lambda _: False)[0][:2] == ("ctx", "the tool has no parameter `ctx`")
 
 
-def test_bind_names_all_that_does_not_fit(context: ToolContext) -> None:
+def test_bind_reports_all_mismatches(context: ToolContext) -> None:
     message = "the parameters do not match `shout`: `text` is missing; `times` should be an integer, but is the text"
     with pytest.raises(ToolError, match=message):
         offered.shout.bind({"times": "often"}, context)
 
 
 @pytest.mark.parametrize("value", [math.nan, "\ud800"])
-def test_bind_refuses_what_is_no_json(context: ToolContext, value: Any) -> None:
+def test_bind_refuses_values_that_are_not_json(context: ToolContext, value: Any) -> None:
     with pytest.raises(ToolError, match="the parameters of `shout` are not JSON"):
         offered.shout.bind({"text": value}, context)
 
 
-def test_a_decorated_wrapper_keeps_the_signature_of_what_it_wraps(context: ToolContext) -> None:
+def test_a_decorated_function_keeps_its_signature(context: ToolContext) -> None:
     def noisy(fn: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(fn)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -235,7 +235,7 @@ class Thing:
         (None, "cannot be a tool: give a typed function"),
     ],
 )
-def test_what_cannot_be_a_tool_says_why(source: object, message: str) -> None:
+def test_the_error_for_an_invalid_tool_gives_the_reason(source: object, message: str) -> None:
     with pytest.raises(ToolDefinitionError) as error:
         as_tool(source)
     assert message in str(error.value)
@@ -244,7 +244,7 @@ def test_what_cannot_be_a_tool_says_why(source: object, message: str) -> None:
 @pytest.mark.parametrize(
     "options", [{"effect": "safe"}, {"isolation": "vm"}, {"name": "a\nb"}, {"name": " a"}, {"literal_parameters": ["z"]}], ids=str
 )
-def test_wrong_options_are_refused_where_they_are_written(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused_by_the_decorator(options: dict[str, Any]) -> None:
     with pytest.raises(ToolDefinitionError):
         tool(**options)(positional_free)
 
@@ -257,7 +257,7 @@ def test_a_bound_method_is_a_tool(context: ToolContext) -> None:
     assert method.fn(**method.bind({"a": 2}, context)) == 2
 
 
-def test_an_effect_given_to_as_tool_makes_another_tool_and_leaves_the_first() -> None:
+def test_as_tool_with_another_effect_returns_a_new_tool() -> None:
     read = as_tool(offered.plain, effect="read")
     changed = as_tool(read, effect="write", name="plainly")
     assert (changed.effect, changed.name, changed.definition()["name"]) == ("write", "plainly", "plainly")
@@ -265,7 +265,7 @@ def test_an_effect_given_to_as_tool_makes_another_tool_and_leaves_the_first() ->
     assert as_tool(read) is read
 
 
-def test_a_tool_of_a_module_knows_where_to_import_it() -> None:
+def test_a_tool_in_a_module_has_an_import_string() -> None:
     @tool
     def local() -> None: ...
 
@@ -284,12 +284,12 @@ def test_a_tool_of_a_module_knows_where_to_import_it() -> None:
         (b"ab", "ab"),
     ],
 )
-def test_results_become_json(value: object, expected: object) -> None:
+def test_results_are_converted_to_json(value: object, expected: object) -> None:
     assert as_json(value) == expected
 
 
 @pytest.mark.parametrize("value", [math.nan, {"a": [math.inf]}, object(), b"\xff", "\ud800", print, ValueError("x")])
-def test_a_result_that_is_no_json_is_refused(value: object) -> None:
+def test_a_result_that_is_not_json_is_refused(value: object) -> None:
     with pytest.raises(ToolError, match="the result is not JSON: "):
         as_json(value)
 
@@ -309,7 +309,7 @@ def test_a_result_that_contains_itself_is_refused() -> None:
         ({"retries": 3}, "`retries`: known: `description`, `effect`"),
     ],
 )
-def test_an_unknown_option_of_the_decorator_is_named_with_the_nearest_one(options: dict[str, Any], message: str) -> None:
+def test_the_error_for_an_unknown_decorator_option_suggests_the_nearest_one(options: dict[str, Any], message: str) -> None:
     decorate: Any = tool
     with pytest.raises(ToolDefinitionError) as error:
         decorate(**options)

@@ -1,4 +1,4 @@
-"""The working copy of a file: paired with its original, saved whole or not at all."""
+"""Tests of the working copy of a file, which is saved completely or not at all."""
 
 from pathlib import Path
 from threading import Barrier, Thread
@@ -19,7 +19,7 @@ def original(tmp_path: Path) -> Path:
     return path
 
 
-def test_edits_are_seen_by_nobody_before_they_are_saved(original: Path, tmp_path: Path) -> None:
+def test_edits_are_not_visible_until_they_are_saved(original: Path, tmp_path: Path) -> None:
     copy = WorkingCopy.open(original, at=tmp_path / "work" / "run")
     assert (copy.path.read_bytes(), copy.path.stat().st_mode & 0o777) == (original.read_bytes(), 0o600)
     copy.path.write_text("二")
@@ -30,14 +30,14 @@ def test_edits_are_seen_by_nobody_before_they_are_saved(original: Path, tmp_path
     assert (copy.save(), original.read_text()) == (True, "三")
 
 
-def test_a_copy_that_is_opened_again_keeps_its_edits(original: Path, tmp_path: Path) -> None:
+def test_a_reopened_copy_keeps_its_edits(original: Path, tmp_path: Path) -> None:
     WorkingCopy.open(original, at=tmp_path / "work").path.write_text("二")
     again = WorkingCopy.open(original, at=tmp_path / "work")
     assert again.path.read_text() == "二"
     assert (again.save(), original.read_text()) == (True, "二")
 
 
-def test_nothing_is_saved_over_a_change_of_somebody_else(original: Path, tmp_path: Path) -> None:
+def test_a_save_does_not_overwrite_a_change_by_somebody_else(original: Path, tmp_path: Path) -> None:
     copy = WorkingCopy.open(original, at=tmp_path / "work")
     copy.path.write_text("二")
     original.write_text("不同")
@@ -46,7 +46,7 @@ def test_nothing_is_saved_over_a_change_of_somebody_else(original: Path, tmp_pat
     assert (original.read_text(), copy.path.read_text()) == ("不同", "二")
 
 
-def test_a_folder_has_the_copy_of_one_file(original: Path, tmp_path: Path) -> None:
+def test_a_folder_can_hold_the_copy_of_only_one_file(original: Path, tmp_path: Path) -> None:
     WorkingCopy.open(original, at=tmp_path / "work")
     other = tmp_path / "other.txt"
     other.write_text("x")
@@ -55,7 +55,7 @@ def test_a_folder_has_the_copy_of_one_file(original: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("writes", range(1, 5))
-def test_whoever_dies_at_any_write_goes_on_with_the_same_pair(
+def test_a_process_killed_at_any_write_can_edit_and_save_again(
     original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
     class Killed(BaseException):
@@ -64,7 +64,7 @@ def test_whoever_dies_at_any_write_goes_on_with_the_same_pair(
     made = [0]
     write_below = working_copy.write_below
 
-    def dying(*arguments: object, **options: object) -> None:
+    def write_or_die(*arguments: object, **options: object) -> None:
         made[0] += 1
         if made[0] == writes:
             raise Killed
@@ -75,7 +75,7 @@ def test_whoever_dies_at_any_write_goes_on_with_the_same_pair(
         copy.path.write_text("二")
         return copy.save()
 
-    monkeypatch.setattr(working_copy, "write_below", dying)
+    monkeypatch.setattr(working_copy, "write_below", write_or_die)
     with pytest.raises(Killed):
         edit_and_save()
     assert original.read_text() == ("二" if writes == 4 else "一\n")
@@ -84,7 +84,7 @@ def test_whoever_dies_at_any_write_goes_on_with_the_same_pair(
     assert WorkingCopy.open(original, at=tmp_path / "work").save() is False
 
 
-def test_of_two_copies_that_are_saved_at_once_one_is_refused(original: Path, tmp_path: Path) -> None:
+def test_one_of_two_concurrent_saves_is_refused(original: Path, tmp_path: Path) -> None:
     copies = [WorkingCopy.open(original, at=tmp_path / name) for name in ("a", "b")]
     start, ends = Barrier(2), list[str]()
 
@@ -107,7 +107,7 @@ def test_of_two_copies_that_are_saved_at_once_one_is_refused(original: Path, tmp
     assert original.read_text() in ("0", "1")
 
 
-def test_the_example_of_the_guide_edits_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: ToolContext) -> None:
+def test_the_example_in_the_guide_edits_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: ToolContext) -> None:
     monkeypatch.chdir(tmp_path)
     Path("week.txt").write_text("Monday: maths")
     library: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Tools and plans that the tests of validation check."""
+"""Tools and plans for tests of validation."""
 
 from typing import Any
 
@@ -28,15 +28,15 @@ TOOLS = ToolRegistry([fetch_page, push, shell])
 
 
 def step(step_id: str = "", **fields: Any) -> Step:
-    """A sound step, but for `fields`."""
+    """A valid step, except for `fields`."""
     return Step(**({"id": step_id, "tool_name": "push", "description": "Push it"} | fields))
 
 
 def plan(*steps: Step, **fields: Any) -> ExecutionPlan:
-    """A sound plan, but for its steps and `fields`."""
+    """A valid plan, except for its steps and `fields`."""
     return ExecutionPlan(**({"description": "Push things", "steps": list(steps) or [step("only")]} | fields))
 
 
 def found(checked: ExecutionPlan) -> list[tuple[str, str]]:
-    """Code and place of everything that is found in a plan."""
+    """Code and place of every problem of a plan."""
     return [(problem.code, problem.at) for problem in lint(checked, TOOLS)]

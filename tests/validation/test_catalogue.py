@@ -12,7 +12,7 @@ MAKERS = {"Problem", "add", "warn", "report", "_report", "RefusedError", "NotJSO
 
 
 def raised() -> Iterator[tuple[str, str]]:
-    """Each literal code that a module hands to something that makes problems, and where."""
+    """Each literal problem code in the source, and its place."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or not node.args:
@@ -28,18 +28,18 @@ def test_every_code_in_the_source_is_in_the_catalogue() -> None:
     assert unknown == {}
 
 
-def test_every_entry_says_in_sentences_what_it_means() -> None:
+def test_every_entry_is_explained_in_sentences() -> None:
     assert all(text.endswith(".") and len(text) > 25 for text in CATALOGUE.values())
 
 
-def test_a_problem_is_one_line_that_editors_link() -> None:
+def test_a_problem_is_one_line_that_editors_can_link() -> None:
     problem = Problem("unknown-step", at="steps[2].depends_on[0]", message="no step is called `drian`", hint="did you mean `drain`?")
     assert str(problem) == "plan: error[unknown-step] at steps[2].depends_on[0]: no step is called `drian`; did you mean `drain`?"
     placed = Problem("syntax", line=3, column=7, file="a.yaml", message="no")
     assert str(placed) == "a.yaml:3:7: error[syntax]: no"
 
 
-def test_a_suggestion_is_the_nearest_name_or_what_there_is() -> None:
+def test_a_suggestion_is_the_nearest_name_or_the_available_names() -> None:
     assert did_you_mean("Drian", ["drain", "check"]) == "did you mean `drain`?"
     assert did_you_mean("env", ["drain", "environment"]) == "did you mean `environment`?"
     assert did_you_mean("environment", ["drain", "env"]) == "did you mean `env`?"

@@ -1,4 +1,4 @@
-"""Which step waits for which."""
+"""Tests of dependencies between steps."""
 
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,7 @@ def using(*ids: str) -> dict[str, Any]:
     return {"value": [f'${{{{ steps["{step_id}"].result }}}}' for step_id in ids]}
 
 
-def test_a_reference_makes_a_dependency_by_itself() -> None:
+def test_a_reference_creates_a_dependency() -> None:
     checked = plan(
         step("a"),
         step("b", when="${{ steps.a.status == 'completed' }}"),
@@ -31,7 +31,7 @@ def test_a_reference_makes_a_dependency_by_itself() -> None:
     assert validated.reduced == {"a": (), "b": ("a",), "c": ("b",), "my-step": ("c",), "e": ("my-step",)}
 
 
-def test_the_order_puts_each_step_after_what_it_waits_for_and_keeps_the_plans_order_otherwise() -> None:
+def test_steps_run_after_their_dependencies_and_otherwise_in_plan_order() -> None:
     checked = plan(step("z"), step("late", parameters=using("last")), step("a"), step("last"))
     assert validate(checked, TOOLS).order == ("z", "a", "last", "late")
 
@@ -50,7 +50,7 @@ def test_a_step_that_depends_on_itself_says_so() -> None:
     assert found(plan(step("a", depends_on=["a"]))) == [("self-dependency", "steps[0].depends_on[0]")]
 
 
-def test_a_cycle_is_shown_as_a_path_with_what_only_references_imply() -> None:
+def test_a_cycle_is_shown_as_a_path_with_implied_dependencies() -> None:
     checked = plan(step("free"), step("b", depends_on=["c"]), step("c", parameters=using("d")), step("d", depends_on=["b", "free"]))
     (problem,) = find_problems(checked, TOOLS)
     assert (problem.code, problem.at) == ("cycle", "steps[1].depends_on")
@@ -69,7 +69,7 @@ def test_a_cycle_behind_another_one_is_found_too() -> None:
 
 
 @pytest.mark.thorough
-def test_a_cycle_of_ten_thousand_steps_is_shown_in_short() -> None:
+def test_a_cycle_of_ten_thousand_steps_is_abbreviated() -> None:
     ring = plan(*(step(f"s{number}", depends_on=[f"s{(number + 1) % 10_000}"]) for number in range(10_000)))
     (problem,) = find_problems(ring, TOOLS)
     assert problem.message.endswith("s0 → s1 → s2 → s3 → s4 → s5 → s6 → s7 → s8 → s9 → … → s9999 → s0")
@@ -86,7 +86,7 @@ def plan_of(graph: list[set[int]], *, implied: bool) -> ExecutionPlan:
 
 
 @given(graphs, st.booleans())
-def test_order_cycles_and_reduction_are_those_of_graph_theory(graph: list[set[int]], implied: bool) -> None:
+def test_order_cycles_and_reduction_agree_with_graph_theory(graph: list[set[int]], implied: bool) -> None:
     checked = plan_of(graph, implied=implied)
     oracle = nx.DiGraph((f"s{other}", f"s{i}") for i, others in enumerate(graph) for other in others if other < len(graph) and other != i)
     oracle.add_nodes_from(item.id for item in checked.steps)
@@ -114,7 +114,7 @@ def test_a_plan_of_ten_thousand_steps_is_validated(implied: bool) -> None:
 
 
 @pytest.mark.parametrize("when", ["${{ steps.a.status == 'failed' }}", '${{ true && steps["a"].status=="failed" }}'])
-def test_a_condition_on_a_failed_dependency_is_warned_about(when: str) -> None:
+def test_a_condition_on_a_failed_dependency_is_a_warning(when: str) -> None:
     (problem,) = [one for one in lint(plan(step("a"), step("b", when=when)), TOOLS) if one.code == "never-true"]
     assert (problem.severity, problem.at) == ("warning", "steps[1].when")
     other = plan(step("a"), step("b", when="${{ steps.a.status == 'completed' }}"))

@@ -1,4 +1,4 @@
-"""The policy of approvals: what cannot be, what changes nothing, and what proves nothing."""
+"""Tests of the gate policy: invalid values, settings without effect, and proofs that prove nothing."""
 
 from typing import Any
 
@@ -30,12 +30,12 @@ def test_a_plan_with_a_full_policy_and_gated_steps_has_no_problems() -> None:
 
 @pytest.mark.parametrize("name", ["", " ", "\n", " ana", "ana\t", "a\u200bna", "\u202eana", "an\x1ba"], ids=ascii)
 @pytest.mark.parametrize(("field", "code"), [("approvers", "bad-approver"), ("operators", "bad-operator")])
-def test_a_name_that_nobody_can_have_is_refused(field: str, code: str, name: str) -> None:
+def test_an_impossible_account_or_group_name_is_refused(field: str, code: str, name: str) -> None:
     assert found(plan(approval={field: ["ana", name]})) == [(code, f"approval.{field}[1]")]
 
 
 @pytest.mark.parametrize("name", ["ana", "小明", "Ana Müller", "ana@example.com", "CORP\\ana", "on-call"])
-def test_names_and_groups_are_any_visible_text(name: str) -> None:
+def test_names_and_groups_can_be_any_visible_text(name: str) -> None:
     assert found(plan(approval={"approvers": [name]})) == []
 
 
@@ -49,7 +49,7 @@ def test_names_and_groups_are_any_visible_text(name: str) -> None:
     ],
     ids=["approvers", "operators", "known_by", "effects"],
 )
-def test_an_entry_that_is_written_twice_counts_once_and_is_a_warning(field: str, entries: list[str]) -> None:
+def test_a_duplicate_entry_counts_once_and_is_a_warning(field: str, entries: list[str]) -> None:
     checked = plan(approval={field: entries})
     assert found(checked) == [("duplicate-entry", f"approval.{field}[2]")]
     assert lint(checked, TOOLS)[0].severity == "warning"
@@ -57,7 +57,7 @@ def test_an_entry_that_is_written_twice_counts_once_and_is_a_warning(field: str,
 
 @pytest.mark.parametrize("field", ["approvers", "operators", "known_by", "effects"])
 @pytest.mark.parametrize("entry", [["ana"], {"name": "ana"}, 3, None], ids=repr)
-def test_an_entry_that_is_no_text_is_a_problem_of_its_place(field: str, entry: Any) -> None:
+def test_an_entry_that_is_not_text_is_a_problem_at_its_place(field: str, entry: Any) -> None:
     checked = plan()
     checked.approval = ApprovalPolicy.model_construct(**{field: [entry]})
     ((code, at),) = found(checked)
@@ -80,16 +80,16 @@ def test_an_entry_that_is_no_text_is_a_problem_of_its_place(field: str, entry: A
     ],
     ids=lambda value: "+".join(map(str, value)) or "none",
 )
-def test_a_name_that_anyone_may_claim_makes_the_proof_beside_it_worthless(known_by: list[str], weak: list[int]) -> None:
+def test_accepting_an_unproven_name_makes_a_stronger_proof_worthless(known_by: list[str], weak: list[int]) -> None:
     assert found(plan(approval={"known_by": known_by})) == [("weak-proof", f"approval.known_by[{index}]") for index in weak]
 
 
 @pytest.mark.parametrize("options", [UNASKED, ExecutionOptions(auto_approve=True)], ids=["not required", "approved by itself"])
-def test_a_policy_of_a_plan_that_asks_nobody_does_nothing(options: ExecutionOptions) -> None:
+def test_a_gate_policy_without_gates_is_reported_as_unused(options: ExecutionOptions) -> None:
     assert found(plan(options=options, approval={"approvers": ["ana"]})) == [("idle-policy", "approval")]
 
 
-def test_who_may_operate_counts_also_where_nobody_is_asked() -> None:
+def test_operators_apply_even_without_gates() -> None:
     assert found(plan(options=UNASKED, approval={"operators": ["ana"]})) == []
     assert found(plan(options=UNASKED, approval={"operators": ["ana"], "self_approval": False})) == [("idle-policy", "approval")]
 
@@ -103,11 +103,11 @@ def test_who_may_operate_counts_also_where_nobody_is_asked() -> None:
     ],
     ids=["the step says so", "by the effect of the step", "by the effect of its tool"],
 )
-def test_a_gate_of_a_step_gives_the_policy_somebody_to_ask(fields: dict[str, Any], policy: dict[str, Any]) -> None:
+def test_a_gated_step_makes_the_policy_useful(fields: dict[str, Any], policy: dict[str, Any]) -> None:
     assert found(plan(step("a", **fields), options=UNASKED, approval={"approvers": ["ana"], **policy})) == []
 
 
-def test_an_effect_that_no_step_has_asks_nobody() -> None:
+def test_a_gate_on_an_effect_no_step_has_is_unused() -> None:
     assert found(plan(step("a"), options=UNASKED, approval={"effects": ["read"]})) == [("idle-policy", "approval")]
 
 
@@ -120,18 +120,18 @@ def test_an_effect_that_no_step_has_asks_nobody() -> None:
     ],
     ids=["skip", "release", "remind"],
 )
-def test_what_needs_a_time_says_so_where_none_is_set(policy: dict[str, Any], code: str, field: str) -> None:
+def test_a_field_that_needs_a_timeout_is_reported_without_one(policy: dict[str, Any], code: str, field: str) -> None:
     assert found(plan(approval=policy)) == [(code, f"approval.{field}")]
     assert found(plan(approval=policy, options=ExecutionOptions(approval_timeout_ms=5000))) == []
 
 
-def test_a_reminder_after_the_end_never_comes() -> None:
+def test_a_reminder_after_the_timeout_is_reported() -> None:
     checked = plan(approval={"remind_after_ms": 5000}, options=ExecutionOptions(approval_timeout_ms=5000))
     assert found(checked) == [("idle-policy", "approval.remind_after_ms")]
 
 
 @pytest.mark.parametrize(("count", "warns"), [(20, False), (21, True)])
-def test_many_items_that_each_ask_are_worth_a_warning(count: int, warns: bool) -> None:
+def test_many_gated_items_are_a_warning(count: int, warns: bool) -> None:
     each = f"${{{{ {list(range(count))} }}}}"
     assert found(plan(step("a", for_each=each, requires_approval=True))) == ([("many-gates", "steps[0].for_each")] if warns else [])
     assert found(plan(step("a", for_each=each), approval={"effects": ["write"]})) == (
@@ -140,7 +140,7 @@ def test_many_items_that_each_ask_are_worth_a_warning(count: int, warns: bool) -
     assert found(plan(step("a", for_each=each))) == []
 
 
-def test_items_that_are_not_known_before_warn_of_nothing() -> None:
+def test_items_unknown_before_the_run_are_not_a_warning() -> None:
     checked = plan(step("a"), step("b", for_each="${{ steps.a.result }}", requires_approval=True))
     assert found(checked) == []
 

@@ -1,4 +1,4 @@
-"""What validation says about goals."""
+"""Tests of the validation of goals."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ def test_a_field_that_a_goal_does_not_have_is_reported_in_its_condition() -> Non
     assert (problem.at, problem.hint) == ("steps[0].done_when", "did you mean `evidence`?")
 
 
-def test_a_read_of_any_address_that_nobody_confirms_is_warned_about() -> None:
+def test_an_unconfirmed_read_of_any_address_is_a_warning() -> None:
     open_read = plan(goal(tools=["http_get"]))
     assert [(one.code, one.at) for one in lint(open_read, ToolRegistry.with_builtins())] == [("open-read", "steps[0].tools[0]")]
     assert lint(plan(goal(tools=["http_get"], requires_approval=True)), ToolRegistry.with_builtins()) == []
@@ -101,7 +101,7 @@ def test_a_step_without_a_goal_has_no_tools_and_no_rounds(field: str, value: Any
     assert found(plan(step("a", **{field: value}))) == [("bad-goal", f"steps[0].{field}")]
 
 
-def test_a_goal_is_no_step_of_a_group() -> None:
+def test_a_goal_cannot_be_a_step_of_a_group() -> None:
     checked = plan(Step(id="all", for_each="${{ [1] }}", steps=[goal()]))
     assert found(checked) == [("not-yet", "steps[0].steps[0].goal")]
 

@@ -67,12 +67,12 @@ def test_every_problem_of_a_group_is_reported_at_its_place(cluster: Cluster) -> 
     assert found["bad-group", "steps[1].steps[0].batch"].line == 11
 
 
-def test_steps_of_a_group_take_the_spellings_of_steps() -> None:
+def test_steps_of_a_group_accept_the_same_spellings_as_steps() -> None:
     plan, problems = read_document('{"description": "x", "steps": [{"forEach": "${{ [1] }}", "Steps": [{"toolName": "do"}]}]}')
     assert (problems, plan and [step.id for step in plan.all_steps]) == ([], ["step_1", "step_1_1"])
 
 
-def test_writes_chained_over_one_list_are_warned_about(cluster: Cluster) -> None:
+def test_writes_chained_over_one_list_are_a_warning(cluster: Cluster) -> None:
     each = {"for_each": "${{ ['a', 'b'] }}"}
     plan = ExecutionPlan(description="x", steps=[act("drain", **each), act("restart", "drain", for_each="${{['a','b']}}")])
     (problem,) = [one for one in lint(plan, cluster.tools) if one.code == "chained-for-each-writes"]

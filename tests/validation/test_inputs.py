@@ -82,7 +82,7 @@ def test_types_are_strict(kind: Any, good: list[Any], bad: list[Any]) -> None:
         (Input(type="array", items="string"), ["a", None], "has at [1] null, not text"),
     ],
 )
-def test_limits_are_kept(definition: Input, value: Any, says: str) -> None:
+def test_limits_are_enforced(definition: Input, value: Any, says: str) -> None:
     ((code, message),) = refused(definition, value)
     assert code == "bad-input"
     assert says in message
@@ -104,17 +104,17 @@ def test_true_is_not_one_in_an_enum() -> None:
     ],
     ids=["NaN", "large", "surrogate", "reserved", "object"],
 )
-def test_a_value_that_no_record_can_hold_is_refused(value: Any, code: str) -> None:
+def test_a_value_the_store_cannot_hold_is_refused(value: Any, code: str) -> None:
     assert [found for found, _ in refused(Input(type="object"), value)] == [code]
 
 
-def test_a_value_nested_without_end_is_refused() -> None:
+def test_an_endlessly_nested_value_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
     assert [code for code, _ in refused(Input(type="array"), endless)] == ["too-deep"]
 
 
-def test_a_message_never_shows_the_value_which_may_be_a_secret() -> None:
+def test_a_message_never_shows_the_value() -> None:
     for definition, value in ((Input(enum=["a"]), "hunter2"), (Input(pattern="^a"), "hunter2"), (Input(type="integer"), "hunter2")):
         assert "hunter2" not in str(refused(definition, value))
         assert "hunter2" not in str(refused(definition, value, from_text=True))
@@ -135,7 +135,7 @@ def test_a_message_never_shows_the_value_which_may_be_a_secret() -> None:
         ("object", '{"a": null}', {"a": None}),
     ],
 )
-def test_texts_of_a_command_line_are_read_by_the_type(kind: Any, text: str, value: Any) -> None:
+def test_command_line_text_is_parsed_by_the_input_type(kind: Any, text: str, value: Any) -> None:
     found = bind({"x": text}, from_text=True, x=Input(type=kind)).inputs["x"]
     assert (found, type(found)) == (value, type(value))
 
@@ -162,7 +162,7 @@ def test_texts_of_a_command_line_are_read_by_the_type(kind: Any, text: str, valu
     ],
     ids=lambda text: text[:20],
 )
-def test_a_text_that_is_none_of_its_type_is_refused(kind: Any, text: str) -> None:
+def test_text_that_does_not_match_the_input_type_is_refused(kind: Any, text: str) -> None:
     assert refused(Input(type=kind), text, from_text=True)
 
 
@@ -174,7 +174,7 @@ def test_bound_values_are_copies_and_defaults_are_not_shared() -> None:
     assert first.inputs == {"x": {"a": [1]}, "y": [1]}
 
 
-def test_the_approval_digest_covers_the_inputs_and_nothing_that_equals_them() -> None:
+def test_the_approval_digest_covers_the_inputs_and_tells_equal_values_apart() -> None:
     bound = [bind({"x": value}, x=Input(type="integer", default=1)).approval_digest for value in (1, 2)]
     assert bound[0] == bind(x=Input(type="integer", default=1)).approval_digest
     assert bound[0] != bound[1]
@@ -200,7 +200,7 @@ def test_the_approval_digest_covers_the_inputs_and_nothing_that_equals_them() ->
         (Input(default="${{ inputs.y }}"), "default"),
     ],
 )
-def test_a_definition_that_contradicts_itself_is_refused(definition: Input, place: str) -> None:
+def test_a_contradictory_definition_is_refused(definition: Input, place: str) -> None:
     assert [(p.code, p.at) for p in find_problems(with_inputs(x=definition), TOOLS)] == [("bad-input-definition", f"inputs.x.{place}")]
 
 
@@ -218,7 +218,7 @@ def test_the_name_of_an_input_is_an_identifier(name: str) -> None:
     ],
 )
 @pytest.mark.parametrize("used", ["${{ inputs.NAME }}", "to ${{ inputs.NAME + 'x' }}", "nowhere"])
-def test_a_name_that_no_input_can_have_is_one_problem_where_it_is_defined(name: str, hint: str, used: str) -> None:
+def test_an_invalid_input_name_is_one_problem_at_its_definition(name: str, hint: str, used: str) -> None:
     [problem] = find_problems(plan(step("a", parameters={"value": used.replace("NAME", name)}), inputs={name: Input()}), TOOLS)
     allowed = "a name is a letter, then letters from a to z, digits or underscores"
     assert (problem.code, problem.at, problem.hint) == ("bad-name", f"inputs.{name}", hint)

@@ -56,7 +56,7 @@ def test_a_final_step_needs_permissions_as_well() -> None:
     assert [(problem.code, problem.at) for problem in lint(checked, TOOLS)] == [("not-permitted", "finally[0].tool_name")]
 
 
-def test_names_that_no_tool_can_match_are_problems() -> None:
+def test_permission_names_no_tool_can_match_are_problems() -> None:
     found = messages(permissions=["", " a", "a", "a", "b\u200b"])
     assert [(code, at) for code, at, _ in found] == [
         ("bad-permission", "permissions[0]"),

@@ -1,4 +1,4 @@
-"""Plans as Python code leaves them: wrong types, wrong trees and late edits give problems, never crashes."""
+"""Tests of plans built in Python: wrong types, wrong trees and late edits give problems, never crashes."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def endless() -> Any:
 
 
 def unfolding() -> Any:
-    """A small value that is enormous once it is written."""
+    """A small value that becomes enormous when written."""
     value: Any = [1]
     for _ in range(60):
         value = [value, value]
@@ -44,13 +44,13 @@ def unfolding() -> Any:
     ids=["100,000 levels", "200 levels", "holds itself", "unfolds"],
 )
 @pytest.mark.parametrize("field", ["parameters", "metadata"])
-def test_a_tree_without_bounds_is_refused(make: Any, code: str, field: str) -> None:
+def test_an_unbounded_tree_is_refused(make: Any, code: str, field: str) -> None:
     checked = plan()
     setattr(checked.steps[0], field, {"value": make()})
     assert found(checked) == [(code, f"steps[0].{field}")]
 
 
-def test_ninety_levels_and_a_megabyte_are_fine() -> None:
+def test_ninety_levels_and_a_megabyte_are_accepted() -> None:
     assert found(plan(step("a", parameters={"value": nested(90)}), step("b", parameters={"value": ["x" * 100] * 10_000}))) == []
 
 
@@ -98,7 +98,7 @@ def test_a_step_that_holds_itself_is_a_problem() -> None:
     assert [code for code, _ in found(checked)] == ["wrong-type"]
 
 
-def test_one_wrong_field_does_not_hide_the_others_nor_bring_problems_that_only_follow_from_it() -> None:
+def test_one_wrong_field_neither_hides_other_problems_nor_causes_more() -> None:
     checked = plan(step("a"), step("b", depends_on=["a"], parameters={"value": "${{ steps.a.result }}"}), step("c", tool_name="psh"))
     checked.steps[0].id = 5  # type: ignore[assignment]
     assert found(checked) == [("wrong-type", "steps[0].id"), ("unknown-tool", "steps[2].tool_name")]
@@ -120,7 +120,7 @@ def test_problems_of_the_document_are_found_with_those_of_validation() -> None:
         validate(read, TOOLS)
 
 
-def test_steps_appended_after_the_plan_was_made_get_ids_and_places() -> None:
+def test_steps_appended_to_a_finished_plan_get_ids_and_places() -> None:
     checked = ExecutionPlan(description="d")
     checked.steps.append(Step(tool_name="push"))
     checked.steps.append(Step(tool_name="push"))
@@ -128,7 +128,7 @@ def test_steps_appended_after_the_plan_was_made_get_ids_and_places() -> None:
     assert [(item.id, item.index) for item in checked.steps] == [("step_1", 0), ("step_2", 1)]
 
 
-def test_options_set_after_the_plan_was_made_count() -> None:
+def test_options_set_on_a_finished_plan_apply() -> None:
     checked = plan()
     checked.options.stop_on_error = False
     options = validate(checked, TOOLS).plan.options
@@ -137,7 +137,7 @@ def test_options_set_after_the_plan_was_made_count() -> None:
     assert found(checked) == [("contradicting-policies", "options.continue_on_error")]
 
 
-def test_what_is_validated_is_a_copy_with_the_same_digest_and_id() -> None:
+def test_validation_returns_a_copy_with_the_same_digest_and_id() -> None:
     parameters: dict[str, Any] = {"value": [{"a": 1}]}
     checked = plan(step("a", parameters=parameters), options={"allow_parallel": True, "stop_on_error": False}, metadata={"owner": "x"})
     validated = validate(checked, TOOLS)
@@ -149,7 +149,7 @@ def test_what_is_validated_is_a_copy_with_the_same_digest_and_id() -> None:
     assert validated.plan.steps[0].tool_name == "push"
 
 
-def test_a_validated_plan_can_only_be_read() -> None:
+def test_a_validated_plan_is_read_only() -> None:
     validated = validate(plan(), TOOLS)
     with pytest.raises(AttributeError):
         validated.digest = "x"  # type: ignore[misc]

@@ -37,7 +37,7 @@ def test_a_question_may_have_approvers_a_condition_and_an_expiry() -> None:
         ("done_when", "${{ result.choice == 'wait' }}"),
     ],
 )
-def test_a_question_has_no_field_of_a_call(field: str, value: Any) -> None:
+def test_a_question_cannot_have_fields_of_a_tool_call(field: str, value: Any) -> None:
     assert found(plan(question(**{field: value}))) == [("bad-question", f"steps[0].{field}")]
 
 
@@ -66,6 +66,6 @@ def test_every_mistake_in_a_question_is_reported_at_its_place() -> None:
     ]
 
 
-def test_an_expiry_without_a_time_limit_is_pointed_out() -> None:
+def test_an_expiry_without_a_time_limit_is_reported() -> None:
     warned = [(problem.code, problem.at) for problem in lint(plan(question(expires="reject")), TOOLS)]
     assert warned == [("idle-policy", "steps[0].expires")]

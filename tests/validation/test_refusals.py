@@ -1,4 +1,4 @@
-"""Every refusal, by its code and its place."""
+"""Tests of refused plans: each problem by its code and place."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from plan_adapter.validation import bind_inputs, find_problems, lint, validate
 from tests.validation.builders import TOOLS, found, plan, push, step
 
 
-def test_a_sound_plan_has_no_problems() -> None:
+def test_a_valid_plan_has_no_problems() -> None:
     assert found(plan()) == []
 
 
@@ -44,7 +44,7 @@ def test_every_mistake_in_rollbacks_is_reported_at_its_place() -> None:
     ]
 
 
-def test_a_rollback_may_use_its_own_result_and_item_and_whatever_ends_before_its_step() -> None:
+def test_a_rollback_can_use_its_result_its_item_and_earlier_steps() -> None:
     undo = {"value": ["${{ result.id }}", "${{ item }}", "${{ steps.first.result }}", "${{ inputs.path }}"]}
     looped = step("each", for_each="${{ [1, 2] }}", rollback=Rollback(tool_name="push", parameters=undo))
     checked = validate(plan(step("first"), looped, inputs={"path": Input()}), TOOLS)
@@ -52,7 +52,7 @@ def test_a_rollback_may_use_its_own_result_and_item_and_whatever_ends_before_its
     assert checked.rollbacks["each"].tool.name == "push"
 
 
-def test_the_tool_of_a_rollback_belongs_to_what_is_approved() -> None:
+def test_an_approval_covers_the_tool_of_a_rollback() -> None:
     def digest(*tools: Any) -> str:
         undone = plan(step("a", rollback=Rollback(tool_name="undo")))
         return bind_inputs(validate(undone, ToolRegistry([push, *tools]))).approval_digest
@@ -104,7 +104,7 @@ def test_every_mistake_in_finally_steps_is_reported_at_its_place() -> None:
         ({"outputs": {"x": {"__prefect_kind": 1}}}, "reserved-key", "outputs.x.__prefect_kind"),
     ],
 )
-def test_a_plan_that_cannot_run_says_where(changes: dict[str, Any], code: str, at: str) -> None:
+def test_a_plan_that_cannot_run_is_reported_with_its_place(changes: dict[str, Any], code: str, at: str) -> None:
     assert found(plan(**changes)) == [(code, at)]
 
 
@@ -116,16 +116,16 @@ def test_an_id_is_ascii_letters_digits_underscores_and_hyphens(step_id: str) -> 
 
 
 @pytest.mark.parametrize("step_id", ["a", "_", "A-1", "a" * 64, "for", "Null"])
-def test_other_ids_are_sound(step_id: str) -> None:
+def test_other_ids_are_valid(step_id: str) -> None:
     assert found(plan(step(step_id))) == []
 
 
 @pytest.mark.parametrize("step_id", ["in", "true", "false", "null"])
-def test_words_of_the_expression_language_are_no_ids(step_id: str) -> None:
+def test_reserved_words_of_the_expression_language_are_not_ids(step_id: str) -> None:
     assert found(plan(step(step_id))) == [("reserved-id", "steps[0].id")]
 
 
-def test_an_id_is_used_once() -> None:
+def test_step_ids_must_be_unique() -> None:
     checked = plan(step("a"), step("b"), step("a"))
     assert found(checked) == [("duplicate-id", "steps[2].id")]
     assert "steps[0]" in find_problems(checked, TOOLS)[0].message
@@ -139,7 +139,7 @@ def test_an_unknown_tool_is_one_problem_however_often_it_is_called() -> None:
     assert (second.code, second.at, second.hint) == ("unknown-tool", "steps[2].tool_name", "known: `fetch_page`, `push`, `shell`")
 
 
-def test_parameters_that_do_not_fit_the_tool_are_found_each_at_its_place() -> None:
+def test_each_wrong_parameter_is_reported_at_its_place() -> None:
     checked = plan(step("a", tool_name="fetch_page", parameters={"attempts": "many", "ulr": "x"}))
     assert sorted(found(checked)) == [
         ("bad-parameters", "steps[0].parameters.attempts"),
@@ -148,12 +148,12 @@ def test_parameters_that_do_not_fit_the_tool_are_found_each_at_its_place() -> No
     ]
 
 
-def test_what_an_expression_will_give_is_not_judged_before() -> None:
+def test_the_value_of_an_expression_is_not_checked_before_the_run() -> None:
     parameters = {"url": "${{ inputs.url }}", "attempts": "${{ 1 + 1 }}"}
     assert found(plan(step("a", tool_name="fetch_page", parameters=parameters), inputs={"url": Input()})) == []
 
 
-def test_an_expression_in_a_script_is_refused_and_belongs_into_its_environment() -> None:
+def test_an_expression_in_a_script_is_refused_and_one_in_its_environment_is_not() -> None:
     parameters = {"command": "echo ${{ inputs.name }}", "env": {"NAME": "${{ inputs.name }}"}}
     checked = plan(step("a", tool_name="shell", parameters=parameters), inputs={"name": Input()})
     assert found(checked) == [("expression-in-command", "steps[0].parameters.command")]
@@ -183,12 +183,12 @@ def test_a_condition_that_cannot_be_evaluated_there_is_refused(field: str, text:
 
 
 @pytest.mark.parametrize("value", ["${{ item }}", "${{ result }}", "${{ steps.a.result }}", "${{ steps.a-b.result }}", "${{ 1"])
-def test_a_parameter_uses_only_what_is_there_when_the_step_starts(value: str) -> None:
+def test_a_parameter_can_use_only_values_available_when_the_step_starts(value: str) -> None:
     (problem,) = find_problems(plan(step("a", parameters={"value": {"deep": [value]}})), TOOLS)
     assert problem.at in ("steps[0].parameters.value.deep[0]", "steps[0].parameters")
 
 
-def test_with_for_each_parameters_and_done_when_know_the_item() -> None:
+def test_item_is_available_in_parameters_and_done_when_of_a_for_each_step() -> None:
     each = step("a", for_each="${{ [1, 2] }}", parameters={"value": "${{ item }}"}, done_when="${{ result == item }}")
     assert found(plan(each)) == []
 
@@ -242,7 +242,7 @@ def test_a_tag_is_short_fixed_text_of_one_line(tag: str) -> None:
     ]
 
 
-def test_sound_tags_pass_and_one_that_is_written_twice_is_a_warning() -> None:
+def test_valid_tags_pass_and_a_duplicate_is_a_warning() -> None:
     sound = plan(step("a", tags=["x" * 64, "db:limit", "生产 环境"]), tags=["web"])
     assert found(sound) == []
     doubled = lint(plan(step("a", tags=["db", "db"])), TOOLS)
@@ -263,15 +263,15 @@ def test_sound_tags_pass_and_one_that_is_written_twice_is_a_warning() -> None:
     ],
     ids=ascii,
 )
-def test_the_name_of_a_run_is_a_text_that_uses_only_inputs(name: str, code: str) -> None:
+def test_a_run_name_is_text_and_can_use_only_inputs(name: str, code: str) -> None:
     assert found(plan(run_name=name)) == [(code, "run_name")]
 
 
-def test_an_input_that_only_the_name_of_a_run_uses_is_used() -> None:
+def test_an_input_in_a_run_name_counts_as_used() -> None:
     assert found(plan(inputs={"host": Input()}, run_name="push to ${{ inputs.host }}")) == []
 
 
-def test_warnings_are_what_runs_and_probably_should_not_run_so() -> None:
+def test_plans_that_run_but_are_probably_wrong_get_warnings() -> None:
     steps = [
         step("a", effect="read", max_retries=3),
         step("b", max_retries=1, depends_on=["a", "a"]),
@@ -289,7 +289,7 @@ def test_warnings_are_what_runs_and_probably_should_not_run_so() -> None:
     assert find_problems(checked, TOOLS) == []
 
 
-def test_problems_come_in_the_order_of_the_document_whatever_found_them() -> None:
+def test_problems_are_in_document_order() -> None:
     broken = plan(
         step("a", depends_on=["gone"], tool_name="psh"),
         step("b", parameters={"value": "${{ steps.gone.result }}"}, max_rounds=3),
@@ -342,7 +342,7 @@ def read(text: str) -> ExecutionPlan:
     return plan
 
 
-def test_a_wrong_field_of_an_input_hides_no_name_that_is_missing() -> None:
+def test_a_wrong_field_of_an_input_does_not_hide_a_missing_name() -> None:
     wrong = read(DOCUMENT + "inputs: {host: {type: strng}}\noutputs: {x: '${{ steps.gone.result }}', y: '${{ inputs.gone }}'}\n")
     assert [(problem.code, problem.at) for problem in find_problems(wrong, TOOLS)] == [
         ("bad-parameters", "steps[0].parameters.attempts"),
@@ -354,13 +354,13 @@ def test_a_wrong_field_of_an_input_hides_no_name_that_is_missing() -> None:
     ]
 
 
-def test_references_to_a_wrong_input_are_not_judged() -> None:
+def test_references_to_an_invalid_input_are_not_checked() -> None:
     wrong = read(DOCUMENT + "inputs: {host: 5}\n")
     codes = [problem.code for problem in find_problems(wrong, TOOLS)]
     assert codes == ["bad-parameters", "unknown-step", "expression-needed", "wrong-type"]
 
 
-def test_what_the_reader_has_found_is_not_found_again() -> None:
+def test_problems_found_by_the_reader_are_not_repeated() -> None:
     wrong = read('{"description": "d", "steps": [{"tool_name": "push", "parameters": {"value": {"__prefect_kind": 1}}}]}')
     assert [problem.code for problem in find_problems(wrong, TOOLS)] == ["reserved-key"]
 
@@ -375,7 +375,7 @@ def test_every_code_is_in_the_catalogue() -> None:
     assert {code for code, _ in found(checked)} <= CATALOGUE.keys()
 
 
-def test_a_step_on_dask_calls_a_tool_that_workers_can_import_and_has_no_isolation() -> None:
+def test_a_step_on_dask_needs_an_importable_tool_and_no_isolation() -> None:
     def undo() -> None:
         """Undo it."""
 

@@ -60,7 +60,7 @@ def test_a_file_is_loaded_relative_to_the_document_and_becomes_part_of_it(folder
     assert [change.at for change in diff_plans(plan, changed).changed] == ["verify.pinned.description"]
 
 
-def test_a_change_inside_is_named_by_the_id_of_its_step() -> None:
+def test_a_change_in_a_sub_plan_is_named_by_its_step_id() -> None:
     old, new = around(site()), around(site(do("check", "other"), do("more", "more")))
     found = diff_plans(old, new)
     assert (found.added, found.removed) == (("verify.more",), ("verify.mark",))
@@ -129,7 +129,7 @@ def test_an_output_that_the_plan_does_not_have_is_reported(outputs: str, hint: s
 
 
 @pytest.mark.parametrize("field", ["concurrency: {key: x}", "on_failure: replan", "options: {total_timeout_ms: 5}"])
-def test_what_a_plan_can_have_only_by_itself_is_refused(field: str, tools: ToolRegistry) -> None:
+def test_fields_a_sub_plan_cannot_have_are_refused(field: str, tools: ToolRegistry) -> None:
     inner, _ = read_document(SITE.replace("options: {require_approval: false}", field))
     assert inner is not None
     assert find_problems(inner, tools) == []
@@ -195,7 +195,7 @@ def test_the_steps_of_a_sub_plan_are_indented_below_it(folder: Path, tools: Tool
     assert "pinned" not in preview.steps[0].as_json()
 
 
-def test_nested_options_hold_inside(tools: ToolRegistry) -> None:
+def test_options_of_a_sub_plan_apply_to_its_steps(tools: ToolRegistry) -> None:
     inner = site(options=ExecutionOptions(step_timeout_ms=7, allow_parallel=True))
     inner.isolation = "process"
     plan = validate(around(inner, do("after", "x")), tools).plan

@@ -1,4 +1,4 @@
-"""A write that was interrupted has an unknown outcome. It is not repeated until a person records what happened."""
+"""An interrupted write has an unknown outcome. It is not repeated; the run waits until a person records what happened."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ async def test_a_person_records_the_outcome_and_the_run_resumes() -> None:
 
     @tool(effect="write")
     async def pay(amount: int) -> str:
-        """Pay, by a bank that sometimes answers too late."""
+        """Pay through a bank that sometimes answers too late."""
         paid.append(amount)
         await asyncio.sleep(60)
         return "paid"
@@ -31,7 +31,7 @@ async def test_a_person_records_the_outcome_and_the_run_resumes() -> None:
     run = await arun_plan(plan, tools=tools, offline=True)
     assert (run.status, run.reason, run.step("pay").outcome) == ("failed", "unknown", "unknown")
 
-    run = await aresume_run(run.id, tools=tools, offline=True)  # alone, it changes nothing
+    run = await aresume_run(run.id, tools=tools, offline=True)  # does not repeat the payment
     assert (run.reason, paid) == ("unknown", [5])
 
     run = await aresolve_step(run.id, "pay", "done", by="ana", result="receipt 17", note="it is on the bank statement")

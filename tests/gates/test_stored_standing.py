@@ -1,4 +1,4 @@
-"""A signed standing approval that went through a database is still the one that was signed."""
+"""Tests of signed standing approvals in a store: the signature stays valid after a round trip through a database."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -39,7 +39,7 @@ def standing() -> StandingApproval:
 
 
 @on_both_databases
-async def test_a_signature_holds_for_the_row_that_the_store_gives_back(store_url: str, ana: Key, settings: Settings) -> None:
+async def test_a_signature_is_still_valid_after_a_round_trip_through_the_store(store_url: str, ana: Key, settings: Settings) -> None:
     async with PlanStore(store_url) as store:
         await store.standing.add(sign_standing(standing(), key=ana.path))
         (kept,) = await store.standing.find()
@@ -48,7 +48,7 @@ async def test_a_signature_holds_for_the_row_that_the_store_gives_back(store_url
         verify_standing(replace(kept, max_runs=31), policy=effective_policy(settings))
 
 
-async def test_a_file_is_known_again_by_its_content(store_url: str, ana: Key, settings: Settings, tmp_path: Path) -> None:
+async def test_a_file_is_identified_by_its_content(store_url: str, ana: Key, settings: Settings, tmp_path: Path) -> None:
     path = standing_path(tmp_path / "nightly.yaml")
     write_signed(sign_standing(standing(), key=ana.path), path)
     read = signed_standing(path, policy=effective_policy(settings))

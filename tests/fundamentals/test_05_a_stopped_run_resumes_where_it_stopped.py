@@ -1,4 +1,4 @@
-"""Resuming keeps completed steps; only the rest runs."""
+"""Resume a run. Completed steps are kept; the rest run now."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from plan_adapter import ExecutionPlan, PlanStore, RunConflictError, ToolError, 
 
 
 class Workshop:
-    """A tool that fails until the disk has room, and a list of its calls."""
+    """Provides a tool that fails while the disk is full, and records its calls."""
 
     def __init__(self) -> None:
         self.called: list[str] = []

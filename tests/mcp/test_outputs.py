@@ -1,4 +1,4 @@
-"""What is cut of an answer, and what is said about it."""
+"""Tests of answers to agents: how long ones are truncated, and what is redacted."""
 
 import json
 
@@ -22,18 +22,18 @@ ANSWERS = {
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
 @pytest.mark.parametrize("most", [300, 2000, 40_000])
-def test_an_answer_is_never_longer_than_it_may_be(answer: dict[str, JsonValue], most: int) -> None:
+def test_an_answer_never_exceeds_its_limit(answer: dict[str, JsonValue], most: int) -> None:
     shown = cut(answer, most=most)
     assert shown == answer or (shown["note"] == CUT_NOTE and len(json.dumps(shown, ensure_ascii=False)) <= most + len(CUT_NOTE) + 40)
 
 
-def test_what_is_cut_says_how_much_is_missing_and_ids_stay_whole() -> None:
+def test_a_truncated_answer_says_how_much_is_missing_and_keeps_ids_whole() -> None:
     shown = cut({"run": "01a2", "result": "字" * 100_000, "rows": list(range(1000))})
     assert shown["run"] == "01a2"
     assert str(shown["result"]).endswith("more characters)")
     assert shown["note"] == CUT_NOTE
 
 
-def test_a_secret_by_its_name_or_its_value_is_masked() -> None:
+def test_secrets_are_redacted_by_name_and_by_value() -> None:
     shown = model_output({"inputs": {"password": "abc-def"}, "error": "cannot reach https://ana:geheim@host/x for org-9"}, hidden=["org-9"])
     assert json.dumps(shown).count("***") == 3

@@ -1,9 +1,9 @@
-"""`for_each` calls a tool once for each item of a list; every item has a label, a result and attempts of its own."""
+"""`for_each` calls a tool once for each item of a list. Each item has its own label, result and attempts."""
 
 from plan_adapter import ExecutionPlan, Input, PlanStore, ToolError, ToolRegistry, aresume_run, arun_plan, tool
 
 
-async def test_an_item_that_succeeded_is_not_called_again() -> None:
+async def test_a_resumed_run_does_not_call_completed_items_again() -> None:
     called: list[str] = []
     broken = {"web-2"}
 

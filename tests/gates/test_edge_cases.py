@@ -1,4 +1,4 @@
-"""Corners: gates of runs that are halted, approvers that give no answer, hooks that hang, answers that nobody waited for."""
+"""Tests of gate edge cases: stopped runs, misbehaving approvers, hanging hooks, and answers given while no process waits."""
 
 import asyncio
 from dataclasses import replace
@@ -20,16 +20,16 @@ from plan_adapter.settings import Settings
 from plan_adapter.status import RunReason
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE
-from tests.gates.world import Says, Silent, World
+from tests.gates.world import FixedApprover, Silent, World
 
 BOUND_SECONDS = 15
 
-pytestmark = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)  # on both: the attacks
+pytestmark = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)  # test_attacks.py covers both databases
 
 
-async def ended(going: "asyncio.Task[PlanRun]") -> PlanRun:
-    """Return how the run ended, within a bound."""
-    return await asyncio.wait_for(asyncio.shield(going), BOUND_SECONDS)
+async def ended(task: "asyncio.Task[PlanRun]") -> PlanRun:
+    """Return the ended run; fail after `BOUND_SECONDS`."""
+    return await asyncio.wait_for(asyncio.shield(task), BOUND_SECONDS)
 
 
 def items_plan(world: World, **options: Any) -> Any:
@@ -46,30 +46,30 @@ async def gates_of_items(world: World) -> dict[int | None, Gate]:
     return {gate.item: gate for gate in await world.store.gates.find()}
 
 
-async def test_a_rejection_of_one_item_closes_the_gates_of_the_others_and_ends_the_run(world: World) -> None:
-    going = world.start(items_plan(world))
+async def test_rejecting_one_item_closes_the_other_gates_and_ends_the_run(world: World) -> None:
+    task = world.start(items_plan(world))
     gates = await gates_of_items(world)
     await world.answer(gates[1], "reject", by="bo")
-    run = await ended(going)
+    run = await ended(task)
     assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
     assert await world.store.gates.find() == []
     assert world.struck == []
 
 
 async def test_a_rejection_after_other_items_were_called_ends_the_run_as_rejected(world: World) -> None:
-    going = world.start(items_plan(world))
+    task = world.start(items_plan(world))
     gates = await gates_of_items(world)
     await world.answer(gates[0])
     while not world.struck:
         await world.store.changed(0.05)
     await world.answer(gates[1], "reject", by="bo")
-    run = await ended(going)
+    run = await ended(task)
     assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
     assert "2 of 3 items were not started: bo rejected it" in (run.step("strike").error or "")
     assert world.struck == ["a"]
 
 
-async def test_a_step_that_fails_closes_the_gates_of_other_branches(world: World) -> None:
+async def test_a_failed_step_closes_the_gates_of_other_branches(world: World) -> None:
     plan = world.plan(gated=True)
     plan.add_step("look", "Fail", {"target": "x"}, id="fails", done_when="${{ result == 'y' }}", depends_on=["look"])
     run = await ended(world.start(plan))
@@ -86,21 +86,21 @@ GARBAGE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE)
+@pytest.mark.parametrize("returned", GARBAGE.values(), ids=GARBAGE)
 @pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
-async def test_an_approver_that_returns_no_approval_opens_nothing_and_gets_an_error(said: Any, gated: bool, world: World) -> None:
+async def test_an_approver_that_returns_no_approval_opens_no_gate_and_gets_an_error(returned: Any, gated: bool, world: World) -> None:
     class Garbage:
         async def ask(self, request: ApprovalRequest) -> Any:
-            return request if said is ... else said
+            return request if returned is ... else returned
 
-    going = world.start(world.plan(gated=gated), approver=Garbage())
+    task = world.start(world.plan(gated=gated), approver=Garbage())
     if gated:
-        run = await ended(going)
+        run = await ended(task)
         assert run.reason is RunReason.REJECTED
         assert "instead of an approval" in (run.message or "")
     else:
         with pytest.raises(NotApprovedError, match="instead of an approval"):
-            await ended(going)
+            await ended(task)
     assert world.struck == []
 
 
@@ -114,16 +114,16 @@ async def test_an_approver_that_returns_the_same_approval_twice_gets_an_error(ga
             return replace(kept[0], approval_digest=request.approval_digest)
 
     assert (await ended(world.start(world.plan(gated=gated), approver=Repeats()))).status is PlanStatus.COMPLETED
-    going = world.start(world.plan(gated=gated), approver=Repeats())
+    task = world.start(world.plan(gated=gated), approver=Repeats())
     if gated:
-        assert (await ended(going)).reason is RunReason.REJECTED
+        assert (await ended(task)).reason is RunReason.REJECTED
     else:
         with pytest.raises(NotApprovedError):
-            await ended(going)
+            await ended(task)
     assert world.struck == ["a"]
 
 
-async def test_an_approver_that_always_asks_for_changes_is_asked_once_about_the_same_content(world: World) -> None:
+async def test_an_approver_that_always_requests_changes_is_asked_once_per_content(world: World) -> None:
     asked: list[str] = []
 
     def answer(request: ApprovalRequest) -> str:
@@ -138,7 +138,7 @@ async def test_an_approver_that_always_asks_for_changes_is_asked_once_about_the_
 
 
 @pytest.mark.parametrize("kind", ["on_gate_open", "on_gate_answered"])
-async def test_a_hook_that_hangs_holds_up_no_answer(kind: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_hook_does_not_delay_an_answer(kind: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     from plan_adapter.runs import keeper as gate_keeper
 
     monkeypatch.setattr(gate_keeper, "HOOK_SECONDS", 0.1)
@@ -146,87 +146,89 @@ async def test_a_hook_that_hangs_holds_up_no_answer(kind: str, world: World, mon
     async def hang(*_: object) -> None:
         await asyncio.Event().wait()
 
-    going = world.start(hooks=Hooks(**{kind: hang}))  # type: ignore[arg-type]
+    task = world.start(hooks=Hooks(**{kind: hang}))  # type: ignore[arg-type]
     await world.answer(await world.gate())
-    assert (await ended(going)).status is PlanStatus.COMPLETED
+    assert (await ended(task)).status is PlanStatus.COMPLETED
 
 
-async def test_a_rejection_of_a_call_that_nobody_waited_for_holds_on_resume(world: World) -> None:
+async def test_a_call_rejected_while_no_process_waited_stays_rejected_on_resume(world: World) -> None:
     gate = await killed_at_the_gate(world)
     assert gate.end is None
     await world.answer(gate, "reject", by="bo")
-    run = await asyncio.wait_for(world.resume(gate.run_id, approver=Says()), BOUND_SECONDS)
+    run = await asyncio.wait_for(world.resume(gate.run_id, approver=FixedApprover()), BOUND_SECONDS)
     assert (run.status, run.reason, world.struck) == (PlanStatus.CANCELLED, RunReason.REJECTED, [])
 
 
-async def test_after_a_new_version_a_call_that_was_rejected_is_asked_about_again(world: World) -> None:
+async def test_a_new_plan_version_asks_again_about_a_rejected_call(world: World) -> None:
     plan = world.plan(gated=True)
-    run = await ended(world.start(plan, approver=Says("request_changes", by="bo", note="look twice")))
+    run = await ended(world.start(plan, approver=FixedApprover("request_changes", by="bo", note="look twice")))
     assert run.reason is RunReason.REJECTED
     revised = world.plan(gated=True)
     revised.add_step("look", "Look again", {"target": "b"}, id="again", depends_on=["look"])
     await arevise_run(run.id, revised, tools=world.tools(), by="ana", store=world.store)
-    again = await asyncio.wait_for(world.resume(run.id, approver=Says()), BOUND_SECONDS)
+    again = await asyncio.wait_for(world.resume(run.id, approver=FixedApprover()), BOUND_SECONDS)
     assert (again.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
 
 
-def test_a_limit_that_is_no_timedelta_is_refused_with_what_to_give(world: World) -> None:
+def test_a_limit_that_is_not_a_timedelta_is_refused_with_advice(world: World) -> None:
     with pytest.raises(TypeError, match=r"valid_for is 0.1: give a timedelta, as in timedelta\(minutes=30\)"):
         approve(world.plan(), tools=world.tools(), by="ana", valid_for=0.1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("where", ["command", "prefect"])
-async def test_a_gate_that_a_cancellation_closes_says_why(where: str, gated: bool, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gate_closed_by_a_cancellation_says_why(where: str, gated: bool, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("keeper.CANCELLATION_SECONDS", "ending.PREFECT_POLL_SECONDS"):
         monkeypatch.setattr(f"plan_adapter.runs.{name}", 0.05)
-    told, said = list[Event](), list[str]()
+    events, cancellations = list[Event](), list[str]()
 
     async def in_prefect() -> str | None:
-        return said[0] if said else None
+        return cancellations[0] if cancellations else None
 
-    run_request = world.run_request(Silent(), listener=told.append)
+    run_request = world.run_request(Silent(), listener=events.append)
     bound = world.bound(world.plan(gated=gated))
     run = await create_run(bound, world.store, run_request)
     backend = Backend(cancellation=in_prefect)
-    going = asyncio.ensure_future(execute_run(RunSession(bound, run, world.store, run_request, RunHistory(), backend)))
-    world.going.append(going)
+    task = asyncio.ensure_future(execute_run(RunSession(bound, run, world.store, run_request, RunHistory(), backend)))
+    world.tasks.append(task)
     await world.gate(step="strike" if gated else None)
     if where == "prefect":
-        said.append("够了 (by ana)")
+        cancellations.append("够了 (by ana)")
     else:
         await world.store.cancel(run.id, "够了 (by ana)")
-    assert (await ended(going)).status is PlanStatus.CANCELLED
-    assert [gate_line(event) for event in told if event.kind == "gate_answered"] == [
+    assert (await ended(task)).status is PlanStatus.CANCELLED
+    assert [gate_line(event) for event in events if event.kind == "gate_answered"] == [
         f"{'strike' if gated else 'the plan'}: the run ends: 够了 (by ana)"
     ]
 
 
 async def killed_at_the_gate(world: World) -> Gate:
-    """Return the gate of a step at which a run waited whose process was killed."""
-    doomed = replace(world, store=PlanStore(world.url), going=[])
-    going = doomed.start(world.plan(gated=True))
+    """Return the open step gate of a run whose process was killed."""
+    killed = replace(world, store=PlanStore(world.url), tasks=[])
+    task = killed.start(world.plan(gated=True))
     gate = await world.gate(step="strike")
-    await doomed.store.close()
+    await killed.store.close()
     with pytest.raises(StoreError):
-        await ended(going)
+        await ended(task)
     await world.sql("UPDATE leases SET owner = NULL WHERE run_id = :run", run=gate.run_id)
     await world.sql("UPDATE gates SET owner = NULL WHERE id = :gate", gate=gate.id)
     return await world.store.gates.get(gate.id)
 
 
-async def test_the_last_run_of_a_standing_approval_has_its_steps_approved_too(world: World) -> None:
+async def test_the_last_use_of_a_standing_approval_also_approves_its_step_gates(world: World) -> None:
     plan = world.plan(gated=True)
     plan.options.require_approval = True
     bound = world.bound(plan)
     from plan_adapter.gates.standing import digest_of
 
     await world.store.standing.add(await standing(world, runbook_digest=digest_of(bound.validated), steps=("strike",), max_runs=1))
-    run = await execute_plan(bound, run_request=world.run_request(Says("reject"), schedule=SCHEDULE), store=world.store, offline=True)
+    run = await execute_plan(
+        bound, run_request=world.run_request(FixedApprover("reject"), schedule=SCHEDULE), store=world.store, offline=True
+    )
     assert (run.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
 
 
-async def test_who_starts_a_run_may_not_have_approved_it_beforehand_where_the_settings_say_so(world: World) -> None:
+async def test_settings_can_refuse_an_advance_approval_by_the_person_who_starts_the_run(world: World) -> None:
     world.settings = Settings(allow_self_approval=False)
     given = approve(world.plan(), tools=world.tools(), by="runner")
     with pytest.raises(NotApprovedError, match="may not approve"):
@@ -238,20 +240,20 @@ async def test_who_starts_a_run_may_not_have_approved_it_beforehand_where_the_se
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
-async def test_an_answer_that_does_not_fit_the_rules_opens_nothing_however_it_came_into_the_store(gated: bool, world: World) -> None:
+async def test_an_answer_that_violates_the_policy_opens_no_gate_even_if_it_is_in_the_store(gated: bool, world: World) -> None:
     world.settings = Settings(known_by=("ssh_signature",), gate_effects=())
-    going = world.start(world.plan(gated=gated))
+    task = world.start(world.plan(gated=gated))
     gate = await world.gate(step="strike" if gated else None)
     await world.answer(gate, known_by="os_user")
     while (again := await world.gate(step=gate.step_id)).id == gate.id:
         await world.store.changed(0.5)
     assert "the approval by ana no longer counts" in (await world.store.gates.get(again.id)).text
-    assert (await world.end(going)).reason is RunReason.REJECTED
+    assert (await world.end(task)).reason is RunReason.REJECTED
     assert world.struck == []
 
 
-async def test_a_run_that_waits_elsewhere_is_left_alone_by_a_second_resume(world: World) -> None:
-    going = world.start()
+async def test_a_second_resume_leaves_a_run_that_waits_in_another_process_alone(world: World) -> None:
+    task = world.start()
     gate = await world.gate()
     before = (await world.store.run(gate.run_id)).updated_at
     await world.sql("UPDATE runs SET flow_run_id = 'f' WHERE id = :run", run=gate.run_id)
@@ -259,10 +261,10 @@ async def test_a_run_that_waits_elsewhere_is_left_alone_by_a_second_resume(world
         await world.resume(gate.run_id, approver=Silent())
     assert (await world.store.run(gate.run_id)).updated_at == before
     await world.answer(gate)
-    assert (await ended(going)).status is PlanStatus.COMPLETED
+    assert (await ended(task)).status is PlanStatus.COMPLETED
 
 
-async def test_a_gate_that_a_late_answer_closed_ends_its_run_as_expired(world: World) -> None:
+async def test_a_gate_closed_by_a_late_answer_ends_its_run_as_expired(world: World) -> None:
     from plan_adapter.runs.approval import end_expired
 
     run, gate = await world.detached(world.plan(timeout_ms=50))
@@ -275,23 +277,23 @@ async def test_a_gate_that_a_late_answer_closed_ends_its_run_as_expired(world: W
     assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)
 
 
-async def test_where_skip_is_the_policy_an_item_that_nobody_answers_for_stops_nothing_else(world: World) -> None:
+async def test_an_unanswered_item_is_skipped_without_stopping_the_others(world: World) -> None:
     plan = items_plan(world, approval_timeout_ms=1500)
     plan.approval = ApprovalPolicy(expires="skip")
     plan.add_step("look", "Look at something else, later", {"target": "${{ string(size(steps.look.result)) }}"}, id="other")
-    going = world.start(plan)
+    task = world.start(plan)
     gates = await gates_of_items(world)
     await world.answer(gates[0])
-    run = await ended(going)
+    run = await ended(task)
     assert world.struck == ["a"]
     assert "2 of 3 items were not started: nobody answered" in (run.step("strike").error or "")
     assert run.step("other").status is StepStatus.COMPLETED
 
 
-async def test_a_cancellation_that_comes_just_as_a_hook_ends_is_not_lost(world: World) -> None:
-    def hook(*_told: object) -> None:
-        asyncio.get_running_loop().call_soon(world.going[0].cancel)
+async def test_a_cancellation_at_the_moment_a_hook_ends_is_not_lost(world: World) -> None:
+    def hook(*_args: object) -> None:
+        asyncio.get_running_loop().call_soon(world.tasks[0].cancel)
 
-    going = world.start(hooks=Hooks(on_gate_open=hook))
-    await asyncio.wait({going}, timeout=BOUND_SECONDS)
-    assert going.cancelled()
+    task = world.start(hooks=Hooks(on_gate_open=hook))
+    await asyncio.wait({task}, timeout=BOUND_SECONDS)
+    assert task.cancelled()

@@ -1,4 +1,4 @@
-"""`Desk`: the agent's side and the person's side of one store."""
+"""`Harness`: one store, used by an agent through MCP and by a person directly."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -29,31 +29,31 @@ steps:
 """
 
 
-class CountedWorkers(Workers):
-    """Workers that are noted and not started: the test goes on with the run itself, where it wants to."""
+class RecordingWorkers(Workers):
+    """Records the runs whose workers should start, and starts none. The test executes the runs itself."""
 
-    started: list[str] = []  # noqa: RUF012  # each desk sets its own
+    started: list[str] = []  # noqa: RUF012  # each harness sets its own
 
     def start(self, run_id: str) -> None:
-        """Note the run."""
+        """Record the run."""
         self.started.append(run_id)
 
 
 @dataclass
-class Desk:
-    """One store, one folder, one agent."""
+class Harness:
+    """One folder and one store, with methods for what an agent, a person and a worker do."""
 
     folder: Path
     started: list[str] = field(default_factory=list[str])
 
     @property
     def url(self) -> str:
-        """The URL of the store that the settings name."""
+        """Return the URL of the store that the settings name."""
         return Settings().store_url
 
     @property
     def deployed(self) -> list[str]:
-        """What was deployed in the world."""
+        """Return the versions that `deploy` has deployed."""
         path = self.folder / "deployed.txt"
         return path.read_text(encoding="utf-8").split() if path.exists() else []
 
@@ -68,20 +68,20 @@ class Desk:
         name: str = "agent",
         secrets: Sequence[str] = (),
         offline: bool = True,
-    ) -> AsyncIterator["Talk"]:
-        """Yield a client of the SDK, connected to a server in this process."""
+    ) -> AsyncIterator["AgentClient"]:
+        """Yield an agent whose SDK client is connected to a server in this process."""
         from mcp import Client
 
         from plan_adapter.cli.mcp.server import plan_server
 
         who = Agent(name, context or RunContext())
-        workers = CountedWorkers(Settings().home, who.by, IMPORTS, offline=offline)
+        workers = RecordingWorkers(Settings().home, who.by, IMPORTS, offline=offline)
         workers.started = self.started
         async with PlanStore(self.url, tenant_id=who.context.tenant_id) as store:
             operations = Operations(store, type(registry)([deploy, look]), who, workers, Settings(), model, secrets)
             offers = Offers(operations, names, [Runbook(source, registry) for source in plans])
             async with Client(plan_server(offers)) as client:
-                yield Talk(client)
+                yield AgentClient(client)
 
     async def save(self, document: str, *, name: str | None = None) -> ExecutionPlan:
         """Save a plan, as a person does."""
@@ -91,37 +91,37 @@ class Desk:
         return plan
 
     async def answer(self, run_id: str, decision: Decision = "approve") -> None:
-        """Answer at every open gate of a run, as a person does."""
+        """Answer every open gate of a run, as a person does."""
         async with PlanStore(self.url) as store:
             for gate in await store.gates.find(run_id=run_id):
                 request = request_of(await store.gates.get(gate.id))
                 await store.gates.answer(gate.id, answer_to(request, decision=decision, by="ana", known_by="os_user"))
 
-    async def work(self, run_id: str, *, by: str = "mcp/agent", offline: bool = True) -> PlanRun:
-        """Do what the process of a run does, in this one."""
+    async def execute(self, run_id: str, *, by: str = "mcp/agent", offline: bool = True) -> PlanRun:
+        """Execute a run in this process, as its worker would, and return it."""
         await resume_run(run_id, by, IMPORTS, offline=offline)
         return await self.run(run_id)
 
     async def run(self, run_id: str) -> PlanRun:
-        """Return a run as it is now."""
+        """Return the current state of a run."""
         async with PlanStore(self.url) as store:
             return await store.run(run_id)
 
 
 @dataclass
-class Talk:
-    """What an agent says, and what it is told."""
+class AgentClient:
+    """Calls the tools of the server as an agent."""
 
     client: Any
 
     async def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """Return what a tool answers; fails where that is an error."""
+        """Return the answer of a tool. Fails if it is an error."""
         result = await self.client.call_tool(tool, arguments)
         assert not result.is_error, result.structured_content
         return result.structured_content
 
     async def refused(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """Return the error that a tool answers with."""
+        """Return the error of a tool. Fails if the call succeeds."""
         result = await self.client.call_tool(tool, arguments)
         assert result.is_error, result.structured_content
         return result.structured_content

@@ -1,4 +1,4 @@
-"""What inputs alone decide is filled in before anything runs, and no expression can fill the memory with it."""
+"""Tests of predicted values: expressions of inputs are resolved ahead of the run, within a memory limit."""
 
 import pytest
 from pydantic import JsonValue
@@ -7,13 +7,13 @@ from plan_adapter.expressions import Prediction, compile_template
 from tests.expressions.builders import DECLARED, VALUES
 
 
-def foreseen(value: JsonValue, **options: int) -> JsonValue:
+def predicted(value: JsonValue, **options: int) -> JsonValue:
     template, problems = compile_template(value, DECLARED, at="here")
     assert problems == []
     return Prediction(VALUES.inputs, **options).of(template)
 
 
-def test_expressions_of_inputs_are_resolved_and_others_stay_as_written() -> None:
+def test_expressions_of_inputs_are_resolved_and_others_are_unchanged() -> None:
     value = {
         "whole": ["${{ inputs.count }}", "${{ inputs.count + 1 }}", "${{ 1 + 1 }}"],
         "joined": "n: ${{ inputs.count }} of ${{ inputs.names }}",
@@ -21,7 +21,7 @@ def test_expressions_of_inputs_are_resolved_and_others_stay_as_written() -> None
         "later": ["${{ steps.check.result }}", "${{ item }}", "${{ inputs.host + steps.check.status }}"],
         "impossible": "${{ 1 / (inputs.count - 3) }}",
     }
-    assert foreseen(value) == {
+    assert predicted(value) == {
         "whole": [3, 4, 2],
         "joined": 'n: 3 of ["p", "q"]',
         "mapped": ["p!", "q!"],
@@ -30,7 +30,7 @@ def test_expressions_of_inputs_are_resolved_and_others_stay_as_written() -> None
     }
 
 
-def test_without_inputs_only_what_uses_none_is_filled_in() -> None:
+def test_without_inputs_only_expressions_that_use_none_are_resolved() -> None:
     template, _ = compile_template(["${{ 1 + 1 }}", "${{ inputs.host }}"], DECLARED, at="here")
     assert Prediction(None).of(template) == [2, "${{ inputs.host }}"]
 
@@ -45,9 +45,9 @@ def test_without_inputs_only_what_uses_none_is_filled_in() -> None:
     ],
 )
 def test_an_expression_that_may_grow_without_bound_is_not_evaluated(code: str) -> None:
-    assert foreseen(f"${{{{ {code} }}}}") == f"${{{{ {code} }}}}"
+    assert predicted(f"${{{{ {code} }}}}") == f"${{{{ {code} }}}}"
 
 
-def test_what_is_foreseen_together_has_a_limit() -> None:
+def test_the_total_size_of_predicted_values_is_limited() -> None:
     text = "${{ inputs.host }} " * 10
-    assert foreseen([text, text, "x"], characters=250) == ["web-1 " * 10, text, "x"]
+    assert predicted([text, text, "x"], characters=250) == ["web-1 " * 10, text, "x"]

@@ -1,4 +1,4 @@
-"""What an answer proves: a proof that is there and wrong is a refusal, never a name without proof."""
+"""Tests of proofs in answers: a wrong proof is refused and never treated as no proof."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,33 +13,33 @@ from plan_adapter.gates.identity import ProofContext, approval_from, known_by, r
 from plan_adapter.gates.policy import effective_policy
 from plan_adapter.settings import Settings
 from tests.identity.conftest import Key, request_at, text_of
-from tests.identity.test_codes import SECRET, Codes, keyed
+from tests.identity.test_codes import SECRET, Codes, settings_with_key
 
 NOW, CODE = 59.0, "287082"
 
 
-def means(settings: Settings, codes: Codes | None = None) -> ProofContext:
-    return ProofContext(effective_policy(settings), keyed(), codes or Codes(ana=SECRET), NOW)
+def proof_context(settings: Settings, codes: Codes | None = None) -> ProofContext:
+    return ProofContext(effective_policy(settings), settings_with_key(), codes or Codes(ana=SECRET), NOW)
 
 
-async def known(answer: Answer, request: ApprovalRequest, settings: Settings) -> str:
-    return await known_by(answer, request, means(settings))
+async def verified_as(answer: Answer, request: ApprovalRequest, settings: Settings) -> str:
+    return await known_by(answer, request, proof_context(settings))
 
 
-async def approval(answer: Answer, request: ApprovalRequest, settings: Settings, used: Codes | None = None) -> Approval:
-    return await approval_from(answer, request, means(settings, used))
+async def approval(answer: Answer, request: ApprovalRequest, settings: Settings, codes: Codes | None = None) -> Approval:
+    return await approval_from(answer, request, proof_context(settings, codes))
 
 
 @pytest.mark.parametrize("channel", ["os_user", "form", "unverified"])
-async def test_without_a_proof_the_channel_is_all_that_is_known(settings: Settings, channel: str) -> None:
-    assert await known(Answer("approve", "ana", channel=channel), request_at(), settings) == channel  # type: ignore[arg-type]
+async def test_an_answer_without_a_proof_is_known_by_its_channel(settings: Settings, channel: str) -> None:
+    assert await verified_as(Answer("approve", "ana", channel=channel), request_at(), settings) == channel  # type: ignore[arg-type]
 
 
-async def test_a_code_makes_its_person_known(settings: Settings) -> None:
-    assert await known(Answer("approve", "ana", channel="form", code=CODE), request_at(), settings) == "totp"
+async def test_a_code_identifies_its_person(settings: Settings) -> None:
+    assert await verified_as(Answer("approve", "ana", channel="form", code=CODE), request_at(), settings) == "totp"
 
 
-async def test_a_signature_makes_its_person_known_and_is_kept(settings: Settings, ana: Key) -> None:
+async def test_a_signature_identifies_its_person_and_is_stored(settings: Settings, ana: Key) -> None:
     request = request_at()
     signature = ana.signs(text_of(request))
     given = await approval(Answer("approve", "ana", "for tonight", signature=signature), request, settings)
@@ -53,51 +53,51 @@ async def test_a_signature_makes_its_person_known_and_is_kept(settings: Settings
     [request_at(gate_id="gate-2"), request_at(run_id="run-2"), request_at(digest="e" * 64)],
     ids=["another gate", "another run", "another content"],
 )
-async def test_a_signature_of_something_else_is_refused(settings: Settings, ana: Key, signed: ApprovalRequest) -> None:
+async def test_a_signature_of_another_text_is_refused(settings: Settings, ana: Key, signed: ApprovalRequest) -> None:
     answer = Answer("approve", "ana", channel="os_user", signature=ana.signs(text_of(signed)))
     with pytest.raises(NotApprovedError, match="another text"):
-        await known(answer, request_at(), settings)
+        await verified_as(answer, request_at(), settings)
 
 
 @pytest.mark.parametrize("decision", ["reject", "request_changes"])
-async def test_a_signed_rejection_is_no_approval(settings: Settings, ana: Key, decision: str) -> None:
+async def test_a_signed_rejection_is_not_an_approval(settings: Settings, ana: Key, decision: str) -> None:
     signature = ana.signs(text_of(request_at(), decision))  # type: ignore[arg-type]
     with pytest.raises(NotApprovedError, match="another text"):
-        await known(Answer("approve", "ana", signature=signature), request_at(), settings)
-    assert await known(Answer(decision, "ana", signature=signature), request_at(), settings) == "ssh_signature"  # type: ignore[arg-type]
+        await verified_as(Answer("approve", "ana", signature=signature), request_at(), settings)
+    assert await verified_as(Answer(decision, "ana", signature=signature), request_at(), settings) == "ssh_signature"  # type: ignore[arg-type]
 
 
 async def test_a_signature_of_somebody_else_is_refused(settings: Settings, bo: Key) -> None:
     with pytest.raises(NotApprovedError, match="the key of bo, not of ana"):
-        await known(Answer("approve", "ana", signature=bo.signs(text_of(request_at()))), request_at(), settings)
+        await verified_as(Answer("approve", "ana", signature=bo.signs(text_of(request_at()))), request_at(), settings)
 
 
 @pytest.mark.parametrize("proof", [{"code": "000000"}, {"code": ""}, {"signature": ""}, {"signature": "x"}], ids=str)
-async def test_a_wrong_proof_is_never_a_name_without_proof(settings: Settings, proof: dict[str, str]) -> None:
+async def test_a_wrong_proof_is_refused_and_not_treated_as_no_proof(settings: Settings, proof: dict[str, str]) -> None:
     with pytest.raises(NotApprovedError):
-        await known(Answer("approve", "ana", channel="os_user", **proof), request_at(), settings)  # type: ignore[arg-type]
+        await verified_as(Answer("approve", "ana", channel="os_user", **proof), request_at(), settings)  # type: ignore[arg-type]
 
 
-async def test_a_right_code_beside_a_wrong_signature_is_refused_and_not_used_up(settings: Settings) -> None:
-    used = Codes(ana=SECRET)
+async def test_a_valid_code_with_an_invalid_signature_is_refused_and_not_used_up(settings: Settings) -> None:
+    codes = Codes(ana=SECRET)
     with pytest.raises(NotApprovedError, match="malformed"):
-        await approval(Answer("approve", "ana", code=CODE, signature="x"), request_at(), settings, used)
-    assert used.known == set()
+        await approval(Answer("approve", "ana", code=CODE, signature="x"), request_at(), settings, codes)
+    assert codes.used == set()
 
 
 async def test_a_signature_needs_a_file_of_allowed_signers(ana: Key) -> None:
     with pytest.raises(NotApprovedError, match="PLAN_ADAPTER_ALLOWED_SIGNERS"):
-        await known(Answer("approve", "ana", signature=ana.signs(text_of(request_at()))), request_at(), Settings())
+        await verified_as(Answer("approve", "ana", signature=ana.signs(text_of(request_at()))), request_at(), Settings())
 
 
 async def test_a_signature_needs_a_gate(settings: Settings, ana: Key) -> None:
     request = ApprovalRequest("d" * 64, "restart", "Restart", "text")
     with pytest.raises(NotApprovedError, match="at a gate of a run"):
-        await known(Answer("approve", "ana", signature=ana.signs("x")), request, settings)
+        await verified_as(Answer("approve", "ana", signature=ana.signs("x")), request, settings)
 
 
 @pytest.mark.parametrize(
-    ("rules", "said"),
+    ("rules", "message"),
     [
         (GatePolicy(approvers=("bo",)), "ana may not answer here; only bo may"),
         (GatePolicy(known_by=("ssh_signature",)), "needs ssh_signature"),
@@ -105,14 +105,14 @@ async def test_a_signature_needs_a_gate(settings: Settings, ana: Key) -> None:
     ],
     ids=["approvers", "known_by", "self"],
 )
-async def test_a_refused_answerer_keeps_the_code(settings: Settings, rules: GatePolicy, said: str) -> None:
-    used = Codes(ana=SECRET)
-    with pytest.raises(NotApprovedError, match=said):
-        await approval(Answer("approve", "ana", code=CODE), request_at(rules=rules), settings, used)
-    assert used.known == set()
+async def test_a_refused_answer_does_not_use_up_the_code(settings: Settings, rules: GatePolicy, message: str) -> None:
+    codes = Codes(ana=SECRET)
+    with pytest.raises(NotApprovedError, match=message):
+        await approval(Answer("approve", "ana", code=CODE), request_at(rules=rules), settings, codes)
+    assert codes.used == set()
 
 
-async def test_of_two_proofs_the_one_that_the_rules_take_counts(settings: Settings, ana: Key) -> None:
+async def test_the_proof_that_satisfies_the_policy_is_used(settings: Settings, ana: Key) -> None:
     request = request_at(rules=GatePolicy(known_by=("totp",)))
     answer = Answer("approve", "ana", code=CODE, signature=ana.signs(text_of(request)))
     assert (await approval(answer, request, settings)).known_by == "totp"
@@ -120,7 +120,7 @@ async def test_of_two_proofs_the_one_that_the_rules_take_counts(settings: Settin
     assert (await approval(replace(answer, channel="os_user"), only_user, settings)).known_by == "os_user"
 
 
-async def test_a_signed_approval_is_looked_at_again_before_it_is_used(settings: Settings, ana: Key, bo: Key, allowed: Path) -> None:
+async def test_a_signed_approval_is_verified_again_before_use(settings: Settings, ana: Key, bo: Key, allowed: Path) -> None:
     request = request_at()
     given = await approval(Answer("approve", "ana", signature=ana.signs(text_of(request))), request, settings)
     gate = _gate(request)
@@ -158,17 +158,17 @@ def _gate(request: ApprovalRequest) -> Gate:
     )
 
 
-async def test_a_signed_resolution_binds_to_attempt_resolution_and_result(settings: Settings, ana: Key) -> None:
+async def test_a_signed_resolution_is_bound_to_its_attempt_decision_and_result(settings: Settings, ana: Key) -> None:
     request = replace(request_at(digest="d" * 64), kind="outcome", gate_id=None)
-    said = Answer("done", "ana", result={"版本": 3})
-    signature = ana.signs(text_to_sign(said, request))
-    assert await known(replace(said, signature=signature), request, settings) == "ssh_signature"
+    resolution = Answer("done", "ana", result={"版本": 3})
+    signature = ana.signs(text_to_sign(resolution, request))
+    assert await verified_as(replace(resolution, signature=signature), request, settings) == "ssh_signature"
     others = [
-        (replace(said, decision="abort", result=None), request),
-        (replace(said, result={"版本": 4}), request),
-        (said, replace(request, approval_digest="e" * 64)),
-        (said, replace(request, run_id="run-2")),
+        (replace(resolution, decision="abort", result=None), request),
+        (replace(resolution, result={"版本": 4}), request),
+        (resolution, replace(request, approval_digest="e" * 64)),
+        (resolution, replace(request, run_id="run-2")),
     ]
     for answer, asked in others:
         with pytest.raises(NotApprovedError, match="another text"):
-            await known(replace(answer, signature=signature), asked, settings)
+            await verified_as(replace(answer, signature=signature), asked, settings)

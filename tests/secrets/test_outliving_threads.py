@@ -1,4 +1,4 @@
-"""A tool in a thread that cannot be ended goes on after its run, and still gives no secret away."""
+"""Tests that a tool in a thread that outlives its run leaks no secret."""
 
 import asyncio
 import logging
@@ -14,18 +14,18 @@ from tests.secrets.encodings import found_in
 CANARY = "canary-Left/7+behind"
 
 
-async def test_what_a_thread_prints_and_logs_after_its_run_holds_no_secret(
+async def test_output_of_a_thread_after_its_run_is_redacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", CANARY)
     monkeypatch.setattr(calling, "GRACE_SECONDS", 0.01)
-    begun, may_go_on, done = threading.Event(), threading.Event(), threading.Event()
+    begun, may_continue, done = threading.Event(), threading.Event(), threading.Event()
 
     @tool(effect="read")
     def linger(token: str) -> None:
         """Wait, and then print."""
         begun.set()
-        may_go_on.wait(30)
+        may_continue.wait(30)
         print(f"printed {token}")
         logging.getLogger("elsewhere").warning("logged %s", token)
         done.set()
@@ -39,7 +39,7 @@ async def test_what_a_thread_prints_and_logs_after_its_run_holds_no_secret(
         await acancel_run((await store.runs())[0].id, reason="enough", store=store)
         run = await running
     assert run.status is PlanStatus.CANCELLED
-    may_go_on.set()
+    may_continue.set()
     assert done.wait(30)
 
     out, err = capsys.readouterr()

@@ -177,6 +177,8 @@ def test_only_a_gate_that_is_still_open_gets_a_reminder(block: str, endpoint: En
     gates = {plan: uuid4().hex for plan in (answered, expired, waiting)}
     for plan in (answered, expired, waiting):
         emit("opened", gates[plan], plan=plan, step="restart", link="https://plans.example/1", age_seconds=0)
+    for plan in (answered, expired, waiting):
+        endpoint.wait_for(plan)
     emit("answered", gates[answered], plan=answered, by="ana", decision="approve")
     emit("expired", gates[expired], plan=expired)
 

@@ -85,11 +85,11 @@ class GoalCalls:
         self.spent_ms = 0  # in calls, without the time that people take
 
     async def decide(self, item: int, function: RoundFunction) -> CallOutcome:
-        """Return what `function` returns: the model's decision in a round. If it fails, the step's own retries apply."""
+        """Get the decision of a round from `function`, and return it. If it fails, the step's own retries apply."""
         return await self._run_round_call("decision", item, _DECIDE, function)
 
     async def check(self, item: int, function: RoundFunction) -> CallOutcome:
-        """Return what `function` returns: the check of a round's decision."""
+        """Check the decision of a round with `function`, and return its result."""
         return await self._run_round_call("check", item, _CHECK, function)
 
     async def close(

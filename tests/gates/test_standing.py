@@ -1,4 +1,4 @@
-"""Tests of which runs a standing approval covers: its content, inputs, schedules and time must all match."""
+"""Tests of the runs that a standing approval covers: content, inputs, schedules and time must all match."""
 
 import re
 from collections.abc import Mapping

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from prefect.events.schemas.automations import AutomationCore
 
 FOLDER = Path(__file__).with_name("automations")
-LEAST_SECONDS = 10.0
+MIN_SECONDS = 10.0
 """Prefect's minimum for an automation that waits for something not to happen."""
-PAGE = 200
+PAGE_SIZE = 200
 
 
 class UnknownBlockError(PlanAdapterError):
@@ -41,7 +41,7 @@ async def apply(blocks: Sequence[str], *, after: timedelta) -> list[str]:
 
     async with get_client() as client:
         documents = await _notification_blocks(client)
-        chosen = [_chosen(name, documents) for name in dict.fromkeys(blocks)]
+        chosen = [_find_block(name, documents) for name in dict.fromkeys(blocks)]
         return [line for path in sorted(FOLDER.glob("*.yaml")) for line in await _apply_one(client, read(path, chosen, after=after))]
 
 
@@ -70,18 +70,18 @@ async def _apply_one(client: "PrefectClient", automation: "AutomationCore") -> l
 async def _notification_blocks(client: "PrefectClient") -> "dict[str, BlockDocument]":
     """Return every block on the server that can send notifications, by type/name."""
     found: dict[str, BlockDocument] = {}
-    for offset in range(0, sys.maxsize, PAGE):
-        page = await client.read_block_documents(limit=PAGE, offset=offset, include_secrets=False)
+    for offset in range(0, sys.maxsize, PAGE_SIZE):
+        page = await client.read_block_documents(limit=PAGE_SIZE, offset=offset, include_secrets=False)
         for document in page:
             schema, kind = document.block_schema, document.block_type
             if schema is not None and kind is not None and "notify" in schema.capabilities:
                 found[f"{kind.slug}/{document.name}"] = document
-        if len(page) < PAGE:
+        if len(page) < PAGE_SIZE:
             break
     return found
 
 
-def _chosen(name: str, documents: "dict[str, BlockDocument]") -> "BlockDocument":
+def _find_block(name: str, documents: "dict[str, BlockDocument]") -> "BlockDocument":
     if name in documents:
         return documents[name]
     known = did_you_mean(name, documents) if documents else "the server has none: create one in its UI, as in Blocks > Slack Webhook"
@@ -90,8 +90,8 @@ def _chosen(name: str, documents: "dict[str, BlockDocument]") -> "BlockDocument"
 
 def _minutes(text: str) -> timedelta:
     minutes = float(text)
-    if not (math.isfinite(minutes) and minutes * 60 >= LEAST_SECONDS and minutes <= 60 * 24 * 365):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of minutes between {LEAST_SECONDS:g} seconds and a year")
+    if not (math.isfinite(minutes) and minutes * 60 >= MIN_SECONDS and minutes <= 60 * 24 * 365):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of minutes between {MIN_SECONDS:g} seconds and a year")
     return timedelta(minutes=minutes)
 
 

@@ -84,26 +84,26 @@ def main() -> int:
     for name, path in inputs.items():
         command += ["--input", f"{name}={path}"]
     print("$ plan", *command, file=sys.stderr, flush=True)
-    ended = at_terminal(command) if sys.stdin.isatty() and sys.stderr.isatty() else answering_itself(command)
+    exit_code = run_at_terminal(command) if sys.stdin.isatty() and sys.stderr.isatty() else run_and_approve(command)
     print("\n`.venv/bin/plan runs` lists the runs, `.venv/bin/plan down` stops the local server.", file=sys.stderr)
-    return ended
+    return exit_code
 
 
-def at_terminal(command: list[str]) -> int:
-    """Run `plan` with `command`, which asks at this terminal before its first step. Return the exit code."""
+def run_at_terminal(command: list[str]) -> int:
+    """Run `plan` with `command`, which asks for an approval at this terminal. Return the exit code."""
     print("The plan waits at its gate: answer here, or in the form on the page that is linked below.", file=sys.stderr, flush=True)
     return subprocess.run([*PLAN, *command], cwd=ROOT, env=environment(), check=False).returncode
 
 
-def answering_itself(command: list[str]) -> int:
+def run_and_approve(command: list[str]) -> int:
     """Run `plan` with `command`, and approve each of its gates from a second process. Return the exit code."""
     env, nothing = environment(), subprocess.DEVNULL
     with subprocess.Popen([*PLAN, *command], cwd=ROOT, env=env, stdin=nothing, stderr=subprocess.PIPE, text=True) as run:
         assert run.stderr is not None
         for line in run.stderr:
             print(line, end="", file=sys.stderr, flush=True)
-            if asked := ANSWER.search(line):
-                answer = [*asked[1].split(), "--note", "the demo answers by itself, because there is no terminal"]
+            if match := ANSWER.search(line):
+                answer = [*match[1].split(), "--note", "the demo answers by itself, because there is no terminal"]
                 print("There is no terminal, so the demo answers by itself:\n$ plan", *answer, file=sys.stderr, flush=True)
                 subprocess.run([*PLAN, *answer], cwd=ROOT, env=env, stdin=nothing, stderr=nothing, check=True)
     return run.returncode

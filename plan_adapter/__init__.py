@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from plan_adapter.tools.working_copy import WorkingCopy
     from plan_adapter.validation import ValidatedPlan, find_problems, lint, validate
 
-_HOMES = {
+_EXPORTS = {
     "agent.model": ("Model",),
     "agent.openai_model": ("OpenAIModel",),
     "agent.plan_tools": ("plan_tool", "tool_inputs"),
@@ -121,7 +121,7 @@ _HOMES = {
     "validation": ("ValidatedPlan", "find_problems", "lint", "validate"),
 }
 
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = [
     "Approval",
@@ -205,9 +205,9 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import the module that `name` lives in; raises AttributeError for other names."""
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

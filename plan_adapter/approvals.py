@@ -46,7 +46,7 @@ class Approval:
     item: int | None = None
     gate_id: str | None = None  # the gate it answers
     standing_id: str | None = None  # the standing approval it came from
-    signature: str | None = None  # an armored SSH signature of `signed_text`
+    signature: str | None = None  # an armored SSH signature of `approval_text_to_sign`
     used_at: datetime | None = None  # when the run or the call started with it
     result: JsonValue = None  # the answer to a question, by field
 

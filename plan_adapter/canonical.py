@@ -112,7 +112,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """The differences between two plans. Steps are matched by id. False if there are none."""
+    """The differences between two plans, with steps matched by id. False if there are none."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -126,9 +126,9 @@ class PlanDiff:
 
 
 def diff_plans(old: ExecutionPlan, new: ExecutionPlan) -> PlanDiff:
-    """Return the changes from `old` to `new`. There are none exactly if the digests are equal."""
-    frame_before, before = _parts(old)
-    frame_after, after = _parts(new)
+    """Return the changes from `old` to `new`: none exactly if their digests are equal."""
+    frame_before, before = _split_steps(old)
+    frame_after, after = _split_steps(new)
     kept = [name for name in after if name in before]
     changed = _changes(frame_before, frame_after, "")
     for name in kept:
@@ -137,12 +137,12 @@ def diff_plans(old: ExecutionPlan, new: ExecutionPlan) -> PlanDiff:
         added=tuple(name for name in after if name not in before),
         removed=tuple(name for name in before if name not in after),
         changed=tuple(changed),
-        reordered=_moved([name for name in before if name in after], kept),
+        reordered=_moved_names([name for name in before if name in after], kept),
         raised=tuple(name for name in kept if _is_raised(before[name].get("effect"), after[name].get("effect"))),
     )
 
 
-def _parts(plan: ExecutionPlan) -> tuple[_Document, dict[str, _Document]]:
+def _split_steps(plan: ExecutionPlan) -> tuple[_Document, dict[str, _Document]]:
     """Return the canonical document without its steps, and the steps by id. Steps of `finally` are called `finally.<id>`."""
     document: dict[str, Any] = canonical_document(plan)
     steps = _steps_by_name(document.pop("steps", []))
@@ -150,7 +150,7 @@ def _parts(plan: ExecutionPlan) -> tuple[_Document, dict[str, _Document]]:
 
 
 def _steps_by_name(steps: list[dict[str, Any]], prefix: str = "") -> dict[str, _Document]:
-    """Return steps, and the steps of the plans that they run, by their ids in the whole plan."""
+    """Return the steps, including those of the plans that they run, by their ids in the whole plan."""
     found = dict[str, _Document]()
     for step in steps:
         name = f"{prefix}{step['id']}"
@@ -170,10 +170,10 @@ def _changes(old: _Document, new: _Document, at: str) -> list[Change]:
     return changes
 
 
-def _moved(before: list[str], after: list[str]) -> tuple[str, ...]:
-    """Return the fewest names that must move to turn the order `before` into `after`: all but a longest increasing run."""
+def _moved_names(before: list[str], after: list[str]) -> tuple[str, ...]:
+    """Return the fewest names that must move to turn the order `before` into `after`: all outside a longest increasing subsequence."""
     position = {name: index for index, name in enumerate(before)}
-    ends: list[int] = []  # the smallest position at which a run of this length can end
+    ends: list[int] = []  # per length, the smallest position at which an increasing subsequence can end
     length: dict[str, int] = {}
     for name in after:
         length[name] = bisect_left(ends, position[name])
@@ -189,6 +189,6 @@ def _moved(before: list[str], after: list[str]) -> tuple[str, ...]:
 
 
 def _is_raised(old: JsonValue, new: JsonValue) -> bool:
-    """Return whether a step may have a stronger effect than it declared before. Without a declaration, it may do whatever its tool does."""
+    """Return whether a step may now have a stronger effect than it declared. Without a declaration, it may do whatever its tool does."""
     rank = {effect: index for index, effect in enumerate(EFFECTS)}
     return old is not None and rank.get(cast("Any", new), len(rank)) > rank[cast("Any", old)]

@@ -6,22 +6,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-SHORTEST = 8
-"""The shortest value to redact if no plan names it: a shorter one may be a common word."""
+MIN_CHARACTERS = 8
+"""The fewest characters of a value to redact if no plan names it. A shorter value may be a common word."""
 
-LARGEST_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 
-_SECRET = re.compile(
+_SECRET_VARIABLE = re.compile(
     r"PLAN_ADAPTER_(?:SECRET_.*|MODEL_KEY|TOTP_KEY)|OPENAI_.*(?:KEY|SECRET|TOKEN)"
     r"|PREFECT_.*(?:KEY|PASSWORD|AUTH_STRING|SECRET|TOKEN)|PREFECT_CLIENT_CUSTOM_HEADERS"
 )
 """Variables whose value is a secret."""
 
-_URL = re.compile(r"(?:PLAN_ADAPTER|PREFECT|OPENAI)_.*URL")
+_URL_VARIABLE = re.compile(r"(?:PLAN_ADAPTER|PREFECT|OPENAI)_.*URL")
 """Variables whose value is a URL, which may contain a password."""
 
-_OF_DATABASES = re.compile(r"PLAN_ADAPTER_DATABASE_URL|PREFECT_(?:API|SERVER)_(?:DATABASE_.*|DOCKET_URL)")
-_OF_OURS = re.compile(r"PLAN_ADAPTER_.*|OPENAI_.*")
+_DATABASE_VARIABLE = re.compile(r"PLAN_ADAPTER_DATABASE_URL|PREFECT_(?:API|SERVER)_(?:DATABASE_.*|DOCKET_URL)")
+_OWN_VARIABLE = re.compile(r"PLAN_ADAPTER_.*|OPENAI_.*")
 
 
 def without_credentials(environment: Mapping[str, str], *, keeps_settings: bool = False) -> dict[str, str]:
@@ -35,13 +35,13 @@ def without_credentials(environment: Mapping[str, str], *, keeps_settings: bool 
 
 def credential_values(environment: Mapping[str, str]) -> list[str]:
     """Return the values of all credentials in `environment` that are long enough to redact, including URLs with their passwords."""
-    return [value for name, text in environment.items() for value in _values(name.upper(), text) if is_worth_redacting(value)]
+    return [value for name, text in environment.items() for value in _credentials_in(name.upper(), text) if is_worth_redacting(value)]
 
 
 def is_worth_redacting(value: str) -> bool:
     """Return whether to redact a value that no plan names. Redacting a short one would remove common words from all text."""
     try:
-        return len(value) >= SHORTEST and len(value.encode()) <= LARGEST_BYTES
+        return len(value) >= MIN_CHARACTERS and len(value.encode()) <= MAX_BYTES
     except UnicodeEncodeError:
         return False
 
@@ -50,18 +50,20 @@ def is_worth_redacting(value: str) -> bool:
 
 
 def _is_withheld(name: str, value: str, keeps_settings: bool) -> bool:
-    is_credential = _SECRET.fullmatch(name) or _OF_DATABASES.fullmatch(name) or (_URL.fullmatch(name) and any(_passwords(value)))
-    return bool(is_credential or (not keeps_settings and _OF_OURS.fullmatch(name)))
+    is_credential = (
+        _SECRET_VARIABLE.fullmatch(name) or _DATABASE_VARIABLE.fullmatch(name) or (_URL_VARIABLE.fullmatch(name) and any(_passwords(value)))
+    )
+    return bool(is_credential or (not keeps_settings and _OWN_VARIABLE.fullmatch(name)))
 
 
-def _values(name: str, text: str) -> Iterator[str]:
-    if _SECRET.fullmatch(name):
+def _credentials_in(name: str, text: str) -> Iterator[str]:
+    if _SECRET_VARIABLE.fullmatch(name):
         yield text
         if name.endswith("AUTH_STRING"):
             yield text.partition(":")[2]  # user:password
         elif name.endswith("HEADERS"):
             yield from _header_values(text)
-    elif _URL.fullmatch(name) and (passwords := [*_passwords(text)]):
+    elif _URL_VARIABLE.fullmatch(name) and (passwords := [*_passwords(text)]):
         yield from (text, *passwords)
 
 

@@ -1,6 +1,6 @@
 """The entrypoint of deployed runbooks: `plan_adapter.deployed.plan_<digest>` is the flow of the stored plan with that digest.
 
-A flow run that has a record, because it waited or is tried again, gets the plan of its record, even if a newer version is deployed by now.
+A flow run with a record, because it waited or is retried, gets the plan of its record, even if a newer version has been deployed since.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any
 
 from prefect import Flow
 
-from plan_adapter.engine.deployments import source_of_flow_run
+from plan_adapter.engine.deployments import read_flow_run_source
 from plan_adapter.engine.flow import failing_flow
 from plan_adapter.errors import InvalidPlanError, PlanAdapterError, ToolDefinitionError
 from plan_adapter.readable import one_line
@@ -24,7 +24,7 @@ from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate
 
-_NAME = re.compile(r"plan_([0-9a-f]{64})")
+_FLOW_NAME = re.compile(r"plan_([0-9a-f]{64})")
 
 # A worker starts a process for each flow run. Without this, Python spends 0.2 s of CPU time on garbage before the process ends, a tenth of
 # what a run of 20 steps costs (tests/benchmarks/test_deployments.py).
@@ -32,14 +32,14 @@ atexit.register(gc.freeze)
 
 
 def __getattr__(name: str) -> Flow[..., Any]:
-    named = _NAME.fullmatch(name)
-    if named is None:
+    match = _FLOW_NAME.fullmatch(name)
+    if match is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with ThreadPoolExecutor(1) as thread:  # Prefect may load a flow where an event loop runs
-        return thread.submit(asyncio.run, _flow(named[1])).result()
+        return thread.submit(asyncio.run, _load_flow(match[1])).result()
 
 
-async def _flow(digest: str) -> Flow[..., Any]:
+async def _load_flow(digest: str) -> Flow[..., Any]:
     """Return the flow of the plan. If this worker cannot run it, the flow fails with the reason."""
     flow_run_id = os.environ.get("PREFECT__FLOW_RUN_ID")
     try:
@@ -51,12 +51,12 @@ async def _flow(digest: str) -> Flow[..., Any]:
     except PlanAdapterError as error:
         if flow_run_id is None:
             raise
-        source = await source_of_flow_run(flow_run_id)
+        source = await read_flow_run_source(flow_run_id)
         if isinstance(error, InvalidPlanError) and any(problem.code == "unknown-tool" for problem in error.problems):
-            error = ToolDefinitionError(f"{error}{_packages_needed(source.tool_packages)}")
+            error = ToolDefinitionError(f"{error}{_install_hint(source.tool_packages)}")
         return failing_flow(source.parameters, error)
 
 
-def _packages_needed(packages: Mapping[str, str]) -> str:
+def _install_hint(packages: Mapping[str, str]) -> str:
     needs = ", ".join(f"`{one_line(tool)}` was in {one_line(package)}" for tool, package in packages.items())
     return f"; install the missing tools where the worker runs: when the runbook was deployed, {needs}" if needs else ""

@@ -37,7 +37,7 @@ class PlanRequest:
     metadata: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
     def __post_init__(self) -> None:
-        """Raise TypeError for a text where a list of texts is expected. Each of its characters would become an item."""
+        """Raise TypeError for a text in place of a list of texts, because each of its characters would become an item."""
         for name in ("constraints", "available_tools", "available_secrets", "permissions"):
             if isinstance(text := getattr(self, name), str):
                 raise TypeError(f"PlanRequest.{name} is a list of texts, not one text: write {name}=[{text[:60]!r}]")
@@ -61,7 +61,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """One question to the model and its answer. Passwords in URLs are redacted."""
+    """One question to the model, with its answer. Passwords in URLs are redacted."""
 
     number: int
     model: str
@@ -77,8 +77,8 @@ class ModelCall:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptConstraint:
-    """A constraint and what is known about it. `checked`: the plan's own edges keep it. Otherwise `how` says why nobody can tell."""
+class ConstraintCheck:
+    """A constraint and how the plan keeps it. If `checked`, its dependencies keep it. Otherwise `how` says why it was not checked."""
 
     number: int
     text: str
@@ -97,7 +97,7 @@ class Draft:
     complexity: str | None = None
     speak: str = ""
     calls: list[ModelCall] = field(default_factory=list[ModelCall])
-    constraints: list[KeptConstraint] = field(default_factory=list[KeptConstraint])
+    constraints: list[ConstraintCheck] = field(default_factory=list[ConstraintCheck])
     notes: list[str] = field(default_factory=list[str])
     problems: list[Problem] = field(default_factory=list[Problem])  # of the last answer, if there is no plan
     failure: str | None = None

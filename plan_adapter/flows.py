@@ -18,7 +18,7 @@ from plan_adapter.blocks import LanguageModel, PlanStoreDatabase
 from plan_adapter.canonical import plan_digest
 from plan_adapter.draft_text import cost_of, draft_text
 from plan_adapter.drafts import Draft, PlanRequest
-from plan_adapter.engine.drafting import as_task_run, ask_in_form, current_flow_run, publish_draft, publish_summary
+from plan_adapter.engine.drafting import ask_in_form, current_flow_run, publish_draft, publish_summary, run_as_task
 from plan_adapter.errors import ModelError, PlanAdapterError, StoreError
 from plan_adapter.loading import aload_plan
 from plan_adapter.plan import ExecutionPlan
@@ -32,11 +32,11 @@ from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate
 
-LOOK_SECONDS = 15.0
+CHECK_INTERVAL_SECONDS = 15.0
 """Seconds between two checks while `reconcile` watches. Prefect has to show within 60 s that a host has died: a lease of 20 s and its grace
 of 15 s leave 25 s. A separate flow run per check would cost 4 s of CPU time to import Prefect."""
 
-_STORED = re.compile(r"store:(?P<name>[^\n]+?)(?:@(?P<version>[0-9]+))?|(?:sha256:)?(?P<digest>[0-9a-f]{8,64})")
+_STORED_PLAN = re.compile(r"store:(?P<name>[^\n]+?)(?:@(?P<version>[0-9]+))?|(?:sha256:)?(?P<digest>[0-9a-f]{8,64})")
 
 
 @flow(name="run-plan", persist_result=False, validate_parameters=False)  # validation reports bad inputs without a traceback
@@ -46,11 +46,11 @@ async def run_plan(plan: str, inputs: dict[str, Any] | None = None, tools: list[
     Args:
         plan: A stored plan (its digest, or store:name@version), the path of a plan document, or the text of one.
         inputs: The inputs of the run, by name.
-        tools: Import strings (package.module:name) of tools beside the built-in ones.
+        tools: Import strings (package.module:name) of tools in addition to the built-in ones.
         database: Name of a Plan Store Database block. By default the worker's settings name the store.
     """
     if inputs is not None and not isinstance(inputs, dict):  # pyright: ignore[reportUnnecessaryIsInstance]  # a deployment may skip validation
-        return Failed(message='`inputs` is no mapping: give the inputs by name, as in {"environment": "prod"}')
+        return Failed(message='`inputs` is not a mapping: give the inputs by name, as in {"environment": "prod"}')
     try:
         async with await _open_store(database) as store:
             await end_released(store)
@@ -85,8 +85,8 @@ async def draft_plan(
         context: Facts that the plan may need, by name.
         constraints: Rules that the plan has to follow, one sentence each.
         max_steps: The maximum number of steps.
-        available_tools: Names of built-in tools that the plan may use beside `tools`. If a name is one of `tools`,
-            the plan may use no other of those.
+        available_tools: Names of built-in tools that the plan may use in addition to `tools`. If they include
+            names from `tools`, the plan may use only those from `tools`.
         available_secrets: Names of the secrets that the plan may use.
         permissions: Permissions that the plan gives to its tools.
         tools: Import strings (package.module:name) of tools or registries.
@@ -94,12 +94,12 @@ async def draft_plan(
         database: Name of a Plan Store Database block. By default the worker's settings name the store.
     """
     request, registry = _draft_request(task, context, constraints, max_steps, available_tools, available_secrets, permissions, tools)
-    asked = await _open_model(model)
+    language_model = await _open_model(model)
     try:
         async with await _open_store(database) as store:
-            draft = await _draft(request, registry, asked, store)
+            draft = await _draft(request, registry, language_model, store)
     finally:
-        await asked.aclose()
+        await language_model.aclose()
     if draft.plan is None:
         return Failed(message=draft.failure or "no valid plan for the task")
     return Completed(
@@ -120,7 +120,7 @@ async def pursue_goal(
     model: str | None = None,
     database: str | None = None,
 ) -> State:
-    """Pursue a goal: draft a plan for it, wait for a person to approve the plan, run it, and summarize what came of it.
+    """Pursue a goal: draft a plan for it, wait for a person to approve the plan, run it, and summarize the outcome.
 
     The steps of the plan are the task runs of this flow run, and the summary is an artifact of it. A retry of the flow run keeps the plan
     that was drafted and carries completed steps.
@@ -130,8 +130,8 @@ async def pursue_goal(
         context: Facts that the plan may need, by name.
         constraints: Rules that the plan has to follow, one sentence each.
         max_steps: The maximum number of steps.
-        available_tools: Names of built-in tools that the plan may use beside `tools`. If a name is one of `tools`,
-            the plan may use no other of those.
+        available_tools: Names of built-in tools that the plan may use in addition to `tools`. If they include
+            names from `tools`, the plan may use only those from `tools`.
         available_secrets: Names of the secrets that the plan may use.
         permissions: Permissions that the plan gives to its tools.
         tools: Import strings (package.module:name) of tools or registries.
@@ -139,21 +139,21 @@ async def pursue_goal(
         database: Name of a Plan Store Database block. By default the worker's settings name the store.
     """
     request, registry = _draft_request(goal, context, constraints, max_steps, available_tools, available_secrets, permissions, tools)
-    asked = await _open_model(model)
+    language_model = await _open_model(model)
     try:
         async with await _open_store(database) as store:
             flow_run_id = str(current_flow_run())
-            draft = await _kept_draft(store, flow_run_id) or await _draft(request, registry, asked, store)
+            draft = await _earlier_draft(store, flow_run_id) or await _draft(request, registry, language_model, store)
             if draft.plan is None:
                 return Failed(message=draft.failure or "no valid plan for the goal")
             compiled = compile_plan(validate(draft.plan, registry), tools=registry, store=store)
             state = cast("State", await compiled.fn())  # not as a subflow, as in `run_plan`
-            await _summarize(request, asked, store, flow_run_id)
+            await _summarize(request, language_model, store, flow_run_id)
             return state
     except PlanAdapterError as error:
         return Failed(message=str(error))
     finally:
-        await asked.aclose()
+        await language_model.aclose()
 
 
 def _draft_request(
@@ -166,7 +166,7 @@ def _draft_request(
     permissions: list[str] | None,
     tools: list[str] | None,
 ) -> tuple[PlanRequest, ToolRegistry]:
-    """Return what the parameters of a flow ask for, and the tools to plan with."""
+    """Return the draft request from the parameters of a flow, and the tools to plan with."""
     request = PlanRequest(
         task=task,
         context=context or {},
@@ -194,8 +194,8 @@ async def _draft(request: PlanRequest, registry: ToolRegistry, model: Model, sto
     return draft
 
 
-async def _kept_draft(store: PlanStore, draft_id: str) -> Draft | None:
-    """Return the draft of an earlier try of this flow run, if it has a plan. A plan that is drafted anew needs another approval."""
+async def _earlier_draft(store: PlanStore, draft_id: str) -> Draft | None:
+    """Return the draft of an earlier try of this flow run, or None if that has no plan. A new draft would need another approval."""
     try:
         draft = await store.drafts.get(draft_id)
     except StoreError:  # there is none
@@ -204,7 +204,7 @@ async def _kept_draft(store: PlanStore, draft_id: str) -> Draft | None:
 
 
 async def _summarize(request: PlanRequest, model: Model, store: PlanStore, flow_run_id: str) -> None:
-    """Publish the summary of the run of this flow run, if its steps have ended."""
+    """Publish a summary of this flow run as an artifact, if the run has started and ended."""
     run = await store.ledger.run_of_flow(flow_run_id)
     if run is None or not run.status.has_ended or run.started_at is None:
         return
@@ -215,34 +215,37 @@ async def _summarize(request: PlanRequest, model: Model, store: PlanStore, flow_
 
 
 async def _ask_as_task_run(model: Model, question: Question) -> ModelAnswer:
-    return await as_task_run(f"ask {model.name}", lambda: model.ask(question))
+    return await run_as_task(f"ask {model.name}", lambda: model.ask(question))
 
 
 @flow(name="reconcile", persist_result=False)
 async def reconcile(database: str | None = None, watch_seconds: int = 0) -> State:
-    """Find runs whose process died, correct their state in Prefect, and list in the state's message what a person has to do.
+    """Find runs whose process died and correct their state in Prefect. The state's message lists the commands for a person to type.
 
     Args:
         database: Name of a Plan Store Database block. By default the worker's settings name the store.
-        watch_seconds: How long to keep checking for runs whose process died, every 15 seconds. With 0 there is one check.
+        watch_seconds: How long to keep checking for runs whose process died, every 15 seconds. 0 means one check.
     """
-    looks = int(watch_seconds / LOOK_SECONDS)
+    checks = int(watch_seconds / CHECK_INTERVAL_SECONDS)
     async with await _open_store(database) as store:
         found = await reconcile_runs(store, with_prefect=True)
         _log_findings(found)
-        for _ in range(looks):
-            await asyncio.sleep(LOOK_SECONDS)
-            again = await find_interrupted(store, with_prefect=True)
-            _log_findings([finding for finding in again if finding not in found])
-            found = [finding for finding in found if finding.is_corrected or finding.kind != "interrupted"] + again
-    left = [finding for finding in found if not finding.is_corrected]
-    commands = "; ".join(f"`{finding.command}`" for finding in left[:5])
-    return Completed(message=f"{len(found) - len(left)} corrected, {len(left)} for a person" + (f": {commands}" if left else ""))
+        for _ in range(checks):
+            await asyncio.sleep(CHECK_INTERVAL_SECONDS)
+            newly_found = await find_interrupted(store, with_prefect=True)
+            _log_findings([finding for finding in newly_found if finding not in found])
+            found = [finding for finding in found if finding.is_corrected or finding.kind != "interrupted"] + newly_found
+    uncorrected = [finding for finding in found if not finding.is_corrected]
+    commands = "; ".join(f"`{finding.command}`" for finding in uncorrected[:5])
+    return Completed(
+        message=f"{len(found) - len(uncorrected)} corrected, {len(uncorrected)} left for a person"
+        + (f": {commands}" if uncorrected else "")
+    )
 
 
 def _log_findings(found: Sequence[Finding]) -> None:
     for finding in found:
-        now = "corrected" if finding.is_corrected else finding.command or "for a person"
+        now = "corrected" if finding.is_corrected else finding.command or "left for a person"
         get_run_logger().info("%s %s: %s (%s)", finding.run_id, finding.name, finding.message, now)
 
 
@@ -263,8 +266,8 @@ async def _open_store(block: str | None) -> PlanStore:
 
 async def _find_plan(source: str, store: PlanStore) -> ExecutionPlan:
     """Return the plan that `source` names, in the same notation as on the command line."""
-    stored = _STORED.fullmatch(source.strip())
-    if stored is None:
+    match = _STORED_PLAN.fullmatch(source.strip())
+    if match is None:
         return await aload_plan(source, store=store)
-    version = stored["version"]
-    return await store.get(stored["name"] or stored["digest"], version=int(version) if version else None)
+    version = match["version"]
+    return await store.get(match["name"] or match["digest"], version=int(version) if version else None)

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from plan_adapter.approvals import Resolution, StandingApproval
 from plan_adapter.expressions import Declarations, compile_template
-from plan_adapter.listing import goal_facts, indented, policy_facts, step_listing, step_patience
+from plan_adapter.listing import attempt_limits_text, goal_facts, indented, policy_facts, step_listing
 from plan_adapter.options import ExecutionOptions, Input
 from plan_adapter.plan import ExecutionPlan, Step, flattened
 from plan_adapter.readable import as_text, code, counted, duration, moment, prose, redacted
@@ -52,7 +52,7 @@ class StepCallRecord:
 
 
 def calls_of(run: PlanRun, attempts: Sequence[Attempt], receipts: Sequence[Receipt]) -> dict[str, list[StepCallRecord]]:
-    """Return the calls of each step of `run` that was called, by step id, with items in order."""
+    """Return the recorded calls of each step of `run`, by step id, with items in order. Steps that were not called are left out."""
     last, counts = dict[tuple[str, int | None], Attempt](), Counter[tuple[str, int | None]]()
     for attempt in (attempt for attempt in attempts if attempt.kind == "step"):
         unit = (attempt.step_id, attempt.item)
@@ -60,13 +60,13 @@ def calls_of(run: PlanRun, attempts: Sequence[Attempt], receipts: Sequence[Recei
         if unit not in last or attempt.number > last[unit].number:
             last[unit] = attempt
     ends = {receipt.attempt_id: receipt for receipt in receipts}
-    most = {step.id: step.max_retries + 1 for step in run.steps}
+    max_attempts = {step.id: step.max_retries + 1 for step in run.steps}
     found = dict[str, list[StepCallRecord]]()
     for (step_id, item), attempt in sorted(last.items(), key=lambda pair: (pair[0][0], -1 if pair[0][1] is None else pair[0][1])):
-        if step_id in most:
+        if step_id in max_attempts:
             end, parameters = ends.get(attempt.id), redacted(attempt.parameters, expressions=False)
             outcome, took = (end.outcome.value, end.duration_ms) if end is not None else (None, None)
-            call = StepCallRecord(item, parameters, counts[step_id, item], most[step_id], outcome, took, attempt.label)
+            call = StepCallRecord(item, parameters, counts[step_id, item], max_attempts[step_id], outcome, took, attempt.label)
             if end is not None and end.by is not None:
                 call = replace(call, resolution=end.resolution, by=end.by, known_by=end.known_by, note=end.note)
             found.setdefault(step_id, []).append(call)
@@ -92,7 +92,7 @@ def format_plan(
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """The dependencies of a step: `named` ones, and `implied` ones, which it only references."""
+    """The dependencies of a step: `named` under `depends_on`, or only `implied` by a reference."""
 
     named: tuple[str, ...]
     implied: tuple[str, ...]
@@ -103,19 +103,19 @@ class Dependencies:
         return (*self.named, *self.implied)
 
     def inside(self, outer: str) -> "Dependencies":
-        """Return the same of a step inside the sub-plan that the step `outer` runs."""
+        """Return these dependencies for a step of the sub-plan that the step `outer` runs."""
         return Dependencies(tuple(f"{outer}.{one}" for one in self.named), tuple(f"{outer}.{one}" for one in self.implied))
 
 
 def dependencies_of(plan: ExecutionPlan) -> dict[str, Dependencies]:
-    """Return each step's dependencies, as far as the plan is valid. Implied ones are in plan order."""
+    """Return the dependencies of each step. The plan need not be valid. Implied dependencies are in plan order."""
     declarations = Declarations(
         {step.id: step for step in plan.all_steps if step.within is None}, plan.inputs, item=True, result=True, run=True
     )
-    first = [step for step in flattened(plan.steps) if step.within is None]
-    sides = (first, plan.finally_)  # `finally` steps wait only for each other
-    found = {step.id: _dependencies(step, declarations, [one.id for one in side]) for side in sides for step in side}
-    for step in first:
+    outer_steps = [step for step in flattened(plan.steps) if step.within is None]
+    step_lists = (outer_steps, plan.finally_)  # `finally` steps wait only for each other
+    found = {step.id: _dependencies(step, declarations, [one.id for one in steps]) for steps in step_lists for step in steps}
+    for step in outer_steps:
         if step.pinned is not None:
             found |= {f"{step.id}.{inner}": after.inside(step.id) for inner, after in dependencies_of(step.pinned).items()}
     return found
@@ -136,8 +136,12 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
     lines += [_input_line(name, spec) for name, spec in plan.inputs.items()]
     lines += [f"- name of a run: {code(plan.run_name)}"] if plan.run_name else []
     lines += [f"- tags: {', '.join(map(code, plan.tags))}"] if plan.tags else []
-    lines += [f"- {fact}" for fact in _options(plan.options)]
-    asks = _is_asked_for(plan.options) or any(_gate(plan, step) for step in plan.all_steps) or bool(plan.approval and plan.approval.effects)
+    lines += [f"- {fact}" for fact in _option_facts(plan.options)]
+    asks = (
+        _requires_approval(plan.options)
+        or any(_has_gate(plan, step) for step in plan.all_steps)
+        or bool(plan.approval and plan.approval.effects)
+    )
     lines += [f"- {fact}" for fact in policy_facts(plan, asks=asks)]
     lines += [f"- output {code(name)}: {code(as_text(value))}" for name, value in plan.outputs.items()]
     lines += ["", "## Steps", ""]
@@ -153,8 +157,8 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
             depends_on=after.all,
             implied=after.implied,
             parameters=step.parameters or ({"input": step.input} if step.input else step.inputs),
-            patience=step_patience(step, timeout) if timeout or step.max_retries else "",
-            gate=_gate(plan, step),
+            attempt_limits=attempt_limits_text(step, timeout) if timeout or step.max_retries else "",
+            gate=_has_gate(plan, step),
             rollback=None if step.rollback is None else (None, step.rollback.parameters),
             is_final=number > count,
             at_once=plan.items_at_once(step),
@@ -164,11 +168,11 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
     return lines
 
 
-def _gate(plan: ExecutionPlan, step: Step) -> bool:
+def _has_gate(plan: ExecutionPlan, step: Step) -> bool:
     return plan.has_gate(step, None)
 
 
-def _is_asked_for(options: ExecutionOptions) -> bool:
+def _requires_approval(options: ExecutionOptions) -> bool:
     return options.require_approval and not options.auto_approve
 
 
@@ -177,9 +181,9 @@ def _input_line(name: str, spec: Input) -> str:
     return f"- input {code(name)} ({spec.type}, {default})" + (f": {prose(spec.description)}" if spec.description else "")
 
 
-def _options(options: ExecutionOptions) -> list[str]:
+def _option_facts(options: ExecutionOptions) -> list[str]:
     facts = [
-        f"approval: {'required' if _is_asked_for(options) else 'not required'}",
+        f"approval: {'required' if _requires_approval(options) else 'not required'}",
         f"steps at once: {options.parallel_limit}",
         f"when a step fails: {options.on_error}",
     ]
@@ -221,12 +225,12 @@ def _run_lines(
     lines += [f"- input {code(name)}: {code(_cut(as_text(value)))}" for name, value in run.inputs.items()]
     lines += [f"- output {code(name)}: {code(_cut(as_text(value)))}" for name, value in run.outputs.items()]
     lines += ["", "## Steps", ""]
-    depths = dict[str, int]()  # an outer step comes before those inside it
+    depths = dict[str, int]()  # an outer step comes before the steps inside it
     for step in run.steps:
         depths[step.id] = depths.get(step.group or "", 0)
-        made, of_goal = calls.get(step.id, ()), rounds.get(step.id, ())
-        shown = _step_run_lines(step, is_interrupted=run.reason is RunReason.INTERRUPTED, is_goal=bool(of_goal))
-        shown += _call_lines(made, run.id) if not of_goal else _round_lines(made, of_goal)
+        step_calls, goal_rounds = calls.get(step.id, ()), rounds.get(step.id, ())
+        shown = _step_run_lines(step, is_interrupted=run.reason is RunReason.INTERRUPTED, is_goal=bool(goal_rounds))
+        shown += _call_lines(step_calls, run.id) if not goal_rounds else _round_lines(step_calls, goal_rounds)
         lines += indented(shown, depths[step.id])
         depths[step.id] += bool(step.plan)
     return lines
@@ -239,17 +243,17 @@ def _step_run_lines(step: StepRun, *, is_interrupted: bool, is_goal: bool) -> li
     if step.outcome is Outcome.UNKNOWN:
         how += ", outcome unknown"
     elif step.status is StepStatus.RUNNING and is_interrupted:
-        how = "interrupted; it can be called again without harm, and resuming the run calls it again"
+        how = "interrupted; it is safe to call it again, and resuming the run does so"
         if step.group is not None or not step.tool_name:
-            how = "interrupted; resuming the run keeps the calls that succeeded, and makes the others"
+            how = "interrupted; resuming the run keeps the calls that succeeded and makes the others"
     elif step.status is StepStatus.FAILED and step.reason in ("cancelled", "timed_out"):
         how = step.reason.replace("_", " ")
-    is_said = step.status is StepStatus.COMPLETED and step.reason is not None  # resolved: its times are those of a failed attempt
-    took = f" in {duration(step.duration_ms)}" if step.started_at is not None and step.completed_at is not None and not is_said else ""
+    is_resolved = step.status is StepStatus.COMPLETED and step.reason is not None  # resolved: its times are those of a failed attempt
+    took = f" in {duration(step.duration_ms)}" if step.started_at is not None and step.completed_at is not None and not is_resolved else ""
     tries = f", {counted(step.retry_count, 'retry', 'retries')}" if step.retry_count else ""
     what = code(step.tool_name) if step.tool_name else f"plan {code(step.plan)}" if step.plan else "group"
     lines = [f"{step.index + 1}. **{prose(step.id)}** {what}: {how}{took}{tries}"]
-    if step.reason and (is_said or step.status is StepStatus.SKIPPED):
+    if step.reason and (is_resolved or step.status is StepStatus.SKIPPED):
         lines.append(f"   - {prose(step.reason)}")
     if step.rolled_back:
         lines.append("   - rolled back")
@@ -281,7 +285,7 @@ def _call_lines(calls: Sequence[StepCallRecord], run_id: str) -> list[str]:
 
 
 def _round_lines(calls: Sequence[StepCallRecord], rounds: "Sequence[RoundRecord]") -> list[str]:
-    """Return the rounds of a goal, after what its model was told once the step has ended. Its calls are part of the rounds."""
+    """Return the lines of a goal's parameters, totals and rounds. The calls are part of the rounds."""
     lines = [f"   - parameters: {code(_cut(as_text(call.parameters)))}" for call in calls if call.item is None]
     tokens, in_calls = sum(one.tokens for one in rounds), sum(call.duration_ms or 0 for call in calls)
     lines.append(f"   - {counted(len(rounds), 'round')}, {counted(tokens, 'token')}, {duration(in_calls)} in calls of tools")

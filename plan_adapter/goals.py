@@ -1,4 +1,4 @@
-"""The values of a goal step: what the model is told, its decision of one round, what came of it, and the evidence.
+"""The values of a goal step: the model's input, its decision in each round, the result of the round, and the evidence.
 
 The loop in `execution` creates them, `agent` turns them into prompts and answers, and receipts keep them.
 """
@@ -43,7 +43,7 @@ class AbortIntent(BaseModel):
 
 
 class ExecuteDecision(BaseModel):
-    """A model's decision of one round."""
+    """A model's decision in one round."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -56,19 +56,19 @@ class ExecuteDecision(BaseModel):
 
 
 class RoundAnswer(BaseModel):
-    """What the model answered in one round: a decision, or the faults that it is corrected with. The receipt of the round holds it."""
+    """The model's answer in one round: a decision, or the faults to correct. The receipt of the round holds it."""
 
     model_config = ConfigDict(frozen=True)
 
     decision: ExecuteDecision | None = None
-    faults: tuple[str, ...] = ()  # in words that the model is sent; not empty exactly if there is no usable decision
+    faults: tuple[str, ...] = ()  # as sent to the model; empty exactly if there is a usable decision
     text: str = ""  # as the model wrote it, redacted
     model: str = ""
     tokens: int = 0
 
 
 def cited_evidence(goal_check: str) -> list[str]:
-    """Return the ids of evidence that a `goal_check` cites, each once, in their order. Not all of them need to exist."""
+    """Return the evidence ids that a `goal_check` cites, in order, without duplicates. An id may not exist."""
     return list(dict.fromkeys(_EVIDENCE_ID.findall(goal_check)))
 
 
@@ -91,12 +91,12 @@ class Evidence(BaseModel):
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)  # by identity: the messages of a round are kept for as long as the round
 class Round:
-    """One round that has ended: the answer, and what came of it."""
+    """One round that has ended: the model's answer and what followed."""
 
     number: int
     answer: RoundAnswer
     observation: JsonValue = None  # the tool's result or error, or the person's reply
-    refusal: str = ""  # why the call was not made, or the goal not passed, in words that the model is sent
+    refusal: str = ""  # why the call was not made or the goal may not end, as sent to the model
     evidence: Evidence | None = None
 
 
@@ -142,21 +142,21 @@ class Check(BaseModel):
 
 
 class EndChecks(Verdict):
-    """What `next_plan` or `done` was checked for. The step ends if all three checks pass; the receipt of the check holds them.
+    """The checks of a `next_plan` or `done` decision. The step ends if all three pass. The receipt of the check holds them.
 
-    `verdict` is `met` exactly if all pass. It is `cannot_tell` if only the verifier's judgment is missing, and a person is asked then.
-    `reason` names each check that failed, with its reason.
+    `verdict` is `met` exactly if all pass. It is `cannot_tell` if only the verifier's judgment is missing; a person is then asked.
+    `reason` names each failed check with its reason.
     """
 
-    flow: Check  # the action is the right one here: `done` only in the last step, and no call that nobody confirmed
+    flow: Check  # the action is allowed here: `done` only in the last step, and no unconfirmed call
     evidence: Check  # `goal_check` cites evidence of this run, and `done_when` is met
-    safety: Check  # no guard of a tool objects, and the model does not ask again and again until somebody says yes
+    safety: Check  # no guard of a tool objects, and the model does not repeat a question until the answer is yes
 
     @classmethod
     def of(cls, *, flow: Check, evidence: Check | None, safety: Check, verdict: VerdictWord = "not_met", tokens: int = 0) -> "EndChecks":
-        """Return the checks with their verdict. `evidence` is None if it was not judged. `verdict` is the verifier's, if it was asked."""
-        made = {"flow": flow, "evidence": evidence, "safety": safety}
-        failed = "; ".join(f"{name}: {check.reason}" for name, check in made.items() if check is not None and not check.passed)
+        """Return the checks with their verdict. `evidence` is None if it was not judged. `verdict` is that of the verifier, if asked."""
+        checks = {"flow": flow, "evidence": evidence, "safety": safety}
+        failed = "; ".join(f"{name}: {check.reason}" for name, check in checks.items() if check is not None and not check.passed)
         evidence = evidence or Check(passed=False, reason="not judged, because another check failed")
         reason = failed or evidence.reason
         return cls(verdict=verdict if failed else "met", reason=reason, tokens=tokens, flow=flow, evidence=evidence, safety=safety)
@@ -164,8 +164,8 @@ class EndChecks(Verdict):
     def __str__(self) -> str:
         """Return the verdict and every check in one line."""
         checks = (("flow", self.flow), ("evidence", self.evidence), ("safety", self.safety))
-        told = (f"{name} {'passed' if check.passed else 'failed'}: {check.reason}" for name, check in checks)
-        return f"{self.verdict}; {'; '.join(told)}"
+        parts = (f"{name} {'passed' if check.passed else 'failed'}: {check.reason}" for name, check in checks)
+        return f"{self.verdict}; {'; '.join(parts)}"
 
 
 class GoalModel(Protocol):

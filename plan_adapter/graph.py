@@ -22,7 +22,7 @@ def successors(graph: Mapping[Node, Collection[Node]]) -> dict[Node, list[Node]]
 
 
 def topological_order(graph: Graph) -> list[str]:
-    """Return the ids in topological order, the earliest in `graph` first. Ids in a cycle, or behind one, are left out."""
+    """Return the ids in topological order, and otherwise in the order of `graph`. Ids in a cycle, or behind one, are left out."""
     if _is_in_order(graph):
         return list(graph)
     position = {node: index for index, node in enumerate(graph)}
@@ -43,11 +43,11 @@ def topological_order(graph: Graph) -> list[str]:
 
 def find_cycle(graph: Graph) -> list[str]:
     """Return one cycle as a path that ends where it starts (`[a, b, a]`), or an empty list."""
-    sound = set(topological_order(graph))
-    rest = {node: [d for d in dict.fromkeys(graph[node]) if d in graph and d not in sound] for node in graph if node not in sound}
+    acyclic = set(topological_order(graph))
+    rest = {node: [d for d in dict.fromkeys(graph[node]) if d in graph and d not in acyclic] for node in graph if node not in acyclic}
     if not rest:
         return []
-    # Every remaining id has a dependency that also remains, or lies behind a cycle. So following dependencies must lead into a cycle.
+    # Every remaining id has a dependency that also remains, so following dependencies must lead into a cycle.
     walk, seen = [next(node for node, ds in rest.items() if ds)], dict[str, int]()
     while walk[-1] not in seen:
         seen[walk[-1]] = len(walk) - 1

@@ -19,7 +19,7 @@ def step_listing(
     depends_on: Collection[str],
     implied: Collection[str],
     parameters: Mapping[str, JsonValue],
-    patience: str,
+    attempt_limits: str,
     items: int | None = None,
     gate: bool = False,
     rollback: tuple[Effect | None, Mapping[str, JsonValue]] | None = None,
@@ -29,9 +29,9 @@ def step_listing(
 ) -> list[str]:
     """Return the lines of one step.
 
-    `implied` are the dependencies that only a reference makes. `patience` describes timeout and retries. `gate` means that the step has its
-    own gate. `rollback` is the effect, if known, and the parameters of its rollback. `is_final` marks a `finally` step. `at_once` is how
-    many items of a group are in progress at once. `goal` are the facts about a goal.
+    `implied` are the dependencies that come only from a reference. `attempt_limits` is the phrase about timeout and retries. `gate` means
+    that the step has its own gate. `rollback` is the effect, if known, and the parameters of its rollback. `is_final` marks a `finally`
+    step. `at_once` is how many items of a group are in progress at once. `goal` are the facts about a goal.
     """
     what = (
         "group"
@@ -63,7 +63,7 @@ def step_listing(
         lines += _parameter_lines(code(name), value)
     lines += [] if step.ask is None else [f"   {field_line(name, field)}" for name, field in step.ask.fields.items()]
     lines += [f"   - if nobody answers in time: {step.expires}"] if step.expires is not None else []
-    lines += [f"   - {patience}"] if patience and step.ask is None else []
+    lines += [f"   - {attempt_limits}"] if attempt_limits and step.ask is None else []
     return [*lines, *_rollback_lines(step, *rollback)] if rollback is not None else lines
 
 
@@ -71,22 +71,22 @@ def group_facts(group: Step, items: int | None, at_once: int) -> list[str]:
     """Return what a group does with its items, one fact per line. Empty for any other step."""
     if not group.is_group:
         return []
-    of = f"for each of {counted(items, 'item')}" if items is not None else "for each item"
+    scope = f"for each of {counted(items, 'item')}" if items is not None else "for each item"
     pace = "one at a time" if at_once == 1 else f"at most {at_once} at once"
     steps = ", ".join(code(step.id) for step in group.steps)
     allowed = str(group.max_failures)
     stop = "the first failed item" if allowed == "0" else f"more than {allowed} failed" + (" items" if allowed.isdigit() else "")
-    undone = any(step.rollback is not None for step in group.steps)
-    only = "the items that completed" + (", and those that failed" if group.rollback_failed else "")
+    has_rollback = any(step.rollback is not None for step in group.steps)
+    rolled_back = "the items that completed" + (", and those that failed" if group.rollback_failed else "")
     return [
-        f"{of} of {code(group.for_each or '')}, {pace}: {steps}",
+        f"{scope} of {code(group.for_each or '')}, {pace}: {steps}",
         f"starts no further item after {stop}",
-        *([f"if the run fails, rolls back {only}"] if undone else []),
+        *([f"if the run fails, rolls back {rolled_back}"] if has_rollback else []),
     ]
 
 
 def sub_plan_facts(step: Step) -> list[str]:
-    """Return what a step says about the plan that it runs, one fact per line. Empty for any other step."""
+    """Return facts about the plan that a step runs, one per line. Empty for any other step."""
     if step.pinned is None:
         return []
     policy = step.pinned.approval or ApprovalPolicy()
@@ -102,9 +102,9 @@ def indented(lines: list[str], depth: int) -> list[str]:
 def goal_facts(
     step: Step, tools: Mapping[str, Effect | None], always_execute: Collection[str], *, refused: Collection[str] = ()
 ) -> list[str]:
-    """Return two lines: the tools that a model may call for a goal, and its limits.
+    """Return two lines: the tools that a model may call for a goal, and the limits of the goal.
 
-    `tools` are the effects of its tools, by name; None if unknown. `refused` are those that need a permission that the plan does not give.
+    `tools` maps the names of its tools to their effects, None if unknown. `refused` are the tools whose permission the plan does not give.
     """
     allowed = list[str]()
     for name, effect in tools.items():
@@ -146,7 +146,7 @@ def _rollback_lines(step: Step, effect: Effect | None, parameters: Mapping[str, 
     return lines
 
 
-def step_patience(step: Step, timeout_ms: int) -> str:
+def attempt_limits_text(step: Step, timeout_ms: int) -> str:
     """Return a phrase for the timeout and retries of `step`. A `timeout_ms` of 0 means no limit."""
     timeout = f"timeout {duration(timeout_ms)}" if timeout_ms else "no timeout"
     if not step.max_retries:
@@ -158,9 +158,9 @@ def step_patience(step: Step, timeout_ms: int) -> str:
 
 
 def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Effect] = ()) -> list[str]:
-    """Return the gate policy, one fact per line: who may operate and approve, what tools may do, the required identity, timeout and expiry.
+    """Return the gate policy, one fact per line: operators, permissions, approvers, proof of identity, effects, timeout and expiry.
 
-    Approvals are left out if nobody is asked: `asks` says whether the plan or one of its steps waits for one. Of the settings' own demands,
+    `asks` says whether the plan or one of its steps waits for an approval; if not, the facts about approvals are left out. Of the settings,
     only `gate_effects` is included.
     """
     policy, timeout = plan.approval or ApprovalPolicy(), plan.options.approval_timeout_ms
@@ -176,7 +176,7 @@ def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Ef
         facts.append(f"tools that models may call without a confirmation: {', '.join(map(code, policy.always_execute))}")
     if effects := [effect for effect in EFFECTS if effect in policy.effects or effect in gate_effects]:
         facts.append(f"steps that wait for an approval of their own: those with the effect {' or '.join(effects)}")
-    return [*facts, _waiting(policy, timeout)]
+    return [*facts, _waiting_fact(policy, timeout)]
 
 
 def permissions_fact(plan: ExecutionPlan) -> str:
@@ -185,11 +185,11 @@ def permissions_fact(plan: ExecutionPlan) -> str:
 
 
 def operators_fact(policy: ApprovalPolicy) -> str:
-    """Return a sentence about who is allowed to operate."""
+    """Return a phrase about who may operate."""
     return f"who may run, resume, revise, cancel and roll back: {' or '.join(code(name) for name in policy.operators)}"
 
 
-def _waiting(policy: ApprovalPolicy, timeout_ms: int) -> str:
+def _waiting_fact(policy: ApprovalPolicy, timeout_ms: int) -> str:
     reminds = f", with a reminder every {duration(policy.remind_after_ms)}" if policy.remind_after_ms else ""
     released = "; while it waits, the run releases its worker" if policy.release else ""
     if not timeout_ms:

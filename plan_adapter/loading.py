@@ -1,4 +1,4 @@
-"""Load plans: from a file, a text, or the store (`store:NAME`, `store:NAME@VERSION`), with the plans that their steps run."""
+"""Load plans from a file, a text or the store (`store:NAME`, `store:NAME@VERSION`), together with the plans that their steps run."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, TypeAlias
 from plan_adapter import documents
 from plan_adapter.errors import InvalidPlanError, StoreError
 from plan_adapter.problems import Problem
-from plan_adapter.validation.fresh import MAX_SUB_PLANS, too_deep
+from plan_adapter.validation.fresh import MAX_SUB_PLANS, too_deep_problem
 
 if TYPE_CHECKING:
     from plan_adapter.plan import ExecutionPlan, Step
     from plan_adapter.store.store import PlanStore
 
-STORED = "store:"
+STORE_PREFIX = "store:"
 
-Read: TypeAlias = "Callable[[Path], tuple[ExecutionPlan | None, list[Problem]]]"
+PlanReader: TypeAlias = "Callable[[Path], tuple[ExecutionPlan | None, list[Problem]]]"
 """Reads the document at a path, as `documents.read_file` does."""
 
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
@@ -25,9 +25,9 @@ _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
 
 async def stored_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
     """Return the plan that `store:NAME` (the newest version) or `store:NAME@VERSION` names. Raises StoreError."""
-    name, at, version = source.removeprefix(STORED).rpartition("@")
+    name, at, version = source.removeprefix(STORE_PREFIX).rpartition("@")
     if at and not version.isdecimal():
-        raise StoreError(f"`{source}`: a version is a number, as in `{STORED}{name}@3`")
+        raise StoreError(f"`{source}`: a version is a number, as in `{STORE_PREFIX}{name}@3`")
     return await store.get(name, version=int(version)) if at else await store.get(version)
 
 
@@ -43,7 +43,7 @@ async def aload_plan(source: str | Path, *, store: "PlanStore | None" = None) ->
     plan, problems = documents.read_source(source)
     if plan is not None:
         await pin_stored(pin_files(plan), store)
-    return _sound(plan, problems)
+    return _require_valid(plan, problems)
 
 
 def load_plan(source: str | Path, *, store: "PlanStore | None" = None) -> "ExecutionPlan":
@@ -56,18 +56,18 @@ def load_plan(source: str | Path, *, store: "PlanStore | None" = None) -> "Execu
     if not _is_stored(source):
         plan, problems = documents.read_source(source)
         if plan is None or not pin_files(plan):
-            return _sound(plan, problems)
-    from plan_adapter.runner import complete  # imports SQLAlchemy
+            return _require_valid(plan, problems)
+    from plan_adapter.runner import run_sync  # imports SQLAlchemy
 
-    return complete(aload_plan(source, store=store), twin="aload_plan")
+    return run_sync(aload_plan(source, store=store), twin="aload_plan")
 
 
 def _is_stored(source: str | Path) -> bool:
-    return isinstance(source, str) and source.startswith(STORED) and "\n" not in source
+    return isinstance(source, str) and source.startswith(STORE_PREFIX) and "\n" not in source
 
 
-def _sound(plan: "ExecutionPlan | None", problems: list[Problem]) -> "ExecutionPlan":
-    """Return `plan` if neither its document nor those of the plans that it runs have problems. Raise InvalidPlanError otherwise."""
+def _require_valid(plan: "ExecutionPlan | None", problems: list[Problem]) -> "ExecutionPlan":
+    """Return `plan`. Raises InvalidPlanError if its document, or that of a plan that it runs, has problems."""
     if plan is not None:
         problems = [problem for one in (plan, *plan.sub_plans) for problem in one._problems]  # pyright: ignore[reportPrivateUsage]  # of the reader
     if plan is None or problems:
@@ -76,20 +76,20 @@ def _sound(plan: "ExecutionPlan | None", problems: list[Problem]) -> "ExecutionP
 
 
 @dataclass(frozen=True, slots=True)
-class Unpinned:
-    """A step that runs a plan of the store, which is not loaded yet. `around` are the plans around that step, the whole plan first."""
+class UnpinnedStep:
+    """A step that runs a stored plan that is not loaded yet. `outer_plans` are the plans around that step, the outermost first."""
 
-    around: "tuple[ExecutionPlan, ...]"
+    outer_plans: "tuple[ExecutionPlan, ...]"
     step: "Step"
-    at: str  # its path in the innermost of these plans
+    at: str  # the path of its `plan` in the innermost of these plans
 
 
-def pin_files(plan: "ExecutionPlan", *, read: Read = documents.read_file) -> list[Unpinned]:
-    """Load the plan files that steps of `plan` run, and those that these run. Return the steps that run plans of the store.
+def pin_files(plan: "ExecutionPlan", *, read: PlanReader = documents.read_file) -> list[UnpinnedStep]:
+    """Load the plan files that steps of `plan` run, at any depth. Return the steps that run stored plans.
 
-    Paths are relative to the file of the document, or to the working directory for a text without one. What a document brings as `pinned`
-    counts only where the plan that it names does not exist: the two might differ. A file that `read` cannot load
-    becomes a problem of the document that names it.
+    Paths are relative to the file of the document, or to the working directory for a text without one. A copy under `pinned` is used only
+    if the named file does not exist, because the two might differ. A file that `read` cannot load becomes a problem of the document that
+    names it.
     """
     file = plan._file  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
     found = _pin_files((plan,), (Path(file or "plan").resolve(),), read)
@@ -98,36 +98,36 @@ def pin_files(plan: "ExecutionPlan", *, read: Read = documents.read_file) -> lis
     return found
 
 
-def _pin_files(around: "tuple[ExecutionPlan, ...]", paths: tuple[Path, ...], read: Read) -> list[Unpinned]:
-    plan, found = around[-1], list[Unpinned]()
+def _pin_files(outer_plans: "tuple[ExecutionPlan, ...]", paths: tuple[Path, ...], read: PlanReader) -> list[UnpinnedStep]:
+    plan, found = outer_plans[-1], list[UnpinnedStep]()
     for index, step in enumerate(plan.steps):
         if step.plan is None:
             continue
         at = f"steps[{index}].plan"
         if _is_stored(step.plan):
-            found.append(Unpinned(around, step, at))
+            found.append(UnpinnedStep(outer_plans, step, at))
             continue
         path = (paths[-1].parent / step.plan).resolve()
         if step.pinned is not None and not path.exists():
             continue
         names = [one.name for one in (*paths, path)]
         if path in paths:
-            _refuse(plan, at, f"the plans run each other in a circle: {' → '.join(names)}", "remove one of these steps")
+            _add_sub_plan_problem(plan, at, f"the plans run each other in a circle: {' → '.join(names)}", "remove one of these steps")
         elif len(paths) > MAX_SUB_PLANS:
-            _add(plan, too_deep(at, names))
+            _add_problem(plan, too_deep_problem(at, names))
         else:
             inner, problems = read(path)
             if inner is None:
                 for problem in problems:
-                    _refuse(plan, at, f"`{step.plan}`: {problem.message}", problem.hint)
+                    _add_sub_plan_problem(plan, at, f"`{step.plan}`: {problem.message}", problem.hint)
             else:
                 step.pinned = inner
-                found += _pin_files((*around, inner), (*paths, path), read)
+                found += _pin_files((*outer_plans, inner), (*paths, path), read)
     return found
 
 
-async def pin_stored(unpinned: Sequence[Unpinned], store: "PlanStore | None" = None) -> None:
-    """Load the plans of the store that steps run. One that does not exist becomes a problem of the document that names it.
+async def pin_stored(unpinned: Sequence[UnpinnedStep], store: "PlanStore | None" = None) -> None:
+    """Load the stored plans that steps run. A plan that does not exist becomes a problem of the document that names it.
 
     If `store` is None, the settings name the store.
     """
@@ -142,18 +142,18 @@ async def pin_stored(unpinned: Sequence[Unpinned], store: "PlanStore | None" = N
         try:
             one.step.pinned = await _pinned_plan(one.step.plan or "", store)
         except StoreError as error:
-            if one.step.pinned is not None:  # a document of another machine, which brings the plan
+            if one.step.pinned is not None:  # the document comes from another machine and contains the plan
                 continue
-            hint = f"name a version, as in `{STORED}verify-site@3`: `plan versions NAME` lists them"
-            _refuse(one.around[-1], one.at, str(error), hint)
-    for plan in {id(one.around[0]): one.around[0] for one in unpinned}.values():
+            hint = f"name a version, as in `{STORE_PREFIX}verify-site@3`: `plan versions NAME` lists them"
+            _add_sub_plan_problem(one.outer_plans[-1], one.at, str(error), hint)
+    for plan in {id(one.outer_plans[0]): one.outer_plans[0] for one in unpinned}.values():
         plan.number_steps()
     return None
 
 
 async def _pinned_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
-    """Return the plan of a name with a version, or of a digest. Raises StoreError for a name alone, whose newest version may change."""
-    name = source.removeprefix(STORED)
+    """Return the plan with this name and version, or this digest. Raises StoreError for a name alone: its newest version may change."""
+    name = source.removeprefix(STORE_PREFIX)
     if "@" in name:
         return await stored_plan(source, store)
     digest = _DIGEST.fullmatch(name)
@@ -167,12 +167,12 @@ async def _pinned_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
     return plan
 
 
-def _refuse(plan: "ExecutionPlan", at: str, message: str, hint: str) -> None:
-    _add(plan, Problem("bad-sub-plan", at=at, message=message, hint=hint))
+def _add_sub_plan_problem(plan: "ExecutionPlan", at: str, message: str, hint: str) -> None:
+    _add_problem(plan, Problem("bad-sub-plan", at=at, message=message, hint=hint))
 
 
-def _add(plan: "ExecutionPlan", problem: Problem) -> None:
-    """Add a problem to those of the document of `plan`."""
-    file, line, column = documents.place(plan, problem.at)
+def _add_problem(plan: "ExecutionPlan", problem: Problem) -> None:
+    """Add a problem to the document of `plan`, with its line and column."""
+    file, line, column = documents.locate(plan, problem.at)
     found = replace(problem, file=file, line=line, column=column)
     plan._problems = (*plan._problems, found)  # pyright: ignore[reportPrivateUsage]  # as the reader does

@@ -12,7 +12,7 @@ CallKind: TypeAlias = Literal["step", "rollback", "decision", "check"]
 """What a call is.
 
 `step`: a step, one item of it, or the tool call of a round of a goal. `rollback`: the rollback of a step or an item. `decision`: a model's
-decision of a round. `check`: what that decision was checked for.
+decision in a round. `check`: the checks of that decision.
 """
 
 InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "array", "object"]
@@ -114,7 +114,7 @@ class ApprovalPolicy(DocumentModel):
     release: bool = Field(default=False, description="Whether a run releases its worker while it waits. Applies only to deployments.")
 
     def is_met_by(self, other: "ApprovalPolicy") -> bool:
-        """Return whether an answer at a gate with the policy `other` is also one that this policy accepts."""
+        """Return whether this policy accepts every answer that a gate with the policy `other` accepts."""
         who = not self.approvers or {*self.approvers} == {*other.approvers}
         proof = not self.known_by or bool(other.known_by and {*other.known_by} <= {*self.known_by})
         return who and proof and (self.self_approval or not other.self_approval)
@@ -157,7 +157,7 @@ class ExecutionOptions(DocumentModel):
             self._mirror(written.pop())
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a field. Setting one error policy flips the other, unless that one was set too."""
+        """Set a field. Setting one error policy sets the other to the opposite, unless that one was set too."""
         super().__setattr__(name, value)
         if name in ("stop_on_error", "continue_on_error"):
             self._mirror(name)

@@ -8,18 +8,18 @@ from plan_adapter.options import EFFECTS, Effect
 from plan_adapter.plan import Step
 from plan_adapter.readable import counted, one_line
 
-NODES = 60
+MAX_NODES = 60
 """How many steps are drawn one by one. A larger picture would not help."""
 
-EDGES = 300
+MAX_EDGES = 300
 """With more edges than this, steps are grouped by stage, too. Mermaid itself refuses 500."""
 
 _LABEL_CHARACTERS = 40
 # Mermaid parses labels again after it has decoded the numbers: for `\\n`, `$$ … $$` and `fa:fa-car`. An invisible character after these
 # breaks them up.
-_JOINED_SIGNS = frozenset("\\$:")
+_CHARACTERS_TO_SEPARATE = frozenset("\\$:")
 _WORD_JOINER = "#8288;"
-_INNER_SIGNS = frozenset("ﬂ¶")  # Mermaid uses these to encode entities
+_ENTITY_CHARACTERS = frozenset("ﬂ¶")  # Mermaid uses these to encode entities
 _STYLES: dict[Effect, str] = {
     "read": "fill:#e3eefb,stroke:#3b6ea5,color:#10263d",
     "idempotent_write": "fill:#fdf0d0,stroke:#b07a10,color:#3d2a05",
@@ -33,13 +33,13 @@ def mermaid(
     *,
     effects: Mapping[str, Effect],
     gated: Collection[str],
-    limit: int = NODES,
+    limit: int = MAX_NODES,
 ) -> str:
     """Return a flowchart of `steps`, in order: one node each, with an arrow from each dependency in the transitive reduction.
 
     A node's class is its step's effect. A step with its own gate is a hexagon. With more than `limit` steps, each node is a stage.
     """
-    if len(steps) <= limit and sum(len(reduced[step.id]) for step in steps) <= EDGES:
+    if len(steps) <= limit and sum(len(reduced[step.id]) for step in steps) <= MAX_EDGES:
         nodes = {step.id: f"s{number}" for number, step in enumerate(steps, start=1)}
         lines = [_step_node(nodes[step.id], step, effects[step.id], gate=step.id in gated) for step in steps]
         lines += [f"{nodes[before]} --> {nodes[step.id]}" for step in steps for before in reduced[step.id] if before in nodes]
@@ -50,8 +50,8 @@ def mermaid(
 
 
 def _step_node(node: str, step: Step, effect: Effect, *, gate: bool) -> str:
-    asked = step.plan or "group" if step.ask is None else step.ask.question
-    texts = [_label(step.id), _label(step.description or step.tool_name or step.goal or asked)]
+    fallback = step.plan or "group" if step.ask is None else step.ask.question
+    texts = [_label(step.id), _label(step.description or step.tool_name or step.goal or fallback)]
     return _node(node, [text for text in texts if text], effect, gate=gate)
 
 
@@ -85,21 +85,21 @@ def _wave_node(node: str, name: str, wave: Sequence[str], effects: Mapping[str, 
     if shown < len(wave):
         texts.append(_label(f"… {len(wave) - shown} more"))
     present = {effects[step] for step in wave}
-    most: Effect = next(effect for effect in EFFECTS[::-1] if effect in present)
-    return _node(node, texts, most, gate=any(step in gated for step in wave))
+    strongest: Effect = next(effect for effect in EFFECTS[::-1] if effect in present)
+    return _node(node, texts, strongest, gate=any(step in gated for step in wave))
 
 
 def _label(text: str) -> str:
     """Return the start of `text`, with everything except letters and digits encoded, so that Mermaid interprets nothing."""
     shown = one_line(text[: _LABEL_CHARACTERS * 4])
     cut = shown if len(shown) <= _LABEL_CHARACTERS else shown[: _LABEL_CHARACTERS - 1].rstrip() + "…"
-    return "".join(map(_sign, cut))
+    return "".join(map(_encode_character, cut))
 
 
-def _sign(character: str) -> str:
-    if character in _INNER_SIGNS:
-        return "".join(map(_sign, f"\\u{ord(character):04x}"))
+def _encode_character(character: str) -> str:
+    if character in _ENTITY_CHARACTERS:
+        return "".join(map(_encode_character, f"\\u{ord(character):04x}"))
     if character == " " or unicodedata.category(character)[0] in "LN":
         return character
-    joined = _WORD_JOINER if character in _JOINED_SIGNS else ""
+    joined = _WORD_JOINER if character in _CHARACTERS_TO_SEPARATE else ""
     return f"#{ord(character)};{joined}"

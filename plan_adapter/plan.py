@@ -88,7 +88,7 @@ def new_id() -> str:
 
 
 class Marks(Protocol):
-    """Locates the entries of a document."""
+    """Finds the line and column of a document's entries."""
 
     def find(self, at: str) -> tuple[int, int]:
         """Return the line and column, from 1, of the entry at `at`, or of the nearest entry around it."""
@@ -267,12 +267,12 @@ class Step(DocumentModel):
 
     @property
     def inner(self) -> list["Step"]:
-        """The steps inside this one: of a group, or of the plan that it runs, whose ids then begin with this step's: `verify.check`."""
+        """The steps of this group, or of the plan that this step runs. The latter's ids begin with this step's id: `verify.check`."""
         return self.steps or vars(self).get("_inner", [])
 
     @property
     def result_fields(self) -> Collection[str] | None:
-        """The fields of the step's result, where the plan says them: of a goal, an answer to a question, or a plan that the step runs."""
+        """The fields of the step's result if the plan determines them: those of a goal, a question, or a plan that the step runs."""
         if self.goal is not None:
             return GOAL_RESULT
         if self.ask is not None:
@@ -287,7 +287,7 @@ class Step(DocumentModel):
 
     @property
     def outer(self) -> str | None:
-        """The id of the step that this one is inside of: its group, or the step that runs its plan. None outside of both."""
+        """The id of the step around this one: its group, or the step that runs its plan. None if there is none."""
         return self.group or (None if self.within is None else self.within.id)
 
     @property
@@ -302,10 +302,10 @@ class Step(DocumentModel):
         return 0 if self.within is None else 1 + self.within.depth
 
     def number_inner(self) -> None:
-        """Create the steps of the plan that this step runs again, as its plan shows and runs them."""
-        if isinstance(self.pinned, ExecutionPlan) and not self.steps:  # Python code may put in a mapping, which validation copies
+        """Copy the steps of the plan that this step runs into `inner`, with their ids in the whole plan."""
+        if isinstance(self.pinned, ExecutionPlan) and not self.steps:  # Python code may set a mapping, which validation converts
             self.pinned.number_steps()
-            vars(self)["_inner"] = [_inside(self, one) for one in self.pinned.steps]
+            vars(self)["_inner"] = [_copy_inside(self, one) for one in self.pinned.steps]
         else:
             vars(self).pop("_inner", None)
 
@@ -316,7 +316,7 @@ class Step(DocumentModel):
             vars(self)["_group"] = group
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # two steps are equal wherever they are, and comparing their surroundings would never end
+@dataclass(frozen=True, slots=True, eq=False)  # steps are equal wherever they are, and comparing what is around them would not end
 class _Place:
     """Where a step of a sub-plan belongs."""
 
@@ -324,13 +324,13 @@ class _Place:
     local_id: str
 
 
-def _inside(outer: Step, step: Step) -> Step:
-    """Return a copy of `step`, of the plan that `outer` runs, with an id and dependencies that begin with the id of `outer`."""
+def _copy_inside(outer: Step, step: Step) -> Step:
+    """Return a copy of `step`, from the plan that `outer` runs. Its id and dependencies begin with the id of `outer`."""
     copy = step.model_copy(
         update={
             "id": f"{outer.id}.{step.id}",
             "depends_on": [f"{outer.id}.{after}" for after in step.depends_on],
-            "steps": [_inside(outer, one) for one in step.steps],
+            "steps": [_copy_inside(outer, one) for one in step.steps],
         }
     )
     vars(copy)["_place"] = _Place(outer, step.id)
@@ -367,10 +367,10 @@ class ExecutionPlan(DocumentModel):
     _marks: Marks | None = PrivateAttr(default=None)
     _file: str | None = PrivateAttr(default=None)
 
-    # For `add_step`, which would otherwise scan all steps for each new one.
+    # A cache for `add_step`, which would otherwise scan all steps for each new one.
     _ids: set[str] = PrivateAttr(default_factory=set)
-    _counted: int = PrivateAttr(default=0)
-    _nested: int = PrivateAttr(default=0)  # how many steps the groups have
+    _counted_steps: int = PrivateAttr(default=0)
+    _nested_steps: int = PrivateAttr(default=0)  # how many steps are inside others
 
     def model_post_init(self, _context: Any, /) -> None:
         """Fill in the name and any missing ids."""
@@ -408,21 +408,21 @@ class ExecutionPlan(DocumentModel):
     def has_gate(
         self, step: Step, declared: Effect | None, *, rollback: Effect | None = None, gate_effects: Collection[Effect] = ()
     ) -> bool:
-        """Return whether `step` waits at a gate of its own. `gate_effects` are added by the settings to the plan's own.
+        """Return whether `step` waits at a gate of its own. The settings' `gate_effects` add to those of the plan.
 
-        `declared` is the effect of the step's tool, or None if unknown. The step's own `effect` cannot lower it here; it counts only if it
-        is stronger. `write` includes `idempotent_write`. `rollback` is the effect of the rollback's tool. Nobody is asked before a
-        rollback, so a step that reads has a gate if its rollback writes.
+        `declared` is the effect of the step's tool, or None if unknown. The step's own `effect` counts only if it is stronger. `write`
+        includes `idempotent_write`. `rollback` is the effect of the rollback's tool. Nobody is asked before a rollback, so a step that
+        reads has a gate if its rollback writes.
         """
-        asked_of = {*gate_effects, *(effect for policy in self.policies_at(step) for effect in policy.effects)}
-        if "write" in asked_of:
-            asked_of.add("idempotent_write")
+        gated_effects = {*gate_effects, *(effect for policy in self.policies_at(step) for effect in policy.effects)}
+        if "write" in gated_effects:
+            gated_effects.add("idempotent_write")
         own = step.effect if declared is None or (step.effect and EFFECTS.index(step.effect) > EFFECTS.index(declared)) else None
-        is_asked = step.ask is not None or bool(step.requires_approval) or self.asks_before(step)
-        return is_asked or not asked_of.isdisjoint({declared, own, rollback})
+        always_has_gate = step.ask is not None or bool(step.requires_approval) or self.asks_before(step)
+        return always_has_gate or not gated_effects.isdisjoint({declared, own, rollback})
 
     def asks_before(self, step: Step) -> bool:
-        """Return whether `step` runs a plan that requires an approval, and no gate around it asks for all that this plan demands."""
+        """Return whether `step` runs a plan that requires an approval, and no gate around it meets that plan's whole policy."""
         if step.pinned is None or not step.pinned.options.asks:
             return False
         demanded = step.pinned.approval or ApprovalPolicy()
@@ -438,13 +438,13 @@ class ExecutionPlan(DocumentModel):
         return [*found, self]
 
     def policies_at(self, step: Step | None) -> list[ApprovalPolicy]:
-        """Return the gate policies that hold at the plan gate, or for `step`: the innermost first, that of the plan that it runs before."""
+        """Return the policies of the plan gate or of the gate of `step`, innermost first. The plan that `step` itself runs is innermost."""
         own = [] if step is None or step.pinned is None else [step.pinned]
         plans = [self] if step is None else [*own, *self.plans_around(step)]
         return [plan.approval for plan in plans if plan.approval is not None]
 
     def approvers_at(self, step_id: str | None) -> list[str]:
-        """Return who may answer at the plan gate, or at the gate of a step, as written. A question may name its own approvers."""
+        """Return who may answer at the plan gate or at a step's gate, as written. A question may name its own approvers."""
         step = self.find_step(step_id)
         if step is not None and step.approvers:
             return step.approvers
@@ -475,12 +475,12 @@ class ExecutionPlan(DocumentModel):
 
     @property
     def result_fields(self) -> dict[str, Collection[str]]:
-        """The fields of each step's result, by step, as far as the plan itself determines them. Steps of sub-plans are left out."""
+        """The fields of each step's result, by step id, if the plan determines them. Steps of sub-plans are left out."""
         own = (one for step in [*self.steps, *self.finally_] for one in (step, *step.steps))
         return {step.id: fields for step in own if (fields := step.result_fields) is not None}
 
     def find_step(self, step_id: str | None) -> Step | None:
-        """Return the step with this id, also one inside another, or None."""
+        """Return the step with this id, at any depth, or None."""
         return None if step_id is None else next((step for step in self.all_steps if step.id == step_id), None)
 
     def timeout_ms_of(self, step: Step) -> int:
@@ -490,7 +490,7 @@ class ExecutionPlan(DocumentModel):
         return next((plan.options.step_timeout_ms for plan in self.plans_around(step) if plan.options.step_timeout_ms), 0)
 
     def on_error_of(self, step: Step) -> Literal["stop", "continue"]:
-        """Return what a failure of `step` does to the plan that it belongs to."""
+        """Return what a failure of `step` does to the plan that contains it."""
         return step.on_error or self.plans_around(step)[0].options.on_error
 
     def isolation_of(self, step: Step) -> Isolation | None:
@@ -508,7 +508,7 @@ class ExecutionPlan(DocumentModel):
         taken = {step.id for step in self.all_steps if step.id}
         index = 0
         for prefix, steps in (("step", self.steps), ("finally", self.finally_)):
-            index = _number(steps, prefix, index, taken)
+            index = _assign_indexes(steps, prefix, index, taken)
 
     def add_step(
         self,
@@ -522,18 +522,18 @@ class ExecutionPlan(DocumentModel):
         taken = self._taken_ids()
         if not step.id:
             step.id = _free_id(f"step_{len(self.steps) + 1}", taken)
-        _number([step], "", len(self.steps) + self._nested, taken)
+        _assign_indexes([step], "", len(self.steps) + self._nested_steps, taken)
         self.steps.append(step)
-        self._counted += 1
-        self._nested += len(flattened(step.inner))
+        self._counted_steps += 1
+        self._nested_steps += len(flattened(step.inner))
         return step
 
     def _taken_ids(self) -> set[str]:
         """Return the ids in use. Collect them again if steps were added or removed other than by `add_step`."""
         count = len(self.steps) + len(self.finally_)
-        if count != self._counted:
-            self._ids, self._counted = {step.id for step in self.all_steps}, count
-            self._nested = sum(len(flattened(step.inner)) for step in self.steps)
+        if count != self._counted_steps:
+            self._ids, self._counted_steps = {step.id for step in self.all_steps}, count
+            self._nested_steps = sum(len(flattened(step.inner)) for step in self.steps)
         return self._ids
 
     @property
@@ -579,8 +579,8 @@ def _places(at: str, steps: Collection[Step]) -> dict[str, Step]:
     return found
 
 
-def _number(steps: Collection[Step], prefix: str, index: int, taken: set[str], *, group: str | None = None) -> int:
-    """Give `steps` their indexes, from `index`, and missing ids. Return the index after the last one."""
+def _assign_indexes(steps: Collection[Step], prefix: str, index: int, taken: set[str], *, group: str | None = None) -> int:
+    """Set the indexes of `steps`, from `index`, and their missing ids. Return the index after the last one."""
     for number, step in enumerate(steps, start=1):
         if not step.id:
             step.id = _free_id(f"{prefix}_{number}", taken)
@@ -590,7 +590,7 @@ def _number(steps: Collection[Step], prefix: str, index: int, taken: set[str], *
         if step.plan is not None:
             step.number_inner()
         if step.inner:
-            index = _number(step.inner, step.id[:58], index, taken, group=step.id if step.is_group else None)
+            index = _assign_indexes(step.inner, step.id[:58], index, taken, group=step.id if step.is_group else None)
     return index
 
 

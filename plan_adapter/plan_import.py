@@ -15,8 +15,8 @@ HISTORY = "history"
 
 MEANING = "what that file recorded about an execution elsewhere; here it is neither an approval nor a receipt"
 
-_OF_RESULTS = ("result", "error")
-_NOTHING_HAPPENED: tuple[JsonValue, ...] = (False, 0, [], {}, "draft", "pending")
+_RESULT_FIELDS = ("result", "error")
+_EMPTY_VALUES: tuple[JsonValue, ...] = (False, 0, [], {}, "draft", "pending")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def import_plan(plan: ExecutionPlan, *, source: str, name: str | None = None, re
     if record:
         metadata = cast("dict[str, JsonValue]", document.get("metadata", {}))
         history: dict[str, JsonValue] = {"source": source, "meaning": MEANING, "record": redacted(record, expressions=False)}
-        document["metadata"] = {**metadata, _free(HISTORY, metadata): history}
+        document["metadata"] = {**metadata, _free_key(HISTORY, metadata): history}
     if name is not None:
         document["name"] = name
     fresh = ExecutionPlan.model_validate(document)
@@ -50,11 +50,11 @@ def import_plan(plan: ExecutionPlan, *, source: str, name: str | None = None, re
 
 def _record_of(history: Mapping[str, JsonValue], *, results: bool) -> tuple[dict[str, JsonValue], list[str]]:
     """Return the parts of `history` that record an event, and the steps whose results are left out."""
-    record = {key: value for key, value in history.items() if key != "steps" and value not in _NOTHING_HAPPENED}
+    record = {key: value for key, value in history.items() if key != "steps" and value not in _EMPTY_VALUES}
     steps, without_results = dict[str, JsonValue](), list[str]()
     for step_id, fields in cast("dict[str, dict[str, JsonValue]]", history.get("steps", {})).items():
-        kept = {key: value for key, value in fields.items() if key != "index" and value not in _NOTHING_HAPPENED}
-        if not results and any(kept.pop(key, None) is not None for key in _OF_RESULTS if key in kept):
+        kept = {key: value for key, value in fields.items() if key != "index" and value not in _EMPTY_VALUES}
+        if not results and any(kept.pop(key, None) is not None for key in _RESULT_FIELDS if key in kept):
             without_results.append(step_id)
         if kept:
             steps[step_id] = kept
@@ -77,7 +77,7 @@ def _notes(plan: ExecutionPlan, record: Mapping[str, Any], without_results: list
 
 
 def written_secrets(plan: ExecutionPlan) -> Iterator[str]:
-    """Yield a note for each place in the plan's calls that seems to contain a secret, without its value."""
+    """Yield a note for each parameter that seems to contain a secret, without the value."""
     for step in plan.all_steps:
         given = {f"{step.id}.parameters": step.parameters}
         if step.rollback is not None:
@@ -98,7 +98,7 @@ def _secret_places(value: JsonValue, shown: JsonValue, at: str) -> Iterator[str]
         yield at
 
 
-def _free(wanted: str, taken: Mapping[str, JsonValue]) -> str:
+def _free_key(wanted: str, taken: Mapping[str, JsonValue]) -> str:
     name, number = wanted, 2
     while name in taken:
         name, number = f"{wanted}_{number}", number + 1

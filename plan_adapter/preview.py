@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from plan_adapter import graph
 from plan_adapter.expressions import Prediction, has_expression
-from plan_adapter.listing import goal_facts, indented, policy_facts, step_listing, step_patience
+from plan_adapter.listing import attempt_limits_text, goal_facts, indented, policy_facts, step_listing
 from plan_adapter.options import EFFECTS, Effect, ExecutionOptions
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.readable import MAX_NAME_CHARACTERS, as_text, code, cut, duration, one_line, prose, redacted, without_passwords
@@ -33,7 +33,7 @@ class StepPreview:
     effect: Effect
     parameters: dict[str, JsonValue]
     depends_on: tuple[str, ...]
-    implied: frozenset[str]  # the dependencies that only a reference makes
+    implied: frozenset[str]  # the dependencies that come only from a reference
     timeout_ms: int  # per attempt; 0 means no limit
     items: int | None  # of its `for_each`, None if the inputs do not determine it; 1 without a `for_each`
     worst_case_ms: float | None  # if every attempt takes its full timeout; None means no limit
@@ -160,7 +160,7 @@ def preview_plan(
         missing=missing,
         steps=tuple(steps.values()),
         waves=tuple(tuple(wave) for wave in graph.waves(validated.edges, order)),
-        worst_case_ms=_longest_run(steps, validated, plan.options),
+        worst_case_ms=_worst_case_run_ms(steps, validated, plan.options),
         gate_effects=tuple(gate_effects),
         secrets=tuple(sorted(validated.secrets)),
         run_name=run_name(validated, inputs) or plan.run_name,
@@ -168,34 +168,34 @@ def preview_plan(
 
 
 class Predictions:
-    """Predictions for the steps of one plan. Those inside a sub-plan see its inputs, as far as the inputs of the run determine them."""
+    """Predicts the values of a plan's expressions. Steps of a sub-plan see its inputs if the inputs of the run determine them."""
 
     def __init__(self, validated: ValidatedPlan, inputs: Mapping[str, JsonValue] | None) -> None:
-        """Predict for a run with `inputs`, or None while they are unknown."""
+        """Predict for a run with `inputs`. None means that they are not known yet."""
         self._validated = validated
         self._inputs = inputs
-        self._inside = dict[str, dict[str, JsonValue]]()  # by the step that runs the plan: its inputs
-        self._of_plan = Prediction(inputs)
+        self._sub_plan_inputs = dict[str, dict[str, JsonValue]]()  # by the id of the step that runs the sub-plan
+        self._plan_prediction = Prediction(inputs)
 
     def of(self, step: Step, *, item: JsonValue = None) -> Prediction:
-        """Return the prediction of expressions of `step`, whose item may be known."""
+        """Return a prediction for the expressions of `step`. `item` is its item, if known."""
         if step.within is None:
-            return self._of_plan if item is None else Prediction(self._inputs, item=item)
+            return self._plan_prediction if item is None else Prediction(self._inputs, item=item)
         return Prediction(self._inputs_of(step.within), item=item)
 
     def _inputs_of(self, step: Step) -> dict[str, JsonValue]:
         """Return the known inputs of the plan that `step` runs."""
-        if step.id not in self._inside:
+        if step.id not in self._sub_plan_inputs:
             given = self.of(step).of(self._validated.parameters[step.id])
-            known = {name: value for name, value in given.items() if not _is_open(value)} if isinstance(given, dict) else {}
+            known = {name: value for name, value in given.items() if not _is_unresolved(value)} if isinstance(given, dict) else {}
             declared = step.pinned.inputs if step.pinned is not None else {}
             defaults = {name: one.default for name, one in declared.items() if name not in step.inputs}
-            self._inside[step.id] = defaults | known
-        return self._inside[step.id]
+            self._sub_plan_inputs[step.id] = defaults | known
+        return self._sub_plan_inputs[step.id]
 
 
-def _is_open(value: JsonValue) -> bool:
-    """Return whether an expression in `value` is not evaluated yet."""
+def _is_unresolved(value: JsonValue) -> bool:
+    """Return whether `value` contains an expression that was not evaluated."""
     return has_expression(json.dumps(value, ensure_ascii=False))
 
 
@@ -212,9 +212,9 @@ def _with_inner(step_id: str, validated: ValidatedPlan) -> list[str]:
 
 
 def run_name(validated: ValidatedPlan, inputs: Mapping[str, JsonValue] | None) -> str | None:
-    """Return the name that the plan gives a flow run with these inputs, with secrets redacted.
+    """Return the name of a flow run with these inputs, with secrets redacted.
 
-    None if the plan gives none, or if the inputs do not determine it.
+    Return None if the plan sets no `run_name`, or if the inputs do not determine it.
     """
     template = validated.run_name
     if template is None or inputs is None:
@@ -229,20 +229,20 @@ def run_name(validated: ValidatedPlan, inputs: Mapping[str, JsonValue] | None) -
 
 def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, gate_effects: Collection[Effect]) -> StepPreview:
     effect = validated.effect_of(step.id)
-    after = tuple(
+    depends_on = tuple(
         one for one in validated.dependencies[step.id] if validated.steps[one].outer == step.outer
     )  # the outer step names the others
     parameters = prediction.of(validated.parameters[step.id])
     for_each = validated.for_each.get(step.group or step.id)
-    items = 1 if for_each is None else _count(prediction.of(for_each))
+    items = 1 if for_each is None else _item_count(prediction.of(for_each))
     timeout = validated.plan.timeout_ms_of(step) if step.goal is None else step.timeout_ms or 0
-    once = 0.0 if step.inner else _longest_call(step, timeout)
+    once = 0.0 if step.inner else _worst_case_call_ms(step, timeout)
     return StepPreview(
         step=step,
         effect=effect,
         parameters=parameters if isinstance(parameters, dict) else {},
-        depends_on=after,
-        implied=frozenset(after) - frozenset(step.depends_on),
+        depends_on=depends_on,
+        implied=frozenset(depends_on) - frozenset(step.depends_on),
         timeout_ms=timeout,
         items=items,
         at_once=validated.plan.items_at_once(step),
@@ -260,7 +260,7 @@ def _goal_facts(step: Step, validated: ValidatedPlan) -> tuple[str, ...]:
     always = validated.plan.approval.always_execute if validated.plan.approval is not None else ()
     tools, permissions = validated.goal_tools[step.id], validated.plan.permissions
     refused = [name for name, tool in tools.items() if tool.why_not_permitted(permissions) is not None]
-    return tuple(goal_facts(step, validated.goal_effects(step.id, asked=False), always, refused=refused))
+    return tuple(goal_facts(step, validated.goal_effects(step.id, gated_only=False), always, refused=refused))
 
 
 def preview_rollback(step_id: str, validated: ValidatedPlan, prediction: Prediction) -> RollbackPreview | None:
@@ -272,31 +272,33 @@ def preview_rollback(step_id: str, validated: ValidatedPlan, prediction: Predict
     return RollbackPreview(rollback.tool.name, rollback.tool.effect, parameters if isinstance(parameters, dict) else {})
 
 
-def _count(value: JsonValue) -> int | None:
+def _item_count(value: JsonValue) -> int | None:
     return len(value) if isinstance(value, list) else None
 
 
-def _longest_call(step: Step, timeout_ms: int) -> float | None:
+def _worst_case_call_ms(step: Step, timeout_ms: int) -> float | None:
     if timeout_ms == 0:
         return None
     try:
-        return (1 + step.max_retries) * timeout_ms + _delays(step)
+        return (1 + step.max_retries) * timeout_ms + _total_delay_ms(step)
     except OverflowError:
         return None
 
 
-def _delays(step: Step) -> float:
+def _total_delay_ms(step: Step) -> float:
     factor = step.max_retries if step.retry_backoff == 1 else (step.retry_backoff**step.max_retries - 1) / (step.retry_backoff - 1)
     return step.retry_delay_ms * factor * (1 + step.retry_jitter)
 
 
-def _longest_run(steps: Mapping[str, StepPreview], validated: ValidatedPlan, options: ExecutionOptions) -> float | None:
-    longest = _longest_part(steps, validated, validated.order, options.total_timeout_ms)
-    last = _longest_part(steps, validated, validated.finally_order, options.finally_timeout_ms)
+def _worst_case_run_ms(steps: Mapping[str, StepPreview], validated: ValidatedPlan, options: ExecutionOptions) -> float | None:
+    longest = _worst_case_part_ms(steps, validated, validated.order, options.total_timeout_ms)
+    last = _worst_case_part_ms(steps, validated, validated.finally_order, options.finally_timeout_ms)
     return None if longest is None or last is None else longest + last
 
 
-def _longest_part(steps: Mapping[str, StepPreview], validated: ValidatedPlan, order: tuple[str, ...], timeout_ms: int) -> float | None:
+def _worst_case_part_ms(
+    steps: Mapping[str, StepPreview], validated: ValidatedPlan, order: tuple[str, ...], timeout_ms: int
+) -> float | None:
     # A step starts once it is ready and a slot is free. So while a slot is idle, the longest path makes progress (Graham's bound for list
     # scheduling). Nothing takes longer than all steps in sequence.
     limit = float(timeout_ms) if timeout_ms else None
@@ -305,14 +307,14 @@ def _longest_part(steps: Mapping[str, StepPreview], validated: ValidatedPlan, or
     if len(known) < len(calls):
         return limit
     paths = graph.path_lengths(validated.dependencies, order, known)
-    in_a_row = sum(known.values())
+    sequential_ms = sum(known.values())
     slots, path = validated.plan.options.parallel_limit, max(paths.values(), default=0.0)
-    longest = min(in_a_row, in_a_row / slots + path * (1 - 1 / slots))
+    longest = min(sequential_ms, sequential_ms / slots + path * (1 - 1 / slots))
     return longest if limit is None else min(limit, longest)
 
 
 def preview_text(preview: Preview) -> str:
-    """Return `preview` as complete Markdown for an approver. Text of the plan cannot break out of its place."""
+    """Return `preview` as Markdown for an approver, in full. Text from the plan cannot break out of its place."""
     plan = preview.plan
     lines = [f"# {prose(plan.name)}", "", prose(plan.description), "", *_facts(preview), "", "## Steps", ""]
     for number, step in enumerate(preview.steps, start=1):
@@ -335,22 +337,22 @@ def _facts(preview: Preview) -> list[str]:
     facts += [f"- name of the run: {code(preview.run_name)}"] if preview.run_name else []
     facts += [f"- uses the secrets: {', '.join(map(code, preview.secrets))}"] if preview.secrets else []
     facts.append(f"- steps: {len(preview.steps)} ({effects}), {parallel}; when one fails: {options.on_error}")
-    final = ", ".join(code(step.step.id) for step in preview.irreversible)
-    facts.append(f"- **cannot be undone: {final}**" if final else "- cannot be undone: nothing")
-    facts.append(f"- worst case: {_limit(preview.worst_case_ms)}" + _total(options) + _endless(preview))
+    irreversible_ids = ", ".join(code(step.step.id) for step in preview.irreversible)
+    facts.append(f"- **cannot be undone: {irreversible_ids}**" if irreversible_ids else "- cannot be undone: nothing")
+    facts.append(f"- worst case: {_duration_text(preview.worst_case_ms)}" + _total_timeout_note(options) + _no_timeout_note(preview))
     facts += [f"- output {code(name)}: {code(as_text(value))}" for name, value in preview.plan.outputs.items()]
     return facts
 
 
-def _limit(ms: float | None) -> str:
+def _duration_text(ms: float | None) -> str:
     return "no limit" if ms is None else duration(ms)
 
 
-def _total(options: ExecutionOptions) -> str:
+def _total_timeout_note(options: ExecutionOptions) -> str:
     return f" (total timeout {duration(options.total_timeout_ms)})" if options.total_timeout_ms else ""
 
 
-def _endless(preview: Preview) -> str:
+def _no_timeout_note(preview: Preview) -> str:
     if preview.worst_case_ms is not None:
         return ""
     is_bounded = bool(preview.plan.options.finally_timeout_ms)
@@ -359,12 +361,12 @@ def _endless(preview: Preview) -> str:
 
 
 def _is_listed(step: Step, name: str, value: JsonValue) -> bool:
-    """Return whether a parameter of a goal is listed as a field of the step: the goal itself, or when it is met."""
+    """Return whether the listing already shows this parameter of a goal as a field of its step: `goal` or `done_when`."""
     return step.goal is not None and value == getattr(step, name)
 
 
 def _step_lines(preview: StepPreview, number: int) -> list[str]:
-    longest = f"; worst case {_limit(preview.worst_case_ms)}" if preview.step.max_retries or preview.items != 1 else ""
+    longest = f"; worst case {_duration_text(preview.worst_case_ms)}" if preview.step.max_retries or preview.items != 1 else ""
     is_called = not preview.step.inner and preview.step.goal is None
     head, *lines = step_listing(
         preview.step,
@@ -374,7 +376,7 @@ def _step_lines(preview: StepPreview, number: int) -> list[str]:
         implied=preview.implied,
         parameters={name: value for name, value in preview.parameters.items() if not _is_listed(preview.step, name, value)},
         items=preview.items,
-        patience=step_patience(preview.step, preview.timeout_ms) + longest if is_called else "",
+        attempt_limits=attempt_limits_text(preview.step, preview.timeout_ms) + longest if is_called else "",
         at_once=preview.at_once,
         gate=preview.gate,
         rollback=None if preview.rollback is None else (preview.rollback.effect, preview.rollback.parameters),

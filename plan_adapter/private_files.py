@@ -1,4 +1,4 @@
-"""Folders and files that only this account can use: modes 0700 and 0600 whatever the umask, and errors for paths others could change.
+"""Folders and files that only this account can use: modes 0700 and 0600 whatever the umask, and errors for paths that others could change.
 
 Modes and owners are checked, as sshd does with `StrictModes`. Access control lists are not.
 """
@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-LINKS = 40
+MAX_LINKS = 40
 """The most symbolic links on the path to a folder."""
 
 
@@ -27,7 +27,7 @@ class UnsafePathError(PermissionError):
 def check_folder(path: Path) -> None:
     """Raise UnsafePathError unless only this account can change the folder `path`. A missing folder is accepted."""
     path = path.absolute()
-    _check_way(path)
+    _check_parents(path)
     try:
         found = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -38,9 +38,9 @@ def check_folder(path: Path) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path))
     if found.st_uid != os.geteuid():
-        raise UnsafePathError(path, f"{path} belongs to {_account(found.st_uid)}: set PLAN_ADAPTER_HOME to a folder of your own")
+        raise UnsafePathError(path, f"{path} belongs to {_account_name(found.st_uid)}: set PLAN_ADAPTER_HOME to a folder of your own")
     if _others_may_write(found):
-        raise UnsafePathError(path, _writable(path, found))
+        raise UnsafePathError(path, _writable_message(path, found))
 
 
 def make_folder(path: Path) -> None:
@@ -64,7 +64,7 @@ def make_folder(path: Path) -> None:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Return a descriptor of the file `path`. A missing file is created with mode 0600; others' access to an existing one is removed."""
+    """Return a descriptor of the file `path`. Create a missing file with mode 0600, and remove others' access to an existing one."""
     descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     if stat.S_IMODE(os.fstat(descriptor).st_mode) != 0o600:
         os.fchmod(descriptor, 0o600)
@@ -78,7 +78,7 @@ def tighten_file(path: Path) -> None:
     except FileNotFoundError:
         return
     if _others_may_write(found):
-        raise UnsafePathError(path, _writable(path, found))
+        raise UnsafePathError(path, _writable_message(path, found))
     if found.st_mode & 0o077 and found.st_uid == os.geteuid():
         path.chmod(0o600)
 
@@ -87,18 +87,18 @@ def refuse_world_writable(path: Path) -> None:
     """Raise UnsafePathError for a file that is writable by everyone."""
     found = path.stat()
     if found.st_mode & stat.S_IWOTH:
-        raise UnsafePathError(path, _writable(path, found))
+        raise UnsafePathError(path, _writable_message(path, found))
 
 
-def _check_way(path: Path) -> None:
+def _check_parents(path: Path) -> None:
     """Raise UnsafePathError if another user could replace `path` or one of its parents."""
-    trusted = _trusted()
-    for folder, entry in _way(path):
+    trusted = _trusted_uids()
+    for folder, entry in _path_entries(path):
         found = folder.stat()
         if found.st_uid not in trusted:
             raise UnsafePathError(
                 folder,
-                f"{folder} belongs to {_account(found.st_uid)}, who could put another folder in the place of {path}: "
+                f"{folder} belongs to {_account_name(found.st_uid)}, who could replace {path} with another folder: "
                 "set PLAN_ADAPTER_HOME to a folder elsewhere",
             )
         if not _others_may_write(found):
@@ -107,23 +107,23 @@ def _check_way(path: Path) -> None:
             owner = entry.lstat().st_uid if os.path.lexists(entry) else os.geteuid()
             if owner in trusted:
                 continue
-            raise UnsafePathError(entry, f"{entry} belongs to {_account(owner)}: set PLAN_ADAPTER_HOME to a folder of your own")
+            raise UnsafePathError(entry, f"{entry} belongs to {_account_name(owner)}: set PLAN_ADAPTER_HOME to a folder of your own")
         raise UnsafePathError(
             folder,
-            f"other users may write to {folder} (mode {stat.S_IMODE(found.st_mode):04o}), and could put another folder in the place of "
-            f"{path}: type `chmod go-w {shlex.quote(str(folder))}`, or set PLAN_ADAPTER_HOME to a folder elsewhere",
+            f"other users may write to {folder} (mode {stat.S_IMODE(found.st_mode):04o}), and could replace {path} with another "
+            f"folder: type `chmod go-w {shlex.quote(str(folder))}`, or set PLAN_ADAPTER_HOME to a folder elsewhere",
         )
 
 
-def _way(path: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield each existing folder on the way to `path`, with the entry in it. Symbolic links above `path` are followed."""
+def _path_entries(path: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield each existing folder above `path`, with its entry that leads to `path`. Symbolic links above `path` are followed."""
     here, names, links = Path(path.anchor), list(reversed(path.parts[1:])), 0
     while names:
         entry = here / names.pop()
         yield here, entry
         if not names:
             return
-        if entry.is_symlink() and (links := links + 1) <= LINKS:
+        if entry.is_symlink() and (links := links + 1) <= MAX_LINKS:
             target = entry.readlink()
             here = Path(target.anchor) if target.is_absolute() else here
             names += reversed(target.parts[1:] if target.is_absolute() else target.parts)
@@ -138,12 +138,12 @@ def _way(path: Path) -> Iterator[tuple[Path, Path]]:
 def _others_may_write(found: os.stat_result) -> bool:
     if found.st_mode & stat.S_IWOTH:
         return True
-    return bool(found.st_mode & stat.S_IWGRP) and _has_others(found.st_gid)
+    return bool(found.st_mode & stat.S_IWGRP) and _has_other_members(found.st_gid)
 
 
-def _has_others(gid: int) -> bool:
-    """Whether the group has members besides this account and root. Many systems give each user a separate group."""
-    trusted, accounts = _trusted(), pwd.getpwall()
+def _has_other_members(gid: int) -> bool:
+    """Return whether the group has members besides this account and root. Many systems give each user a group of its own."""
+    trusted, accounts = _trusted_uids(), pwd.getpwall()
     try:
         members = set(grp.getgrgid(gid).gr_mem)
     except KeyError:
@@ -152,18 +152,18 @@ def _has_others(gid: int) -> bool:
     return bool(members) or any(one.pw_gid == gid and one.pw_uid not in trusted for one in accounts)
 
 
-def _trusted() -> set[int]:
+def _trusted_uids() -> set[int]:
     return {0, os.geteuid(), Path("/").stat().st_uid}  # in a user namespace root may have no UID; then the owner of / counts
 
 
-def _account(uid: int) -> str:
+def _account_name(uid: int) -> str:
     try:
         return f"the account {pwd.getpwuid(uid).pw_name}"
     except KeyError:
         return f"the account {uid}"
 
 
-def _writable(path: Path, found: os.stat_result) -> str:
+def _writable_message(path: Path, found: os.stat_result) -> str:
     mode, closed = stat.S_IMODE(found.st_mode), "700" if stat.S_ISDIR(found.st_mode) else "600"
     return (
         f"other users may write to {path} (mode {mode:04o}), so its content may not be yours: check it, "

@@ -40,40 +40,40 @@ class Problem:
 def did_you_mean(word: str, known: Collection[str]) -> str:
     """Return `did you mean …?` with the nearest name in `known`, or a list of known names if none is near.
 
-    The start of a name also counts as near, and the id of a step in its own plan: `certificate` for `verify.certificate`. In a large
-    collection, only names that differ by one letter (added, missing, replaced or swapped) count besides. Pass a frozenset, so that its
-    index is cached.
+    The start of a name is also near, and so is the id of a step in its own plan: `certificate` for `verify.certificate`. In a collection of
+    more than 50 names, only names that differ by one letter (added, missing, replaced or swapped) are near besides. Pass a frozenset to
+    have its index cached.
     """
     if word not in known and (inside := next((name for name in sorted(known) if name.endswith(f".{word}")), None)) is not None:
         return f"did you mean `{inside}`?"
     if len(known) > 50:
-        index = _one_letter_away(frozenset(known))
-        near = next((index[key] for key in _with_one_letter_less(word.casefold()) if key in index), None)
-        return f"did you mean `{near}`?" if near else _listed(frozenset(known))
+        index = _deletion_index(frozenset(known))
+        near = next((index[key] for key in _deletion_keys(word.casefold()) if key in index), None)
+        return f"did you mean `{near}`?" if near else _known_names_text(frozenset(known))
     folded = {name.casefold(): name for name in known}
-    close = get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.6) or _shortened(word.casefold(), folded)
+    close = get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.6) or _prefix_matches(word.casefold(), folded)
     if close:
         return f"did you mean `{folded[close[0]]}`?"
-    return _listed(frozenset(known))
+    return _known_names_text(frozenset(known))
 
 
-def _shortened(word: str, known: Collection[str]) -> list[str]:
+def _prefix_matches(word: str, known: Collection[str]) -> list[str]:
     """Return the names that start with `word`, or that `word` starts with: `env` for `environment`."""
     return [name for name in known if min(len(name), len(word)) > 1 and (name.startswith(word) or word.startswith(name))]
 
 
 @lru_cache(maxsize=4)
-def _listed(known: frozenset[str]) -> str:
+def _known_names_text(known: frozenset[str]) -> str:
     shown = ", ".join(f"`{name}`" for name in sorted(known)[:8])
     return f"known: {shown}" + (", …" if len(known) > 8 else "") if known else ""
 
 
 @lru_cache(maxsize=4)
-def _one_letter_away(known: frozenset[str]) -> dict[str, str]:
-    return {key: name for name in sorted(known, reverse=True) for key in _with_one_letter_less(name.casefold())}
+def _deletion_index(known: frozenset[str]) -> dict[str, str]:
+    return {key: name for name in sorted(known, reverse=True) for key in _deletion_keys(name.casefold())}
 
 
-def _with_one_letter_less(word: str) -> list[str]:
+def _deletion_keys(word: str) -> list[str]:
     return [word, *(word[:place] + word[place + 1 :] for place in range(min(len(word), 64)))]
 
 
@@ -121,7 +121,7 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "bad-input-definition": "The definition of an input contradicts itself, such as a default that its own pattern refuses.",
         "bad-label": "A label names the items of a step's `for_each`. Write it with `${{ item… }}`, or remove it.",
         "bad-run-window": "A run window has a `cron` that cannot be read or never happens, or a `time_zone` that does not exist.",
-        "bad-concurrency": "The `key` of `concurrency` is empty, or uses what is not known before the first step. Use only `inputs`.",
+        "bad-concurrency": "The `key` of `concurrency` is empty, or uses a value that is unknown before the first step. Use only `inputs`.",
         "bad-group": (
             "A group is a step with `for_each` and `steps`: its steps run once per item. It calls no tool itself, its steps have no lists "
             "of their own, and only they see each other's results. Elsewhere use `steps.<group>.result`."
@@ -131,13 +131,14 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "arguments. The fields of a single call are not for goals, and `tools` and `max_rounds` are for nothing else."
         ),
         "open-read": (
-            "The model of a goal may use a tool that reads without asking anybody, and `http_get` reads from any address: a text that the "
-            "model was tricked by can make it put what it knows into a URL. Ask about each call (`requires_approval: true`), or write a "
-            "tool that fetches only what the goal needs."
+            "The model of a goal may use a tool that reads without asking anybody, and `http_get` reads from any address: a text that "
+            "tricks the model can make it put what it knows into a URL. Ask about each call (`requires_approval: true`), or write a tool "
+            "that fetches only what the goal needs."
         ),
         "never-true": (
-            "A `when` asks whether a step failed. Naming the step makes a dependency, and a step is skipped if one of its dependencies "
-            "fails. Undo the failed step with a `rollback`, or react in `finally`, which knows `steps.<id>.status` and `run.failed_steps`."
+            "A `when` asks whether a step failed. The reference makes that step a dependency, and a step is skipped if one of its "
+            "dependencies fails. Undo the failed step with a `rollback`, or react in `finally`, which knows `steps.<id>.status` and "
+            "`run.failed_steps`."
         ),
         "chained-for-each-writes": (
             "Two steps write for the same list, one after the other. The first runs for all items before the second starts for any: all "
@@ -208,7 +209,7 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "need new ids."
         ),
         "unnamed-secret": (
-            "A model used a secret that nobody named to it. Name it in the request's `available_secrets`, or draft the plan without it."
+            "A model used a secret that the request does not name. Name it in `available_secrets`, or draft the plan without it."
         ),
         "too-many-steps": "The plan has more steps than the request allows.",
         "approval-by-agent": (
@@ -217,7 +218,7 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         ),
         # tests
         "bad-answer": (
-            "A test file answers what is never asked, or gives an answer that cannot happen: a timeout of a step without one, an answer "
+            "A test file has an answer that nothing asks for, or one that cannot happen: a timeout for a step without a timeout, an answer "
             "at a gate that the plan does not have, or an answer that is not one of `result`, `failure` and `timeout`."
         ),
         # tools

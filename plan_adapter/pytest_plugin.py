@@ -1,6 +1,6 @@
 """The pytest plugin: collects the cases of test files (`restart.test.yaml`) that have a plan of the same name beside them.
 
-pytest imports this module whenever it starts, so everything else is imported once there is such a file.
+pytest imports this module whenever it starts, so everything else is imported only once there is such a file.
 """
 
 from collections.abc import Iterable
@@ -12,11 +12,11 @@ import pytest
 if TYPE_CHECKING:
     from plan_adapter.testing import Case, CaseResult, CaseRunner
 
-_runner = pytest.StashKey["CaseRunner"]()
+_RUNNER_KEY = pytest.StashKey["CaseRunner"]()
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "PlanTestFile | None":
-    """Collect a test file with a plan beside it. Other programs may have files of such names, too."""
+    """Collect a test file with a plan beside it. Files of other programs may have such names, too."""
     if not file_path.name.lower().endswith((".test.yaml", ".test.yml")):
         return None
     from plan_adapter.testing.reading import plan_file_of
@@ -30,7 +30,7 @@ class PlanTestFile(pytest.File):
     """A test file, with an item for each case."""
 
     def collect(self) -> Iterable[pytest.Item]:
-        """Return the cases. A file with problems is an error of the collection that shows them all."""
+        """Return the cases. A file with problems is a collection error that lists them all."""
         from plan_adapter.errors import InvalidPlanError
         from plan_adapter.testing import load_cases
 
@@ -75,9 +75,9 @@ class PlanTestItem(pytest.Item):
 
 def _runner_of(config: pytest.Config) -> "CaseRunner":
     """Return the runner of this pytest session. It is closed at the end."""
-    if _runner not in config.stash:
+    if _RUNNER_KEY not in config.stash:
         from plan_adapter.testing import CaseRunner
 
-        config.stash[_runner] = runner = CaseRunner()
+        config.stash[_RUNNER_KEY] = runner = CaseRunner()
         config.add_cleanup(runner.close)
-    return config.stash[_runner]
+    return config.stash[_RUNNER_KEY]

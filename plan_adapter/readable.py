@@ -18,20 +18,20 @@ MASK = "***"
 """The replacement for a secret."""
 
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-_BLOCK = re.compile(r"[#>+=|-]|\*[ *]|`{3}|~{3}")  # starts of lines that make more than a paragraph
+_BLOCK_START = re.compile(r"[#>+=|-]|\*[ *]|`{3}|~{3}")  # the start of a line that is not a paragraph
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = frozenset("\u200c\u200d")  # emoji and several scripts need them between two of their own letters
 _UNSEEN = re.compile(  # invisible in text that people read as ASCII: joiners, variation selectors, other marks without a form
     r"[\u200c\u200d](?![^\x00-\x7f\u200c\u200d])|(?<![^\x00-\x7f\u200c\u200d])[\u200c\u200d]"
     r"|(?<=[\x00-\x7f])[\ufe00-\ufe0f](?!\u20e3)|[\u034f\u17b4\u17b5\u180b-\u180d\u180f\U000e0100-\U000e01ef]"
 )
-_BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0")  # invisible letters and symbols
+_BLANK_CHARACTERS = frozenset("\u115f\u1160\u2800\u3164\uffa0")  # invisible letters and symbols
 _TICKS = re.compile(r"`+")
 _SPAN = re.compile(r"`([^`]+)`")
 _SPECIAL = re.compile(r"[\\*\[\]<|~`]|&(?=[#A-Za-z])|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word is not emphasis
 _ACTIVE = re.compile(r"[\\<\[\]]|&(?=[#A-Za-z])")  # an entity would restore the characters that `one_line` makes visible
 _ESCAPE = re.compile(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)|\\([!-/:-@\[-`{-~])")  # inline code, or a character after a backslash
-_START = re.compile(r"\d{1,9}(?=[.)])|(?=[#>+=-])")  # before the character that starts a heading, quote, list or rule
+_LINE_START = re.compile(r"\d{1,9}(?=[.)])|(?=[#>+=-])")  # before the character that starts a heading, quote, list or rule
 _LINKED = re.compile(r"://|www\.|@|\b(?:mailto|xmpp):", re.IGNORECASE)  # GFM turns these into links by itself
 _EXPRESSION = re.compile(r"\$\{\{.*?\}\}", re.DOTALL)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -39,11 +39,11 @@ _SECRET_STEMS = re.compile(
     "passw(?:or)?d|passphrase|passcode|secret|credential|authorization|cookie|apikey|privatekey|accesskey|密码|口令|令牌|密钥|秘密"
 )
 _SECRET_WORDS = frozenset({"auth", "bearer", "jwt", "pass", "pwd", "token"})
-_REFERENCES = 8  # how many schema references to follow for one value
+_MAX_REFERENCES = 8  # how many schema references to follow for one value
 MAX_NAME_CHARACTERS = 200
 """The length of a name in Prefect."""
 _REFUSED_IN_NAMES = re.compile(r"[/%&<>\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-_SHORTEST_HIDDEN = 4  # characters: redacting a shorter text everywhere would remove too much other text
+_MIN_HIDDEN_CHARACTERS = 4  # characters: redacting a shorter text everywhere would remove too much other text
 
 
 def duration(ms: float) -> str:
@@ -77,7 +77,7 @@ def visible(text: str) -> str:
     r"""Return `text` with every character that could hide or move text (ESC, bidi overrides, …) written as `\x1b` or `\u202e`."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_shown(character) for character in _UNSEEN.sub(lambda found: _escaped(found[0]), text))
+    return "".join(_show_character(character) for character in _UNSEEN.sub(lambda found: _escape_character(found[0]), text))
 
 
 def one_line(text: str) -> str:
@@ -86,21 +86,21 @@ def one_line(text: str) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Return at most the first `most` characters of `text`, without splitting what people see as one, such as an accented letter."""
+    """Return at most the first `most` characters of `text`, without splitting what is shown as one character, such as `é`."""
     end = most
-    while 0 < end < len(text) and _continues(text[end - 1], text[end]):
+    while 0 < end < len(text) and _joins_previous(text[end - 1], text[end]):
         end -= 1
     return text[: end or most]
 
 
-def _continues(before: str, character: str) -> bool:
-    """Return whether `character` changes how the one before it is shown, or is joined to it."""
-    is_mark = unicodedata.category(character).startswith("M") or "\U0001f3fb" <= character <= "\U0001f3ff"  # a tone of skin
+def _joins_previous(before: str, character: str) -> bool:
+    """Return whether `character` changes the character before it, or is shown as one with it."""
+    is_mark = unicodedata.category(character).startswith("M") or "\U0001f3fb" <= character <= "\U0001f3ff"  # a skin tone
     return is_mark or character in _JOINERS or before == "\u200d"
 
 
 def safe_name(name: str) -> str:
-    """Return `name` on one line without the characters that Prefect refuses in names, or `plan` if nothing is left."""
+    """Return `name` on one line, without characters that Prefect refuses in names. Return `plan` if nothing is left."""
     return _REFUSED_IN_NAMES.sub(" ", name).strip()[:MAX_NAME_CHARACTERS].rstrip() or "plan"
 
 
@@ -123,7 +123,7 @@ def item_option(item: int | None, label: str | None = None) -> str:
 
 
 def means_item(word: str, item: int | None, label: str | None) -> bool:
-    """Return whether `word`, the value of `--item`, means this item: its label, its number from 1, or `:` and the number."""
+    """Return whether `word`, the value of `--item`, names this item: by its label, its number from 1, or `:` and the number."""
     return item is not None and (word == label or word in (str(item + 1), f":{item + 1}"))
 
 
@@ -139,7 +139,7 @@ def as_text(value: object) -> str:
 
 def without_passwords(text: str) -> str:
     """Return `text` with the password of every URL in it replaced by `***`."""
-    return re.sub(r"\S+", _without_password, text) if "://" in text and "@" in text else text
+    return re.sub(r"\S+", _mask_password, text) if "://" in text and "@" in text else text
 
 
 def words(text: str) -> str:
@@ -149,9 +149,9 @@ def words(text: str) -> str:
     """
     parts: list[str] = []
     for index, part in enumerate(_SPAN.split(one_line(text))):
-        parts += [code(part)] if index % 2 and part.strip() else _plain_words(part)
-    shown = "".join(_apart(parts))
-    return _START.sub(r"\g<0>\\", shown, count=1) if _START.match(shown) else shown
+        parts += [code(part)] if index % 2 and part.strip() else _escape_words(part)
+    shown = "".join(_separate_backticks(parts))
+    return _LINE_START.sub(r"\g<0>\\", shown, count=1) if _LINE_START.match(shown) else shown
 
 
 def is_secret_name(name: str) -> bool:
@@ -159,7 +159,7 @@ def is_secret_name(name: str) -> bool:
 
     The name contains a word for a secret, in any case, with `-`, `_` or neither.
     """
-    return _secrecy(name)[0]
+    return _classify_name(name)[0]
 
 
 def redacted(
@@ -172,21 +172,21 @@ def redacted(
 ) -> "JsonValue":
     """Return `value` with `***` in place of secrets, to show to people.
 
-    These count as secret: whatever `schema`, the JSON Schema of `value`, marks as writeOnly or a password; values under a secret's name, at
-    any depth; passwords in URLs; and every occurrence of the texts in `hidden` that are long enough.
+    These are secret: values that `schema`, the JSON Schema of `value`, marks as writeOnly or a password; values under a secret's name, at
+    any depth; passwords in URLs; and the texts in `hidden`, unless they are too short.
 
-    With `expressions`, an expression `${{ … }}` in a secret place stays, because it contains no value. Pass False if all have been
-    resolved. `literals` stay next to such an expression: they are not part of a secret.
+    With `expressions`, an expression `${{ … }}` in place of a secret stays, because it contains no value. Pass False if all have been
+    resolved. `literals` next to such an expression stay, too, because they are not part of the secret.
     """
-    texts = sorted((text for text in hidden if len(text) >= _SHORTEST_HIDDEN), key=len, reverse=True)
-    mask = _Mask(texts, expressions, schema or {}, literals)
-    return mask.of(value, mask.resolved([schema]))
+    texts = sorted((text for text in hidden if len(text) >= _MIN_HIDDEN_CHARACTERS), key=len, reverse=True)
+    redactor = _Redactor(texts, expressions, schema or {}, literals)
+    return redactor.redact(value, redactor.resolve([schema]))
 
 
 def secret_parameters(schema: Mapping[str, Any]) -> set[str]:
-    """Return the names of a JSON Schema's properties whose values `masked` redacts."""
-    mask, properties = _Mask([], True, schema), schema.get("properties", {})
-    return {name for name, part in properties.items() if is_secret_name(name) or any(map(_says_secret, mask.resolved([part])))}
+    """Return the names of a JSON Schema's properties whose values `redacted` masks."""
+    redactor, properties = _Redactor([], True, schema), schema.get("properties", {})
+    return {name for name, part in properties.items() if is_secret_name(name) or any(map(_is_secret_schema, redactor.resolve([part])))}
 
 
 def fenced(text: str, language: str = "") -> str:
@@ -205,7 +205,7 @@ def code(text: str) -> str:
 def prose(text: str) -> str:
     """Return `text` on one line, unable to form a Markdown block, link, HTML or entity. Emphasis and code stay within the line."""
     shown = _ACTIVE.sub(r"\\\g<0>", one_line(text))
-    return "\\" + shown if _BLOCK.match(shown) else shown
+    return "\\" + shown if _BLOCK_START.match(shown) else shown
 
 
 def unescaped(markdown: str) -> str:
@@ -213,7 +213,7 @@ def unescaped(markdown: str) -> str:
     return _ESCAPE.sub(lambda found: found[2] or found[0], markdown)
 
 
-def _plain_words(text: str) -> list[str]:
+def _escape_words(text: str) -> list[str]:
     parts: list[str] = []
     for number, word in enumerate(text.split(" ")):
         parts += [" "] if number else []
@@ -221,8 +221,8 @@ def _plain_words(text: str) -> list[str]:
     return parts
 
 
-def _apart(parts: list[str]) -> list[str]:
-    """Return `parts` with a space between two runs of backticks, which would otherwise join to a longer run."""
+def _separate_backticks(parts: list[str]) -> list[str]:
+    """Return `parts` with a space between two runs of backticks, which would otherwise merge into one."""
     return [
         part if not part.startswith("`") or not index or not parts[index - 1].endswith("`") else " " + part
         for index, part in enumerate(parts)
@@ -230,8 +230,8 @@ def _apart(parts: list[str]) -> list[str]:
 
 
 @lru_cache(maxsize=4096)
-def _secrecy(name: str) -> tuple[bool, bool]:
-    """Return whether a name is that of a secret, and whether this applies only to texts: `max_tokens` is a number."""
+def _classify_name(name: str) -> tuple[bool, bool]:
+    """Return whether a name is that of a secret, and whether only texts under it are secret: `max_tokens` is a number."""
     split = [word for word in re.split(r"[\W_]+", _CAMEL.sub("_", unicodedata.normalize("NFKC", name)).casefold()) if word]
     squashed = "".join(split)
     if _SECRET_STEMS.search(squashed) or not _SECRET_WORDS.isdisjoint(split) or squashed.endswith("token"):
@@ -242,91 +242,91 @@ def _secrecy(name: str) -> tuple[bool, bool]:
 _Schemas: TypeAlias = Sequence[Mapping[str, Any]]
 
 
-class _Mask:
+class _Redactor:
     def __init__(self, hidden: list[str], expressions: bool, root: Mapping[str, Any], literals: Collection[str] = ()) -> None:
         self._hidden = re.compile("|".join(map(re.escape, hidden))) if hidden else None
         self._expressions = expressions
         self._literals = literals
         self._definitions: Mapping[str, Any] = root.get("$defs", {})
 
-    def of(self, value: "JsonValue", schemas: _Schemas) -> "JsonValue":
+    def redact(self, value: "JsonValue", schemas: _Schemas) -> "JsonValue":
         """Return `value` redacted according to all of `schemas`."""
-        if schemas and any(map(_says_secret, schemas)):
-            return self._secret(value)
+        if schemas and any(map(_is_secret_schema, schemas)):
+            return self._mask_secret(value)
         if isinstance(value, str):
-            return self._text(value)
+            return self._redact_text(value)
         if isinstance(value, list):
-            members = self.resolved([schema["items"] for schema in schemas if "items" in schema])
-            return [self.of(member, members) for member in value]
-        return self._object(value, schemas) if isinstance(value, dict) else value
+            members = self.resolve([schema["items"] for schema in schemas if "items" in schema])
+            return [self.redact(member, members) for member in value]
+        return self._redact_object(value, schemas) if isinstance(value, dict) else value
 
-    def resolved(self, schemas: Sequence[Any], depth: int = 0) -> _Schemas:
-        """Return `schemas` with all schemas that they refer to or choose from, for the same value."""
+    def resolve(self, schemas: Sequence[Any], depth: int = 0) -> _Schemas:
+        """Return `schemas` with all that they refer to, by `$ref`, `anyOf`, `oneOf` or `allOf`."""
         found: list[Mapping[str, Any]] = []
         for schema in schemas:
-            if not isinstance(schema, Mapping) or depth > _REFERENCES:
+            if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
                 continue
             own = cast("Mapping[str, Any]", schema)
             others = [part for word in ("anyOf", "oneOf", "allOf") for part in own.get(word, ())]
             if "$ref" in own:
                 others.append(self._definitions.get(str(own["$ref"]).removeprefix("#/$defs/")))
-            found += [own, *self.resolved(others, depth + 1)]
+            found += [own, *self.resolve(others, depth + 1)]
         return found
 
-    def _object(self, value: "dict[str, JsonValue]", schemas: _Schemas) -> "JsonValue":
+    def _redact_object(self, value: "dict[str, JsonValue]", schemas: _Schemas) -> "JsonValue":
         # {"name": "PASSWORD", "value": "…"} is a common form for lists of variables.
         named = value.get("name", value.get("key"))
         shown: dict[str, JsonValue] = {}
         for key, member in value.items():
             name = named if key == "value" and isinstance(named, str) else key
-            secret, only_texts = _secrecy(name)
+            secret, only_texts = _classify_name(name)
             if secret and member is not None and not isinstance(member, bool) and not (only_texts and isinstance(member, int | float)):
-                shown[key] = self._secret(member)
+                shown[key] = self._mask_secret(member)
             else:
-                shown[key] = self.of(member, self.resolved([_property(schema, key) for schema in schemas]) if schemas else ())
+                shown[key] = self.redact(member, self.resolve([_property_schema(schema, key) for schema in schemas]) if schemas else ())
         return shown
 
-    def _text(self, text: str) -> str:
+    def _redact_text(self, text: str) -> str:
         shown = without_passwords(text)
         return self._hidden.sub(MASK, shown) if self._hidden else shown
 
-    def _secret(self, value: "JsonValue") -> "JsonValue":
+    def _mask_secret(self, value: "JsonValue") -> "JsonValue":
         if value is None or value == "":
             return value
         if not isinstance(value, str) or not self._expressions:
             return MASK
-        # Text around expressions may be part of the secret. Search only up to the last end of an expression, to avoid useless attempts.
+        # Text around expressions may be part of the secret. Search only up to the last `}}`: nothing after it can match.
         head, end, rest = value.rpartition("}}")
         expressions = [*_EXPRESSION.findall(head + end), ""]
         around = _EXPRESSION.split(head + end)
         around[-1] += rest
-        shown = (self._text(part) if part in self._literals or not part.strip() else MASK for part in around)
+        shown = (self._redact_text(part) if part in self._literals or not part.strip() else MASK for part in around)
         return "".join(part + kept for part, kept in zip(shown, expressions, strict=True))
 
 
-def _says_secret(schema: Mapping[str, Any]) -> bool:
+def _is_secret_schema(schema: Mapping[str, Any]) -> bool:
     return schema.get("writeOnly") is True or schema.get("format") == "password"
 
 
-def _property(schema: Mapping[str, Any], key: str) -> Any:
+def _property_schema(schema: Mapping[str, Any], key: str) -> Any:
     return schema.get("properties", {}).get(key, schema.get("additionalProperties"))
 
 
-def _without_password(word: re.Match[str]) -> str:
-    # Match only up to the word's last @, to avoid useless attempts after it.
+def _mask_password(word: re.Match[str]) -> str:
+    # Search only up to the word's last @: nothing after it can match, and trying is slow.
     head, at, rest = word[0].rpartition("@")
     return re.sub(r"(://[^:/@\s]*:)[^@\s]*@", rf"\1{MASK}@", head + at) + rest
 
 
-def _shown(character: str) -> str:
+def _show_character(character: str) -> str:
     if character in "\n\t" or character in _JOINERS:
         return character
-    if unicodedata.category(character) not in _INVISIBLE and character not in _BLANKS:
+    if unicodedata.category(character) not in _INVISIBLE and character not in _BLANK_CHARACTERS:
         return character
-    return _escaped(character)
+    return _escape_character(character)
 
 
-def _escaped(character: str) -> str:
+def _escape_character(character: str) -> str:
     return f"\\x{ord(character):02x}" if ord(character) < 0x100 else f"\\u{ord(character):04x}"
 
 

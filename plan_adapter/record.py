@@ -16,20 +16,20 @@ from plan_adapter.options import CallKind, Effect
 from plan_adapter.plan import ASK, GOAL
 from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 
-LEAST_ID_CHARACTERS = 4
-"""The fewest characters of a run's id that identify the run. Fewer would let a typo pick a run."""
+MIN_ID_CHARACTERS = 4
+"""The fewest characters of a run's id that a person may type. With fewer, a typo could select another run."""
 
 AUTHOR = "author"
 """The approver of a run whose plan requires no approval."""
 
 
 ABORTED = "the run is to end here"
-"""The error of a receipt that records no outcome, because a person ended the run instead."""
+"""The error of a receipt that records no outcome because a person ended the run instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """The owner of a run. It is stored with every row and never shown to a model."""
+    """Whom a run belongs to. Stored with every row of the run and never shown to a model."""
 
     agent_id: str | None = None
     org_id: str | None = None
@@ -57,9 +57,9 @@ class Attempt:
     label: str | None = None  # the item's name; None: its number
     kind: CallKind = "step"
     allowed_by: Approval | None = None
-    """The approval of the plan, if `always_execute` in it let the model of a goal make this call without a confirmation.
+    """The approval of the plan, if its `always_execute` let the model of a goal make this call without a confirmation.
 
-    The audit log has an entry about it. It is not read back with the attempt.
+    The audit log has an entry about it. It is not loaded with the attempt.
     """
 
 
@@ -84,7 +84,7 @@ class Receipt:
 
     @property
     def is_abort(self) -> bool:
-        """Whether a person ended the run here without saying if the call was done."""
+        """Whether a person ended the run without saying whether the call was done."""
         return self.by is not None and self.error == ABORTED
 
     @property
@@ -127,13 +127,13 @@ class StepRun:
     completed_at: datetime | None = None
     duration_ms: int = 0
     metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-    group: str | None = None  # the id of the step that this one is inside of: a group, or one that runs a plan
+    group: str | None = None  # the id of the step around this one: a group, or a step that runs a plan
     items: list[GroupItem] = field(default_factory=list[GroupItem])  # of a group
     plan: str = ""  # the plan that the step runs, as written
 
     @property
     def is_partly_done(self) -> bool:
-        """Whether it is a step of a group that was called for some items, and for others not."""
+        """Whether it is a step of a group that was called for some items but not for all."""
         return self.status is StepStatus.SKIPPED and self.started_at is not None
 
     @classmethod

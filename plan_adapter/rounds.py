@@ -1,4 +1,4 @@
-"""`rounds_of`: the rounds of the goals of a run, as its record has them. `evidence_text`: the evidence of a goal as a table."""
+"""`rounds_of` returns the recorded rounds of a run's goals, `evidence_text` the evidence of a goal as a table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,22 +14,22 @@ from plan_adapter.record import Attempt, Receipt
 from plan_adapter.status import Outcome
 
 CELL_CHARACTERS = 300
-"""How much of the summary of evidence a table shows, and of each value a round."""
+"""How many characters are shown of a summary in the evidence table, and of each value in a round."""
 
 CHECKS = ("flow", "evidence", "safety")
-"""What the end of a goal is checked for."""
+"""The checks that a goal must pass before it ends."""
 
 REPLIES: Mapping[Decision, str] = {"approve": "confirmed", "reject": "rejected", "request_changes": "changes requested"}
-"""What a person did about the call of a round, by their decision."""
+"""How a person answered the confirmation of a call, by decision."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundCall:
-    """The call that a round made: the last attempt of it."""
+    """The last attempt of the call that a round made."""
 
     tool: str
     arguments: JsonValue  # secrets redacted
-    is_allowed: bool = False  # a write that nobody was asked about, because the plan has its tool in `always_execute`
+    is_allowed: bool = False  # whether it is a write that needed no confirmation, because the plan lists its tool in `always_execute`
     outcome: str | None = None  # succeeded or failed; None if its end is not recorded
     duration_ms: int | None = None
     result: JsonValue = None
@@ -42,15 +42,15 @@ class RoundCall:
         """Return the call and its end in one line."""
         took = f" in {duration(self.duration_ms)}" if self.duration_ms is not None and self.by is None else ""
         ended = f"{self.outcome or 'not ended'}{took}"
-        ended += f", recorded by {prose(self.by)} ({self.known_by}){_noted(self.note)}" if self.by is not None else ""
-        said = f": {prose(_cut(self.error))}" if self.error else "" if self.result is None else f": {_shown(self.result)}"
-        allowed = ", which nobody was asked about (`always_execute`)" if self.is_allowed else ""
-        return f"{code(self.tool)} with {_shown(self.arguments)}{allowed}: {ended}{said}"
+        ended += f", recorded by {prose(self.by)} ({self.known_by}){_note_suffix(self.note)}" if self.by is not None else ""
+        result_text = f": {prose(_cut(self.error))}" if self.error else "" if self.result is None else f": {_value_code(self.result)}"
+        allowed = ", without a confirmation (`always_execute`)" if self.is_allowed else ""
+        return f"{code(self.tool)} with {_value_code(self.arguments)}{allowed}: {ended}{result_text}"
 
 
 @dataclass(frozen=True, slots=True)
 class RoundReply:
-    """What a person answered in a round: to the confirmation of a call, or to a question."""
+    """A person's answer in a round: to the confirmation of a call, or to a question."""
 
     decision: Decision
     by: str
@@ -61,13 +61,13 @@ class RoundReply:
 
     def __str__(self) -> str:
         """Return the answer in one line."""
-        who = f"by {prose(self.by)} ({self.known_by}) at {moment(self.at)}{_noted(self.note)}"
-        return f"{REPLIES[self.decision]} {who}" if self.result is None else f"answered {who}: {_shown(self.result)}"
+        who = f"by {prose(self.by)} ({self.known_by}) at {moment(self.at)}{_note_suffix(self.note)}"
+        return f"{REPLIES[self.decision]} {who}" if self.result is None else f"answered {who}: {_value_code(self.result)}"
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One round of a goal: what the model decided, what the decision was checked for, what people answered, and the call."""
+    """One round of a goal: the model's decision, its checks, people's answers, and the call."""
 
     round: int
     action: str | None  # None: the answer could not be used
@@ -85,14 +85,14 @@ class RoundRecord:
     tokens: int = 0
 
     def lines(self) -> list[str]:
-        """Return the decision, and in the order of time what came of it, a line each."""
+        """Return the decision and what followed it, one line each, in order of time."""
         if self.action is None:
             return [f"round {self.round}: an answer that could not be used: {prose(_cut('; '.join(self.faults)))}"]
         tool = f" {code(self.tool)}" if self.tool is not None else ""
         why = self.speak if self.action == "ask_user" else self.goal_check or self.reason or self.speak
         found = [f"round {self.round}: {self.action}{tool}" + (f": {prose(_cut(why))}" if why else "")]
-        is_told = self.verdict == "refused" and any(reply.decision == "reject" for reply in self.replies)
-        if self.verdict is not None and not is_told:
+        is_rejected = self.verdict == "refused" and any(reply.decision == "reject" for reply in self.replies)
+        if self.verdict is not None and not is_rejected:
             found.append(": ".join(prose(_cut(text)) for text in (self.verdict, self.verdict_reason) if text))
         return [*found, *map(str, self.replies), *([str(self.call)] if self.call is not None else [])]
 
@@ -101,16 +101,16 @@ def _cut(text: str) -> str:
     return text if len(text) <= CELL_CHARACTERS else cut(text, CELL_CHARACTERS) + "…"
 
 
-def _shown(value: JsonValue) -> str:
+def _value_code(value: JsonValue) -> str:
     return code(_cut(as_text(value)))
 
 
-def _noted(note: str | None) -> str:
+def _note_suffix(note: str | None) -> str:
     return f": {prose(note)}" if note else ""
 
 
 def round_text(receipt: Receipt) -> str | None:
-    """Return a receipt of a goal in one line, for a log: a decision, its check, or the end of the goal. None for any other call."""
+    """Return a goal's receipt in one line for a log: a decision, its check, or the end of the goal. Return None for any other call."""
     if not isinstance(receipt.result, dict):
         return None
     match receipt.kind:
@@ -129,7 +129,7 @@ def round_text(receipt: Receipt) -> str | None:
 
 
 def decision_text(decision: ExecuteDecision, *, without: str = "") -> str:
-    """Return a decision in one line, for a log: the action, the call with its arguments, and why, unless it is the text `without`."""
+    """Return a decision in one line for a log: the action, the call with its arguments, and the reason unless it equals `without`."""
     tool = ""
     if (call := decision.tool_call) is not None:
         arguments = cast("dict[str, JsonValue]", redacted(call.arguments, expressions=False))
@@ -139,13 +139,13 @@ def decision_text(decision: ExecuteDecision, *, without: str = "") -> str:
 
 
 def answer_of(result: JsonValue) -> RoundAnswer:
-    """Return the answer that the receipt of a decision holds. One that was erased counts as an answer that could not be used."""
+    """Return the answer in the receipt of a decision. An erased one counts as an answer that could not be used."""
     return RoundAnswer.model_validate(result) if isinstance(result, dict) else RoundAnswer(faults=("it was erased",))
 
 
 def evidence_text(evidence: Sequence[Evidence]) -> str:
-    """Return evidence as a Markdown table. Text of tools and people cannot break out of its cell."""
-    lines = ["| Evidence | Round | From | Succeeded | What came of it |", "|---|---|---|---|---|"]
+    """Return evidence as a Markdown table. Text from tools and people cannot break out of its cell."""
+    lines = ["| Evidence | Round | From | Succeeded | Result |", "|---|---|---|---|---|"]
     for one in evidence:
         summary = prose(_cut(one.summary)).replace("|", "&#124;")
         lines.append(f"| {one.id} | {one.round} | {code(one.name)} | {'yes' if one.success else 'no'} | {summary} |")
@@ -153,10 +153,10 @@ def evidence_text(evidence: Sequence[Evidence]) -> str:
 
 
 def rounds_of(receipts: Sequence[Receipt], attempts: Sequence[Attempt], answers: Sequence[Approval]) -> dict[str, list[RoundRecord]]:
-    """Return the rounds of each goal, by step id, in their order. `answers` are those that people gave at the gates of the run."""
+    """Return the rounds of each goal in order, by step id. `answers` are people's answers at the gates of the run."""
     done = [receipt for receipt in receipts if receipt.outcome is Outcome.SUCCEEDED and receipt.item is not None]
     checks = {(one.step_id, one.item): one.result for one in done if one.kind == "check" and isinstance(one.result, dict)}
-    calls = _calls(receipts, attempts)
+    calls = _last_calls(receipts, attempts)
     replies = dict[tuple[str, int | None], list[RoundReply]]()
     for row in answers:
         if row.step_id is not None and row.item is not None:
@@ -165,13 +165,15 @@ def rounds_of(receipts: Sequence[Receipt], attempts: Sequence[Attempt], answers:
     found = dict[str, list[RoundRecord]]()
     for one in sorted((one for one in done if one.kind == "decision"), key=lambda one: one.item or 0):
         unit, answer = (one.step_id, one.item), answer_of(one.result)
-        record = _record(one, answer, cast("dict[str, Any]", checks.get(unit, {})))
-        call = None if record.tool is None else calls.get(unit)  # without a tool, what was called keeps the answer to a question
+        record = _round_record(one, answer, cast("dict[str, Any]", checks.get(unit, {})))
+        call = (
+            None if record.tool is None else calls.get(unit)
+        )  # a decision without a tool asks a question, whose recorded call only holds the answer
         found.setdefault(one.step_id, []).append(replace(record, replies=tuple(replies.get(unit, ())), call=call))
     return found
 
 
-def _record(receipt: Receipt, answer: RoundAnswer, check: dict[str, Any]) -> RoundRecord:
+def _round_record(receipt: Receipt, answer: RoundAnswer, check: dict[str, Any]) -> RoundRecord:
     decision, number = answer.decision, (receipt.item or 0) + 1
     tokens = answer.tokens + check.get("tokens", 0)
     if decision is None:
@@ -191,7 +193,7 @@ def _record(receipt: Receipt, answer: RoundAnswer, check: dict[str, Any]) -> Rou
     )
 
 
-def _calls(receipts: Sequence[Receipt], attempts: Sequence[Attempt]) -> dict[tuple[str, int | None], RoundCall]:
+def _last_calls(receipts: Sequence[Receipt], attempts: Sequence[Attempt]) -> dict[tuple[str, int | None], RoundCall]:
     """Return the last call of each item of a step, by step and item."""
     ends, found = {receipt.attempt_id: receipt for receipt in receipts}, dict[tuple[str, int | None], RoundCall]()
     for one in sorted(attempts, key=lambda one: one.number):

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 from plan_adapter.options import RunWindow
 
 
-def opens_at(window: RunWindow, now: datetime) -> datetime | None:
+def next_opening(window: RunWindow, now: datetime) -> datetime | None:
     """Return when the window opens next, in its time zone, or None if it is open at `now`."""
     from cronsim import CronSim  # needed only by plans with a run window
 
@@ -17,8 +17,8 @@ def opens_at(window: RunWindow, now: datetime) -> datetime | None:
     return next(CronSim(window.cron, here))
 
 
-def problem_of(window: RunWindow) -> tuple[str, str, str] | None:
-    """Return the field, message and hint of what is wrong with a run window, or None."""
+def find_window_problem(window: RunWindow) -> tuple[str, str, str] | None:
+    """Return what is wrong with a run window, as field, message and hint, or None."""
     from cronsim import CronSim, CronSimError
 
     try:
@@ -28,7 +28,7 @@ def problem_of(window: RunWindow) -> tuple[str, str, str] | None:
     try:
         next(CronSim(window.cron, datetime.now(zone)))
     except CronSimError as error:
-        return "cron", f"{window.cron[:80]!r} is no cron expression: {error}", "write five fields, as in `0 22 * * 1-5`"
+        return "cron", f"{window.cron[:80]!r} is not a cron expression: {error}", "write five fields, as in `0 22 * * 1-5`"
     except StopIteration:
         return "cron", f"{window.cron[:80]!r} never happens", "write a date that exists"
     return None

@@ -20,11 +20,11 @@ from plan_adapter.options import CallKind
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import PlanRun, RunContext
-from plan_adapter.runs.approval import open_detached
+from plan_adapter.runs.approval import open_detached_gate
 from plan_adapter.runs.folders import in_folder
 from plan_adapter.runs.permissions import require_approver, require_operator
 from plan_adapter.runs.replan import Replanner, refuse_replanning
-from plan_adapter.runs.resume import execute_in_flow, execute_resume, rolled_back
+from plan_adapter.runs.resume import execute_in_flow, execute_resume, rolled_back_error
 from plan_adapter.runs.rollback import rollback_run
 from plan_adapter.runs.session import RunRequest, opened_store
 from plan_adapter.runs.start import execute_plan
@@ -98,7 +98,7 @@ def run_plan(
     by: str | None = None,
 ) -> PlanRun:
     """Run `plan` and return the record of the run, however its steps ended. Inside a running event loop, use `arun_plan`."""
-    return complete(
+    return run_sync(
         arun_plan(
             plan,
             tools=tools,
@@ -159,7 +159,7 @@ def resume_run(
     here: bool = False,
 ) -> PlanRun:
     """Resume a run and return its record. See `aresume_run`."""
-    return complete(
+    return run_sync(
         aresume_run(run_id, tools=tools, approval=approval, approver=approver, store=store, hooks=hooks, offline=offline, by=by, here=here),
         twin="aresume_run",
     )
@@ -208,7 +208,7 @@ def cancel_run(
     by: str | None = None,
 ) -> PlanRun:
     """Cancel a run and return its current record. See `acancel_run`."""
-    return complete(
+    return run_sync(
         acancel_run(run_id, reason=reason, rollback=rollback, tools=tools, store=store, offline=offline, by=by), twin="acancel_run"
     )
 
@@ -261,7 +261,7 @@ def resolve_step(
     store: PlanStore | None = None,
 ) -> PlanRun:
     """Record the outcome of a write that was interrupted, and return the run. See `aresolve_step`."""
-    return complete(
+    return run_sync(
         aresolve_step(
             run_id, step_id, resolution, by=by, known_by=known_by, item=item, result=result, note=note, rollback=rollback, store=store
         ),
@@ -286,12 +286,12 @@ async def arevise_run(
         run = await opened.run(run_id)
         await require_operator(await opened.get(run.digest), run, opened, settings, by=by, operation="revise")
         if (await opened.ledger.history(run.id)).has_rollbacks:
-            raise rolled_back(run)
+            raise rolled_back_error(run)
         bound = in_folder(bind_inputs(validate(plan, tools), run.inputs), run.folder)
         attended = any(gate.attended is not False for gate in await opened.gates.find(run_id=run.id))
         revised = await opened.revisions.revise(run.id, bound.validated, bound.approval_digest, by=by, note=note)
         if not attended and requires_approval(bound.validated.plan, await opened.policy.effective(settings)):
-            await open_detached(bound, revised, opened, settings)
+            await open_detached_gate(bound, revised, opened, settings)
         return revised
 
 
@@ -299,7 +299,7 @@ def revise_run(
     run_id: str, plan: ExecutionPlan, *, tools: ToolRegistry, by: str, note: str = "", store: PlanStore | None = None
 ) -> PlanRun:
     """Make `plan` the new version of a run's plan, and return the run. See `arevise_run`."""
-    return complete(arevise_run(run_id, plan, tools=tools, by=by, note=note, store=store), twin="arevise_run")
+    return run_sync(arevise_run(run_id, plan, tools=tools, by=by, note=note, store=store), twin="arevise_run")
 
 
 async def draft_revision(
@@ -317,9 +317,9 @@ async def draft_revision(
         await require_operator(plan, run, opened, settings, by=by, operation="revise")
         history = await opened.ledger.history(run.id)
         if history.has_rollbacks:
-            raise rolled_back(run)
+            raise rolled_back_error(run)
         await refuse_replanning(run, plan, history, opened)
-        return await replanner.drafted(run, words, validated=validate(plan, tools), tools=tools, history=history, store=opened)
+        return await replanner.draft(run, words, validated=validate(plan, tools), tools=tools, history=history, store=opened)
 
 
 def compile_plan(
@@ -334,11 +334,11 @@ def compile_plan(
 ) -> "Flow[..., Any]":
     """Return `validated` as an async Prefect flow whose parameters are the plan's inputs. Call it, serve it, deploy it or nest it.
 
-    Pass `tools` to call another registry than the one the plan was validated with. The flow looks for an approval in the store. If there is
-    none, it pauses at a form before its first step; `approver`, if given, is asked as well. A re-run of one of its flow runs carries the
-    steps that have receipts.
+    Pass `tools` to call the tools of another registry than the one that the plan was validated with. The flow looks for an approval in the
+    store. If there is none, it pauses at a form before its first step; `approver`, if given, is asked as well. A re-run of a flow run
+    carries the steps that have receipts.
     """
-    from plan_adapter.engine.flow import flow_of  # imports Prefect
+    from plan_adapter.engine.flow import build_flow  # imports Prefect
 
     if tools is not None:
         validated = validate(validated.plan, tools)
@@ -353,17 +353,17 @@ def compile_plan(
         asks_in_form=True,
         plan_file=None if file is None else Path(file),
     )
-    return flow_of(validated, partial(execute_in_flow, validated, run_request, store))
+    return build_flow(validated, partial(execute_in_flow, validated, run_request, store))
 
 
 def _run_request(approval: Approval | None, approver: Approver | None, hooks: Hooks | None, by: str | None) -> RunRequest:
-    """Return the run request of a call from Python. A PrefectApprover only turns on the form."""
+    """Return the run request of a call from Python. A PrefectApprover only enables the form."""
     is_form = isinstance(approver, PrefectApprover)
     run_request = RunRequest(approval, None if is_form else approver, asks_in_form=is_form, hooks=hooks or Hooks())
     return run_request if by is None else replace(run_request, requested_by=by)
 
 
-def complete(work: Coroutine[Any, Any, T], *, twin: str) -> T:
+def run_sync(work: Coroutine[Any, Any, T], *, twin: str) -> T:
     """Return the result of `work`. Raises RuntimeError, which names the async `twin`, inside a running event loop."""
     if _is_in_event_loop():
         work.close()

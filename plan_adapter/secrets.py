@@ -1,4 +1,4 @@
-"""`SecretSource`, and `SecretChain`, which looks up `${{ secrets.name }}` in several places, one after the other."""
+"""`SecretSource`, a place that has secrets, and `SecretChain`, which looks up `${{ secrets.name }}` in several places in order."""
 
 import asyncio
 import contextlib
@@ -11,14 +11,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-from plan_adapter.credentials import LARGEST_BYTES, credential_values, is_worth_redacting
+from plan_adapter.credentials import MAX_BYTES, credential_values, is_worth_redacting
 from plan_adapter.errors import ExpressionError
 from plan_adapter.settings import Settings
 
 ENVIRONMENT_PREFIX = "PLAN_ADAPTER_SECRET_"
 ENTRY_POINT_GROUP = "plan_adapter.secrets"
 
-SHORTEST = 4
+MIN_CHARACTERS = 4
 """The fewest characters of a value. Redacting a shorter one would ruin other text in the record."""
 
 ANSWER_SECONDS = 15.0
@@ -42,7 +42,7 @@ class SecretPlace(SecretSource, Protocol):
 
 
 class SecretUnavailableError(ExpressionError):
-    """A place could not be asked, so it may or may not have the secret. Another attempt may succeed."""
+    """A place gave no answer, so it may or may not have the secret. Another attempt may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class MountedSecrets:
             return None
         try:
             with (self.folder / name).open("rb") as file:
-                content = file.read(LARGEST_BYTES + 1)
+                content = file.read(MAX_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as error:
@@ -87,11 +87,11 @@ class EnvironmentSecrets:
 
     def place(self, name: str) -> str:
         """Return a phrase with the variable's name."""
-        return f"the environment variable {_variable(name)}"
+        return f"the environment variable {_variable_name(name)}"
 
     async def secret(self, name: str) -> str | None:
         """Return the value of the variable for `name`, or None."""
-        return os.environ.get(_variable(name)) or None
+        return os.environ.get(_variable_name(name)) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,10 @@ class EntryPointSecrets:
         return f"the entry points {ENTRY_POINT_GROUP} ({known or 'none is installed'})"
 
     async def secret(self, name: str) -> str | None:
-        """Return the answer of the first callable that knows `name`. An error in one ends the search."""
+        """Return the value from the first callable that knows `name`. An error in one ends the search."""
         for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
             try:
-                value = await _called(point.load(), name)
+                value = await _call_entry_point(point.load(), name)
             except Exception as error:  # the message is not repeated, because it may contain a secret
                 raise SecretUnavailableError(f"the entry point {point.name} ({point.value}) failed: {type(error).__name__}") from None
             if value is not None:
@@ -136,8 +136,8 @@ class SecretChain:
     async def find(self, name: str) -> tuple[SecretPlace, str]:
         """Return the place that has the secret, and its value.
 
-        Raises ExpressionError, which names every place but never a value, if no place has a usable value. Raises SecretUnavailableError if
-        a place could not be asked: a later place might hold a different value under the same name.
+        Raises ExpressionError, which names every place but no value, if no place has a usable value. Raises SecretUnavailableError if a
+        place gave no answer, because a later place might hold a different value under the same name.
         """
         for place in self.places:
             try:
@@ -149,23 +149,23 @@ class SecretChain:
             except SecretUnavailableError as error:
                 raise SecretUnavailableError(f"`secrets.{name}`: {error}") from None
             if value is not None:
-                return place, _usable(value, name, place)
-        looked = "; ".join(place.place(name) for place in self.places)
-        raise ExpressionError(f"there is no secret `{name}`; places checked: {looked or 'none'}")
+                return place, _require_usable(value, name, place)
+        checked = "; ".join(place.place(name) for place in self.places)
+        raise ExpressionError(f"there is no secret `{name}`; places checked: {checked or 'none'}")
 
 
 @dataclass(frozen=True, slots=True)
 class SecretLocation:
-    """The result of looking for a secret, without its value: a phrase for its place, or why it cannot be used."""
+    """Where a secret was found, without its value, or why it cannot be used."""
 
     name: str
     place: str | None
     problem: str | None
-    is_known: bool = True  # False if a place could not be asked, and so may have it
+    is_known: bool = True  # False if a place that gave no answer may have it
 
 
 async def visible_secrets(settings: Settings) -> list[str]:
-    """Return the secrets that this process can see without a name: mounted files and credentials in its environment."""
+    """Return the secrets that this process can see without knowing their names: mounted files and credentials in its environment."""
     mounted = [] if settings.secrets_dir is None else await MountedSecrets(settings.secrets_dir).values()
     keys = [key.get_secret_value() for key in (settings.model_key, settings.totp_key) if key is not None]
     return [*filter(is_worth_redacting, (*mounted, *keys)), *credential_values(os.environ)]
@@ -184,18 +184,18 @@ def _is_file_name(name: str) -> bool:
     return "/" not in name and "\\" not in name and "\0" not in name and name not in ("", ".", "..")
 
 
-def _variable(name: str) -> str:
+def _variable_name(name: str) -> str:
     return ENVIRONMENT_PREFIX + re.sub(r"[^A-Z0-9]", "_", name.upper())
 
 
-async def _called(function: Any, name: str) -> str | None:
+async def _call_entry_point(function: Any, name: str) -> str | None:
     if inspect.iscoroutinefunction(function):
         return await function(name)
     answer = await asyncio.to_thread(function, name)
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def _usable(value: object, name: str, place: SecretPlace) -> str:
+def _require_usable(value: object, name: str, place: SecretPlace) -> str:
     what = f"`secrets.{name}` from {place.place(name)}"
     if not isinstance(value, str):
         raise ExpressionError(f"{what} is a {type(value).__name__}, not text")
@@ -203,8 +203,8 @@ def _usable(value: object, name: str, place: SecretPlace) -> str:
         size = len(value.encode())
     except UnicodeEncodeError:
         raise ExpressionError(f"{what} is not UTF-8 text") from None
-    if len(value) < SHORTEST:
-        raise ExpressionError(f"{what} has fewer than {SHORTEST} characters, too short to be redacted in the record")
-    if size > LARGEST_BYTES or "\0" in value:
-        raise ExpressionError(f"{what} is larger than {LARGEST_BYTES // 1024} KiB" if size > LARGEST_BYTES else f"{what} contains a NUL")
+    if len(value) < MIN_CHARACTERS:
+        raise ExpressionError(f"{what} has fewer than {MIN_CHARACTERS} characters, too short to be redacted in the record")
+    if size > MAX_BYTES or "\0" in value:
+        raise ExpressionError(f"{what} is larger than {MAX_BYTES // 1024} KiB" if size > MAX_BYTES else f"{what} contains a NUL")
     return value

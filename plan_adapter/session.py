@@ -16,7 +16,7 @@ from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import Problem
 from plan_adapter.record import PlanRun, PlanSummary, RunContext
 from plan_adapter.runner import acancel_run, aresume_run, arevise_run, arun_plan, draft_revision
-from plan_adapter.runs.replan import Replanner, note_of
+from plan_adapter.runs.replan import Replanner, revision_note
 from plan_adapter.runs.secrets import model_redactor
 from plan_adapter.settings import Settings
 from plan_adapter.status import PlanStatus
@@ -27,7 +27,7 @@ from plan_adapter.validation import find_problems
 
 @dataclass
 class PlanSession:
-    """Drafts, shows and runs plans with `tools` and no others, and collects their approvals. Belongs to one event loop.
+    """Drafts, shows and runs plans with `tools` only, and collects their approvals. Belongs to one event loop.
 
     An agent never approves. `approve` is for the person it works for, and covers the plan exactly as it is at that moment, including its
     inputs. Without such an approval, `approver` is asked. If `store` is None, the store of the settings is opened for each call. With
@@ -72,19 +72,19 @@ class PlanSession:
         self, *, by: str, inputs: Mapping[str, object] | None = None, note: str = "", valid_for: timedelta | None = None
     ) -> Approval:
         """Return an approval of the current plan by the person `by`. The next `execute` with these inputs uses it up."""
-        self._approval = approve(self._plan(), tools=self.tools, by=by, inputs=inputs, note=note, valid_for=valid_for)
+        self._approval = approve(self._require_plan(), tools=self.tools, by=by, inputs=inputs, note=note, valid_for=valid_for)
         return self._approval
 
     def reject(self, *, by: str, note: str = "") -> None:
         """Record that the person `by` rejects the current plan. The next `execute` then records a rejected run."""
-        self._approval = reject(self._plan(), tools=self.tools, by=by, note=note)
+        self._approval = reject(self._require_plan(), tools=self.tools, by=by, note=note)
 
     async def execute(self, *, inputs: Mapping[str, object] | None = None) -> PlanRun:
         """Run the current plan and return its record, however its steps ended.
 
         Raises NotApprovedError, before any step is run, if nobody approved exactly this plan with these inputs.
         """
-        plan, approval = self._plan(), self._approval
+        plan, approval = self._require_plan(), self._approval
         self._approval = None
         self.run = await arun_plan(
             plan,
@@ -110,7 +110,7 @@ class PlanSession:
         """Resume the session's run and return its record. See `aresume_run`."""
         approval, self._approval = self._approval, None
         self.run = await aresume_run(
-            self._run().id,
+            self._require_run().id,
             tools=self.tools,
             approval=approval,
             approver=self.approver,
@@ -127,33 +127,33 @@ class PlanSession:
         given with the run's inputs, or asks for one. Raises DraftError, which leaves the run unchanged, and everything that `arevise_run`
         raises.
         """
-        run, replanner = self._run(), Replanner(self.model, self.tools.names(), asker=self.asker, budget=self.budget)
+        run, replanner = self._require_run(), Replanner(self.model, self.tools.names(), asker=self.asker, budget=self.budget)
         draft = await draft_revision(run.id, words, replanner=replanner, tools=self.tools, by=by, store=self.store)
         if draft.plan is None:
             raise DraftError(draft.failure or "no valid new version from these words", draft)
-        self.run = await arevise_run(run.id, draft.plan, tools=self.tools, by=by, note=note_of(draft, words), store=self.store)
+        self.run = await arevise_run(run.id, draft.plan, tools=self.tools, by=by, note=revision_note(draft, words), store=self.store)
         self.current_draft, self.current_plan, self._approval = draft, draft.plan, None
         return draft.plan
 
     async def cancel(self, reason: str = "cancelled") -> PlanRun:
         """Cancel the session's run and return its record. See `acancel_run`."""
-        self.run = await acancel_run(self._run().id, reason=reason, store=self.store, offline=self.offline)
+        self.run = await acancel_run(self._require_run().id, reason=reason, store=self.store, offline=self.offline)
         return self.run
 
     def problems(self) -> list[Problem]:
         """Return every problem that keeps the current plan from running. The plan may have been edited."""
-        return find_problems(self._plan(), self.tools)
+        return find_problems(self._require_plan(), self.tools)
 
     def summary(self) -> PlanSummary:
         """Return the progress of the run. Before the run, return the plan with every step pending."""
         if self.run is not None:
             return self.run.summary()
-        plan, count = self._plan(), len(self._plan().steps)
+        plan, count = self._require_plan(), len(self._require_plan().steps)
         return PlanSummary(plan.id, plan.description, self._status(), count, 0, 0, count, 0, 0, 0.0)
 
     def format(self) -> str:
         """Return the run in Markdown, or the plan if nothing has run yet."""
-        return format_plan(self.run if self.run is not None else self._plan())
+        return format_plan(self.run if self.run is not None else self._require_plan())
 
     def clear(self) -> None:
         """Forget the plan, the approval and the run. The store keeps its records."""
@@ -164,12 +164,12 @@ class PlanSession:
             return PlanStatus.PENDING_APPROVAL
         return PlanStatus.APPROVED if self._approval.decision == "approve" else PlanStatus.CANCELLED
 
-    def _plan(self) -> ExecutionPlan:
+    def _require_plan(self) -> ExecutionPlan:
         if self.current_plan is None:
             raise RunConflictError("there is no current plan: draft one, or set one with `use`")
         return self.current_plan
 
-    def _run(self) -> PlanRun:
+    def _require_run(self) -> PlanRun:
         if self.run is None:
-            raise RunConflictError("nothing has run yet")
+            raise RunConflictError("nothing has run yet: call `execute` first")
         return self.run

@@ -18,21 +18,21 @@ class PlanStatus(StrEnum):
     @property
     def has_ended(self) -> bool:
         """Whether a run with this status has ended. It can be resumed unless it is completed."""
-        return self is PlanStatus.COMPLETED or self in _ENDED
+        return self is PlanStatus.COMPLETED or self in _RESUMABLE
 
     def can_become(self, status: "PlanStatus") -> bool:
         """Return whether a run with this status may change to `status`. A completed run never changes."""
-        return status is self or status in _NEXT[self]
+        return status is self or status in _TRANSITIONS[self]
 
 
-_RESUMED = frozenset({PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED, PlanStatus.EXECUTING})
-_ENDED = frozenset({PlanStatus.FAILED, PlanStatus.PARTIAL, PlanStatus.CANCELLED})
-_NEXT: dict[PlanStatus, frozenset[PlanStatus]] = {
+_AFTER_RESUME = frozenset({PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED, PlanStatus.EXECUTING})
+_RESUMABLE = frozenset({PlanStatus.FAILED, PlanStatus.PARTIAL, PlanStatus.CANCELLED})
+_TRANSITIONS: dict[PlanStatus, frozenset[PlanStatus]] = {
     PlanStatus.DRAFT: frozenset({PlanStatus.PENDING_APPROVAL}),
     PlanStatus.PENDING_APPROVAL: frozenset({PlanStatus.APPROVED, PlanStatus.EXECUTING, PlanStatus.CANCELLED}),
     PlanStatus.APPROVED: frozenset({PlanStatus.EXECUTING, PlanStatus.PENDING_APPROVAL, PlanStatus.CANCELLED}),
-    PlanStatus.EXECUTING: frozenset({*_ENDED, PlanStatus.COMPLETED, PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED}),
-    **dict.fromkeys(_ENDED, _RESUMED | _ENDED),
+    PlanStatus.EXECUTING: frozenset({*_RESUMABLE, PlanStatus.COMPLETED, PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED}),
+    **dict.fromkeys(_RESUMABLE, _AFTER_RESUME | _RESUMABLE),
     PlanStatus.COMPLETED: frozenset(),
 }
 """The statuses that may follow each status. An ended run that is not completed can be resumed or rolled back."""

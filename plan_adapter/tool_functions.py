@@ -38,7 +38,7 @@ def as_functions(
     context: RunContext | None = None,
     offline: bool = False,
 ) -> list[ToolFunction]:
-    """Return an async function for each of `tools`, to be given to an agent of any library. Each has the tool's name and signature.
+    """Return an async function for each of `tools`, for an agent of any library. Each has the tool's name and signature.
 
     A call is a run of one step, tagged `agent`: a tool that only reads is called at once, and any other waits until a person approves
     exactly this call, in Prefect's UI or with `plan approve`. Pass an `approver` to ask elsewhere, or with `offline`. `approval` says who
@@ -53,12 +53,12 @@ def as_functions(
     approver = approver if approver is not None or offline else PrefectApprover()
     run = partial(arun_plan, tools=tools, approver=approver, store=store, hooks=hooks, context=context, offline=offline)
     calls = _AgentCalls(agent, approval, [*permissions], run, asks_nobody=approver is None)
-    return [_function(tool, partial(_call, tool, calls)) for tool in tools]
+    return [_build_function(tool, partial(_call_tool, tool, calls)) for tool in tools]
 
 
 @dataclass(frozen=True, slots=True)
 class _AgentCalls:
-    """What all calls of an agent share."""
+    """What all calls of one agent have in common."""
 
     agent: str
     approval: ApprovalPolicy | None
@@ -67,8 +67,8 @@ class _AgentCalls:
     asks_nobody: bool
 
 
-def _function(tool: Tool[..., Any], call: Callable[[Mapping[str, Any]], Awaitable[JsonValue]]) -> ToolFunction:
-    """Return a function with the name, the documentation and the signature of `tool`, but for what a step fills in."""
+def _build_function(tool: Tool[..., Any], call: Callable[[Mapping[str, Any]], Awaitable[JsonValue]]) -> ToolFunction:
+    """Return a function with the name, documentation and signature of `tool`, without parameters that a step fills in."""
     hints = typing.get_type_hints(tool.source, include_extras=True)
     signature = inspect.signature(tool.source)
     offered = [
@@ -76,11 +76,11 @@ def _function(tool: Tool[..., Any], call: Callable[[Mapping[str, Any]], Awaitabl
         for name, parameter in signature.parameters.items()
         if name in tool.parameter_names
     ]
-    own = inspect.Signature(offered, return_annotation=Any)
+    own_signature = inspect.Signature(offered, return_annotation=Any)
 
     async def function(*args: Any, **kwargs: Any) -> JsonValue:
         try:
-            arguments = own.bind(*args, **kwargs).arguments
+            arguments = own_signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise ToolError(f"the arguments do not fit `{tool.name}`: {error}") from None
         return await call(arguments)
@@ -89,11 +89,11 @@ def _function(tool: Tool[..., Any], call: Callable[[Mapping[str, Any]], Awaitabl
     function.__doc__ = inspect.getdoc(tool.source) or tool.description
     function.__module__ = tool.source.__module__
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in offered} | {"return": Any}
-    function.__dict__["__signature__"] = own
+    function.__dict__["__signature__"] = own_signature
     return function
 
 
-async def _call(tool: Tool[..., Any], calls: _AgentCalls, given: Mapping[str, Any]) -> JsonValue:
+async def _call_tool(tool: Tool[..., Any], calls: _AgentCalls, given: Mapping[str, Any]) -> JsonValue:
     if (refusal := tool.why_not_permitted(calls.permissions, giver="`as_functions(permissions=...)`")) is not None:
         raise ToolError(refusal)
     arguments = cast("dict[str, JsonValue]", as_json(dict(given)))
@@ -102,7 +102,9 @@ async def _call(tool: Tool[..., Any], calls: _AgentCalls, given: Mapping[str, An
     if code := [name for name in sorted(tool.literal_parameters & arguments.keys()) if has_expression(str(arguments[name]))]:
         raise ToolError(f"`{code[0]}` of `{tool.name}` is code, and must not contain `${{{{ }}}}`")
     if calls.asks_nobody and tool.effect != "read":
-        raise NotApprovedError(f"`{tool.name}` does more than read, and nobody can be asked here: it was not called")
+        raise NotApprovedError(
+            f"`{tool.name}` was not called: it does more than read, and nobody can approve it; pass an approver to `as_functions`"
+        )
     plan = _plan_of(tool, calls, arguments)
     run = await calls.run(plan, inputs={"arguments": arguments} if plan.inputs else None)
     step = run.step("call")
@@ -118,9 +120,9 @@ async def _call(tool: Tool[..., Any], calls: _AgentCalls, given: Mapping[str, An
 
 def _plan_of(tool: Tool[..., Any], calls: _AgentCalls, arguments: Mapping[str, JsonValue]) -> ExecutionPlan:
     """Return the plan of one call. Its arguments are the plan's input, because texts in a plan may contain expressions."""
-    is_code = tool.literal_parameters
-    parameters = {name: value if name in is_code else f'${{{{ inputs.arguments["{name}"] }}}}' for name, value in arguments.items()}
-    values = any(name not in is_code for name in arguments)
+    code_parameters = tool.literal_parameters
+    parameters = {name: value if name in code_parameters else f'${{{{ inputs.arguments["{name}"] }}}}' for name, value in arguments.items()}
+    values = any(name not in code_parameters for name in arguments)
     return ExecutionPlan(
         name=f"{calls.agent}: {tool.name}",
         description=f"{calls.agent} calls `{tool.name}`" + (f": {tool.description}" if tool.description else ""),

@@ -24,7 +24,7 @@ _Trail: TypeAlias = tuple[str | int, "_Trail"] | None
 """The keys from a value up to the root, innermost first."""
 
 
-_EXACT = frozenset({str, int, bool, type(None)})
+_NORMALIZED_TYPES = frozenset({str, int, bool, type(None)})
 
 
 def normalize(value: Any) -> Any:
@@ -33,17 +33,21 @@ def normalize(value: Any) -> Any:
     RFC 8785 writes 1 and 1.0 alike, so otherwise two plans with the same digest could call a tool with different values. Floats beyond 2^53
     stay floats, because integers of that size are refused. A value that needs no change is returned itself, not copied.
     """
-    if type(value) in _EXACT:
+    if type(value) in _NORMALIZED_TYPES:
         return value
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) <= MAX_INTEGER else float(value)
     if isinstance(value, dict):
         members = cast("dict[Any, Any]", value)
-        changed = {key: new for key, member in members.items() if type(member) not in _EXACT and (new := normalize(member)) is not member}
+        changed = {
+            key: new
+            for key, member in members.items()
+            if type(member) not in _NORMALIZED_TYPES and (new := normalize(member)) is not member
+        }
         return {**members, **changed} if changed or type(members) is not dict else members
     if isinstance(value, list | tuple):
         items = cast("list[Any] | tuple[Any, ...]", value)
-        new_items = [item if type(item) in _EXACT else normalize(item) for item in items]
+        new_items = [item if type(item) in _NORMALIZED_TYPES else normalize(item) for item in items]
         return items if type(items) is list and all(map(is_, new_items, items)) else new_items
     if isinstance(value, str):  # an enum; so are integers that get here
         return str.__str__(value)
@@ -52,10 +56,10 @@ def normalize(value: Any) -> Any:
 
 def find_bad_values(value: object, at: str = "") -> list[Problem]:
     """Return a problem for everything in the tree `value` that a plan must not contain. Not recursive, so depth is safe."""
-    return [Problem(code, at=place, message=message, hint=hint) for place, (code, message, hint) in _walk(value, at)]
+    return [Problem(code, at=place, message=message, hint=hint) for place, (code, message, hint) in _find_faults(value, at)]
 
 
-def _walk(root: object, at: str) -> Iterator[tuple[str, Fault]]:
+def _find_faults(root: object, at: str) -> Iterator[tuple[str, Fault]]:
     """Yield the faults in document order. Paths are only built for faults."""
     stack: list[tuple[object, _Trail, int]] = [(root, None, 0)]
     while stack:
@@ -69,7 +73,7 @@ def _walk(root: object, at: str) -> Iterator[tuple[str, Fault]]:
             continue
         if isinstance(value, dict):
             keys = cast("dict[object, object]", value)
-            yield from ((_path(at, (_named(key), trail)), fault) for key in keys if (fault := key_fault(key)))
+            yield from ((_path(at, (_key_name(key), trail)), fault) for key in keys if (fault := key_fault(key)))
         items = list(_entries(cast("_Tree", value)))
         stack.extend((item, (key, trail), depth + 1) for key, item in reversed(items))
 
@@ -115,10 +119,10 @@ _NUL: Fault = ("bad-text", "the text contains a NUL character, which databases a
 
 
 def _entries(tree: _Tree) -> Iterable[tuple[str | int, object]]:
-    return ((_named(key), value) for key, value in tree.items()) if isinstance(tree, dict) else enumerate(tree)
+    return ((_key_name(key), value) for key, value in tree.items()) if isinstance(tree, dict) else enumerate(tree)
 
 
-def _named(key: object) -> str:
+def _key_name(key: object) -> str:
     return key if isinstance(key, str) else f"<{type(key).__name__}>"
 
 
@@ -133,7 +137,7 @@ def _path(at: str, trail: _Trail) -> str:
 
 
 def join(at: str, key: str | int) -> str:
-    """Return the path of the entry `key` inside `at`: `steps[2].id`."""
+    """Return the path of the entry `key` inside `at`, such as `steps[2].id`."""
     if isinstance(key, int):
         return f"{at}[{key}]"
     return f"{at}.{key}" if at else key

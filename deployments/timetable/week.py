@@ -1,9 +1,9 @@
 """A week's timetable in SQLite, as tools: six slots a day, events that stay, and tasks to be placed.
 
-The tools know a task by its number (`state_id`), the planners of whole weeks by its name of their own (`logic_id`). The database is the
-file that the environment variable TIMETABLE names, so that every process of a run finds it; within `at`, it is another one.
+Tools identify a task by its number (`state_id`), and the planners of whole weeks by a name (`logic_id`). The environment variable TIMETABLE
+names the file of the database, so that every process of a run finds it. Inside `at`, the tools use another file.
 
-`TIMETABLE=week.db python -m deployments.timetable.week` makes an example of a week.
+`TIMETABLE=week.db python -m deployments.timetable.week` creates an example week.
 """
 
 import os
@@ -47,7 +47,7 @@ class Move(BaseModel):
 
 
 def create(path: Path, *, events: Iterable[tuple[str, int, int]], tasks: Iterable[tuple[str, str]]) -> None:
-    """Make a timetable with fixed `events` (name, day, slot) and `tasks` (name, subject) that have no place yet."""
+    """Create a timetable with fixed `events` (name, day, slot) and `tasks` (name, subject) that have no place yet."""
     with sqlite3.connect(path) as db:
         db.execute(
             "CREATE TABLE item (state_id INTEGER PRIMARY KEY, logic_id TEXT UNIQUE, name TEXT, subject TEXT, fixed INTEGER,"
@@ -75,7 +75,7 @@ def at(path: Path) -> Generator[None]:
 
 @contextmanager
 def _database() -> Generator[sqlite3.Connection]:
-    """Open the timetable; what is written in the block is kept as a whole or not at all."""
+    """Open the timetable. The block is one transaction."""
     db = sqlite3.connect(_FILE.get() or os.environ["TIMETABLE"], isolation_level="IMMEDIATE")
     db.row_factory = sqlite3.Row
     try:
@@ -108,7 +108,7 @@ def _movable(db: sqlite3.Connection, task: int, *, placed: bool) -> Row:
 
 
 def _put(db: sqlite3.Connection, moves: Sequence[Move]) -> list[Row]:
-    """Give every task of `moves` its new place at once, so that tasks may change places with each other."""
+    """Move all tasks of `moves` at once, so that tasks can swap places."""
     for move in moves:
         if not (1 <= move.day <= DAYS and 1 <= move.slot <= SLOTS):
             raise ToolError(f"day {move.day}, slot {move.slot} does not exist: days are 1 to {DAYS}, slots 1 to {SLOTS}")
@@ -216,7 +216,7 @@ def spread_even() -> list[Row]:
 
 
 def _replan(planner: Any) -> list[Row]:
-    """Let a planner move all tasks that have a place: from numbers to names of the planner, and back."""
+    """Let `planner` move all tasks that have a place. It knows them by `logic_id`, the database by `state_id`."""
     with _database() as db:
         rows = [dict(row) for row in db.execute("SELECT * FROM item WHERE day IS NOT NULL ORDER BY day, slot")]
         state_ids = {row["logic_id"]: row["state_id"] for row in rows}
@@ -226,7 +226,7 @@ def _replan(planner: Any) -> list[Row]:
 
 
 def planned_min_context_switch(tasks: Sequence[Item], fixed: set[tuple[int, int]]) -> list[Item]:
-    """Return the tasks in the same slots, each subject together, in the order in which the subjects first come."""
+    """Return the tasks grouped by subject, in the slots already in use. Subjects keep the order of their first tasks."""
     del fixed
     subjects = list(dict.fromkeys(task.subject for task in tasks))
     grouped = sorted(tasks, key=lambda task: subjects.index(task.subject))
@@ -234,7 +234,7 @@ def planned_min_context_switch(tasks: Sequence[Item], fixed: set[tuple[int, int]
 
 
 def planned_spread_even(tasks: Sequence[Item], fixed: set[tuple[int, int]]) -> list[Item]:
-    """Return the tasks in their order, as many each day as any other as far as events leave room."""
+    """Return the tasks in their order, spread as evenly over the days as events allow."""
     free = [[slot for slot in range(1, SLOTS + 1) if (day, slot) not in fixed] for day in range(1, DAYS + 1)]
     counts = [0] * DAYS
     for _ in tasks:

@@ -35,40 +35,40 @@ def read_answer(text: str, *, repair: bool = False) -> Reading:
         return Reading(None, "the answer is empty")
     if len(text) > MAX_CHARACTERS:
         return Reading(None, f"the answer has {len(text)} characters; the limit is {MAX_CHARACTERS}")
-    values = [value for part in (text, *_FENCE.findall(text)) if (value := _plain(part)) is not _NOTHING]
-    values = values[-1:] or _objects(text)
+    values = [value for part in (text, *_FENCE.findall(text)) if (value := _parse_json(part)) is not _NOT_JSON]
+    values = values[-1:] or _find_objects(text)
     if len(values) > 1 and values[0] != values[1]:
         return Reading(None, "the answer has several objects: write only the one that counts")
     if values:
-        return _judged(values[0])
-    return _repaired(text) if repair else Reading(None, _NO_JSON)
+        return _check_object(values[0])
+    return _repair_object(text) if repair else Reading(None, _NO_JSON)
 
 
 _NO_JSON = "the answer is not JSON: write one JSON object and nothing else"
-_NOTHING: Any = object()
+_NOT_JSON: Any = object()
 
 _KINDS = ((list, "a list"), (str, "a text"), (bool, "true or false"), ((int, float), "a number"))
 
 
-def _plain(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return _NOTHING
+        return _NOT_JSON
 
 
-def _objects(text: str) -> list[Any]:
+def _find_objects(text: str) -> list[Any]:
     """Return the first two outermost objects found in prose. Complete objects nested inside a broken one do not count."""
-    found, at, is_broken = list[Any](), text.find("{"), False
+    found, at, is_inside_broken = list[Any](), text.find("{"), False
     while at != -1 and len(found) < 2:
         try:
             value, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError):
             if found:
                 break
-            at, is_broken = text.find("{", at + 1), True
+            at, is_inside_broken = text.find("{", at + 1), True
             continue
-        if not (is_broken and _is_inside(text, at, end)):
+        if not (is_inside_broken and _is_inside(text, at, end)):
             found.append(value)
         at = text.find("{", end)
     return found
@@ -79,19 +79,19 @@ def _is_inside(text: str, start: int, end: int) -> bool:
     return text[:start].rstrip().endswith(('":', "':", "[", ",")) or text[end:].lstrip().startswith((",", "]", "}"))
 
 
-def _repaired(text: str) -> Reading:
+def _repair_object(text: str) -> Reading:
     from json_repair import repair_json  # only for an answer that is no JSON
 
     fences = _FENCE.findall(text)
-    begun = fences[-1] if fences else text[text.find("{") :] if "{" in text else ""
-    value: Any = repair_json(begun, return_objects=True) if begun else None
-    reading = _judged(value)
+    json_text = fences[-1] if fences else text[text.find("{") :] if "{" in text else ""
+    value: Any = repair_json(json_text, return_objects=True) if json_text else None
+    reading = _check_object(value)
     if reading.value:
         return Reading(reading.value, repaired=True)
     return Reading(None, _NO_JSON)
 
 
-def _judged(value: Any) -> Reading:
+def _check_object(value: Any) -> Reading:
     if not isinstance(value, dict):
         kind = next((words for kind, words in _KINDS if isinstance(value, kind)), "null")
         return Reading(None, f"the answer is {kind}: write one JSON object")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from plan_adapter.agent import prompts
 from plan_adapter.agent.answers import read_answer
-from plan_adapter.agent.judging import Judge, allowed_tools, unplannable
+from plan_adapter.agent.judging import Judge, allowed_tools, find_request_problem
 from plan_adapter.agent.model import Message
 from plan_adapter.agent.redaction import redact_request, redaction_note
 from plan_adapter.agent.requests import form_in_words
@@ -34,7 +34,7 @@ def prompt_for_chat(request: PlanRequest, tools: ToolRegistry, *, redactor: Reda
     Raises DraftError if the request cannot lead to a plan, and ToolDefinitionError for unknown tools.
     """
     tools = allowed_tools(request, tools)
-    if why := unplannable(request, tools):
+    if why := find_request_problem(request, tools):
         raise DraftError(why, Draft(request, CHAT))
     redactor = Redactor() if redactor is None else redactor
     system, user = prompts.opening(redact_request(request, redactor)[0], tools)

@@ -43,20 +43,20 @@ async def read_completion(body: AsyncIterable[bytes]) -> Completion:
             break
     text = read.decode("utf-8-sig").lstrip()
     if text.startswith("{"):
-        return _merged([_object(text)])
+        return _merge_chunks([_parse_object(text)])
     if text and not _STREAM.match(text):
         raise ValueError("neither a JSON object nor a stream of events")
     try:
-        chunks = [_object(data) for data in _events(text) if data != "[DONE]"]
+        chunks = [_parse_object(data) for data in _split_events(text) if data != "[DONE]"]
     except json.JSONDecodeError:
         raise BrokenAnswerError("an event is not JSON") from None
-    completion = _merged(chunks)
+    completion = _merge_chunks(chunks)
     if completion.finish is None and not _DONE.search(read):
         raise BrokenAnswerError("the stream ended before the answer did")
     return completion
 
 
-def _events(text: str) -> list[str]:
+def _split_events(text: str) -> list[str]:
     """Return the data of each event. Skips event names and the comments that keep a connection alive."""
     events = list[str]()
     for event in re.split(r"(?:\r\n|\r|\n){2,}", text):
@@ -66,7 +66,7 @@ def _events(text: str) -> list[str]:
     return events
 
 
-def _object(text: str) -> dict[str, Any]:
+def _parse_object(text: str) -> dict[str, Any]:
     value: Any = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004  # sent by a server, not a caller's argument
@@ -77,50 +77,50 @@ def _object(text: str) -> dict[str, Any]:
     return value
 
 
-def _merged(chunks: Iterable[dict[str, Any]]) -> Completion:
+def _merge_chunks(chunks: Iterable[dict[str, Any]]) -> Completion:
     """Return the first choice of one object, or of its chunks in order."""
     text, refusal, model = "", "", ""
-    calls, finish, usage, has_choice = _Calls(), None, Usage(), False
+    calls, finish, usage, has_choice = _ArgumentCollector(), None, Usage(), False
     for chunk in chunks:
         model = model or chunk.get("model") or ""
-        usage = _usage(chunk.get("usage")) or usage  # if several chunks report usage, the last one has the total
+        usage = _read_usage(chunk.get("usage")) or usage  # if several chunks report usage, the last one has the total
         for choice in chunk.get("choices") or ():
             if choice.get("index"):
                 continue
             part: dict[str, Any] = choice.get("delta") or choice.get("message") or {}
             has_choice, finish = True, choice.get("finish_reason") or finish
-            text += _text(part.get("content"))
+            text += _read_text(part.get("content"))
             refusal += part.get("refusal") or ""
             for call in part.get("tool_calls") or ():
                 calls.add(call)
     return Completion(text, refusal, tuple(calls.arguments), finish, usage, model, has_choice)
 
 
-class _Calls:
+class _ArgumentCollector:
     """The arguments of each function call, collected from the chunks of a stream."""
 
     def __init__(self) -> None:
         self.arguments: list[str] = []
-        self._at: dict[Any, int] = {}
+        self._positions: dict[Any, int] = {}
 
     def add(self, call: dict[str, Any]) -> None:
         """Add one chunk. A chunk without an index starts a new call if it has an id, and otherwise extends the last call."""
         number = call.get("index")
         if number is None:
-            number = call.get("id") or next(reversed(self._at), 0)
-        if number not in self._at:
-            self._at[number] = len(self.arguments)
+            number = call.get("id") or next(reversed(self._positions), 0)
+        if number not in self._positions:
+            self._positions[number] = len(self.arguments)
             self.arguments.append("")
         function: dict[str, Any] = call.get("function") or {}
-        self.arguments[self._at[number]] += function.get("arguments") or ""
+        self.arguments[self._positions[number]] += function.get("arguments") or ""
 
 
-def _text(content: Any) -> str:
+def _read_text(content: Any) -> str:
     """Return the text of a message. Some servers send it in parts, including reasoning parts, which are skipped."""
     if isinstance(content, list):
         return "".join(part.get("text") or "" for part in cast("list[dict[str, Any]]", content) if part.get("type") == "text")
     return content or ""
 
 
-def _usage(used: Any) -> Usage | None:
+def _read_usage(used: Any) -> Usage | None:
     return Usage(used.get("prompt_tokens") or 0, used.get("completion_tokens") or 0) if used else None

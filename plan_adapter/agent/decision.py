@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from plan_adapter.agent.replan import RemainingPlan
 from plan_adapter.agent.schema import ACTIONS, COMPLEXITIES
-from plan_adapter.agent.strictness import as_meant
+from plan_adapter.agent.strictness import from_strict_form
 from plan_adapter.documents import read_document
 from plan_adapter.options import EFFECTS
 from plan_adapter.plan import ExecutionPlan
@@ -80,10 +80,10 @@ def read_decision(
 
     `permissions` are those of the plan, which no model can give.
 
-    With `remaining`, the model's steps replace those of a run's plan that are left. The returned plan is the whole plan: the model's steps,
-    then the steps that are kept.
+    With `remaining`, the model's steps replace the steps of a run's plan that have not run. The returned plan is the whole plan: first the
+    model's steps, then the kept ones.
     """
-    reader = _Reader(value, tools, remaining)
+    reader = _DecisionReader(value, tools, remaining)
     action = reader.action()
     fields: dict[str, Any] = {
         "speak": reader.text("speak"),
@@ -103,7 +103,7 @@ def read_decision(
 
 
 @dataclass(slots=True)
-class _Reader:
+class _DecisionReader:
     value: Mapping[str, JsonValue]
     tools: ToolRegistry
     remaining: RemainingPlan | None = None
@@ -144,35 +144,35 @@ class _Reader:
             return None
         if max_steps is not None and len(written) > max_steps:
             self.add("too-many-steps", "steps", f"the plan has {len(written)} steps; the limit is {max_steps}", "use fewer steps")
-        self.ids = _ids(written, frozenset() if self.remaining is None else self.remaining.taken)
+        self.ids = _assign_ids(written, frozenset() if self.remaining is None else self.remaining.taken)
         description = self.text("description").strip() or self.text("speak").strip() or task.strip()
-        document = {"description": description, "steps": [self._step(step, at) for at, step in enumerate(written)]}
+        document = {"description": description, "steps": [self._read_step(step, at) for at, step in enumerate(written)]}
         plan, found = read_document(json.dumps(document))
         self.problems += [Problem(p.code, p.severity, p.at, message=p.message, hint=p.hint) for p in found]
         if plan is not None:
             plan.permissions = [*permissions]
         if plan is not None and self.remaining is not None:
-            self.problems += self.remaining.problems_of(plan.steps)
-            plan = self._whole(plan, self.remaining)
+            self.problems += self.remaining.find_taken_ids(plan.steps)
+            plan = self._join_kept_steps(plan, self.remaining)
         if plan is not None:
             known = {(problem.code, problem.at) for problem in self.problems}
-            worth = [problem for problem in lint(plan, self.tools) if problem.severity == "error" or self._may_repair(problem)]
+            reported = [problem for problem in lint(plan, self.tools) if problem.severity == "error" or self._may_repair(problem)]
             self.problems += [
-                Problem(p.code, p.severity, p.at, message=p.message, hint=p.hint) for p in worth if (p.code, p.at) not in known
+                Problem(p.code, p.severity, p.at, message=p.message, hint=p.hint) for p in reported if (p.code, p.at) not in known
             ]
         return plan
 
-    def _whole(self, plan: ExecutionPlan, remaining: RemainingPlan) -> ExecutionPlan:
-        whole = remaining.joined(plan.steps)
-        whole._problems = plan._problems  # pyright: ignore[reportPrivateUsage]  # their consequences are not reported
-        return whole
+    def _join_kept_steps(self, plan: ExecutionPlan, remaining: RemainingPlan) -> ExecutionPlan:
+        joined_plan = remaining.join(plan.steps)
+        joined_plan._problems = plan._problems  # pyright: ignore[reportPrivateUsage]  # their consequences are not reported
+        return joined_plan
 
     def _may_repair(self, warning: Problem) -> bool:
         """Return whether the model is asked to fix a warning. Warnings about steps it did not write are not sent."""
         own = tuple(f"steps[{place}]" for place in range(len(self.ids)))
         return warning.code not in _ADVICE and (self.remaining is None or warning.at.startswith(own))
 
-    def _step(self, written: JsonValue, number: int) -> JsonValue:
+    def _read_step(self, written: JsonValue, number: int) -> JsonValue:
         if not isinstance(written, dict):
             return written  # the document's reader reports the problem
         at = f"steps[{number}]"
@@ -186,42 +186,42 @@ class _Reader:
         if "goal" in step and "tools" not in step:
             step["tools"] = [*self.tools.names()]
         if "depends_on" in step:
-            step["depends_on"] = self._dependencies(step["depends_on"], at)
+            step["depends_on"] = self._dependency_ids(step["depends_on"], at)
         if self.remaining is not None and step.get("tool_name") in self.remaining.gated:
             step["requires_approval"] = True  # the replaced step had a gate, so this one keeps it
-        self._mean(step)
+        self._parse_parameters(step)
         if isinstance(rollback := step.get("rollback"), dict):
-            self._mean(rollback)
-        self._refuse_less(step, at)
+            self._parse_parameters(rollback)
+        self._refuse_lowered_effect(step, at)
         return step
 
-    def _mean(self, call: dict[str, JsonValue]) -> None:
+    def _parse_parameters(self, call: dict[str, JsonValue]) -> None:
         name, parameters = call.get("tool_name"), call.get("parameters")
         tool = self.tools.get(name) if isinstance(name, str) else None
         if tool is not None and isinstance(parameters, dict):
-            call["parameters"] = as_meant(parameters, tool.parameters_schema)
+            call["parameters"] = from_strict_form(parameters, tool.parameters_schema)
 
-    def _refuse_less(self, step: Mapping[str, JsonValue], at: str) -> None:
+    def _refuse_lowered_effect(self, step: Mapping[str, JsonValue], at: str) -> None:
         name, effect = step.get("tool_name"), step.get("effect")
         tool = self.tools.get(name) if isinstance(name, str) else None
         if tool is not None and effect in EFFECTS and EFFECTS.index(effect) < EFFECTS.index(tool.effect):
             message = f"`{tool.name}` is a {tool.effect}, and a model cannot make it a {effect}"
             self.add("lowered-effect", f"{at}.effect", message, "leave the effect out, or raise it")
 
-    def _dependencies(self, written: JsonValue, at: str) -> JsonValue:
+    def _dependency_ids(self, written: JsonValue, at: str) -> JsonValue:
         """Return dependencies as step ids. An index that does not exist is a problem, and stays in the list as text."""
         if not isinstance(written, list):
             written = [written]
         found: list[JsonValue] = []
         for number, name in enumerate(written):
-            place = _place(name, self.ids)
-            if place is None:
+            index = _step_index(name, self.ids)
+            if index is None:
                 found.append(name)
-            elif 0 <= place < len(self.ids):
-                found.append(self.ids[place])
+            elif 0 <= index < len(self.ids):
+                found.append(self.ids[index])
             else:
-                found.append(str(place))  # a name that no step has; otherwise the reader would drop the whole list
-                message = f"there is no step {place}: the steps are 0 to {len(self.ids) - 1}"
+                found.append(str(index))  # a name that no step has; otherwise the reader would drop the whole list
+                message = f"there is no step {index}: the steps are 0 to {len(self.ids) - 1}"
                 self.add("unknown-step", f"{at}.depends_on[{number}]", message, "name an existing step")
         return found
 
@@ -229,16 +229,16 @@ class _Reader:
         written, found = self.value.get("constraints"), list[ConstraintStatement]()
         for statement in written if isinstance(written, list) and plan is not None else []:
             if isinstance(statement, dict) and isinstance(number := statement.get("number"), int):
-                found.append(ConstraintStatement(number, self._named(statement.get("steps")), self._named(statement.get("before"))))
+                found.append(ConstraintStatement(number, self._step_ids(statement.get("steps")), self._step_ids(statement.get("before"))))
         return tuple(found)
 
-    def _named(self, written: JsonValue) -> tuple[str, ...]:
+    def _step_ids(self, written: JsonValue) -> tuple[str, ...]:
         names = written if isinstance(written, list) else []
-        places = [(name, _place(name, self.ids)) for name in names]
+        places = [(name, _step_index(name, self.ids)) for name in names]
         return tuple(self.ids[p] if p is not None and 0 <= p < len(self.ids) else str(name) for name, p in places)
 
 
-def _place(name: JsonValue, ids: list[str]) -> int | None:
+def _step_index(name: JsonValue, ids: list[str]) -> int | None:
     """Return the index if `name` refers to a step by index, or None if it refers to it by id."""
     if isinstance(name, int) and not isinstance(name, bool):
         return name
@@ -249,7 +249,7 @@ def _place(name: JsonValue, ids: list[str]) -> int | None:
     return None
 
 
-def _ids(steps: list[JsonValue], others: frozenset[str]) -> list[str]:
+def _assign_ids(steps: list[JsonValue], others: frozenset[str]) -> list[str]:
     """Return the steps' ids. Missing ids are generated, and generated ids never collide with `others`."""
     written = [cast("dict[str, JsonValue]", step).get("id") if isinstance(step, dict) else None for step in steps]
     taken, found = {*others, *(name for name in written if isinstance(name, str))}, list[str]()

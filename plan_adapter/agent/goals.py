@@ -17,7 +17,7 @@ from plan_adapter.readable import cut
 from plan_adapter.tools.registry import ToolRegistry
 
 VERIFIER_ANSWERS = 3
-"""How many answers of the verifier are read before nobody can tell."""
+"""How many unusable answers of the verifier are read before the verdict is `cannot_tell`."""
 
 TEXT_CHARACTERS = 8_000
 """How much of an answer's text is kept."""
@@ -34,7 +34,7 @@ class PromptedGoalModel:
         self._answer_tokens = answer_tokens
         self._schemas: dict[tuple[str, ...], dict[str, JsonValue]] = {}
         self._verdict: Mapping[str, JsonValue] = verdict_schema()
-        self._made = WeakKeyDictionary[Round, goal_prompts.Pair]()
+        self._messages_by_round = WeakKeyDictionary[Round, goal_prompts.Pair]()
 
     @property
     def name(self) -> str:
@@ -43,14 +43,16 @@ class PromptedGoalModel:
 
     async def decide(self, goal: Goal) -> RoundAnswer:
         """Return the model's answer in the next round. A faulty answer has `faults`. Raises ModelError if there is no answer."""
-        messages = goal_prompts.round_messages(goal, self._redactor, self._made)
-        answer = await self._model.ask(Question(messages, self._schema(goal), "goal_decision", goal_outline(), self._answer_tokens))
+        messages = goal_prompts.round_messages(goal, self._redactor, self._messages_by_round)
+        answer = await self._model.ask(
+            Question(messages, self._decision_schema(goal), "goal_decision", goal_outline(), self._answer_tokens)
+        )
         decision, faults = read_goal_decision(answer.reading, goal, self._tools)
         text = cut(text_for_model(answer.text, self._redactor), TEXT_CHARACTERS)
         return RoundAnswer(decision=decision, faults=faults, text=text, model=answer.model, tokens=answer.usage.total)
 
     async def verify(self, goal: Goal) -> Verdict:
-        """Judge whether `done_when` is met by the evidence alone. Without a usable answer nobody can tell.
+        """Judge whether `done_when` is met by the evidence alone. Without a usable answer, the verdict is `cannot_tell`.
 
         Raises ModelError if there is no answer.
         """
@@ -65,12 +67,12 @@ class PromptedGoalModel:
             if not isinstance(found, str):
                 return Verdict(verdict=found[0], reason=text_for_model(found[1], self._redactor), tokens=tokens)
             problem = found
-            said = Message("assistant", self._redactor.text(answer.text) or "(nothing)")
-            question = replace(question, messages=(*question.messages, said, goal_prompts.verdict_correction(problem)))
+            previous = Message("assistant", self._redactor.text(answer.text) or "(nothing)")
+            question = replace(question, messages=(*question.messages, previous, goal_prompts.verdict_correction(problem)))
         return Verdict(verdict="cannot_tell", reason=f"the verifier's answer could not be used: {problem}", tokens=tokens)
 
-    def _schema(self, goal: Goal) -> dict[str, JsonValue]:
-        """Return the form of a decision: the same object for the same tools, so that its strict form is made once."""
+    def _decision_schema(self, goal: Goal) -> dict[str, JsonValue]:
+        """Return the schema of a decision. It is the same object for the same tools, so that its strict form is made once."""
         names = tuple(str(definition["name"]) for definition in goal.tools)
         if names not in self._schemas:
             schema = self._redactor.value(goal_schema(goal.tools))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from plan_adapter.agent.answers import Reading
 from plan_adapter.agent.decision import ConstraintStatement, Decision, Edges, read_decision
 from plan_adapter.agent.replan import RemainingPlan
-from plan_adapter.drafts import Draft, KeptConstraint, PlanRequest
+from plan_adapter.drafts import ConstraintCheck, Draft, PlanRequest
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.graph import ancestors_of
 from plan_adapter.options import ExecutionOptions
@@ -15,32 +15,32 @@ from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import ValidatedPlan, validate
 
 
-def checked_constraints(
+def check_constraints(
     texts: Sequence[str], statements: Sequence[ConstraintStatement], ancestors: Mapping[str, frozenset[str]]
-) -> tuple[list[KeptConstraint], list[Problem]]:
-    """Return the known facts about each constraint, and a problem for each statement that the plan does not keep.
+) -> tuple[list[ConstraintCheck], list[Problem]]:
+    """Return how the plan keeps each constraint, and a problem for each statement that it breaks.
 
     `ancestors` maps each step to all steps that must complete before it starts.
     """
-    kept, problems = list[KeptConstraint](), list[Problem]()
+    kept, problems = list[ConstraintCheck](), list[Problem]()
     for number, text in enumerate(texts, 1):
-        mine = [statement for statement in statements if statement.number == number]
-        broken = [problem for statement in mine for problem in _broken(statement, text, ancestors)]
+        own = [statement for statement in statements if statement.number == number]
+        broken = [problem for statement in own for problem in _find_violations(statement, text, ancestors)]
         problems += broken
-        pairs = [(first, then) for statement in mine for first in statement.steps for then in statement.before]
-        named = sorted({step for statement in mine for step in statement.steps})
+        pairs = [(first, then) for statement in own for first in statement.steps for then in statement.before]
+        named = sorted({step for statement in own for step in statement.steps})
         if pairs and not broken:
             how = ", ".join(f"`{first}` completes before `{then}` starts" for first, then in pairs)
-            kept.append(KeptConstraint(number, text, checked=True, how=how))
+            kept.append(ConstraintCheck(number, text, checked=True, how=how))
         elif named:
             how = f"according to the model, {', '.join(f'`{name}`' for name in named)} ensures it"
-            kept.append(KeptConstraint(number, text, checked=False, how=how))
+            kept.append(ConstraintCheck(number, text, checked=False, how=how))
         else:
-            kept.append(KeptConstraint(number, text, checked=False, how="the plan does not say how it is kept"))
+            kept.append(ConstraintCheck(number, text, checked=False, how="the plan does not say how it is kept"))
     return kept, problems
 
 
-def _broken(statement: ConstraintStatement, text: str, ancestors: Mapping[str, frozenset[str]]) -> list[Problem]:
+def _find_violations(statement: ConstraintStatement, text: str, ancestors: Mapping[str, frozenset[str]]) -> list[Problem]:
     at = f"constraints[{statement.number - 1}]"
     unknown = [name for name in dict.fromkeys((*statement.steps, *statement.before)) if name not in ancestors]
     if unknown:
@@ -64,7 +64,7 @@ def allowed_tools(request: PlanRequest, tools: ToolRegistry) -> ToolRegistry:
     return tools if request.available_tools is None else tools.subset(*request.available_tools)
 
 
-def unplannable(request: PlanRequest, tools: ToolRegistry) -> str | None:
+def find_request_problem(request: PlanRequest, tools: ToolRegistry) -> str | None:
     """Return why the request cannot lead to a plan, or None if it can."""
     if not request.task.strip():
         return "the task is empty: describe what to do"
@@ -77,13 +77,13 @@ def unplannable(request: PlanRequest, tools: ToolRegistry) -> str | None:
     return None
 
 
-def unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str], remaining: RemainingPlan | None = None) -> list[Problem]:
+def find_unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str], remaining: RemainingPlan | None = None) -> list[Problem]:
     """Return a problem for each call in a model's plan that uses a secret whose name is not in `allowed`.
 
     With `remaining`, a secret may also go to the tools that the run's plan already passes it to.
     """
     named = ", ".join(f"`{name}`" for name in allowed) or "none"
-    handed: Mapping[str, frozenset[str]] = {} if remaining is None else remaining.secrets
+    already_passed: Mapping[str, frozenset[str]] = {} if remaining is None else remaining.secrets
     problems = list[Problem]()
     for place, step in validated.plan.places.items():
         if step.inner or (remaining is not None and step.id in remaining.kept):
@@ -93,10 +93,12 @@ def unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str], remainin
             calls.append(("rollback.parameters", undo.tool.name, undo.parameters))
         for field_name, tool, template in calls:
             unnamed = set(template.secrets) - set(allowed)
-            if unnamed := sorted(name for name in unnamed if tool not in handed.get(name, ())):
+            if unnamed := sorted(name for name in unnamed if tool not in already_passed.get(name, ())):
                 at = f"{place}.{field_name}"
                 message = f"the plan may not use the secret {', '.join(f'`{name}`' for name in unnamed)}"
-                hint = "".join(f"; `{name}` with {', '.join(f'`{one}`' for one in sorted(tools))}" for name, tools in handed.items())
+                hint = "".join(
+                    f"; `{name}` with {', '.join(f'`{one}`' for one in sorted(tools))}" for name, tools in already_passed.items()
+                )
                 problems.append(Problem("unnamed-secret", at=at, message=message, hint=f"it may use: {named}{hint}"))
     return problems
 
@@ -127,14 +129,14 @@ class Judge:
         if decision.plan is not None and not problems:
             validated = validate(decision.plan, self.tools)
             ancestors = ancestors_of(validated.dependencies)
-            problems += unnamed_secrets(validated, request.available_secrets, self.remaining)
-            problems += checked_constraints(request.constraints, decision.statements, ancestors)[1]
+            problems += find_unnamed_secrets(validated, request.available_secrets, self.remaining)
+            problems += check_constraints(request.constraints, decision.statements, ancestors)[1]
             if before is not None:
-                problems += self._lost(before, decision, {(a, b) for b, names in ancestors.items() for a in names})
+                problems += self._find_dropped_dependencies(before, decision, {(a, b) for b, names in ancestors.items() for a in names})
         return decision, problems
 
     def accept(self, decision: Decision) -> None:
-        """Make the plan of `decision`, which must have no problems, the draft's plan."""
+        """Make the plan of `decision` the draft's plan. The decision must have no problems."""
         draft, plan, request = self.draft, decision.plan, self.draft.request
         assert plan is not None
         if self.remaining is None:
@@ -143,7 +145,7 @@ class Judge:
             plan.options = options
             plan.metadata = {**request.metadata}
         else:
-            plan = self.remaining.settled(plan)
+            plan = self.remaining.finalize(plan)
         try:
             validated = validate(plan, self.tools)
         except InvalidPlanError as error:  # caused by the request's own options and metadata
@@ -151,21 +153,21 @@ class Judge:
             return
         draft.plan = validated.plan
         ancestors = ancestors_of(validated.dependencies)
-        draft.constraints, _ = checked_constraints(request.constraints, decision.statements, ancestors)
+        draft.constraints, _ = check_constraints(request.constraints, decision.statements, ancestors)
         draft.complexity, draft.speak = decision.complexity, decision.speak
-        gone = sorted((a, b) for a, b in self.dropped if a not in ancestors.get(b, frozenset((a,))))
-        draft.notes += [f"the model removed the dependency of `{then}` on `{first}`" for first, then in gone]
+        removed = sorted((a, b) for a, b in self.dropped if a not in ancestors.get(b, frozenset((a,))))
+        draft.notes += [f"the model removed the dependency of `{then}` on `{first}`" for first, then in removed]
         draft.notes += [f"ignored in the answer, because a model may not decide it: `{name}`" for name in decision.left_out]
 
-    def _lost(self, before: Decision, now: Decision, edges: "set[tuple[str, str]] | Edges") -> list[Problem]:
+    def _find_dropped_dependencies(self, before: Decision, now: Decision, edges: "set[tuple[str, str]] | Edges") -> list[Problem]:
         """Return a problem for each dependency that had no problem and was removed. Each is reported once."""
         plan, old = now.plan, before.plan
         assert plan is not None
         assert old is not None
-        there = {step.id for step in plan.steps}
-        blamed = {step.id for step in old.steps for problem in before.problems if problem.at.startswith(f"steps[{step.index}].depends_on")}
-        circle = any(problem.code == "cycle" for problem in before.problems)
-        lost = sorted((a, b) for a, b in before.edges - edges if {a, b} <= there and b not in blamed and not circle)
+        present = {step.id for step in plan.steps}
+        faulty = {step.id for step in old.steps for problem in before.problems if problem.at.startswith(f"steps[{step.index}].depends_on")}
+        has_cycle = any(problem.code == "cycle" for problem in before.problems)
+        lost = sorted((a, b) for a, b in before.edges - edges if {a, b} <= present and b not in faulty and not has_cycle)
         problems = list[Problem]()
         for first, then in lost:
             if (first, then) in self.dropped:

@@ -55,7 +55,7 @@ class Endpoint:
 
     rung: int = 0
     refuses: set[str] = field(default_factory=set[str])
-    streams: bool = False  # it said that it only streams
+    streams: bool = False  # the server only answers in streams
 
 
 _ENDPOINTS: dict[tuple[str, str], Endpoint] = {}
@@ -89,9 +89,9 @@ class OpenAIModel:
         self._api_key = api_key
         self._timeout = timeout_seconds
         self._max_retries = max_retries
-        self._first = RUNGS.index(first_rung)
+        self._first_rung = RUNGS.index(first_rung)
         self._stream = stream
-        self._strict: tuple[Mapping[str, JsonValue], dict[str, JsonValue]] | None = None
+        self._strict_cache: tuple[Mapping[str, JsonValue], dict[str, JsonValue]] | None = None
         self._client: AsyncOpenAI | None = None
 
     @property
@@ -104,20 +104,20 @@ class OpenAIModel:
 
     async def ask(self, question: Question) -> ModelAnswer:
         """Return the answer on the highest rung that gives one. Raises ModelError, whose text never contains the key."""
-        self._connected()  # importing the client takes a second, which is not the server's time
-        known, began = self._endpoint(), time.monotonic()
+        self._connect()  # importing the client takes a second, which is not the server's time
+        endpoint, began = self._endpoint(), time.monotonic()
         cost, requests = Usage(), 0
         last: ModelAnswer | None = None
-        for number in range(max(known.rung, self._first), len(RUNGS)):
-            completion = await self._completion(question, RUNGS[number], known)
+        for number in range(max(endpoint.rung, self._first_rung), len(RUNGS)):
+            completion = await self._ask_on_rung(question, RUNGS[number], endpoint)
             requests += 1
             if completion is None:  # the server refuses this rung
                 continue
-            last = _answer_of(completion, RUNGS[number], self._model)
+            last = _parse_completion(completion, RUNGS[number], self._model)
             cost += last.usage
             last = replace(last, usage=cost, requests=requests, seconds=time.monotonic() - began)
             if last.reading.value is not None:
-                known.rung = number
+                endpoint.rung = number
                 return last
             if last.cut_off or completion.refusal:  # another rung would end the same way
                 return last
@@ -137,7 +137,7 @@ class OpenAIModel:
         answer = await self.ask(Question(messages, schema, "readiness", max_tokens=2048, effort="none"))
         if answer.reading.value is None:
             raise ModelError(f"{self!r} answers, but not with a JSON object: {answer.reading.problem}")
-        refuses = (*RUNGS[self._first : RUNGS.index(answer.rung)], *sorted(self._endpoint().refuses))
+        refuses = (*RUNGS[self._first_rung : RUNGS.index(answer.rung)], *sorted(self._endpoint().refuses))
         return Probe(answer.model, answer.rung, answer.seconds, answer.requests, refuses)
 
     async def aclose(self) -> None:
@@ -149,55 +149,55 @@ class OpenAIModel:
     def _endpoint(self) -> Endpoint:
         return _ENDPOINTS.setdefault((self._base_url or "", self._model), Endpoint())
 
-    async def _completion(self, question: Question, rung: Rung, known: Endpoint) -> Completion | None:
+    async def _ask_on_rung(self, question: Question, rung: Rung, endpoint: Endpoint) -> Completion | None:
         """Return the server's answer, or None if it refuses the rung."""
         import openai  # takes a second to import
 
         while True:
             strict = self._strict_form(question.schema) if rung == "strict_schema" else {}
-            request = request_of(question, rung, known.refuses, strict=strict, stream=self._stream or known.streams)
+            request = request_of(question, rung, endpoint.refuses, strict=strict, stream=self._stream or endpoint.streams)
             try:
-                return await self._whole(request)
+                return await self._read_whole_answer(request)
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 message = str(error)
-                culprit = next((name for name in OPTIONAL if name in request and name in message), None)
-                if culprit is not None:
-                    of_value = refused_effort(request, message) if culprit == "reasoning_effort" else None
-                    known.refuses.add(of_value or culprit)
+                refused = next((name for name in OPTIONAL if name in request and name in message), None)
+                if refused is not None:
+                    refused_value = refused_effort(request, message) if refused == "reasoning_effort" else None
+                    endpoint.refuses.add(refused_value or refused)
                 elif not request["stream"] and _WANTS_STREAM.search(message):
-                    known.streams = True
+                    endpoint.streams = True
                 elif rung == "text":
                     raise ModelError(
-                        f"{self!r} refuses the request: {self._message_of(error)}{_what_to_do(error.status_code, message)}"
+                        f"{self!r} refuses the request: {self._error_text(error)}{_advice(error.status_code, message)}"
                     ) from None
                 else:
                     return None
             except openai.APIStatusError as error:
                 raise ModelError(
-                    f"{self!r} answers {error.status_code}: {self._message_of(error)}{_what_to_do(error.status_code, str(error))}"
+                    f"{self!r} answers {error.status_code}: {self._error_text(error)}{_advice(error.status_code, str(error))}"
                 ) from None
             except (openai.APITimeoutError, TimeoutError):
                 within = f"within {self._timeout:g} s, {self._max_retries + 1} times"
-                raise ModelError(f"{self!r} did not answer {within}; PLAN_ADAPTER_MODEL_TIMEOUT_SECONDS gives it longer") from None
+                raise ModelError(f"{self!r} did not answer {within}; set PLAN_ADAPTER_MODEL_TIMEOUT_SECONDS to wait longer") from None
             except openai.APIConnectionError as error:
-                raise ModelError(f"{self!r} cannot be reached: {self._message_of(error.__cause__ or error)}; {_IS_IT_THERE}") from None
+                raise ModelError(f"{self!r} cannot be reached: {self._error_text(error.__cause__ or error)}; {_CHECK_SERVER}") from None
             except openai.OpenAIError as error:
-                raise ModelError(f"{self!r}: {self._message_of(error)}") from None
+                raise ModelError(f"{self!r}: {self._error_text(error)}") from None
             except BrokenAnswerError as error:
-                often = f"{self._max_retries + 1} times: {self._message_of(error)}"
-                raise ModelError(f"{self!r} broke off its answer {often}{'' if request['stream'] else _IDLE}") from None
+                attempts = f"{self._max_retries + 1} times: {self._error_text(error)}"
+                raise ModelError(f"{self!r} broke off its answer {attempts}{'' if request['stream'] else _TRY_STREAMING}") from None
             except (ValueError, TypeError, AttributeError):  # an answer that is not a chat completion
-                raise ModelError(f"{self!r} does not answer with a chat completion; {_IS_IT_RIGHT}") from None
+                raise ModelError(f"{self!r} does not answer with a chat completion; {_CHECK_URL}") from None
 
     def _strict_form(self, schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
         """Return the strict form of `schema`. It is cached, because all rounds of a draft use the same schema."""
-        if self._strict is None or self._strict[0] is not schema:
-            self._strict = schema, strict_form(schema)
-        return self._strict[1]
+        if self._strict_cache is None or self._strict_cache[0] is not schema:
+            self._strict_cache = schema, strict_form(schema)
+        return self._strict_cache[1]
 
-    async def _whole(self, request: dict[str, Any]) -> Completion:
+    async def _read_whole_answer(self, request: dict[str, Any]) -> Completion:
         """Return one whole answer. Retries broken ones; the client itself only retries before the first byte."""
-        client = self._connected()
+        client = self._connect()
         for retry in range(self._max_retries + 1):
             try:
                 async with cast(
@@ -205,14 +205,14 @@ class OpenAIModel:
                     client.chat.completions.with_streaming_response.create(model=self._model, **request),
                 ) as response:
                     async with asyncio.timeout(self._timeout):
-                        return await read_completion(_pieces(response))
+                        return await read_completion(_read_body(response))
             except (BrokenAnswerError, TimeoutError):
                 if retry == self._max_retries:
                     raise
             await asyncio.sleep(min(_FIRST_DELAY_SECONDS * 2**retry, _LONGEST_DELAY_SECONDS))
         raise AssertionError("unreachable")
 
-    def _connected(self) -> "AsyncOpenAI":
+    def _connect(self) -> "AsyncOpenAI":
         if self._client is None:
             from openai import AsyncOpenAI, OpenAIError  # takes a second to import
 
@@ -223,7 +223,7 @@ class OpenAIModel:
                 raise ModelError(f"{self!r}: {error}") from None
         return self._client
 
-    def _message_of(self, error: BaseException) -> str:
+    def _error_text(self, error: BaseException) -> str:
         key = self._client.api_key if self._client is not None else None  # it may come from OPENAI_API_KEY
         text = _CODE.sub("", str(error)) or type(error).__name__
         return without_passwords(text.replace(key.strip(), MASK) if key and key.strip() not in (_NO_KEY, "") else text)[:1000]
@@ -234,14 +234,14 @@ _NO_KEY = "none"
 
 _WANTS_STREAM = re.compile(r"\bstream", re.IGNORECASE)
 _CODE = re.compile(r"\AError code: \d+ - ")  # the status is already in the message
-_TOO_MUCH = re.compile(r"context|too (?:long|large|many tokens)", re.IGNORECASE)
-_IS_IT_THERE = "check that it is running, and the URL (PLAN_ADAPTER_MODEL_URL)"
-_IS_IT_RIGHT = "check the URL, which usually ends in /v1 (PLAN_ADAPTER_MODEL_URL)"
-_IDLE = "; if a gateway cuts idle connections, set PLAN_ADAPTER_MODEL_STREAM=true"
+_TOO_LONG = re.compile(r"context|too (?:long|large|many tokens)", re.IGNORECASE)
+_CHECK_SERVER = "check that it is running and that the URL is right (PLAN_ADAPTER_MODEL_URL)"
+_CHECK_URL = "check the URL, which usually ends in /v1 (PLAN_ADAPTER_MODEL_URL)"
+_TRY_STREAMING = "; if a gateway cuts idle connections, set PLAN_ADAPTER_MODEL_STREAM=true"
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.5, 8.0
 
 
-async def _pieces(response: "AsyncAPIResponse[Any]") -> AsyncIterator[bytes]:
+async def _read_body(response: "AsyncAPIResponse[Any]") -> AsyncIterator[bytes]:
     """Yield the body as it arrives. Raises BrokenAnswerError if the connection is cut."""
     try:
         async for piece in response.iter_bytes():
@@ -250,16 +250,16 @@ async def _pieces(response: "AsyncAPIResponse[Any]") -> AsyncIterator[bytes]:
         raise BrokenAnswerError(str(error) or type(error).__name__) from None
 
 
-def _answer_of(completion: Completion, rung: Rung, name: str) -> ModelAnswer:
+def _parse_completion(completion: Completion, rung: Rung, name: str) -> ModelAnswer:
     model, usage = completion.model or name, completion.usage
     if not completion.has_choice:
         return ModelAnswer("", Reading(None, "the server sent no choices"), model, rung, usage)
-    called = rung == "tool_call" and bool(completion.calls)
-    text = completion.calls[0] if called else completion.text
+    is_call = rung == "tool_call" and bool(completion.calls)
+    text = completion.calls[0] if is_call else completion.text
     cut_off = completion.finish == "length"
     if completion.refusal:
         reading = Reading(None, f"the model declined: {completion.refusal}")
-    elif called and len(completion.calls) > 1:
+    elif is_call and len(completion.calls) > 1:
         reading = Reading(None, f"the answer has {len(completion.calls)} calls: make exactly one")
     else:
         reading = read_answer(text, repair=rung == "text" and not cut_off)
@@ -268,7 +268,7 @@ def _answer_of(completion: Completion, rung: Rung, name: str) -> ModelAnswer:
     return ModelAnswer(text, reading, model, rung, usage, cut_off=cut_off)
 
 
-def _what_to_do(status: int, message: str) -> str:
+def _advice(status: int, message: str) -> str:
     match status:
         case 401 | 403:
             return "; set another key (PLAN_ADAPTER_MODEL_KEY)"
@@ -276,7 +276,7 @@ def _what_to_do(status: int, message: str) -> str:
             return "; check the model's name and the URL (PLAN_ADAPTER_MODEL, PLAN_ADAPTER_MODEL_URL)"
         case 429:
             return "; try again later, or check the quota of the key"
-        case 400 | 413 | 422 if status == 413 or _TOO_MUCH.search(message):
+        case 400 | 413 | 422 if status == 413 or _TOO_LONG.search(message):
             return "; give it less context or fewer tools"
         case _:
             return ""

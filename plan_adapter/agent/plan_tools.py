@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.agent.strictness import as_meant, strict_form
+from plan_adapter.agent.strictness import from_strict_form, strict_form
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import Problem
@@ -18,7 +18,7 @@ NAME_CHARACTERS = 64
 DESCRIPTION_CHARACTERS = 1024
 """The longest description that OpenAI's API accepts. `NAME_CHARACTERS` is its limit for names."""
 
-_OTHER = re.compile(r"[^A-Za-z0-9_-]+")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _PLAIN = ("string", "integer", "number", "boolean")
 
 
@@ -47,10 +47,10 @@ def tool_inputs(plan: ExecutionPlan, arguments: str | Mapping[str, JsonValue]) -
         try:
             arguments = cast("Mapping[str, JsonValue]", json.loads(arguments or "{}"))
         except (ValueError, RecursionError) as error:
-            raise _no_object(f"the arguments are not JSON: {error}") from error
+            raise _bad_arguments(f"the arguments are not JSON: {error}") from error
     if not isinstance(arguments, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # a model may write anything
-        raise _no_object("the arguments are not a JSON object")
-    return as_meant(arguments, inputs_schema(plan.inputs))
+        raise _bad_arguments("the arguments are not a JSON object")
+    return from_strict_form(arguments, inputs_schema(plan.inputs))
 
 
 def function_name(name: str, taken: Collection[str] = ()) -> str:
@@ -58,7 +58,7 @@ def function_name(name: str, taken: Collection[str] = ()) -> str:
 
     The result is deterministic. A digest keeps names apart that differ only in characters outside letters, digits, `_` and `-`.
     """
-    plain = _OTHER.sub("_", name).strip("_-")
+    plain = _UNSAFE.sub("_", name).strip("_-")
     if name and plain == name and len(name) <= NAME_CHARACTERS and name not in taken:
         return name
     digest = sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
@@ -70,5 +70,5 @@ def _can_be_strict(plan: ExecutionPlan) -> bool:
     return all(kind in _PLAIN for kind in kinds)
 
 
-def _no_object(message: str) -> InvalidPlanError:
+def _bad_arguments(message: str) -> InvalidPlanError:
     return InvalidPlanError([Problem("syntax", at="inputs", message=message, hint='write one JSON object, as in {"host": "web-1"}')])

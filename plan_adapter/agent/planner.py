@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from plan_adapter.agent import prompts
 from plan_adapter.agent.answers import read_answer
 from plan_adapter.agent.decision import Decision
-from plan_adapter.agent.judging import Judge, allowed_tools, unplannable
+from plan_adapter.agent.judging import Judge, allowed_tools, find_request_problem
 from plan_adapter.agent.model import Effort, Message, Model, ModelAnswer, Question
 from plan_adapter.agent.redaction import environment_redactor, redact_request, redaction_note, text_for_model
 from plan_adapter.agent.replan import RemainingPlan
@@ -47,7 +47,7 @@ class Budget:
         return cls(seconds=settings.draft_timeout_seconds, answer_tokens=settings.draft_answer_tokens)
 
 
-class Keep(Protocol):
+class DraftRecorder(Protocol):
     """Records answers, so that a draft whose process died does not pay for them twice."""
 
     async def begin(self, draft: Draft) -> list[ModelCall]:
@@ -70,7 +70,7 @@ class _DraftingOptions:
     model: Model
     asker: Asker | None
     budget: Budget
-    keep: Keep | None
+    keep: DraftRecorder | None
     redactor: Redactor | None
     ask: Callable[[Model, Question], Awaitable[ModelAnswer]]
     on_call: Callable[[ModelCall], None] | None
@@ -86,7 +86,7 @@ class Planner:
         *,
         asker: Asker | None = None,
         budget: Budget | None = None,
-        keep: Keep | None = None,
+        keep: DraftRecorder | None = None,
         redactor: Redactor | None = None,
         ask_model: Callable[[Model, Question], Awaitable[ModelAnswer]] | None = None,
         on_call: Callable[[ModelCall], None] | None = None,
@@ -97,7 +97,7 @@ class Planner:
         calls the model, for example as a Prefect task. `on_call` receives each call after its answer was checked.
         """
         self._tools = tools
-        self._options = _DraftingOptions(model, asker, budget or Budget(), keep, redactor, ask_model or _asked, on_call)
+        self._options = _DraftingOptions(model, asker, budget or Budget(), keep, redactor, ask_model or _ask_model, on_call)
 
     def draft(self, request: PlanRequest) -> ExecutionPlan:
         """Return a valid plan for `request`, for code without an event loop; see `adraft`."""
@@ -123,7 +123,7 @@ class Planner:
         tools, redactor = allowed_tools(request, self._tools), self._options.redactor or await environment_redactor()
         request, hidden = redact_request(request, redactor)
         draft = Draft(request, self._options.model.name, draft_id or new_id())
-        if why := unplannable(request, tools):
+        if why := find_request_problem(request, tools):
             draft.failure = why
             return draft
         definitions: list[JsonValue] = [*tools.definitions()]
@@ -131,21 +131,21 @@ class Planner:
         if hidden:
             draft.notes.append(redaction_note(hidden))
         kept = [] if self._options.keep is None else await self._options.keep.begin(draft)
-        drafting = _Drafting(self._options, draft, Judge(draft, tools, remaining), _Form.of(request, tools, redactor), kept)
-        decision = await drafting.phase("quick")
+        drafting = _DraftSession(self._options, draft, Judge(draft, tools, remaining), _AnswerForm.of(request, tools, redactor), kept)
+        decision = await drafting.run_phase("quick")
         if decision is not None and decision.need_thinking:
-            decision = await self._deeper(drafting, decision)
+            decision = await self._deepen(drafting, decision)
         if decision is not None and decision.plan is not None:
             drafting.judge.accept(decision)
         if self._options.keep is not None:
             await self._options.keep.end(draft)
         return draft
 
-    async def _deeper(self, drafting: "_Drafting", first: Decision) -> Decision:
+    async def _deepen(self, drafting: "_DraftSession", first: Decision) -> Decision:
         """Return the decision of a second, deep pass, or the first decision if the deep pass fails."""
         draft = drafting.draft
         try:
-            deep = await drafting.phase("deep")
+            deep = await drafting.run_phase("deep")
         except ModelError as error:
             deep, draft.failure = None, str(error)
         if deep is None:
@@ -155,12 +155,12 @@ class Planner:
         return deep
 
 
-async def _asked(model: Model, question: Question) -> ModelAnswer:
+async def _ask_model(model: Model, question: Question) -> ModelAnswer:
     return await model.ask(question)
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _AnswerForm:
     """What all rounds of a draft share: the form of an answer, and the redactor."""
 
     schema: dict[str, JsonValue]
@@ -168,71 +168,71 @@ class _Form:
     redactor: Redactor
 
     @classmethod
-    def of(cls, request: PlanRequest, tools: ToolRegistry, redactor: Redactor) -> "_Form":
+    def of(cls, request: PlanRequest, tools: ToolRegistry, redactor: Redactor) -> "_AnswerForm":
         """Return the form of answers to `request`."""
         schema = cast("dict[str, JsonValue]", redactor.value(draft_schema(tools, max_steps=request.max_steps)))
         return cls(schema, draft_outline(max_steps=request.max_steps), redactor)
 
-    def hidden(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+    def redact(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Return redacted messages. Tool descriptions may contain secrets, too."""
         return tuple(replace(message, content=self.redactor.text(message.content)) for message in messages)
 
 
 @dataclass(slots=True)
-class _Drafting:
+class _DraftSession:
     """One draft in progress: its cost so far, and the conversation."""
 
     options: _DraftingOptions
     draft: Draft
     judge: Judge
-    form: _Form
+    form: _AnswerForm
     kept: list[ModelCall]  # recorded by an earlier process and not reused yet
-    last: int = 0  # the number of the last call
+    last_number: int = 0  # the number of the last call
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.last = max((call.number for call in self.kept), default=0)
+        self.last_number = max((call.number for call in self.kept), default=0)
 
-    async def phase(self, name: str) -> Decision | None:
+    async def run_phase(self, name: str) -> Decision | None:
         """Return a decision with a valid plan, or None with the draft's `failure` set."""
         form, is_replan = self.form, self.judge.remaining is not None
-        opening = form.hidden(prompts.opening(self.draft.request, self.judge.tools, deep=name == "deep", is_replan=is_replan))
+        opening = form.redact(prompts.opening(self.draft.request, self.judge.tools, deep=name == "deep", is_replan=is_replan))
         dialogue, latest = list[Message](), list[Message]()  # questions to the person; the last answer and the reply to it
         stuck, fewest, before = 0, None, None
-        while (spent := self._spent()) is None:
-            messages = (*opening, *form.hidden((*dialogue, *latest)))
+        while (spent := self._find_spent_budget()) is None:
+            messages = (*opening, *form.redact((*dialogue, *latest)))
             question = Question(messages, form.schema, "plan_decision", form.outline, self._answer_tokens(name), _EFFORTS[name])
-            answer = await self._answer(question, name, new=[*dialogue[-1:], *latest[-1:]] or opening)
+            answer = await self._next_answer(question, name, new=[*dialogue[-1:], *latest[-1:]] or opening)
             if answer is None:
-                continue  # time is up; `_spent` reports it
+                continue  # time is up; `_find_spent_budget` reports it
             decision, problems = self.judge.check(answer.reading, before)
-            await self._settle(problems)
-            answered = Message("assistant", answer.text or "(nothing)")
+            await self._record_problems(problems)
+            model_message = Message("assistant", answer.text or "(nothing)")
             if problems or decision is None:
                 stuck = stuck + 1 if fewest is not None and len(problems) >= fewest else 1
                 fewest = len(problems) if fewest is None else min(fewest, len(problems))
                 if stuck >= CORRECTIONS:
                     return self._fail(f"{stuck} wrong answers in a row without progress")
                 before = decision if decision is not None and decision.plan is not None else before
-                latest = [answered, prompts.correction(problems)]
+                latest = [model_message, prompts.correction(problems)]
             elif decision.action == "plan_done":
                 return decision
             elif decision.action == "ask_user":
                 reply = await self._ask_person(decision.speak)
                 if reply is None:
                     return self._fail(f"the model asked, and nobody answered: {decision.speak}")
-                dialogue += [answered, prompts.answer_of_user(decision.speak, reply)]
+                dialogue += [model_message, prompts.answer_message(decision.speak, reply)]
                 latest = []
             else:
-                latest = [answered, prompts.continue_message()]
+                latest = [model_message, prompts.continue_message()]
         return self._fail(spent)
 
-    async def _answer(self, question: Question, phase: str, *, new: Sequence[Message]) -> ModelAnswer | None:
+    async def _next_answer(self, question: Question, phase: str, *, new: Sequence[Message]) -> ModelAnswer | None:
         digest = prompts.prompt_digest(question.messages)
         known = next((call for call in self.kept if call.is_whole and call.prompt_digest == digest), None)
         if known is not None:
             self.kept.remove(known)  # if the same question is asked again, it needs a new answer
-            answer = _as_answered(known)
+            answer = _to_answer(known)
         else:
             left = self.options.budget.seconds - (time.monotonic() - self.began)
             try:
@@ -240,11 +240,11 @@ class _Drafting:
                     answer = await self.options.ask(self.options.model, question)
             except TimeoutError:
                 return None
-            self.last += 1
-        prompt = "\n\n".join(f"[{message.role}]\n{message.content}" for message in self.form.hidden(new))
+            self.last_number += 1
+        prompt = "\n\n".join(f"[{message.role}]\n{message.content}" for message in self.form.redact(new))
         self.draft.calls.append(
             ModelCall(
-                number=self.last if known is None else known.number,
+                number=self.last_number if known is None else known.number,
                 model=answer.model,
                 rung=answer.rung,
                 prompt_digest=digest,
@@ -258,7 +258,7 @@ class _Drafting:
         )
         return answer
 
-    async def _settle(self, problems: list[Problem]) -> None:
+    async def _record_problems(self, problems: list[Problem]) -> None:
         """Record the last answer with its problems."""
         self.draft.problems = problems
         self.draft.calls[-1] = replace(self.draft.calls[-1], problems=tuple(prompts.problem_line(problem) for problem in problems))
@@ -279,14 +279,14 @@ class _Drafting:
 
     def _earlier_reply(self, question: str) -> str | None:
         """Return the person's answer to this question from before the process died, or None."""
-        answers = (prompts.answer_in(call.prompt) for call in self.kept)
+        answers = (prompts.read_answer_message(call.prompt) for call in self.kept)
         return next((reply for asked, reply in filter(None, answers) if asked == question), None)
 
     def _answer_tokens(self, phase: str) -> int | None:
         tokens = self.options.budget.answer_tokens
         return tokens if tokens is None or phase == "quick" else 2 * tokens
 
-    def _spent(self) -> str | None:
+    def _find_spent_budget(self) -> str | None:
         """Return which budget is spent, or None if some is left of each."""
         budget = self.options.budget
         if len(self.draft.calls) >= budget.rounds:
@@ -301,7 +301,7 @@ class _Drafting:
         self.draft.failure = f"no valid plan for the task: {why}"
 
 
-def _as_answered(call: ModelCall) -> ModelAnswer:
+def _to_answer(call: ModelCall) -> ModelAnswer:
     reading = read_answer(call.answer, repair=call.rung == "text")
     return ModelAnswer(call.answer, reading, call.model, call.rung, call.usage, call.seconds)
 

@@ -87,13 +87,13 @@ def problem_line(problem: Problem) -> str:
     return f"{where}[{problem.code}] {problem.message}" + (f"; {problem.hint}" if problem.hint else "")
 
 
-def answer_of_user(question: str, answer: str) -> Message:
+def answer_message(question: str, answer: str) -> Message:
     """Return a message with the person's answer to a question."""
-    return Message("user", _ANSWER + as_data({"question": question, "answer": answer}))
+    return Message("user", _ANSWER + to_json_line({"question": question, "answer": answer}))
 
 
-def answer_in(prompt: str) -> tuple[str, str] | None:
-    """Return the question and answer in a recorded prompt that begins with `answer_of_user`, or None for any other prompt."""
+def read_answer_message(prompt: str) -> tuple[str, str] | None:
+    """Return the question and answer in a recorded prompt that begins with `answer_message`, or None for any other prompt."""
     text = prompt.removeprefix(f"[user]\n{_ANSWER}")
     if text == prompt:
         return None
@@ -117,10 +117,10 @@ def prompt_digest(messages: Sequence[Message]) -> str:
 
 def block(name: str, value: JsonValue) -> str:
     """Return a part of a prompt whose text comes from elsewhere, as one line of JSON that cannot end its block."""
-    return f"{name} (JSON):\n{as_data(value)}"
+    return f"{name} (JSON):\n{to_json_line(value)}"
 
 
-def as_data(value: JsonValue) -> str:
+def to_json_line(value: JsonValue) -> str:
     """Return `value` as one line of JSON. The same value gives the same bytes."""
     return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 

@@ -35,7 +35,7 @@ def redact_request(request: PlanRequest, redactor: Redactor) -> tuple[PlanReques
         context=cast("str | Mapping[str, JsonValue]", after["context"]),
         constraints=tuple(cast("list[str]", after["constraints"])),
     )
-    return shown, _differences(before, after, "")
+    return shown, _changed_paths(before, after, "")
 
 
 def text_for_model(text: str, redactor: Redactor) -> str:
@@ -51,7 +51,7 @@ def redaction_note(places: list[str]) -> str:
     )
 
 
-def _differences(before: JsonValue, after: JsonValue, at: str) -> list[str]:
+def _changed_paths(before: JsonValue, after: JsonValue, at: str) -> list[str]:
     if before == after:
         return []
     if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
@@ -60,4 +60,4 @@ def _differences(before: JsonValue, after: JsonValue, at: str) -> list[str]:
         parts = [(one, other, f"{at}[{number}]") for number, (one, other) in enumerate(zip(before, after, strict=True))]
     else:
         return [at]
-    return [place for one, other, where in parts for place in _differences(one, other, where)]
+    return [place for one, other, where in parts for place in _changed_paths(one, other, where)]

@@ -25,7 +25,7 @@ def request_of(question: Question, rung: Rung, refused: set[str], *, strict: dic
         request["stream_options"] = {"include_usage": True}
     if question.max_tokens is not None:
         request["max_tokens" if "max_completion_tokens" in refused else "max_completion_tokens"] = question.max_tokens
-    if "reasoning_effort" not in refused and (effort := _effort(question.effort, refused)) is not None:
+    if "reasoning_effort" not in refused and (effort := _accepted_effort(question.effort, refused)) is not None:
         request["reasoning_effort"] = effort
     schema = dict(question.schema)
     if rung == "strict_schema":
@@ -51,7 +51,7 @@ def refused_effort(request: Mapping[str, Any], message: str) -> str | None:
     return f"reasoning_effort={request['reasoning_effort']}" if names_others else None
 
 
-def _effort(wanted: Effort | None, refused: set[str]) -> Effort | None:
+def _accepted_effort(wanted: Effort | None, refused: set[str]) -> Effort | None:
     """Return the wanted effort, or the next higher one that the server has not refused. None: the server's default."""
     efforts: tuple[Effort, ...] = get_args(Effort)
     possible = efforts[efforts.index(wanted) :] if wanted is not None else ()

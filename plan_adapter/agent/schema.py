@@ -24,24 +24,24 @@ Schema = dict[str, Any]
 
 def draft_schema(tools: ToolRegistry, *, max_steps: int | None = None) -> dict[str, JsonValue]:
     """Return the JSON Schema of one planning decision with `tools`. The same tools give the same bytes."""
-    definitions, kinds, undoing = _FIELDS | {"reference": _REFERENCE}, list[Schema](), list[Schema]()
+    definitions, kinds, rollbacks = _FIELDS | {"reference": _REFERENCE}, list[Schema](), list[Schema]()
     for number, tool in enumerate(tools):
         definitions[f"parameters_{number}"] = _parameters(tool, number, definitions)
         call: Schema = {
             "tool_name": {"type": "string", "enum": [tool.name]},
             "parameters": {"$ref": f"#/$defs/parameters_{number}"},
         }
-        fields = _REFERRED | ({"effect": raised} if (raised := _raised(tool)) is not None else {})
+        fields = _FIELD_REFERENCES | ({"effect": raised} if (raised := _higher_effect_schema(tool)) is not None else {})
         kinds.append(_object(call | fields, required=("tool_name", "description", "parameters")))
-        undoing.append(_object(call, required=("tool_name", "parameters")))
-    definitions["rollback"] = {"anyOf": undoing}
+        rollbacks.append(_object(call, required=("tool_name", "parameters")))
+    definitions["rollback"] = {"anyOf": rollbacks}
     return {**_decision([*kinds, _goal_step(_choice(tools.names(), "A tool."))], max_steps), "$defs": definitions}
 
 
 def draft_outline(*, max_steps: int | None = None) -> dict[str, JsonValue]:
     """Return the same schema without the tools, for a prompt that already lists them."""
     call: Schema = {"tool_name": {"type": "string"}, "parameters": {"type": "object"}}
-    kind = _object(call | _REFERRED | {"effect": _choice(EFFECTS, _EFFECT)}, required=("tool_name", "description", "parameters"))
+    kind = _object(call | _FIELD_REFERENCES | {"effect": _choice(EFFECTS, _EFFECT)}, required=("tool_name", "description", "parameters"))
     rollback = _object(call, required=("tool_name", "parameters"))
     return {**_decision([kind, _goal_step({"type": "string"})], max_steps), "$defs": {**_FIELDS, "rollback": rollback}}
 
@@ -57,7 +57,7 @@ def _goal_step(tool: Schema) -> Schema:
             "description": "What may be called. A person confirms each write.",
         },
     }
-    named = {name: _REFERRED[name] for name in ("id", "description", "depends_on")}
+    named = {name: _FIELD_REFERENCES[name] for name in ("id", "description", "depends_on")}
     return _object(fields | named, required=("content", "done_when", "tools"))
 
 
@@ -65,7 +65,7 @@ def goal_schema(definitions: Sequence[Mapping[str, JsonValue]]) -> dict[str, Jso
     """Return the JSON Schema of one decision of a goal step with the tools in `definitions`. The same tools give the same bytes."""
     shared, calls = Schema(), list[Schema]()
     for number, definition in enumerate(definitions):
-        arguments = cast("Schema", _renamed(definition["parameters"], number))
+        arguments = cast("Schema", _number_references(definition["parameters"], number))
         shared |= {f"{name}_{number}": part for name, part in arguments.pop("$defs", {}).items()}
         fields: Schema = {"name": _choice([str(definition["name"])], "The tool."), "arguments": arguments}
         calls.append(_object(fields, required=("name", "arguments")))
@@ -104,13 +104,13 @@ def _goal_decision(call: Schema) -> Schema:
     return _object(fields, required=("action", "speak", "reason"))
 
 
-def _renamed(schema: JsonValue, number: int) -> JsonValue:
+def _number_references(schema: JsonValue, number: int) -> JsonValue:
     """Return a tool's schema whose references are those of tool `number` among several."""
     if isinstance(schema, list):
-        return [_renamed(part, number) for part in schema]
+        return [_number_references(part, number) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    return _moved({key: _renamed(part, number) for key, part in schema.items()}, number)
+    return _number_reference({key: _number_references(part, number) for key, part in schema.items()}, number)
 
 
 def _decision(kinds: list[Schema], max_steps: int | None) -> Schema:
@@ -142,9 +142,9 @@ def _constraint() -> Schema:
     return _object(fields, required=("number", "steps", "before"))
 
 
-def _raised(tool: Tool[..., Any]) -> Schema | None:
-    harder = [effect for effect in EFFECTS if EFFECTS.index(effect) > EFFECTS.index(tool.effect)]
-    return _choice(harder, _EFFECT) if harder else None
+def _higher_effect_schema(tool: Tool[..., Any]) -> Schema | None:
+    higher = [effect for effect in EFFECTS if EFFECTS.index(effect) > EFFECTS.index(tool.effect)]
+    return _choice(higher, _EFFECT) if higher else None
 
 
 def _parameters(tool: Tool[..., Any], number: int, definitions: Schema) -> Schema:
@@ -152,45 +152,45 @@ def _parameters(tool: Tool[..., Any], number: int, definitions: Schema) -> Schem
     schema = cast("Schema", tool.parameters_schema)
     own: Schema = schema.get("$defs", {})
     for name, part in own.items():
-        definitions[f"{name}_{number}"] = _open(part, number)
+        definitions[f"{name}_{number}"] = _allow_references_inside(part, number)
     properties: Schema = {
-        name: _moved(part, number) if name in tool.literal_parameters else _or_reference(part, number)
+        name: _number_reference(part, number) if name in tool.literal_parameters else _allow_reference(part, number)
         for name, part in cast("Schema", schema.get("properties", {})).items()
     }
     return {key: value for key, value in schema.items() if key not in ("title", "$defs")} | {"properties": properties}
 
 
-def _or_reference(schema: Schema, number: int) -> Schema:
+def _allow_reference(schema: Schema, number: int) -> Schema:
     """Return a schema that also accepts a reference, at every depth where text would not fit already."""
-    part = _open(schema, number)
-    if _takes_text(part):
+    part = _allow_references_inside(schema, number)
+    if _accepts_text(part):
         return part
     described = {"description": part.pop("description")} if "description" in part else {}
     return {"anyOf": [*(part["anyOf"] if set(part) == {"anyOf"} else [part]), {"$ref": "#/$defs/reference"}], **described}
 
 
-def _open(schema: Schema, number: int) -> Schema:
-    part = {key: value for key, value in _moved(schema, number).items() if key != "title"}
+def _allow_references_inside(schema: Schema, number: int) -> Schema:
+    part = {key: value for key, value in _number_reference(schema, number).items() if key != "title"}
     if isinstance(properties := part.get("properties"), dict):
-        part["properties"] = {name: _or_reference(inner, number) for name, inner in cast("Schema", properties).items()}
+        part["properties"] = {name: _allow_reference(inner, number) for name, inner in cast("Schema", properties).items()}
     if isinstance(items := part.get("items"), dict):
-        part["items"] = _or_reference(cast("Schema", items), number)
+        part["items"] = _allow_reference(cast("Schema", items), number)
     for key in ("anyOf", "oneOf"):
         if isinstance(choices := part.get(key), list):
-            part[key] = [_open(choice, number) for choice in cast("list[Schema]", choices)]
+            part[key] = [_allow_references_inside(choice, number) for choice in cast("list[Schema]", choices)]
     return part
 
 
-def _moved(schema: Schema, number: int) -> Schema:
+def _number_reference(schema: Schema, number: int) -> Schema:
     if isinstance(name := schema.get("$ref"), str):
         return {**schema, "$ref": f"#/$defs/{name.rpartition('/')[2]}_{number}"}
     return dict(schema)
 
 
-def _takes_text(schema: Mapping[str, Any]) -> bool:
+def _accepts_text(schema: Mapping[str, Any]) -> bool:
     choices = schema.get("anyOf", schema.get("oneOf"))
     if isinstance(choices, list):
-        return any(_takes_text(choice) for choice in cast("list[Schema]", choices))
+        return any(_accepts_text(choice) for choice in cast("list[Schema]", choices))
     if "enum" in schema or "const" in schema or "$ref" in schema:
         return False
     kind = schema.get("type")
@@ -205,7 +205,7 @@ def _text(description: str) -> Schema:
     return {"type": "string", "description": description}
 
 
-def _whole(description: str) -> Schema:
+def _natural_number(description: str) -> Schema:
     return {"type": "integer", "minimum": 0, "description": description}
 
 
@@ -230,9 +230,9 @@ _FIELDS: Schema = {
         "description": "The steps that must complete first: positions in `steps` from 0, or ids.",
     },
     "done_when": _text("An expression in ${{ }} over `result` that must be true afterwards."),
-    "max_retries": _whole("How often the step is retried after a known failure. 0 for calls that must not be repeated."),
-    "retry_delay_ms": _whole("Milliseconds before the second attempt."),
-    "timeout_ms": _whole("The timeout of one attempt in milliseconds. 0 means no limit."),
+    "max_retries": _natural_number("How often the step is retried after a known failure. 0 for calls that must not be repeated."),
+    "retry_delay_ms": _natural_number("Milliseconds before the second attempt."),
+    "timeout_ms": _natural_number("The timeout of one attempt in milliseconds. 0 means no limit."),
     "requires_approval": {"type": "boolean", "description": "Whether a person must approve this step right before it runs."},
 }
-_REFERRED: Schema = {name: {"$ref": f"#/$defs/{name}"} for name in (*_FIELDS, "rollback")}
+_FIELD_REFERENCES: Schema = {name: {"$ref": f"#/$defs/{name}"} for name in (*_FIELDS, "rollback")}

@@ -12,34 +12,34 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions import has_expression
 
-_KEPT = (
+_KEPT_KEYWORDS = (
     *("type", "enum", "const", "description", "pattern", "format", "multipleOf", "minItems", "maxItems", "$ref"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
 )
-_FREE = "A JSON object, written as text."
+_AS_TEXT = "A JSON object, written as text."
 
 
 def strict_form(schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Return `schema` in the form of strict decoding. Every value that fits `schema` can be expressed in it."""
-    form = _strict(schema)
+    form = _to_strict(schema)
     if isinstance(definitions := schema.get("$defs"), dict):
-        form["$defs"] = {name: _strict(part) for name, part in definitions.items() if isinstance(part, dict)}
+        form["$defs"] = {name: _to_strict(part) for name, part in definitions.items() if isinstance(part, dict)}
     return form
 
 
-def _strict(schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+def _to_strict(schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     either = schema.get("anyOf", schema.get("oneOf"))
     if isinstance(either, list):
-        form: dict[str, JsonValue] = {"anyOf": [_strict(part) for part in either if isinstance(part, dict)]}
+        form: dict[str, JsonValue] = {"anyOf": [_to_strict(part) for part in either if isinstance(part, dict)]}
         return form | ({"description": schema["description"]} if "description" in schema else {})
-    form = {key: schema[key] for key in _KEPT if key in schema}
+    form = {key: schema[key] for key in _KEPT_KEYWORDS if key in schema}
     if "$ref" in form:
         return {"$ref": form["$ref"]}
     if schema.get("type") == "object":
         return _strict_object(schema, form)
     if schema.get("type") == "array":
         items = schema.get("items")
-        form["items"] = _strict(items) if isinstance(items, dict) else {"type": "string"}
+        form["items"] = _to_strict(items) if isinstance(items, dict) else {"type": "string"}
     elif not form.keys() & {"type", "enum", "const"}:  # any value is allowed
         form["type"] = ["string", "number", "boolean", "null"]
     return form
@@ -51,10 +51,10 @@ def _strict_object(schema: Mapping[str, JsonValue], form: dict[str, JsonValue]) 
         properties = {}
     if others is not False and (others is not None or not properties):  # free keys
         described = schema.get("description")
-        return {"type": "string", "description": f"{described} {_FREE}" if described else _FREE}
+        return {"type": "string", "description": f"{described} {_AS_TEXT}" if described else _AS_TEXT}
     required = cast("list[str]", schema.get("required", []))
     form["properties"] = {
-        name: _strict(part) if name in required else {"anyOf": [_strict(part), {"type": "null"}]}
+        name: _to_strict(part) if name in required else {"anyOf": [_to_strict(part), {"type": "null"}]}
         for name, part in cast("dict[str, dict[str, JsonValue]]", properties).items()
     }
     form["required"] = [*properties]
@@ -62,7 +62,7 @@ def _strict_object(schema: Mapping[str, JsonValue], form: dict[str, JsonValue]) 
     return form
 
 
-def as_meant(parameters: Mapping[str, JsonValue], schema: Mapping[str, Any]) -> dict[str, JsonValue]:
+def from_strict_form(parameters: Mapping[str, JsonValue], schema: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return parameters as the tool's `schema` expects them: drop nulls of optional ones, parse texts that stand for mappings or lists."""
     required, definitions = set(schema.get("required", [])), schema.get("$defs", {})
     properties: dict[str, Any] = schema.get("properties", {})
@@ -71,17 +71,17 @@ def as_meant(parameters: Mapping[str, JsonValue], schema: Mapping[str, Any]) -> 
         part = properties.get(name)
         if part is None:
             found[name] = value
-        elif value is None and name not in required and not _takes(part, "null", definitions):
+        elif value is None and name not in required and not _accepts(part, "null", definitions):
             continue
         else:
-            found[name] = _opened(value, part, definitions)
+            found[name] = _parse_if_json(value, part, definitions)
     return found
 
 
-def _opened(value: JsonValue, schema: dict[str, Any], definitions: dict[str, Any]) -> JsonValue:
-    if not isinstance(value, str) or has_expression(value) or _takes(schema, "string", definitions):
+def _parse_if_json(value: JsonValue, schema: dict[str, Any], definitions: dict[str, Any]) -> JsonValue:
+    if not isinstance(value, str) or has_expression(value) or _accepts(schema, "string", definitions):
         return value
-    if not (_takes(schema, "object", definitions) or _takes(schema, "array", definitions)):
+    if not (_accepts(schema, "object", definitions) or _accepts(schema, "array", definitions)):
         return value
     try:
         read = json.loads(value)
@@ -90,13 +90,13 @@ def _opened(value: JsonValue, schema: dict[str, Any], definitions: dict[str, Any
     return cast("JsonValue", read) if isinstance(read, dict | list) else value
 
 
-def _takes(schema: dict[str, Any], kind: str, definitions: dict[str, Any]) -> bool:
+def _accepts(schema: dict[str, Any], kind: str, definitions: dict[str, Any]) -> bool:
     """Return whether a value of the JSON type `kind` may fit."""
     if isinstance(name := schema.get("$ref"), str):
-        return _takes(definitions.get(name.rpartition("/")[2], {}), kind, definitions)
+        return _accepts(definitions.get(name.rpartition("/")[2], {}), kind, definitions)
     for key in ("anyOf", "oneOf"):
         if key in schema:
-            return any(_takes(part, kind, definitions) for part in schema[key])
+            return any(_accepts(part, kind, definitions) for part in schema[key])
     if "enum" in schema or "const" in schema:
         return kind == "string"
     written = schema.get("type")

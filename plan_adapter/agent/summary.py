@@ -1,4 +1,4 @@
-"""The summary of a run that pursued a goal: what its record says, and what a model makes of it."""
+"""The summary of a run that pursued a goal: the facts of its record, and a model's account of them."""
 
 import json
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ SUMMARY_TOKENS = 4_096
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What came of a goal."""
+    """The outcome of a goal."""
 
     facts: str  # what the record says: the status of the run first
     by_model: str = ""  # empty if the model failed
@@ -41,7 +41,7 @@ class RunSummary:
 
     @property
     def text(self) -> str:
-        """The facts, and then what the model says, marked as such."""
+        """The facts, then the model's summary under a line that marks it."""
         return f"{self.facts}\n\n{BY_MODEL}\n{self.by_model}" if self.by_model else self.facts
 
 
@@ -50,7 +50,7 @@ async def summarize(goal: str, run: PlanRun, model: Model, redactor: Redactor) -
     record: dict[str, JsonValue] = {
         "status": run.status.value,
         "message": run.message,
-        "steps": [_step(step, redactor) for step in run.steps],
+        "steps": [_step_record(step, redactor) for step in run.steps],
         "outputs": redacted(dict(run.outputs), expressions=False),
     }
     asked = f"{block('goal', text_for_model(goal, redactor))}\n\n{block('record', record)}"
@@ -77,7 +77,7 @@ def facts_of(run: PlanRun) -> str:
     return "\n".join(lines)
 
 
-def _step(step: StepRun, redactor: Redactor) -> JsonValue:
+def _step_record(step: StepRun, redactor: Redactor) -> JsonValue:
     fields: dict[str, JsonValue] = {"id": step.id, "description": step.description, "status": step.status.value}
     result = redactor.value(redacted(step.result, expressions=False))
     text = json.dumps(result, ensure_ascii=False)

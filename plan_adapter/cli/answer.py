@@ -1,7 +1,7 @@
 """`plan answer`."""
 
 from plan_adapter.cli.answers import AnswerOptions
-from plan_adapter.cli.approve import answer_gate, place_of
+from plan_adapter.cli.approve import answer_gate, gate_selector
 from plan_adapter.settings import Settings
 
 
@@ -37,5 +37,5 @@ async def answer(
         api: Answer through Prefect's API: for a machine that cannot reach the store.
         json: Print one JSON object.
     """
-    words = AnswerOptions("approve", note=note, sign=sign, code=code, by=by, fields=fields)
-    return await answer_gate(place_of(run, step, None, digest), words, Settings(), api=api, show=show, as_json=json)
+    options = AnswerOptions("approve", note=note, sign=sign, code=code, by=by, fields=fields)
+    return await answer_gate(gate_selector(run, step, None, digest), options, Settings(), api=api, show=show, as_json=json)

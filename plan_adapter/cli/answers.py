@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Decision, Gate, Resolution
 from plan_adapter.cli import output
-from plan_adapter.cli.approval_state import after_changes
-from plan_adapter.cli.asking import agrees, is_at_terminal
+from plan_adapter.cli.approval_state import changes_hint
+from plan_adapter.cli.asking import ask_to_confirm, is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
-from plan_adapter.cli.questions import refuse_other_kind, result_of
+from plan_adapter.cli.questions import read_field_values, refuse_mismatched_answer
 from plan_adapter.cli.records import gate_json, gate_place
-from plan_adapter.cli.servers import answering_server, has_only_the_api, show_end
+from plan_adapter.cli.servers import available_server, lacks_store_of_server, show_end_in_prefect
 from plan_adapter.cli.sources import find_run
-from plan_adapter.commands import SHOWN_DIGITS, Question, answer_command, resume_asked, show_command
+from plan_adapter.commands import SHOWN_DIGITS, Question, answer_command, resume_command_after_gate, show_command
 from plan_adapter.engine.connection import use_server
 from plan_adapter.errors import NoServerError, NotApprovedError, RunConflictError
 from plan_adapter.gates.approval import answer_to, os_user, text_to_sign, with_current_policy
 from plan_adapter.gates.gate import request_of
-from plan_adapter.gates.identity import ProofContext, approval_from, proved
+from plan_adapter.gates.identity import ProofContext, approval_from, verify_answer
 from plan_adapter.gates.signatures import default_key, sign
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.gates.text import without_picture
@@ -46,11 +46,11 @@ DECISION_WORDS: dict[Decision | Resolution, str] = {
 
 
 def decision_word(asked: Question, decision: Decision | Resolution) -> str:
-    """Return what somebody did who gave this answer: `approved`, or `answered` for a question."""
+    """Return the verb that reports this answer: `approved`, or `answered` for a question."""
     return "answered" if asked.kind == "question" and decision == "approve" else DECISION_WORDS[decision]
 
 
-_ASKS: dict[Decision | Resolution, str] = {
+_CONFIRM_VERBS: dict[Decision | Resolution, str] = {
     "approve": "Approve",
     "reject": "Reject",
     "request_changes": "Ask for changes to",
@@ -61,7 +61,7 @@ _ASKS: dict[Decision | Resolution, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GateSelector:
     """The gate that a command names."""
 
     run: str  # an id, its beginning, or the id of a flow run
@@ -75,8 +75,8 @@ class Place:
         if self.digest is not None and not _DIGEST.fullmatch(self.digest):
             raise UsageError("--digest needs at least 8 characters of an approval digest (0-9, a-f), as `plan gates` prints it")
 
-    def is_of(self, approval_digest: str) -> bool:
-        """Return whether the answer is for this content."""
+    def matches_digest(self, approval_digest: str) -> bool:
+        """Return whether the answer counts for this content."""
         return self.digest is None or approval_digest.startswith(self.digest.casefold())
 
 
@@ -103,170 +103,177 @@ class AnswerOptions:
             raise UsageError("--changes needs --note: say what to change")
 
 
-async def answer_here(place: Place, words: AnswerOptions, store: "PlanStore", settings: Settings, *, as_json: bool) -> int:
+async def answer_in_store(selector: GateSelector, options: AnswerOptions, store: "PlanStore", settings: Settings, *, as_json: bool) -> int:
     """Answer at a gate in the store, and print what happens next. Raises NotApprovedError if the answer is refused."""
-    run, gate = await find_gate(place, store)
-    if words.decision == "approve" and (reason := await _why_cancelled(run, store, settings)) is not None:
+    run, gate = await find_gate(selector, store)
+    if options.decision == "approve" and (reason := await _why_cancelled(run, store, settings)) is not None:
         raise UsageError(f"too late to approve: run {run.id} was cancelled in Prefect: {reason}")
     request = request_of(gate)
-    refuse_other_kind(request, words.decision, words.fields)
+    refuse_mismatched_answer(request, options.decision, options.fields)
     policy = await store.policy.effective(settings)
     if gate.attended is False or policy.number is not None:
         rules = with_current_policy(gate.rules, await store.get(run.digest), policy, step_id=gate.step_id)
         request = replace(request, rules=rules)
-    is_named = gate.step_id is None or place.step is not None or place.digest is not None
-    if not place.is_of(gate.approval_digest):
-        was_asked = any(place.is_of(one.approval_digest) for one in await store.gates.find(run_id=run.id, open_only=False))
-        raise await _refused(run.id, other_content(place, gate, command_of(gate, words), was_asked=was_asked), words, gate, store)
+    is_named = gate.step_id is None or selector.step is not None or selector.digest is not None
+    if not selector.matches_digest(gate.approval_digest):
+        was_asked = any(selector.matches_digest(one.approval_digest) for one in await store.gates.find(run_id=run.id, open_only=False))
+        raise await _record_refusal(
+            run.id, wrong_digest_message(selector, gate, command_of(gate, options), was_asked=was_asked), options, gate, store
+        )
     if not is_named:
-        refuse_unnamed(run.id, command_of(gate, words), is_asked=not as_json)
+        refuse_unnamed_step(run.id, command_of(gate, options), may_ask=not as_json)
     if not as_json:
         output.note(gate_summary(request) + "\n")
-    words = await with_result(words, request, is_asked=not as_json)
-    if not is_named or (place.digest is None and words.decision == "approve" and is_at_terminal() and not as_json):
-        await confirm(_what(gate), words, gate)
-    elif place.digest is None and words.decision == "approve" and await _was_changed(gate, store):
-        raise await _refused(run.id, must_be_bound(gate, command_of(gate, words)), words, gate, store)
-    closed, approval = await _given(words, gate, request, store, settings)
-    if words.decision == "reject" and gate.step_id is None and gate.attended is False:
-        await _end_rejected(run, approval, store)
-        await show_end(run.id, store, settings)
-    follows = what_follows(gate, run, approval_decision(words))
-    if words.decision != "request_changes" and gate.rules.release and not await _wake(closed, approval, settings) and gate.is_released:
-        follows = "the run's worker was released, and Prefect cannot be reached from here: `plan reconcile` continues the run"
-    print_answer(closed, approval, follows, as_json=as_json)
+    options = await with_result(options, request, may_ask=not as_json)
+    if not is_named or (selector.digest is None and options.decision == "approve" and is_at_terminal() and not as_json):
+        await confirm(_gate_phrase(gate), options, gate)
+    elif selector.digest is None and options.decision == "approve" and await _content_has_changed(gate, store):
+        raise await _record_refusal(run.id, digest_required_message(gate, command_of(gate, options)), options, gate, store)
+    closed, approval = await _submit_answer(options, gate, request, store, settings)
+    if options.decision == "reject" and gate.step_id is None and gate.attended is False:
+        await _end_rejected_run(run, approval, store)
+        await show_end_in_prefect(run.id, store, settings)
+    next_text = what_happens_next(gate, run, approval_decision(options))
+    if (
+        options.decision != "request_changes"
+        and gate.rules.release
+        and not await _wake_released_run(closed, approval, settings)
+        and gate.is_released
+    ):
+        next_text = "the run's worker was released, and Prefect cannot be reached from here: `plan reconcile` continues the run"
+    print_answer(closed, approval, next_text, as_json=as_json)
     return ExitCode.DONE
 
 
-def other_content(place: Place, asked: Question, command: str, *, was_asked: bool | None, api: bool = False) -> str:
+def wrong_digest_message(selector: GateSelector, asked: Question, command: str, *, was_asked: bool | None, api: bool = False) -> str:
     """Return why the answer does not count for what the gate asks about, and what to type.
 
-    `was_asked`: whether a gate of the run ever asked about the content that was answered; None: that cannot be told here.
+    `was_asked`: whether a gate of the run ever asked about the content that was answered; None: unknown on this machine.
     """
     now = asked.approval_digest[:SHOWN_DIGITS]
     if was_asked:
-        why = f"the content of the gate changed: you answered about {place.digest}, and the gate now asks about {now}"
+        why = f"the content of the gate changed: you answered about {selector.digest}, and the gate now asks about {now}"
     else:
         gates = "open gate of this run" if was_asked is None else "gate of this run"
-        why = f"no {gates} has a digest beginning with {place.digest}; the open one is {now}"
+        why = f"no {gates} has a digest beginning with {selector.digest}; the open one is {now}"
     return f"{why}; `{show_command(asked, api=api)}` prints it, then `{command}` answers"
 
 
-def must_be_bound(asked: Question, command: str, *, api: bool = False) -> str:
+def digest_required_message(asked: Question, command: str, *, api: bool = False) -> str:
     """Return why the approval needs `--digest`, and what to type."""
     why = "this machine cannot tell whether the content changed" if api else "the content of the gate has changed since the run was created"
     return f"{why}, so name what you approve: `{show_command(asked, api=api)}` prints it, then `{command}` approves it"
 
 
-async def with_result(words: AnswerOptions, request: ApprovalRequest, *, is_asked: bool) -> AnswerOptions:
-    """Return `words` with the answer to a question, by field, if they give one. Raises what `result_of` raises."""
-    if words.fields is None:
-        return words
-    return replace(words, result=await result_of(words.fields, request.fields, is_asked=is_asked))
+async def with_result(options: AnswerOptions, request: ApprovalRequest, *, may_ask: bool) -> AnswerOptions:
+    """Return `options` with the answer to a question, by field, if they give one. Raises what `read_field_values` raises."""
+    if options.fields is None:
+        return options
+    return replace(options, result=await read_field_values(options.fields, request.fields, may_ask=may_ask))
 
 
-async def _was_changed(gate: Gate, store: "PlanStore") -> bool:
+async def _content_has_changed(gate: Gate, store: "PlanStore") -> bool:
     """Return whether this gate has asked about other content before, or the plan was revised."""
     gates = await store.gates.find(run_id=gate.run_id, open_only=False)
-    same = [one for one in gates if (one.step_id, one.item) == (gate.step_id, gate.item)]
-    if any(one.kind != "outcome" and one.approval_digest != gate.approval_digest for one in same):
+    same_place = [one for one in gates if (one.step_id, one.item) == (gate.step_id, gate.item)]
+    if any(one.kind != "outcome" and one.approval_digest != gate.approval_digest for one in same_place):
         return True
     return gate.step_id is None and bool(await store.revisions.of_run(gate.run_id))
 
 
-async def _refused(run_id: str, reason: str, words: AnswerOptions, gate: Gate, store: "PlanStore") -> Exception:
+async def _record_refusal(run_id: str, reason: str, options: AnswerOptions, gate: Gate, store: "PlanStore") -> Exception:
     """Record the refusal in the audit log, and return it as an error."""
     await store.ledger.note_refusal(
-        run_id, f"{words.decision} is refused: {reason}", by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind
+        run_id, f"{options.decision} is refused: {reason}", by=options.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind
     )
     return NotApprovedError(reason)
 
 
-def approval_decision(words: AnswerOptions) -> Decision:
-    """Return the decision in `words`. The outcome of a call is recorded with `plan resolve`, never at a gate for approval."""
-    match words.decision:
+def approval_decision(options: AnswerOptions) -> Decision:
+    """Return the decision in `options`. The outcome of a call is recorded with `plan resolve`, never at a gate for approval."""
+    match options.decision:
         case "approve" | "reject" | "request_changes":
-            return words.decision
+            return options.decision
         case "done" | "again" | "abort":
-            raise AssertionError(f"{words.decision} answers no gate for approval")
+            raise AssertionError(f"{options.decision} answers no gate for approval")
         case _:
-            assert_never(words.decision)
+            assert_never(options.decision)
 
 
-def _what(gate: Gate) -> str:
+def _gate_phrase(gate: Gate) -> str:
     return "this plan" if gate.step_id is None else f"step {gate_place(gate)}"
 
 
-def command_of(gate: Gate, words: AnswerOptions) -> str:
+def command_of(gate: Gate, options: AnswerOptions) -> str:
     """Return the command that gives this answer to exactly this gate."""
-    return answer_command(gate, approval_decision(words))
+    return answer_command(gate, approval_decision(options))
 
 
-def refuse_unnamed(run_id: str, command: str, *, is_asked: bool) -> None:
+def refuse_unnamed_step(run_id: str, command: str, *, may_ask: bool) -> None:
     """Raise UsageError unless the user can confirm at a terminal that they mean the only step that waits.
 
     Somebody who repeats the command that approved the plan must not approve a step by accident.
     """
-    if not (is_asked and is_at_terminal()):
+    if not (may_ask and is_at_terminal()):
         raise UsageError(f"run {run_id} waits only at a step; to answer there, name it: `{command}`")
 
 
-async def confirm(what: str, words: AnswerOptions, asked: Question) -> None:
-    """Return if the user confirms at the terminal. Raises UsageError if they do not."""
-    verb = "Answer" if asked.kind == "question" and words.decision == "approve" else _ASKS[words.decision]
-    if not await agrees(f"{verb} {what}?"):
+async def confirm(what: str, options: AnswerOptions, asked: Question) -> None:
+    """Ask the user at the terminal to confirm. Raises UsageError if they do not."""
+    verb = "Answer" if asked.kind == "question" and options.decision == "approve" else _CONFIRM_VERBS[options.decision]
+    if not await ask_to_confirm(f"{verb} {what}?"):
         raise UsageError("nothing was answered")
 
 
-def print_answer(gate: "Gate", approval: "Approval", follows: str, *, as_json: bool) -> None:
+def print_answer(gate: "Gate", approval: "Approval", next_text: str, *, as_json: bool) -> None:
     """Print the answer, and what happens next."""
     if as_json:
         answer: dict[str, Any] = {"decision": approval.decision, "by": approval.by, "known_by": approval.known_by, "note": approval.note}
         if gate.kind == "question":
             answer["answer"] = approval.result
-        fields: dict[str, Any] = {**gate_json(gate), **answer, "next": follows}
+        fields: dict[str, Any] = {**gate_json(gate), **answer, "next": next_text}
         output.json_line(fields)
         return
     what = gate.name if gate.step_id is None else f"step {gate_place(gate)} of {gate.name}"
     output.line(f"{decision_word(gate, approval.decision)} {what}, by {approval.by} ({approval.known_by}): run {gate.run_id}")
-    output.note(follows)
+    output.note(next_text)
 
 
-def what_follows(gate: Gate, run: PlanRun, decision: Decision) -> str:
+def what_happens_next(gate: Gate, run: PlanRun, decision: Decision) -> str:
     """Return a sentence about what happens after `decision` at `gate`. `run` and `gate` are as they were before the answer."""
     match decision:
         case "approve":
-            return "the waiting process continues now" if gate.attended else _without_process(gate, run)
+            return "the waiting process continues now" if gate.attended else _next_without_process(gate, run)
         case "reject":
             if gate.attended is False and gate.step_id is None:
                 return f"`plan show {run.id}` shows the details"
             if gate.step_id is not None and gate.item is not None and run.step(gate.step_id).tool_name == GOAL:
-                return "the model reads your reason and continues" if gate.attended else _without_process(gate, run)
-            return "the waiting process ends the run" if gate.attended else _without_process(gate, run, then="ends the run")
+                return "the model reads your reason and continues" if gate.attended else _next_without_process(gate, run)
+            return "the waiting process ends the run" if gate.attended else _next_without_process(gate, run, then="ends the run")
         case "request_changes":
             if gate.attended is False:
-                return after_changes(run)
+                return changes_hint(run)
             if gate.step_id is None:
                 return f"`plan revise {run.id} FILE` submits a new version, which is then asked about"
             return (
                 f"the waiting process asks again, with your note; to change the plan, end it with `plan cancel {run.id}`, then "
-                f"`plan revise {run.id} FILE` and `{resume_asked(run)}`: completed steps are kept"
+                f"`plan revise {run.id} FILE` and `{resume_command_after_gate(run)}`: completed steps are kept"
             )
         case _:
             assert_never(decision)
 
 
-def _without_process(gate: Gate, run: PlanRun, *, then: str = "resumes the run") -> str:
+def _next_without_process(gate: Gate, run: PlanRun, *, then: str = "resumes the run") -> str:
     if gate.attended is None:
         return "the waiting process, on another host, gets the answer now"
     if gate.is_released:
         return "the run continues on its own: a worker picks it up"
-    return f"no process is waiting: `{resume_asked(run)}` {then}"
+    return f"no process is waiting: `{resume_command_after_gate(run)}` {then}"
 
 
-async def show_gate(place: Place, store: "PlanStore", *, as_json: bool) -> int:
+async def show_gate(selector: GateSelector, store: "PlanStore", *, as_json: bool) -> int:
     """Print everything that a gate asks about, and answer nothing."""
-    _, gate = await find_gate(place, store)
+    _, gate = await find_gate(selector, store)
     if as_json:
         output.json_line({**gate_json(gate), "text": gate.text})
     else:
@@ -275,37 +282,37 @@ async def show_gate(place: Place, store: "PlanStore", *, as_json: bool) -> int:
     return ExitCode.DONE
 
 
-async def find_gate(place: Place, store: "PlanStore") -> tuple[PlanRun, Gate]:
-    """Return the run, and the open gate that `place` names: the gate of the plan, if it is open and no step is named.
+async def find_gate(selector: GateSelector, store: "PlanStore") -> tuple[PlanRun, Gate]:
+    """Return the run, and the open gate that `selector` names: the gate of the plan, if it is open and no step is named.
 
     Closes expired gates first. Raises RunConflictError if no gate is open, UsageError if several steps wait.
     """
     from plan_adapter.runs.approval import end_overdue  # imports SQLAlchemy
 
     try:
-        run = await end_overdue(await find_run(place.run, store), store)
+        run = await end_overdue(await find_run(selector.run, store), store)
     except RunConflictError as error:
-        if not has_only_the_api(Settings()):
+        if not lacks_store_of_server(Settings()):
             raise
         raise UsageError(f"{error} in this machine's store; `--api` answers through Prefect's API instead") from error
-    open_gates = [gate for gate in await store.gates.find(run_id=run.id) if _fits(gate, place)]
-    fitting = [gate for gate in open_gates if gate.kind != "outcome"]
-    of_plan = [gate for gate in fitting if gate.step_id is None]
-    if not fitting and open_gates:
+    open_gates = [gate for gate in await store.gates.find(run_id=run.id) if _matches(gate, selector)]
+    matching = [gate for gate in open_gates if gate.kind != "outcome"]
+    plan_gates = [gate for gate in matching if gate.step_id is None]
+    if not matching and open_gates:
         raise UsageError(f"run {run.id} waits for the outcome of a call, not for an approval: `{answer_command(open_gates[0])}`")
-    if not fitting:
-        raise RunConflictError(await _why_none(run, place, store), ended=run.reason)
-    if of_plan:
-        return run, of_plan[0]
-    if len(fitting) > 1:
-        listed = "".join(f"\n  {answer_command(gate)}" for gate in fitting)
-        raise UsageError(f"{len(fitting)} steps of run {run.id} wait; say which one:{listed}")
-    return run, fitting[0]
+    if not matching:
+        raise RunConflictError(await _why_no_gate(run, selector, store), ended=run.reason)
+    if plan_gates:
+        return run, plan_gates[0]
+    if len(matching) > 1:
+        commands = "".join(f"\n  {answer_command(gate)}" for gate in matching)
+        raise UsageError(f"{len(matching)} steps of run {run.id} wait; say which one:{commands}")
+    return run, matching[0]
 
 
-def _fits(gate: Gate, place: Place) -> bool:
-    of_step = place.step is None or gate.step_id == place.step
-    return of_step and (place.item is None or means_item(place.item, gate.item, gate.label))
+def _matches(gate: Gate, selector: GateSelector) -> bool:
+    is_step = selector.step is None or gate.step_id == selector.step
+    return is_step and (selector.item is None or means_item(selector.item, gate.item, gate.label))
 
 
 def refuse_item(item: str | None) -> None:
@@ -314,120 +321,126 @@ def refuse_item(item: str | None) -> None:
         raise UsageError("items are counted from 1: the first is `--item 1`")
 
 
-async def item_of(place: Place, run: PlanRun, store: "PlanStore") -> tuple[int | None, str | None]:
-    """Return the index (from 0) and the label of the item that `place` names. Raises UsageError if the step has no such item."""
+async def item_of(selector: GateSelector, run: PlanRun, store: "PlanStore") -> tuple[int | None, str | None]:
+    """Return the index (from 0) and the label of the item that `selector` names.
+
+    Raises UsageError if the step has no such item.
+    """
     from plan_adapter.execution.items import recorded_items  # only for a step with items
 
-    if place.item is None:
+    if selector.item is None:
         return None, None
-    step_id = place.step or ""
+    step_id = selector.step or ""
     declared = recorded_items(await store.get(run.digest), run, step_id)  # also those that were not started
     labels = {item: label for item, label in enumerate(declared) if label is not None}
     labels |= {item: label for (name, item), label in (await store.ledger.labels(run.id)).items() if name == step_id and item is not None}
-    number = place.item.removeprefix(":")
+    number = selector.item.removeprefix(":")
     by_number = int(number) - 1 if number.isdecimal() and number.isascii() else None
-    by_label = next((item for item, label in labels.items() if label == place.item), None)
+    by_label = next((item for item, label in labels.items() if label == selector.item), None)
     if by_number is None and by_label is None:
         known = f"; its items: {listed([code(label) for _, label in sorted(labels.items())], 20)}" if labels else ""
-        raise UsageError(f"no item of `{step_id}` is called `{one_line(place.item)}`{known}; a number counts from 1")
+        raise UsageError(f"no item of `{step_id}` is called `{one_line(selector.item)}`{known}; a number counts from 1")
     if by_label is not None and by_number != by_label and by_number in labels:
         raise UsageError(
-            f"`--item {place.item}` is ambiguous for `{step_id}`: item {by_label + 1} has that label, and item {place.item} is "
+            f"`--item {selector.item}` is ambiguous for `{step_id}`: item {by_label + 1} has that label, and item {selector.item} is "
             f"`{labels[by_number]}`; write `--item :{by_label + 1}` or `--item :{by_number + 1}`"
         )
     item = by_number if by_label is None else by_label
     return item, None if item is None else labels.get(item)
 
 
-async def _why_none(run: PlanRun, place: Place, store: "PlanStore") -> str:
+async def _why_no_gate(run: PlanRun, selector: GateSelector, store: "PlanStore") -> str:
     """Return why no gate is open, and what to type."""
     from plan_adapter.cli.foreground import next_command  # only where no gate is open
 
-    if place.step is not None and place.step not in [step.id for step in run.steps]:
-        return f"run {run.id} has no step `{place.step}`; steps: {', '.join(step.id for step in run.steps[:20])}"
+    if selector.step is not None and selector.step not in [step.id for step in run.steps]:
+        return f"run {run.id} has no step `{selector.step}`; steps: {', '.join(step.id for step in run.steps[:20])}"
     gates = await store.gates.find(run_id=run.id, open_only=False)
-    if place.step is not None and any(gate.step_id is None and gate.end is None for gate in gates):
-        of_plan = next(gate for gate in gates if gate.step_id is None and gate.end is None)
-        return f"step `{place.step}` of run {run.id} does not wait yet; the plan itself does: `{answer_command(of_plan)}`"
+    if selector.step is not None and any(gate.step_id is None and gate.end is None for gate in gates):
+        plan_gate = next(gate for gate in gates if gate.step_id is None and gate.end is None)
+        return f"step `{selector.step}` of run {run.id} does not wait yet; the plan itself does: `{answer_command(plan_gate)}`"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL) and run.reason not in (RunReason.REJECTED, RunReason.EXPIRED):
         return f"run {run.id} does not wait for an answer; it is {run.status}: {next_command(run, await store.outcomes.unknown(run.id))}"
-    closed = [gate for gate in gates if gate.end is not None and gate.kind != "outcome" and _fits(gate, place)]
+    closed = [gate for gate in gates if gate.end is not None and gate.kind != "outcome" and _matches(gate, selector)]
     if closed:
-        try:  # a closed gate takes nothing, and says why
+        try:  # a closed gate refuses every answer, and the error says why
             await store.gates.answer(closed[-1].id, answer_to(request_of(closed[-1]), decision="reject", by="", known_by="unverified"))
         except (RunConflictError, NotApprovedError) as error:
             if run.status is not PlanStatus.PENDING_APPROVAL:
                 return f"run {run.id}: {error}"
             answer = await store.gates.answer_to(closed[-1].id)
             is_changes = answer is not None and answer.decision == "request_changes"
-            return f"run {run.id}: {error}; " + (after_changes(run) if is_changes else f"`{resume_asked(run)}` resumes it")
+            return f"run {run.id}: {error}; " + (changes_hint(run) if is_changes else f"`{resume_command_after_gate(run)}` resumes it")
     if run.status is PlanStatus.PENDING_APPROVAL:
         return f"nobody has been asked about run {run.id} yet: `plan resume {run.id}` asks"
     return f"run {run.id} does not wait for an approval: it is {run.status}" + (f" ({run.reason})" if run.reason else "")
 
 
 async def _why_cancelled(run: PlanRun, store: "PlanStore", settings: Settings) -> str | None:
-    """Return the reason if `run` was cancelled in Prefect while no process was running it; None also if Prefect cannot be reached."""
+    """Return the reason if `run` was cancelled in Prefect while no process was running it.
+
+    None also if Prefect cannot be reached.
+    """
     if run.flow_run_id is None:
         return None
-    from plan_adapter.runs.cancel import cancelled_before  # imports SQLAlchemy
+    from plan_adapter.runs.cancel import apply_cancellation  # imports SQLAlchemy
 
     try:
-        server = await in_daemon_thread(lambda: answering_server(settings))
+        server = await in_daemon_thread(lambda: available_server(settings))
     except NoServerError:  # the record takes precedence; `plan reconcile` reports it later
         return None
     if server is None:
         return None
     with use_server(server):
-        return await cancelled_before(run, store)
+        return await apply_cancellation(run, store)
 
 
-async def _given(
-    words: AnswerOptions, gate: Gate, request: ApprovalRequest, store: "PlanStore", settings: Settings
+async def _submit_answer(
+    options: AnswerOptions, gate: Gate, request: ApprovalRequest, store: "PlanStore", settings: Settings
 ) -> tuple[Gate, Approval]:
-    """Return the closed gate, and the approval that closed it.
+    """Answer at the gate, and return the closed gate and the approval that closed it.
 
     Raises NotApprovedError if the answer is refused, RunConflictError if the gate is closed already.
     """
     from plan_adapter.runs.approval import end_overdue  # imports SQLAlchemy
 
     try:
-        approval = await _proved(proofs(words, request, settings), request, store, settings)
+        approval = await _verified_approval(answer_with_proof(options, request, settings), request, store, settings)
         return await store.gates.answer(gate.id, approval), approval
     except NotApprovedError as error:
-        refusal = f"{words.decision} is refused: {error}"
-        await store.ledger.note_refusal(gate.run_id, refusal, by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind)
+        refusal = f"{options.decision} is refused: {error}"
+        await store.ledger.note_refusal(gate.run_id, refusal, by=options.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind)
         raise
     except RunConflictError as error:
         run = await end_overdue(await store.run(gate.run_id), store)
         if (await store.gates.get(gate.id)).end == "superseded":
-            raise await _refused(run.id, f"the content of the gate changed meanwhile: {error}", words, gate, store) from error
+            raise await _record_refusal(run.id, f"the content of the gate changed meanwhile: {error}", options, gate, store) from error
         raise RunConflictError(str(error), ended=run.reason) from error
 
 
-def proofs(words: AnswerOptions, request: ApprovalRequest, settings: Settings) -> Answer:
-    """Return the answer with the proof of who gives it. Raises NotApprovedError if it cannot be signed."""
-    by = words.by or os_user()
+def answer_with_proof(options: AnswerOptions, request: ApprovalRequest, settings: Settings) -> Answer:
+    """Return the answer with the proof of who gave it. Raises NotApprovedError if it cannot be signed."""
+    by = options.by or os_user()
     channel = "os_user" if by == os_user() else "unverified"
     answer = Answer(
-        decision=words.decision,
+        decision=options.decision,
         by=by,
-        note=words.note,
+        note=options.note,
         channel=channel,
-        code=words.code,
-        result=words.result,
+        code=options.code,
+        result=options.result,
         digest=request.approval_digest,
     )
-    if not words.sign:
+    if not options.sign:
         return answer
     return replace(answer, signature=sign(text_to_sign(answer, request), key=default_key(settings)))
 
 
-async def _proved(answer: Answer, request: ApprovalRequest, store: "PlanStore", settings: Settings) -> Approval:
+async def _verified_approval(answer: Answer, request: ApprovalRequest, store: "PlanStore", settings: Settings) -> Approval:
     return await approval_from(answer, request, ProofContext(await store.policy.effective(settings), settings, store.codes))
 
 
-async def _end_rejected(run: PlanRun, approval: Approval, store: "PlanStore") -> None:
+async def _end_rejected_run(run: PlanRun, approval: Approval, store: "PlanStore") -> None:
     """End a rejected run that no process is running, so that it does not wait for a resume."""
     from plan_adapter.runs.approval import end_unapproved  # imports SQLAlchemy
 
@@ -437,10 +450,10 @@ async def _end_rejected(run: PlanRun, approval: Approval, store: "PlanStore") ->
         await end_unapproved(fresh, store, RunReason.REJECTED, f"rejected by {approval.by}")
 
 
-async def _wake(gate: Gate, approval: Approval, settings: Settings) -> bool:
-    """Wake a run that released its worker; return whether a Prefect server could be told."""
+async def _wake_released_run(gate: Gate, approval: Approval, settings: Settings) -> bool:
+    """Resume a run that released its worker, and return whether a Prefect server could be told."""
     try:
-        server = await in_daemon_thread(lambda: answering_server(settings))
+        server = await in_daemon_thread(lambda: available_server(settings))
         if server is None:
             return False
         from plan_adapter.engine.gate_forms import resume_released  # imports Prefect
@@ -455,28 +468,31 @@ async def _wake(gate: Gate, approval: Approval, settings: Settings) -> bool:
 
 @dataclass(slots=True)
 class CallerIdentity:
-    """The person who types a command, with the proof that they gave. Implements `runs.session.Identity`."""
+    """The person who runs a command, with the proof they gave. Implements `runs.session.Identity`."""
 
-    words: AnswerOptions
+    options: AnswerOptions
     settings: Settings
 
     @property
     def by(self) -> str:
         """Their name; default: their account."""
-        return self.words.by or os_user()
+        return self.options.by or os_user()
 
     @property
     def channel(self) -> Literal["os_user", "unverified"]:
-        """How the name is known without proof."""
+        """How their name is known without a proof."""
         return "os_user" if self.by == os_user() else "unverified"
 
     @property
     def has_proof(self) -> bool:
         """Whether they gave a proof."""
-        return self.words.sign or self.words.code is not None
+        return self.options.sign or self.options.code is not None
 
-    async def proved(self, because: str, request: ApprovalRequest, store: "PlanStore", /) -> tuple[str, str | None]:
-        """Return how they are known, and their signature if any. Raises NotApprovedError if the gate policy refuses the proof."""
-        answer = proofs(replace(self.words, decision="approve", note=because), request, self.settings)
+    async def prove(self, because: str, request: ApprovalRequest, store: "PlanStore", /) -> tuple[str, str | None]:
+        """Return how they are known, and their signature if any.
+
+        Raises NotApprovedError if the gate policy refuses the proof.
+        """
+        answer = answer_with_proof(replace(self.options, decision="approve", note=because), request, self.settings)
         proof_context = ProofContext(await store.policy.effective(self.settings), self.settings, store.codes)
-        return await proved(answer, request, proof_context), answer.signature
+        return await verify_answer(answer, request, proof_context), answer.signature

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One word after `plan`. Its function has the same name, in the module of that name, and is imported when it is used."""
+    """One word after `plan`. Its function and module have the same name, and are imported on use."""
 
     name: str
     help: str
@@ -99,7 +99,7 @@ COMPLETION = {"--install-completion", "__complete"}
 GARBAGE_THRESHOLDS = (50_000, 10, 10)
 """When Python collects garbage (default: 700 new objects). A command keeps most of what it imports, so early collections only cost time."""
 
-ISSUE_HINT = "`--debug` shows the whole traceback"
+DEBUG_HINT = "`--debug` shows the whole traceback"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        return _report(error, as_json="--json" in options)
+        return _report_error(error, as_json="--json" in options)
     except BaseException as error:
         if not _is_termination(error):
             raise
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_termination(error: BaseException) -> bool:
-    """Return whether Prefect's SIGTERM handler raised `error`; the run has reported its end by then."""
+    """Return whether Prefect's SIGTERM handler raised `error`. By then the run has reported its end."""
     exceptions = sys.modules.get("prefect.exceptions")
     return exceptions is not None and isinstance(error, exceptions.TerminationSignal)
 
@@ -140,26 +140,26 @@ def _is_termination(error: BaseException) -> bool:
 def help_text() -> str:
     """Return the text of `plan --help`."""
     width = max(len(verb.name) for verb in VERBS)
-    groups = [f"{title}:\n{_columns([(verb.name, verb.help) for verb in verbs], width)}" for title, verbs in GROUPS.items()]
+    groups = [f"{title}:\n{_format_columns([(verb.name, verb.help) for verb in verbs], width)}" for title, verbs in GROUPS.items()]
     return "\n\n".join(
         [
             "Usage: plan VERB …",
             "Check, preview, run and record execution plans as Prefect flows.",
             *groups,
-            f"Options:\n{_columns(OPTIONS, max(len(name) for name, _ in OPTIONS))}",
+            f"Options:\n{_format_columns(OPTIONS, max(len(name) for name, _ in OPTIONS))}",
             "Exit codes: 0 done, 1 a step failed, 2 usage or invalid plan, 3 rejected or expired, 4 cancelled, 5 timed out,\n"
             "6 waiting for an approval, 7 an outcome is unknown, 130 interrupted",
         ]
     )
 
 
-def _columns(rows: Iterable[tuple[str, str]], width: int) -> str:
+def _format_columns(rows: Iterable[tuple[str, str]], width: int) -> str:
     return "\n".join(f"  {left:<{width}}  {right}" for left, right in rows)
 
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("--help", "-h", "help"):
-        return _help_for(arguments[1:])
+        return _print_help(arguments[1:])
     if arguments[0] == "--version":
         output.line(_version())
         return ExitCode.DONE
@@ -173,7 +173,7 @@ def _dispatch(arguments: list[str]) -> int:
     return result if isinstance(result, int) else ExitCode.DONE
 
 
-def _help_for(arguments: list[str]) -> int:
+def _print_help(arguments: list[str]) -> int:
     if arguments and not arguments[0].startswith("-"):
         return _dispatch([arguments[0], "--help"])
     output.line(help_text())
@@ -204,7 +204,7 @@ def _version() -> str:
     return f"plan {version('prefect-plan-adapter')}"
 
 
-def _report(error: Exception, *, as_json: bool) -> int:
+def _report_error(error: Exception, *, as_json: bool) -> int:
     # Only for a command that failed.
     import traceback
 
@@ -217,38 +217,38 @@ def _report(error: Exception, *, as_json: bool) -> int:
         output.problems(error.problems, as_json=as_json, to_stdout=False)
         return ExitCode.USAGE
     if isinstance(error, UnusedCliTokensError):
-        return _refuse("usage", _too_much(error), ExitCode.USAGE, as_json=as_json)
+        return _print_error("usage", _unused_tokens_message(error), ExitCode.USAGE, as_json=as_json)
     if isinstance(error, CycloptsError):
         verb = " ".join(("plan", *(error.command_chain or ())))
-        return _refuse("usage", f"{str(error).rstrip('.')}; see `{verb} --help`", ExitCode.USAGE, as_json=as_json)
+        return _print_error("usage", f"{str(error).rstrip('.')}; see `{verb} --help`", ExitCode.USAGE, as_json=as_json)
     if isinstance(error, ValidationError) and error.title == "Settings":
-        return _refuse("settings", _bad_settings(error), ExitCode.USAGE, as_json=as_json)
+        return _print_error("settings", _settings_message(error), ExitCode.USAGE, as_json=as_json)
     if isinstance(error, UsageError):
-        return _refuse("usage", str(error), ExitCode.USAGE, as_json=as_json)
+        return _print_error("usage", str(error), ExitCode.USAGE, as_json=as_json)
     if isinstance(error, PlanAdapterError):
-        return _refuse(type(error).__name__, str(error), code_of_error(error), as_json=as_json)
+        return _print_error(type(error).__name__, str(error), code_of_error(error), as_json=as_json)
     message = " ".join(traceback.format_exception_only(error)[-1].split())
-    kept = output.keep_traceback(error)
-    where = f"the traceback is in {kept}, and {ISSUE_HINT}" if kept is not None else ISSUE_HINT
-    return _refuse(type(error).__name__, f"unexpected {without_passwords(message)}; {where}", ExitCode.FAILED, as_json=as_json)
+    traceback_file = output.save_traceback(error)
+    where = f"the traceback is in {traceback_file}, and {DEBUG_HINT}" if traceback_file is not None else DEBUG_HINT
+    return _print_error(type(error).__name__, f"unexpected {without_passwords(message)}; {where}", ExitCode.FAILED, as_json=as_json)
 
 
-def _too_much(error: "UnusedCliTokensError") -> str:
-    """Return which arguments a command does not take, and what was perhaps meant."""
-    verb, words = " ".join(("plan", *(error.command_chain or ()))), error.unused_tokens or []
-    listed = ", ".join(f"`{word}`" for word in words)
-    meant = f"write to a file with `--output {words[0]}`" if verb == "plan export" and len(words) == 1 else f"see `{verb} --help`"
-    return f"`{verb}` does not take {listed}; {meant}"
+def _unused_tokens_message(error: "UnusedCliTokensError") -> str:
+    """Return which arguments a command does not take, and what to type instead."""
+    verb, tokens = " ".join(("plan", *(error.command_chain or ()))), error.unused_tokens or []
+    listed = ", ".join(f"`{token}`" for token in tokens)
+    hint = f"write to a file with `--output {tokens[0]}`" if verb == "plan export" and len(tokens) == 1 else f"see `{verb} --help`"
+    return f"`{verb}` does not take {listed}; {hint}"
 
 
-def _bad_settings(error: "ValidationError") -> str:
+def _settings_message(error: "ValidationError") -> str:
     """Return which environment variables are wrong and what they may be, but never their values."""
-    found = error.errors(include_input=False, include_url=False)
-    names = ("_".join(str(part) for part in one["loc"]).upper() for one in found)
-    return "; ".join(f"PLAN_ADAPTER_{name}: {one['msg'].removeprefix('Value error, ')}" for name, one in zip(names, found, strict=True))
+    errors = error.errors(include_input=False, include_url=False)
+    names = ("_".join(str(part) for part in one["loc"]).upper() for one in errors)
+    return "; ".join(f"PLAN_ADAPTER_{name}: {one['msg'].removeprefix('Value error, ')}" for name, one in zip(names, errors, strict=True))
 
 
-def _refuse(kind: str, message: str, code: ExitCode, *, as_json: bool) -> int:
+def _print_error(kind: str, message: str, code: ExitCode, *, as_json: bool) -> int:
     if as_json:
         output.json_line({"error": kind, "message": message})
     output.note(f"plan: {message}")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from plan_adapter.approvals import Approval, Gate, StandingApproval
 from plan_adapter.cli.records import gate_place
-from plan_adapter.commands import answer_command, resume_asked, resume_command
-from plan_adapter.gates.approval import no_approver, os_user, refusal, requires_approval
+from plan_adapter.commands import answer_command, resume_command, resume_command_after_gate
+from plan_adapter.gates.approval import os_user, refusal, requires_approval, why_nobody_may_answer
 from plan_adapter.readable import call_name, duration, listed, moment, prose
 from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
@@ -50,12 +50,12 @@ class ApprovalState:
         return of_plan[-1] if of_plan else None
 
     @property
-    def used(self) -> "StandingApproval | None":
+    def used_standing_approval(self) -> "StandingApproval | None":
         """The standing approval that approved the plan as it is now, if one did."""
         return None if self.answer is None else self.standing_approvals.get(self.answer.standing_id or "")
 
     @property
-    def changes(self) -> Approval | None:
+    def requested_changes(self) -> Approval | None:
         """The last answer, if it asks for changes and no new version has come since."""
         last = next((row for row in reversed(self.answers) if row.gate_id is not None), None)
         if last is None or last.decision != "request_changes" or (self.replaced and self.replaced[-1].at > last.at):
@@ -64,69 +64,72 @@ class ApprovalState:
 
     def lines(self) -> list[str]:
         """Return a Markdown section; empty if nobody was ever asked."""
-        listed = [(row.at, _version_line(row)) for row in self.replaced]
-        listed += [
+        events = [(row.at, _version_line(row)) for row in self.replaced]
+        events += [
             (row.at, _answer_line(row, self.standing_approvals, self.labels))
             for row in self.answers
             if row.known_by != "not_required" or row.step_id
         ]
-        found = [line for _, line in sorted(listed, key=lambda pair: pair[0])] + [_gate_line(gate, self.now) for gate in self.gates]
-        return ["", "## Approvals", "", *found] if found else []
+        lines = [line for _, line in sorted(events, key=lambda pair: pair[0])] + [_gate_line(gate, self.now) for gate in self.gates]
+        return ["", "## Approvals", "", *lines] if lines else []
 
     def hint(self) -> str | None:
-        """Return a hint what to type now that the run waits or has stopped; None if there is nothing to do."""
+        """Return what to type now that the run waits or has stopped; None if there is nothing to do."""
         asks_for_outcome = any(gate.kind == "outcome" for gate in self.gates)
         stopped = None if asks_for_outcome else self.stopped  # the gate's own command covers it
-        return "; ".join(part for part in (self._waits(), stopped) if part) or None
+        return "; ".join(part for part in (self._waiting_hint(), stopped) if part) or None
 
-    def _waits(self) -> str | None:
+    def _waiting_hint(self) -> str | None:
         run = self.run
-        if self.gates and (reason := no_approver(self.gates[0].rules)) is not None:
+        if self.gates and (reason := why_nobody_may_answer(self.gates[0].rules)) is not None:
             return f"nobody may answer: {reason}; `plan cancel {run.id}` ends the run"
         if self.gates:
             commands = ", ".join(f"`{answer_command(gate)}`" for gate in self.gates[:5])
-            is_left = all(gate.attended is False and not gate.is_released for gate in self.gates)
-            then = f", then `{self._resumes}`" if is_left else ""
+            is_unattended = all(gate.attended is False and not gate.is_released for gate in self.gates)
+            then = f", then `{self._resume_command}`" if is_unattended else ""
             asked = {gate.kind for gate in self.gates}
             what = "an approval" if asked == {"approval"} else "the outcome of a write" if asked == {"outcome"} else "an answer"
-            refused = why_not_you(self.gates[0])
-            who = "" if refused is None else f"; {refused}"
+            refusal_reason = caller_refusal(self.gates[0])
+            who = "" if refusal_reason is None else f"; {refusal_reason}"
             return f"waiting for {what}{who}: {commands}{then}; `plan gates` lists everything that waits"
         if run.status is not PlanStatus.PENDING_APPROVAL:
             return None
         if self.answer is None:
             if self.is_needed:
-                return f"nobody has been asked yet: `{self._resumes}` asks for the approval"
-            return f"the plan needs no approval, but no process is running it: `{self._resumes}`"
-        if self.changes is not None:
-            return after_changes(run, tools=self.tools)
+                return f"nobody has been asked yet: `{self._resume_command}` asks for the approval"
+            return f"the plan needs no approval, but no process is running it: `{self._resume_command}`"
+        if self.requested_changes is not None:
+            return changes_hint(run, tools=self.tools)
         if self.stale is not None:
-            return f"the approval by {prose(self.answer.by)} no longer counts: {self.stale}; `{self._resumes}` asks again"
-        return f"it has been answered, but no process is running it: `{self._resumes}`"
+            return f"the approval by {prose(self.answer.by)} no longer counts: {self.stale}; `{self._resume_command}` asks again"
+        return f"the gate was answered, but the run has no process: `{self._resume_command}`"
 
     @property
-    def _resumes(self) -> str:
+    def _resume_command(self) -> str:
         was_asked = bool(self.gates) or any(row.gate_id is not None for row in self.answers)
         if was_asked:
-            return resume_asked(self.run, tools=self.tools)
+            return resume_command_after_gate(self.run, tools=self.tools)
         return resume_command(self.run, offline=self.offline, tools=self.tools)
 
 
-def after_changes(run: PlanRun, *, tools: Sequence[str] = ()) -> str:
-    """Return a hint what to type after somebody asked for changes."""
-    return f"`plan revise {run.id} FILE` submits a new version; `{resume_asked(run, tools=tools)}` asks about this one again"
+def changes_hint(run: PlanRun, *, tools: Sequence[str] = ()) -> str:
+    """Return what to type after somebody asked for changes."""
+    return f"`plan revise {run.id} FILE` submits a new version; `{resume_command_after_gate(run, tools=tools)}` asks about this one again"
 
 
 async def approval_state_of(
     run: PlanRun, store: "PlanStore", settings: Settings, *, offline: bool = False, tools: Sequence[str] = ()
 ) -> ApprovalState:
-    """Return the approvals of `run`, and what to type about unknown outcomes. `tools` are those of its start, if they are known here."""
+    """Return the approvals of `run`, and what to type about unknown outcomes.
+
+    `tools`: the values of `--tools` with which it was started, where they are known.
+    """
     from plan_adapter.runs.answers import why_stale  # imports SQLAlchemy
     from plan_adapter.runs.reconcile import hint_of
 
     gates, answers, stopped = await store.gates.find(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
-    used = {row.standing_id for row in answers if row.standing_id is not None}
-    standing = {one.id: one for one in await store.standing.find(include_ended=True) if one.id in used} if used else {}
+    used_ids = {row.standing_id for row in answers if row.standing_id is not None}
+    standing = {one.id: one for one in await store.standing.find(include_ended=True) if one.id in used_ids} if used_ids else {}
     labels = await store.ledger.labels(run.id) if any(row.item is not None for row in answers) else {}
     revisions = await store.revisions.of_run(run.id)
     state = ApprovalState(run, gates, answers, revisions, await store.now(), offline, tools, stopped, standing, labels)
@@ -144,42 +147,42 @@ async def statuses_of(runs: Sequence[PlanRun], store: "PlanStore", settings: Set
     if any(run.completed_at is None for run in runs):
         for gate in await store.gates.find():
             gates.setdefault(gate.run_id, []).append(gate)
-    return {run.id: f"{run.status}{await _waits(run, gates.get(run.id, []), store, settings)}" for run in runs}
+    return {run.id: f"{run.status}{await _waiting_suffix(run, gates.get(run.id, []), store, settings)}" for run in runs}
 
 
-async def _waits(run: PlanRun, gates: list[Gate], store: "PlanStore", settings: Settings) -> str:
+async def _waiting_suffix(run: PlanRun, gates: list[Gate], store: "PlanStore", settings: Settings) -> str:
     if run.completed_at is None and gates:
-        words = [] if gates[0].step_id is None else [f"waits at {gate_place(gates[0]) if len(gates) == 1 else f'{len(gates)} gates'}"]
-        is_left = all(gate.attended is False and not gate.is_released for gate in gates)
-        return _bracketed([*words, *(["no process waits"] if is_left else [])])
+        parts = [] if gates[0].step_id is None else [f"waits at {gate_place(gates[0]) if len(gates) == 1 else f'{len(gates)} gates'}"]
+        is_unattended = all(gate.attended is False and not gate.is_released for gate in gates)
+        return _in_parentheses([*parts, *(["no process waits"] if is_unattended else [])])
     if run.status is PlanStatus.PENDING_APPROVAL:
         state = await approval_state_of(run, store, settings)
         if state.stale is not None:
-            return _bracketed(["the approval no longer counts"])
-        answer = state.changes or state.answer
+            return _in_parentheses(["the approval no longer counts"])
+        answer = state.requested_changes or state.answer
         if answer is None:
-            return _bracketed(["nobody was asked" if state.is_needed else "needs no approval", "not resumed yet"])
-        return _bracketed([ANSWERED[answer.decision], "not resumed yet"])
-    return _bracketed([str(run.reason)] if run.reason and run.reason.value != run.status.value else [])
+            return _in_parentheses(["nobody was asked" if state.is_needed else "needs no approval", "not resumed yet"])
+        return _in_parentheses([ANSWERED[answer.decision], "not resumed yet"])
+    return _in_parentheses([str(run.reason)] if run.reason and run.reason.value != run.status.value else [])
 
 
-def _bracketed(words: list[str]) -> str:
-    return f" ({', '.join(words)})" if words else ""
+def _in_parentheses(parts: list[str]) -> str:
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _answer_line(row: Approval, standing: "Mapping[str, StandingApproval]", labels: "Mapping[Unit, str]") -> str:
     step = "" if row.step_id is None else f" step {prose(call_name(row.step_id, row.item, labels.get((row.step_id, row.item))))}"
     answered = f"- {'answered' if row.result is not None else ANSWERED[row.decision]}{step} by "
     if row.standing_id is None:
-        return f"{answered}{prose(row.by)} ({row.known_by}) at {moment(row.at)}{_noted(row.note)}"
+        return f"{answered}{prose(row.by)} ({row.known_by}) at {moment(row.at)}{_note_suffix(row.note)}"
     given = standing.get(row.standing_id)
     given_by = f", which {prose(row.by)} ({row.known_by}) gave" + (f" at {moment(given.at)}" if given is not None else "")
     of_plan = f" of {prose(given.name)}" if given is not None else ""
-    return f"{answered}the standing approval `{row.standing_id}`{of_plan}{given_by}; used at {moment(row.at)}{_noted(row.note)}"
+    return f"{answered}the standing approval `{row.standing_id}`{of_plan}{given_by}; used at {moment(row.at)}{_note_suffix(row.note)}"
 
 
 def _version_line(row: "Revision") -> str:
-    return f"- version {row.number} was replaced by {prose(row.by)} at {moment(row.at)}{_noted(row.note)}"
+    return f"- version {row.number} was replaced by {prose(row.by)} at {moment(row.at)}{_note_suffix(row.note)}"
 
 
 def _gate_line(gate: Gate, now: datetime) -> str:
@@ -196,22 +199,22 @@ def _gate_line(gate: Gate, now: datetime) -> str:
     return f"- **{asked}**{since}{until}{who}; {RELEASED if gate.is_released else ATTENDED[gate.attended]}"
 
 
-def _noted(note: str) -> str:
+def _note_suffix(note: str) -> str:
     return f": {prose(note)}" if note else ""
 
 
-def why_not_you(gate: Gate) -> str | None:
-    """Return why the person who runs this command may not approve at `gate`, and who may instead; None if they may, with some proof."""
+def caller_refusal(gate: Gate) -> str | None:
+    """Return why the caller may not approve at `gate`, and who may instead; None if they may, perhaps with a proof."""
     return refusal(replace(gate.rules, known_by=None), by=os_user(), known_by="os_user", decision="approve")
 
 
 def time_left(expires_at: datetime | None, now: datetime) -> str:
-    """Return how much time is left to answer."""
+    """Return the time left to answer, in words."""
     if expires_at is None:
         return "no limit"
     return f"in {age(expires_at, now)}" if expires_at > now else "expired"
 
 
 def age(later: datetime, earlier: datetime) -> str:
-    """Return the time between the two, at least a second."""
+    """Return the time between the two in words, at least one second."""
     return duration(1000 * max(1, round((later - earlier).total_seconds())))

@@ -1,6 +1,6 @@
 """`plan approve`."""
 
-from plan_adapter.cli.answers import AnswerOptions, Place, answer_here, refuse_item, show_gate
+from plan_adapter.cli.answers import AnswerOptions, GateSelector, answer_in_store, refuse_item, show_gate
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.remote import answer_remotely
 from plan_adapter.cli.sources import open_store
@@ -38,23 +38,25 @@ async def approve(
         api: Answer through Prefect's API: for a machine that cannot reach the store.
         json: Print one JSON object.
     """
-    words = AnswerOptions("approve", note=note, sign=sign, code=code, by=by)
-    return await answer_gate(place_of(run, step, item, digest), words, Settings(), api=api, show=show, as_json=json)
+    options = AnswerOptions("approve", note=note, sign=sign, code=code, by=by)
+    return await answer_gate(gate_selector(run, step, item, digest), options, Settings(), api=api, show=show, as_json=json)
 
 
-async def answer_gate(place: Place, words: AnswerOptions, settings: Settings, *, api: bool, show: bool = False, as_json: bool) -> int:
+async def answer_gate(
+    selector: GateSelector, options: AnswerOptions, settings: Settings, *, api: bool, show: bool = False, as_json: bool
+) -> int:
     """Answer at a gate: in the store, or with `api` in its form in Prefect. `show`: only print what the gate asks about."""
     if api:
-        return await answer_remotely(place, words, settings, show=show, as_json=as_json)
+        return await answer_remotely(selector, options, settings, show=show, as_json=as_json)
     async with open_store(settings) as store:
         if show:
-            return await show_gate(place, store, as_json=as_json)
-        return await answer_here(place, words, store, settings, as_json=as_json)
+            return await show_gate(selector, store, as_json=as_json)
+        return await answer_in_store(selector, options, store, settings, as_json=as_json)
 
 
-def place_of(run: str | None, step: str | None, item: str | None, digest: str | None) -> Place:
-    """Return which gate is meant. Raises UsageError where that is not said."""
+def gate_selector(run: str | None, step: str | None, item: str | None, digest: str | None) -> GateSelector:
+    """Return the selector of the gate to answer. Raises UsageError if no run is given."""
     if run is None:
         raise UsageError("which run? `plan gates` lists the runs that wait")
     refuse_item(item)
-    return Place(run, step, item, digest)
+    return GateSelector(run, step, item, digest)

@@ -1,4 +1,4 @@
-"""What is asked at the terminal: the inputs that a run lacks, and gates, which `--yes` or only the form may answer instead."""
+"""Questions at the terminal: the inputs that a run lacks, and its gates. `--yes` or the form in Prefect may answer a gate instead."""
 
 import sys
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class YesRefusedError(NotApprovedError):
 class YesApprover:
     """Approves every gate as the account that runs the command: `--yes`."""
 
-    is_beforehand = True
+    approves_in_advance = True
     """The approval was given before the content existed, so it does not cover what a model drafts during the run."""
 
     def check_policy(self, rules: GatePolicy) -> None:
@@ -38,13 +38,13 @@ class YesApprover:
 
 
 def is_at_terminal() -> bool:
-    """Return whether the user can be asked here."""
+    """Return whether the user can be asked at this terminal."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]  # closed: None
 
 
-async def agrees(question: str) -> bool:
-    """Return whether the user at the terminal answers `question` with yes. The end of the input is a no."""
-    return (await Conversation().ask(f"{question} [y]es, [n]o ", forget=True) or "").casefold() in ("y", "yes")
+async def ask_to_confirm(question: str) -> bool:
+    """Ask `question` at the terminal and return whether the answer is yes. The end of the input means no."""
+    return (await Conversation().ask(f"{question} [y]es, [n]o ", drop_typeahead=True) or "").casefold() in ("y", "yes")
 
 
 async def ask_missing_inputs(plan: "ExecutionPlan", given: Mapping[str, str]) -> dict[str, str]:
@@ -72,7 +72,7 @@ def asks_in_form(*, yes: bool, detach: bool, has_server: bool) -> bool:
 
 
 def approver_for(*, yes: bool, detach: bool, conversation: "Conversation", edit: "Edit", is_alone: bool) -> "Approver | None":
-    """Return the approver of this process; None if nobody answers here. `is_alone`: no form is open either."""
+    """Return the approver of this process; None if nobody answers here. `is_alone`: no form in Prefect is open, either."""
     if yes:
         return YesApprover()
     if detach or not is_at_terminal():

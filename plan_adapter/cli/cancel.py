@@ -5,14 +5,14 @@ from plan_adapter.cli.answers import AnswerOptions, CallerIdentity
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError, has_unknown_rollback
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions
-from plan_adapter.cli.records import run_end, run_json
-from plan_adapter.cli.servers import show_end
+from plan_adapter.cli.records import run_json, run_status_line
+from plan_adapter.cli.servers import show_end_in_prefect
 from plan_adapter.cli.sources import open_store, tools_of
 from plan_adapter.gates.approval import os_user
 from plan_adapter.settings import Settings
 from plan_adapter.status import PlanStatus
 
-ASKED = "the process that runs it has been asked to stop"
+STOP_REQUESTED = "the process that runs it has been asked to stop"
 
 
 async def cancel(
@@ -47,27 +47,27 @@ async def cancel(
     """
     from plan_adapter.runner import acancel_run  # imports SQLAlchemy
 
-    words = AnswerOptions("approve", sign=sign, code=code, by=by)
-    recorded = f"{reason} (by {by or os_user()})"
+    options = AnswerOptions("approve", sign=sign, code=code, by=by)
+    recorded_reason = f"{reason} (by {by or os_user()})"
     if rollback:
-        return await _roll_back(run, recorded, tools or [], words, offline=offline, json=json)
+        return await _roll_back(run, recorded_reason, tools or [], options, offline=offline, json=json)
     if sign or code:
         raise UsageError("--sign, --code and --by prove who asks for a rollback: they go with --rollback")
     async with open_store(Settings()) as store:
-        is_left = all(gate.attended is False for gate in await store.gates.find(run_id=(await store.run(run, with_steps=False)).id))
-        found = await acancel_run(run, reason=recorded, store=store)
-        if is_left and found.status is PlanStatus.CANCELLED:
-            await show_end(found.id, store, Settings())
+        is_unattended = all(gate.attended is False for gate in await store.gates.find(run_id=(await store.run(run, with_steps=False)).id))
+        found = await acancel_run(run, reason=recorded_reason, store=store)
+        if is_unattended and found.status is PlanStatus.CANCELLED:
+            await show_end_in_prefect(found.id, store, Settings())
     if json:
         output.json_line(run_json(found, steps=False))
     else:
-        output.line(run_end(found))
+        output.line(run_status_line(found))
     if found.status is PlanStatus.EXECUTING:
-        output.note(ASKED)
+        output.note(STOP_REQUESTED)
     return ExitCode.DONE
 
 
-async def _roll_back(run: str, reason: str, tools: list[str], words: AnswerOptions, *, offline: bool, json: bool) -> int:
+async def _roll_back(run: str, reason: str, tools: list[str], options: AnswerOptions, *, offline: bool, json: bool) -> int:
     # Only for `--rollback`.
     from plan_adapter.execution.rollback_status import aborted_steps, after_abort
     from plan_adapter.execution.rollback_units import units_to_roll_back
@@ -76,19 +76,19 @@ async def _roll_back(run: str, reason: str, tools: list[str], words: AnswerOptio
     settings, registry = Settings(), tools_of(tools)
     async with open_store(settings) as store:
         found = await store.run(run)
-        wanted = RunOptions(yes=False, detach=json or not is_at_terminal(), json=json)
-        foreground = ForegroundRun(None, wanted, store=store, tools=registry, imports=tools)
-        run_request = foreground.request(settings, identity=CallerIdentity(words, settings))
-        code = await foreground.complete(
+        run_options = RunOptions(yes=False, detach=json or not is_at_terminal(), json=json)
+        foreground = ForegroundRun(None, run_options, store=store, tools=registry, imports=tools)
+        run_request = foreground.request(settings, identity=CallerIdentity(options, settings))
+        exit_code = await foreground.complete(
             rollback_run(found, reason=reason, tools=registry, run_request=run_request, store=store, offline=offline)
         )
         if await store.ledger.owner(found.id) is not None:
-            output.note(f"{ASKED} and to roll back")
+            output.note(f"{STOP_REQUESTED} and to roll back")
             return ExitCode.DONE
-        if code == ExitCode.INTERRUPTED:
-            return code
+        if exit_code == ExitCode.INTERRUPTED:
+            return exit_code
         history = await store.ledger.history(found.id)
-        plan = await store.get((await store.run(found.id, with_steps=False)).digest)  # that of the version that was approved
+        plan = await store.get((await store.run(found.id, with_steps=False)).digest)  # the approved version
         left, unknown = units_to_roll_back(plan, history), aborted_steps(plan, history)
         if not left and not history.has_rollbacks:
             output.note("nothing was rolled back: no completed step declares a rollback")

@@ -23,11 +23,11 @@ class ExitCode(IntEnum):
 
 
 class UsageError(Exception):
-    """The command cannot be executed as given; the message says why and what to do."""
+    """The command cannot run as given; the message says why and what to do."""
 
 
 def code_of_error(error: Exception) -> ExitCode:
-    """Return the exit code for an error; it is the same for every verb."""
+    """Return the exit code for an error, the same for every verb."""
     from plan_adapter.errors import NotApprovedError, RunConflictError, StoreLostError  # only for a command that failed
 
     if isinstance(error, NotApprovedError):
@@ -48,7 +48,7 @@ async def code_with_rollbacks(run: "PlanRun", store: "PlanStore") -> ExitCode:
 
 async def has_unknown_rollback(run_id: str, store: "PlanStore") -> bool:
     """Return whether the outcome of any rollback of the run is unknown."""
-    return any(lost.kind == "rollback" for lost in await store.outcomes.unknown(run_id))
+    return any(attempt.kind == "rollback" for attempt in await store.outcomes.unknown(run_id))
 
 
 def code_of_run(run: "PlanRun") -> ExitCode:

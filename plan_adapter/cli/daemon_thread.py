@@ -11,27 +11,29 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a daemon thread and return its value or raise its error. Unlike `to_thread`, it does not delay exit after Ctrl-C."""
+    """Run `work` in a daemon thread and return its value or raise its error. Unlike `to_thread`, this does not delay exit after Ctrl-C."""
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
-    def settle(deliver: Callable[[], None]) -> None:
-        if not answer.done():
-            deliver()
+    def set_if_pending(set_outcome: Callable[[], None]) -> None:
+        if not future.done():
+            set_outcome()
 
-    def body() -> None:
+    def run_work() -> None:
         try:
             value = work()
-        except BaseException as error:  # whatever it is, it is the caller's
-            _call_in_loop(loop, settle, partial(answer.set_exception, error))
+        except BaseException as error:  # the caller gets every error
+            _call_in_loop(loop, set_if_pending, partial(future.set_exception, error))
         else:
-            _call_in_loop(loop, settle, partial(answer.set_result, value))
+            _call_in_loop(loop, set_if_pending, partial(future.set_result, value))
 
     context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(body,), name="plan-daemon-thread", daemon=True).start()
-    return await answer
+    threading.Thread(target=context.run, args=(run_work,), name="plan-daemon-thread", daemon=True).start()
+    return await future
 
 
-def _call_in_loop(loop: asyncio.AbstractEventLoop, settle: Callable[[Callable[[], None]], None], deliver: Callable[[], None]) -> None:
+def _call_in_loop(
+    loop: asyncio.AbstractEventLoop, set_if_pending: Callable[[Callable[[], None]], None], set_outcome: Callable[[], None]
+) -> None:
     if not loop.is_closed():  # nobody waits any more
-        loop.call_soon_threadsafe(settle, deliver)
+        loop.call_soon_threadsafe(set_if_pending, set_outcome)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from plan_adapter.cli import output
-from plan_adapter.cli.asking import agrees, is_at_terminal
+from plan_adapter.cli.asking import ask_to_confirm, is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import begin_server
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from plan_adapter.tools.registry import ToolRegistry
     from plan_adapter.validation import ValidatedPlan
 
-_Kind: TypeAlias = Literal["cron", "interval", "rrule"]
+_ScheduleKind: TypeAlias = Literal["cron", "interval", "rrule"]
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _INTERVAL = re.compile(r"(\d+)\s*([smhd]?)")
 
 
@@ -95,11 +95,11 @@ def deploy(
 
     folder = Path(source) if Path(source).is_dir() else None
     options = DeploymentOptions(
-        schedule=_schedule(cron, interval, rrule, time_zone),
+        schedule=_parse_schedule(cron, interval, rrule, time_zone),
         pool=pool,
         queue=work_queue,
-        job_variables=_job_variables(job_variable or [], image, tools or []),
-        pull_steps=None if pull is None else _pull_steps(pull),
+        job_variables=_parse_job_variables(job_variable or [], image, tools or []),
+        pull_steps=None if pull is None else _read_pull_steps(pull),
         concurrency_limit=concurrency_limit,
         paused=paused or None,
     )
@@ -129,30 +129,30 @@ async def _deploy(
         runbooks = checked_runbooks(plans, tools, policy, inputs, options)
         server = await in_daemon_thread(pending.wait)
         if server.is_local and is_local(settings.store_url):
-            runbooks = [(validated, _with_store_of_this_machine(one, settings.store_url)) for validated, one in runbooks]
+            runbooks = [(validated, _with_local_store(one, settings.store_url)) for validated, one in runbooks]
         with use_server(server):
             done = await apply_runbooks(runbooks, store, is_dry=is_dry, yes=yes, as_json=as_json)
     print_deployments(done, server, is_dry=is_dry, as_json=as_json)
     if not as_json:
         _print_counts(done)
         if not is_dry:
-            _print_what_is_next(done, [validated for validated, _ in runbooks], policy, server, settings.store_url)
+            _print_next_steps(done, [validated for validated, _ in runbooks], policy, server, settings.store_url)
     return ExitCode.DONE
 
 
-def _with_store_of_this_machine(one: "RunbookDeployment", store_url: str) -> "RunbookDeployment":
-    """Return the deployment for workers that share this machine's local server, and so its store."""
+def _with_local_store(one: "RunbookDeployment", store_url: str) -> "RunbookDeployment":
+    """Return the deployment with settings for workers on this machine, which share its local server and its store."""
     variables = dict(one.options.job_variables or {})
     env = {"PLAN_ADAPTER_DATABASE_URL": store_url, "PLAN_ADAPTER_ALLOW_LOCAL_STORE": "true", **variables.get("env", {})}
     return replace(one, options=replace(one.options, job_variables={**variables, "env": env}))
 
 
-def _schedule(cron: str | None, interval: str | None, rrule: str | None, time_zone: str | None) -> "SCHEDULE_TYPES | None":
+def _parse_schedule(cron: str | None, interval: str | None, rrule: str | None, time_zone: str | None) -> "SCHEDULE_TYPES | None":
     """Return the schedule of the options. Raises UsageError, DeploymentError."""
-    from plan_adapter.engine.deployments import schedule_of  # imports Prefect
+    from plan_adapter.engine.deployments import make_schedule  # imports Prefect
 
-    options: dict[_Kind, str | None] = {"cron": cron, "interval": interval, "rrule": rrule}
-    given: list[tuple[_Kind, str]] = [(kind, text) for kind, text in options.items() if text is not None]
+    options: dict[_ScheduleKind, str | None] = {"cron": cron, "interval": interval, "rrule": rrule}
+    given: list[tuple[_ScheduleKind, str]] = [(kind, text) for kind, text in options.items() if text is not None]
     if len(given) > 1:
         raise UsageError(f"give one schedule: --{given[0][0]} or --{given[1][0]}")
     if not given:
@@ -162,7 +162,7 @@ def _schedule(cron: str | None, interval: str | None, rrule: str | None, time_zo
     if time_zone is not None:
         _check_time_zone(time_zone)
     kind, text = given[0]
-    return schedule_of(kind, _interval(text) if kind == "interval" else text, time_zone)
+    return make_schedule(kind, _parse_interval(text) if kind == "interval" else text, time_zone)
 
 
 def _check_time_zone(name: str) -> None:
@@ -172,14 +172,14 @@ def _check_time_zone(name: str) -> None:
         raise UsageError(f"`{name}` is not a time zone: write one such as `Europe/Berlin` or `Asia/Shanghai`") from None
 
 
-def _interval(text: str) -> timedelta:
+def _parse_interval(text: str) -> timedelta:
     found = _INTERVAL.fullmatch(text.strip())
     if found is None or int(found[1]) == 0:
         raise UsageError(f"`--interval {text}`: write a time such as `15m`, `6h`, `1d`, or a number of seconds")
-    return timedelta(seconds=int(found[1]) * _UNITS[found[2] or "s"])
+    return timedelta(seconds=int(found[1]) * _UNIT_SECONDS[found[2] or "s"])
 
 
-def _job_variables(given: Sequence[str], image: str | None, tools: Sequence[str]) -> dict[str, Any] | None:
+def _parse_job_variables(given: Sequence[str], image: str | None, tools: Sequence[str]) -> dict[str, Any] | None:
     variables: dict[str, Any] = {}
     env: dict[str, str] = {"PLAN_ADAPTER_TOOLS": ",".join(tools)} if tools else {}
     for pair in given:
@@ -197,7 +197,7 @@ def _job_variables(given: Sequence[str], image: str | None, tools: Sequence[str]
     return variables or None
 
 
-def _pull_steps(file: Path) -> list[dict[str, Any]]:
+def _read_pull_steps(file: Path) -> list[dict[str, Any]]:
     values, problems = read_mapping(file)
     if values is None or problems:
         raise InvalidPlanError(problems)
@@ -208,9 +208,9 @@ def _pull_steps(file: Path) -> list[dict[str, Any]]:
 
 
 def plans_in(folder: Path) -> "list[ExecutionPlan]":
-    """Return the plans of a folder's documents, without the test cases and standing approvals beside them.
+    """Return the plans of a folder's documents, without its test cases and standing approvals.
 
-    Raises InvalidPlanError with the problems of all that cannot be read.
+    Raises InvalidPlanError with the problems of all documents that cannot be read.
     """
     files = [path for path in documents_in(folder) if not is_test_file(path)]
     read = [read_file(str(path)) for path in files]
@@ -220,15 +220,15 @@ def plans_in(folder: Path) -> "list[ExecutionPlan]":
     plans = [plan for plan, _ in read if plan is not None]
     for plan in plans:
         pin(plan)
-    refuse_equal_names(plans)
+    refuse_duplicate_names(plans)
     return plans
 
 
-def refuse_equal_names(plans: "Sequence[ExecutionPlan]") -> None:
-    """Raise UsageError if plans have the same name, which would be that of one deployment."""
+def refuse_duplicate_names(plans: "Sequence[ExecutionPlan]") -> None:
+    """Raise UsageError if several plans have the same name: a deployment has the name of its plan."""
     counts = Counter(plan.name for plan in plans)
-    if twice := sorted(name for name, count in counts.items() if count > 1):
-        raise UsageError(f"several plans have the name {', '.join(f'`{name}`' for name in twice)}: a deployment needs its own")
+    if duplicates := sorted(name for name, count in counts.items() if count > 1):
+        raise UsageError(f"several plans have the name {', '.join(f'`{name}`' for name in duplicates)}: a deployment needs its own")
 
 
 def checked_runbooks(
@@ -259,44 +259,44 @@ async def apply_runbooks(
     """Create the work pools, save the plans and deploy what differs. A dry run only compares."""
     from plan_adapter.engine.deployments import deployer  # imports Prefect
 
-    async with deployer() as on_server:
-        planned = await on_server.compare([one for _, one in runbooks])
+    async with deployer() as client:
+        planned = await client.compare([one for _, one in runbooks])
         if is_dry:
-            for name in await _missing_pools(planned, on_server):
+            for name in await _missing_pools(planned, client):
                 output.note(f"the process work pool `{name}` would be created, after asking")
             return planned
-        await _provide_pools(planned, on_server, yes=yes, as_json=as_json)
+        await _create_missing_pools(planned, client, yes=yes, as_json=as_json)
         for validated, _ in runbooks:
             await store.save(validated.plan, author=os_user())
-        # One after the other: a server on SQLite takes four times as long for requests that write at once.
-        return [await on_server.apply(one) for one in planned]
+        # One after the other: a server on SQLite takes four times as long for concurrent writes.
+        return [await client.apply(one) for one in planned]
 
 
-async def _provide_pools(planned: "Sequence[PlannedDeployment]", on_server: "Deployer", *, yes: bool, as_json: bool) -> None:
-    """Create the work pools that are missing, after asking. Raises UsageError if nobody can be asked, or says no."""
-    for name in await _missing_pools(planned, on_server):
+async def _create_missing_pools(planned: "Sequence[PlannedDeployment]", client: "Deployer", *, yes: bool, as_json: bool) -> None:
+    """Create the missing work pools, after asking. Raises UsageError if the user declines or cannot be asked."""
+    for name in await _missing_pools(planned, client):
         if not yes:
             how = f"`--yes` creates it as a process pool, and so does `prefect work-pool create {name} --type process`"
             if as_json or not is_at_terminal():
                 raise UsageError(f"the work pool `{name}` does not exist: {how}")
-            if not await agrees(f"The work pool `{name}` does not exist. Create it as a process pool?"):
+            if not await ask_to_confirm(f"The work pool `{name}` does not exist. Create it as a process pool?"):
                 raise UsageError(f"nothing was deployed, because the work pool `{name}` does not exist: {how}")
-        await on_server.create_pool(name)
+        await client.create_pool(name)
         output.note(f"created the process work pool `{name}`")
 
 
-async def _missing_pools(planned: "Sequence[PlannedDeployment]", on_server: "Deployer") -> list[str]:
+async def _missing_pools(planned: "Sequence[PlannedDeployment]", client: "Deployer") -> list[str]:
     """Return the work pools of the deployments that the server does not have."""
-    return [name for name in _pools(planned) if not await on_server.has_pool(name)]
+    return [name for name in _pool_names(planned) if not await client.has_pool(name)]
 
 
-def _pools(deployments: "Sequence[PlannedDeployment]") -> list[str]:
-    """Return the work pools of the deployments, each once. A deployment that Prefect serves without a worker has none."""
+def _pool_names(deployments: "Sequence[PlannedDeployment]") -> list[str]:
+    """Return the work pools of the deployments, each once. A deployment served by a process has none."""
     return list(dict.fromkeys(one.pool for one in deployments if one.pool is not None))
 
 
 def print_deployments(done: "Sequence[PlannedDeployment]", server: Server, *, is_dry: bool, as_json: bool) -> None:
-    """Print what was done with each deployment, or would be done."""
+    """Print what happened to each deployment, or what would happen."""
     for one in done:
         form = None if one.deployment_id is None else server.form_url(one.deployment_id)
         if as_json:
@@ -317,12 +317,12 @@ def _print_counts(done: "Sequence[PlannedDeployment]") -> None:
         output.note(f"{counted(len(done), 'runbook')}: {', '.join(parts)}")
 
 
-def _print_what_is_next(
+def _print_next_steps(
     done: "Sequence[PlannedDeployment]", plans: "Sequence[ValidatedPlan]", policy: "EffectivePolicy", server: Server, store_url: str
 ) -> None:
     if any(requires_approval(validated.plan, policy) for validated in plans):
         output.note("each run waits for an approval; `plan standing add` approves scheduled runs in advance")
     if not server.is_local and is_local(store_url):
         output.note(f"the store is a file of this machine ({store_url}): workers elsewhere need PLAN_ADAPTER_DATABASE_URL")
-    for pool in _pools(done):
+    for pool in _pool_names(done):
         output.note(f"`{worker_command(pool, server)}` starts a worker")

@@ -15,11 +15,11 @@ def difference_lines(old: ExecutionPlan, new: ExecutionPlan) -> list[str]:
     found = diff_plans(old, new)
     raised = [change for change in found.changed if change.at in {f"{name}.effect" for name in found.raised}]
     return [
-        *(f"! EFFECT RAISED: step {change.at.rpartition('.')[0]} {_change(change)}" for change in raised),
-        *(f"+ step {name} is new{_tool(new, name)}" for name in found.added),
-        *(f"- step {name} is gone{_tool(old, name)}" for name in found.removed),
-        *(f"~ {change.at}: {_change(change)}" for change in found.changed if change not in raised),
-        *([f"~ in another order: {', '.join(found.reordered)}"] if found.reordered else []),
+        *(f"! EFFECT RAISED: step {change.at.rpartition('.')[0]} {_change_text(change)}" for change in raised),
+        *(f"+ step {name} is new{_tool_suffix(new, name)}" for name in found.added),
+        *(f"- step {name} is gone{_tool_suffix(old, name)}" for name in found.removed),
+        *(f"~ {change.at}: {_change_text(change)}" for change in found.changed if change not in raised),
+        *([f"~ reordered: {', '.join(found.reordered)}"] if found.reordered else []),
     ]
 
 
@@ -28,12 +28,12 @@ def difference_title(lines: list[str]) -> str:
     return f"what the new version changes ({counted(len(lines), 'place')}):"
 
 
-def _change(change: Change) -> str:
+def _change_text(change: Change) -> str:
     is_secret = any(is_secret_name(name) for name in change.at.split("."))
-    return f"{_value(change.old, is_secret=is_secret)} → {_value(change.new, is_secret=is_secret)}"
+    return f"{_value_text(change.old, is_secret=is_secret)} → {_value_text(change.new, is_secret=is_secret)}"
 
 
-def _value(value: JsonValue, *, is_secret: bool) -> str:
+def _value_text(value: JsonValue, *, is_secret: bool) -> str:
     if value is None:
         return "(not written)"
     value = "***" if is_secret else redacted(value)
@@ -41,7 +41,7 @@ def _value(value: JsonValue, *, is_secret: bool) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
-def _tool(plan: ExecutionPlan, name: str) -> str:
+def _tool_suffix(plan: ExecutionPlan, name: str) -> str:
     step = next((step for step in plan.all_steps if step.id == name.removeprefix("finally.")), None)
     if step is None:
         return ""

@@ -31,10 +31,10 @@ def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model:
         json: Print one JSON object per finding.
     """
     settings = Settings()
-    own = (lambda: _tools(tools or []), lambda: _model(settings, ask=model))
-    governing = (lambda: _policy(settings), lambda: _signatures(_policy_of(settings)[0]))
-    findings = diagnose(settings, checks=(lambda: _store(settings), *governing, *own))
-    findings += [] if plan is None else _of_plan(plan, tools or [], settings)
+    own_checks = (lambda: _check_tools(tools or []), lambda: _check_model(settings, ask=model))
+    policy_checks = (lambda: _check_policy(settings), lambda: _check_signatures(_read_policy(settings)[0]))
+    findings = diagnose(settings, checks=(lambda: _check_store(settings), *policy_checks, *own_checks))
+    findings += [] if plan is None else _check_plan(plan, tools or [], settings)
     for finding in findings:
         if json:
             output.json_line(asdict(finding))
@@ -43,36 +43,36 @@ def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model:
     return ExitCode.DONE if all(finding.ok for finding in findings) else ExitCode.USAGE
 
 
-def _store(settings: Settings) -> Finding:
-    async def look() -> str:
+def _check_store(settings: Settings) -> Finding:
+    async def describe_store() -> str:
         async with open_store(settings) as store:
             await store.now()
             return repr(store).strip("<>").removeprefix("PlanStore: ")
 
     try:
-        return Finding(ok=True, what=f"{asyncio.run(look())} answers")
+        return Finding(ok=True, what=f"{asyncio.run(describe_store())} answers")
     except StoreError as error:
         return Finding(ok=False, what=str(error))
 
 
-def _tools(imports: list[str]) -> Finding:
+def _check_tools(imports: list[str]) -> Finding:
     try:
         return Finding(ok=True, what=f"{len(tools_of(imports))} tools")
     except ToolDefinitionError as error:
         return Finding(ok=False, what=str(error))
 
 
-def _model(settings: Settings, *, ask: bool) -> Finding:
+def _check_model(settings: Settings, *, ask: bool) -> Finding:
     """Return whether a language model is configured, and with `ask` how it answers."""
     try:
         model = model_of(settings)
     except UsageError as error:
-        unset = not settings.model
-        what = "no language model is configured: `plan draft` needs one" if unset else str(error)
-        return Finding(ok=unset and not ask, what=what, hint=str(error) if unset else "")
-    named = repr(model).strip("<>").replace("OpenAIModel", "language model")
+        is_unset = not settings.model
+        what = "no language model is configured: `plan draft` needs one" if is_unset else str(error)
+        return Finding(ok=is_unset and not ask, what=what, hint=str(error) if is_unset else "")
+    label = repr(model).strip("<>").replace("OpenAIModel", "language model")
     if not ask:
-        return Finding(ok=True, what=f"{named} is configured", hint="`plan doctor --model` asks it")
+        return Finding(ok=True, what=f"{label} is configured", hint="`plan doctor --model` asks it")
 
     async def probe() -> "Probe":
         try:
@@ -85,18 +85,18 @@ def _model(settings: Settings, *, ask: bool) -> Finding:
     except ModelError as error:
         return Finding(ok=False, what=str(error))
     took = f"{duration(found.seconds * 1000)}, {counted(found.requests, 'request')}"
-    what = f"{named} answers as `{one_line(found.model)}` on the rung {found.rung} ({took})"
+    what = f"{label} answers as `{one_line(found.model)}` on the rung {found.rung} ({took})"
     return Finding(ok=True, what=what, hint=f"refuses {', '.join(found.refuses)}" if found.refuses else "")
 
 
-def _of_plan(plan: str, imports: list[str], settings: Settings) -> list[Finding]:
-    """Return whether each secret of a plan can be found, and which approvers and operators are not known as groups."""
+def _check_plan(plan: str, imports: list[str], settings: Settings) -> list[Finding]:
+    """Return whether each secret of a plan can be found, and which of its approvers and operators are no group."""
     try:
         validated = validate(asyncio.run(plan_of(plan)), tools_of(imports))
     except InvalidPlanError as error:
         what = f"{plan} has {counted(len(error.problems), 'problem')}, so its secrets were not checked"
         return [Finding(ok=False, what=what, hint=f"`plan validate {plan}` lists them")]
-    policy, _ = _policy_of(settings)
+    policy, _ = _read_policy(settings)
     where = "PLAN_ADAPTER_GROUPS" if policy.number is None else "the store's policy"
     hint = f"if it is meant as a group, {where} must list its members; until then only a person with that name may answer"
     findings = [
@@ -116,7 +116,7 @@ def _of_plan(plan: str, imports: list[str], settings: Settings) -> list[Finding]
     ]
 
 
-def _policy_of(settings: Settings) -> tuple[EffectivePolicy, StoreError | None]:
+def _read_policy(settings: Settings) -> tuple[EffectivePolicy, StoreError | None]:
     """Return the policy of the settings and the store combined; with an error, that of the settings alone."""
     try:
         return asyncio.run(policy_of_store(settings)), None
@@ -124,9 +124,9 @@ def _policy_of(settings: Settings) -> tuple[EffectivePolicy, StoreError | None]:
         return effective_policy(settings), error
 
 
-def _policy(settings: Settings) -> Finding:
+def _check_policy(settings: Settings) -> Finding:
     """Return which policy applies to every plan."""
-    policy, error = _policy_of(settings)
+    policy, error = _read_policy(settings)
     if error is not None:
         return Finding(ok=False, what=f"the store's policy cannot be read: {error}")
     if policy.number is None:
@@ -136,14 +136,14 @@ def _policy(settings: Settings) -> Finding:
     return Finding(ok=True, what=f"version {policy.number} of the store's policy applies to every plan", hint=hint)
 
 
-def _signatures(policy: EffectivePolicy) -> Finding:
+def _check_signatures(policy: EffectivePolicy) -> Finding:
     """Return whether signed answers can be verified here."""
     can_sign, signers = shutil.which("ssh-keygen") is not None, policy.allowed_signers
     if signers is None:
-        demanded = policy.known_by == ("ssh_signature",)
-        named = "PLAN_ADAPTER_ALLOWED_SIGNERS names no file" if policy.number is None else "the store's policy has no `allowed_signers`"
-        what = f"{named}: signed answers (`plan approve --sign`) are refused"
-        return Finding(ok=not demanded, what=what, hint="known_by accepts no other answer" if demanded else "")
+        is_required = policy.known_by == ("ssh_signature",)
+        cause = "PLAN_ADAPTER_ALLOWED_SIGNERS names no file" if policy.number is None else "the store's policy has no `allowed_signers`"
+        what = f"{cause}: signed answers (`plan approve --sign`) are refused"
+        return Finding(ok=not is_required, what=what, hint="the policy accepts no other answer" if is_required else "")
     if not can_sign:
         return Finding(ok=False, what="there is no `ssh-keygen`: no signature can be verified", hint="apt install openssh-client")
     if isinstance(signers, str):

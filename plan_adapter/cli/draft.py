@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from plan_adapter.cli import output as streams
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.drafting import Destination, DraftJob, TerminalAsker, call_line, draft_json, report
-from plan_adapter.cli.sources import STDIN, drafting_tools_of, model_of, open_store, text_of
+from plan_adapter.cli.sources import STDIN, drafting_tools_of, model_of, open_store, read_source_text
 from plan_adapter.documents import read_mapping
 from plan_adapter.drafts import Draft, ModelCall, PlanRequest
 from plan_adapter.errors import InvalidPlanError, ModelError, ToolDefinitionError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from plan_adapter.tools.registry import ToolRegistry
 
 
-NAMED = 20
+SHOWN_TOOLS = 20
 """How many tools are named when the draft starts."""
 
 
@@ -104,22 +104,22 @@ async def draft(
             raise UsageError(
                 "--resume continues a draft as it was started: give no task, and only the options --tools, --model, -o and --json"
             )
-        return await _resume(resume, tools or [], destination, _model(model, model_url, faults), faults, as_json=json)
+        return await _resume_draft(resume, tools or [], destination, _configured_model(model, model_url, faults), faults, as_json=json)
     if task is None:
         raise UsageError(
             "say in words what is to be done (`-` for stdin), or continue a draft: --resume ID (`plan show --draft` lists them)"
         )
     registry = drafting_tools_of(tools or [], tool or [])
-    words = text_of(STDIN, "the task") if task == STDIN else task
+    task_text = read_source_text(STDIN, "the task") if task == STDIN else task
     request = request_of(
-        words, registry, context=context_of(context, faults), constraint=constraint, max_steps=max_steps, secret=secret, allow=allow
+        task_text, registry, context=context_of(context, faults), constraint=constraint, max_steps=max_steps, secret=secret, allow=allow
     )
-    asked = None if print_prompt or answer is not None else _model(model, model_url, faults)
+    configured = None if print_prompt or answer is not None else _configured_model(model, model_url, faults)
     faults += [*request_faults(request, registry), *destination.faults()]
     if faults:
         raise UsageError("; ".join(faults))
     job = DraftJob(request, registry, destination, as_json=json)
-    return await (_plan(job, asked) if asked is not None else _draft_by_hand(job, answer))
+    return await (_run_draft(job, configured) if configured is not None else _draft_by_hand(job, answer))
 
 
 def request_of(
@@ -132,7 +132,7 @@ def request_of(
     secret: list[str] | None,
     allow: list[str] | None,
 ) -> PlanRequest:
-    """Return the request that the options of a command make, with all of `tools`."""
+    """Return the request for a draft from the options of a command, with all of `tools`."""
     return PlanRequest(
         task=task.strip(),
         context=context,
@@ -144,7 +144,7 @@ def request_of(
     )
 
 
-async def _resume(
+async def _resume_draft(
     beginning: str, tools: list[str], destination: Destination, model: "OpenAIModel | None", faults: list[str], *, as_json: bool
 ) -> int:
     """Continue a stored draft with the current model and tools."""
@@ -157,16 +157,16 @@ async def _resume(
     try:
         registry = drafting_tools_of(tools, names)
     except ToolDefinitionError as error:
-        raise UsageError(f"draft {draft.id} may plan with {', '.join(names)}: {error}; give the --tools of its start") from error
-    return await _plan(DraftJob(draft.request, registry, destination, as_json), model, begun=draft)
+        raise UsageError(f"draft {draft.id} may plan with {', '.join(names)}: {error}; give the --tools it was started with") from error
+    return await _run_draft(DraftJob(draft.request, registry, destination, as_json), model, resumed=draft)
 
 
 def context_of(text: str | None, faults: list[str]) -> str | dict[str, Any]:
-    """Return the context of `--context`: a text, a JSON object, or the content of a file. Adds what is wrong with it to `faults`."""
+    """Return the context of `--context`: a text, a JSON object, or the content of a file. Faults are added to `faults`."""
     if text is None:
         return {}
     if text.startswith("@"):
-        return _context_file(Path(text[1:]))
+        return _read_context_file(Path(text[1:]))
     if not text.lstrip().startswith(("{", "[")):
         return text.strip()
     try:
@@ -180,9 +180,9 @@ def context_of(text: str | None, faults: list[str]) -> str | dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def _context_file(path: Path) -> str | dict[str, Any]:
+def _read_context_file(path: Path) -> str | dict[str, Any]:
     if path.suffix.lower() not in (".json", ".yaml", ".yml"):
-        return text_of(str(path), "the context").strip()
+        return read_source_text(str(path), "the context").strip()
     values, problems = read_mapping(str(path))
     if values is None or problems:
         raise InvalidPlanError(problems)
@@ -190,7 +190,7 @@ def _context_file(path: Path) -> str | dict[str, Any]:
 
 
 def request_faults(request: PlanRequest, tools: "ToolRegistry") -> list[str]:
-    """Return everything that is wrong with the request, before a model costs anything."""
+    """Return everything that is wrong with the request, before the model is asked."""
     context = request.context if isinstance(request.context, str) else dict(request.context)
     given = {"TASK": request.task, "--context": context, "--constraint": [*request.constraints], "--allow": [*request.permissions]}
     faults = [f"{problem.at}: {problem.message}" for problem in find_bad_values(given)]
@@ -207,7 +207,7 @@ def request_faults(request: PlanRequest, tools: "ToolRegistry") -> list[str]:
     return faults
 
 
-def _model(name: str | None, url: str | None, faults: list[str]) -> "OpenAIModel | None":
+def _configured_model(name: str | None, url: str | None, faults: list[str]) -> "OpenAIModel | None":
     try:
         return model_of(Settings(), name, url)
     except UsageError as error:
@@ -215,38 +215,38 @@ def _model(name: str | None, url: str | None, faults: list[str]) -> "OpenAIModel
         return None
 
 
-async def _plan(job: DraftJob, model: "OpenAIModel", *, begun: Draft | None = None) -> int:
-    """Draft with a model; `begun`: the draft to continue."""
-    began = time.monotonic()
+async def _run_draft(job: DraftJob, model: "OpenAIModel", *, resumed: Draft | None = None) -> int:
+    """Draft with a model, write the plan and report, and return the exit code. `resumed`: the draft to continue."""
+    started = time.monotonic()
     try:
-        drafted, question = await draft_with(model, job, begun=begun)
+        drafted, question = await draft_with_model(model, job, resumed=resumed)
     finally:
         await model.aclose()
     if job.as_json:
         streams.json_line(draft_json(drafted, question=question))
     code = report(drafted, job.destination, as_json=job.as_json)
     if question is not None:
-        streams.note(f"answer it at a terminal; {_how_to_continue(job, drafted.id)}")
+        streams.note(f"answer it at a terminal; {_continue_hint(job, drafted.id)}")
         return ExitCode.USAGE
-    if drafted.plan is None and time.monotonic() - began >= Settings().draft_timeout_seconds:
-        streams.note(f"PLAN_ADAPTER_DRAFT_TIMEOUT_SECONDS gives it longer; {_how_to_continue(job, drafted.id)}")
+    if drafted.plan is None and time.monotonic() - started >= Settings().draft_timeout_seconds:
+        streams.note(f"PLAN_ADAPTER_DRAFT_TIMEOUT_SECONDS sets a longer limit; {_continue_hint(job, drafted.id)}")
     return code
 
 
-async def draft_with(model: "OpenAIModel", job: DraftJob, *, begun: Draft | None = None) -> tuple[Draft, str | None]:
-    """Draft with a model, and show the rounds. Return the draft, and the model's question if nobody answered it.
+async def draft_with_model(model: "OpenAIModel", job: DraftJob, *, resumed: Draft | None = None) -> tuple[Draft, str | None]:
+    """Draft with a model, showing each round. Return the draft, and the model's question if nobody answered it.
 
-    `begun` is the draft to continue. Raises ModelError that says how to continue.
+    `resumed`: the draft to continue. Raises ModelError, whose message says how to continue.
     """
     from plan_adapter.agent.planner import Budget, Planner  # only where a model drafts
 
-    settings, asker, draft_id = Settings(), TerminalAsker(), begun.id if begun is not None else new_id()
-    kept = {call.number for call in begun.calls} if begun is not None else set[int]()
+    settings, asker, draft_id = Settings(), TerminalAsker(), resumed.id if resumed is not None else new_id()
+    kept_numbers = {call.number for call in resumed.calls} if resumed is not None else set[int]()
 
     def on_call(call: ModelCall) -> None:
-        streams.note(call_line(call) + ("; kept from before" if call.number in kept else ""))
+        streams.note(call_line(call) + ("; kept from before" if call.number in kept_numbers else ""))
 
-    streams.note(f"draft {draft_id}: asking {model.name}, which may plan with {listed(job.tools.names(), NAMED)}")
+    streams.note(f"draft {draft_id}: asking {model.name}, which may plan with {listed(job.tools.names(), SHOWN_TOOLS)}")
     try:
         redactor = await model_redactor(settings, job.request.available_secrets)
         async with open_store(settings) as store:
@@ -255,14 +255,14 @@ async def draft_with(model: "OpenAIModel", job: DraftJob, *, begun: Draft | None
             )
             drafted = await planner.drafted(job.request, draft_id=draft_id)
     except asyncio.CancelledError:
-        streams.note(_how_to_continue(job, draft_id))
+        streams.note(_continue_hint(job, draft_id))
         raise
     except ModelError as error:
-        raise ModelError(f"{error}\n{_how_to_continue(job, draft_id)}") from None
+        raise ModelError(f"{error}\n{_continue_hint(job, draft_id)}") from None
     return drafted, asker.unanswered
 
 
-def _how_to_continue(job: DraftJob, draft_id: str) -> str:
+def _continue_hint(job: DraftJob, draft_id: str) -> str:
     return f"the answers so far are kept; continue with: {job.destination.resume_command(draft_id)}"
 
 
@@ -271,7 +271,9 @@ async def _draft_by_hand(job: DraftJob, answer: str | None) -> int:
     from plan_adapter.runs.secrets import model_redactor
 
     redactor = await model_redactor(Settings(), job.request.available_secrets)
-    return _print_prompt(job, redactor) if answer is None else await _judge(job, text_of(answer, "the answer"), redactor)
+    return (
+        _print_prompt(job, redactor) if answer is None else await _check_chat_answer(job, read_source_text(answer, "the answer"), redactor)
+    )
 
 
 def _print_prompt(job: DraftJob, redactor: "Redactor") -> int:
@@ -289,7 +291,7 @@ def _print_prompt(job: DraftJob, redactor: "Redactor") -> int:
     return ExitCode.DONE
 
 
-async def _judge(job: DraftJob, text: str, redactor: "Redactor") -> int:
+async def _check_chat_answer(job: DraftJob, text: str, redactor: "Redactor") -> int:
     """Check the answer of a chat, store the draft, and print its problems as text for the chat."""
     from plan_adapter.agent.chat import draft_from_chat
 

@@ -1,4 +1,4 @@
-"""What the drafting verbs share: questions of the model, the file to write, and the report on a draft."""
+"""Shared by the drafting verbs: questions of the model, the file to write, and the report on a draft."""
 
 import shlex
 import sys
@@ -12,7 +12,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.documents import dump_plan
-from plan_adapter.draft_text import cost_of, summary_of
+from plan_adapter.draft_text import check_status, cost_of
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.readable import counted, duration, one_line
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TerminalAsker:
-    """Asks the model's questions at the terminal; keeps the one that nobody answered."""
+    """Asks the model's questions at the terminal, and keeps a question that nobody answered."""
 
     def __init__(self) -> None:
         """Nothing was asked yet."""
@@ -34,7 +34,7 @@ class TerminalAsker:
         if is_at_terminal():
             conversation = Conversation()
             conversation.say(f"the model asks: {question}")
-            while (reply := await conversation.ask("your answer: ", forget=True)) is not None:
+            while (reply := await conversation.ask("your answer: ", drop_typeahead=True)) is not None:
                 if reply:
                     return reply
         self.unanswered = question
@@ -50,23 +50,23 @@ class Destination:
     tools: tuple[str, ...]  # import strings that the plan needs
 
     def resume_command(self, draft_id: str) -> str:
-        """Return the command that continues a draft and writes it here."""
+        """Return the command that continues a draft and writes its plan here."""
         tools = [part for name in self.tools for part in ("--tools", name)]
         return shlex.join(["plan", "draft", "--resume", draft_id, *tools, *(("-o", str(self.path)) if self.path is not None else ())])
 
     def faults(self) -> list[str]:
-        """Return why the file cannot be written, before the model costs anything."""
+        """Return why the file cannot be written, before the model is asked."""
         path = self.path
         if path is None:
             return []
         if path.is_dir():
             return [f"{path} is a folder: give the name of a file"]
         if path.exists() and not self.force:
-            return [_taken(path)]
+            return [_file_exists_message(path)]
         return [] if path.parent.is_dir() else [f"there is no folder {path.parent}"]
 
     def write(self, text: str) -> None:
-        """Write `text`. If that fails, print it, because it cost money, and raise UsageError."""
+        """Write `text`. If that fails, print it, because it cost money, then raise UsageError."""
         path = self.path
         if path is None:
             output.document(text)
@@ -79,7 +79,7 @@ class Destination:
                     file.write(text)
         except FileExistsError:
             output.document(text)
-            raise UsageError(_taken(path)) from None
+            raise UsageError(_file_exists_message(path)) from None
         except OSError as error:
             output.document(text)
             raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
@@ -100,8 +100,8 @@ class Destination:
         else:
             self.write(dump_plan(plan, comments=comments))
         if self.path is not None:
-            words = ["plan", "preview", str(self.path), *(part for name in self.tools for part in ("--tools", name))]
-            output.note(f"next: {shlex.join(words)}")
+            command = ["plan", "preview", str(self.path), *(part for name in self.tools for part in ("--tools", name))]
+            output.note(f"next: {shlex.join(command)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +114,18 @@ class DraftJob:
     as_json: bool
 
 
-def _taken(path: Path) -> str:
+def _file_exists_message(path: Path) -> str:
     return f"{path} already exists: give another name, or --force"
 
 
 def call_line(call: "ModelCall") -> str:
     """Return a line about one round: how it was asked, what it cost, and what must be corrected."""
     cost = f"{counted(call.usage.total, 'token')}, {duration(call.seconds * 1000)}"
-    wrong = "; ".join(_in_short(problem) for problem in call.problems)
-    return f"round {call.number}: {call.phase}, {call.rung}, {cost}" + (f"; to correct: {one_line(wrong)}" if wrong else "")
+    problems = "; ".join(_shorten_problem(problem) for problem in call.problems)
+    return f"round {call.number}: {call.phase}, {call.rung}, {cost}" + (f"; to correct: {one_line(problems)}" if problems else "")
 
 
-def _in_short(problem: str) -> str:
+def _shorten_problem(problem: str) -> str:
     """Return the place and code of a problem, or its message if it has no place."""
     at, _, message = problem.partition("] ")
     return message.partition("; ")[0] if at.startswith("[") else f"{at}]"
@@ -154,7 +154,7 @@ def _call_json(call: "ModelCall") -> dict[str, Any]:
 
 
 def report(draft: "Draft", destination: Destination, *, as_json: bool) -> ExitCode:
-    """Return the exit code, after writing the plan and printing the report; with `as_json` the draft was printed before."""
+    """Write the plan, print the report, and return the exit code. With `as_json` the draft is already printed."""
     if draft.plan is not None and (not as_json or destination.path is not None):
         destination.write_plan(draft.plan)
     print_report(draft)
@@ -166,7 +166,7 @@ def print_report(draft: "Draft") -> None:
     if draft.speak:
         output.note(f"the model says: {one_line(draft.speak)}")
     for kept in draft.constraints:
-        output.note(f"constraint {kept.number} ({one_line(kept.text)}): {summary_of(kept)}: {one_line(kept.how)}")
+        output.note(f"constraint {kept.number} ({one_line(kept.text)}): {check_status(kept)}: {one_line(kept.how)}")
     for text in draft.notes:
         output.note(f"note: {one_line(text)}")
     if draft.failure is not None:
@@ -177,6 +177,5 @@ def print_report(draft: "Draft") -> None:
 
 
 def _print_problems(draft: "Draft") -> None:
-
     for problem in draft.problems:
         output.note(f"  {one_line(problem_line(problem))}")

@@ -28,14 +28,14 @@ HEADER = "# The plan of run {run}. Save and quit to propose your changes; quit w
 
 
 @dataclass(frozen=True, slots=True)
-class PlanEditing:
-    """Lets the user edit the plan at its gate."""
+class PlanEditor:
+    """Lets the user edit a plan at its gate."""
 
     store: "PlanStore"
     tools: "ToolRegistry"
 
     async def __call__(self, request: "ApprovalRequest", conversation: Conversation) -> bool:
-        """Return whether a new version replaced the plan."""
+        """Open the editor, and return whether a new version replaced the plan."""
         from plan_adapter.runner import arevise_run  # imports SQLAlchemy
 
         assert request.run_id is not None
@@ -54,17 +54,17 @@ class PlanEditing:
 
 
 async def edited_plan(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry", conversation: Conversation) -> "ExecutionPlan | None":
-    """Return the edited plan of `run`, valid with its inputs; None if the user changes nothing."""
+    """Let the user edit the plan of `run`. Return a plan that is valid with its inputs, or None if nothing changes."""
     old = await store.get(run.digest)
     with tempfile.TemporaryDirectory(prefix="plan-edit-") as folder:
         path = Path(folder, "plan.yaml")
         output.write_file(path, HEADER.format(run=run.id) + dump_plan(old))
         while True:
             await _open_editor(path)
-            plan, findings = _read(path, run, tools)
+            plan, findings = _read_edited_plan(path, run, tools)
             if plan is None:
                 conversation.say("\n".join(findings))
-                if not await _confirm(conversation, "Edit it again? [Y/n] ", default=True):
+                if not await _ask_yes_no(conversation, "Edit it again? [Y/n] ", default=True):
                     return None
                 continue
             lines = difference_lines(old, plan)
@@ -72,13 +72,13 @@ async def edited_plan(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry",
                 conversation.say("nothing was changed")
                 return None
             conversation.say("\n".join([difference_title(lines), *lines]))
-            if await _confirm(conversation, "Use this version? [y/N] ", default=False):
+            if await _ask_yes_no(conversation, "Use this version? [y/N] ", default=False):
                 return plan
-            if not await _confirm(conversation, "Edit it again? [y/N] ", default=False):
+            if not await _ask_yes_no(conversation, "Edit it again? [y/N] ", default=False):
                 return None
 
 
-def _read(path: Path, run: "PlanRun", tools: "ToolRegistry") -> "tuple[ExecutionPlan | None, list[str]]":
+def _read_edited_plan(path: Path, run: "PlanRun", tools: "ToolRegistry") -> "tuple[ExecutionPlan | None, list[str]]":
     plan, problems = read_document(path.read_text(encoding="utf-8", errors="replace"), file=path.name)
     if plan is None:
         return None, [str(problem) for problem in problems]
@@ -90,11 +90,11 @@ def _read(path: Path, run: "PlanRun", tools: "ToolRegistry") -> "tuple[Execution
 
 
 async def _open_editor(path: Path) -> None:
-    words = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
     try:
-        editor = await asyncio.create_subprocess_exec(*words, str(path))
+        editor = await asyncio.create_subprocess_exec(*command, str(path))
     except OSError as error:
-        raise UsageError(f"the editor `{words[0]}` cannot be started ({error.strerror}): set VISUAL or EDITOR") from error
+        raise UsageError(f"the editor `{command[0]}` cannot be started ({error.strerror}): set VISUAL or EDITOR") from error
     try:
         code = await editor.wait()
     except asyncio.CancelledError:
@@ -102,10 +102,10 @@ async def _open_editor(path: Path) -> None:
         await editor.wait()
         raise
     if code != 0:
-        raise UsageError(f"the editor `{words[0]}` ended with code {code}")
+        raise UsageError(f"the editor `{command[0]}` ended with code {code}")
 
 
-async def _confirm(conversation: Conversation, question: str, *, default: bool) -> bool:
+async def _ask_yes_no(conversation: Conversation, question: str, *, default: bool) -> bool:
     answer = await conversation.ask(question)
     if answer is None:
         return False

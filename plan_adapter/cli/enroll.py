@@ -1,11 +1,11 @@
 """`plan enroll`."""
 
 from plan_adapter.cli import output
-from plan_adapter.cli.asking import agrees, is_at_terminal
+from plan_adapter.cli.asking import ask_to_confirm, is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.sources import open_store
 from plan_adapter.gates.approval import os_user
-from plan_adapter.gates.totp import new_seed, seal
+from plan_adapter.gates.totp import encrypt_seed, new_seed
 from plan_adapter.settings import Settings
 
 
@@ -26,8 +26,8 @@ async def enroll(person: str, /, *, force: bool = False, json: bool = False) -> 
         replaced = await store.codes.seed(person) is not None
         await store.codes.refuse_enrolling(person, by=by)
         if replaced and not force:
-            await _confirm_replacing(person)
-        await store.codes.enroll(person, seal(person, seed, settings), by=by, known_by="os_user", replaces=replaced)
+            await _confirm_replacement(person)
+        await store.codes.enroll(person, encrypt_seed(person, seed, settings), by=by, known_by="os_user", replaces=replaced)
         where = store.label
     if json:
         output.json_line({"person": person, "uri": uri, "replaced": replaced})
@@ -41,10 +41,10 @@ async def enroll(person: str, /, *, force: bool = False, json: bool = False) -> 
     return ExitCode.DONE
 
 
-async def _confirm_replacing(person: str) -> None:
-    """Return if the user at the terminal agrees. Raises UsageError if they decline or nobody is there."""
-    has_one = f"{person} already has one-time codes; new ones disable those on their phone"
+async def _confirm_replacement(person: str) -> None:
+    """Ask at the terminal whether to replace the codes. Raises UsageError if the user declines or cannot be asked."""
+    warning = f"{person} already has one-time codes; new ones disable those on their phone"
     if not is_at_terminal():
-        raise UsageError(f"{has_one}: `--force` replaces them")
-    if not await agrees(f"{has_one}. Replace them?"):
+        raise UsageError(f"{warning}: `--force` replaces them")
+    if not await ask_to_confirm(f"{warning}. Replace them?"):
         raise UsageError(f"nothing changed: {person} keeps the one-time codes they have")

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
-from plan_adapter.cli.asking import agrees, is_at_terminal
+from plan_adapter.cli.asking import ask_to_confirm, is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.sources import open_store
 from plan_adapter.gates.approval import os_user
@@ -26,34 +26,34 @@ async def erase(run: str, /, *, fields: list[str], dry_run: bool = False, yes: b
     Args:
         run: The id of a run, or its beginning.
         fields: What to erase, separated by commas: inputs.NAME, outputs.NAME, steps.ID.parameters.NAME, steps.ID.result, steps.ID.error,
-            steps.ID.gate, gate, message or notes. A path can go on: `steps.fetch.result.rows[].name`.
+            steps.ID.gate, gate, message or notes. A path can continue: `steps.fetch.result.rows[].name`.
         dry_run: Print how many values would be erased, and erase nothing.
         yes: Do not ask first.
         json: Print one JSON object.
     """
     from plan_adapter.runs.erase import erase_values, preview_erasure  # imports SQLAlchemy
 
-    settings, me = Settings(), os_user()
-    wanted = [field.strip() for text in fields for field in text.split(",") if field.strip()]
-    if not wanted:
+    settings, caller = Settings(), os_user()
+    selected = [field.strip() for text in fields for field in text.split(",") if field.strip()]
+    if not selected:
         raise UsageError("erase what? `plan erase RUN --fields inputs.email`")
     if not (yes or dry_run or (is_at_terminal() and not json)):
         raise UsageError("`plan erase` cannot be undone: add --yes, or --dry-run to see what it would erase")
     async with open_store(settings) as store:
-        erasure = await preview_erasure(run, wanted, store=store, settings=settings, by=me)
-        is_erased = not dry_run and (yes or await agrees(f"Erase {_in_words(erasure)}? This cannot be undone."))
+        erasure = await preview_erasure(run, selected, store=store, settings=settings, by=caller)
+        is_erased = not dry_run and (yes or await ask_to_confirm(f"Erase {_describe(erasure)}? This cannot be undone."))
         if is_erased:
-            erasure = await erase_values(erasure.run_id, wanted, store=store, settings=settings, by=me, known_by="os_user")
-    _print(erasure, is_erased=is_erased, as_json=json)
+            erasure = await erase_values(erasure.run_id, selected, store=store, settings=settings, by=caller, known_by="os_user")
+    _print_erasure(erasure, is_erased=is_erased, as_json=json)
     return ExitCode.DONE
 
 
-def _print(erasure: "Erasure", *, is_erased: bool, as_json: bool) -> None:
+def _print_erasure(erasure: "Erasure", *, is_erased: bool, as_json: bool) -> None:
     if as_json:
         fields = asdict(erasure)
         output.json_line({"run": fields.pop("run_id"), **fields, "files": sorted(erasure.files), "erased": is_erased})
     else:
-        output.line(f"{'erased' if is_erased else 'would erase'} {_in_words(erasure)}")
+        output.line(f"{'erased' if is_erased else 'would erase'} {_describe(erasure)}")
     if erasure.short:
         output.note(f"{counted(erasure.short, 'value')} shorter than 4 characters or without text: erased only in the named fields")
     for path in erasure.elsewhere:
@@ -62,7 +62,7 @@ def _print(erasure: "Erasure", *, is_erased: bool, as_json: bool) -> None:
         output.note("Prefect keeps its own copy of parameters, forms and logs: delete the flow run there")
 
 
-def _in_words(erasure: "Erasure") -> str:
+def _describe(erasure: "Erasure") -> str:
     rows = ", ".join(f"{count} in {table}" for table, count in erasure.rows.items())
     files = f" and {counted(len(erasure.files), 'result file')}" if erasure.files else ""
     return (

@@ -30,7 +30,7 @@ async def export(
 
     It holds the plan, the run, its approvals with their signatures, gates, attempts, receipts, revisions, the audit log, and the digest of
     its last entry. Parameters and results are written as they are in the store. With `--format mermaid` or `aster`, write a plan instead:
-    as a picture of its steps, or as the JSON of Aster's executor, with a note for everything that has no place there.
+    as a picture of its steps, or as the JSON of Aster's executor, with a note on everything that this format cannot hold.
 
     Args:
         source: The id of a run, or its beginning; for the other formats a plan document, `store:name@version` or a plan's digest.
@@ -59,7 +59,7 @@ async def _export_plan(source: str, format: Literal["mermaid", "aster"], output:
     if output is None:
         streams.line(text)
     else:
-        with streams.whole_file(output, private=True) as file:
+        with streams.atomic_file(output, private=True) as file:
             file.write(f"{text}\n")
     return ExitCode.DONE
 
@@ -69,17 +69,17 @@ async def _export_run(run: str, output: Path | None, *, in_lines: bool) -> int:
 
     only_ascii = output is None and not streams.is_unicode(sys.stdout)
     async with open_store(Settings()) as store:
-        with nullcontext(sys.stdout) if output is None else streams.whole_file(output, private=True) as file:
-            write = partial(_write, file)
+        with nullcontext(sys.stdout) if output is None else streams.atomic_file(output, private=True) as file:
+            write = partial(_write_text, file)
             try:
                 await store.read_export(run, partial(write_document, write=write, in_lines=in_lines, only_ascii=only_ascii))
-            except _UnwrittenError as error:
-                with streams.to_stdout() if output is None else nullcontext():
+            except _OutputError as error:
+                with streams.writing_to_stdout() if output is None else nullcontext():
                     raise error.cause from None
     return ExitCode.DONE
 
 
-class _UnwrittenError(Exception):
+class _OutputError(Exception):
     """The output could not be written; the store is not at fault."""
 
     def __init__(self, cause: OSError) -> None:
@@ -87,8 +87,8 @@ class _UnwrittenError(Exception):
         self.cause = cause
 
 
-def _write(file: IO[str], text: str) -> None:
+def _write_text(file: IO[str], text: str) -> None:
     try:
         file.write(text)
     except OSError as error:
-        raise _UnwrittenError(error) from None
+        raise _OutputError(error) from None

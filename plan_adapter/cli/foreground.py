@@ -15,9 +15,9 @@ from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import approval_state_of
 from plan_adapter.cli.asking import YesRefusedError, approver_for, asks_in_form
 from plan_adapter.cli.codes import ExitCode, UsageError, code_of_error, code_with_rollbacks
-from plan_adapter.cli.editing import PlanEditing
+from plan_adapter.cli.editing import PlanEditor
 from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay
-from plan_adapter.cli.records import run_end, run_json
+from plan_adapter.cli.records import run_json, run_status_line
 from plan_adapter.commands import resolve_command, resume_command, rollback_command
 from plan_adapter.engine.connection import Server, ui_hint
 from plan_adapter.errors import LeaseLostError, RunConflictError, StoreError, StoreLostError
@@ -42,11 +42,11 @@ INTERRUPTED = {
     signal.SIGHUP: "its terminal was closed (SIGHUP)",
 }
 """Signals that end a run, with the reason to record."""
-KEEP_SECONDS = 0.25
-"""How often to check whether a new flow run has installed Prefect's own SIGTERM handler over ours."""
-AGAIN_SECONDS = 2.0
-"""Within this time a second signal counts as the same one: a shell that forwards it to the process group sends it twice."""
-HUNG_UP_SECONDS = 0.5
+HANDLER_CHECK_SECONDS = 0.25
+"""How often to check whether a new flow run has replaced our SIGTERM handler by Prefect's."""
+REPEAT_SECONDS = 2.0
+"""Within this time a second signal counts as the first: a shell that forwards a signal to the process group sends it twice."""
+HANGUP_RETRY_SECONDS = 0.5
 FORCE_SECONDS = 5.0
 """How long cancelled tasks may clean up before the process exits anyway."""
 
@@ -57,7 +57,7 @@ def begin_server(settings: "Settings", *, offline: bool) -> "PendingServer | Non
         return None
     from plan_adapter.engine.local_server import begin_server as begin  # not for `--offline`
 
-    for queue in ("EventsWorker", "APILogWorker"):  # at exit they warn that they are still sending
+    for queue in ("EventsWorker", "APILogWorker"):  # they warn at exit that they are still sending
         logging.getLogger(queue).setLevel(logging.ERROR)
     logging.raiseExceptions = False  # else Prefect prints logging errors into the display
     return begin(settings, notify=output.note)
@@ -71,7 +71,7 @@ def choose_display(*, as_json: bool, links: Links, conversation: Conversation | 
         from plan_adapter.cli.live import LiveDisplay  # imports rich
 
         return LiveDisplay(links, conversation)
-    return PlainDisplay(links, conversation.above) if conversation is not None else PlainDisplay(links)
+    return PlainDisplay(links, conversation.write_above) if conversation is not None else PlainDisplay(links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,49 +87,49 @@ class ForegroundRun:
     """The run of this process: it shows events, asks at gates here and in a form, and ends on signals."""
 
     def __init__(
-        self, server: Server | None, wanted: RunOptions, *, store: "PlanStore", tools: "ToolRegistry", imports: Sequence[str] = ()
+        self, server: Server | None, options: RunOptions, *, store: "PlanStore", tools: "ToolRegistry", imports: Sequence[str] = ()
     ) -> None:
-        """`server`: None for an offline run. `imports`: the values of `--tools`, which a command that continues the run needs as well."""
+        """`server`: None for an offline run. `imports`: the values of `--tools`, repeated in the commands that continue the run."""
         self._server = server
         self._store = store
         self._tools = tools
         self._imports = imports
-        self._as_json = wanted.json
+        self._as_json = options.json
         conversation = Conversation()
-        conversation.hung_up = self._hung_up
-        self.asks_in_form = asks_in_form(yes=wanted.yes, detach=wanted.detach, has_server=server is not None)
-        edit = PlanEditing(store, tools)
+        conversation.on_hang_up = self._on_hangup
+        self.asks_in_form = asks_in_form(yes=options.yes, detach=options.detach, has_server=server is not None)
+        edit = PlanEditor(store, tools)
         self.approver = approver_for(
-            yes=wanted.yes, detach=wanted.detach, conversation=conversation, edit=edit, is_alone=not self.asks_in_form
+            yes=options.yes, detach=options.detach, conversation=conversation, edit=edit, is_alone=not self.asks_in_form
         )
-        self._waits = not (wanted.yes or wanted.detach) and self.asks
+        self._waits = not (options.yes or options.detach) and self.can_ask
         self._leave = LeaveSignal()
         self._left_at: float | None = None  # when a signal left the run waiting, on the loop's clock
-        self._display: Display = choose_display(as_json=wanted.json, links=self._links, conversation=conversation)
-        self._waiting: str | None = None  # the run's id, once a gate has opened
-        self._started: str | None = None  # the run's id, once its steps can run
+        self._display: Display = choose_display(as_json=options.json, links=self._links, conversation=conversation)
+        self._waiting_run_id: str | None = None  # set once a gate has opened
+        self._started_run_id: str | None = None  # set once the steps can run
         self._resume_command = ""  # what to type if it stops
         self._interrupts = 0
-        self._take_signals: Callable[[], None] = lambda: None
-        self._request: asyncio.Future[None] | None = None  # the cancellation; kept, because the loop holds tasks weakly
+        self._install_handlers: Callable[[], None] = lambda: None
+        self._cancellation: asyncio.Future[None] | None = None  # kept, because the loop holds tasks weakly
 
     @property
-    def asks(self) -> bool:
+    def can_ask(self) -> bool:
         """Whether somebody can be asked at a gate."""
         return self.approver is not None or self.asks_in_form
 
     def listen(self, event: Event) -> None:
         """Show `event`."""
         if event.kind == "gate_opened":
-            self._waiting = event.run.id
+            self._waiting_run_id = event.run.id
         if event.kind == "run_started":
-            self._started, self._resume_command = event.run.id, resume_command(event.run, tools=self._imports)
+            self._started_run_id, self._resume_command = event.run.id, resume_command(event.run, tools=self._imports)
         if event.kind in ("gate_opened", "run_started"):
-            self._take_signals()  # a new flow run has installed Prefect's SIGTERM handler
+            self._install_handlers()  # a new flow run has installed Prefect's SIGTERM handler
         self._display(event)
 
     def request(self, settings: "Settings", *, identity: "Identity | None" = None) -> "RunRequest":
-        """Return the request for the run, without its plan and inputs; `identity` proves who makes requests outside a gate."""
+        """Return what the caller passes with the run; `identity` proves who makes requests outside a gate."""
         from plan_adapter.runs.session import RunRequest
 
         return RunRequest(
@@ -145,13 +145,15 @@ class ForegroundRun:
         )
 
     async def complete(self, work: Coroutine[Any, Any, "PlanRun"]) -> int:
-        """Return the exit code, once the run has ended and its result is printed."""
+        """Await the run, print its result, and return the exit code."""
         task = asyncio.ensure_future(work)
         loop = asyncio.get_running_loop()
-        numbers = [number for number in INTERRUPTED if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]  # nohup
-        self._take_signals = partial(_take_signals, loop, {number: partial(self._interrupt, number, task) for number in numbers})
-        self._take_signals()
-        keeping = asyncio.ensure_future(self._keep_signals())
+        signals = [signum for signum in INTERRUPTED if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN]  # nohup
+        self._install_handlers = partial(
+            _install_signal_handlers, loop, {signum: partial(self._on_signal, signum, task) for signum in signals}
+        )
+        self._install_handlers()
+        handler_check = asyncio.ensure_future(self._keep_handlers_installed())
         try:
             with captured_prints():
                 run = await task
@@ -164,18 +166,19 @@ class ForegroundRun:
             return self._refuse_yes(error)
         except LeaseLostError:
             self._display.close()
-            output.note(f"the store may lack what was shown here last; `plan show {self._started or self._waiting}` shows what is recorded")
+            run_id = self._started_run_id or self._waiting_run_id
+            output.note(f"the store may lack the last events shown here; `plan show {run_id}` shows what is recorded")
             raise
         except StoreError as error:
             self._display.close()
-            if not isinstance(error, StoreLostError):  # else nothing can be resumed
-                self._show_left_waiting()
+            if not isinstance(error, StoreLostError):  # without its record a run cannot be resumed
+                self._show_how_to_resume()
             raise
         finally:
             self._display.close()
-            keeping.cancel()
-            for number in numbers:
-                loop.remove_signal_handler(number)
+            handler_check.cancel()
+            for signum in signals:
+                loop.remove_signal_handler(signum)
         is_open, offline = run.status is PlanStatus.PENDING_APPROVAL, self._server is None
         state = await approval_state_of(run, self._store, Settings(), offline=offline, tools=self._imports) if is_open else None
         hint = None if state is None else state.hint()
@@ -187,12 +190,12 @@ class ForegroundRun:
             ExitCode.INTERRUPTED if self._interrupts and run.status is PlanStatus.CANCELLED else await code_with_rollbacks(run, self._store)
         )
 
-    async def _keep_signals(self) -> None:
+    async def _keep_handlers_installed(self) -> None:
         ours = signal.getsignal(signal.SIGTERM)
         while True:
-            await asyncio.sleep(KEEP_SECONDS)
+            await asyncio.sleep(HANDLER_CHECK_SECONDS)
             if signal.getsignal(signal.SIGTERM) is not ours:
-                self._take_signals()
+                self._install_handlers()
                 ours = signal.getsignal(signal.SIGTERM)
 
     def _refuse_yes(self, error: YesRefusedError) -> int:
@@ -201,90 +204,90 @@ class ForegroundRun:
         output.note(f"plan: --yes is refused, and nothing has started: {error}; `--detach` leaves the run waiting for an approver")
         return code_of_error(error)
 
-    def _interrupt(self, number: signal.Signals, task: "asyncio.Future[PlanRun]") -> None:
+    def _on_signal(self, signum: signal.Signals, task: "asyncio.Future[PlanRun]") -> None:
         # Ctrl-C cancels a run that only waits; any other signal leaves it waiting.
-        if number != signal.SIGINT and self._is_left(number):
+        if signum != signal.SIGINT and self._try_to_leave(signum):
             return
         # The first signal cancels the run as `plan cancel` does, the second cancels its tasks, the third ends the process.
         self._interrupts += 1
-        known = self._started or self._waiting
-        if known is not None and self._interrupts == 1:
+        run_id = self._started_run_id or self._waiting_run_id
+        if run_id is not None and self._interrupts == 1:
             output.note("cancelling the run; press Ctrl-C again to stop at once")
-            ending = self._store.ledger.request_cancel if self._started is not None else self._store.cancel
-            self._request = asyncio.ensure_future(ending(known, INTERRUPTED[number]))
-            self._request.add_done_callback(lambda done: task.cancel() if done.exception() is not None else None)
+            cancel = self._store.ledger.request_cancel if self._started_run_id is not None else self._store.cancel
+            self._cancellation = asyncio.ensure_future(cancel(run_id, INTERRUPTED[signum]))
+            self._cancellation.add_done_callback(lambda done: task.cancel() if done.exception() is not None else None)
         elif not task.done() and self._interrupts <= 2:
             task.cancel()
             asyncio.get_running_loop().call_later(FORCE_SECONDS, _end_process)
         else:
             _end_process()
 
-    def _is_left(self, number: signal.Signals) -> bool:
-        """Return whether the signal leaves the run waiting, because it does nothing but wait at gates."""
+    def _try_to_leave(self, signum: signal.Signals) -> bool:
+        """Leave the run waiting if it only waits at gates, and return whether that handled the signal."""
         now = asyncio.get_running_loop().time()
         if self._left_at is not None:
-            return now - self._left_at < AGAIN_SECONDS
+            return now - self._left_at < REPEAT_SECONDS
         if self._interrupts or not self._leave.ask():
             return False
         self._left_at, self._interrupts = now, 1
-        output.note(f"{INTERRUPTED[number]}: the run still waits for its approval")
+        output.note(f"{INTERRUPTED[signum]}: the run still waits for its approval")
         return True
 
-    def _hung_up(self) -> None:
-        """Leave the run waiting once it only waits at gates: its terminal has gone without a signal."""
-        if not self._is_left(signal.SIGHUP):
-            asyncio.get_running_loop().call_later(HUNG_UP_SECONDS, self._hung_up)
+    def _on_hangup(self) -> None:
+        """Leave the run waiting as soon as it only waits at gates: its terminal has gone without a signal."""
+        if not self._try_to_leave(signal.SIGHUP):
+            asyncio.get_running_loop().call_later(HANGUP_RETRY_SECONDS, self._on_hangup)
 
     async def _show_forced_end(self) -> None:
         from plan_adapter.runner import acancel_run
 
-        if self._started is None and self._waiting is not None and self._left_at is None:
+        if self._started_run_id is None and self._waiting_run_id is not None and self._left_at is None:
             with contextlib.suppress(RunConflictError):  # it has ended
-                await acancel_run(self._waiting, reason=INTERRUPTED[signal.SIGINT], store=self._store)
+                await acancel_run(self._waiting_run_id, reason=INTERRUPTED[signal.SIGINT], store=self._store)
         output.note("interrupted")
-        self._show_left_waiting()
+        self._show_how_to_resume()
 
-    def _show_left_waiting(self) -> None:
-        if self._started is not None:
-            output.note(f"run {self._started} has stopped here; `{self._resume_command}` resumes it")
+    def _show_how_to_resume(self) -> None:
+        if self._started_run_id is not None:
+            output.note(f"run {self._started_run_id} has stopped; `{self._resume_command}` resumes it")
 
     def _links(self, flow_run_id: str) -> list[str]:
         url = self._server.run_url(flow_run_id) if self._server is not None else None
         return ui_hint(url) if url is not None else []
 
 
-def _take_signals(loop: asyncio.AbstractEventLoop, handlers: Mapping[signal.Signals, Callable[[], None]]) -> None:
-    for number, handler in handlers.items():
-        loop.add_signal_handler(number, handler)
+def _install_signal_handlers(loop: asyncio.AbstractEventLoop, handlers: Mapping[signal.Signals, Callable[[], None]]) -> None:
+    for signum, handler in handlers.items():
+        loop.add_signal_handler(signum, handler)
 
 
 def _end_process() -> None:
     """Exit at once: threads of a tool would keep the interpreter alive."""
-    with contextlib.suppress(OSError):  # nobody reads them any more
+    with contextlib.suppress(OSError):  # nobody reads the output any more
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(ExitCode.INTERRUPTED)
 
 
 def show_result(run: "PlanRun", *, as_json: bool, hint: str | None) -> None:
-    """Print the result of the run to stdout, and what to type next to stderr: `hint`, or the default."""
+    """Print the result of the run to stdout and what to type next to stderr: `hint`, or the default."""
     if as_json:
         output.json_line(run_json(run, steps=True))
     else:
-        output.line(run_end(run))
+        output.line(run_status_line(run))
         for name, value in run.outputs.items():
             output.line(f"{name}: {as_text(value)}")
     output.note(hint or next_command(run))
 
 
 def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = (), *, tools: Sequence[str] = ()) -> str:
-    """Return the next command for `run`. `unknown` are its calls whose outcome is unknown, and `tools` the values of its `--tools`."""
-    resumes = resume_command(run, tools=tools)
-    lost = next((attempt for attempt in unknown if attempt.kind == "step"), None)
-    if lost is not None:
+    """Return what to type next for `run`. `unknown`: its attempts with an unknown outcome. `tools`: the values of its `--tools`."""
+    command = resume_command(run, tools=tools)
+    attempt = next((attempt for attempt in unknown if attempt.kind == "step"), None)
+    if attempt is not None:
         return (
             f"a write whose outcome is unknown is never retried automatically: check it, record the outcome with "
-            f"`{resolve_command(run.id, (lost.step_id, lost.item), label=lost.label)}`, then `{resumes}`"
+            f"`{resolve_command(run.id, (attempt.step_id, attempt.item), label=attempt.label)}`, then `{command}`"
         )
     if any(step.rolled_back for step in run.steps) or run.rollback is not None:
         rest = (
@@ -294,5 +297,5 @@ def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = (), *, tools: Se
         )
         return f"`plan show {run.id}` shows what was rolled back{rest}; a run that was rolled back cannot be resumed: start a new one"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL):
-        return f"`plan show {run.id}` shows why; `{resumes}` resumes it"
+        return f"`plan show {run.id}` shows why; `{command}` resumes it"
     return f"`plan show {run.id}` shows the details"

@@ -4,10 +4,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
-from plan_adapter.cli.approval_state import age, time_left, why_not_you
+from plan_adapter.cli.approval_state import age, caller_refusal, time_left
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.records import ASKS, gate_json, gate_place
-from plan_adapter.cli.servers import has_only_the_api, known_server
+from plan_adapter.cli.records import QUESTION_SUFFIXES, gate_json, gate_place
+from plan_adapter.cli.servers import known_server, lacks_store_of_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.commands import SHOWN_DIGITS, answer_command
 from plan_adapter.listing import limits_of
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from plan_adapter.options import Input
     from plan_adapter.store.store import PlanStore
 
-MOST = 1_000_000
+FIND_LIMIT = 1_000_000
 """More gates than are ever open."""
 
-SHOWN_QUESTION = 200
+SHOWN_CHARACTERS = 200
 """How many characters of a question are shown."""
 
 
 async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> int:
     """List the gates that wait for an answer, newest first: since when, until when, who may answer, and whether a process is waiting.
 
-    Answer with `plan approve RUN` or `plan reject RUN`; a question with `plan answer RUN STEP`; where the outcome of a write is asked for,
-    with `plan resolve RUN STEP`. Unknown outcomes of runs that have stopped are listed too.
+    Answer with `plan approve RUN` or `plan reject RUN`, a question with `plan answer RUN STEP`, and an unknown outcome with
+    `plan resolve RUN STEP`. Unknown outcomes of runs that have stopped are listed too.
 
     Args:
         limit: Show at most this many; default: 100.
@@ -48,38 +48,40 @@ async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> i
         return await list_remotely(settings, limit=limit, as_json=json)
     async with open_store(settings) as store:
         found, now = await _open_gates(store, settings), await store.now()
-        changes = await store.gates.changes_asked() if found else {}
-    if not found and has_only_the_api(settings):
+        changes = await store.gates.change_requests() if found else {}
+    if not found and lacks_store_of_server(settings):
         from plan_adapter.cli.remote import list_remotely  # only for `--api`
 
         return await list_remotely(settings, limit=limit, as_json=json)
-    _show(found, now, changes, settings, limit=limit, as_json=json)
+    _print_gates(found, now, changes, settings, limit=limit, as_json=json)
     return ExitCode.DONE
 
 
 async def _open_gates(store: "PlanStore", settings: Settings) -> "list[Gate]":
-    """Return the open gates and the unknown outcomes that no process asks about, newest first, after closing expired gates."""
+    """Close expired gates, and return the open ones and the unknown outcomes that no process asks about, newest first."""
     from plan_adapter.runs.reconcile import unasked_outcomes  # imports SQLAlchemy
 
-    found, now = await store.gates.find(limit=MOST), await store.now()
+    found, now = await store.gates.find(limit=FIND_LIMIT), await store.now()
     if any(gate.is_over(now) for gate in found):
         from plan_adapter.runs.approval import end_expired  # imports SQLAlchemy
 
         await end_expired(store)
-        found = await store.gates.find(limit=MOST)
-    unasked = await unasked_outcomes(store, settings, asked={gate.approval_digest for gate in found})
+        found = await store.gates.find(limit=FIND_LIMIT)
+    unasked = await unasked_outcomes(store, settings, open_digests={gate.approval_digest for gate in found})
     return sorted([*found, *unasked], key=lambda gate: gate.opened_at, reverse=True)
 
 
-def _show(found: "list[Gate]", now: datetime, changes: "Mapping[str, Approval]", settings: Settings, *, limit: int, as_json: bool) -> None:
+def _print_gates(
+    found: "list[Gate]", now: datetime, changes: "Mapping[str, Approval]", settings: Settings, *, limit: int, as_json: bool
+) -> None:
     shown = found[:limit]
     if as_json:
         server = known_server(settings) if any(gate.flow_run_id for gate in shown) else None
         for gate in shown:
             link = server.run_url(gate.flow_run_id) if server is not None and gate.flow_run_id is not None else None
             asked = changes.get(gate.id)
-            wanted = None if asked is None else {"by": asked.by, "note": asked.note, "at": asked.at}
-            output.json_line({**gate_json(gate), "link": link, "changes": wanted})
+            requested = None if asked is None else {"by": asked.by, "note": asked.note, "at": asked.at}
+            output.json_line({**gate_json(gate), "link": link, "changes": requested})
         return
     if not shown:
         output.note("nothing waits for an answer")
@@ -90,19 +92,19 @@ def _show(found: "list[Gate]", now: datetime, changes: "Mapping[str, Approval]",
         if gate.kind == "outcome":
             output.line(f"{gate.run_id} {gate_place(gate)}: `{answer_command(gate)}` records the outcome")
         if gate.kind == "question":
-            fields = "; ".join(_field_words(name, field) for name, field in gate.fields.items())
-            asked = one_line(gate.description.strip())
-            asked = asked if len(asked) <= SHOWN_QUESTION else f"{cut(asked, SHOWN_QUESTION)} …"
-            output.line(f"{gate.run_id} {gate_place(gate)} asks: {asked} (answer with {fields})")
+            fields = "; ".join(_field_text(name, field) for name, field in gate.fields.items())
+            question = one_line(gate.description.strip())
+            question = question if len(question) <= SHOWN_CHARACTERS else f"{cut(question, SHOWN_CHARACTERS)} …"
+            output.line(f"{gate.run_id} {gate_place(gate)} asks: {question} (answer with {fields})")
         if (changed := changes.get(gate.id)) is not None:
             output.line(f"{gate.run_id} {gate_place(gate)}: {one_line(changed.by)} asks for changes: {one_line(changed.note)}")
     more = f"; {len(found) - limit} more: --limit" if len(found) > limit else ""
-    who = f"; {refused}" if (refused := why_not_you(shown[0])) is not None else ""
+    who = f"; {refused}" if (refused := caller_refusal(shown[0])) is not None else ""
     output.note(f"`{answer_command(shown[0])}` answers the first one{who}{more}")
 
 
-def _field_words(name: str, field: "Input") -> str:
-    """Return a field of a question, with what it takes."""
+def _field_text(name: str, field: "Input") -> str:
+    """Return a field of a question with the values it takes."""
     kind = " or ".join(as_text(choice) for choice in field.enum) if field.enum else field.type
     return f"{name}={one_line(kind)}{unescaped(limits_of(field))}" + (
         "" if field.is_required else f" (by default {as_text(field.default)})"
@@ -111,16 +113,16 @@ def _field_words(name: str, field: "Input") -> str:
 
 def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:
     rules = gate.rules
-    concerned = {} if rules.self_approval else {rules.revised_by: "who revised it", rules.requested_by: "who started it"}
-    approvers = None if rules.approvers is None else [name for name in rules.approvers if name not in concerned]
+    excluded = {} if rules.self_approval else {rules.revised_by: "who revised it", rules.requested_by: "who started it"}
+    approvers = None if rules.approvers is None else [name for name in rules.approvers if name not in excluded]
     who = "anyone" if approvers is None else ", ".join(approvers) or "nobody"
-    others = ", ".join(f"not {name}, {why}" for name, why in concerned.items() if name)
+    others = ", ".join(f"not {name}, {why}" for name, why in excluded.items() if name)
     other = f" ({others})" if others else ""
     known = f", with {' or '.join(rules.known_by)}" if rules.known_by is not None else ""
     return (
         gate.run_id,
         gate.name,
-        "the plan" if gate.step_id is None else gate_place(gate) + ASKS[gate.kind],
+        "the plan" if gate.step_id is None else gate_place(gate) + QUESTION_SUFFIXES[gate.kind],
         gate.approval_digest[:SHOWN_DIGITS],
         age(now, gate.opened_at),
         time_left(gate.expires_at, now),

@@ -44,5 +44,5 @@ def _pages() -> dict[str, str]:
 def _render(text: str) -> None:
     from rich.markdown import Markdown  # only for a terminal
 
-    with output.to_stdout():
+    with output.writing_to_stdout():
         output.console(sys.stdout).print(Markdown(text))

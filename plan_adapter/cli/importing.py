@@ -10,8 +10,8 @@ from cyclopts import Parameter
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.drafting import Destination
-from plan_adapter.cli.records import saved_json
-from plan_adapter.cli.sources import open_store, text_of, tools_of
+from plan_adapter.cli.records import version_json
+from plan_adapter.cli.sources import open_store, read_source_text, tools_of
 from plan_adapter.documents import read_documents, read_mapping_text
 from plan_adapter.gates.approval import os_user
 from plan_adapter.readable import counted
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _FILE_NAME_CHARACTERS = 60
 _LOOKS_FOREIGN = re.compile(r"[\"']?\b(?:jobs|mainSteps)\b[\"']?\s*:")
-"""What no plan of our own contains at its top: the reader decides."""
+"""Keys that no plan of ours has at the top. This is only a hint: `is_convertible` decides on the parsed document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ async def import_plans(
 ) -> int:
     """Convert what other programs wrote: Aster's JSON, workflows of GitHub Actions, Automation documents of AWS Systems Manager.
 
-    Any plan document is taken as well, in PascalCase, camelCase or snake_case. The kind of file is recognized by its content. For a
+    Any plan document is accepted as well, in PascalCase, camelCase or snake_case. The kind of file is recognized by its content. For a
     workflow or an Automation document, notes say what was kept, changed and left out. Where something that does real work cannot be
-    converted, it becomes a step that fails, so that a run stops there, and that says what to write.
+    converted, it becomes a step that fails, so that a run stops there, and says what to write.
 
     Ids stay. What a file says about an earlier execution (approved, status, times) is kept as history under `metadata.history`; it is
     neither an approval nor a receipt, so the plan waits for an approval like any other. A field that plans do not have is reported and
@@ -74,23 +74,23 @@ async def import_plans(
         tools: `package.module:name` of a tool or registry that the plans use; may be repeated.
         json: Print one JSON object per plan: plan, notes, and the stored version; or one per problem.
     """
-    text, registry = text_of(file, "the plans"), tools_of(tools or [])
-    wanted = _ImportOptions(name, save, results, leave_out_unknown)
-    taken = _converted(text, file, wanted, registry, as_json=json)
-    if taken is None:
-        taken = _taken(read_documents(text, file=file), file, wanted, registry, as_json=json)
-    if taken is None:
+    text, registry = read_source_text(file, "the plans"), tools_of(tools or [])
+    options = _ImportOptions(name, save, results, leave_out_unknown)
+    imported = _convert_foreign(text, file, options, registry, as_json=json)
+    if imported is None:
+        imported = _import_documents(read_documents(text, file=file), file, options, registry, as_json=json)
+    if imported is None:
         return ExitCode.USAGE
-    targets = _targets(taken, out, force=force, tools=tuple(tools or ()), is_needed=not (save or json))
-    versions = [None] * len(taken)
+    destinations = _destinations(imported, out, force=force, tools=tuple(tools or ()), is_needed=not (save or json))
+    versions = [None] * len(imported)
     if save:
         async with open_store(Settings()) as store:
-            versions = [await store.save(one.plan, author=os_user()) for one in taken]
-    for one, target, version in zip(taken, targets, versions, strict=True):
+            versions = [await store.save(one.plan, author=os_user()) for one in imported]
+    for one, destination, version in zip(imported, destinations, versions, strict=True):
         if json:
-            output.json_line({"plan": one.plan.to_document(), "notes": [*one.notes], "saved": saved_json(version)})
-        if target is not None and (target.path is not None or not (json or save)):
-            target.write_plan(one.plan)
+            output.json_line({"plan": one.plan.to_document(), "notes": [*one.notes], "saved": version_json(version)})
+        if destination is not None and (destination.path is not None or not (json or save)):
+            destination.write_plan(one.plan)
         for text in one.notes:
             output.note(f"note: {one.plan.name}: {text}")
         if version is not None:
@@ -98,10 +98,10 @@ async def import_plans(
     return ExitCode.DONE
 
 
-def _converted(text: str, file: str, wanted: _ImportOptions, tools: "ToolRegistry", *, as_json: bool) -> "list[ImportedPlan] | None":
-    """Return the plan of another program's document, and print its problems; None if the text is no such document.
+def _convert_foreign(text: str, file: str, options: _ImportOptions, tools: "ToolRegistry", *, as_json: bool) -> "list[ImportedPlan] | None":
+    """Return the plan converted from another program's document, and print its problems; None for any other text.
 
-    Raises UsageError if nothing of the document can be converted.
+    Raises UsageError if nothing in the document can be converted.
     """
     if not _LOOKS_FOREIGN.search(text):
         return None
@@ -111,7 +111,7 @@ def _converted(text: str, file: str, wanted: _ImportOptions, tools: "ToolRegistr
     if document is None or not is_convertible(document):
         return None
     try:
-        imported = convert_document(document, source=Path(file).name, name=wanted.name)
+        imported = convert_document(document, source=Path(file).name, name=options.name)
     except NotConvertibleError as error:
         for text in error.notes:
             output.note(f"note: {text}")
@@ -120,25 +120,25 @@ def _converted(text: str, file: str, wanted: _ImportOptions, tools: "ToolRegistr
     output.problems(problems, as_json=as_json, to_stdout=False)
     if errors := [problem for problem in problems if problem.severity == "error"]:
         output.note(f"converted, but fix {counted(len(errors), 'error')} above before it can run")
-        if wanted.save:
+        if options.save:
             raise UsageError(f"{file}: a plan with errors is not saved")
     return [imported]
 
 
-def _taken(
-    read: "list[tuple[ExecutionPlan | None, list[Problem]]]", file: str, wanted: _ImportOptions, tools: "ToolRegistry", *, as_json: bool
+def _import_documents(
+    read: "list[tuple[ExecutionPlan | None, list[Problem]]]", file: str, options: _ImportOptions, tools: "ToolRegistry", *, as_json: bool
 ) -> "list[ImportedPlan] | None":
-    """Return the converted plans, and print every problem; None if a plan cannot be converted."""
+    """Return the imported plans, and print every problem; None if a plan cannot be imported."""
     from plan_adapter.plan_import import import_plan
 
-    found = [problem for plan, problems in read for problem in (problems if plan is None else lint(plan, tools))]
-    output.problems(found, as_json=as_json, to_stdout=False)
-    unread = [problem for _, problems in read for problem in problems]
-    unknown = [problem for problem in unread if problem.code == "unknown-field"]
-    to_fix = [problem for problem in found if problem.severity == "error" and problem not in unread]
-    stops = [problem for problem in unread if not (wanted.leave_out_unknown and problem in unknown)]
-    stops += [problem for problem in to_fix if wanted.save and problem.code != "unknown-tool"]
-    if stops:
+    all_problems = [problem for plan, problems in read for problem in (problems if plan is None else lint(plan, tools))]
+    output.problems(all_problems, as_json=as_json, to_stdout=False)
+    read_problems = [problem for _, problems in read for problem in problems]
+    unknown = [problem for problem in read_problems if problem.code == "unknown-field"]
+    to_fix = [problem for problem in all_problems if problem.severity == "error" and problem not in read_problems]
+    blocking = [problem for problem in read_problems if not (options.leave_out_unknown and problem in unknown)]
+    blocking += [problem for problem in to_fix if options.save and problem.code != "unknown-tool"]
+    if blocking:
         hint = f"; `--leave-out-unknown` leaves out {counted(len(unknown), 'unknown field')}" if unknown else ""
         output.note(f"nothing was converted: fix the problems above{hint}")
         return None
@@ -146,12 +146,12 @@ def _taken(
         output.note(f"converted as written; fix {counted(len(to_fix), 'error')} above before it can run")
     if not read:
         raise UsageError(f"{file} holds no plan")
-    if wanted.name is not None and len(read) > 1:
-        raise UsageError(f"{file} holds {len(read)} plans: --name is for one")
-    return [import_plan(plan, source=Path(file).name, name=wanted.name, results=wanted.results) for plan, _ in read if plan is not None]
+    if options.name is not None and len(read) > 1:
+        raise UsageError(f"{file} holds {len(read)} plans, but --name fits only one")
+    return [import_plan(plan, source=Path(file).name, name=options.name, results=options.results) for plan, _ in read if plan is not None]
 
 
-def _targets(
+def _destinations(
     plans: "list[ImportedPlan]", out: Path | None, *, force: bool, tools: tuple[str, ...], is_needed: bool
 ) -> list[Destination | None]:
     """Return where each plan goes. Raises UsageError, before anything is written, if a plan cannot go there."""
@@ -159,7 +159,7 @@ def _targets(
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"several plans are called {', '.join(repeated[:5])}: give each its own `name`")
     if len(plans) == 1:
-        targets = [Destination(out, force=force, tools=tools)]
+        destinations = [Destination(out, force=force, tools=tools)]
     elif out is None:
         if is_needed:
             raise UsageError(f"there are {len(plans)} plans: give --out FOLDER, --save or --json")
@@ -167,10 +167,10 @@ def _targets(
     else:
         if not out.is_dir():
             raise UsageError(f"there are {len(plans)} plans, and {out} is not a folder")
-        targets = [Destination(out / file_name, force=force, tools=tools) for file_name in _file_names(names)]
-    if faults := [fault for target in targets for fault in target.faults()]:
+        destinations = [Destination(out / file_name, force=force, tools=tools) for file_name in _file_names(names)]
+    if faults := [fault for destination in destinations for fault in destination.faults()]:
         raise UsageError("; ".join(faults))
-    return [*targets]
+    return [*destinations]
 
 
 def _file_names(names: list[str]) -> list[str]:

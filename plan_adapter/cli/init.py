@@ -10,8 +10,8 @@ from plan_adapter.readable import one_line
 
 STARTER = """\
 # A plan: steps that call tools. Next: plan validate @PATH@, plan preview @PATH@, plan run @PATH@
-# `plan tools` lists the tools. `plan schema plan.schema.json` makes a schema, with which editors complete and check this file
-# once its first line is the comment:  yaml-language-server: $schema=plan.schema.json
+# `plan tools` lists the tools. `plan schema plan.schema.json` writes a schema, so that editors can complete and check this file:
+# make `# yaml-language-server: $schema=plan.schema.json` its first line.
 name: @NAME@
 description: Greet somebody, and say what time it is
 
@@ -27,8 +27,8 @@ steps:
   - id: greet
     tool_name: run_command
     description: Say hello
-    effect: read                  # this command changes nothing; a command counts as a write unless its step says otherwise,
-                                  # and `plan validate` warns that the step does, because only the author says so
+    effect: read                  # this command changes nothing; without this line it counts as a write
+                                  # (`plan validate` warns about the line, because nothing checks that it is true)
     parameters: {argv: [printf, "Hello, %s!", "${{ inputs.who }}"]}
     timeout_ms: 5000              # overrides step_timeout_ms
 

@@ -17,14 +17,14 @@ from plan_adapter.cli.progress import (
     CarriedSummary,
     LinkOnce,
     Links,
+    answer_line,
     form_lines,
     gate_line,
-    how_to_answer,
-    recent_lines,
+    new_log_buffer,
     replanning_line,
     spoken_lines,
 )
-from plan_adapter.cli.records import ASCII_MARKS, MARKS, step_end
+from plan_adapter.cli.records import ASCII_MARKS, MARKS, step_end_text
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.hooks import Event
 from plan_adapter.readable import duration, one_line, visible
@@ -32,18 +32,18 @@ from plan_adapter.record import StepRun
 from plan_adapter.status import StepStatus
 
 STYLES = {StepStatus.COMPLETED: "green", StepStatus.FAILED: "red", StepStatus.SKIPPED: "yellow"}
-WIDEST_ID = 32
+MAX_ID_WIDTH = 32
 
 
 @dataclass(frozen=True)
-class _Open:
+class _RunningStep:
     """A step that has started and not ended."""
 
     step: StepRun
     since: float
-    again_at: float | None = None  # when the next attempt starts, on the monotonic clock
+    retry_at: float | None = None  # when the next attempt starts, on the monotonic clock
     problem: str = ""
-    log: deque[str] = field(default_factory=recent_lines)
+    log: deque[str] = field(default_factory=new_log_buffer)
 
 
 class LiveDisplay:
@@ -52,23 +52,23 @@ class LiveDisplay:
     def __init__(self, links: Links, conversation: Conversation | None = None) -> None:
         """`links` returns the link to the run; the display pauses while `conversation` asks a question."""
         self._links = links
-        self._once = LinkOnce()
+        self._link_once = LinkOnce()
         self._carried = CarriedSummary()
         self._conversation = conversation or Conversation()
-        self._conversation.pause, self._conversation.resume = self._pause, self._continue
-        self._moves = self._paused = False
+        self._conversation.pause, self._conversation.resume = self._pause, self._unpause
+        self._is_live = self._paused = False
         self._console = output.console(sys.stderr)
         self._unicode = output.is_unicode(sys.stderr)
         self._spinner = Spinner("dots" if self._unicode else "line")
         self._live: Live | None = None
         self._width = 0
         self._total = self._ended = 0
-        self._open: dict[str, _Open] = {}  # replaced, never changed: the display's thread reads it
+        self._running: dict[str, _RunningStep] = {}  # replaced, never changed: the display's thread reads it
 
     def __call__(self, event: Event) -> None:
         """Show the event."""
         if event.kind == "run_started":
-            self._start(event)
+            self._show_start(event)
         elif event.kind == "run_ended":
             self.close()
         elif event.kind == "replanning":
@@ -76,27 +76,27 @@ class LiveDisplay:
         elif event.kind == "waits":
             self._print(Text(event.message or "", style="yellow"))
         elif event.gate is not None:
-            self._gate(event)
+            self._show_gate(event)
         elif event.step is not None:
-            self._step(event, event.step)
+            self._show_step(event, event.step)
 
     def close(self) -> None:
         """Stop updating; printed lines stay."""
-        self._moves = False
+        self._is_live = False
         self._stop_live()
 
-    def _start(self, event: Event) -> None:
+    def _show_start(self, event: Event) -> None:
         steps = event.run.steps
         self._total, self._ended = len(steps), 0
         self._carried = CarriedSummary()
-        self._width = min(WIDEST_ID, max((Text(step.id).cell_len for step in steps), default=0))
+        self._width = min(MAX_ID_WIDTH, max((Text(step.id).cell_len for step in steps), default=0))
         self._print(Text.assemble((one_line(event.run.name), "bold"), f"  run {event.run.id}"))
-        self._print(*(Text(visible(link)) for link in self._once.lines(event, self._links)))
-        self._moves = True
+        self._print(*(Text(visible(link)) for link in self._link_once.lines(event, self._links)))
+        self._is_live = True
         self._start_live()
 
     def _start_live(self) -> None:
-        if self._moves and not self._paused:
+        if self._is_live and not self._paused:
             self._live = Live(self, console=self._console, transient=True, refresh_per_second=8, redirect_stdout=False)
             self._live.start()
 
@@ -104,7 +104,7 @@ class LiveDisplay:
         self._paused = True
         self._stop_live()
 
-    def _continue(self) -> None:
+    def _unpause(self) -> None:
         self._paused = False
         self._start_live()
 
@@ -113,43 +113,43 @@ class LiveDisplay:
             self._live.stop()
             self._live = None
 
-    def _gate(self, event: Event) -> None:
+    def _show_gate(self, event: Event) -> None:
         if event.kind == "gate_shown":
             self._print(*(Text(visible(text)) for text in form_lines(event, self._links)))
         elif event.kind == "gate_opened":
-            links = self._once.lines(event, self._links)
-            self._print(Text(gate_line(event), style="yellow"), *(Text(visible(text)) for text in [*links, how_to_answer(event)]))
+            links = self._link_once.lines(event, self._links)
+            self._print(Text(gate_line(event), style="yellow"), *(Text(visible(text)) for text in [*links, answer_line(event)]))
         else:
             self._print(Text(gate_line(event), style="yellow"))
 
-    def _step(self, event: Event, step: StepRun) -> None:
+    def _show_step(self, event: Event, step: StepRun) -> None:
         now = time.monotonic()
-        known = self._open.get(step.id)
+        known = self._running.get(step.id)
         match event.kind:
             case "step_started":
-                self._open = {**self._open, step.id: replace(known, again_at=None) if known else _Open(step, now)}
+                self._running = {**self._running, step.id: replace(known, retry_at=None) if known else _RunningStep(step, now)}
             case "call_ended":
                 self._print(Text(f"  {event.name}: {one_line(event.message or '')}", style="dim"))
             case "attempt_failed" if known is not None:
                 again = now + (event.delay_ms or 0) / 1000
-                problem = _of_call(event, one_line(event.message or "failed"))
-                self._open = {**self._open, step.id: replace(known, again_at=again, problem=problem)}
+                problem = _with_call_name(event, one_line(event.message or "failed"))
+                self._running = {**self._running, step.id: replace(known, retry_at=again, problem=problem)}
             case "spoken":
                 self._print(*(Text(visible(text)) for text in spoken_lines(event)))
             case "log" if known is not None:
-                known.log.extend(_of_call(event, text) for text in (event.message or "").splitlines())
+                known.log.extend(_with_call_name(event, text) for text in (event.message or "").splitlines())
             case "step_completed" | "step_failed" | "step_skipped":
-                self._open = {name: opened for name, opened in self._open.items() if name != step.id}
+                self._running = {name: running for name, running in self._running.items() if name != step.id}
                 self._ended += step.undoes is None
-                short = self._carried.lines(event)
-                self._print(*(self._last_lines(step, known) if short is None else map(Text, short)))
+                summary = self._carried.lines(event)
+                self._print(*(self._end_lines(step, known) if summary is None else map(Text, summary)))
             case _:
                 return
 
-    def _last_lines(self, step: StepRun, known: _Open | None) -> Iterator[Text]:
+    def _end_lines(self, step: StepRun, known: _RunningStep | None) -> Iterator[Text]:
         style = STYLES[step.status]
         mark = (MARKS if self._unicode else ASCII_MARKS)[step.status]
-        yield self._row(step, (mark, style), step_end(step), style="" if step.status is StepStatus.COMPLETED else style)
+        yield self._row(step, (mark, style), step_end_text(step), style="" if step.status is StepStatus.COMPLETED else style)
         if step.status is StepStatus.FAILED and known is not None:
             yield from (Text(f"    {visible(text)}", style="dim") for text in known.log)
 
@@ -160,21 +160,21 @@ class LiveDisplay:
         return Text.assemble(mark, " ", name, "  ", (visible(end), style), (description, "dim"))
 
     def __rich__(self) -> RenderableType:
-        """Return the part of the display that moves, as it is now: running steps, waits for retries, how far the run is."""
+        """Return the live part of the display as it is now: running steps, waits for retries, and the progress of the run."""
         now = time.monotonic()
-        lines: list[RenderableType] = [self._moving_row(opened, now) for opened in self._open.values()]
+        lines: list[RenderableType] = [self._running_row(running, now) for running in self._running.values()]
         return Group(*lines, Text(f"{self._ended} of {self._total} steps", style="dim"))
 
-    def _moving_row(self, opened: _Open, now: float) -> RenderableType:
-        if opened.again_at is not None and opened.again_at > now:
-            left = duration(1000 * math.ceil(opened.again_at - now))
-            text = self._row(opened.step, ("!", "yellow"), f"{opened.problem}; again in {left}", style="yellow")
+    def _running_row(self, running: _RunningStep, now: float) -> RenderableType:
+        if running.retry_at is not None and running.retry_at > now:
+            left = duration(1000 * math.ceil(running.retry_at - now))
+            text = self._row(running.step, ("!", "yellow"), f"{running.problem}; again in {left}", style="yellow")
         else:
             frame = self._spinner.render(now)
             mark = frame.plain if isinstance(frame, Text) else "*"
-            text = self._row(opened.step, (mark, "cyan"), duration(1000 * int(now - opened.since)) if now - opened.since >= 1 else "")
-            if opened.log:
-                text.append(f"  {one_line(opened.log[-1])}", style="dim")
+            text = self._row(running.step, (mark, "cyan"), duration(1000 * int(now - running.since)) if now - running.since >= 1 else "")
+            if running.log:
+                text.append(f"  {one_line(running.log[-1])}", style="dim")
         text.no_wrap, text.overflow = True, "ellipsis"
         return text
 
@@ -184,9 +184,9 @@ class LiveDisplay:
                 self._console.print(text, soft_wrap=True)
 
         if lines:
-            self._conversation.above(write)
+            self._conversation.write_above(write)
 
 
-def _of_call(event: Event, text: str) -> str:
+def _with_call_name(event: Event, text: str) -> str:
     """Return `text` with the name of its call, if that differs from the name of the step."""
     return text if event.name is None or event.step is None or event.name == event.step.id else f"{event.name}: {text}"

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
-from plan_adapter.cli.servers import answering_server
+from plan_adapter.cli.servers import available_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import NoServerError
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from plan_adapter.store.store import PlanStore
 
 STREAMS = ("stdout", "stderr", "output", "body")
-"""Members of a result with text that a command or a server wrote."""
+"""Fields of a result with the text that a command or a server wrote."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """What a step wrote; `step` None is the run itself."""
+class LogLine:
+    """A line that a step wrote, or the run itself if `step` is None."""
 
     at: datetime
     step: str | None
@@ -51,46 +51,46 @@ async def logs(run: str, /, step: str | None = None, *, json: bool = False) -> i
         found = await store.run(run)
         if step is not None and step not in [known.id for known in found.steps]:
             raise UsageError(f"run {found.id} has no step `{step}`; steps: {', '.join(known.id for known in found.steps[:20])}")
-        lines, source = await _lines(found, store, settings)
-    shown = [line for line in lines if step is None or _step_of(line) == step]
+        lines, source = await _read_lines(found, store, settings)
+    shown = [line for line in lines if step is None or _step_id(line) == step]
     for line in shown:
-        _print(line, as_json=json)
+        _print_line(line, as_json=json)
     output.note(f"{counted(len(shown), 'line')} from {source}")
     return ExitCode.DONE
 
 
-async def _lines(run: PlanRun, store: "PlanStore", settings: Settings) -> tuple[list[Line], str]:
+async def _read_lines(run: PlanRun, store: "PlanStore", settings: Settings) -> tuple[list[LogLine], str]:
     if run.flow_run_id is not None:
         try:
-            server = await in_daemon_thread(lambda: answering_server(settings))
-            if server is not None and (found := await _from_prefect(server, run.flow_run_id)):
+            server = await in_daemon_thread(lambda: available_server(settings))
+            if server is not None and (found := await _read_prefect_logs(server, run.flow_run_id)):
                 return found, f"Prefect at {server.api_url}"
         except NoServerError as error:
             output.note(f"plan: {error}")
     labels = await store.ledger.labels(run.id)
     named = [(receipt, labels.get((receipt.step_id, receipt.item))) for receipt in await store.receipts(run.id)]
     goals = {step.id for step in run.steps if step.tool_name == GOAL}
-    lines = [line for receipt, label in named for line in _from_receipt(receipt, label, goals)]
+    lines = [line for receipt, label in named for line in _receipt_lines(receipt, label, goals)]
     return lines, "the receipts of its steps"
 
 
-async def _from_prefect(server: Server, flow_run_id: str) -> list[Line]:
+async def _read_prefect_logs(server: Server, flow_run_id: str) -> list[LogLine]:
     from plan_adapter.engine.run_logs import flow_run_logs  # imports Prefect
 
     with use_server(server):
-        return [Line(log.at, log.step, log.text) for log in await flow_run_logs(flow_run_id)]
+        return [LogLine(log.at, log.step, log.text) for log in await flow_run_logs(flow_run_id)]
 
 
-def _from_receipt(receipt: Receipt, label: str | None, goals: Collection[str]) -> Iterator[Line]:
+def _receipt_lines(receipt: Receipt, label: str | None, goals: Collection[str]) -> Iterator[LogLine]:
     name = call_name(receipt.step_id, receipt.item, label if receipt.kind in ("step", "rollback") else None, kind=receipt.kind)
-    in_words = round_text(receipt) if receipt.step_id in goals else None
-    for text in _texts(receipt.result) if in_words is None else [in_words]:
-        yield Line(receipt.ended_at, name, text)
+    goal_text = round_text(receipt) if receipt.step_id in goals else None
+    for text in _result_texts(receipt.result) if goal_text is None else [goal_text]:
+        yield LogLine(receipt.ended_at, name, text)
     if receipt.outcome is Outcome.FAILED:
-        yield Line(receipt.ended_at, name, f"attempt {receipt.number} failed: {receipt.error}")
+        yield LogLine(receipt.ended_at, name, f"attempt {receipt.number} failed: {receipt.error}")
 
 
-def _texts(result: JsonValue) -> Iterator[str]:
+def _result_texts(result: JsonValue) -> Iterator[str]:
     if result is None:
         return
     streams = [result[name] for name in STREAMS if name in result] if isinstance(result, dict) else []
@@ -98,11 +98,11 @@ def _texts(result: JsonValue) -> Iterator[str]:
     yield from (text for text in written if text) if written else [json_format.dumps(result, ensure_ascii=False)]
 
 
-def _step_of(line: Line) -> str | None:
+def _step_id(line: LogLine) -> str | None:
     return None if line.step is None else line.step.partition("[")[0].rpartition(" ")[2]  # without the kind of the call
 
 
-def _print(line: Line, *, as_json: bool) -> None:
+def _print_line(line: LogLine, *, as_json: bool) -> None:
     if as_json:
         fields: dict[str, Any] = {"at": line.at, "step": line.step, "text": line.text}
         output.json_line(fields)

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
     from plan_adapter.problems import Problem
 
-GAP = 2
-"""Blanks between the columns of a table."""
+COLUMN_GAP = 2
+"""The number of spaces between the columns of a table."""
 
-NARROW = 7
-"""How narrow the other columns become before the first one is cut as well."""
+MIN_COLUMN_WIDTH = 7
+"""The width to which the other columns shrink before the first one is cut as well."""
 
-UNLIMITED_WIDTH = 100_000
-"""The width of tables in files and pipes: nothing is cut."""
+FILE_WIDTH = 100_000
+"""The width of tables in files and pipes, where nothing is cut."""
 
 
 def prepare_streams() -> None:
-    """Write characters that the terminal's encoding lacks as escapes instead of failing the command."""
+    """Make stdout and stderr write characters that their encoding lacks as escapes, so that no command fails on them."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None and not is_unicode(stream):
@@ -37,8 +37,8 @@ def prepare_streams() -> None:
 
 
 @contextmanager
-def to_stdout() -> Generator[None]:
-    """Turn errors of writing to stdout, such as a full disk, into UsageError; BrokenPipeError passes."""
+def writing_to_stdout() -> Generator[None]:
+    """Raise UsageError if the block cannot write to stdout, for example on a full disk. BrokenPipeError passes."""
     try:
         yield
     except BrokenPipeError:
@@ -50,35 +50,35 @@ def to_stdout() -> Generator[None]:
 
 def line(text: str) -> None:
     """Print a line of the result to stdout."""
-    with to_stdout():
+    with writing_to_stdout():
         sys.stdout.write(visible(text) + "\n")
 
 
 def document(text: str) -> None:
-    """Print a whole text to stdout: as it is into a file or a pipe, visible on a terminal."""
-    with to_stdout():
+    """Print a whole text to stdout: unchanged in a file or a pipe, with control characters escaped on a terminal."""
+    with writing_to_stdout():
         sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
 
 
 def note(text: str) -> None:
-    """Print a line to stderr; a closed pipe stops nothing."""
+    """Print a line to stderr. A closed pipe does not stop the command."""
     try:
         sys.stderr.write(visible(text) + "\n")
         sys.stderr.flush()
-    except OSError:  # a pipe that was closed, a terminal that is gone
+    except OSError:  # the pipe was closed, or the terminal is gone
         _silence(sys.stderr)
 
 
 def json_line(value: Mapping[str, Any]) -> None:
     """Print one JSON object in one line to stdout, at once."""
-    with to_stdout():
+    with writing_to_stdout():
         sys.stdout.write(json_text(value, is_ascii=not is_unicode(sys.stdout)) + "\n")
         sys.stdout.flush()
 
 
 def json_text(value: Mapping[str, Any], *, is_ascii: bool = False, indent: int | None = None) -> str:
-    """Return `value` as JSON that any UTF-8 stream accepts; a lone surrogate makes all of it ASCII."""
-    text = json.dumps(value, ensure_ascii=is_ascii, allow_nan=False, default=_written, indent=indent)
+    """Return `value` as JSON that any UTF-8 stream accepts. A text with a lone surrogate is written in ASCII."""
+    text = json.dumps(value, ensure_ascii=is_ascii, allow_nan=False, default=_json_default, indent=indent)
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -86,7 +86,7 @@ def json_text(value: Mapping[str, Any], *, is_ascii: bool = False, indent: int |
     return text
 
 
-def _written(value: object) -> str:
+def _json_default(value: object) -> str:
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
@@ -107,64 +107,64 @@ def problem_json(problem: "Problem") -> dict[str, Any]:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows under their headings to stdout, cut to the width of the terminal; never cut in files and pipes."""
+    """Print rows under their headings to stdout, cut to the width of the terminal. Files and pipes get them uncut."""
     # Only for tables.
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 
-    shown = [tuple(" ".join(visible(cell).split()) for cell in row) for row in rows]
-    widths = [max(map(cell_len, column)) for column in zip(columns, *shown, strict=True)]
+    shown_rows = [tuple(" ".join(visible(cell).split()) for cell in row) for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(columns, *shown_rows, strict=True)]
     screen = console(sys.stdout)
-    _narrow(widths, screen.width - GAP * (len(widths) - 1))
+    _narrow_columns(widths, screen.width - COLUMN_GAP * (len(widths) - 1))
 
     def line_of(cells: Sequence[str]) -> str:
         cut = [cell if cell_len(cell) <= width else set_cell_size(cell, width - 1) + "…" for cell, width in zip(cells, widths, strict=True)]
-        return (" " * GAP).join(cell + " " * (width - cell_len(cell)) for cell, width in zip(cut, widths, strict=True)).rstrip()
+        return (" " * COLUMN_GAP).join(cell + " " * (width - cell_len(cell)) for cell, width in zip(cut, widths, strict=True)).rstrip()
 
-    with to_stdout():
+    with writing_to_stdout():
         screen.print(Text(line_of(columns), style="bold"), soft_wrap=True)
-        sys.stdout.write("".join(line_of(row) + "\n" for row in shown))  # a rich table takes a second for a thousand rows
+        sys.stdout.write("".join(line_of(row) + "\n" for row in shown_rows))  # a rich table takes a second for a thousand rows
 
 
-def _narrow(widths: list[int], limit: int) -> None:
-    """Narrow the widest columns until all fit into `limit`; the first one, which people copy, comes last."""
+def _narrow_columns(widths: list[int], limit: int) -> None:
+    """Narrow the widest columns until all fit into `limit`. The first one shrinks last, because people copy it."""
     while sum(widths) > limit and max(widths) > 1:
-        wide = [index for index, width in enumerate(widths) if index > 0 and width > NARROW] or [widths.index(max(widths))]
-        widths[max(wide, key=lambda index: widths[index])] -= 1
+        candidates = [index for index, width in enumerate(widths) if index > 0 and width > MIN_COLUMN_WIDTH] or [widths.index(max(widths))]
+        widths[max(candidates, key=lambda index: widths[index])] -= 1
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write `text` to `path`, whole or not at all. Raises UsageError if it cannot be written."""
-    with whole_file(path) as file:
+    """Write `text` to `path`, completely or not at all. Raises UsageError if it cannot be written."""
+    with atomic_file(path) as file:
         file.write(text)
 
 
 @contextmanager
-def whole_file(path: Path, *, private: bool = False) -> Generator[IO[str]]:
-    """Yield a file that becomes `path` when the block ends, and is removed if it raises. Raises UsageError if it cannot be written.
+def atomic_file(path: Path, *, private: bool = False) -> Generator[IO[str]]:
+    """Yield a file that becomes `path` when the block ends, and is removed if the block raises. Raises UsageError if it cannot be written.
 
     `private`: only this account can read it.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
         try:
             if private:
-                os.fchmod(descriptor, 0o600)  # the umask may have taken more away
+                os.fchmod(descriptor, 0o600)  # the umask may have removed more
             with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
                 yield file
-            unfinished.replace(path)
+            temporary.replace(path)
         finally:
-            unfinished.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def console(stream: IO[str]) -> "Console":
-    """Return a rich console that never interprets text as markup and never cuts what goes into a file."""
+    """Return a rich console that takes text literally, without markup, and never cuts what goes into a file."""
     from rich.console import Console  # only for terminals
 
-    return Console(file=stream, markup=False, highlight=False, emoji=False, width=None if stream.isatty() else UNLIMITED_WIDTH)
+    return Console(file=stream, markup=False, highlight=False, emoji=False, width=None if stream.isatty() else FILE_WIDTH)
 
 
 def is_terminal(stream: IO[str]) -> bool:
@@ -179,7 +179,7 @@ def is_unicode(stream: IO[str]) -> bool:
 
 def flush() -> None:
     """Flush stdout. Raises BrokenPipeError if nobody reads it, UsageError if it cannot be written."""
-    with to_stdout():
+    with writing_to_stdout():
         sys.stdout.flush()
 
 
@@ -188,8 +188,8 @@ def abandon_stdout() -> None:
     _silence(sys.stdout)
 
 
-def keep_traceback(error: BaseException) -> Path | None:
-    """Return the file in the home folder with the traceback of `error`, without passwords; None if it cannot be written."""
+def save_traceback(error: BaseException) -> Path | None:
+    """Write the traceback of `error`, without passwords, to a file in the home folder, and return its path; None if that fails."""
     # Only for an unexpected error.
     import traceback
 

@@ -50,19 +50,19 @@ async def policy(
                 raise UsageError("`plan policy set FILE` sets a policy")
             if by is not None and not (sign or code):
                 raise UsageError("--by alone proves nothing: add --sign, or --code with that person's one-time code")
-            return await _set(file, store, settings, sign=sign, code=code, by=by, as_json=json)
+            return await _set_policy(file, store, settings, sign=sign, code=code, by=by, as_json=json)
         if file is not None or sign or code or by:
-            raise UsageError("`plan policy show` takes no file, --sign, --code and --by; `plan policy set FILE` does")
-        return await _show(store, with_all=all, as_json=json)
+            raise UsageError("`plan policy show` takes no file, --sign, --code or --by; `plan policy set FILE` does")
+        return await _show_policy(store, with_all=all, as_json=json)
 
 
-async def _show(store: "PlanStore", *, with_all: bool, as_json: bool) -> int:
+async def _show_policy(store: "PlanStore", *, with_all: bool, as_json: bool) -> int:
     versions, problem = await store.policy.history()
     for version in versions if with_all else versions[-1:]:
         if as_json:
-            output.json_line({**_as_json(version), "problem": problem})
+            output.json_line({**_version_json(version), "problem": problem})
         else:
-            _print(version)
+            _print_version(version)
     if problem is not None:
         output.note(f"altered: {problem}; this store approves and runs nothing until its owner restores the rows")
         return ExitCode.FAILED
@@ -73,27 +73,29 @@ async def _show(store: "PlanStore", *, with_all: bool, as_json: bool) -> int:
     return ExitCode.DONE
 
 
-async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool, code: str | None, by: str | None, as_json: bool) -> int:
+async def _set_policy(
+    file: str, store: "PlanStore", settings: Settings, *, sign: bool, code: str | None, by: str | None, as_json: bool
+) -> int:
     # Only to set a policy.
     from plan_adapter.gates.approval import os_user
     from plan_adapter.store.policies import NewPolicy
 
-    new, before = read_policy(file), await store.policy.current()
-    me = os_user()
-    who, number = by or me, 1 if before is None else before.number + 1
-    known_by, signature = "os_user" if who == me else "unverified", None
+    new, current = read_policy(file), await store.policy.current()
+    account = os_user()
+    author, number = by or account, 1 if current is None else current.number + 1
+    known_by, signature = "os_user" if author == account else "unverified", None
     if code is not None:
-        from plan_adapter.gates.totp import check  # only for `--code`
+        from plan_adapter.gates.totp import check_code  # only for `--code`
 
-        await check(who, code, codes=store.codes, settings=settings)
+        await check_code(author, code, codes=store.codes, settings=settings)
         known_by = "totp"
     if sign:
-        known_by, signature = "ssh_signature", await _signature(new, number, who, store, settings)
-    kept = await store.policy.set(NewPolicy(new, number, who, known_by, signature))
+        known_by, signature = "ssh_signature", await _sign_policy(new, number, author, store, settings)
+    version = await store.policy.set(NewPolicy(new, number, author, known_by, signature))
     if as_json:
-        output.json_line(_as_json(kept))
+        output.json_line(_version_json(version))
         return ExitCode.DONE
-    output.line(f"version {kept.number} of the store's policy applies from now on, set by {one_line(kept.by)} ({kept.known_by})")
+    output.line(f"version {version.number} of the store's policy applies from now on, set by {one_line(version.by)} ({version.known_by})")
     if not new.operators:
         output.note(
             "it names no operators: anybody who can write to this store can set the next one, and enroll one-time codes for anybody"
@@ -105,20 +107,20 @@ async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool,
     return ExitCode.DONE
 
 
-async def _signature(new: Policy, number: int, by: str, store: "PlanStore", settings: Settings) -> str:
+async def _sign_policy(new: Policy, number: int, by: str, store: "PlanStore", settings: Settings) -> str:
     """Return the signature of a new policy, verified against the current allowed signers."""
     from plan_adapter.cli.daemon_thread import in_daemon_thread
-    from plan_adapter.gates.signatures import allowed_signers, default_key, sign, signer
+    from plan_adapter.gates.signatures import allowed_signers, default_key, sign, verify_signature
     from plan_adapter.store.policies import signed_policy
 
     text = signed_policy(new, number)
     allowed = allowed_signers(await store.policy.effective(settings))
     signature = sign(text, key=default_key(settings))
-    await in_daemon_thread(lambda: signer(text, signature, allowed=allowed, by=by))
+    await in_daemon_thread(lambda: verify_signature(text, signature, allowed=allowed, by=by))
     return signature
 
 
-def _as_json(version: "PolicyVersion") -> dict[str, Any]:
+def _version_json(version: "PolicyVersion") -> dict[str, Any]:
     return {
         "number": version.number,
         "by": version.by,
@@ -129,9 +131,9 @@ def _as_json(version: "PolicyVersion") -> dict[str, Any]:
     }
 
 
-def _print(version: "PolicyVersion") -> None:
+def _print_version(version: "PolicyVersion") -> None:
     from plan_adapter.documents.yaml_text import write_yaml
 
-    who = f"{one_line(version.by)} ({version.known_by})"
-    output.line(f"# version {version.number}, set by {who} at {moment(version.at)}, digest {version.digest}")
+    author = f"{one_line(version.by)} ({version.known_by})"
+    output.line(f"# version {version.number}, set by {author} at {moment(version.at)}, digest {version.digest}")
     output.line(write_yaml(version.policy.to_document()).rstrip("\n"))

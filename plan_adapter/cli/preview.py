@@ -13,7 +13,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.secrets import location_line, secret_locations
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, policy_of_store, resume_options_of, tools_of
-from plan_adapter.commands import NAMED, unit_names
+from plan_adapter.commands import MAX_NAMES, unit_names
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.execution.history import ResumeOptions, RunHistory, Unit
 from plan_adapter.gates.approval import requires_approval
@@ -59,16 +59,16 @@ def preview(
         because: With `--skip`: why.
         json: Print one JSON object.
     """
-    asked = resume_options_of(from_, only_failed=only_failed, skip=skip or [], because=because)
+    options = resume_options_of(from_, only_failed=only_failed, skip=skip or [], because=because)
     if resume is not None:
         if plan is not None or input or inputs is not None:
             raise UsageError("give a plan with its inputs, or --resume with the id of a run")
-        return asyncio.run(_preview_resume(resume, asked, tools=tools or [], as_json=json))
-    if plan is None or asked is not None:
+        return asyncio.run(_preview_resume(resume, options, tools=tools or [], as_json=json))
+    if plan is None or options is not None:
         raise UsageError("give a plan, or --resume with the id of a run")
     given = input_texts(input or [], inputs)
     validated = validate(asyncio.run(plan_of(plan)), tools_of(tools or []))
-    shown, locations = _preview(validated, given), secret_locations(validated.secrets, Settings())
+    shown, locations = _preview_run(validated, given), secret_locations(validated.secrets, Settings())
     if json:
         output.json_line(shown.as_json() | {"secret_places": [asdict(location) for location in locations]})
     else:
@@ -78,8 +78,8 @@ def preview(
     return ExitCode.DONE
 
 
-def _preview(validated: ValidatedPlan, texts: dict[str, str]) -> Preview:
-    """Return the preview with these inputs; required ones may be missing. Raises InvalidPlanError for those that do not fit."""
+def _preview_run(validated: ValidatedPlan, texts: dict[str, str]) -> Preview:
+    """Return the preview of a run with these inputs; required ones may be missing. Raises InvalidPlanError for invalid ones."""
     policy = asyncio.run(policy_of_store(Settings()))
     show = partial(preview_plan, validated, requires_approval=requires_approval(validated.plan, policy), gate_effects=policy.gate_effects)
     try:
@@ -92,7 +92,7 @@ def _preview(validated: ValidatedPlan, texts: dict[str, str]) -> Preview:
     return show(inputs=bound.inputs, approval_digest=bound.approval_digest)
 
 
-async def _preview_resume(run: str, asked: ResumeOptions | None, *, tools: list[str], as_json: bool) -> int:
+async def _preview_resume(run: str, options: ResumeOptions | None, *, tools: list[str], as_json: bool) -> int:
     """Print what `plan resume` would do with each step, without doing anything. Raises what `plan resume` would raise."""
     # Only for `--resume`: these import SQLAlchemy.
     from plan_adapter.execution.rollback_units import units_to_roll_back
@@ -100,27 +100,27 @@ async def _preview_resume(run: str, asked: ResumeOptions | None, *, tools: list[
     from plan_adapter.runs.operator_requests import choices_of
     from plan_adapter.runs.resume import refuse_resume, resume_action
     from plan_adapter.runs.rollback import roll_back, with_approved_rollbacks
-    from plan_adapter.runs.tool_drift import as_recorded, changes_of_tools, code_notices
+    from plan_adapter.runs.tool_drift import bind_recorded_plan, code_notices, find_changed_tools
 
-    asked = asked or ResumeOptions()
+    options = options or ResumeOptions()
     async with open_store(Settings()) as store:
         found = await end_overdue(await store.run(run), store)
-        recorded = await store.ledger.recorded(found.id)
+        recorded = await store.ledger.snapshot(found.id)
         plan, history = recorded.plan, recorded.history
         await refuse_resume(found, store)
-        work = resume_action(found, plan, history, recorded.kept, asked=asked)
-        if work is not roll_back:
+        action = resume_action(found, plan, history, recorded.last_reason, options=options)
+        if action is not roll_back:
             refuse_elsewhere(found, Settings())
-        bound = as_recorded(found, plan, tools_of(tools))
-        if work is roll_back:
+        bound = bind_recorded_plan(found, plan, tools_of(tools))
+        if action is roll_back:
             await with_approved_rollbacks(bound, found, history, store)
             return _print_rollback(found.id, units_to_roll_back(plan, history), history.labels, as_json=as_json)
         validated = bound.validated
-        changes, notices = await changes_of_tools(validated, found, store), await code_notices(validated, found, store)
+        changes, notices = await find_changed_tools(validated, found, store), await code_notices(validated, found, store)
         unknown = {attempt.step_id for attempt in await store.outcomes.unknown(found.id) if attempt.kind == "step"}
-    choices = choices_of(found, validated, history, asked)
+    choices = choices_of(found, validated, history, options)
     shown = {step_id: ("unknown" if step_id in unknown and fate.kind == "run" else fate.kind) for step_id, fate in choices.items()}
-    items = {step_id: _items(plan, found, step_id, history) for step_id, fate in choices.items() if fate.kind == "run"}
+    items = {step_id: _item_fates(plan, found, step_id, history) for step_id, fate in choices.items() if fate.kind == "run"}
     if as_json:
         steps = [
             {
@@ -133,12 +133,12 @@ async def _preview_resume(run: str, asked: ResumeOptions | None, *, tools: list[
         ]
         output.json_line({"run_id": found.id, "steps": steps, "tools": [asdict(change) for change in changes], "code": notices})
         return ExitCode.DONE
-    rows = [(step_id, _WORDS[kind] + _because(choices[step_id].reason)) for step_id, kind in shown.items()]
+    rows = [(step_id, _FATE_TEXTS[kind] + _reason_suffix(choices[step_id].reason)) for step_id, kind in shown.items()]
     output.table(("STEP", "ON RESUME"), rows)
-    for step_id, of_step in items.items():
-        for kind, does in _ITEM_WORDS.items():
-            if names := [item.label or str(item.item + 1) for item in of_step if item.fate == kind]:
-                output.line(f"{step_id}: {does}: {listed(names, NAMED)}")
+    for step_id, fates in items.items():
+        for kind, heading in _ITEM_FATE_TEXTS.items():
+            if names := [item.label or str(item.item + 1) for item in fates if item.fate == kind]:
+                output.line(f"{step_id}: {heading}: {listed(names, MAX_NAMES)}")
     for change in changes:
         output.line(f"the gate opens again first: tool `{change.name}` has changed since it was approved ({change.summary})")
     for notice in notices:
@@ -148,15 +148,15 @@ async def _preview_resume(run: str, asked: ResumeOptions | None, *, tools: list[
 
 @dataclass(frozen=True, slots=True)
 class ItemFate:
-    """What becomes of one item of a step's `for_each`."""
+    """What a resume does with one item of a step's `for_each`."""
 
     item: int
-    label: str | None  # None: its number is what it is called
+    label: str | None  # None: the item is called by its number
     fate: Literal["carried", "run", "unknown"]
 
 
-def _items(plan: "ExecutionPlan", run: "PlanRun", step_id: str, history: "RunHistory") -> list[ItemFate]:
-    """Return the fate of each item of a step that runs, without items that depend on a later result."""
+def _item_fates(plan: "ExecutionPlan", run: "PlanRun", step_id: str, history: "RunHistory") -> list[ItemFate]:
+    """Return the fate of each item of a step that runs. Items that depend on a later result are left out."""
     from plan_adapter.execution.items import recorded_items
 
     labels = dict(enumerate(recorded_items(plan, run, step_id)))
@@ -173,22 +173,23 @@ def _print_rollback(run_id: str, left: "list[Unit]", labels: "Mapping[Unit, str]
     if as_json:
         output.json_line({"run_id": run_id, "steps": [], "rollback": [{"id": step_id, "item": item} for step_id, item in left]})
     else:
-        undone = ", ".join(unit_names(left, labels)) or "nothing: all of it is undone"
-        output.line(f"the run is being rolled back: no step runs, and the rollback continues with {undone}")
+        targets = ", ".join(unit_names(left, labels))
+        rest = f"continues with {targets}" if targets else "has nothing left to undo"
+        output.line(f"the run is being rolled back: no step runs, and the rollback {rest}")
     return ExitCode.DONE
 
 
-_WORDS = {
+_FATE_TEXTS = {
     "carried": "kept: it has succeeded",
     "run": "run, if its condition and its dependencies allow it",
     "skipped": "skipped; the steps that depend on it still run",
     "left": "left for a later resume, with the steps that depend on it",
-    "unknown": "outcome unknown: first settled by its tool's probe, the form, the terminal or `plan resolve`",
+    "unknown": "outcome unknown: its tool's probe, the form, the terminal or `plan resolve` settles it first",
 }
 
 
-_ITEM_WORDS = {"carried": "items kept", "unknown": "items whose outcome is unknown", "run": "items that run"}
+_ITEM_FATE_TEXTS = {"carried": "items kept", "unknown": "items whose outcome is unknown", "run": "items that run"}
 
 
-def _because(reason: str) -> str:
+def _reason_suffix(reason: str) -> str:
     return f": {reason}" if reason else ""

@@ -1,4 +1,4 @@
-"""Showing a run while it runs: events as JSON Lines, as plain lines, or as live lines on a terminal."""
+"""Show a run while it runs: its events as JSON Lines, as plain lines, or as live lines on a terminal."""
 
 from collections import deque
 from collections.abc import Callable
@@ -6,22 +6,22 @@ from typing import Protocol
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import UsageError
-from plan_adapter.cli.records import event_json, gate_place, step_end
+from plan_adapter.cli.records import event_json, gate_place, step_end_text
 from plan_adapter.commands import answer_command
 from plan_adapter.hooks import Event
 from plan_adapter.readable import counted, duration, moment, one_line
 
 Links = Callable[[str], list[str]]
-"""Returns lines with the UI page of a flow run, by its id; none without a UI."""
+"""Returns lines with the link to the UI page of a flow run, by its id; no lines without a UI."""
 
-Above = Callable[[Callable[[], object]], None]
+WriteAbove = Callable[[Callable[[], object]], None]
 """Calls a function that writes whole lines, above a question that is open on the same terminal."""
 
 KEPT_LOG_LINES = 8
 """How many of a failed step's last log lines a live display shows."""
 
 CARRIED_LINES = 20
-"""Up to this many carried steps get a line each; more get one line together."""
+"""Up to this many carried steps get a line each. If there are more, one line stands for all of them."""
 
 
 class Display(Protocol):
@@ -36,8 +36,8 @@ class Display(Protocol):
         ...
 
 
-def above_nothing(write: Callable[[], object]) -> None:
-    """Write directly: no question is ever open."""
+def write_directly(write: Callable[[], object]) -> None:
+    """Call `write`: where no question is open, there is nothing to write above."""
     write()
 
 
@@ -45,45 +45,45 @@ class LinkOnce:
     """Shows the link to the run once, at the first event with a flow run."""
 
     def __init__(self) -> None:
-        """No link was shown yet."""
-        self._named: str | None = None
+        """Start with no link shown."""
+        self._linked_run: str | None = None
 
     def lines(self, event: Event, links: Links) -> list[str]:
-        """Return the lines with the link; empty if they were shown before or the flow run is not known yet."""
+        """Return the lines with the link; no lines if the link was shown before or the flow run is not known yet."""
         flow_run_id = event.run.flow_run_id
-        if flow_run_id is None or flow_run_id == self._named:
+        if flow_run_id is None or flow_run_id == self._linked_run:
             return []
-        self._named = flow_run_id
+        self._linked_run = flow_run_id
         return links(flow_run_id)
 
 
 class JsonDisplay:
-    """One JSON object per event on stdout; the link to the UI on stderr."""
+    """Prints one JSON object per event to stdout, and the link to the UI to stderr."""
 
     def __init__(self, links: Links) -> None:
-        """`links` returns the link to the run."""
+        """Print to stdout; `links` returns the link to the run."""
         self._links = links
-        self._once = LinkOnce()
-        self._gone = False
+        self._link = LinkOnce()
+        self._is_closed = False
 
     def __call__(self, event: Event) -> None:
-        """Print the event; a closed pipe does not stop the run."""
+        """Print the event. A closed pipe does not stop the run."""
         if event.kind in ("run_started", "gate_opened"):
-            for link in self._once.lines(event, self._links):
+            for link in self._link.lines(event, self._links):
                 output.note(link)
         if event.kind == "gate_opened":
-            output.note(how_to_answer(event))
+            output.note(answer_line(event))
         if event.kind == "gate_shown":
             output.note("\n".join(form_lines(event, self._links)))
-        if self._gone:
+        if self._is_closed:
             return
         try:
             output.json_line(event_json(event))
         except BrokenPipeError:
-            self._gone = True
+            self._is_closed = True
             output.abandon_stdout()
         except UsageError as error:
-            self._gone = True
+            self._is_closed = True
             output.note(f"plan: {error}")
 
     def close(self) -> None:
@@ -91,13 +91,13 @@ class JsonDisplay:
 
 
 class CarriedSummary:
-    """Replaces the lines of many carried steps with a single one."""
+    """Replaces the lines of many carried steps with a single line."""
 
     def __init__(self) -> None:
         self._count: int | None = None
 
     def lines(self, event: Event) -> list[str] | None:
-        """Return the lines to print instead of `event`; None to print it as it is."""
+        """Return the lines to print instead of `event`, or None to print it unchanged."""
         if event.kind != "step_completed" or event.step is None or not event.step.carried:
             return None
         is_first = self._count is None
@@ -109,12 +109,12 @@ class CarriedSummary:
 
 
 class PlainDisplay:
-    """One line per event on stderr, without escapes: for logs and pipes."""
+    """Prints one line per event to stderr, without terminal escapes: for logs and pipes."""
 
-    def __init__(self, links: Links, above: Above = above_nothing) -> None:
-        """`links` returns the link to the run; `above` writes above a question that is open on the same terminal."""
+    def __init__(self, links: Links, above: WriteAbove = write_directly) -> None:
+        """Print to stderr; `links` returns the link to the run, `above` writes above a question that is open on the same terminal."""
         self._links = links
-        self._once = LinkOnce()
+        self._link = LinkOnce()
         self._carried = CarriedSummary()
         self._above = above
 
@@ -122,13 +122,13 @@ class PlainDisplay:
         """Print the event."""
         if event.kind == "run_started":
             self._carried = CarriedSummary()
-        links = self._once.lines(event, self._links) if event.kind in ("run_started", "gate_opened") else []
+        links = self._link.lines(event, self._links) if event.kind in ("run_started", "gate_opened") else []
         links += form_lines(event, self._links) if event.kind == "gate_shown" else []
-        short = self._carried.lines(event)
+        summary = self._carried.lines(event)
         lines = [
-            *(plain_lines(event) if short is None else short),
+            *(plain_lines(event) if summary is None else summary),
             *links,
-            *([how_to_answer(event)] if event.kind == "gate_opened" else []),
+            *([answer_line(event)] if event.kind == "gate_opened" else []),
         ]
         if lines:
             self._above(lambda: output.note("\n".join(lines)))
@@ -138,7 +138,7 @@ class PlainDisplay:
 
 
 def gate_line(event: Event) -> str:
-    """Return a line about an open gate, or how it was closed."""
+    """Return a line about a gate: what it waits for, or how it was closed."""
     assert event.gate is not None
     place = gate_place(event.gate) if event.gate.step_id is not None else "the plan"
     if event.kind == "gate_refused":
@@ -156,7 +156,7 @@ def gate_line(event: Event) -> str:
     return f"{place}: {waits}{why}"
 
 
-def how_to_answer(event: Event) -> str:
+def answer_line(event: Event) -> str:
     """Return the line that says how to answer an open gate."""
     assert event.gate is not None
     where = "in the form on that page" if event.gate.step_id is None else "in its form (link below)"
@@ -182,7 +182,7 @@ def plain_lines(event: Event) -> list[str]:
         case "call_ended":
             return [f"{step}: {one_line(event.message or '')}"]
         case "attempt_failed":
-            return [f"{step}: {failed_attempt(event)}"]
+            return [f"{step}: {failed_attempt_text(event)}"]
         case "gate_opened" | "gate_refused" | "gate_answered":
             return [gate_line(event)]
         case "log":
@@ -198,7 +198,7 @@ def plain_lines(event: Event) -> list[str]:
         case _:
             assert event.step is not None
             done = "completed in " if event.kind == "step_completed" and not event.step.carried else ""
-            return [f"{step}: {done}{step_end(event.step)}"]
+            return [f"{step}: {done}{step_end_text(event.step)}"]
 
 
 def spoken_lines(event: Event) -> list[str]:
@@ -212,12 +212,12 @@ def replanning_line(event: Event) -> str:
     return f"{one_line(event.message or 'a step failed')}: a model redrafts the remaining steps"
 
 
-def failed_attempt(event: Event) -> str:
+def failed_attempt_text(event: Event) -> str:
     """Return why an attempt failed, and when the next one starts."""
     wait = f"in {duration(event.delay_ms)}" if event.delay_ms else "now"
     return f"{one_line(event.message or 'failed')}; retrying {wait}"
 
 
-def recent_lines() -> deque[str]:
-    """Return a buffer of a step's last log lines."""
+def new_log_buffer() -> deque[str]:
+    """Return an empty buffer for the last log lines of a step."""
     return deque(maxlen=KEPT_LOG_LINES)

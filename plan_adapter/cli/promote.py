@@ -10,14 +10,14 @@ from cyclopts import Parameter
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.drafting import Destination
-from plan_adapter.cli.records import saved_json
+from plan_adapter.cli.records import version_json
 from plan_adapter.cli.sources import find_run, open_store, tools_of
 from plan_adapter.errors import StoreError
 from plan_adapter.gates.approval import os_user
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.readable import moment
 from plan_adapter.runbooks.promote import Promotion
-from plan_adapter.runbooks.promote import promote as promoted
+from plan_adapter.runbooks.promote import promote as promote_run
 from plan_adapter.settings import Settings
 from plan_adapter.status import PlanStatus, StepStatus
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from plan_adapter.record import PlanRun
     from plan_adapter.store.store import PlanStore
 
-COMPARED = 20
-"""How many of the newest other versions of the plan are compared."""
+MAX_COMPARED_PLANS = 20
+"""How many other versions of the plan are compared, newest first."""
 
 
 async def promote(
@@ -51,7 +51,7 @@ async def promote(
     Args:
         run: The id of a completed run, its beginning, or the id of a flow run. A partial run gives a warning.
         name: The name of the runbook; default: the name of the run's plan.
-        without: An input that is not wanted; its literal stays. May be repeated.
+        without: Leave out this input, and keep its literal. May be repeated.
         save: Store it as the next version of its name, with you as its author.
         out: The file to write: YAML, or JSON, which has no comments, if its name ends in .json; default: stdout.
         force: Overwrite that file.
@@ -63,23 +63,24 @@ async def promote(
     if faults := destination.faults():
         raise UsageError("; ".join(faults))
     async with open_store(Settings()) as store:
-        found = await find_run(run, store)
-        warnings = _warnings(found)
-        plan = await store.get(found.digest)
-        others = await _others(found, store)
-        promotion = promoted(plan, registry, others=others, name=name, without=without or ())
+        source_run = await find_run(run, store)
+        warnings = _warnings(source_run)
+        plan = await store.get(source_run.digest)
+        others = await _other_plans(source_run, store)
+        promotion = promote_run(plan, registry, others=others, name=name, without=without or ())
         saved = await store.save(promotion.plan, author=os_user()) if save else None
     if json:
-        output.json_line({**_json(found, promotion, warnings), "saved": saved_json(saved)})
+        output.json_line({**_promotion_json(source_run, promotion, warnings), "saved": version_json(saved)})
     if not json or out is not None:
-        top = f"promoted from run {found.id}, {found.status}, {moment(found.completed_at)}; check each input: rename it, or remove it"
-        destination.write_plan(promotion.plan, comments={"": top, **promotion.comments})
+        origin = f"promoted from run {source_run.id}, {source_run.status}, {moment(source_run.completed_at)}"
+        header = f"{origin}; check each input: rename it, or remove it"
+        destination.write_plan(promotion.plan, comments={"": header, **promotion.comments})
     for text in (*warnings, *promotion.notes):
         output.note(f"note: {text}")
-    _print(promotion, without or [], is_saved=saved is not None, is_file=out is not None)
+    _print_next(promotion, without or [], is_saved=saved is not None, is_file=out is not None)
     if saved is not None:
-        words = ["plan", "run", f"store:{saved.name}", *(part for given in tools or () for part in ("--tools", given))]
-        output.note(f"saved version {saved.version} of {saved.name}, by {saved.author}; next: {shlex.join(words)}")
+        command = ["plan", "run", f"store:{saved.name}", *(part for given in tools or () for part in ("--tools", given))]
+        output.note(f"saved version {saved.version} of {saved.name}, by {saved.author}; next: {shlex.join(command)}")
     return ExitCode.DONE
 
 
@@ -93,37 +94,38 @@ def _warnings(run: "PlanRun") -> list[str]:
     return [f"run {run.id} is only partial; nothing proves that these steps work: {steps}"]
 
 
-async def _others(run: "PlanRun", store: "PlanStore") -> list[tuple[str, ExecutionPlan]]:
-    """Return the newest other plans with the run's name, each with its version or run."""
+async def _other_plans(run: "PlanRun", store: "PlanStore") -> list[tuple[str, ExecutionPlan]]:
+    """Return the newest other plans with the run's name, each with the label of its version or run."""
     known = {run.digest}
-    found: list[tuple[str, ExecutionPlan]] = []
+    others: list[tuple[str, ExecutionPlan]] = []
     versions = [(f"version {version.version}", version.digest) for version in await store.versions(run.name)]
     runs = [(f"run {other.id}", other.digest) for other in await store.runs(500, names=[run.name])]
     for label, digest in (*versions, *runs):
-        if digest in known or len(found) >= COMPARED:
+        if digest in known or len(others) >= MAX_COMPARED_PLANS:
             continue
         known.add(digest)
         try:
-            found.append((label, await store.get(digest)))
-        except StoreError as error:  # an unreadable version proves nothing, but stops nothing either
+            others.append((label, await store.get(digest)))
+        except StoreError as error:  # an unreadable version does not stop the command
             output.note(f"note: {label} is not compared: {error}")
-    return found
+    return others
 
 
-def _json(run: "PlanRun", promotion: Promotion, warnings: list[str]) -> dict[str, Any]:
+def _promotion_json(run: "PlanRun", promotion: Promotion, warnings: list[str]) -> dict[str, Any]:
     inputs = [
-        {"name": one.name, **one.definition.model_dump(mode="json", exclude_none=True), **_story(asdict(one))} for one in promotion.inputs
+        {"name": proposed.name, **proposed.definition.model_dump(mode="json", exclude_none=True), **_reasons_and_places(asdict(proposed))}
+        for proposed in promotion.inputs
     ]
     return {"run": run.id, "plan": promotion.plan.to_document(), "inputs": inputs, "notes": [*warnings, *promotion.notes]}
 
 
-def _story(fields: dict[str, Any]) -> dict[str, Any]:
+def _reasons_and_places(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: list(fields[name]) for name in ("reasons", "places", "remains")}
 
 
-def _print(promotion: "Promotion", without: list[str], *, is_saved: bool, is_file: bool) -> None:
-    names = ", ".join(one.name for one in promotion.inputs)
-    output.note(f"proposed inputs: {names}" if names else "nothing in it seems to vary: the plan is unchanged")
+def _print_next(promotion: "Promotion", without: list[str], *, is_saved: bool, is_file: bool) -> None:
+    names = ", ".join(proposed.name for proposed in promotion.inputs)
+    output.note(f"proposed inputs: {names}" if names else "nothing in the plan seems to vary, so it is unchanged")
     if names:
         output.note("`--without NAME` leaves one out")
     if not (is_saved or is_file):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from plan_adapter.cli import output
-from plan_adapter.cli.asking import agrees, is_at_terminal
+from plan_adapter.cli.asking import ask_to_confirm, is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.sources import names_of_runbook, open_store, status_of
+from plan_adapter.cli.sources import names_of_runbook, open_store, parse_status
 from plan_adapter.gates.approval import os_user
 from plan_adapter.gates.signatures import default_key
 from plan_adapter.readable import counted, moment
@@ -55,41 +55,41 @@ async def prune(
     """
     from plan_adapter.runs.prune import find_old_runs, prune_runs, remove_results, sign_tombstones  # imports SQLAlchemy
 
-    settings, age, me = Settings(), _age(older_than), os_user()
+    settings, age, account = Settings(), _parse_age(older_than), os_user()
     if not (yes or dry_run or (is_at_terminal() and not json)):
         raise UsageError("`plan prune` deletes records: add --yes, or --dry-run to see which")
     key = default_key(settings) if sign else None  # before anything is deleted
     async with open_store(settings) as store:
         names = None if runbook is None else await names_of_runbook(runbook, store)
-        found = await find_old_runs(age, store=store, settings=settings, by=me, names=names, status=status_of(status))
-        done = [run for run in found if run.kept is not None]
-        wanted = len(found) - len(done)
+        found = await find_old_runs(age, store=store, settings=settings, by=account, names=names, status=parse_status(status))
+        processed = [run for run in found if run.kept is not None]
+        deletable = len(found) - len(processed)
         if dry_run:
-            _print(found, as_json=json)
+            _print_runs(found, as_json=json)
             output.note(_summary("would delete", found))
             return ExitCode.DONE
-        if wanted and not yes and not await agrees(f"Delete the records of {counted(wanted, 'run')}?"):
+        if deletable and not yes and not await ask_to_confirm(f"Delete the records of {counted(deletable, 'run')}?"):
             output.note("nothing was deleted")
             return ExitCode.DONE
-        async for batch in prune_runs(found, age, store=store, by=me, known_by="os_user"):
-            done += batch
-        signed = 0 if key is None else await sign_tombstones(key, store=store, settings=settings, by=me)
+        async for batch in prune_runs(found, age, store=store, by=account, known_by="os_user"):
+            processed += batch
+        signed = 0 if key is None else await sign_tombstones(key, store=store, settings=settings, by=account)
         folders = await remove_results(store, settings.results_path)
     if json:
-        _print(done, as_json=True)
+        _print_runs(processed, as_json=True)
     results = f"; removed the result files of {counted(folders, 'run')}" if folders else ""
-    output.note(_summary("deleted", done) + results + (f"; signed the tombstones up to number {signed}" if signed else ""))
+    output.note(_summary("deleted", processed) + results + (f"; signed the tombstones up to number {signed}" if signed else ""))
     return ExitCode.DONE
 
 
-def _age(text: str) -> timedelta:
+def _parse_age(text: str) -> timedelta:
     found = _AGE.fullmatch(text)
     if found is None:
         raise UsageError(f"`--older-than {text}`: write a number and m, h, d or w, as in --older-than 90d")
     return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
-def _print(runs: "Iterable[OldRun]", *, as_json: bool) -> None:
+def _print_runs(runs: "Iterable[OldRun]", *, as_json: bool) -> None:
     if as_json:
         for run in runs:
             output.json_line(asdict(run))
@@ -99,8 +99,8 @@ def _print(runs: "Iterable[OldRun]", *, as_json: bool) -> None:
     )
 
 
-def _summary(did: str, runs: "list[OldRun]") -> str:
+def _summary(verb: str, runs: "list[OldRun]") -> str:
     reasons = Counter(run.kept for run in runs if run.kept is not None)
     kept = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
     deleted = counted(len(runs) - reasons.total(), "record")
-    return f"{did} {deleted}" + (f"; kept {reasons.total()}: {kept}" if kept else "")
+    return f"{verb} {deleted}" + (f"; kept {reasons.total()}: {kept}" if kept else "")

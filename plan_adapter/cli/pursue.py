@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from plan_adapter.cli import output as streams
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
-from plan_adapter.cli.draft import context_of, draft_with, request_faults, request_of
+from plan_adapter.cli.draft import context_of, draft_with_model, request_faults, request_of
 from plan_adapter.cli.drafting import Destination, DraftJob, draft_json, print_report
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
 from plan_adapter.cli.sources import drafting_tools_of, model_of, open_store, tools_of
@@ -42,13 +42,13 @@ async def pursue(
     detach: bool = False,
     json: bool = False,
 ) -> int:
-    """Pursue a goal in words: a model drafts a plan, you approve it, it runs, and the model summarizes what came of it.
+    """Pursue a goal in words: a model drafts a plan, you approve it, it runs, and the model summarizes the result.
 
-    The plan is drafted as `plan draft` does it, and runs as with `plan run`. Nothing happens before a person has approved the plan. The
-    summary goes to stdout, and with a server to the page of the run as an artifact: first what the record says, then the words of the
-    model, marked as such. Without an answer of the model it is only the former.
+    The plan is drafted as by `plan draft`, and runs as with `plan run`. Nothing runs before a person has approved the plan. The summary
+    goes to stdout and, with a server, to the page of the run as an artifact: first what the record says, then the words of the model,
+    marked as such. If the model does not answer, the summary is only what the record says.
 
-    If the run is left waiting, there is no summary: `plan show RUN` shows what came of it.
+    If the run is left waiting, there is no summary: `plan show RUN` shows its result.
 
     Args:
         goal: What is wanted, in words.
@@ -72,10 +72,10 @@ async def pursue(
     )
     if faults := [*faults, *request_faults(request, registry)]:
         raise UsageError("; ".join(faults))
-    asked = model_of(Settings(), model, model_url)
+    language_model = model_of(Settings(), model, model_url)
     job = DraftJob(request, registry, Destination(None, force=False, tools=tuple(tools or ())), as_json=json)
     try:
-        draft, question = await draft_with(asked, job)
+        draft, question = await draft_with_model(language_model, job)
         if json:
             streams.json_line(draft_json(draft, question=question))
         print_report(draft)
@@ -84,13 +84,15 @@ async def pursue(
             return ExitCode.USAGE
         if draft.plan is None:
             return ExitCode.FAILED
-        return await _run(draft.plan, asked, request, RunOptions(yes=False, detach=detach, json=json), tools or [], offline=offline)
+        return await _run_drafted_plan(
+            draft.plan, language_model, request, RunOptions(yes=False, detach=detach, json=json), tools or [], offline=offline
+        )
     finally:
-        await asked.aclose()
+        await language_model.aclose()
 
 
-async def _run(
-    plan: "ExecutionPlan", model: "OpenAIModel", request: PlanRequest, wanted: RunOptions, imports: list[str], *, offline: bool
+async def _run_drafted_plan(
+    plan: "ExecutionPlan", model: "OpenAIModel", request: PlanRequest, options: RunOptions, imports: list[str], *, offline: bool
 ) -> int:
     """Run the drafted plan once a person has approved it, and print the summary."""
     from plan_adapter.runs.start import execute_plan  # imports SQLAlchemy
@@ -100,12 +102,12 @@ async def _run(
     async with open_store(settings) as store:
         registry = tools_of(imports)
         server = await in_daemon_thread(pending.wait) if pending is not None else None
-        foreground = ForegroundRun(server, wanted, store=store, tools=registry, imports=imports)
+        foreground = ForegroundRun(server, options, store=store, tools=registry, imports=imports)
         bound = bind_inputs(validate(plan, registry), {}, from_text=True)
-        work = execute_plan(bound, run_request=foreground.request(settings), store=store, offline=offline, record_pending=True)
-        code = await foreground.complete(_summarized(work, model, request, server, summaries))
+        execution = execute_plan(bound, run_request=foreground.request(settings), store=store, offline=offline, record_pending=True)
+        code = await foreground.complete(_run_and_summarize(execution, model, request, server, summaries))
     for summary in summaries:
-        if wanted.json:
+        if options.json:
             streams.json_line({"facts": summary.facts, "summary": summary.by_model or None})
         else:
             streams.line(visible(summary.text))
@@ -114,21 +116,25 @@ async def _run(
     return code
 
 
-async def _summarized(
-    work: "Coroutine[Any, Any, PlanRun]", model: "OpenAIModel", request: PlanRequest, server: "Server | None", summaries: "list[RunSummary]"
+async def _run_and_summarize(
+    execution: "Coroutine[Any, Any, PlanRun]",
+    model: "OpenAIModel",
+    request: PlanRequest,
+    server: "Server | None",
+    summaries: "list[RunSummary]",
 ) -> "PlanRun":
-    """Return the run of `work`, after adding its summary to `summaries`, and to its page, if its steps have ended."""
+    """Return the run of `execution`. If it has ended, add its summary to `summaries` and to its page in Prefect."""
     from plan_adapter.agent.summary import summarize
 
-    run = await work
+    run = await execution
     if run.status.has_ended and run.started_at is not None:
         summaries.append(await summarize(request.task, run, model, await model_redactor(Settings(), request.available_secrets)))
         if server is not None and run.flow_run_id is not None:
-            await _publish(summaries[0].text, run.flow_run_id, server)
+            await _publish_to_page(summaries[0].text, run.flow_run_id, server)
     return run
 
 
-async def _publish(text: str, flow_run_id: str, server: "Server") -> None:
+async def _publish_to_page(text: str, flow_run_id: str, server: "Server") -> None:
     from plan_adapter.engine.connection import use_server
     from plan_adapter.engine.drafting import publish_summary  # imports Prefect
 

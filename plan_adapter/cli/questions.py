@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from plan_adapter.options import Input
 
 
-def refuse_other_kind(asked: Question, decision: Decision | Resolution, fields: Sequence[str] | None, *, api: bool = False) -> None:
-    """Raise UsageError for an approval at a question, and for the `fields` of an answer at a gate that asks no question."""
+def refuse_mismatched_answer(asked: Question, decision: Decision | Resolution, fields: Sequence[str] | None, *, api: bool = False) -> None:
+    """Raise UsageError for a bare approval at a gate that asks a question, and for an answer with `fields` at any other gate."""
     if decision == "approve" and (asked.kind == "question") != (fields is not None):
         asks = "asks a question" if asked.kind == "question" else "asks for an approval, not a question"
         raise UsageError(f"this gate {asks}: `{answer_command(asked, api=api)}`")
 
 
-async def result_of(given: Sequence[str], fields: "Mapping[str, Input]", *, is_asked: bool) -> "dict[str, JsonValue]":
-    """Return the answer to a question from `field=value` texts. Without any, ask at the terminal if `is_asked` and there is one.
+async def read_field_values(given: Sequence[str], fields: "Mapping[str, Input]", *, may_ask: bool) -> "dict[str, JsonValue]":
+    """Return the values of a question's fields from `field=value` texts. Without any, ask at the terminal if there is one and `may_ask`.
 
     Raises InvalidPlanError with every problem of the values, and UsageError if the input ends.
     """
-    if not given and is_asked and is_at_terminal():
+    if not given and may_ask and is_at_terminal():
         answer = await ask_fields(fields, Conversation())
         if answer is None:
             raise UsageError("nothing was answered")
         return answer
-    values, problems = read_values(fields, _texts(given), from_text=True, what="field")
+    values, problems = read_values(fields, _field_texts(given), from_text=True, what="field")
     if problems:
         raise InvalidPlanError(problems)
     return values
 
 
-def _texts(pairs: Sequence[str]) -> dict[str, str]:
+def _field_texts(pairs: Sequence[str]) -> dict[str, str]:
     texts = dict[str, str]()
     for pair in pairs:
         name, equals, value = pair.partition("=")

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode
-from plan_adapter.cli.servers import answering_server
+from plan_adapter.cli.servers import available_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.engine.connection import use_server
 from plan_adapter.settings import Settings
@@ -24,7 +24,7 @@ async def reconcile(*, offline: bool = False, json: bool = False) -> int:
     from plan_adapter.runs.reconcile import reconcile as reconcile_runs  # imports SQLAlchemy
 
     settings = Settings()
-    server = None if offline else answering_server(settings)
+    server = None if offline else available_server(settings)
     with use_server(server) if server is not None else nullcontext():
         async with open_store(settings) as store:
             found = await reconcile_runs(store, with_prefect=server is not None)

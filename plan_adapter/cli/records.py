@@ -17,22 +17,22 @@ MARKS = {StepStatus.COMPLETED: "✓", StepStatus.FAILED: "✗", StepStatus.SKIPP
 ASCII_MARKS = {StepStatus.COMPLETED: "+", StepStatus.FAILED: "x", StepStatus.SKIPPED: "-"}
 
 SHOWN_CHARACTERS = 400
-"""How much of a run's message its one line shows; the lines of its steps show all of it."""
+"""How many characters of a run's message its status line shows; the lines of its steps show all of it."""
 
-_ENDS = {"cancelled": "cancelled", "timed_out": "timed out"}
-"""How a step ended that neither completed nor failed by itself."""
+_STEP_ENDS = {"cancelled": "cancelled", "timed_out": "timed out"}
+"""The reasons of steps that were stopped, in words."""
 
 
 def run_json(run: PlanRun, *, steps: bool) -> dict[str, Any]:
-    """Return every field of `run`, its counts and progress, and with `steps` each step run."""
+    """Return every field of `run`, its counts and progress; with `steps` also each step run."""
     fields = asdict(run)
-    found = fields.pop("steps")
+    step_runs = fields.pop("steps")
     fields["summary"] = {name: value for name, value in asdict(run.summary()).items() if name not in ("id", "description", "status")}
-    return {**fields, "steps": found} if steps else fields
+    return {**fields, "steps": step_runs} if steps else fields
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """Return `event` as one object; `step` is the step run at that time."""
+    """Return `event` as one object; its `step` is the step run as it was at that time."""
     fields: dict[str, Any] = {"event": event.kind, "run_id": event.run.id}
     if event.kind == "run_started":
         fields |= {"name": event.run.name, "digest": event.run.digest, "flow_run_id": event.run.flow_run_id}
@@ -81,8 +81,8 @@ def gate_json(gate: Gate) -> dict[str, Any]:
     }
 
 
-ASKS: dict[GateKind, str] = {"approval": "", "question": ": a question", "outcome": ": how did it end?"}
-"""What follows the step of a gate in a list."""
+QUESTION_SUFFIXES: dict[GateKind, str] = {"approval": "", "question": ": a question", "outcome": ": how did it end?"}
+"""What a list of gates adds to the step of a gate, by what the gate asks for."""
 
 
 def gate_place(gate: Gate) -> str:
@@ -90,7 +90,7 @@ def gate_place(gate: Gate) -> str:
     return "plan" if gate.step_id is None else call_name(gate.step_id, gate.item, gate.label, kind=gate.call_kind)
 
 
-def step_end(step: StepRun) -> str:
+def step_end_text(step: StepRun) -> str:
     """Return how `step` ended, in words: its duration and retries, or why it failed or was skipped."""
     if step.status is StepStatus.SKIPPED:
         reason = one_line(step.reason or "not reached")
@@ -98,22 +98,22 @@ def step_end(step: StepRun) -> str:
     tries = f" after {counted(step.retry_count, 'retry', 'retries')}" if step.retry_count else ""
     if step.status is StepStatus.COMPLETED:
         return ("carried from an earlier start of this run" if step.carried else duration(step.duration_ms)) + tries
-    how = "its outcome is unknown" if step.outcome is Outcome.UNKNOWN else _ENDS.get(step.reason or "", "failed")
+    how = "its outcome is unknown" if step.outcome is Outcome.UNKNOWN else _STEP_ENDS.get(step.reason or "", "failed")
     return f"{how}{tries}: {one_line(step.error or 'no reason was given')}"
 
 
-def run_end(run: PlanRun) -> str:
+def run_status_line(run: PlanRun) -> str:
     """Return the status of `run` in one line."""
     summary = run.summary()
-    ends = ("completed", "failed", "skipped", "running", "pending")
-    counts = {name: getattr(summary, name) for name in ends}
+    states = ("completed", "failed", "skipped", "running", "pending")
+    counts = {name: getattr(summary, name) for name in states}
     shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     reason = f" ({run.reason})" if run.reason and run.reason.value != run.status.value else ""
-    took = f" in {duration(run.total_duration_ms)}" if run.completed_at is not None and run.started_at is not None else ""
+    duration_text = f" in {duration(run.total_duration_ms)}" if run.completed_at is not None and run.started_at is not None else ""
     message = f"; {one_line(run.message[:SHOWN_CHARACTERS])}{'…' if len(run.message) > SHOWN_CHARACTERS else ''}" if run.message else ""
-    return f"{run.name}: {run.status}{reason}{took}: {shown or 'no step has run'}{message}"
+    return f"{run.name}: {run.status}{reason}{duration_text}: {shown or 'no step has run'}{message}"
 
 
-def saved_json(version: "PlanVersion | None") -> dict[str, Any] | None:
+def version_json(version: "PlanVersion | None") -> dict[str, Any] | None:
     """Return a stored version as `--json` prints it; None if nothing was stored."""
     return None if version is None else {name: getattr(version, name) for name in ("name", "version", "digest", "author")}

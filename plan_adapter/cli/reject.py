@@ -1,7 +1,7 @@
 """`plan reject`."""
 
 from plan_adapter.cli.answers import AnswerOptions
-from plan_adapter.cli.approve import answer_gate, place_of
+from plan_adapter.cli.approve import answer_gate, gate_selector
 from plan_adapter.settings import Settings
 
 
@@ -35,5 +35,5 @@ async def reject(
         api: Answer through Prefect's API: for a machine that cannot reach the store.
         json: Print one JSON object.
     """
-    words = AnswerOptions("request_changes" if changes else "reject", note=note, sign=sign, code=code, by=by)
-    return await answer_gate(place_of(run, step, item, digest), words, Settings(), api=api, as_json=json)
+    options = AnswerOptions("request_changes" if changes else "reject", note=note, sign=sign, code=code, by=by)
+    return await answer_gate(gate_selector(run, step, item, digest), options, Settings(), api=api, as_json=json)

@@ -4,9 +4,9 @@ import json as json_module
 from typing import TYPE_CHECKING, Literal
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answers import AnswerOptions, Place, item_of, proofs, refuse_item
+from plan_adapter.cli.answers import AnswerOptions, GateSelector, answer_with_proof, item_of, refuse_item
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.records import run_end, run_json
+from plan_adapter.cli.records import run_json, run_status_line
 from plan_adapter.cli.remote import answer_remotely
 from plan_adapter.cli.sources import find_run, open_store
 from plan_adapter.commands import resolve_command, resume_command, rollback_command
@@ -64,20 +64,20 @@ async def resolve(
     if result is not None and resolution != "done":
         raise UsageError("--result goes with `done` only")
     refuse_item(item)
-    settings, place = Settings(), Place(run, step, item, digest, "rollback" if rollback else "step")
-    words = AnswerOptions(resolution, note=note, sign=sign, code=code, by=by, result=_value(result))
+    settings, selector = Settings(), GateSelector(run, step, item, digest, "rollback" if rollback else "step")
+    options = AnswerOptions(resolution, note=note, sign=sign, code=code, by=by, result=_parse_result(result))
     if api:
-        return await answer_remotely(place, words, settings, show=False, as_json=json)
+        return await answer_remotely(selector, options, settings, show=False, as_json=json)
     async with open_store(settings) as store:
-        found = await _record(place, words, store, settings)
-        is_executed = await store.ledger.owner(found.id) is not None
-        unknown = [] if is_executed else await store.outcomes.unknown(found.id)
-        hint = await hint_of(found, store) if resolution == "abort" and not is_executed else None
+        found = await _record_resolution(selector, options, store, settings)
+        has_owner = await store.ledger.owner(found.id) is not None
+        unknown = [] if has_owner else await store.outcomes.unknown(found.id)
+        hint = await hint_of(found, store) if resolution == "abort" and not has_owner else None
     if json:
         output.json_line(run_json(found, steps=False))
         return ExitCode.DONE
-    output.line(run_end(found))
-    if is_executed:
+    output.line(run_status_line(found))
+    if has_owner:
         output.note("the waiting process " + ("ends the run" if resolution == "abort" else "continues now"))
     elif unknown:
         command = resolve_command(found.id, (unknown[0].step_id, unknown[0].item), label=unknown[0].label, kind=unknown[0].kind)
@@ -89,29 +89,29 @@ async def resolve(
     return ExitCode.DONE
 
 
-async def _record(place: Place, words: AnswerOptions, store: "PlanStore", settings: Settings) -> "PlanRun":
+async def _record_resolution(selector: GateSelector, options: AnswerOptions, store: "PlanStore", settings: Settings) -> "PlanRun":
     """Record the outcome of a step, and return the run as it is then. Raises NotApprovedError if the answer is refused."""
-    from plan_adapter.runs.resolve import resolution_by, resolution_request  # imports SQLAlchemy
+    from plan_adapter.runs.resolve import resolution_request, verify_resolution  # imports SQLAlchemy
 
-    assert place.step is not None
-    assert words.decision in ("done", "again", "abort")
-    run = await find_run(place.run, store)
-    item, label = await item_of(place, run, store)
-    request = await resolution_request(run, place.step, words.decision, store, settings, item=item, label=label, kind=place.kind)
-    if not place.is_of(request.approval_digest):
-        call = call_name(place.step, None, kind=place.kind)
-        reason = f"you answered about {place.digest}, and another attempt of `{call}` waits now; `plan gates` lists what waits"
+    assert selector.step is not None
+    assert options.decision in ("done", "again", "abort")
+    run = await find_run(selector.run, store)
+    item, label = await item_of(selector, run, store)
+    request = await resolution_request(run, selector.step, options.decision, store, settings, item=item, label=label, kind=selector.kind)
+    if not selector.matches_digest(request.approval_digest):
+        call = call_name(selector.step, None, kind=selector.kind)
+        reason = f"you answered about {selector.digest}, and another attempt of `{call}` waits now; `plan gates` lists what waits"
         await store.ledger.note_refusal(
-            run.id, f"{words.decision} is refused: {reason}", by=words.by or os_user(), step_id=place.step, call_kind=place.kind
+            run.id, f"{options.decision} is refused: {reason}", by=options.by or os_user(), step_id=selector.step, call_kind=selector.kind
         )
         raise NotApprovedError(reason)
-    answer = proofs(words, request, settings)
-    resolution = await resolution_by(answer, request, store, settings)
-    await store.outcomes.resolve(run.id, place.step, resolution, item=item, kind=place.kind)
+    answer = answer_with_proof(options, request, settings)
+    resolution = await verify_resolution(answer, request, store, settings)
+    await store.outcomes.resolve(run.id, selector.step, resolution, item=item, kind=selector.kind)
     return await store.run(run.id)
 
 
-def _value(text: str | None) -> "JsonValue":
+def _parse_result(text: str | None) -> "JsonValue":
     if text is None:
         return None
     try:

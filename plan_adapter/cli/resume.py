@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from plan_adapter.execution.history import ResumeOptions
     from plan_adapter.store.store import PlanStore
 
-LOOK_SECONDS = 1.0
-"""How often to look again: nothing announces that a process died or that its lease has expired."""
+POLL_SECONDS = 1.0
+"""The interval of checks: nothing announces that a process died or that its lease has expired."""
 
 
 def resume(
@@ -52,7 +52,7 @@ def resume(
     Args:
         run: The id of a run, or its beginning.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
-        from_: Run only this step and the steps that depend on it; the others keep for a later resume. Also takes back its `--skip`.
+        from_: Run only this step and the steps that depend on it; the others wait for a later resume. Also takes back its `--skip`.
         only_failed: Run only the steps that failed and the steps that depend on them.
         skip: Skip this step now and in every later resume; the steps that depend on it still run. May be repeated. Needs `--because`.
         because: Why the steps are skipped; it is recorded with your name.
@@ -66,23 +66,23 @@ def resume(
         wait: If another process owns the run, wait until it has ended or its lease is free, then resume.
         json: Print events as JSON Lines; the last line is the run.
     """
-    asked = resume_options_of(from_, only_failed=only_failed, skip=skip or [], because=because)
-    words = AnswerOptions("approve", note=because, sign=sign, code=code, by=by)
+    resume_options = resume_options_of(from_, only_failed=only_failed, skip=skip or [], because=because)
+    answer_options = AnswerOptions("approve", note=because, sign=sign, code=code, by=by)
     if (sign or code) and not (skip or from_):
         raise UsageError("--sign, --code and --by prove who asks to skip or repeat a step: they go with --skip and --from")
-    wanted = RunOptions(yes=yes, detach=detach, json=json)
-    return asyncio.run(_resume(run, tools or [], wanted, asked, words, offline=offline, waits=wait, here=here))
+    run_options = RunOptions(yes=yes, detach=detach, json=json)
+    return asyncio.run(_resume(run, tools or [], run_options, resume_options, answer_options, offline=offline, wait=wait, here=here))
 
 
 async def _resume(
     run: str,
     tools: list[str],
-    wanted: RunOptions,
-    asked: "ResumeOptions | None",
-    words: AnswerOptions,
+    run_options: RunOptions,
+    resume_options: "ResumeOptions | None",
+    answer_options: AnswerOptions,
     *,
     offline: bool,
-    waits: bool,
+    wait: bool,
     here: bool,
 ) -> int:
     from plan_adapter.runs.resume import execute_resume  # imports SQLAlchemy
@@ -93,30 +93,37 @@ async def _resume(
     async with open_store(settings) as store:
         found = await store.run(run, with_steps=False)
         if (found.status, found.reason) == (PlanStatus.CANCELLED, RunReason.CANCELLED):
-            at, why = moment(found.completed_at), one_line(await _why_cancelled(found, store))
+            at, why = moment(found.completed_at), one_line(await _cancel_reason(found, store))
             output.note(f"run {found.id} was cancelled at {at}: {why}; it is resumed now")
         server = await in_daemon_thread(pending.wait) if pending is not None else None
         while True:
-            now = await until_unowned(found, store) if waits else found
+            now = await wait_until_unowned(found, store) if wait else found
             if has_completed_since(found, now):
-                show_result(now, as_json=wanted.json, hint=None)
+                show_result(now, as_json=run_options.json, hint=None)
                 return code_of_run(now)
-            foreground = ForegroundRun(server, wanted, store=store, tools=registry, imports=tools)
-            run_request = foreground.request(settings, identity=CallerIdentity(words, settings))
-            work = execute_resume(
-                found.id, tools=registry, run_request=run_request, store=store, offline=offline, asked=asked, record_pending=True, here=here
+            foreground = ForegroundRun(server, run_options, store=store, tools=registry, imports=tools)
+            run_request = foreground.request(settings, identity=CallerIdentity(answer_options, settings))
+            execution = execute_resume(
+                found.id,
+                tools=registry,
+                run_request=run_request,
+                store=store,
+                offline=offline,
+                options=resume_options,
+                record_pending=True,
+                here=here,
             )
             try:
-                return await foreground.complete(work)
+                return await foreground.complete(execution)
             except RunConflictError:
-                if not waits or await owner_of(found.id, store) is None:  # else another process was faster
+                if not wait or await owner_text(found.id, store) is None:  # if it has an owner, another process was faster
                     raise
 
 
-async def _why_cancelled(run: PlanRun, store: "PlanStore") -> str:
-    """Return why `run` was cancelled, and by whom as far as it is recorded: its message may be about a later `plan resolve`."""
-    if (asked := await store.ledger.cancel_request(run.id)) is not None:
-        return asked
+async def _cancel_reason(run: PlanRun, store: "PlanStore") -> str:
+    """Return why `run` was cancelled, and by whom if that is recorded. The run's message may be about a later `plan resolve`."""
+    if (resume_options := await store.ledger.cancel_request(run.id)) is not None:
+        return resume_options
     aborted = next((receipt for receipt in reversed(await store.receipts(run.id)) if receipt.is_abort), None)
     if aborted is None:
         return run.message or "no reason was given"
@@ -124,8 +131,8 @@ async def _why_cancelled(run: PlanRun, store: "PlanStore") -> str:
     return f"{aborted.by} recorded `abort` for `{call_name(*unit, (await store.ledger.labels(run.id)).get(unit), kind=aborted.kind)}`"
 
 
-async def owner_of(run_id: str, store: "PlanStore") -> str | None:
-    """Return which process owns the run or waits at its gate, in words; None if there is none."""
+async def owner_text(run_id: str, store: "PlanStore") -> str | None:
+    """Return a phrase that says which process owns the run or waits at its gate; None if there is none."""
     if (owner := await store.ledger.owner(run_id)) is not None:
         return f"run {run_id} is owned by {owner}"
     if (gate := next((gate for gate in await store.gates.find(run_id=run_id) if gate.attended), None)) is not None:
@@ -133,15 +140,15 @@ async def owner_of(run_id: str, store: "PlanStore") -> str | None:
     return None
 
 
-async def until_unowned(run: PlanRun, store: "PlanStore") -> PlanRun:
-    """Return the run once no process owns it; prints who does."""
-    shown = None
-    while (who := await owner_of(run.id, store)) is not None:
-        if who != shown:
-            output.note(f"{who}; waiting for it to end (Ctrl-C stops waiting, not the run)")
-            shown = who
-        await store.changed(LOOK_SECONDS)
-    return run if shown is None else await store.run(run.id)
+async def wait_until_unowned(run: PlanRun, store: "PlanStore") -> PlanRun:
+    """Wait until no process owns the run, and return it as it is then. Print which process owns it meanwhile."""
+    printed = None
+    while (owner := await owner_text(run.id, store)) is not None:
+        if owner != printed:
+            output.note(f"{owner}; waiting for it to end (Ctrl-C stops waiting, not the run)")
+            printed = owner
+        await store.changed(POLL_SECONDS)
+    return run if printed is None else await store.run(run.id)
 
 
 def has_completed_since(before: PlanRun, now: PlanRun) -> bool:

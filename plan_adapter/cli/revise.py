@@ -10,7 +10,7 @@ from plan_adapter.cli.drafting import TerminalAsker, call_line, draft_json, prin
 from plan_adapter.cli.editing import edited_plan
 from plan_adapter.cli.records import run_json
 from plan_adapter.cli.sources import drafting_tools_of, find_run, is_plan, is_words, model_of, open_store, plan_of, tools_of
-from plan_adapter.commands import SHOWN_DIGITS, resume_asked
+from plan_adapter.commands import SHOWN_DIGITS, resume_command_after_gate
 from plan_adapter.errors import RunConflictError
 from plan_adapter.gates.approval import os_user
 from plan_adapter.gates.conversation import Conversation
@@ -55,25 +55,29 @@ async def revise(
     """
     # These import SQLAlchemy.
     from plan_adapter.runner import arevise_run
-    from plan_adapter.runs.replan import note_of
+    from plan_adapter.runs.replan import revision_note
 
     if edit == (plan is not None):
         raise UsageError("give the new version as a file or in words, or use --edit")
-    words = plan if plan is not None and is_words(plan) else None
-    if (tool or secret) and words is None:
+    instructions = plan if plan is not None and is_words(plan) else None
+    if (tool or secret) and instructions is None:
         raise UsageError("--tool and --secret are for a model: say in words what to change")
     registry = tools_of(tools or [])
     async with open_store(Settings()) as store:
         found = await find_run(run, store)
         old = await store.get(found.digest)
         try:
-            draft = None if words is None else await _drafted(found, words, store, registry, *_named(tools, tool, secret), as_json=json)
-            new = draft.plan if draft is not None else await _written(found, plan, store, registry)
+            draft = (
+                None
+                if instructions is None
+                else await _draft_with_model(found, instructions, store, registry, *_names_for_model(tools, tool, secret), as_json=json)
+            )
+            new = draft.plan if draft is not None else await _read_new_version(found, plan, store, registry)
             if new is None:
                 output.note(f"run {found.id} is unchanged")
                 return ExitCode.DONE if draft is None else ExitCode.FAILED
             is_attended = any(gate.attended is not False for gate in await store.gates.find(run_id=found.id))
-            why = note if draft is None else note_of(draft, note or words or "")
+            why = note if draft is None else revision_note(draft, note or instructions or "")
             revised = await arevise_run(found.id, new, tools=registry, by=os_user(), note=why, store=store)
         except RunConflictError as error:
             raise UsageError(str(error)) from error
@@ -83,21 +87,28 @@ async def revise(
     return ExitCode.DONE
 
 
-def _named(tools: list[str] | None, names: list[str] | None, secrets: list[str] | None) -> tuple[list[str], tuple[str, ...]]:
-    """Return the names of the tools and secrets that somebody named to a model: tools that were brought along, and built-in ones."""
+def _names_for_model(tools: list[str] | None, names: list[str] | None, secrets: list[str] | None) -> tuple[list[str], tuple[str, ...]]:
+    """Return the names of the tools and of the secrets that the model may use."""
     return drafting_tools_of(tools or [], names or []).names(), tuple(secrets or ())
 
 
-async def _drafted(
-    run: "PlanRun", words: str, store: "PlanStore", tools: "ToolRegistry", names: list[str], secrets: tuple[str, ...], *, as_json: bool
+async def _draft_with_model(
+    run: "PlanRun",
+    instructions: str,
+    store: "PlanStore",
+    tools: "ToolRegistry",
+    names: list[str],
+    secrets: tuple[str, ...],
+    *,
+    as_json: bool,
 ) -> "Draft":
-    """Return the model's draft, after printing the report; as JSON if it has no plan."""
+    """Return the model's draft after printing the report on it; as JSON if the draft has no plan."""
     # Only where a model redrafts.
     from plan_adapter.agent.planner import Budget
     from plan_adapter.runner import draft_revision
     from plan_adapter.runs.replan import Replanner
 
-    if not words.strip():
+    if not instructions.strip():
         raise UsageError("the words are empty: say what to change")
     settings, asker = Settings(), TerminalAsker()
     model = model_of(settings)
@@ -105,7 +116,7 @@ async def _drafted(
     replanner = Replanner(model, names, secrets, asker, budget, on_call=lambda call: output.note(call_line(call)))
     output.note(f"asking {model.name}, which redrafts the remaining steps of run {run.id}")
     try:
-        draft = await draft_revision(run.id, words.strip(), replanner=replanner, tools=tools, by=os_user(), store=store)
+        draft = await draft_revision(run.id, instructions.strip(), replanner=replanner, tools=tools, by=os_user(), store=store)
     finally:
         await model.aclose()
     if as_json and draft.plan is None:
@@ -114,10 +125,10 @@ async def _drafted(
     return draft
 
 
-async def _written(run: "PlanRun", source: str | None, store: "PlanStore", tools: "ToolRegistry") -> "ExecutionPlan | None":
+async def _read_new_version(run: "PlanRun", source: str | None, store: "PlanStore", tools: "ToolRegistry") -> "ExecutionPlan | None":
     """Return the new version from a document, or from the editor if `source` is None."""
     if source is None:
-        return await _edited(run, store, tools)
+        return await _edit_plan(run, store, tools)
     if not is_plan(source):
         raise UsageError(
             f"no such plan: there is no file `{source}`; words for a model are more than one word, in quotes: plan revise {run.id[:8]} "
@@ -126,7 +137,7 @@ async def _written(run: "PlanRun", source: str | None, store: "PlanStore", tools
     return await plan_of(source, store)
 
 
-async def _edited(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry") -> "ExecutionPlan | None":
+async def _edit_plan(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry") -> "ExecutionPlan | None":
     if not is_at_terminal():
         raise UsageError("--edit needs a terminal; give the new version as a file")
     return await edited_plan(run, store, tools, Conversation())
@@ -144,7 +155,7 @@ def _print_next(run: "PlanRun", *, is_attended: bool, is_asked: bool) -> None:
     if is_attended:
         output.note("the waiting process now asks about the new version")
     elif not is_asked:
-        output.note(f"it needs no approval: `{resume_asked(run)}` resumes the run")
+        output.note(f"it needs no approval: `{resume_command_after_gate(run)}` resumes the run")
     else:
         command = f"plan approve {run.id} --digest {run.approval_digest[:SHOWN_DIGITS]}"
-        output.note(f"`{command}` approves it, then `{resume_asked(run)}` resumes the run")
+        output.note(f"`{command}` approves it, then `{resume_command_after_gate(run)}` resumes the run")

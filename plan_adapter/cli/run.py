@@ -58,7 +58,7 @@ def run(
     return asyncio.run(_run(plan, given, tools or [], RunOptions(yes=yes, detach=detach, json=json), offline=offline))
 
 
-async def _run(source: str, given: dict[str, str], tools: list[str], wanted: RunOptions, *, offline: bool) -> int:
+async def _run(source: str, given: dict[str, str], tools: list[str], options: RunOptions, *, offline: bool) -> int:
     from plan_adapter.runs.start import execute_plan  # imports SQLAlchemy
 
     settings = Settings()
@@ -66,10 +66,10 @@ async def _run(source: str, given: dict[str, str], tools: list[str], wanted: Run
     async with open_store(settings) as store:
         registry = tools_of(tools)
         validated = validate(await plan_of(source, store), registry)
-        if is_at_terminal() and not (wanted.json or wanted.yes):
+        if is_at_terminal() and not (options.json or options.yes):
             given = await ask_missing_inputs(validated.plan, given)
         bound = bind_inputs(validated, given, from_text=True)
         server = await in_daemon_thread(pending.wait) if pending is not None else None
-        foreground = ForegroundRun(server, wanted, store=store, tools=registry, imports=tools)
-        work = execute_plan(bound, run_request=foreground.request(settings), store=store, offline=offline, record_pending=True)
-        return await foreground.complete(work)
+        foreground = ForegroundRun(server, options, store=store, tools=registry, imports=tools)
+        execution = execute_plan(bound, run_request=foreground.request(settings), store=store, offline=offline, record_pending=True)
+        return await foreground.complete(execution)

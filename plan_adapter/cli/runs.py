@@ -11,10 +11,10 @@ from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import statuses_of
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_json
-from plan_adapter.cli.sources import names_of_runbook, open_store, status_of
+from plan_adapter.cli.sources import names_of_runbook, open_store, parse_status
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.policy import EffectivePolicy, effective_policy
-from plan_adapter.gates.signatures import allowed_signers, signer
+from plan_adapter.gates.signatures import allowed_signers, verify_signature
 from plan_adapter.readable import counted, duration, moment, one_line
 from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
@@ -23,7 +23,7 @@ from plan_adapter.status import PlanStatus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from plan_adapter.store.signed import Signed
+    from plan_adapter.store.signed import SignedStatement
     from plan_adapter.store.tombstones import Tombstone, TombstoneSignature
     from plan_adapter.store.verification import Verification
 
@@ -69,14 +69,14 @@ async def runs(
     async with open_store(settings) as store:
         await end_expired(store)
         names = None if runbook is None else await names_of_runbook(runbook, store)
-        found = await store.runs(limit=limit, status=status_of(status), names=names, tags=tag or ())
+        found = await store.runs(limit=limit, status=parse_status(status), names=names, tags=tag or ())
         statuses = {} if json else await statuses_of(found, store, settings)
     if json:
-        for one in found:
-            output.json_line(run_json(one, steps=False))
+        for run_ in found:
+            output.json_line(run_json(run_, steps=False))
     elif found:
-        output.table(("RUN", "PLAN", "STATUS", "STEPS", "CREATED", "TOOK"), [_row(one, statuses[one.id]) for one in found])
-        if any(one.status is PlanStatus.PENDING_APPROVAL for one in found):
+        output.table(("RUN", "PLAN", "STATUS", "STEPS", "CREATED", "TOOK"), [_row(run_, statuses[run_.id]) for run_ in found])
+        if any(run_.status is PlanStatus.PENDING_APPROVAL for run_ in found):
             output.note("`plan gates` lists what waits for an answer, `plan show RUN` shows what to type")
     else:
         output.note("no runs" + (" match" if status or runbook or tag else " yet; `plan run plan.yaml` starts one"))
@@ -90,52 +90,54 @@ def _row(run: PlanRun, status: str) -> tuple[str, ...]:
 
 
 async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
-    """Return 0 if the record is intact, 1 if it is altered or cannot be verified; a file is verified without a store."""
+    """Return 0 if the record is intact, 1 if it is altered or cannot be verified. A file needs no store."""
     settings = Settings()
-    document, policy = _read(Path(run_or_file)), effective_policy(settings)  # the store of a file, and its policy, may be elsewhere
+    document, policy = _read_export_file(Path(run_or_file)), effective_policy(settings)  # the store that wrote a file may be elsewhere
     if document is not None:
-        found, signed, run_id, erased = _examined(document)
+        found, signed, run_id, erased = _verify_document(document)
     else:
         async with open_store(settings) as store:
             try:
-                found, signed, run_id, erased = await store.read_export(run_or_file, _examined)
+                found, signed, run_id, erased = await store.read_export(run_or_file, _verify_document)
             except RunConflictError:
-                pruned = [one for one in await store.retention.tombstones(run_or_file) if one.kind == "pruned"]
+                pruned = [tombstone for tombstone in await store.retention.tombstones(run_or_file) if tombstone.kind == "pruned"]
                 if len(pruned) != 1:
                     raise
                 signatures = await store.retention.signatures()
-                checked = checked_signatures(signatures, await store.policy.effective(settings))
-                problem = await store.retention.problem() or next((one["problem"] for one in checked if one["problem"]), None)
-                covers = (found for one, found in zip(signatures, checked, strict=True) if one.number >= pruned[0].number)
-                return _print_tombstone(pruned[0], problem, next(covers, None), as_json=as_json)
+                checks = check_tombstone_signatures(signatures, await store.policy.effective(settings))
+                problem = await store.retention.problem() or next((check["problem"] for check in checks if check["problem"]), None)
+                covering = (check for signature, check in zip(signatures, checks, strict=True) if signature.number >= pruned[0].number)
+                return _print_tombstone(pruned[0], problem, next(covering, None), as_json=as_json)
             policy = await store.policy.effective(settings)
-    checked = [_checked(one, policy) for one in signed]
-    bad = [line for line in checked if line["problem"] is not None]
+    checks = [_check_signature(statement, policy) for statement in signed]
+    invalid = [check for check in checks if check["problem"] is not None]
     if as_json:
-        verdict = "altered" if bad else found.verdict
+        verdict = "altered" if invalid else found.verdict
         output.json_line(
-            {**asdict(found), "verdict": verdict, "ok": verdict == "intact", "run": run_id, "erased": erased, "signatures": checked}
+            {**asdict(found), "verdict": verdict, "ok": verdict == "intact", "run": run_id, "erased": erased, "signatures": checks}
         )
     else:
-        _print_verdict(found, checked)
+        _print_verdict(found, checks)
         if erased:
             output.note(f"erased: {', '.join(map(one_line, erased))}; the digests of what was there still verify")
-    return ExitCode.DONE if found.ok and not bad else ExitCode.FAILED
+    return ExitCode.DONE if found.ok and not invalid else ExitCode.FAILED
 
 
-def checked_signatures(signatures: "Sequence[TombstoneSignature]", policy: EffectivePolicy) -> list[dict[str, Any]]:
-    """Return the signatures of tombstones like those of a run. `problem` says what is wrong with one."""
-    from plan_adapter.store.signed import Signed  # imports SQLAlchemy
+def check_tombstone_signatures(signatures: "Sequence[TombstoneSignature]", policy: EffectivePolicy) -> list[dict[str, Any]]:
+    """Return the check of each tombstone's signature, in the form of a run's checks. Its `problem` says what is wrong, or is None."""
+    from plan_adapter.store.signed import SignedStatement  # imports SQLAlchemy
 
-    found = [_checked(Signed("tombstones", str(one.number), one.by, one.text, one.signature), policy) for one in signatures]
-    for one in found:
-        if one["problem"] is not None:
-            one["problem"] = f"the signature of {one_line(one['by'])} at tombstone {one['id']}: {one['problem']}"
-    return found
+    checks = [
+        _check_signature(SignedStatement("tombstones", str(one.number), one.by, one.text, one.signature), policy) for one in signatures
+    ]
+    for check in checks:
+        if check["problem"] is not None:
+            check["problem"] = f"the signature of {one_line(check['by'])} at tombstone {check['id']}: {check['problem']}"
+    return checks
 
 
 def _print_tombstone(tombstone: "Tombstone", problem: str | None, signed_by: dict[str, Any] | None, *, as_json: bool) -> int:
-    """Print what is left of a pruned run, and the signature that covers it. Return 0 if the tombstones are as they were written."""
+    """Print what is left of a pruned run, and the signature that covers it. Return 0 if no tombstone was altered."""
     if as_json:
         verdict = "pruned" if problem is None else "altered"
         output.json_line(
@@ -160,50 +162,50 @@ def _print_tombstone(tombstone: "Tombstone", problem: str | None, signed_by: dic
     return ExitCode.DONE if problem is None else ExitCode.FAILED
 
 
-def _print_verdict(found: "Verification", checked: list[dict[str, Any]]) -> None:
+def _print_verdict(found: "Verification", checks: list[dict[str, Any]]) -> None:
     if found.problem is not None:
         output.line(f"altered: {found.problem}")
         return
-    for line in checked:
-        if line["problem"] is not None:
-            step = f", step `{one_line(line['step'])}`" if line["step"] is not None else ""
-            output.line(f"altered: {line['table']}{step}: the signature of {one_line(line['by'])}: {one_line(line['problem'])}")
-    if not any(line["problem"] for line in checked):
+    for check in checks:
+        if check["problem"] is not None:
+            step = f", step `{one_line(check['step'])}`" if check["step"] is not None else ""
+            output.line(f"altered: {check['table']}{step}: the signature of {one_line(check['by'])}: {one_line(check['problem'])}")
+    if not any(check["problem"] for check in checks):
         if found.ok:
             output.line(f"{counted(found.entries, 'entry', 'entries')}, intact: digest {found.digest}")
         else:
             output.line(
                 "not verifiable: the run has no audit log, so nothing shows whether its record was altered; its entries were deleted"
             )
-    for line in checked:
-        if line["erased"]:
-            output.note(f"the signature of {one_line(line['by'])} can no longer be checked: part of what was signed is erased")
-        elif not line["checked"]:
+    for check in checks:
+        if check["erased"]:
+            output.note(f"the signature of {one_line(check['by'])} can no longer be checked: part of what was signed is erased")
+        elif not check["checked"]:
             output.note(
-                f"the signature of {one_line(line['by'])} was not checked: neither the store's policy nor "
+                f"the signature of {one_line(check['by'])} was not checked: neither the store's policy nor "
                 "PLAN_ADAPTER_ALLOWED_SIGNERS names allowed signers"
             )
 
 
-def _examined(document: dict[str, Any]) -> "tuple[Verification, list[Signed], str | None, list[str]]":
+def _verify_document(document: dict[str, Any]) -> "tuple[Verification, list[SignedStatement], str | None, list[str]]":
     """Return the verification, the signed records if it is intact, the id of the run, and the erased fields."""
     # These import SQLAlchemy.
-    from plan_adapter.store.signed import Signed, signed_of
+    from plan_adapter.store.signed import SignedStatement, signed_statements
     from plan_adapter.store.verification import Alteration, verify
 
-    found, run, signed, erased = verify(document), document.get("run"), list[Signed](), list[str]()
+    found, run, signed, erased = verify(document), document.get("run"), list[SignedStatement](), list[str]()
     try:
-        signed = list(signed_of(document)) if found.problem is None else []
+        signed = list(signed_statements(document)) if found.problem is None else []
         erased = [field for row in document["tombstones"] for field in loads(row["fields"])] if found.problem is None else []
-    except (KeyError, TypeError, ValueError, AttributeError) as error:  # forged by somebody who can write a whole audit log
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # somebody who can write a whole audit log forged it
         problem = Alteration("document", f"its signed records cannot be read ({type(error).__name__}: {error})")
         found = replace(found, problem=problem)
     run_id = run.get("id") if isinstance(run, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     return found, signed, run_id, erased  # pyright: ignore[reportUnknownVariableType]
 
 
-def _checked(signed: "Signed", policy: EffectivePolicy) -> dict[str, Any]:
-    """Return where a signed record is, who signed it, whether its signature was checked, and what is wrong with it."""
+def _check_signature(signed: "SignedStatement", policy: EffectivePolicy) -> dict[str, Any]:
+    """Return where a signed record is, who signed it, whether its signature was checked, and what is wrong with the signature."""
     fields: dict[str, Any] = {
         "table": signed.table,
         "id": signed.key,
@@ -217,13 +219,13 @@ def _checked(signed: "Signed", policy: EffectivePolicy) -> dict[str, Any]:
     if signed.is_erased or policy.allowed_signers is None:
         return fields | {"checked": False, "problem": None}
     try:
-        signer(signed.text, signed.signature, allowed=allowed_signers(policy), by=signed.by)
+        verify_signature(signed.text, signed.signature, allowed=allowed_signers(policy), by=signed.by)
     except NotApprovedError as error:
         return fields | {"checked": True, "problem": str(error)}
     return fields | {"checked": True, "problem": None}
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read_export_file(path: Path) -> dict[str, Any] | None:
     """Return the exported run in a file; None if `path` is an id. Raises UsageError for any other file."""
     from plan_adapter.store.export import read_exported  # imports SQLAlchemy
 

@@ -2,7 +2,7 @@
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode
-from plan_adapter.cli.records import saved_json
+from plan_adapter.cli.records import version_json
 from plan_adapter.cli.sources import open_store, plan_of, tools_of
 from plan_adapter.gates.approval import os_user
 from plan_adapter.settings import Settings
@@ -24,7 +24,7 @@ async def save(plan: str, /, *, name: str | None = None, tools: list[str] | None
         newest = next(iter(await store.versions(name or validated.plan.name)), None)
         saved = await store.save(validated.plan, author=os_user(), name=name)
     if json:
-        output.json_line(saved_json(saved) or {})
+        output.json_line(version_json(saved) or {})
         return ExitCode.DONE
     is_new = newest is None or newest.version != saved.version
     output.line(f"{saved.name}@{saved.version}: {'saved' if is_new else 'unchanged'} ({saved.digest[:12]})")

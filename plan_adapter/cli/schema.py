@@ -24,7 +24,7 @@ def schema(file: Path | None = None, /, *, tool: str | None = None, json: bool =
         tool: Print a plan (a path, `-`, or a stored one) as a function tool for models instead; its inputs become parameters.
         json: Print it on one line.
     """
-    found = plan_schema() if tool is None else _tool(tool)
+    found = plan_schema() if tool is None else _function_tool(tool)
     if json:
         output.json_line(found)
         return ExitCode.DONE
@@ -37,8 +37,8 @@ def schema(file: Path | None = None, /, *, tool: str | None = None, json: bool =
     return ExitCode.DONE
 
 
-def _tool(source: str) -> "dict[str, JsonValue]":
-    """Return a plan as a function tool; raises InvalidPlanError for one whose document has problems."""
+def _function_tool(source: str) -> "dict[str, JsonValue]":
+    """Return a plan as a function tool. Raises InvalidPlanError if its document has problems."""
     # Only for `--tool`.
     from plan_adapter.agent.plan_tools import plan_tool
     from plan_adapter.cli.sources import is_stored, plan_of, read_plan

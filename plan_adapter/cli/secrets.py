@@ -19,11 +19,11 @@ def secret_locations(names: Collection[str], settings: "Settings") -> "list[Secr
     if not names:
         return []
     # Only for a plan with secrets.
-    from plan_adapter.cli.servers import answering_server
+    from plan_adapter.cli.servers import available_server
     from plan_adapter.runs.secrets import locate_secrets
 
     try:
-        server = answering_server(settings)
+        server = available_server(settings)
     except NoServerError:
         server = None  # its blocks are then reported as unavailable
     if server is None:
@@ -40,7 +40,7 @@ def location_line(location: "SecretLocation", validated: "ValidatedPlan") -> str
     """Return a line with where a secret comes from, or why it cannot be used and which steps will fail without it."""
     if location.problem is None:
         return f"secret `{one_line(location.name)}`: from {location.place}"
-    from plan_adapter.runs.secrets import late_uses
+    from plan_adapter.runs.secrets import late_use_messages
 
-    late = late_uses(validated).get(location.name)
+    late = late_use_messages(validated).get(location.name)
     return f"secret `{one_line(location.name)}`: {one_line(location.problem)}" + (f"; {late}" if late else "")

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
-from plan_adapter.cli.deploy import apply_runbooks, checked_runbooks, plans_in, print_deployments, refuse_equal_names
+from plan_adapter.cli.deploy import apply_runbooks, checked_runbooks, plans_in, print_deployments, refuse_duplicate_names
 from plan_adapter.cli.foreground import begin_server
 from plan_adapter.cli.sources import named_plan, open_store, tools_of
 from plan_adapter.engine.connection import use_server
@@ -42,8 +42,8 @@ def serve(
         raise UsageError("serve what? `plan serve RUNBOOK`, with a plan document, a folder of them, or the name of a stored plan")
     if limit is not None and limit < 1:
         raise UsageError("--limit is at least 1")
-    read = [plans_in(Path(source)) if Path(source).is_dir() else source for source in sources]
-    return asyncio.run(_serve(read, limit, tools or [], as_json=json))
+    plans_or_names = [plans_in(Path(source)) if Path(source).is_dir() else source for source in sources]
+    return asyncio.run(_serve(plans_or_names, limit, tools or [], as_json=json))
 
 
 async def _serve(sources: "Sequence[str | list[ExecutionPlan]]", limit: int | None, tools: list[str], *, as_json: bool) -> int:
@@ -56,7 +56,7 @@ async def _serve(sources: "Sequence[str | list[ExecutionPlan]]", limit: int | No
     assert pending is not None
     async with open_store(settings) as store:
         plans = [plan for source in sources for plan in ([await named_plan(source, store)] if isinstance(source, str) else source)]
-        refuse_equal_names(plans)
+        refuse_duplicate_names(plans)
         policy = await store.policy.effective(settings)
         runbooks = checked_runbooks(plans, tools_of(tools), policy, {}, DeploymentOptions(is_served=True))
         server = await in_daemon_thread(pending.wait)
@@ -68,8 +68,8 @@ async def _serve(sources: "Sequence[str | list[ExecutionPlan]]", limit: int | No
         output.note("each run waits for an approval; `plan standing add` approves scheduled runs in advance")
     if tools:
         os.environ["PLAN_ADAPTER_TOOLS"] = ",".join([*settings.tools, *tools])  # for the processes of the runs
-    served = {one.name: one.deployment_id for one in done if one.deployment_id is not None}
+    served = {deployed.name: deployed.deployment_id for deployed in done if deployed.deployment_id is not None}
     with use_server(server):
-        begun = partial(output.note, f"serving {counted(len(done), 'runbook')}; Ctrl-C stops")
-        await serve_deployments(served, limit=limit, begun=begun)
+        on_started = partial(output.note, f"serving {counted(len(done), 'runbook')}; Ctrl-C stops")
+        await serve_deployments(served, limit=limit, on_started=on_started)
     return ExitCode.DONE

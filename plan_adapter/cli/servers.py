@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from plan_adapter.store.store import PlanStore
 
 
-def answering_server(settings: "Settings") -> Server | None:
-    """Return the server of Prefect's settings, or the local one if it is running; None otherwise. Raises NoServerError."""
+def available_server(settings: "Settings") -> Server | None:
+    """Return the server of Prefect's settings, or else the local one if it is running; None if there is none. Raises NoServerError."""
     from plan_adapter.engine.local_server import configured_server, server_status  # imports http.client
 
     if configured_api_url() is not None:
@@ -28,8 +28,8 @@ def answering_server(settings: "Settings") -> Server | None:
 
 @asynccontextmanager
 async def running_server(settings: "Settings") -> AsyncGenerator[Server]:
-    """Use a server that is already running, for as long as the context lasts. Raises UsageError if there is none."""
-    server = await in_daemon_thread(lambda: answering_server(settings))
+    """Use a server that is already running until the block ends. Raises UsageError if there is none."""
+    server = await in_daemon_thread(lambda: available_server(settings))
     if server is None:
         raise UsageError("there is no Prefect server: Prefect's settings name no API URL, and no local server is running")
     with use_server(server):
@@ -54,26 +54,26 @@ def worker_command(pool: str, server: Server) -> str:
     return f"{address}prefect worker start --pool {pool}"
 
 
-def has_only_the_api(settings: "Settings") -> bool:
+def lacks_store_of_server(settings: "Settings") -> bool:
     """Return whether the store is this machine's default one while Prefect's settings name a server."""
     return settings.database_url is None and configured_api_url() is not None
 
 
-async def show_end(run_id: str, store: "PlanStore", settings: "Settings") -> None:
-    """Show the end of a run in Prefect that was left waiting there; `plan reconcile` does it later if the server is away."""
+async def show_end_in_prefect(run_id: str, store: "PlanStore", settings: "Settings") -> None:
+    """Make Prefect show that a run has ended whose flow run was left waiting. If the server is away, `plan reconcile` does it later."""
     run = await store.run(run_id)
     if run.flow_run_id is None or run.completed_at is None:
         return
     try:
-        server = await in_daemon_thread(lambda: answering_server(settings))
+        server = await in_daemon_thread(lambda: available_server(settings))
         if server is not None:
             from plan_adapter.engine.reconciling import reconcile_flow_run  # imports Prefect
 
             with use_server(server):
-                await reconcile_flow_run(run, hint="", is_so=_is_over)
+                await reconcile_flow_run(run, hint="", is_unchanged=_always_true)
     except NoServerError as error:
         output.note(f"plan: Prefect does not show yet that the run has ended: {error}; `plan reconcile` corrects that")
 
 
-async def _is_over() -> bool:
-    return True  # a run that has ended so stays so
+async def _always_true() -> bool:
+    return True  # a run that has ended stays ended

@@ -11,7 +11,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import ApprovalState, approval_state_of
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, run_json
-from plan_adapter.cli.sources import STDIN, STORED, is_stored, open_store, plan_of
+from plan_adapter.cli.sources import STDIN, STORE_PREFIX, is_stored, open_store, plan_of
 from plan_adapter.errors import RunConflictError, StoreError
 from plan_adapter.formatting import StepCallRecord, calls_of, dependencies_of, format_plan
 from plan_adapter.gates.tool_drift import CodeChange, code_changes
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from plan_adapter.rounds import RoundRecord
 
 SHOWN_CHARACTERS = 500
-"""How much of an error is shown."""
+"""How many characters of an error are shown."""
 
 
 async def show(plan_or_run: str | None = None, /, *, draft: bool = False, json: bool = False) -> int:
@@ -49,9 +49,9 @@ async def show(plan_or_run: str | None = None, /, *, draft: bool = False, json: 
     if isinstance(found, ShownRun):
         _show_run(found, as_json=json)
         return ExitCode.DONE
-    as_object = _plan_json(found, plan_digest(found))  # a plan whose document has problems has no digest: they are raised
+    plan_object = _plan_json(found, plan_digest(found))  # raises the problems of the plan's document: with problems it has no digest
     if json:
-        output.json_line(as_object)
+        output.json_line(plan_object)
     else:
         output.line(format_plan(found).rstrip("\n"))
     return ExitCode.DONE
@@ -75,7 +75,7 @@ async def _show_drafts(beginning: str | None, *, as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ShownRun:
-    """A run, and what is shown beside its own record."""
+    """A run, and what `plan show` adds to its record."""
 
     state: ApprovalState
     code: list[CodeChange]
@@ -88,49 +88,49 @@ def _show_run(found: ShownRun, *, as_json: bool) -> None:
     state, run = found.state, found.state.run
     if as_json:
         gates, answers = [gate_json(gate) for gate in state.gates], [asdict(answer) for answer in state.answers]
-        changed = [_code_json(change) for change in found.code]
+        changed = [_code_change_json(change) for change in found.code]
         shown = run_json(run, steps=True)
         for step in shown["steps"]:
             step["calls"] = [asdict(call) for call in found.calls.get(step["id"], ())]
             if step["id"] in found.rounds:
-                step["rounds"] = [asdict(one) for one in found.rounds[step["id"]]]
+                step["rounds"] = [asdict(round_) for round_ in found.rounds[step["id"]]]
         output.json_line({**shown, "gates": gates, "approvals": answers, "code_changes": changed, "earlier_steps": found.earlier})
         return
     changed = ["", "## Code", "", *(f"- {change}" for change in found.code)] if found.code else []
-    gone = ["", "## Steps of earlier versions", "", *map(_earlier_line, found.earlier)] if found.earlier else []
-    record = format_plan(run, standing=state.used, calls=found.calls, rounds=found.rounds)
-    text = "\n".join([record.rstrip("\n"), *gone, *changed, *state.lines()])
+    removed = ["", "## Steps of earlier versions", "", *map(_earlier_step_line, found.earlier)] if found.earlier else []
+    record = format_plan(run, standing=state.used_standing_approval, calls=found.calls, rounds=found.rounds)
+    text = "\n".join([record.rstrip("\n"), *removed, *changed, *state.lines()])
     output.line(unescaped(text) if output.is_terminal(sys.stdout) else text)
     if (hint := state.hint()) is not None:
         output.note(hint)
 
 
 def _earlier_steps(run: "PlanRun", attempts: "list[Attempt]", receipts: "list[Receipt]") -> list[dict[str, Any]]:
-    """Return the steps that started and that the plan of `run` no longer has, in the order of their start."""
+    """Return the steps that started but are no longer in the plan of `run`, in the order in which they started."""
     steps, errors = {step.id for step in run.steps}, {receipt.step_id: receipt.error for receipt in receipts}
-    gone = [attempt for attempt in attempts if attempt.step_id not in steps and attempt.kind == "step"]
-    counts = Counter(attempt.step_id for attempt in gone)
-    tools = {attempt.step_id: attempt.tool_name for attempt in gone}
+    removed = [attempt for attempt in attempts if attempt.step_id not in steps and attempt.kind == "step"]
+    counts = Counter(attempt.step_id for attempt in removed)
+    tools = {attempt.step_id: attempt.tool_name for attempt in removed}
     return [{"id": name, "tool_name": tools[name], "attempts": counts[name], "error": errors.get(name)} for name in counts]
 
 
-def _earlier_line(step: dict[str, Any]) -> str:
+def _earlier_step_line(step: dict[str, Any]) -> str:
     error = f": {code(step['error'][:SHOWN_CHARACTERS])}" if step["error"] else ""
     return f"- {code(step['id'])} ({code(step['tool_name'])}): did not succeed in {counted(step['attempts'], 'attempt')}{error}"
 
 
-def _code_json(change: CodeChange) -> dict[str, Any]:
+def _code_change_json(change: CodeChange) -> dict[str, Any]:
     attempts = {"before": change.before, "after": change.after}
-    where = {name: {"step": one.step_id, "item": one.item, "attempt": one.number} for name, one in attempts.items()}
+    where = {name: {"step": attempt.step_id, "item": attempt.item, "attempt": attempt.number} for name, attempt in attempts.items()}
     return {"tool": change.tool_name, **where}
 
 
 async def _find(source: str) -> "ExecutionPlan | ShownRun":
-    # Run ids and plan digests are both hexadecimal: a file with that name comes first, then a run, then a plan.
+    # Run ids and plan digests are both hexadecimal, so look for a file with that name first, then for a run, then for a plan.
     from plan_adapter.rounds import rounds_of  # only for runs
     from plan_adapter.runs.approval import end_overdue  # imports SQLAlchemy
 
-    if source == STDIN or source.startswith(STORED) or _looks_like_a_file(source):
+    if source == STDIN or source.startswith(STORE_PREFIX) or _looks_like_a_file(source):
         return await plan_of(source)
     settings = Settings()
     async with open_store(settings) as store:

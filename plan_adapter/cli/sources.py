@@ -1,4 +1,4 @@
-"""The plan, run, tools, inputs and store that the arguments of a command name."""
+"""Find the plan, run, tools, inputs and store that the arguments of a command name."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.documents import is_test_file, read_document, read_file, read_mapping
 from plan_adapter.errors import InvalidPlanError, ModelError, RunConflictError
-from plan_adapter.loading import STORED, pin_files, pin_stored, stored_plan
+from plan_adapter.loading import STORE_PREFIX, pin_files, pin_stored, stored_plan
 from plan_adapter.problems import did_you_mean
 from plan_adapter.readable import one_line, safe_name
 from plan_adapter.settings import Settings
@@ -77,7 +77,7 @@ async def policy_of_store(settings: Settings) -> "EffectivePolicy":
 
 
 def drafting_tools_of(imports: Sequence[str], names: Sequence[str]) -> "ToolRegistry":
-    """Return the tools that a model may plan with. Raises ToolDefinitionError as `ToolRegistry.for_drafts` does."""
+    """Return the tools that a model may plan with. Raises ToolDefinitionError for the reasons of `ToolRegistry.for_drafts`."""
     from plan_adapter.tools.registry import ToolRegistry  # not for a command that only reads the store
 
     return ToolRegistry.for_drafts([*Settings().tools, *imports], names)
@@ -100,7 +100,7 @@ def read_plan(source: str) -> "tuple[ExecutionPlan | None, list[Problem]]":
 
 def is_stored(source: str) -> bool:
     """Return whether `source` names a stored plan: `store:name`, `store:name@version`, or a digest that is not a file."""
-    return source.startswith(STORED) or (_DIGEST.fullmatch(source) is not None and not Path(source).exists())
+    return source.startswith(STORE_PREFIX) or (_DIGEST.fullmatch(source) is not None and not Path(source).exists())
 
 
 def is_words(source: str) -> bool:
@@ -125,7 +125,7 @@ async def plan_of(source: str, store: "PlanStore | None" = None) -> "ExecutionPl
 
 
 def pin(plan: "ExecutionPlan") -> None:
-    """Load the plans that steps of `plan` run. Their problems become those of the document that names them."""
+    """Load the plans that steps of `plan` run. Their problems become problems of the document that names them."""
     if stored := pin_files(plan):
         asyncio.run(pin_stored(stored))
 
@@ -141,20 +141,20 @@ async def named_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
             raise InvalidPlanError(problems)
         await pin_stored(pin_files(plan, read=lambda file: _read_git(revision, os.path.relpath(file))), store)
         return plan
-    return await plan_of(source if is_plan(source) else f"{STORED}{source}", store)
+    return await plan_of(source if is_plan(source) else f"{STORE_PREFIX}{source}", store)
 
 
 def _read_git(revision: str, path: str) -> "tuple[ExecutionPlan | None, list[Problem]]":
-    """Return the plan of a file as it was in a git revision, and the problems of its document. Raises UsageError if it was not there."""
+    """Return the plan of a file as it was in a git revision, and the problems of its document. Raises UsageError if there was none."""
     where = path if path.startswith("/") else f"./{path}"
     command = ["git", "show", "--end-of-options", f"{revision}:{where}"]
     try:
-        shown = subprocess.run(command, capture_output=True, check=False)  # noqa: S603  # git only reads
+        result = subprocess.run(command, capture_output=True, check=False)  # noqa: S603  # git only reads
     except FileNotFoundError as error:
         raise UsageError("git is not installed") from error
-    if shown.returncode != 0:
-        raise UsageError(f"`{GIT}{revision}:{path}`: {one_line(shown.stderr.decode(errors='replace').strip())}")
-    return read_document(shown.stdout.decode(errors="replace"), file=path)
+    if result.returncode != 0:
+        raise UsageError(f"`{GIT}{revision}:{path}`: {one_line(result.stderr.decode(errors='replace').strip())}")
+    return read_document(result.stdout.decode(errors="replace"), file=path)
 
 
 async def _stored_plan(source: str, store: "PlanStore | None") -> "ExecutionPlan":
@@ -168,23 +168,23 @@ async def _stored_plan(source: str, store: "PlanStore | None") -> "ExecutionPlan
 
 
 async def find_run(run_id: str, store: "PlanStore") -> "PlanRun":
-    """Return the run with this id or a unique beginning of it, or the run that this flow run, or a form's flow run, belongs to."""
+    """Return the run with this id or a unique beginning of it. The id can also be that of its flow run, or of the flow run of a form."""
     try:
         return await store.run(run_id)
     except RunConflictError:
-        flow_run_id = _uuid(run_id)
+        flow_run_id = _parse_uuid(run_id)
         if flow_run_id is None:
             raise
-        of_flow = await store.ledger.run_of_flow(flow_run_id)
-        if of_flow is not None:
-            return of_flow
-        shown = [gate for gate in await store.gates.find() if gate.flow_run_id == flow_run_id]
-        if not shown:
+        run = await store.ledger.run_of_flow(flow_run_id)
+        if run is not None:
+            return run
+        gates = [gate for gate in await store.gates.find() if gate.flow_run_id == flow_run_id]
+        if not gates:
             raise
-        return await store.run(shown[0].run_id)
+        return await store.run(gates[0].run_id)
 
 
-def _uuid(text: str) -> str | None:
+def _parse_uuid(text: str) -> str | None:
     try:
         return str(UUID(text))
     except ValueError:
@@ -192,24 +192,24 @@ def _uuid(text: str) -> str | None:
 
 
 async def names_of_runbook(runbook: str, store: "PlanStore") -> list[str]:
-    """Return the names of plans that `runbook` means: itself, and those of stored plans that Prefect shows so."""
+    """Return the plan names that `runbook` can mean: itself, and those of stored plans that Prefect shows under that name."""
     return [runbook, *(name for name in await store.names() if safe_name(name) == runbook)]
 
 
-def status_of(name: str | None) -> PlanStatus | None:
-    """Return the status of this name, or None for None. Raises UsageError."""
+def parse_status(name: str | None) -> PlanStatus | None:
+    """Return the status with this name, or None for None. Raises UsageError if there is none."""
     try:
         return None if name is None else PlanStatus(name)
     except ValueError:
         raise UsageError(f"there is no status `{name}`; {did_you_mean(name or '', list(PlanStatus))}") from None
 
 
-def text_of(source: str, what: str) -> str:
-    """Return the text of a file or of stdin (`-`). Raises UsageError, which calls it `what`."""
+def read_source_text(source: str, what: str) -> str:
+    """Return the text of a file or of stdin (`-`). `what` is its name in errors. Raises UsageError if it cannot be read."""
     try:
         if source == STDIN:
             if sys.stdin.isatty():
-                output.note(f"{what}, then Ctrl-D:")
+                output.note(f"type {what}, then press Ctrl-D:")
             text = sys.stdin.read()
         else:
             text = Path(source).read_bytes().decode()
@@ -220,21 +220,21 @@ def text_of(source: str, what: str) -> str:
 
 
 def input_texts(given: Sequence[str], file: Path | None) -> dict[str, str]:
-    """Return the inputs of `--inputs FILE` and `--input name=value` as texts, for the type of each input to parse."""
-    texts = {} if file is None else _file_inputs(file)
-    written = set[str]()
+    """Return the inputs of `--inputs FILE` and `--input name=value` as texts, which each input's type parses later."""
+    texts = {} if file is None else _read_input_file(file)
+    seen = set[str]()
     for pair in given:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise UsageError(f"`--input {pair}`: write --input name=value")
-        if name.strip() in written:
+        if name.strip() in seen:
             raise UsageError(f"the input `{name.strip()}` is given twice")
-        written.add(name.strip())
+        seen.add(name.strip())
         texts[name.strip()] = value
     return texts
 
 
-def _file_inputs(file: Path) -> dict[str, str]:
+def _read_input_file(file: Path) -> dict[str, str]:
     values, problems = read_mapping(file)
     if values is None or problems:
         raise InvalidPlanError(problems)

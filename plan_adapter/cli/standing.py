@@ -12,8 +12,8 @@ from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import gate_policy_of, os_user, refusal
 from plan_adapter.gates.signatures import default_key
-from plan_adapter.gates.standing import summary_of
-from plan_adapter.gates.standing_files import sign_standing, signature_path, standing_path, verify_standing, write_signed
+from plan_adapter.gates.standing import new_standing_approval
+from plan_adapter.gates.standing_files import sign_standing, signature_path, standing_path, verify_standing, write_signed_standing
 from plan_adapter.readable import as_text, counted, moment
 from plan_adapter.settings import Settings
 from plan_adapter.validation import ValidatedPlan, validate
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from plan_adapter.approvals import StandingApproval
     from plan_adapter.gates.policy import EffectivePolicy
 
-LISTED = 100
+DEFAULT_LIMIT = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Which runs of a plan a new standing approval covers, as the command line gives it."""
+    """The options of `plan standing add`: which runs of a plan the approval covers."""
 
     plan: str
     schedules: tuple[str, ...]
@@ -83,48 +83,48 @@ async def standing(
     settings = Settings()
     if action != "list" and plan_or_id is None:
         raise UsageError("add what? `plan standing add PLAN`" if action == "add" else "revoke which one? `plan standing revoke ID`")
-    terms = (schedule, until, runs, input, step, tools, file, note, sign, by)
-    if action != "add" and any(value not in (None, False, "") for value in terms):
+    add_options = (schedule, until, runs, input, step, tools, file, note, sign, by)
+    if action != "add" and any(value not in (None, False, "") for value in add_options):
         raise UsageError(f"`plan standing {action}` takes none of the options of `plan standing add`")
     if action != "list" and (all or limit is not None):
         raise UsageError("--all and --limit go with `plan standing list`")
     if action == "list":
         if plan_or_id is not None:
             raise UsageError(f"`plan standing list` takes no argument; `plan standing add {plan_or_id}` approves a plan")
-        return await _list(settings, limit=LISTED if limit is None else limit, with_ended=all, as_json=json)
+        return await _list_approvals(settings, limit=DEFAULT_LIMIT if limit is None else limit, with_ended=all, as_json=json)
     assert plan_or_id is not None
     if action == "revoke":
-        return await _revoke(plan_or_id, settings, as_json=json)
-    wanted = Terms(plan_or_id, tuple(schedule or ()), tuple(step or ()), until, runs, tuple(input or ()), tuple(tools or ()), in_file=file)
-    return await _add(wanted, AnswerOptions("approve", note=note, sign=sign, by=by), settings, as_json=json)
+        return await _revoke_approval(plan_or_id, settings, as_json=json)
+    terms = Terms(plan_or_id, tuple(schedule or ()), tuple(step or ()), until, runs, tuple(input or ()), tuple(tools or ()), in_file=file)
+    return await _add_approval(terms, AnswerOptions("approve", note=note, sign=sign, by=by), settings, as_json=json)
 
 
-async def _add(terms: Terms, words: AnswerOptions, settings: Settings, *, as_json: bool) -> int:
+async def _add_approval(terms: Terms, options: AnswerOptions, settings: Settings, *, as_json: bool) -> int:
     """Add a standing approval to the store, or write it beside the plan document. Raises InvalidPlanError, UsageError."""
-    if terms.in_file and not words.sign:
-        raise UsageError("--file needs --sign: anybody could have written an unsigned file")
+    if terms.in_file and not options.sign:
+        raise UsageError("--file needs --sign: anybody can write an unsigned file")
     async with open_store(settings) as store:
         validated = validate(await plan_of(terms.plan, store), tools_of(terms.tools))
         try:
             policy = await store.policy.effective(settings)
-            standing = _signed(_standing(terms, words, validated, await store.now()), words, validated, settings, policy)
+            standing = _check_and_sign(_new_approval(terms, options, validated, await store.now()), options, validated, settings, policy)
             if terms.in_file:
-                return _write(standing, terms, policy, as_json=as_json)
+                return _write_beside_plan(standing, terms, policy, as_json=as_json)
             await store.standing.add(standing)
         except NotApprovedError as error:
             raise UsageError(str(error)) from error
     if as_json:
         output.json_line(standing_json(standing))
     else:
-        output.line(f"standing approval {standing.id} of {standing.name}, by {standing.by} ({standing.known_by}): {_limits(standing)}")
+        output.line(f"standing approval {standing.id} of {standing.name}, by {standing.by} ({standing.known_by}): {_limits_text(standing)}")
         output.note(f"`plan standing` lists it; `plan standing revoke {standing.id}` revokes it")
     return ExitCode.DONE
 
 
-async def _list(settings: Settings, *, limit: int, with_ended: bool, as_json: bool) -> int:
-    """Print the standing approvals that can still be used, newest first; `with_ended`: also the others, and how they ended."""
+async def _list_approvals(settings: Settings, *, limit: int, with_ended: bool, as_json: bool) -> int:
+    """Print the standing approvals that can still be used, newest first; with `with_ended` also the others, and how they ended."""
     if limit < 1:
-        raise UsageError("--limit must be at least 1")
+        raise UsageError("--limit is at least 1")
     async with open_store(settings) as store:
         found, now = list(reversed(await store.standing.find(include_ended=with_ended)))[:limit], await store.now()
     if as_json:
@@ -132,7 +132,7 @@ async def _list(settings: Settings, *, limit: int, with_ended: bool, as_json: bo
             output.json_line(standing_json(standing))
     elif found:
         columns = ("STANDING", "PLAN", "BY", "LEFT", "UNTIL", "SCHEDULES", "INPUTS", "STEPS", *(["ENDED"] if with_ended else []))
-        output.table(columns, [(*_row(standing), *([_end(standing, now)] if with_ended else [])) for standing in found])
+        output.table(columns, [(*_table_row(standing), *([_end_text(standing, now)] if with_ended else [])) for standing in found])
     else:
         which = "" if with_ended else "active "
         ended = "" if with_ended else "`--all` also lists those that have ended; "
@@ -140,7 +140,7 @@ async def _list(settings: Settings, *, limit: int, with_ended: bool, as_json: bo
     return ExitCode.DONE
 
 
-async def _revoke(beginning: str, settings: Settings, *, as_json: bool) -> int:
+async def _revoke_approval(beginning: str, settings: Settings, *, as_json: bool) -> int:
     """Revoke a standing approval: runs that start from now on cannot use it."""
     async with open_store(settings) as store:
         revoked = await store.standing.revoke(beginning, by=os_user())
@@ -153,33 +153,33 @@ async def _revoke(beginning: str, settings: Settings, *, as_json: bool) -> int:
 
 def standing_json(standing: "StandingApproval") -> dict[str, Any]:
     """Return a standing approval as `--json` prints it, with the runs it has left (null: no limit)."""
-    return {**asdict(standing), "runs_left": _left(standing)}
+    return {**asdict(standing), "runs_left": _runs_left(standing)}
 
 
-def _standing(terms: Terms, words: AnswerOptions, validated: ValidatedPlan, now: datetime) -> "StandingApproval":
-    return summary_of(
+def _new_approval(terms: Terms, options: AnswerOptions, validated: ValidatedPlan, now: datetime) -> "StandingApproval":
+    return new_standing_approval(
         validated,
-        by=words.by or os_user(),
+        by=options.by or os_user(),
         known_by="os_user",
         at=now,
         schedules=terms.schedules,
         inputs=dict(input_texts(terms.inputs, None)),
         steps=terms.steps,
-        until=None if terms.until is None else _end_of(terms.until),
+        until=None if terms.until is None else _parse_until(terms.until),
         max_runs=terms.max_runs,
-        note=words.note,
+        note=options.note,
     )
 
 
-def _signed(
-    standing: "StandingApproval", words: AnswerOptions, validated: ValidatedPlan, settings: Settings, policy: "EffectivePolicy"
+def _check_and_sign(
+    standing: "StandingApproval", options: AnswerOptions, validated: ValidatedPlan, settings: Settings, policy: "EffectivePolicy"
 ) -> "StandingApproval":
-    """Return `standing`, signed if `--sign` was given. Raises NotApprovedError if the policy refuses it."""
-    known_by = "ssh_signature" if words.sign else "os_user"
+    """Return `standing`, signed if `--sign` was given. Raises NotApprovedError if the policy refuses the approval."""
+    known_by = "ssh_signature" if options.sign else "os_user"
     rules = gate_policy_of(validated.plan, policy, requested_by="")
     if reason := refusal(rules, by=standing.by, known_by=known_by, decision="approve"):
         raise NotApprovedError(reason)
-    if not words.sign:
+    if not options.sign:
         return standing
     signed = sign_standing(standing, key=default_key(settings))
     if policy.allowed_signers is not None:
@@ -187,26 +187,26 @@ def _signed(
     return signed
 
 
-def _write(standing: "StandingApproval", terms: Terms, policy: "EffectivePolicy", *, as_json: bool) -> int:
+def _write_beside_plan(standing: "StandingApproval", terms: Terms, policy: "EffectivePolicy", *, as_json: bool) -> int:
     if not Path(terms.plan).is_file():
         raise UsageError(f"--file writes beside a plan document, and `{terms.plan}` is not a file")
     path = standing_path(Path(terms.plan))
     try:
-        write_signed(standing, path)
+        write_signed_standing(standing, path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
     if as_json:
         output.json_line({**standing_json(standing), "file": str(path), "signature_file": str(signature_path(path))})
     else:
-        output.line(f"wrote {path} and {signature_path(path)}: {_limits(standing)}")
+        output.line(f"wrote {path} and {signature_path(path)}: {_limits_text(standing)}")
         output.note("commit both beside the plan: scheduled runs of exactly this plan then need no other approval")
     if policy.number is None and policy.allowed_signers is None:
         output.note("where the plan runs, PLAN_ADAPTER_ALLOWED_SIGNERS must name a file that lists your key")
     return ExitCode.DONE
 
 
-def _end_of(text: str) -> datetime:
-    """Return the time that `text` names, in the local time zone unless it names one. A day means its last second."""
+def _parse_until(text: str) -> datetime:
+    """Return the time in `text`, in the local time zone unless it names one. A day means its last second."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -216,31 +216,31 @@ def _end_of(text: str) -> datetime:
     return at.astimezone(UTC)  # one without a zone is taken as local
 
 
-def _left(standing: "StandingApproval") -> int | None:
+def _runs_left(standing: "StandingApproval") -> int | None:
     return None if standing.max_runs is None else max(0, standing.max_runs - standing.runs)
 
 
-def _limits(standing: "StandingApproval") -> str:
+def _limits_text(standing: "StandingApproval") -> str:
     until = f"until {moment(standing.until)}" if standing.until is not None else ""
     runs = f"for {counted(standing.max_runs, 'run')}" if standing.max_runs is not None else ""
     return ", ".join(part for part in (until, runs) if part) + f", schedules {', '.join(standing.schedules)}"
 
 
-def _end(standing: "StandingApproval", now: datetime) -> str:
+def _end_text(standing: "StandingApproval", now: datetime) -> str:
     if standing.revoked_at is not None:
         return f"revoked by {standing.revoked_by} at {moment(standing.revoked_at)}"
     if standing.until is not None and standing.until <= now:
         return f"expired at {moment(standing.until)}"
-    return "used up" if _left(standing) == 0 else "-"
+    return "used up" if _runs_left(standing) == 0 else "-"
 
 
-def _row(standing: "StandingApproval") -> tuple[str, ...]:
-    left = _left(standing)
+def _table_row(standing: "StandingApproval") -> tuple[str, ...]:
+    runs_left = _runs_left(standing)
     return (
         standing.id,
         standing.name,
         f"{standing.by} ({standing.known_by})",
-        "no limit" if left is None else f"{counted(left, 'run')} of {standing.max_runs}",
+        "no limit" if runs_left is None else f"{counted(runs_left, 'run')} of {standing.max_runs}",
         moment(standing.until),
         ", ".join(standing.schedules),
         ", ".join(f"{name}={as_text(pattern)}" for name, pattern in standing.inputs.items()) or "-",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode
-from plan_adapter.cli.runs import checked_signatures
+from plan_adapter.cli.runs import check_tombstone_signatures
 from plan_adapter.cli.sources import open_store
 from plan_adapter.readable import counted
 from plan_adapter.settings import Settings
@@ -35,32 +35,32 @@ async def store(action: Literal["status", "upgrade", "grants", "verify"] = "stat
             for text in grants.splitlines():
                 output.line(text)
         return ExitCode.DONE
-    async with open_store(Settings()) as opened:
+    async with open_store(Settings()) as plan_store:
         if action == "verify":
-            return await _verify(opened, as_json=json)
-        revision = await opened.upgrade() if action == "upgrade" else REVISION
-        newest = await opened.runs(limit=1)
-        names = await opened.names()
-        where = repr(opened).strip("<>").partition(": ")[2]
+            return await _verify_store(plan_store, as_json=json)
+        revision = await plan_store.upgrade() if action == "upgrade" else REVISION
+        newest = await plan_store.runs(limit=1)
+        names = await plan_store.names()
+        location = repr(plan_store).strip("<>").partition(": ")[2]
     if json:
-        output.json_line({"store": where, "revision": revision, "plans": len(names), "newest_run": newest[0].id if newest else None})
+        output.json_line({"store": location, "revision": revision, "plans": len(names), "newest_run": newest[0].id if newest else None})
         return ExitCode.DONE
-    output.line(f"{where}: " + ("upgraded to" if action == "upgrade" else "ready,") + f" revision {revision}")
+    output.line(f"{location}: " + ("upgraded to" if action == "upgrade" else "ready,") + f" revision {revision}")
     output.line(f"{len(names)} named plans; newest run: {newest[0].id if newest else 'none yet'}")
     return ExitCode.DONE
 
 
-async def _verify(opened: "PlanStore", *, as_json: bool) -> int:
+async def _verify_store(plan_store: "PlanStore", *, as_json: bool) -> int:
     """Return 0 if every record, tombstone and policy of the store is as it was written, 1 otherwise."""
     problems, page, count = list[str](), list[str](), 0
-    while page := await opened.retention.run_ids(after=page[-1] if page else ""):
+    while page := await plan_store.retention.run_ids(after=page[-1] if page else ""):
         for run_id in page:
-            found = await opened.verify(run_id)
+            found = await plan_store.verify(run_id)
             problems += [] if found.ok else [f"run {run_id}: {found.problem or 'it has no audit log'}"]
         count += len(page)
-    signatures = checked_signatures(await opened.retention.signatures(), await opened.policy.effective(Settings()))
-    problems += [one["problem"] for one in signatures if one["problem"] is not None]
-    for problem in (await opened.retention.problem(), (await opened.policy.history())[1]):
+    checks = check_tombstone_signatures(await plan_store.retention.signatures(), await plan_store.policy.effective(Settings()))
+    problems += [check["problem"] for check in checks if check["problem"] is not None]
+    for problem in (await plan_store.retention.problem(), (await plan_store.policy.history())[1]):
         problems += [] if problem is None else [problem]
     if as_json:
         output.json_line({"runs": count, "ok": not problems, "problems": problems})

@@ -40,8 +40,8 @@ def test(
         files = find_test_files(paths or [Path()])
     except FileNotFoundError as error:
         raise UsageError(str(error)) from None
-    wanted = (only or "").casefold()
-    cases = [case for case in _loaded(files, tools_of(tools or [])) if wanted in f"{case.file} {case.name}".casefold()]
+    filter_text = (only or "").casefold()
+    cases = [case for case in _load_all_cases(files, tools_of(tools or [])) if filter_text in f"{case.file} {case.name}".casefold()]
     if not cases:
         raise UsageError(f"no case contains `{only}`")
     started, failed = time.perf_counter(), 0
@@ -49,15 +49,15 @@ def test(
         for case in cases:
             result = runner.run(case)
             failed += not result.passed
-            _print(result, as_json=json)
+            _print_result(result, as_json=json)
     if not json:
         took = duration((time.perf_counter() - started) * 1000)
         output.note(f"{len(cases) - failed} passed" + (f", {failed} failed" if failed else "") + f" in {took}")
     return ExitCode.FAILED if failed else ExitCode.DONE
 
 
-def _loaded(files: Iterable[Path], tools: "ToolRegistry") -> "list[Case]":
-    """Return the cases of all files. Raises InvalidPlanError with the problems of all of them."""
+def _load_all_cases(files: Iterable[Path], tools: "ToolRegistry") -> "list[Case]":
+    """Return the cases of all files. Raises InvalidPlanError with the problems of all files."""
     from plan_adapter.testing import load_cases  # imports SQLAlchemy
 
     cases, problems = list["Case"](), list["Problem"]()
@@ -71,9 +71,9 @@ def _loaded(files: Iterable[Path], tools: "ToolRegistry") -> "list[Case]":
     return cases
 
 
-def _print(result: "CaseResult", *, as_json: bool) -> None:
+def _print_result(result: "CaseResult", *, as_json: bool) -> None:
     if as_json:
-        output.json_line(_as_json(result))
+        output.json_line(_result_json(result))
     elif result.passed:
         output.line(f"ok    {result.case} ({duration(result.duration_ms)})")
     else:
@@ -82,7 +82,7 @@ def _print(result: "CaseResult", *, as_json: bool) -> None:
             output.line(text)
 
 
-def _as_json(result: "CaseResult") -> dict[str, Any]:
+def _result_json(result: "CaseResult") -> dict[str, Any]:
     return {
         "file": str(result.case.file),
         "line": result.case.line,

@@ -31,26 +31,26 @@ def validate(*plans: Annotated[str, Parameter(name="PLAN")], tools: list[str] | 
         raise UsageError("give at least one plan: `plan validate plan.yaml`")
     registry = tools_of(tools or [])
     failed = False
-    for source in [document for name in plans for document in _documents(name)]:
-        found = _findings(source, registry)
+    for source in [document for name in plans for document in _expand_folder(name)]:
+        found = _find_problems(source, registry)
         errors = sum(problem.severity == "error" for problem in found)
         failed = failed or errors > 0
         output.problems(found, as_json=json, to_stdout=True)
-        _verdict(source, errors=errors, warnings=len(found) - errors, as_json=json)
+        _print_verdict(source, errors=errors, warnings=len(found) - errors, as_json=json)
     return ExitCode.USAGE if failed else ExitCode.DONE
 
 
-def _documents(name: str) -> list[str]:
-    """Return the paths of the documents if `name` is that of a folder."""
+def _expand_folder(name: str) -> list[str]:
+    """Return the paths of the documents in the folder `name`, or `name` itself if it is no folder."""
     folder = Path(name)
     return [str(path) for path in documents_in(folder)] if folder.is_dir() else [name]
 
 
-def _findings(source: str, registry: "ToolRegistry") -> list[Problem]:
+def _find_problems(source: str, registry: "ToolRegistry") -> list[Problem]:
     if is_stored(source):
         return lint(asyncio.run(plan_of(source)), registry)
     if is_test_file(source):
-        return _in_test_file(source, registry)
+        return _test_file_problems(source, registry)
     plan, problems = read_plan(source)
     if plan is None:
         return problems
@@ -58,7 +58,7 @@ def _findings(source: str, registry: "ToolRegistry") -> list[Problem]:
     return lint(plan, registry)
 
 
-def _in_test_file(source: str, registry: "ToolRegistry") -> list[Problem]:
+def _test_file_problems(source: str, registry: "ToolRegistry") -> list[Problem]:
     from plan_adapter.testing.reading import load_cases  # imports SQLAlchemy
 
     try:
@@ -68,7 +68,7 @@ def _in_test_file(source: str, registry: "ToolRegistry") -> list[Problem]:
     return []
 
 
-def _verdict(source: str, *, errors: int, warnings: int, as_json: bool) -> None:
+def _print_verdict(source: str, *, errors: int, warnings: int, as_json: bool) -> None:
     if as_json:
         output.json_line({"plan": source, "valid": not errors, "errors": errors, "warnings": warnings})
         return

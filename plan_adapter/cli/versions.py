@@ -2,8 +2,8 @@
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.records import saved_json
-from plan_adapter.cli.sources import STORED, open_store
+from plan_adapter.cli.records import version_json
+from plan_adapter.cli.sources import STORE_PREFIX, open_store
 from plan_adapter.problems import did_you_mean
 from plan_adapter.readable import moment
 from plan_adapter.settings import Settings
@@ -19,16 +19,16 @@ async def versions(name: str | None = None, /, *, json: bool = False) -> int:
     async with open_store(Settings()) as store:
         names = await store.names()
         if name is None:
-            found = [(await store.versions(one))[0] for one in names]
+            found = [(await store.versions(plan_name))[0] for plan_name in names]
         else:
-            found = await store.versions(name.removeprefix(STORED))
+            found = await store.versions(name.removeprefix(STORE_PREFIX))
     if name is not None and not found:
         raise UsageError(f"no plan is stored as `{name}`; {did_you_mean(name, names) or '`plan save FILE` stores one'}")
     if json:
-        for one in found:
-            output.json_line({**(saved_json(one) or {}), "created_at": one.created_at})
+        for version in found:
+            output.json_line({**(version_json(version) or {}), "created_at": version.created_at})
     elif found:
-        rows = [(f"{one.name}@{one.version}", one.digest[:12], one.author, moment(one.created_at)) for one in found]
+        rows = [(f"{version.name}@{version.version}", version.digest[:12], version.author, moment(version.created_at)) for version in found]
         output.table(("VERSION", "DIGEST", "SAVED BY", "SAVED"), rows)
     else:
         output.note("no plan is stored yet; `plan save FILE` stores one")

@@ -19,14 +19,14 @@ __all__ = [
     "dump_plan",
     "is_test_file",
     "load_plan",
-    "place",
+    "locate",
     "plan_schema",
     "read_document",
     "read_documents",
     "read_file",
+    "read_located",
     "read_mapping",
     "read_mapping_text",
-    "read_placed",
     "read_source",
 ]
 
@@ -68,12 +68,12 @@ def read_mapping(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Pr
 
 def read_mapping_text(text: str, *, file: str | None = None) -> tuple[dict[str, JsonValue] | None, list[Problem]]:
     """Return the result of `read_mapping` for a text that was read from `file`."""
-    from plan_adapter.documents.reading import read_values_of
+    from plan_adapter.documents.reading import read_values_text
 
-    return read_values_of(text, file)[:2]
+    return read_values_text(text, file)[:2]
 
 
-def read_placed(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:
+def read_located(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:
     """Return the result of `read_mapping`, and a function that adds file, line and column to a problem in the mapping."""
     from plan_adapter.documents.reading import read_values
 
@@ -129,20 +129,20 @@ def dump_plan(plan: ExecutionPlan, *, comments: Mapping[str, str] | None = None)
     if problems := find_bad_values(document):
         raise InvalidPlanError(problems)
     text = write_yaml(document)
-    return _commented(text, comments) if comments else text
+    return _add_comments(text, comments) if comments else text
 
 
-def _commented(text: str, comments: Mapping[str, str]) -> str:
+def _add_comments(text: str, comments: Mapping[str, str]) -> str:
     written, _ = read_document(text)
     lines = text.split("\n")
-    marks = {at: place(written, at)[1:] if at and written is not None else (1, 1) for at in comments}
+    marks = {at: locate(written, at)[1:] if at and written is not None else (1, 1) for at in comments}
     for at in sorted(comments, key=lambda at: marks[at][0] or 1, reverse=True):
         line, column = marks[at]
         lines.insert((line or 1) - 1, f"{' ' * ((column or 1) - 1)}# {one_line(comments[at])}")
     return "\n".join(lines)
 
 
-def place(plan: ExecutionPlan, at: str) -> tuple[str | None, int | None, int | None]:
+def locate(plan: ExecutionPlan, at: str) -> tuple[str | None, int | None, int | None]:
     """Return file, line and column, from 1, of the path `at` or its nearest parent. Each is None if it is unknown."""
     marks, file = plan._marks, plan._file  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
     return (file, None, None) if marks is None else (file, *marks.find(at))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from plan_adapter.documents.nodes import shortened
+from plan_adapter.documents.nodes import shorten_path
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import Problem, did_you_mean
 from plan_adapter.values import join
@@ -14,7 +14,7 @@ from plan_adapter.values import join
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-_WANTED: Mapping[str, str] = {
+_EXPECTED: Mapping[str, str] = {
     "int_type": "an integer",
     "int_from_float": "an integer",
     "float_type": "a number",
@@ -32,7 +32,7 @@ _SEVERAL_TYPES: Mapping[str, str] = {
 """Fields with more than one type, and what they accept."""
 
 _LIMITS: Mapping[str, tuple[str, str]] = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le")}
-_LITERALS: Mapping[str, str] = {"effect": "bad-effect", "version": "unsupported-version"}
+_LITERAL_CODES: Mapping[str, str] = {"effect": "bad-effect", "version": "unsupported-version"}
 
 
 def build_plan(document: dict[str, Any]) -> tuple[ExecutionPlan, list[Problem]]:
@@ -42,14 +42,14 @@ def build_plan(document: dict[str, Any]) -> tuple[ExecutionPlan, list[Problem]]:
         try:
             return ExecutionPlan.model_validate(document, strict=True), problems
         except ValidationError as error:
-            found = _findings(error)
-            problems = problems or [_problem(finding) for finding in found]
-            if not sum([_leave_out(document, finding) for finding in found]):
+            found = _field_errors(error)
+            problems = problems or [_to_problem(finding) for finding in found]
+            if not sum([_remove_field(document, finding) for finding in found]):
                 raise
 
 
-def _findings(error: ValidationError) -> list["ErrorDetails"]:
-    """Return the findings of `error`, one for each field. Of a field with several types, pydantic reports each type on its own."""
+def _field_errors(error: ValidationError) -> list["ErrorDetails"]:
+    """Return the findings of `error`, one for each field. If a field has several types, pydantic reports each type separately."""
     found: dict[tuple[int | str, ...], ErrorDetails] = {}
     for finding in error.errors(include_url=False):
         loc = finding["loc"]
@@ -58,7 +58,7 @@ def _findings(error: ValidationError) -> list["ErrorDetails"]:
     return [*found.values()]
 
 
-def _leave_out(document: dict[str, Any], finding: "ErrorDetails") -> bool:
+def _remove_field(document: dict[str, Any], finding: "ErrorDetails") -> bool:
     """Remove the field concerned, and return whether anything was removed.
 
     For an invalid list member, the whole list is removed; an invalid step becomes empty; a model with a missing field is removed.
@@ -86,22 +86,22 @@ def _leave_out(document: dict[str, Any], finding: "ErrorDetails") -> bool:
     return False
 
 
-def _problem(finding: "ErrorDetails") -> Problem:
+def _to_problem(finding: "ErrorDetails") -> Problem:
     at = ""
     for part in finding["loc"]:
         at = join(at, part)
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _tail(finding["loc"])).lstrip(".")
-    code, message, hint = _words(finding, shortened(name))
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _field_path(finding["loc"])).lstrip(".")
+    code, message, hint = _describe(finding, shorten_path(name))
     return Problem(code, at=at, message=message, hint=hint)
 
 
-def _tail(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+def _field_path(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
     """Return the end of `loc`, starting with a field's name."""
     start = max((index for index, part in enumerate(loc) if isinstance(part, str)), default=0)
     return loc[start:]
 
 
-def _words(finding: "ErrorDetails", name: str) -> tuple[str, str, str]:
+def _describe(finding: "ErrorDetails", name: str) -> tuple[str, str, str]:
     kind, given, context = finding["type"], finding["input"], finding.get("ctx", {})
     if kind == "missing":
         if finding["loc"] == ("description",):
@@ -113,18 +113,22 @@ def _words(finding: "ErrorDetails", name: str) -> tuple[str, str, str]:
         listed = ", ".join(f"`{choice}`" for choice in known)
         wanted = f"must be {listed}" if len(known) == 1 else f"must be one of {listed}"
         hint = did_you_mean(given[:60], known) if isinstance(given, str) and len(known) > 1 else ""
-        return _LITERALS.get(name, "bad-value"), f"`{name}` {wanted}, not {_shown(given)}", hint if hint.startswith("did") else ""
+        return (
+            _LITERAL_CODES.get(name, "bad-value"),
+            f"`{name}` {wanted}, not {_describe_value(given)}",
+            hint if hint.startswith("did") else "",
+        )
     if kind in _LIMITS:
         words, limit = _LIMITS[kind]
-        return "bad-value", f"`{name}` must be {words} {context[limit]}, not {_shown(given)}", ""
+        return "bad-value", f"`{name}` must be {words} {context[limit]}, not {_describe_value(given)}", ""
     if kind in _SEVERAL_TYPES:
-        return "wrong-type", f"`{name}` must be {_SEVERAL_TYPES[kind]}, not {_shown(given)}", ""
-    if kind in _WANTED:
-        return "wrong-type", f"`{name}` must be {_WANTED[kind]}, not {_shown(given)}", _hint(_WANTED[kind], given)
+        return "wrong-type", f"`{name}` must be {_SEVERAL_TYPES[kind]}, not {_describe_value(given)}", ""
+    if kind in _EXPECTED:
+        return "wrong-type", f"`{name}` must be {_EXPECTED[kind]}, not {_describe_value(given)}", _hint(_EXPECTED[kind], given)
     return "bad-value", f"`{name}`: {finding['msg']}", ""
 
 
-def _shown(value: object) -> str:
+def _describe_value(value: object) -> str:
     """Return a phrase for `value` that shows only a few of its characters."""
     if value is None:
         return "null"

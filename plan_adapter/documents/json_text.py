@@ -30,40 +30,40 @@ class _Reader:
 
     def read(self) -> None:
         """Walk the text once. Only first members recurse, and the builder limits their depth."""
-        self._value()
+        self._read_value()
         while self._closers:
             closer = self._closers[-1]
             char = self._peek()
             if char == closer:
-                self._end()
+                self._close_container()
             elif char != ",":
-                self._refuse(f"expected `,` or `{closer}`")
+                self._raise_syntax_error(f"expected `,` or `{closer}`")
             else:
                 self.at += 1
-                self._entry()
+                self._read_entry()
         if self._peek():
-            self._refuse("there is text after the end of the document")
+            self._raise_syntax_error("there is text after the end of the document")
 
     def _peek(self) -> str:
         match = _SPACE.match(self.text, self.at)
         self.at = match.end() if match else self.at
         return self.text[self.at : self.at + 1]
 
-    def _entry(self) -> None:
+    def _read_entry(self) -> None:
         """Read a member of the open list, or a key and its value."""
         if self._closers[-1] == "}":
             if self._peek() != '"':
-                self._refuse("expected a key in double quotes")
-            line, column = self._mark()
+                self._raise_syntax_error("expected a key in double quotes")
+            line, column = self._position()
             self.builder.key(str(self._decode()), line, column)
             if self._peek() != ":":
-                self._refuse("expected `:` after the key")
+                self._raise_syntax_error("expected `:` after the key")
             self.at += 1
-        self._value()
+        self._read_value()
 
-    def _value(self) -> None:
+    def _read_value(self) -> None:
         char = self._peek()
-        line, column = self._mark()
+        line, column = self._position()
         if char not in ("{", "["):
             self.builder.scalar(self._decode(), line, column)
             return
@@ -71,11 +71,11 @@ class _Reader:
         self._closers.append("}" if char == "{" else "]")
         self.at += 1
         if self._peek() == self._closers[-1]:
-            self._end()
+            self._close_container()
         else:
-            self._entry()
+            self._read_entry()
 
-    def _end(self) -> None:
+    def _close_container(self) -> None:
         self.at += 1
         self._closers.pop()
         self.builder.close()
@@ -85,17 +85,19 @@ class _Reader:
             value, self.at = self._scalar(self.text, self.at)
         except json.JSONDecodeError as error:
             self.at = error.pos
-            self._refuse(_reason(error, self.text))
+            self._raise_syntax_error(_reason(error, self.text))
         except ValueError:  # an integer with thousands of digits
-            raise self.builder.unreadable(("too-large", "a number has thousands of digits", "write it as text"), *self._mark()) from None
+            raise self.builder.unreadable(
+                ("too-large", "a number has thousands of digits", "write it as text"), *self._position()
+            ) from None
         return value
 
-    def _mark(self) -> tuple[int, int]:
+    def _position(self) -> tuple[int, int]:
         line = bisect_right(self._line_starts, self.at)
         return line, self.at - self._line_starts[line - 1] + 1
 
-    def _refuse(self, reason: str) -> NoReturn:
-        raise self.builder.unreadable(("syntax", f"not JSON: {reason}", ""), *self._mark())
+    def _raise_syntax_error(self, reason: str) -> NoReturn:
+        raise self.builder.unreadable(("syntax", f"not JSON: {reason}", ""), *self._position())
 
 
 def _reason(error: json.JSONDecodeError, text: str) -> str:

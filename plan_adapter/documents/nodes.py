@@ -35,13 +35,13 @@ class Node:
         """Return the node at the path `at`, or its nearest parent."""
         node = self
         while at:
-            child = node._entry(at)
+            child = node._child(at)
             if child is None:
                 return node
             node, at = child
         return node
 
-    def _entry(self, at: str) -> "tuple[Node, str] | None":
+    def _child(self, at: str) -> "tuple[Node, str] | None":
         """Return the entry that `at` starts with, and the rest of the path. Keys may contain dots and brackets."""
         if isinstance(self.value, list):
             number, closed, rest = at.removeprefix("[").partition("]")
@@ -50,12 +50,12 @@ class Node:
         if not isinstance(self.value, dict):
             return None
         at = at.removeprefix(".")
-        keys = (at[:end] for end in _ends(at))
+        keys = (at[:end] for end in _key_ends(at))
         key = next((key for key in keys if key in self.value), None)
         return None if key is None else (self.value[key], at[len(key) :])
 
 
-def _ends(at: str) -> Iterator[int]:
+def _key_ends(at: str) -> Iterator[int]:
     """Yield every position where the first key of `at` may end, the longest first."""
     yield len(at)
     yield from (index for index in range(len(at) - 1, 0, -1) if at[index] in ".[")
@@ -71,7 +71,7 @@ class UnreadableError(Exception):
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenContainer:
     """A list or mapping that has not ended yet."""
 
     node: Node
@@ -87,11 +87,11 @@ class TreeBuilder:
 
     problems: list[Problem] = field(default_factory=list[Problem])
     root: Node | None = None
-    _open: list[_Open] = field(default_factory=list[_Open])
+    _open: list[_OpenContainer] = field(default_factory=list[_OpenContainer])
     _count: int = 0
 
     @property
-    def wants_key(self) -> bool:
+    def expects_key(self) -> bool:
         """Whether the next scalar is a mapping's key."""
         return bool(self._open) and self._open[-1].key is None and type(self._open[-1].node.value) is dict
 
@@ -107,18 +107,18 @@ class TreeBuilder:
         if fault := scalar_fault(value):
             self.report(fault, line, column)
             value = None
-        self._place(Node(line, column, normalize(value)))
+        self._add(Node(line, column, normalize(value)))
 
     def open(self, container: dict[str, Node] | list[Node], line: int, column: int) -> None:
         """Start the empty `container`."""
-        if self.wants_key:
+        if self.expects_key:
             raise self.unreadable(("wrong-type", "a key must be text, not a list or mapping", "put it in quotes"), line, column)
         if len(self._open) >= MAX_DEPTH:
             raise self.unreadable(TOO_DEEP, line, column)
         node = Node(line, column, container)
         name = self._next_name()
-        self._place(node)
-        self._open.append(_Open(node, name))
+        self._add(node)
+        self._open.append(_OpenContainer(node, name))
 
     def close(self) -> None:
         """End the container opened last."""
@@ -148,9 +148,9 @@ class TreeBuilder:
     def unreadable(self, fault: Fault, line: int, column: int) -> UnreadableError:
         """Return the error that ends the reading here."""
         code, message, hint = fault
-        return UnreadableError(Problem(code, at=shortened(self.path()), line=line, column=column, message=message, hint=hint))
+        return UnreadableError(Problem(code, at=shorten_path(self.path()), line=line, column=column, message=message, hint=hint))
 
-    def _place(self, node: Node) -> None:
+    def _add(self, node: Node) -> None:
         self._count += 1
         if self._count > MAX_NODES:
             raise self.unreadable(("too-large", f"more than {MAX_NODES:,} values", "split the plan"), node.line, node.column)
@@ -171,6 +171,6 @@ class TreeBuilder:
             top.key = None
 
 
-def shortened(at: str) -> str:
+def shorten_path(at: str) -> str:
     """Return `at`, with the middle left out if it is very long."""
     return at if len(at) <= 120 else f"{at[:60]}…{at[-30:]}"

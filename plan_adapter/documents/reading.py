@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from plan_adapter.documents.fields import Fields
 from plan_adapter.documents.findings import build_plan
 from plan_adapter.documents.json_text import read_json
-from plan_adapter.documents.nodes import Node, UnreadableError, shortened
+from plan_adapter.documents.nodes import Node, UnreadableError, shorten_path
 from plan_adapter.documents.yaml_text import read_yaml
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import Problem
@@ -22,13 +22,13 @@ MAX_BYTES = 16 * 1024 * 1024
 
 _TOO_LARGE = Problem("too-large", message=f"the document is larger than {MAX_BYTES // 2**20} MB", hint="split the plan")
 
-_BEGIN = "write `description` and `steps`; `plan init` writes an example"
+_START_HINT = "write `description` and `steps`; `plan init` writes an example"
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _JSON = re.compile(r'\s*\{\s*["}]')
 
-_Read: TypeAlias = Callable[[str], tuple[Node | None, list[Problem]]]
+_Reader: TypeAlias = Callable[[str], tuple[Node | None, list[Problem]]]
 
 
 def read_text(text: str, file: str | None) -> tuple[ExecutionPlan | None, list[Problem]]:
@@ -39,21 +39,21 @@ def read_text(text: str, file: str | None) -> tuple[ExecutionPlan | None, list[P
     except UnreadableError as error:
         return None, [replace(error.problem, file=file)]
     if not isinstance(root.value, dict):
-        return None, [_no_mapping(root, "a plan is a mapping with `description` and `steps`", file)]
+        return None, [_not_a_mapping(root, "a plan is a mapping with `description` and `steps`", file)]
     fields = Fields()
-    fields.settle(root)
+    fields.rename(root)
     plan, findings = build_plan({key: node.plain() for key, node in root.value.items()})
     known = {problem.at for problem in problems}  # a value that the reader refused is not reported again as a problem of the field
     problems += [problem for problem in fields.problems if problem.at not in known]
-    problems += [_marked(root, problem) for problem in findings if problem.at not in known]
+    problems += [_locate(root, problem) for problem in findings if problem.at not in known]
     if "steps" not in root.value:
-        problems.append(_marked(root, Problem("no-steps", at="steps", message="the plan has no steps", hint="write at least one")))
-    problems = _tidy(problems, file)
-    _keep(plan, fields, problems, _Marks(text, file, root if problems else None), file)
+        problems.append(_locate(root, Problem("no-steps", at="steps", message="the plan has no steps", hint="write at least one")))
+    problems = _in_text_order(problems, file)
+    _attach_origin(plan, fields, problems, _Marks(text, file, root if problems else None), file)
     return plan, problems
 
 
-def _keep(plan: ExecutionPlan, fields: Fields, problems: list[Problem], marks: "_Marks", file: str | None) -> None:
+def _attach_origin(plan: ExecutionPlan, fields: Fields, problems: list[Problem], marks: "_Marks", file: str | None) -> None:
     if fields.step_histories:
         fields.history["steps"] = {plan.steps[index].id: history for index, history in fields.step_histories.items()}
     plan._history = fields.history  # pyright: ignore[reportPrivateUsage]  # only the reader sets what came with the document
@@ -71,14 +71,14 @@ def _read_tree(text: str, file: str | None) -> tuple[Node, list[Problem]]:
         message = "the text contains an unpaired surrogate, which UTF-8 cannot express"
         raise UnreadableError(Problem("bad-text", line=mark[0], column=mark[1], message=message, hint="remove the character"))
     if not text.strip():
-        raise UnreadableError(Problem("syntax", line=1, column=1, message="the document is empty", hint=_BEGIN))
-    root, problems = _reader(text, file)(text)
+        raise UnreadableError(Problem("syntax", line=1, column=1, message="the document is empty", hint=_START_HINT))
+    root, problems = _choose_reader(text, file)(text)
     if root is None:
-        raise UnreadableError(Problem("syntax", line=1, column=1, message="the document contains only comments", hint=_BEGIN))
+        raise UnreadableError(Problem("syntax", line=1, column=1, message="the document contains only comments", hint=_START_HINT))
     return root, problems
 
 
-def _reader(text: str, file: str | None) -> _Read:
+def _choose_reader(text: str, file: str | None) -> _Reader:
     """Return the reader for the file's name, or else for the look of the text. A YAML file may contain JSON, or only look like it."""
     ending = (file or "").lower()
     if ending.endswith(".json"):
@@ -97,15 +97,15 @@ def _read_either(text: str) -> tuple[Node | None, list[Problem]]:
     return read_yaml(text)
 
 
-def _marked(root: Node, problem: Problem) -> Problem:
+def _locate(root: Node, problem: Problem) -> Problem:
     node = root.find(problem.at)
     return replace(problem, line=node.line, column=node.column)
 
 
-def _tidy(problems: list[Problem], file: str | None) -> list[Problem]:
+def _in_text_order(problems: list[Problem], file: str | None) -> list[Problem]:
     """Return the problems in text order, with the file."""
     ordered = sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
-    return [replace(problem, at=shortened(problem.at), file=file) for problem in ordered]
+    return [replace(problem, at=shorten_path(problem.at), file=file) for problem in ordered]
 
 
 class _Marks:
@@ -120,7 +120,7 @@ class _Marks:
     def find(self, at: str) -> tuple[int, int]:
         if self._root is None:
             self._root, _ = _read_tree(self._text, self._file)
-            Fields().settle(self._root)
+            Fields().rename(self._root)
         node = self._root.find(at)
         return node.line, node.column
 
@@ -128,7 +128,7 @@ class _Marks:
 def read_path(path: Path) -> tuple[ExecutionPlan | None, list[Problem]]:
     """Return the plan in the file at `path` and every problem. See `read_document`."""
     try:
-        return read_text(_content(path), str(path))
+        return read_text(_read_content(path), str(path))
     except UnreadableError as error:
         return None, [replace(error.problem, file=str(path))]
 
@@ -136,13 +136,13 @@ def read_path(path: Path) -> tuple[ExecutionPlan | None, list[Problem]]:
 def read_values(path: Path) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:
     """Return the mapping in the file at `path`, every problem, and a function that locates other problems. See `read_mapping`."""
     try:
-        text = _content(path)
+        text = _read_content(path)
     except UnreadableError as error:
         return None, [replace(error.problem, file=str(path))], lambda problem: problem
-    return read_values_of(text, str(path))
+    return read_values_text(text, str(path))
 
 
-def read_values_of(text: str, file: str | None) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:
+def read_values_text(text: str, file: str | None) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:
     """Return the result of `read_values` for a text that was read from `file`."""
     try:
         root, problems = _read_tree(text.removeprefix("\ufeff"), file)
@@ -150,16 +150,16 @@ def read_values_of(text: str, file: str | None) -> tuple[dict[str, JsonValue] | 
         return None, [replace(error.problem, file=file)], lambda problem: problem
     values = root.plain()
     if isinstance(values, dict):
-        return values, _tidy(problems, file), lambda problem: replace(_marked(root, problem), file=file)
-    return None, [_no_mapping(root, "the file must contain a mapping of names to values", file)], lambda problem: problem
+        return values, _in_text_order(problems, file), lambda problem: replace(_locate(root, problem), file=file)
+    return None, [_not_a_mapping(root, "the file must contain a mapping of names to values", file)], lambda problem: problem
 
 
-def _no_mapping(root: Node, wanted: str, file: str | None) -> Problem:
+def _not_a_mapping(root: Node, wanted: str, file: str | None) -> Problem:
     given = "a list" if isinstance(root.value, list) else "a single value"
     return Problem("wrong-type", line=root.line, column=root.column, message=f"{wanted}, not {given}", file=file)
 
 
-def _content(path: Path) -> str:
+def _read_content(path: Path) -> str:
     """Return the text of a file. Raises UnreadableError if it cannot be read."""
     try:
         with path.open("rb") as stream:
@@ -177,10 +177,10 @@ def _content(path: Path) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise UnreadableError(_not_utf8(content, error.start)) from None
+        raise UnreadableError(_encoding_problem(content, error.start)) from None
 
 
-def _not_utf8(content: bytes, start: int) -> Problem:
+def _encoding_problem(content: bytes, start: int) -> Problem:
     before = content[:start]
     line, column = before.count(b"\n") + 1, len(before[before.rfind(b"\n") + 1 :].decode()) + 1
     wide = content.startswith((b"\xff\xfe", b"\xfe\xff"))
@@ -188,7 +188,7 @@ def _not_utf8(content: bytes, start: int) -> Problem:
     return Problem("not-utf8", line=line, column=column, message=f"byte 0x{content[start]:02x} is not UTF-8 text", hint=hint)
 
 
-_BETWEEN = re.compile(r"[\s,]*")
+_SEPARATORS = re.compile(r"[\s,]*")
 _OBJECT = re.compile(r"\s*\{\s*[\"}]")
 _ARRAY = re.compile(r"\s*\[\s*[{\]]")
 
@@ -199,13 +199,13 @@ def read_several(text: str, file: str | None) -> list[tuple[ExecutionPlan | None
     array = _ARRAY.match(text)
     if array is None and _OBJECT.match(text) is None:
         return [read_text(text, file)]
-    return [read_text(_placed(text, start, end), file) for start, end in _spans(text, is_array=array is not None)]
+    return [read_text(_at_original_position(text, start, end), file) for start, end in _spans(text, is_array=array is not None)]
 
 
 def _spans(text: str, *, is_array: bool) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each plan. A part that cannot be read counts as a plan, whose reader says why."""
+    """Yield the start and end of each plan. An unreadable part counts as a plan, and reading it reports the problem."""
     decoder, position = json.JSONDecoder(), text.index("[") + 1 if is_array else 0
-    while (start := _next(text, position)) < len(text):
+    while (start := _skip_separators(text, position)) < len(text):
         if is_array and text[start] == "]":
             position, is_array = start + 1, False
             continue
@@ -213,19 +213,19 @@ def _spans(text: str, *, is_array: bool) -> Iterator[tuple[int, int]]:
             _, position = decoder.raw_decode(text, start)
         except json.JSONDecodeError as error:
             newline = text.find("\n", start)
-            is_a_line = not is_array and error.pos <= newline
-            position = newline if is_a_line else len(text)
+            is_json_lines = not is_array and error.pos <= newline
+            position = newline if is_json_lines else len(text)
         except (ValueError, RecursionError):  # an integer with thousands of digits, or too much depth
             position = len(text)
         yield start, position
 
 
-def _next(text: str, position: int) -> int:
-    match = _BETWEEN.match(text, position)
+def _skip_separators(text: str, position: int) -> int:
+    match = _SEPARATORS.match(text, position)
     return match.end() if match else position
 
 
-def _placed(text: str, start: int, end: int) -> str:
+def _at_original_position(text: str, start: int, end: int) -> str:
     """Return the part from `start` to `end` at its original line and column, with only white space before it."""
     line, column = text.count("\n", 0, start), start - text.rfind("\n", 0, start) - 1
     return "\n" * line + " " * column + text[start:end]

@@ -16,7 +16,7 @@ def plan_schema() -> dict[str, JsonValue]:
     execution fields of the original implementations.
     """
     schema: dict[str, Any] = ExecutionPlan.model_json_schema(by_alias=True)
-    schema = _plain(schema)
+    schema = _simplify(schema)
     definitions: dict[str, Any] = schema.pop("$defs")
     kinds = (["tool_name"], ["ask"], ["goal"], ["for_each", "steps"], ["plan"])
     definitions["Step"]["properties"]["pinned"] |= {"$ref": "#"}
@@ -33,13 +33,13 @@ def plan_schema() -> dict[str, JsonValue]:
     return {"$schema": DIALECT, **schema}
 
 
-def _plain(schema: Any) -> Any:
+def _simplify(schema: Any) -> Any:
     """Return `schema` without titles that repeat a name, and without null, which only means that a field is absent."""
     if isinstance(schema, list):
-        return [_plain(member) for member in cast("list[Any]", schema)]
+        return [_simplify(member) for member in cast("list[Any]", schema)]
     if not isinstance(schema, dict):
         return schema
-    parts = {key: _plain(part) for key, part in cast("dict[str, Any]", schema).items()}
+    parts = {key: _simplify(part) for key, part in cast("dict[str, Any]", schema).items()}
     if isinstance(parts.get("title"), str):
         del parts["title"]
     if parts.get("default", ...) is None:

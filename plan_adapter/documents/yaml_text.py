@@ -22,13 +22,13 @@ _CONSTANTS: dict[str, Scalar] = {
     **{sign + word: float(sign + "inf") for sign in ("", "+", "-") for word in (".inf", ".Inf", ".INF")},
 }
 _INTEGER = re.compile(r"[-+]?[0-9]+")
-_BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_PREFIXED_INTEGER = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _ANCHOR = ("anchor", "anchors and aliases are refused", "write the value out")
 _TAG = ("tag", "tags (`!name`) are refused", "remove the tag, or put the text in quotes")
-_SEVERAL = ("several-documents", "the file contains more than one YAML document", "keep one plan per file")
+_SEVERAL_DOCUMENTS = ("several-documents", "the file contains more than one YAML document", "keep one plan per file")
 
 
 def read_yaml(text: str) -> tuple[Node | None, list[Problem]]:
@@ -36,30 +36,30 @@ def read_yaml(text: str) -> tuple[Node | None, list[Problem]]:
     builder = TreeBuilder()
     documents = 0
     try:
-        for event in _events(text):
+        for event in _parse_events(text):
             if isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
                 builder.close()
             elif isinstance(event, yaml.NodeEvent):
-                _take(builder, event)
+                _add_event(builder, event)
             elif isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    raise builder.unreadable(_SEVERAL, *_mark(event))
+                    raise builder.unreadable(_SEVERAL_DOCUMENTS, *_position(event))
     except yaml.YAMLError as error:
-        raise _unreadable(builder, error, text) from None
+        raise _syntax_error(builder, error, text) from None
     return builder.root, builder.problems
 
 
-def _events(text: str) -> Iterator[yaml.Event]:
+def _parse_events(text: str) -> Iterator[yaml.Event]:
     return yaml.parse(text, Loader=yaml.CSafeLoader)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # untyped
 
 
-def _mark(event: Any) -> tuple[int, int]:
+def _position(event: Any) -> tuple[int, int]:
     return event.start_mark.line + 1, event.start_mark.column + 1
 
 
-def _take(builder: TreeBuilder, event: Any) -> None:
-    line, column = _mark(event)
+def _add_event(builder: TreeBuilder, event: Any) -> None:
+    line, column = _position(event)
     if event.anchor is not None:
         raise builder.unreadable(_ANCHOR, line, column)
     if event.tag is not None:
@@ -67,20 +67,20 @@ def _take(builder: TreeBuilder, event: Any) -> None:
     if not isinstance(event, yaml.ScalarEvent):
         builder.open({} if isinstance(event, yaml.MappingStartEvent) else [], line, column)
         return
-    value: Scalar = event.value if event.style or event.tag else _resolve(builder, event)
-    if builder.wants_key:
+    value: Scalar = event.value if event.style or event.tag else _resolve_scalar(builder, event)
+    if builder.expects_key:
         fault = None if isinstance(value, str) else ("wrong-type", f"the key `{event.value[:60]}` is not text", "put it in quotes")
         builder.key(event.value, line, column, fault)
     else:
         builder.scalar(value, line, column)
 
 
-def _resolve(builder: TreeBuilder, event: Any) -> Scalar:
+def _resolve_scalar(builder: TreeBuilder, event: Any) -> Scalar:
     try:
         return core_value(event.value)
     except ValueError:  # an integer with thousands of digits
         fault = ("too-large", "a number has thousands of digits", "write it as text, in quotes")
-        raise builder.unreadable(fault, *_mark(event)) from None
+        raise builder.unreadable(fault, *_position(event)) from None
 
 
 def core_value(text: str) -> Scalar:
@@ -92,12 +92,12 @@ def core_value(text: str) -> Scalar:
         return _CONSTANTS[text]
     if _INTEGER.fullmatch(text):
         return int(text)
-    if _BASED.fullmatch(text):
+    if _PREFIXED_INTEGER.fullmatch(text):
         return int(text, 0)
     return float(text) if _FLOAT.fullmatch(text) else text
 
 
-def _unreadable(builder: TreeBuilder, error: yaml.YAMLError, text: str) -> UnreadableError:
+def _syntax_error(builder: TreeBuilder, error: yaml.YAMLError, text: str) -> UnreadableError:
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
@@ -130,14 +130,16 @@ class _Dumper(yaml.CSafeDumper):
 
 
 def _represent_text(dumper: Any, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=_style(text))
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=_scalar_style(text))
 
 
-def _style(text: str) -> str | None:
+def _scalar_style(text: str) -> str | None:
     """Return the scalar style: block for lines, quotes if plain text would be misread, or None for the writer's choice."""
     if "\n" in text:
-        stands = text[0] not in " \n\t" and not _UNPRINTABLE.search(text) and not re.search("[\r\x85\u2028\u2029\ufeff]| \n| $", text)
-        return "|" if stands else '"'
+        is_block_safe = (
+            text[0] not in " \n\t" and not _UNPRINTABLE.search(text) and not re.search("[\r\x85\u2028\u2029\ufeff]| \n| $", text)
+        )
+        return "|" if is_block_safe else '"'
     try:
         return None if isinstance(core_value(text), str) else '"'
     except ValueError:

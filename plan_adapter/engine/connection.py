@@ -74,7 +74,7 @@ def configured_api_url() -> str | None:
             from prefect.settings import get_current_settings
         return get_current_settings().api.url or None
     except (ValueError, OSError) as error:
-        raise NoServerError(f"Prefect's settings cannot be read: {_without_values(error)}") from error
+        raise NoServerError(f"Prefect's settings cannot be read: {_describe_settings_error(error)}") from error
 
 
 def under_worker() -> bool:
@@ -103,15 +103,19 @@ def check_server() -> Server:
     settings = get_current_settings()
     if not settings.api.url:
         raise NoServerError("Prefect's settings name no API URL")
-    patience = {"client.max_retries": 0, "server.ephemeral.enabled": False}
+    no_retries = {"client.max_retries": 0, "server.ephemeral.enabled": False}
     try:
-        with changed_settings(patience), get_client({"timeout": ANSWER_SECONDS}, sync_client=True) as client, csrf_remembered(client):
+        with (
+            override_settings(no_retries),
+            get_client({"timeout": ANSWER_SECONDS}, sync_client=True) as client,
+            remember_csrf_support(client),
+        ):
             # /health answers without credentials.
             client.read_flows(limit=1)
             client.raise_for_api_version_mismatch_once()
     except Exception as error:
         raise NoServerError(
-            f"the Prefect server {without_credentials(settings.api.url)} cannot be used: {_reason(error)}. "
+            f"the Prefect server {without_credentials(settings.api.url)} cannot be used: {_describe_error(error)}. "
             f"Its URL comes from {url_source()}; no other server is started instead. "
             "Fix it, unset it to get a local server, or run without one: `--offline` (`offline=True` in Python)."
         ) from error
@@ -119,13 +123,13 @@ def check_server() -> Server:
 
 
 @contextlib.contextmanager
-def csrf_remembered(client: object) -> Generator[None]:
+def remember_csrf_support(client: object) -> Generator[None]:
     """Stop Prefect's `client` from asking for a CSRF token if its server said earlier that it uses none.
 
     A new client asks before its first write, and every run creates new clients.
     """
     http = getattr(client, "_client", None)
-    url, asks = str(getattr(http, "base_url", "")), bool(getattr(http, "enable_csrf_support", False))
+    url, was_enabled = str(getattr(http, "base_url", "")), bool(getattr(http, "enable_csrf_support", False))
     if http is not None and url in _urls_without_csrf:
         http.enable_csrf_support = False
     try:
@@ -134,7 +138,7 @@ def csrf_remembered(client: object) -> Generator[None]:
         if getattr(getattr(error, "response", None), "status_code", None) == 403:  # the server may have started to use tokens
             _urls_without_csrf.discard(url)
         raise
-    if asks and not getattr(http, "enable_csrf_support", True):
+    if was_enabled and not getattr(http, "enable_csrf_support", True):
         _urls_without_csrf.add(url)
 
 
@@ -155,16 +159,16 @@ def use_server(server: Server, *, quiet: bool = True) -> Generator[Server]:
         updates |= {"api.key": None, "api.auth_string": password, "client.custom_headers": dict[str, str]()}
     wants_logs = "level" in get_current_settings().logging.model_fields_set
     with contextlib.ExitStack() as stack:
-        stack.enter_context(changed_settings(updates))
+        stack.enter_context(override_settings(updates))
         if server.is_local:
-            stack.enter_context(_past_the_proxy())
+            stack.enter_context(_bypass_proxy_for_loopback())
         if quiet and not wants_logs:
-            stack.enter_context(_quiet_console())
+            stack.enter_context(_silence_console())
         yield server
 
 
 @contextlib.contextmanager
-def changed_settings(updates: Mapping[str, object]) -> Generator[None]:
+def override_settings(updates: Mapping[str, object]) -> Generator[None]:
     """Change Prefect's settings in this context.
 
     `updates` maps paths, such as "api.url", to values of the settings' own types. This takes microseconds. Prefect's `temporary_settings`
@@ -223,7 +227,7 @@ def describe_server_error(error: BaseException | None) -> str | None:
     """Return what is wrong with the server, without URLs or headers, or None if `error` does not come from a request to it."""
     while error is not None and type(error).__module__.partition(".")[0] not in ("httpx", "prefect"):
         error = error.__cause__
-    return None if error is None else _reason(error)
+    return None if error is None else _describe_error(error)
 
 
 def url_source() -> str:
@@ -234,11 +238,11 @@ def url_source() -> str:
     url = context.settings.api.url
     if any(name.upper() == "PREFECT_API_URL" and value == url for name, value in os.environ.items()):
         return "the environment variable PREFECT_API_URL"
-    if url is not None and _text_of(Path(".env")).find(url) >= 0:
+    if url is not None and _read_text(Path(".env")).find(url) >= 0:
         return f"{Path('.env').absolute()}"
-    if _table(Path("prefect.toml"), "api").get("url") == url:
+    if _read_toml_table(Path("prefect.toml"), "api").get("url") == url:
         return f"{Path('prefect.toml').absolute()}"
-    if _table(Path("pyproject.toml"), "tool", "prefect", "api").get("url") == url:
+    if _read_toml_table(Path("pyproject.toml"), "tool", "prefect", "api").get("url") == url:
         return f"[tool.prefect] in {Path('pyproject.toml').absolute()}"
     profile = context.profile
     if any(setting.name == "PREFECT_API_URL" for setting in profile.settings):
@@ -275,20 +279,20 @@ def _may_be_configured() -> bool:
         return True
     if Path("prefect.toml").exists() or Path("~/.prefect/profiles.toml").expanduser().exists():
         return True
-    return "prefect" in _text_of(Path(".env")).casefold() or bool(_table(Path("pyproject.toml"), "tool", "prefect"))
+    return "prefect" in _read_text(Path(".env")).casefold() or bool(_read_toml_table(Path("pyproject.toml"), "tool", "prefect"))
 
 
-def _text_of(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
 
-def _table(path: Path, *keys: str) -> dict[str, object]:
+def _read_toml_table(path: Path, *keys: str) -> dict[str, object]:
     """Return the TOML table at `keys` of `path`, or an empty one if it is missing or the file is not TOML."""
     try:
-        table: object = tomllib.loads(_text_of(path))
+        table: object = tomllib.loads(_read_text(path))
     except tomllib.TOMLDecodeError:
         return {}
     for key in keys:
@@ -296,22 +300,22 @@ def _table(path: Path, *keys: str) -> dict[str, object]:
     return cast("dict[str, object]", table) if isinstance(table, dict) else {}
 
 
-def _reason(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return what went wrong, without URLs or headers."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         return f"it refuses the credentials (HTTP {status}): PREFECT_API_AUTH_STRING or PREFECT_API_KEY is missing or wrong"
     if status in (404, 405):
-        return f"it is no Prefect API (HTTP {status}); the URL of a Prefect API usually ends with /api"
+        return f"it is not a Prefect API (HTTP {status}); the URL of a Prefect API usually ends with /api"
     if status is not None:
         return f"it answers with HTTP {status}"
     if isinstance(error, ValueError):
-        return "its answer is not that of a Prefect API"
+        return "it does not answer like a Prefect API"
     line = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}" + (f": {line}" if line and "://" not in line and "@" not in line else "")
 
 
-def _without_values(error: Exception) -> str:
+def _describe_settings_error(error: Exception) -> str:
     """Return the locations and messages of pydantic's errors without the values, which may be secrets."""
     from pydantic import ValidationError
 
@@ -320,7 +324,7 @@ def _without_values(error: Exception) -> str:
     return str(error)
 
 
-class _NotPrefect(logging.Filter):
+class _NonPrefectFilter(logging.Filter):
     """Let only records through that do not come from Prefect's own loggers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -328,7 +332,7 @@ class _NotPrefect(logging.Filter):
 
 
 @contextlib.contextmanager
-def _quiet_console() -> Generator[None]:
+def _silence_console() -> Generator[None]:
     """Keep Prefect's records out of its own console handlers. The user's handlers are left alone."""
     from prefect.logging.configuration import ensure_logging_setup
     from prefect.logging.handlers import PrefectConsoleHandler
@@ -336,27 +340,27 @@ def _quiet_console() -> Generator[None]:
     ensure_logging_setup()
     consoles = [handler for handler in logging.getLogger().handlers if isinstance(handler, PrefectConsoleHandler)]
     consoles += logging.getLogger("prefect._internal").handlers
-    silence = _NotPrefect()
+    prefect_filter = _NonPrefectFilter()
     for handler in consoles:
-        handler.addFilter(silence)
+        handler.addFilter(prefect_filter)
     try:
         yield
     finally:
         for handler in consoles:
-            handler.removeFilter(silence)
+            handler.removeFilter(prefect_filter)
 
 
 @contextlib.contextmanager
-def _past_the_proxy() -> Generator[None]:
+def _bypass_proxy_for_loopback() -> Generator[None]:
     """Exempt loopback from a proxy that the environment names. Otherwise Prefect's client would send it requests for 127.0.0.1."""
     names = [name for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy") if os.environ.get(name)]
     before = {name: os.environ.get(name) for name in ("NO_PROXY", "no_proxy")}
-    excepted = before["no_proxy"] or before["NO_PROXY"] or ""
-    if not names or excepted == "*" or "127.0.0.1" in excepted.split(","):
+    exempt = before["no_proxy"] or before["NO_PROXY"] or ""
+    if not names or exempt == "*" or "127.0.0.1" in exempt.split(","):
         yield
         return
     for name in before:
-        os.environ[name] = f"{excepted},127.0.0.1".lstrip(",")
+        os.environ[name] = f"{exempt},127.0.0.1".lstrip(",")
     try:
         yield
     finally:

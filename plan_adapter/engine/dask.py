@@ -1,4 +1,4 @@
-"""`DaskCluster`: calls of tools on the workers of a Dask cluster, one that exists or one that lasts as long as the run."""
+"""`DaskCluster`: calls tools on the workers of a Dask cluster, either an existing one or one that lasts as long as the run."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def has_dask() -> bool:
 
 @asynccontextmanager
 async def dask_cluster(address: str | None, *, processes: int) -> AsyncGenerator["DaskCluster"]:
-    """Yield the cluster whose scheduler is at `address`, or one of at most `processes` workers on this machine, which ends with the block.
+    """Yield the cluster whose scheduler is at `address`, or else one on this machine, with `processes` workers, that ends with the block.
 
     Nothing is started or connected before the first call.
     """
@@ -48,33 +48,33 @@ async def dask_cluster(address: str | None, *, processes: int) -> AsyncGenerator
 
 
 class DaskCluster:
-    """A Dask cluster that makes calls. Implements `ports.Cluster`."""
+    """A Dask cluster that calls tools. Implements `ports.Cluster`."""
 
     def __init__(self, address: str | None, *, processes: int) -> None:
         """Use the scheduler at `address`, or start `processes` workers on this machine, at most one per core."""
         self._address = address
         self._processes = min(processes, os.cpu_count() or 1)
         self._lock = threading.Lock()
-        self._opened = ExitStack()
+        self._resources = ExitStack()
         self._client: Client | None = None
 
     async def call(self, name: str, work: Callable[[], T]) -> T:
-        """Return what `work` returns on a worker. It starts at most once. See `ports.Cluster`."""
+        """Run `work` on a worker, at most once, and return its result. See `ports.Cluster`."""
         client = await asyncio.to_thread(self._connect)
         # The client has an event loop of its own. Cancelling the wrapper cancels `_call` there.
-        going = asyncio.run_coroutine_threadsafe(_call(client, name, work), client.loop.asyncio_loop)
-        return await asyncio.wrap_future(going)
+        future = asyncio.run_coroutine_threadsafe(_call(client, name, work), client.loop.asyncio_loop)
+        return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Disconnect, and end the cluster that the run started, with all that still runs on it."""
+        """Disconnect. End the cluster that the run started and everything that still runs on it."""
         with self._lock:
             self._client = None
-            self._opened.close()
+            self._resources.close()
 
     def _connect(self) -> Client:
         with self._lock:
-            if self._client is None or self._client.status == "closed":  # it gave up a scheduler that did not come back
-                self._opened.close()
+            if self._client is None or self._client.status == "closed":  # the client gave up on its scheduler
+                self._resources.close()
                 self._client = self._new_client()
             return self._client
 
@@ -85,21 +85,21 @@ class DaskCluster:
             raise ToolError(f"Dask is not installed here: {INSTALL_DASK} ({error})") from error
         # Not DaskTaskRunner: it would run the step's task on the worker, which needs Prefect's server and credentials there, and it prefers
         # any other client of this process to the address.
-        with ExitStack() as opened:
-            address, security = (self._address, None) if self._address else opened.enter_context(_own_workers(self._processes))
+        with ExitStack() as resources:
+            address, security = (self._address, None) if self._address else resources.enter_context(_start_local_cluster(self._processes))
             try:
-                client: Client = opened.enter_context(cast("Any", PrefectDaskClient)(address, security=security, set_as_default=False))
+                client: Client = resources.enter_context(cast("Any", PrefectDaskClient)(address, security=security, set_as_default=False))
             except (OSError, ValueError) as error:
                 raise ToolError(f"no Dask scheduler answers at {address} (PLAN_ADAPTER_DASK_ADDRESS): {error_message(error)}") from error
-            self._opened = opened.pop_all()
+            self._resources = resources.pop_all()
             return client
 
 
 async def _call(client: Client, name: str, work: Callable[[], T]) -> T:
-    """Return what `work` returns on a worker, in the event loop of `client`.
+    """Run `work` on a worker and return its result. Call this in the event loop of `client`.
 
-    Dask runs a task again if its worker is lost, even after its end: no setting of a task prevents that, and the scheduler's are those of
-    somebody else. So there is one ticket per call, in a queue of the scheduler, and only who takes it may start.
+    Dask runs a task again if its worker is lost, even after the task has ended. No setting of a task prevents that, and the scheduler may
+    belong to somebody else. So each call has one ticket, in a queue of the scheduler, and only the worker that takes it may start.
     """
     import distributed
 
@@ -115,7 +115,7 @@ async def _call(client: Client, name: str, work: Callable[[], T]) -> T:
             await future.cancel(reason="the run ended the call")
             raise
         except Exception as error:  # the cluster failed: `work` raises nothing
-            raise await _lost(tickets, error) from error
+            raise await _error_of_lost_call(tickets, error) from error
         finally:
             future.release()
     finally:
@@ -125,20 +125,20 @@ async def _call(client: Client, name: str, work: Callable[[], T]) -> T:
     return answer[0]
 
 
-async def _lost(tickets: Queue, error: Exception) -> ToolError:
-    """Return the error of a call whose future failed with `error`. A ticket that is left proves that the call never started."""
+async def _error_of_lost_call(tickets: Queue, error: Exception) -> ToolError:
+    """Return the error of a call whose future failed with `error`. An unused ticket proves that the call never started."""
     why = error_message(error.__cause__ or error)
     try:
-        left = await tickets.get(batch=True)
+        unused_tickets = await tickets.get(batch=True)
     except Exception as unreachable:
-        why, left = f"{why}; {error_message(unreachable)}", []
-    if left:
+        why, unused_tickets = f"{why}; {error_message(unreachable)}", []
+    if unused_tickets:
         return ToolError(f"the Dask cluster could not start the call: {why}")
     return UnknownOutcomeError(f"the Dask cluster lost the call: {why}")
 
 
 def _start_once(tickets: str, work: Callable[[], T]) -> tuple[T] | None:
-    """Return what `work` returns, or None if it was started before. Runs on a worker."""
+    """Run `work` and return its result in a tuple, or None if it was started before. Called on a worker."""
     import distributed
 
     queue: Queue = distributed.Queue(tickets)
@@ -150,8 +150,8 @@ def _start_once(tickets: str, work: Callable[[], T]) -> tuple[T] | None:
 
 
 @contextmanager
-def _own_workers(processes: int) -> Generator[tuple[str, Security]]:
-    """Start a cluster on this machine that only this account can use, and yield its address and keys. It ends with the block or the run."""
+def _start_local_cluster(processes: int) -> Generator[tuple[str, Security]]:
+    """Start a cluster on this machine for this account only. Yield its address and keys. It ends with the block or the run."""
     import distributed
 
     command = [sys.executable, "-P", "-m", "plan_adapter.engine.dask_process"]

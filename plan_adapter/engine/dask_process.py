@@ -1,7 +1,7 @@
 """The process of a run's own Dask cluster: `python -m plan_adapter.engine.dask_process`. It lives as long as its standard input is open.
 
-It is not a `LocalCluster` inside the process of the run, because the workers of that import the run's main script again, inherit the run's
-credentials and print to its output.
+The process of the run holds no `LocalCluster`: its workers would import the run's main script again, inherit the run's credentials and
+print to its output.
 """
 
 import json
@@ -18,29 +18,29 @@ CHECK_SECONDS = 1.0
 
 
 def main() -> None:
-    """Start the cluster that a line of JSON on the input asks for, answer with a line of its address and keys, and serve it."""
-    asked = json.loads(sys.stdin.readline())
-    sys.path[:] = asked["path"]
+    """Read a request as a line of JSON, start that cluster, answer with its address and keys as a line of JSON, and serve it."""
+    request = json.loads(sys.stdin.readline())
+    sys.path[:] = request["path"]
     owner, reply = os.dup(0), os.dup(1)
-    sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # for why no cluster starts
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # shows why a cluster does not start
+    devnull = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # the workers inherit these, and nothing would redact what tools write there
-        os.dup2(nowhere, stream)
+        os.dup2(devnull, stream)
     try:
-        _serve(asked["processes"], asked["folder"], owner, reply)
+        _serve(request["processes"], request["folder"], owner, reply)
     finally:
         for worker in multiprocessing.active_children():
             worker.kill()
             worker.join()
-        shutil.rmtree(asked["folder"], ignore_errors=True)  # the run removes it, too, if it lives
-        os.killpg(0, signal.SIGKILL)  # also what tools started and left behind
+        shutil.rmtree(request["folder"], ignore_errors=True)  # the run also removes it if it is alive
+        os.killpg(0, signal.SIGKILL)  # also ends processes that tools left behind
 
 
 def _serve(processes: int, folder: str, owner: int, reply: int) -> None:
     import dask
     import distributed
 
-    # Its pages need no key.
+    # Dask's web pages would need no key.
     cast("Any", dask).config.set({"distributed.scheduler.http.routes": [], "distributed.worker.http.routes": []})
     cast("Any", dask).config.set({"distributed.deploy.lost-worker-timeout": "3s"})
     # Without keys, every account of this machine could run code as this one.

@@ -28,12 +28,12 @@ PLAN_LABEL = "plan-adapter.plan"
 TOOL_LABEL = "plan-adapter.tool."
 """The beginning of a label for each tool that a package defines; its value names the package and its version."""
 
-NAMES_AT_ONCE = 100
+NAMES_PER_REQUEST = 100
 PAGE = 200
 """The most that Prefect's server returns for one request."""
 
-POLLED_SECONDS = 60.0
-"""A worker sends a heartbeat every 30 seconds by default. One that sent none for longer than this is taken for gone."""
+HEARTBEAT_SECONDS = 60.0
+"""A worker that sent no heartbeat for longer than this counts as gone. By default one is sent every 30 seconds."""
 
 Action: TypeAlias = Literal["created", "updated", "unchanged"]
 
@@ -63,7 +63,7 @@ class RunbookDeployment:
     form: Mapping[str, JsonValue]  # JSON Schema of the inputs
     tags: tuple[str, ...]
     tool_packages: Mapping[str, str]  # tool -> the package that defines it, with its version
-    inputs: Mapping[str, JsonValue] | None  # what a run gets unless it says otherwise; None: as in the deployment
+    inputs: Mapping[str, JsonValue] | None  # the inputs of a run that does not set them; None keeps those of the deployment
     options: DeploymentOptions
 
     @property
@@ -100,7 +100,7 @@ class DeployedRunbook:
     id: str
     name: str  # flow/deployment
     digest: str  # of the plan
-    inputs: Mapping[str, JsonValue]  # what a run gets unless it says otherwise
+    inputs: Mapping[str, JsonValue]  # the inputs of a run that does not set them
     pool: str | None  # None if a process serves it without a worker
     is_attended: bool  # whether a worker polled its pool, or a process served it, in the last minute
 
@@ -128,17 +128,17 @@ class Deployer:
     client: PrefectClient
 
     async def compare(self, wanted: Sequence[RunbookDeployment]) -> list[PlannedDeployment]:
-        """Return what differs from the deployments that exist.
+        """Return each deployment compared with the existing one.
 
-        Raises DeploymentError if somebody else made one of them, or if one has a work pool and a process is to serve it.
+        Raises DeploymentError if `plan deploy` did not make one of them, or if one that a process should serve has a work pool.
         """
-        names = [one.name for one in wanted]
+        names = [deployment.name for deployment in wanted]
         existing = dict[str, DeploymentResponse]()
-        for start in range(0, len(names), NAMES_AT_ONCE):
-            existing |= await self._existing_of(names[start : start + NAMES_AT_ONCE])
-        return [_compare(one, existing.get(one.name)) for one in wanted]
+        for start in range(0, len(names), NAMES_PER_REQUEST):
+            existing |= await self._read_deployments(names[start : start + NAMES_PER_REQUEST])
+        return [_compare(deployment, existing.get(deployment.name)) for deployment in wanted]
 
-    async def _existing_of(self, names: list[str]) -> dict[str, DeploymentResponse]:
+    async def _read_deployments(self, names: list[str]) -> dict[str, DeploymentResponse]:
         """Return the deployments `name/name` of these names."""
         flow_filter, own = FlowFilter(name=FlowFilterName(any_=names)), DeploymentFilter(name=DeploymentFilterName(any_=names))
         flows = {flow.id: flow.name for flow in await self.client.read_flows(flow_filter=flow_filter)}
@@ -148,7 +148,7 @@ class Deployer:
             found += page
             if len(page) < PAGE:
                 break
-        return {one.name: one for one in found if flows.get(one.flow_id) == one.name}
+        return {deployment.name: deployment for deployment in found if flows.get(deployment.flow_id) == deployment.name}
 
     async def apply(self, planned: PlannedDeployment) -> PlannedDeployment:
         """Create or update the deployment, unless it is unchanged, and return it with its id. Raises DeploymentError."""
@@ -157,33 +157,33 @@ class Deployer:
         create = planned.create
         if planned.deployment_id is None:
             create = create.model_copy(update={"flow_id": await self.client.create_flow_from_name(create.name)})
-        return replace(planned, deployment_id=await self._post(create, planned.name))
+        return replace(planned, deployment_id=await self._submit(create, planned.name))
 
-    async def _of_runbook(self, name: str, *, missing: str, otherwise: str) -> tuple[str, DeploymentResponse]:
+    async def _read_runbook_deployment(self, name: str, *, if_missing: str, if_foreign: str) -> tuple[str, DeploymentResponse]:
         """Return the full name and the deployment of a runbook.
 
-        Raises DeploymentError if there is none, with the hint `missing`, or if `plan deploy` did not make it, with the hint `otherwise`.
+        Raises DeploymentError with the hint `if_missing` if there is none, or with `if_foreign` if `plan deploy` did not make it.
         """
         full_name = name if "/" in name else f"{name}/{name}"
-        existing = await self._existing(full_name)
+        existing = await self._read_deployment(full_name)
         if existing is None:
-            raise DeploymentError(f"Prefect has no deployment `{full_name}`: {missing}`prefect deployment ls` lists them")
+            raise DeploymentError(f"Prefect has no deployment `{full_name}`: {if_missing}`prefect deployment ls` lists them")
         if PLAN_LABEL not in existing.labels:
-            raise DeploymentError(f"`plan deploy` did not make `{full_name}`: {otherwise.format(full_name)}")
+            raise DeploymentError(f"`plan deploy` did not make `{full_name}`: {if_foreign.format(full_name)}")
         return full_name, existing
 
-    async def _existing(self, full_name: str) -> DeploymentResponse | None:
+    async def _read_deployment(self, full_name: str) -> DeploymentResponse | None:
         try:
             return await self.client.read_deployment_by_name(full_name)
         except ObjectNotFound:
             return None
 
-    async def _post(self, create: DeploymentCreate, full_name: str) -> str:
+    async def _submit(self, create: DeploymentCreate, full_name: str) -> str:
         body = create.model_dump(mode="json", exclude_unset=True)
         try:
             response = await self.client.request("POST", "/deployments/", json=body)
         except PrefectHTTPStatusError as error:
-            raise DeploymentError(f"Prefect refuses the deployment `{full_name}`: {_reason(error)}") from error
+            raise DeploymentError(f"Prefect refuses the deployment `{full_name}`: {_error_detail(error)}") from error
         return str(response.json()["id"])
 
     async def has_pool(self, name: str) -> bool:
@@ -198,16 +198,16 @@ class Deployer:
         """Create a process work pool: its workers run each flow run in a process on their own machine."""
         await self.client.create_work_pool(WorkPoolCreate(name=name, type="process"))
 
-    async def deployed(self, name: str) -> DeployedRunbook:
+    async def read_runbook(self, name: str) -> DeployedRunbook:
         """Return the deployment of a runbook. Raises DeploymentError if there is none."""
-        otherwise = "start it with `prefect deployment run {}`"
-        full_name, existing = await self._of_runbook(name, missing="`plan deploy` makes one, ", otherwise=otherwise)
+        if_foreign = "start it with `prefect deployment run {}`"
+        full_name, existing = await self._read_runbook_deployment(name, if_missing="`plan deploy` makes one, ", if_foreign=if_foreign)
         digest, pool = str(existing.labels[PLAN_LABEL]), existing.work_pool_name
         is_attended = await self._has_worker(pool) if pool is not None else existing.status is DeploymentStatus.READY
         return DeployedRunbook(str(existing.id), full_name, digest, existing.parameters, pool, is_attended)
 
     async def _has_worker(self, pool: str) -> bool:
-        since = datetime.now(UTC) - timedelta(seconds=POLLED_SECONDS)
+        since = datetime.now(UTC) - timedelta(seconds=HEARTBEAT_SECONDS)
         workers = await self.client.read_workers_for_work_pool(pool)
         return any(worker.last_heartbeat_time is not None and worker.last_heartbeat_time >= since for worker in workers)
 
@@ -216,22 +216,24 @@ class Deployer:
         try:
             flow_run = await self.client.create_flow_run_from_deployment(UUID(runbook.id), parameters=dict(inputs))
         except PrefectHTTPStatusError as error:
-            raise DeploymentError(f"Prefect refuses a run of `{runbook.name}`: {_reason(error)}") from error
+            raise DeploymentError(f"Prefect refuses a run of `{runbook.name}`: {_error_detail(error)}") from error
         return str(flow_run.id)
 
-    async def end_of(self, flow_run_id: str) -> FlowRunEnd | None:
+    async def read_end(self, flow_run_id: str) -> FlowRunEnd | None:
         """Return how a flow run ended; None while it has not. Raises DeploymentError if somebody deleted it."""
         try:
             state = (await self.client.read_flow_run(UUID(flow_run_id))).state
         except ObjectNotFound:
-            raise DeploymentError(f"Prefect has no flow run {flow_run_id} any more: somebody deleted it") from None
+            raise DeploymentError(f"Prefect no longer has the flow run {flow_run_id}: somebody deleted it") from None
         if state is None or not state.is_final():
             return None
         return FlowRunEnd(state.name or state.type.value, state.message or "", state.is_cancelled())
 
     async def undeploy(self, name: str) -> str:
         """Delete the deployment of a runbook and return its name. Its flow runs stay. Raises DeploymentError if there is none."""
-        full_name, existing = await self._of_runbook(name, missing="", otherwise="delete it with `prefect deployment delete {}`")
+        full_name, existing = await self._read_runbook_deployment(
+            name, if_missing="", if_foreign="delete it with `prefect deployment delete {}`"
+        )
         await self.client.delete_deployment(existing.id)
         return full_name
 
@@ -249,7 +251,7 @@ class FlowRunSource:
     tool_packages: Mapping[str, str]
 
 
-async def source_of_flow_run(flow_run_id: str) -> FlowRunSource:
+async def read_flow_run_source(flow_run_id: str) -> FlowRunSource:
     """Return the parameter names of a flow run, and the tool packages of its deployment."""
     async with get_client() as client:
         flow_run = await client.read_flow_run(UUID(flow_run_id))
@@ -258,7 +260,7 @@ async def source_of_flow_run(flow_run_id: str) -> FlowRunSource:
     return FlowRunSource(tuple(flow_run.parameters), packages)
 
 
-def schedule_of(kind: Literal["cron", "interval", "rrule"], value: str | timedelta, time_zone: str | None) -> SCHEDULE_TYPES:
+def make_schedule(kind: Literal["cron", "interval", "rrule"], value: str | timedelta, time_zone: str | None) -> SCHEDULE_TYPES:
     """Return a schedule: a cron expression, an interval, or an iCalendar rule, in a time zone (None: UTC). Raises DeploymentError."""
     try:
         match kind:
@@ -274,21 +276,21 @@ def schedule_of(kind: Literal["cron", "interval", "rrule"], value: str | timedel
 
 def _compare(wanted: RunbookDeployment, existing: DeploymentResponse | None) -> PlannedDeployment:
     if existing is not None and PLAN_LABEL not in existing.labels:
-        raise DeploymentError(f"Prefect already has a deployment `{wanted.full_name}`, which `plan deploy` did not make: rename the plan")
+        raise DeploymentError(f"Prefect already has a deployment `{wanted.full_name}`, which `plan deploy` did not make; rename the plan")
     if wanted.options.is_served and existing is not None and (pool := existing.work_pool_name) is not None:
         raise DeploymentError(
-            f"workers of the pool `{pool}` run `{wanted.full_name}`: start one with `prefect worker start --pool {pool}`, or "
-            f"`plan undeploy {wanted.name}`, which also deletes its schedule, and serve it then"
+            f"workers of the pool `{pool}` run `{wanted.full_name}`: start one with `prefect worker start --pool {pool}`; or type "
+            f"`plan undeploy {wanted.name}`, which also deletes its schedule, and then serve it"
         )
-    create = _create(wanted, existing)
+    create = _deployment_to_create(wanted, existing)
     if existing is None:
         return PlannedDeployment(wanted.full_name, "created", (), create, None)
     changes = tuple(_differences(create, existing))
     return PlannedDeployment(wanted.full_name, "updated" if changes else "unchanged", changes, create, str(existing.id))
 
 
-def _create(wanted: RunbookDeployment, existing: DeploymentResponse | None) -> DeploymentCreate:
-    """Return the whole deployment as it should be; the server replaces its schedules with those given here."""
+def _deployment_to_create(wanted: RunbookDeployment, existing: DeploymentResponse | None) -> DeploymentCreate:
+    """Return the complete deployment to send. The server replaces all schedules with those in it."""
     options = wanted.options
     fields: dict[str, Any] = {
         "name": wanted.name,
@@ -305,7 +307,7 @@ def _create(wanted: RunbookDeployment, existing: DeploymentResponse | None) -> D
         "job_variables": dict(options.job_variables or {}),
     }
     if existing is not None:
-        fields |= _kept(existing, keeps_inputs=wanted.inputs is None, job_variables=options.job_variables or {})
+        fields |= _kept_fields(existing, keep_inputs=wanted.inputs is None, job_variables=options.job_variables or {})
     given: dict[str, Any] = {
         "work_pool_name": options.pool,
         "work_queue_name": options.queue,
@@ -317,39 +319,39 @@ def _create(wanted: RunbookDeployment, existing: DeploymentResponse | None) -> D
     return DeploymentCreate(**fields | {name: value for name, value in given.items() if value is not None})
 
 
-def _kept(existing: DeploymentResponse, *, keeps_inputs: bool, job_variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a deployment keeps unless an option says otherwise."""
+def _kept_fields(existing: DeploymentResponse, *, keep_inputs: bool, job_variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that an existing deployment keeps unless an option changes them."""
     kept: dict[str, Any] = {
         "work_pool_name": existing.work_pool_name,
         "work_queue_name": existing.work_queue_name,
         "pull_steps": existing.pull_steps,
-        "concurrency_limit": _limit(existing),
-        "schedules": [_again(one) for one in existing.schedules],
-        "job_variables": _merged(existing.job_variables, job_variables),
+        "concurrency_limit": _concurrency_limit(existing),
+        "schedules": [_copy_schedule(schedule) for schedule in existing.schedules],
+        "job_variables": _merge_job_variables(existing.job_variables, job_variables),
     }
-    if keeps_inputs:
+    if keep_inputs:
         kept["parameters"] = existing.parameters
     return {name: value for name, value in kept.items() if value is not None or name == "work_pool_name"}
 
 
-def _merged(existing: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the job variables with those given; environment variables are merged one by one."""
+def _merge_job_variables(existing: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the existing job variables updated with the given ones. Environment variables are merged one by one."""
     env = {**existing.get("env", {}), **given.get("env", {})}
     return {**existing, **given, **({"env": env} if env else {})}
 
 
-def _again(schedule: DeploymentSchedule) -> DeploymentScheduleCreate:
+def _copy_schedule(schedule: DeploymentSchedule) -> DeploymentScheduleCreate:
     return DeploymentScheduleCreate(
         schedule=schedule.schedule, active=schedule.active, parameters=schedule.parameters, slug=schedule.slug or None
     )
 
 
-def _limit(existing: DeploymentResponse) -> int | None:
+def _concurrency_limit(existing: DeploymentResponse) -> int | None:
     return None if existing.global_concurrency_limit is None else existing.global_concurrency_limit.limit
 
 
 def _differences(create: DeploymentCreate, existing: DeploymentResponse) -> list[str]:
-    """Return the parts that would change, in the words of the command line."""
+    """Return the names of the parts that would change, as the command line shows them."""
     parts = {
         "version": ((create.version, create.entrypoint), (existing.version, existing.entrypoint)),
         "description": (create.description, existing.description),
@@ -357,12 +359,15 @@ def _differences(create: DeploymentCreate, existing: DeploymentResponse) -> list
         "tool packages": (_tool_labels(create.labels), _tool_labels(existing.labels)),
         "form": (create.parameter_openapi_schema, existing.parameter_openapi_schema),
         "inputs": (create.parameters, existing.parameters),
-        "schedule": ([_comparable(one) for one in create.schedules], [_comparable(one) for one in existing.schedules]),
+        "schedule": (
+            [_comparable_schedule(schedule) for schedule in create.schedules],
+            [_comparable_schedule(schedule) for schedule in existing.schedules],
+        ),
         "work pool": (create.work_pool_name, existing.work_pool_name),
         "work queue": (create.work_queue_name or existing.work_queue_name, existing.work_queue_name),
         "job variables": (create.job_variables, existing.job_variables),
         "pull steps": (create.pull_steps or None, existing.pull_steps or None),
-        "concurrency limit": (create.concurrency_limit, _limit(existing)),
+        "concurrency limit": (create.concurrency_limit, _concurrency_limit(existing)),
         "paused": (existing.paused if create.paused is None else create.paused, existing.paused),
     }
     return [name for name, (new, old) in parts.items() if new != old]
@@ -372,13 +377,13 @@ def _tool_labels(labels: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in labels.items() if name.startswith(TOOL_LABEL)}
 
 
-def _comparable(one: DeploymentScheduleCreate | DeploymentSchedule) -> tuple[object, ...]:
+def _comparable_schedule(schedule: DeploymentScheduleCreate | DeploymentSchedule) -> tuple[object, ...]:
     """Return the parts of a schedule that count in a comparison: all but the date from which an interval is counted."""
-    described = one.schedule.model_dump(mode="json", exclude={"anchor_date"}, exclude_none=True)
-    return type(one.schedule).__name__, {"timezone": "UTC", **described}, one.active, one.parameters
+    fields = schedule.schedule.model_dump(mode="json", exclude={"anchor_date"}, exclude_none=True)
+    return type(schedule.schedule).__name__, {"timezone": "UTC", **fields}, schedule.active, schedule.parameters
 
 
-def _reason(error: PrefectHTTPStatusError) -> str:
+def _error_detail(error: PrefectHTTPStatusError) -> str:
     try:
         detail: Any = error.response.json()
     except ValueError:

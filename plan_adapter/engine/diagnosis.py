@@ -30,11 +30,11 @@ class Finding:
 
 
 def diagnose(settings: Settings, *, checks: Iterable[Callable[[], Finding]] = ()) -> list[Finding]:
-    """Return every finding, good ones included. Nothing is started or changed. `checks` are the caller's own, such as that of the store."""
-    return [*_versions(), _home(settings), *(check() for check in checks), *_server(settings)]
+    """Return every finding, including good ones. Nothing is started or changed. `checks` are further checks, such as that of the store."""
+    return [*_check_versions(), _check_home(settings), *(check() for check in checks), *_check_server(settings)]
 
 
-def _versions() -> Iterator[Finding]:
+def _check_versions() -> Iterator[Finding]:
     """Compare the installed versions with those that this package declares."""
     from packaging.requirements import Requirement
 
@@ -42,17 +42,21 @@ def _versions() -> Iterator[Finding]:
     try:
         declared = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or ()]
     except importlib.metadata.PackageNotFoundError:
-        yield Finding(ok=False, what=f"{DISTRIBUTION} is not installed", hint="install it into this Python, so that its dependencies fit")
+        yield Finding(
+            ok=False,
+            what=f"{DISTRIBUTION} is not installed",
+            hint="install it into this Python, so that its dependencies have the right versions",
+        )
         return
     for requirement in declared:
         if requirement.name in ("prefect", "fastapi"):
             installed = importlib.metadata.version(requirement.name)
-            sound = requirement.specifier.contains(installed, prereleases=True)
-            hint = "" if sound else f"with other versions Prefect's server does not start or refuses requests: pip install '{requirement}'"
-            yield Finding(ok=sound, what=f"{requirement.name} {installed}", hint=hint)
+            is_supported = requirement.specifier.contains(installed, prereleases=True)
+            hint = "" if is_supported else f"Prefect's server may not start or may refuse requests with it: pip install '{requirement}'"
+            yield Finding(ok=is_supported, what=f"{requirement.name} {installed}", hint=hint)
 
 
-def _home(settings: Settings) -> Finding:
+def _check_home(settings: Settings) -> Finding:
     """Check that the home is writable and has free space."""
     home = settings.home.expanduser().absolute()
     try:
@@ -60,44 +64,44 @@ def _home(settings: Settings) -> Finding:
     except UnsafePathError as error:
         return Finding(ok=False, what=f"home {home} is not safe", hint=error.strerror or "")
     except OSError as error:
-        return Finding(ok=False, what=f"home {home} cannot be used: {error.strerror}", hint="set PLAN_ADAPTER_HOME to a folder that can")
-    there = next(path for path in (home, *home.parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return Finding(ok=False, what=f"home {home} cannot be written", hint="set PLAN_ADAPTER_HOME to a folder that can")
-    free = shutil.disk_usage(there).free
+        return Finding(ok=False, what=f"home {home} cannot be used: {error.strerror}", hint="set PLAN_ADAPTER_HOME to a writable folder")
+    existing = next(path for path in (home, *home.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        return Finding(ok=False, what=f"home {home} cannot be written", hint="set PLAN_ADAPTER_HOME to a writable folder")
+    free = shutil.disk_usage(existing).free
     what = f"home {home}, {free / 1e9:.1f} GB free"
     return Finding(ok=free >= FREE_BYTES, what=what, hint="" if free >= FREE_BYTES else "free some disk space")
 
 
-def _server(settings: Settings) -> Iterator[Finding]:
+def _check_server(settings: Settings) -> Iterator[Finding]:
     """Report which server is configured, whether it answers, and how to reach its UI."""
     try:
         configured = configured_api_url() is not None
         if configured:
             server = configured_server(settings)
             yield Finding(ok=True, what=f"Prefect server {server.api_url} answers (set by {url_source()})")
-            yield _authentication(server.api_url)
+            yield _check_authentication(server.api_url)
         else:
-            yield from _local_server(settings)
+            yield from _check_local_server(settings)
     except NoServerError as error:
         yield Finding(ok=False, what=str(error))
 
 
-def _authentication(api_url: str) -> Finding:
+def _check_authentication(api_url: str) -> Finding:
     """Report whether people must sign in to the server before they can read and answer forms."""
-    demands = demands_authentication(api_url)
-    if demands:
+    is_demanded = demands_authentication(api_url)
+    if is_demanded:
         return Finding(ok=True, what="the Prefect server demands authentication")
     unknown = "it is not known whether the Prefect server demands authentication"
-    what = "the Prefect server demands no authentication" if demands is False else unknown
+    what = "the Prefect server demands no authentication" if is_demanded is False else unknown
     hint = (
-        "whoever reaches it can answer gates as anybody: an answer in a form proves nobody, and one-time codes count only with "
-        "`plan approve RUN --code`; let `known_by` ask for ssh_signature, totp or os_user"
+        "anyone who can reach it can answer gates under any name: a form proves nobody's identity, and one-time codes count only with "
+        "`plan approve RUN --code`; require ssh_signature, totp or os_user in `known_by`"
     )
     return Finding(ok=True, what=what, hint=hint)
 
 
-def _local_server(settings: Settings) -> Iterator[Finding]:
+def _check_local_server(settings: Settings) -> Iterator[Finding]:
     status = server_status(settings)
     if status.state == "none":
         if settings.local_server == "never" or under_worker():
@@ -110,7 +114,7 @@ def _local_server(settings: Settings) -> Iterator[Finding]:
     if status.state == "healthy":
         login = [login_hint(status.password_file)] if status.password_file is not None else []
         yield Finding(ok=True, what=f"{what} answers; log: {status.log_path}", hint="; ".join([*login, *ui_hint(status.ui_url or "")[1:]]))
-        yield _authentication(status.api_url or "")
+        yield _check_authentication(status.api_url or "")
     else:
         hint = f"`plan down`, then run again; log: {status.log_path}{ServerFolder(status.log_path.parent).log_tail()}"
         yield Finding(ok=False, what=f"{what} does not answer", hint=hint)

@@ -27,7 +27,7 @@ ANSWER_SECONDS = 24 * 3600
 POLL_SECONDS = 2
 
 
-async def as_task_run(name: str, ask: Callable[[], Awaitable[T]]) -> T:
+async def run_as_task(name: str, ask: Callable[[], Awaitable[T]]) -> T:
     """Return the result of `ask`, called in a task run called `name`. Prefect keeps neither its parameters nor its result."""
 
     @task(name=name, cache_policy=NO_CACHE, persist_result=False)
@@ -50,7 +50,7 @@ async def ask_in_form(question: str) -> str | None:
     except FlowPauseTimeout:
         async with get_client() as client:
             shown = (await client.read_flow_run(UUID(flow_run.id))).state
-            if shown is not None and shown.is_paused():  # otherwise Prefect shows it as never resumed
+            if shown is not None and shown.is_paused():  # otherwise Prefect shows the flow run as paused forever
                 await client.set_flow_run_state(UUID(flow_run.id), Running(), force=True)
         return None
     return str(reply.answer)
@@ -63,9 +63,9 @@ def current_flow_run() -> str | None:
 
 
 async def publish_summary(text: str, flow_run_id: str) -> None:
-    """Publish the summary of what came of a goal as an artifact of a flow run, which may have ended."""
+    """Publish the summary of a goal's outcome as an artifact of a flow run. The flow run may have ended."""
     data = "\n\n".join(prose(line) for line in text.splitlines() if line.strip())
-    summary = ArtifactCreate(key="summary", type="markdown", description="What came of the goal", data=data, flow_run_id=UUID(flow_run_id))
+    summary = ArtifactCreate(key="summary", type="markdown", description="Outcome of the goal", data=data, flow_run_id=UUID(flow_run_id))
     try:
         async with get_client() as client:
             await client.create_artifact(summary)

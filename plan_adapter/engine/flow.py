@@ -15,10 +15,18 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from pydantic import JsonValue, WithJsonSchema
 
-from plan_adapter.engine.connection import changed_settings, describe_server_error
+from plan_adapter.engine.connection import describe_server_error, override_settings
 from plan_adapter.engine.flow_runs import CHECKS_ITSELF, name_flow_run, run_flow, tag_flow_run
-from plan_adapter.engine.gate_prompt import left_form
-from plan_adapter.engine.internals import busy_retries, confirm, end_queues, forget, let_flows_check_parameters, rescue, undelivered
+from plan_adapter.engine.gate_prompt import keep_unattended_form
+from plan_adapter.engine.internals import (
+    busy_retries,
+    confirm_delivery,
+    count_undelivered,
+    discard_stranded,
+    end_queues,
+    let_flows_check_parameters,
+    resend_stranded,
+)
 from plan_adapter.engine.states import state_of_error, state_of_run
 from plan_adapter.errors import NoServerError, PlanAdapterError
 from plan_adapter.options import Input, InputType
@@ -36,36 +44,36 @@ STALL_SECONDS = 5.0
 CLOSE_SECONDS = 2.0
 
 
-async def deliver() -> bool:
+async def wait_for_delivery() -> bool:
     """Return whether the server has accepted every task run state. Waits as long as the queue keeps shrinking."""
     loop = asyncio.get_running_loop()
-    rescue()
-    left, deadline = undelivered(), loop.time() + STALL_SECONDS
+    resend_stranded()
+    left, deadline = count_undelivered(), loop.time() + STALL_SECONDS
     while left and loop.time() < deadline:
         await asyncio.sleep(0.01)
-        if (now := undelivered()) != left:
+        if (now := count_undelivered()) != left:
             left, deadline = now, loop.time() + STALL_SECONDS
-    return not left and await _is_confirmed()
+    return not left and await _has_confirmed()
 
 
-async def _is_confirmed() -> bool:
+async def _has_confirmed() -> bool:
     try:
         async with asyncio.timeout(STALL_SECONDS):
-            await confirm()
+            await confirm_delivery()
     except Exception as error:
-        log.info("whether the server has taken all states cannot be told: %s", error)
+        log.info("cannot tell whether the server has accepted all states: %s", error)
         return False
     return True
 
 
-async def drop() -> None:
+async def drop_queues() -> None:
     """Shut down Prefect's queues in this process without sending what they hold. Later runs get new queues."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CLOSE_SECONDS
     # Repeated because the first call makes a queue close its connection, which may hang as well.
     while end_queues() and loop.time() < deadline:  # noqa: ASYNC110  # Prefect's threads end the queues and signal nothing
         await asyncio.sleep(0.1)
-    forget()
+    discard_stranded()
 
 
 FlowBody: TypeAlias = Callable[[dict[str, JsonValue], str], Awaitable[PlanRun]]
@@ -75,7 +83,7 @@ ID_CHARACTERS = 13  # the first two groups of a UUIDv7: its millisecond
 MAX_PARAMETER_CHARACTERS = 400_000
 """Prefect refuses serialized parameters of over 524,288 bytes. Ours are ASCII."""
 
-_TYPES: dict[InputType, Any] = {
+_PARAMETER_TYPES: dict[InputType, Any] = {
     "string": str,
     "integer": int,
     "number": float,
@@ -85,7 +93,7 @@ _TYPES: dict[InputType, Any] = {
 }
 
 
-def flow_of(validated: ValidatedPlan, body: FlowBody, *, with_inputs: bool = True) -> Flow[..., Any]:
+def build_flow(validated: ValidatedPlan, body: FlowBody, *, with_inputs: bool = True) -> Flow[..., Any]:
     """Return a flow that awaits `body` and ends in the state of the run that it returns.
 
     Its parameters are the plan's inputs. Without `with_inputs` it has none; use this for a body that already has inputs too large for
@@ -96,7 +104,7 @@ def flow_of(validated: ValidatedPlan, body: FlowBody, *, with_inputs: bool = Tru
     """
     plan = validated.plan
     return PlanFlow(
-        _function(plan, partial(_bound, validated, body)) if with_inputs else _function(plan, body, with_inputs=False),
+        _flow_function(plan, partial(_bind_and_run, validated, body)) if with_inputs else _flow_function(plan, body, with_inputs=False),
         name=safe_name(plan.name),
         description="\n\n".join(prose(paragraph) for paragraph in plan.description.split("\n\n") if paragraph.strip()),
         version=validated.digest[:12],
@@ -114,7 +122,7 @@ def failing_flow(parameters: Iterable[str], error: PlanAdapterError) -> Flow[...
     async def fail(_inputs: dict[str, JsonValue], _flow_run_id: str) -> PlanRun:
         raise error
 
-    return PlanFlow(_function(plan, fail), name="failed-to-load", persist_result=False, retries=0, validate_parameters=False)
+    return PlanFlow(_flow_function(plan, fail), name="failed-to-load", persist_result=False, retries=0, validate_parameters=False)
 
 
 class PlanFlow(Flow[..., Any]):
@@ -131,7 +139,7 @@ class PlanFlow(Flow[..., Any]):
         let_flows_check_parameters(CHECKS_ITSELF)
 
 
-def name_of(run: PlanRun, validated: ValidatedPlan) -> str:
+def flow_run_name(run: PlanRun, validated: ValidatedPlan) -> str:
     """Return the name of the flow run of `run`: as its plan says, or else the plan's name and the distinct part of the run's id."""
     default = f"{safe_name(run.name)[: MAX_NAME_CHARACTERS - ID_CHARACTERS].rstrip()} {run.id[:ID_CHARACTERS]}"
     return run_name(validated, run.inputs) or default
@@ -142,14 +150,14 @@ def fit_as_parameters(inputs: Mapping[str, JsonValue]) -> bool:
     return len(json.dumps(inputs)) <= MAX_PARAMETER_CHARACTERS
 
 
-async def _bound(validated: ValidatedPlan, body: FlowBody, inputs: dict[str, JsonValue], flow_run_id: str) -> PlanRun:
+async def _bind_and_run(validated: ValidatedPlan, body: FlowBody, inputs: dict[str, JsonValue], flow_run_id: str) -> PlanRun:
     bound = bind_inputs(validated, inputs).inputs
     if (name := run_name(validated, bound)) is not None:
         await name_flow_run(name)
     return await body(bound, flow_run_id)
 
 
-def _function(plan: ExecutionPlan, body: FlowBody, *, with_inputs: bool = True) -> Callable[..., Awaitable[State]]:
+def _flow_function(plan: ExecutionPlan, body: FlowBody, *, with_inputs: bool = True) -> Callable[..., Awaitable[State]]:
     inputs_of_plan = plan.inputs if with_inputs else {}
 
     async def run_steps(**inputs: JsonValue) -> State:
@@ -157,9 +165,9 @@ def _function(plan: ExecutionPlan, body: FlowBody, *, with_inputs: bool = True) 
         assert context is not None and context.flow_run is not None  # only Prefect calls this
         async with busy_retries():  # it changes the client, and so also covers the end of a flow that a worker runs
             await tag_flow_run(context.flow_run, plan.tags)
-        with left_form() as form:
+        with keep_unattended_form() as form:
             try:
-                return form.on(state_of_run(await body(inputs, str(context.flow_run.id))))
+                return form.attach_to(state_of_run(await body(inputs, str(context.flow_run.id))))
             except PlanAdapterError as error:
                 return state_of_error(error)
 
@@ -177,7 +185,7 @@ def _signature(inputs: Mapping[str, Input]) -> inspect.Signature:
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=inspect.Parameter.empty if declared.is_required else declared.default,
-                annotation=Annotated[_TYPES[declared.type], WithJsonSchema(value_schema(declared))],
+                annotation=Annotated[_PARAMETER_TYPES[declared.type], WithJsonSchema(value_schema(declared))],
             )
             for name, declared in inputs.items()
         ]
@@ -192,10 +200,10 @@ def _docstring(inputs: Mapping[str, Input]) -> str:
 
 END_SECONDS = 15.0
 """How long Prefect may take to record the end of a run. Left alone it would retry for minutes and then mark the flow run as Failed."""
-LAST_WORD_SECONDS = 3.0
+REPORT_SECONDS = 3.0
 
-AWAY = "the Prefect server went away: it lacks states or logs of"
-DELETED = "the flow run is not there any more, somebody deleted it in Prefect: it shows no end of"
+SERVER_AWAY = "the Prefect server went away and lacks states or logs of"
+FLOW_RUN_DELETED = "the flow run is gone (somebody deleted it in Prefect), so Prefect shows no end of"
 
 
 async def run_to_end(flow: Flow[..., Any], parameters: Mapping[str, Any], run: PlanRun, ended: asyncio.Future[None], *, name: str) -> None:
@@ -205,60 +213,58 @@ async def run_to_end(flow: Flow[..., Any], parameters: Mapping[str, Any], run: P
     the exception that `ended` holds, or NoServerError if Prefect never called the function.
     """
     loop = asyncio.get_running_loop()
-    flowing = asyncio.ensure_future(run_flow(flow, parameters, flow_run_id=run.flow_run_id, name=name))
-    ended.add_done_callback(lambda _: loop.call_later(END_SECONDS, _cut_short, flowing))
-    while not flowing.done():
+    flow_task = asyncio.ensure_future(run_flow(flow, parameters, flow_run_id=run.flow_run_id, name=name))
+    ended.add_done_callback(lambda _: loop.call_later(END_SECONDS, _cancel_until_done, flow_task))
+    while not flow_task.done():
         try:
-            await asyncio.wait({flowing})
+            await asyncio.wait({flow_task})
         except asyncio.CancelledError:  # the function cleans up and reports how that ended
-            flowing.cancel()
+            flow_task.cancel()
     if not ended.done():
-        raise _start_error(flowing, run)
-    trouble = await _why_end_unreported(flowing, run) or (None if await deliver() else AWAY)
-    if trouble is not None:
-        await drop()
-        then = "; `plan reconcile` tells it the end" if trouble == AWAY else ""
-        log.warning("%s run %s, whose record is complete%s", trouble, run.id, then)
+        raise _start_error(flow_task, run)
+    problem = await _report_missing_end(flow_task, run) or (None if await wait_for_delivery() else SERVER_AWAY)
+    if problem is not None:
+        await drop_queues()
+        advice = "; `plan reconcile` reports the end to Prefect" if problem == SERVER_AWAY else ""
+        log.warning("%s run %s; the store has its complete record%s", problem, run.id, advice)
     ended.result()
 
 
-def _cut_short(flowing: "asyncio.Future[State]") -> None:
+def _cancel_until_done(flow_task: "asyncio.Future[State]") -> None:
     # Prefect reacts to a cancellation with one more attempt to reach the server, so several cancellations are needed.
-    if not flowing.done():
-        flowing.cancel()
-        asyncio.get_running_loop().call_later(0.2, _cut_short, flowing)
+    if not flow_task.done():
+        flow_task.cancel()
+        asyncio.get_running_loop().call_later(0.2, _cancel_until_done, flow_task)
 
 
-def _start_error(flowing: "asyncio.Future[State]", run: PlanRun) -> BaseException:
+def _start_error(flow_task: "asyncio.Future[State]", run: PlanRun) -> BaseException:
     """Return the reason why Prefect did not call the flow's function."""
-    error = asyncio.CancelledError() if flowing.cancelled() else flowing.exception()
-    reason = f"its flow run is {flowing.result().name}" if error is None else describe_server_error(error)
+    error = asyncio.CancelledError() if flow_task.cancelled() else flow_task.exception()
+    reason = f"its flow run is {flow_task.result().name}" if error is None else describe_server_error(error)
     if reason is None or isinstance(error, PlanAdapterError):
         return error or asyncio.CancelledError()
-    unbegun = NoServerError(
-        f"the Prefect server did not begin run {run.id}: {reason}. No step was called; `plan resume {run.id}` begins it"
+    not_started = NoServerError(
+        f"the Prefect server did not start run {run.id}: {reason}. No step was called; `plan resume {run.id}` starts it"
     )
-    unbegun.__cause__ = error
-    return unbegun
+    not_started.__cause__ = error
+    return not_started
 
 
-async def _why_end_unreported(flowing: "asyncio.Future[State]", run: PlanRun) -> str | None:
-    """Return why the server does not know how the flow run ended, or None if it does.
-
-    If Prefect could not report the end, report it once more.
-    """
-    told = not flowing.cancelled() and flowing.exception() is None
-    if told or run.completed_at is None or run.flow_run_id is None:  # an exception of the function also arrives here, and is not an end
+async def _report_missing_end(flow_task: "asyncio.Future[State]", run: PlanRun) -> str | None:
+    """Report the end of the flow run once more if Prefect could not. Return why the server does not know it, or None if it does."""
+    is_reported = not flow_task.cancelled() and flow_task.exception() is None
+    # An exception of the function also arrives here, and is not an end.
+    if is_reported or run.completed_at is None or run.flow_run_id is None:
         return None
     try:
-        with changed_settings({"client.max_retries": 0}):
-            async with asyncio.timeout(LAST_WORD_SECONDS):
+        with override_settings({"client.max_retries": 0}):
+            async with asyncio.timeout(REPORT_SECONDS):
                 await _report_end(UUID(run.flow_run_id), state_of_run(run))
     except ObjectNotFound:
-        return DELETED
+        return FLOW_RUN_DELETED
     except Exception as error:
-        log.info("the end of run %s could not be told: %s", run.id, error)
-        return AWAY
+        log.info("the end of run %s could not be reported to Prefect: %s", run.id, error)
+        return SERVER_AWAY
     return None
 
 

@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 
-from plan_adapter.engine.internals import busy_retries, missing_prefect_features, named, rerun
+from plan_adapter.engine.internals import busy_retries, missing_prefect_features, name_new_flow_run, rerun
 from plan_adapter.errors import NoServerError, RunFailedError
 from plan_adapter.gates.approval import os_user
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 PAGE = 100
 NO_REASON = "cancelled in Prefect"
-_CANCELLATIONS = (StateType.CANCELLING, StateType.CANCELLED)
+_CANCELLATION_TYPES = (StateType.CANCELLING, StateType.CANCELLED)
 
 
 async def run_flow(
@@ -37,9 +37,9 @@ async def run_flow(
     """
     async with busy_retries():
         can_rerun = not missing_prefect_features("reruns")
-        flow_run = await _known(flow_run_id) if flow_run_id is not None and can_rerun else None
+        flow_run = await _find_flow_run(flow_run_id) if flow_run_id is not None and can_rerun else None
         if flow_run is None:
-            with nullcontext() if name is None else named(flow, name):
+            with nullcontext() if name is None else name_new_flow_run(flow, name):
                 state = await flow(**parameters, return_state=True)
         else:
             state = await rerun(flow, flow_run, dict(parameters))
@@ -53,7 +53,7 @@ CHECKS_ITSELF = "plan_adapter_checks_parameters"
 """An attribute of a flow's function. It makes Prefect pass the parameters through unchecked, whatever the signature says."""
 
 
-async def _known(flow_run_id: str) -> FlowRun | None:
+async def _find_flow_run(flow_run_id: str) -> FlowRun | None:
     async with get_client() as client:
         try:
             return await client.read_flow_run(UUID(flow_run_id))
@@ -67,7 +67,7 @@ async def tag_flow_run(flow_run: FlowRun, tags: Collection[str]) -> None:
     Only the flow run gets the plan's tags. Prefect's `tags(...)` would add them to every task run as well.
     """
     missing = [tag for tag in dict.fromkeys(tags) if tag not in flow_run.tags]
-    if missing and await _update(flow_run, "tags", tags=[*flow_run.tags, *missing]):
+    if missing and await _try_update(flow_run, "tags", tags=[*flow_run.tags, *missing]):
         flow_run.tags = [*flow_run.tags, *missing]
 
 
@@ -75,18 +75,18 @@ async def name_flow_run(name: str) -> None:
     """Name the current flow run. If the server does not accept the name, log a warning and continue."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None  # only called inside a flow run
-    if context.flow_run.name != name and await _update(context.flow_run, "name", name=name):
+    if context.flow_run.name != name and await _try_update(context.flow_run, "name", name=name):
         context.flow_run.name = name
 
 
-async def _update(flow_run: FlowRun, what: str, **fields: Any) -> bool:
-    """Return whether the server accepted `fields` of the flow run. If not, warn that it lacks `what` of its plan."""
+async def _try_update(flow_run: FlowRun, what: str, **fields: Any) -> bool:
+    """Return whether the server accepted `fields` of the flow run. If not, log a warning that names `what` is missing."""
     try:
         async with get_client() as client:
             response = await client.update_flow_run(flow_run.id, **fields)
         response.raise_for_status()
     except Exception as error:
-        log.warning("flow run %s lacks the %s of its plan: %s", flow_run.id, what, error)
+        log.warning("flow run %s did not get the %s of its plan: %s", flow_run.id, what, error)
         return False
     return True
 
@@ -104,7 +104,7 @@ class Origin:
     deployment: str | None = None
 
 
-async def origin() -> Origin:
+async def read_origin() -> Origin:
     """Return who started the current flow run: the operating system's user if it belongs to no deployment."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None and context.flow is not None  # only called inside a flow run
@@ -124,7 +124,7 @@ async def origin() -> Origin:
     return Origin(name)
 
 
-async def cancellation_of(flow_run_id: str) -> str | None:
+async def cancellation_reason(flow_run_id: str) -> str | None:
     """Return why the flow run was set to Cancelling or Cancelled, in the UI or through the API, or None if it was not."""
     async with get_client() as client:
         state = (await client.read_flow_run(UUID(flow_run_id))).state
@@ -139,7 +139,7 @@ class Cancellation:
     at: datetime
 
 
-async def cancellations(flow_run_ids: Collection[str]) -> dict[str, Cancellation]:
+async def read_cancellations(flow_run_ids: Collection[str]) -> dict[str, Cancellation]:
     """Return the cancellation of each of these flow runs that is Cancelling or Cancelled, by id. Raises NoServerError.
 
     The reason is the first one given: once the process has ended, its worker sets the flow run to Cancelled with its own message.
@@ -154,13 +154,13 @@ async def cancellations(flow_run_ids: Collection[str]) -> dict[str, Cancellation
                 }
                 for flow_run in await client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(wanted), limit=PAGE):
                     states = sorted(await client.read_flow_run_states(flow_run.id), key=lambda state: state.timestamp, reverse=True)
-                    if said := list(takewhile(_is_cancellation, states)):
-                        reasons = [state.message for state in reversed(said) if state.message]
-                        found[str(flow_run.id)] = Cancellation((reasons or [NO_REASON])[0], said[0].timestamp)
+                    if since_cancelled := list(takewhile(_is_cancellation, states)):
+                        reasons = [state.message for state in reversed(since_cancelled) if state.message]
+                        found[str(flow_run.id)] = Cancellation((reasons or [NO_REASON])[0], since_cancelled[0].timestamp)
     except httpx.HTTPError as error:
-        raise NoServerError(f"Prefect cannot be asked which runs were cancelled there: {type(error).__name__}: {error}") from error
+        raise NoServerError(f"Prefect cannot report which runs were cancelled there: {type(error).__name__}: {error}") from error
     return found
 
 
 def _is_cancellation(state: State) -> bool:
-    return state.type in _CANCELLATIONS
+    return state.type in _CANCELLATION_TYPES

@@ -1,4 +1,4 @@
-"""The form of a gate: `form_of` builds what Prefect shows and its server checks; `answer_of` parses the untrusted answer."""
+"""The form of a gate: `build_form` builds what Prefect shows and its server checks; `parse_answer` parses the untrusted answer."""
 
 import json
 import re
@@ -52,58 +52,58 @@ class NotAnAnswerError(ValueError):
     """A form came back without a complete answer. The message says why and is written for the person who answered."""
 
 
-def form_of(request: ApprovalRequest, *, takes_codes: bool = True) -> type[RunInput]:
-    """Return the fields of the form of `request`, with every rule in its JSON schema, because the server checks nothing else.
+def build_form(request: ApprovalRequest, *, takes_codes: bool = True) -> type[RunInput]:
+    """Return the form of `request` as a model. Every rule is in its JSON schema, because the server checks nothing else.
 
-    Without `takes_codes` there is no field for a one-time code: anyone could read and submit it.
+    Without `takes_codes` it has no field for a one-time code: anyone could read and submit it.
     """
     if request.kind == "outcome":
-        return _outcome_form(request, takes_codes=takes_codes)
+        return _build_outcome_form(request, takes_codes=takes_codes)
     if request.kind == "question":
-        return _question_form(request, takes_codes=takes_codes)
+        return _build_question_form(request, takes_codes=takes_codes)
     fields: dict[str, Any] = {
         "decision": (
             Literal[get_args(Decision)],
             Field(title="Decision", description="For request_changes, say in the note what to change."),
         ),
-        "approver": (str, _approver(request.rules)),
-        **_proofs(request.rules, signs="plan approve --sign", takes_codes=takes_codes),
-        "note": (str, _note()),
-        "digest": (str, _digest(request)),
+        "approver": (str, _approver_field(request.rules)),
+        **_proof_fields(request.rules, command="plan approve --sign", takes_codes=takes_codes),
+        "note": (str, _note_field()),
+        "digest": (str, _digest_field(request)),
     }
     return create_model("Answer", __base__=RunInput, **fields)
 
 
-def _question_form(request: ApprovalRequest, *, takes_codes: bool) -> type[RunInput]:
-    """Return the fields of the form that asks a question: those of the plan, then those of every form."""
+def _build_question_form(request: ApprovalRequest, *, takes_codes: bool) -> type[RunInput]:
+    """Return the form that asks a question: first the fields of the plan, then those of every form."""
 
-    class Asked(RunInput):
-        model_config = ConfigDict(json_schema_extra=partial(_put_fields, request.fields))
+    class QuestionForm(RunInput):
+        model_config = ConfigDict(json_schema_extra=partial(_prepend_fields, request.fields))
 
     fields: dict[str, Any] = {
         "decision": (
             Literal["answer", "reject"],
-            Field(default="answer", title="Decision", description="With reject the run ends, whatever the fields hold."),
+            Field(default="answer", title="Decision", description="With reject the run ends, whatever the other fields say."),
         ),
-        "approver": (str, _approver(request.rules)),
-        **_proofs(request.rules, signs="plan answer --sign", takes_codes=takes_codes),
-        "note": (str, _note()),
-        "digest": (str, _digest(request)),
+        "approver": (str, _approver_field(request.rules)),
+        **_proof_fields(request.rules, command="plan answer --sign", takes_codes=takes_codes),
+        "note": (str, _note_field()),
+        "digest": (str, _digest_field(request)),
     }
-    return create_model("Answer", __base__=Asked, **fields)
+    return create_model("Answer", __base__=QuestionForm, **fields)
 
 
-def _put_fields(fields: Mapping[str, Input], schema: dict[str, Any]) -> None:
-    """Put the fields of a question before the others of the form. Those without a default are required, also to reject."""
+def _prepend_fields(fields: Mapping[str, Input], schema: dict[str, Any]) -> None:
+    """Put the fields of a question before the others of the form. A field without a default is required, even to reject."""
     own = form_schema(fields)
-    shown = {**cast("dict[str, Any]", own["properties"]), **schema["properties"]}
-    schema["properties"] = {name: {**field, "position": position} for position, (name, field) in enumerate(shown.items())}
+    properties = {**cast("dict[str, Any]", own["properties"]), **schema["properties"]}
+    schema["properties"] = {name: {**field, "position": position} for position, (name, field) in enumerate(properties.items())}
     # A condition on `decision` would let a rejection leave them out, but the UIs would call every field optional.
     schema["required"] = [*cast("list[str]", own["required"]), *schema["required"]]
 
 
-def _outcome_form(request: ApprovalRequest, *, takes_codes: bool) -> type[RunInput]:
-    """Return the fields of the form that asks how a call ended."""
+def _build_outcome_form(request: ApprovalRequest, *, takes_codes: bool) -> type[RunInput]:
+    """Return the form that asks how a call ended."""
     fields: dict[str, Any] = {
         "decision": (
             Literal[get_args(Resolution)],
@@ -115,63 +115,63 @@ def _outcome_form(request: ApprovalRequest, *, takes_codes: bool) -> type[RunInp
                 default="",
                 max_length=MAX_RESULT_CHARACTERS,
                 title="Result",
-                description='With done: what it gave back, as JSON (a text in quotes: "v3"); empty for none.',
+                description='With done: what the call returned, as JSON (text in quotes: "v3"). Leave it empty for none.',
             ),
         ),
-        "approver": (str, _approver(request.rules)),
-        **_proofs(request.rules, signs="plan resolve --api --sign", takes_codes=takes_codes),
-        "note": (str, _note("How you know.")),
-        "digest": (str, _digest(request)),
+        "approver": (str, _approver_field(request.rules)),
+        **_proof_fields(request.rules, command="plan resolve --api --sign", takes_codes=takes_codes),
+        "note": (str, _note_field("How you know.")),
+        "digest": (str, _digest_field(request)),
     }
     return create_model("Outcome", __base__=RunInput, **fields)
 
 
-def _digest(request: ApprovalRequest) -> Any:
+def _digest_field(request: ApprovalRequest) -> Any:
     """Return the field that binds the answer to what the form shows, so that an answer from an outdated page is refused."""
     return Field(default=request.approval_digest[:SHOWN_DIGITS], max_length=MAX_NAME_CHARACTERS, title="Digest: leave it as it is")
 
 
-def _note(description: str | None = None) -> Any:
+def _note_field(description: str | None = None) -> Any:
     return Field(default="", max_length=MAX_NOTE_CHARACTERS, title="Note", description=description)
 
 
-def description_of(request: ApprovalRequest, *, refused: str | None = None, takes_codes: bool = True) -> str:
+def form_description(request: ApprovalRequest, *, refused: str | None = None, takes_codes: bool = True) -> str:
     """Return the Markdown above the form: why the last answer was refused, the first screen of the request, and the rest folded.
 
     Prefect's newer UI folds the rest, so that `decision` stays in view. The older UI shows it in a scrolling box.
     """
-    first, rest = split_text(_cut(without_picture(request.text), request))
+    first, rest = split_text(_truncate(without_picture(request.text), request))
     parts = [first, *([_FOLD, rest, "</details>"] if rest else [])]
     if not takes_codes:
         parts.insert(0, f"**No one-time code counts in this form.** {open_form_notice(request)}")
     if refused:
-        nothing = "Nothing has run" if request.step_id is None else "This call was not made"
-        nothing = "Nothing was decided" if request.kind != "approval" else nothing
-        parts.insert(0, f"**The answer before was not taken:** {prose(refused).rstrip('.')}. **{nothing}; please answer again.**")
+        consequence = "Nothing has run" if request.step_id is None else "This call was not made"
+        consequence = "Nothing was decided" if request.kind != "approval" else consequence
+        parts.insert(0, f"**The last answer was refused:** {prose(refused).rstrip('.')}. **{consequence}; please answer again.**")
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def text_shown(description: str) -> str:
-    """Return a text that `description_of` made without its folding marks, for a terminal."""
+def without_folding(description: str) -> str:
+    """Return a text made by `form_description` without the marks that fold it, for a terminal."""
     return description.replace(f"\n{_FOLD}\n\n", "\n").replace("\n\n</details>\n", "\n")
 
 
-def answer_of(raw: object, kind: GateKind = "approval", fields: Collection[str] = ()) -> Answer:
+def parse_answer(submitted: object, kind: GateKind = "approval", fields: Collection[str] = ()) -> Answer:
     """Return the answer given in a form of this kind, not yet verified. Raises NotAnAnswerError unless it is complete.
 
-    `fields` are those of a question, whose values are checked with the identity of who gave them.
+    `fields` are those of a question. Their values are checked later, with the identity of the person who answered.
 
     An empty answer, a missing decision, an unknown field or a value that is not text is never an approval.
     """
-    if not isinstance(raw, dict) or not raw:
+    if not isinstance(submitted, dict) or not submitted:
         raise NotAnAnswerError("the form came back empty")
-    values, limits = cast("dict[str, object]", raw), _OUTCOME_LIMITS if kind == "outcome" else _LIMITS
+    values, limits = cast("dict[str, object]", submitted), _OUTCOME_LIMITS if kind == "outcome" else _LIMITS
     given = cast("dict[str, JsonValue]", {name: values[name] for name in fields if values.get(name) is not None})
     values = {name: value for name, value in values.items() if name not in fields}
     if unknown := sorted(str(name) for name in values.keys() - limits.keys()):
-        raise NotAnAnswerError(f"the answer holds fields that the form does not have: {', '.join(unknown[:5])[:200]}")
+        raise NotAnAnswerError(f"the answer has fields that the form does not have: {', '.join(unknown[:5])[:200]}")
     if wrong := [name for name, value in values.items() if not isinstance(value, str) and value is not None]:
-        raise NotAnAnswerError(f"`{wrong[0]}` is no text")
+        raise NotAnAnswerError(f"`{wrong[0]}` is not text")
     texts = {name: value for name, value in cast("dict[str, str | None]", values).items() if value is not None}
     if long := [name for name, text in texts.items() if len(text) > limits[name]]:
         raise NotAnAnswerError(f"`{long[0]}` has more than {counted(limits[long[0]], 'character')}")
@@ -180,12 +180,12 @@ def answer_of(raw: object, kind: GateKind = "approval", fields: Collection[str] 
         raise NotAnAnswerError(f"the decision is missing; it is one of {', '.join(_DECISIONS[kind])}")
     by = texts.get("approver", "").strip()
     if not by:
-        raise NotAnAnswerError("the name of who answers is missing")
+        raise NotAnAnswerError("the name of the person who answers is missing")
     digest = texts.get("digest", "").strip().casefold()
     if digest and not _DIGEST.fullmatch(digest):
-        raise NotAnAnswerError("the digest is none: leave the field as it is")
+        raise NotAnAnswerError("this is not a digest: leave the field as it is")
     if decision == "request_changes" and not texts.get("note", "").strip():
-        raise NotAnAnswerError("the note is empty: say in it what is to be changed")
+        raise NotAnAnswerError("the note is empty: say in it what to change")
     return Answer(
         decision=cast("Decision | Resolution", "approve" if decision == "answer" else decision),
         by=by,
@@ -193,27 +193,27 @@ def answer_of(raw: object, kind: GateKind = "approval", fields: Collection[str] 
         channel="form",
         code=texts.get("code", "").strip() or None,
         signature=texts.get("signature", "").strip() or None,
-        result=_result(texts.get("result", ""), decision) if kind != "question" else given if decision == "answer" else None,
+        result=_parse_result(texts.get("result", ""), decision) if kind != "question" else given if decision == "answer" else None,
         digest=digest or None,
     )
 
 
-def _result(text: str, decision: str) -> JsonValue:
+def _parse_result(text: str, decision: str) -> JsonValue:
     if not text.strip():
         return None
     if decision != "done":
-        raise NotAnAnswerError(f"a result is what a call that was done gave back: it goes with `done`, not with `{decision}`")
+        raise NotAnAnswerError(f"only `done` takes a result, not `{decision}`")
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise NotAnAnswerError(f'the result is no JSON ({error}); a text is written with quotes, as in "v3"') from None
+        raise NotAnAnswerError(f'the result is not JSON ({error}); put text in quotes, as in "v3"') from None
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is none")
+    raise ValueError(f"JSON has no {name}")
 
 
-def values_of(answer: Answer) -> dict[str, JsonValue]:
+def form_values(answer: Answer) -> dict[str, JsonValue]:
     """Return `answer` as form values."""
     values: dict[str, JsonValue] = {"decision": answer.decision, "approver": answer.by, "note": answer.note}
     proofs = {"code": answer.code, "signature": answer.signature, "digest": answer.digest}
@@ -224,7 +224,7 @@ def values_of(answer: Answer) -> dict[str, JsonValue]:
     return values | {name: proof for name, proof in proofs.items() if proof}
 
 
-def _approver(rules: GatePolicy) -> Any:
+def _approver_field(rules: GatePolicy) -> Any:
     listed = list(rules.approvers) if rules.approvers and len(rules.approvers) <= MAX_LISTED_APPROVERS else None
     return Field(
         min_length=1,
@@ -235,33 +235,33 @@ def _approver(rules: GatePolicy) -> Any:
     )
 
 
-def _proofs(rules: GatePolicy, *, signs: str, takes_codes: bool) -> dict[str, Any]:
+def _proof_fields(rules: GatePolicy, *, command: str, takes_codes: bool) -> dict[str, Any]:
     """Return the fields in which people prove their identity. A field is required if the gate accepts no other proof."""
-    known_by = tuple(way for way in rules.known_by or () if way != "totp" or takes_codes)
+    known_by = tuple(method for method in rules.known_by or () if method != "totp" or takes_codes)
     fields = dict[str, Any]()
     if "totp" in known_by:
-        only = known_by == ("totp",)
+        is_only_proof = known_by == ("totp",)
         code = Field(
-            default=_REQUIRED if only else "",
-            pattern=r"^[0-9]{6}$" if only else r"^([0-9]{6})?$",
+            default=_REQUIRED if is_only_proof else "",
+            pattern=r"^[0-9]{6}$" if is_only_proof else r"^([0-9]{6})?$",
             title="One-time code",
             description="The six digits that your authenticator app shows now.",
         )
         fields["code"] = (str, code)
     if "ssh_signature" in known_by:
-        only = known_by == ("ssh_signature",)
+        is_only_proof = known_by == ("ssh_signature",)
         signature = Field(
-            default=_REQUIRED if only else "",
-            min_length=1 if only else None,
+            default=_REQUIRED if is_only_proof else "",
+            min_length=1 if is_only_proof else None,
             max_length=MAX_SIGNATURE_CHARACTERS,
             title="SSH signature",
-            description=f"`{signs}` fills it in" + (" and answers here." if only else "; leave it empty in the browser."),
+            description=f"`{command}` fills it in" + (" and answers here." if is_only_proof else "; leave it empty in the browser."),
         )
         fields["signature"] = (str, signature)
     return fields
 
 
-def _cut(text: str, request: ApprovalRequest) -> str:
+def _truncate(text: str, request: ApprovalRequest) -> str:
     """Return `text`, cut at the last heading, paragraph or line before the limit, with a note on where to read the rest."""
     if len(text) <= MAX_TEXT_CHARACTERS:
         return text
@@ -271,9 +271,9 @@ def _cut(text: str, request: ApprovalRequest) -> str:
     if fence := _open_fence(kept):
         kept += f"\n{fence}"
     rest = counted(len(text) - len(kept), "character")
-    shown = f"`{show_command(request)}`"
-    where = shown if request.step_id is not None else f"{shown}, or the artifact `{ARTIFACT}` of this flow run"
-    return f"{kept}\n\n**Cut here: {rest} more.** Read all of it before you answer: {where}."
+    command_text = f"`{show_command(request)}`"
+    places = command_text if request.step_id is not None else f"{command_text}, or the artifact `{ARTIFACT}` of this flow run"
+    return f"{kept}\n\n**Cut here: {rest} more.** Read all of it before you answer: {places}."
 
 
 def _open_fence(text: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Shows gates in Prefect: as forms while the process waits, or with `release`, which frees the worker until someone answers."""
+"""Shows gates in Prefect: as forms while the process waits, or through `release`, which frees the worker until someone answers."""
 
 import asyncio
 import logging
@@ -18,10 +18,10 @@ from prefect.states import Cancelled, Completed, Failed, Suspended
 
 from plan_adapter.approvals import Approval, ApprovalRequest, Decision, Gate, GateKind
 from plan_adapter.engine.connection import under_worker
-from plan_adapter.engine.form import ARTIFACT, description_of, form_of
-from plan_adapter.engine.gate_display import Tell, labels_of, place_of, publish_text, read_labels, teller, waiting
-from plan_adapter.engine.gate_prompt import FIRST_WAIT, LAST_WORD_SECONDS, LONGEST_WAIT, TROUBLE, GateCancelledError, Prompt, takes_codes
-from plan_adapter.gates.approval import Asking
+from plan_adapter.engine.form import ARTIFACT, build_form, form_description
+from plan_adapter.engine.gate_display import LogWriter, called_step, form_labels, log_writer, publish_text, read_labels, waiting_message
+from plan_adapter.engine.gate_prompt import FINISH_SECONDS, FIRST_WAIT, LONGEST_WAIT, SERVER_ERRORS, GateCancelledError, Prompt, takes_codes
+from plan_adapter.gates.approval import PendingGate
 from plan_adapter.readable import one_line, prose, safe_name
 
 log = logging.getLogger(__name__)
@@ -31,37 +31,37 @@ LOOK_SECONDS = 0.5
 """How long to wait for a gate that may have been closed before the run got here."""
 
 
-async def release(asking: Asking, flow_run_id: UUID, client: PrefectClient, tell: Tell) -> None:
+async def release(pending: PendingGate, flow_run_id: UUID, client: PrefectClient, write_log: LogWriter) -> None:
     """Suspend the current flow run with its gate's form by raising Prefect's `Pause`, so that Prefect's engine ends the process.
 
-    When resumed, the flow run starts again from its first line, and `gate_forms.collected_answer` returns the answer. Returns normally, so
+    When resumed, the flow run starts again from its first line, and `gate_forms.collect_answer` returns the answer. Returns normally, so
     that the caller waits as usual, if the gate is already closed or Prefect cannot suspend the flow run.
 
-    This makes the calls of `prefect.suspend_flow_run`, which sets no state message, in a different order: it writes the form first.
+    This makes the same calls as `prefect.suspend_flow_run`, but writes the form first and sets a state message.
     """
-    request, key = asking.request, uuid4().hex
+    request, key = pending.request, uuid4().hex
     keyset = f"suspended-{key}"
-    says = f"`{one_line(request.name)[:MAX_NAME_CHARACTERS]}` {waiting(request)}; it gives its worker back until then"
-    suspended = Suspended(pause_key=key, message=says)
+    message = f"`{one_line(request.name)[:MAX_NAME_CHARACTERS]}` {waiting_message(request)}; its worker is free until then"
+    suspended = Suspended(pause_key=key, message=message)
     suspended.state_details.run_input_keyset = {str(part): name for part, name in keyset_from_base_key(keyset).items()}
     try:
-        await client.update_flow_run_labels(flow_run_id, labels_of(request, keyset, request.refused))
-    except TROUBLE as error:
+        await client.update_flow_run_labels(flow_run_id, form_labels(request, keyset, request.refused))
+    except SERVER_ERRORS as error:
         log.warning("flow run %s keeps its worker while it waits: %s", flow_run_id, type(error).__name__)
         return
-    await asking.shown(flow_run_id=str(flow_run_id), keyset=keyset)  # first, because the process is gone afterwards
-    await asyncio.wait({asking.closed}, timeout=LOOK_SECONDS)
-    if asking.closed.done():
+    await pending.record_form(flow_run_id=str(flow_run_id), keyset=keyset)  # first, because the process is gone afterwards
+    await asyncio.wait({pending.closed}, timeout=LOOK_SECONDS)
+    if pending.closed.done():
         return
-    tell(says)
+    write_log(message)
     # Pass only the description: other initial data would replace what the fields describe themselves.
-    private = await takes_codes(request)
-    text = description_of(request, refused=request.refused, takes_codes=private)
-    form = form_of(request, takes_codes=private).with_initial_data(description=text)
+    can_take_codes = await takes_codes(request)
+    text = form_description(request, refused=request.refused, takes_codes=can_take_codes)
+    form = build_form(request, takes_codes=can_take_codes).with_initial_data(description=text)
     try:
         await form.asave(keyset_from_base_key(keyset), flow_run_id)
         result = await client.set_flow_run_state(flow_run_id, suspended)
-    except TROUBLE as error:
+    except SERVER_ERRORS as error:
         log.warning("flow run %s keeps its worker while it waits: %s", flow_run_id, error)
         return
     if result.status is SetStateStatus.ACCEPT:
@@ -71,26 +71,26 @@ async def release(asking: Asking, flow_run_id: UUID, client: PrefectClient, tell
 
 POLL_SECONDS = 1.0
 MAX_NOTE_CHARACTERS = 500
-_NAMES: dict[Decision, str] = {"approve": "Approved", "reject": "Rejected", "request_changes": "ChangesRequested"}
+_DECISION_STATE_NAMES: dict[Decision, str] = {"approve": "Approved", "reject": "Rejected", "request_changes": "ChangesRequested"}
 
 _VERBS: dict[GateKind, str] = {"approval": "approve", "question": "answer", "outcome": "resolve"}
 _RESOLUTION_STATES: dict[str, Callable[[], State]] = {
-    "done": lambda: Completed(name="Done", message="it was done; the receipt of the step says by whom"),
-    "again": lambda: Completed(name="Again", message="it was not done, and is made again; the receipt of the step says by whom"),
-    "abort": lambda: Cancelled(name="Abort", message="the run is to end here; the receipt of the step says by whom"),
+    "done": lambda: Completed(name="Done", message="it was done; the step's receipt names who said so"),
+    "again": lambda: Completed(name="Again", message="it was not done and runs again; the step's receipt names who said so"),
+    "abort": lambda: Cancelled(name="Abort", message="the run ends here; the step's receipt names who said so"),
 }
-_UNANSWERED = {"expired": "nobody answered", "superseded": "a new version takes the place of what was asked about"}
+_UNANSWERED = {"expired": "nobody answered", "superseded": "a new version replaced what was asked about"}
 
 ApprovalOf: TypeAlias = Callable[[str], Awaitable[Approval | None]]
 """Returns the answer that closed the gate with this id, as `PlanStore.gates.answer_to` does."""
 
 
-async def ask_in_form(asking: Asking, *, poll_seconds: float = POLL_SECONDS, approval_of: ApprovalOf | None = None) -> None:
+async def ask_in_form(pending: PendingGate, *, poll_seconds: float = POLL_SECONDS, approval_of: ApprovalOf | None = None) -> None:
     """Show the form of a gate until the gate is closed, by an answer in the form or in any other way.
 
-    Call this in the context of a flow run. It returns up to a few seconds after `asking.closed`, when Prefect shows the flow run as Running
-    again: start steps without waiting for it, but await it before the flow run ends. If the server is unavailable, it waits. `approval_of`
-    lets step gates' pages show who answered. Raises GateCancelledError if someone cancelled the flow run.
+    Call this in the context of a flow run. It returns up to a few seconds after `pending.closed`, when Prefect shows the flow run as
+    Running again: start steps without waiting for it, but await it before the flow run ends. If the server is unavailable, it waits.
+    `approval_of` lets the pages of step gates show who answered. Raises GateCancelledError if someone cancelled the flow run.
 
     Under a worker, at the gate of a plan that asks for release, it raises Prefect's `Pause` instead of waiting: let it propagate out of the
     flow so that the process ends. Whoever closes the gate calls `gate_forms.resume_released`. The caller must also call it before it lets
@@ -98,53 +98,53 @@ async def ask_in_form(asking: Asking, *, poll_seconds: float = POLL_SECONDS, app
     """
     flow = FlowRunContext.get()
     if flow is None or flow.flow_run is None or not isinstance(flow.client, PrefectClient):
-        raise RuntimeError("a form is shown inside a running flow")
-    if asking.request.step_id is None:
-        tell, published = teller(flow), asyncio.create_task(_publish(asking.request))
-        if asking.request.rules.release and flow.flow_run.deployment_id is not None and under_worker():
-            await asyncio.wait({published}, timeout=LAST_WORD_SECONDS)
-            await release(asking, flow.flow_run.id, flow.client, tell)
-        prompt = Prompt(asking, flow.flow_run.id, flow.client, poll_seconds=poll_seconds, tell=tell)
+        raise RuntimeError("a form can only be shown inside a running flow")
+    if pending.request.step_id is None:
+        write_log, publishing = log_writer(flow), asyncio.create_task(_publish(pending.request))
+        if pending.request.rules.release and flow.flow_run.deployment_id is not None and under_worker():
+            await asyncio.wait({publishing}, timeout=FINISH_SECONDS)
+            await release(pending, flow.flow_run.id, flow.client, write_log)
+        prompt = Prompt(pending, flow.flow_run.id, flow.client, poll_seconds=poll_seconds, write_log=write_log)
         try:
-            await _on_page_of_run(prompt, asking, approval_of, tell)
+            await _ask_on_run_page(prompt, pending, approval_of, write_log)
         finally:
-            await asyncio.wait({published}, timeout=LAST_WORD_SECONDS)
-            published.cancel()
+            await asyncio.wait({publishing}, timeout=FINISH_SECONDS)
+            publishing.cancel()
     else:
-        await _StepGate(asking, flow, poll_seconds=poll_seconds, approval_of=approval_of).run()
+        await _StepGate(pending, flow, poll_seconds=poll_seconds, approval_of=approval_of).run()
 
 
 async def _publish(request: ApprovalRequest) -> None:
-    """Publish the full text, with the picture that a form does not show, as an artifact of the run."""
-    await publish_text(request.text, key=ARTIFACT, description="What was asked at the plan's gate, with a picture of the order")
+    """Publish the full text as an artifact of the run, with the picture that a form does not show."""
+    await publish_text(request.text, key=ARTIFACT, description="What the plan's gate asks, with a picture of the order of steps")
 
 
-async def _on_page_of_run(prompt: Prompt, asking: Asking, approval_of: ApprovalOf | None, tell: Tell) -> None:
+async def _ask_on_run_page(prompt: Prompt, pending: PendingGate, approval_of: ApprovalOf | None, write_log: LogWriter) -> None:
     try:
         await prompt.ask()
     finally:
-        if asking.closed.done():  # also when this is cancelled because the gate is closed
-            end = (await _end_of(asking, approval_of)).message or "answered"
-            tell(end)
+        if pending.closed.done():  # also when this is cancelled because the gate is closed
+            end = (await _closing_state(pending, approval_of)).message or "answered"
+            write_log(end)
             await prompt.end(end)
 
 
 class _StepGate:
     """A step gate: a subflow of the current flow run, with its own page and form."""
 
-    def __init__(self, asking: Asking, parent: FlowRunContext, *, poll_seconds: float, approval_of: ApprovalOf | None) -> None:
-        self._asking = asking
+    def __init__(self, pending: PendingGate, parent: FlowRunContext, *, poll_seconds: float, approval_of: ApprovalOf | None) -> None:
+        self._pending = pending
         self._parent = parent
         self._poll_seconds = poll_seconds
         self._approval_of = approval_of
         self._prompt: Prompt | None = None
         self._stopped = False
-        self._raised: Exception | None = None
+        self._error: Exception | None = None
 
     async def run(self) -> None:
         """Ask until the gate is closed. On cancellation, first end the subflow as Cancelled; Prefect alone would mark it as Crashed."""
         flow = asyncio.create_task(self._run_flow())
-        closed = asyncio.ensure_future(_settled(self._asking.closed))
+        closed = asyncio.ensure_future(_wait_until_closed(self._pending.closed))
         try:
             await asyncio.wait({flow, closed}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -152,36 +152,36 @@ class _StepGate:
             raise
         finally:
             closed.cancel()
-            await asyncio.wait({flow}, timeout=LAST_WORD_SECONDS)
+            await asyncio.wait({flow}, timeout=FINISH_SECONDS)
             if not flow.done():  # the server is unavailable
                 flow.cancel()
-                await asyncio.wait({flow}, timeout=LAST_WORD_SECONDS)
+                await asyncio.wait({flow}, timeout=FINISH_SECONDS)
         if flow.done() and not flow.cancelled():
             flow.result()
 
     def _stop(self) -> None:
         self._stopped = True
         if self._prompt is not None:
-            self._prompt.over.set()
+            self._prompt.finished.set()
 
     async def _run_flow(self) -> None:
         """Run the subflow, and retry if the server was unavailable. Raises what asking raised."""
         wait = FIRST_WAIT
-        while not (self._asking.closed.done() or self._stopped):
+        while not (self._pending.closed.done() or self._stopped):
             try:
-                await self._flow()(return_state=True)
-            except TROUBLE as error:
-                log.warning("the form of step %s cannot be shown (%s); tried again", self._asking.request.step_id, type(error).__name__)
-                await asyncio.wait({self._asking.closed}, timeout=wait)
+                await self._build_flow()(return_state=True)
+            except SERVER_ERRORS as error:
+                log.warning("the form of step %s cannot be shown (%s); retrying", self._pending.request.step_id, type(error).__name__)
+                await asyncio.wait({self._pending.closed}, timeout=wait)
                 wait = min(2 * wait, LONGEST_WAIT)
                 continue
-            if self._raised is not None:
-                raise self._raised
+            if self._error is not None:
+                raise self._error
             return
 
-    def _flow(self) -> Flow[..., Any]:
-        request = self._asking.request
-        step, verb = place_of(request), _VERBS[request.kind]
+    def _build_flow(self) -> Flow[..., Any]:
+        request = self._pending.request
+        step, verb = called_step(request), _VERBS[request.kind]
 
         async def approve() -> State:
             return await self._ask()
@@ -202,46 +202,48 @@ class _StepGate:
 
     async def _ask(self) -> State:
         """Ask inside the subflow, whose context must be current, and return its final state."""
-        own = FlowRunContext.get()
-        assert own is not None and own.flow_run is not None and isinstance(own.client, PrefectClient)
-        step, tell = place_of(self._asking.request), teller(own)
-        tell_run = teller(self._parent)
+        subflow = FlowRunContext.get()
+        assert subflow is not None and subflow.flow_run is not None and isinstance(subflow.client, PrefectClient)
+        step, write_log = called_step(self._pending.request), log_writer(subflow)
+        write_run_log = log_writer(self._parent)
 
-        def tell_both(said: str) -> None:
-            tell(said)
-            tell_run(f"`{_VERBS[self._asking.request.kind]} {step}`, under Subflow Runs: {said}")
+        def write_both_logs(message: str) -> None:
+            write_log(message)
+            write_run_log(f"`{_VERBS[self._pending.request.kind]} {step}`, under Subflow Runs: {message}")
 
-        self._prompt = Prompt(self._asking, own.flow_run.id, own.client, poll_seconds=self._poll_seconds, tell=tell_both)
+        self._prompt = Prompt(
+            self._pending, subflow.flow_run.id, subflow.client, poll_seconds=self._poll_seconds, write_log=write_both_logs
+        )
         if self._stopped:
-            self._prompt.over.set()
+            self._prompt.finished.set()
         try:
-            await _end_earlier(self._asking.request, self._parent, own.flow_run.id, own.client)
+            await _end_earlier_pages(self._pending.request, self._parent, subflow.flow_run.id, subflow.client)
             await self._prompt.ask()
         except GateCancelledError as error:
-            self._raised = error
+            self._error = error
             return Cancelled(message=error.reason)
         except Exception as error:  # raised after Prefect has ended the subflow, so that no traceback is logged
-            self._raised = error
+            self._error = error
             return Failed(message=one_line(str(error))[:MAX_NOTE_CHARACTERS])
         if self._stopped:
             return Cancelled(message="the run was stopped while it waited here")
-        await asyncio.wait({self._asking.closed}, timeout=LAST_WORD_SECONDS)
-        end = await _end_of(self._asking, self._approval_of)
-        tell_both(end.message or "answered")
+        await asyncio.wait({self._pending.closed}, timeout=FINISH_SECONDS)
+        end = await _closing_state(self._pending, self._approval_of)
+        write_both_logs(end.message or "answered")
         return end
 
 
-async def _settled(closed: "asyncio.Future[Gate]") -> None:
+async def _wait_until_closed(closed: "asyncio.Future[Gate]") -> None:
     await asyncio.wait({closed})
 
 
-async def _end_of(asking: Asking, approval_of: ApprovalOf | None) -> State:
+async def _closing_state(pending: PendingGate, approval_of: ApprovalOf | None) -> State:
     """Return how the gate ended as a final state. Its name gives the outcome; its message says who answered and why."""
-    gate = asking.closed.result() if asking.closed.done() else None
+    gate = pending.closed.result() if pending.closed.done() else None
     if gate is not None and gate.end in _RESOLUTION_STATES:
         return _RESOLUTION_STATES[gate.end]()
     if gate is not None and gate.end is None:
-        return Cancelled(name="Left", message="left: no process waits here any more; `plan gates` says how it is answered")
+        return Cancelled(name="Left", message="left: no process waits here any more; `plan gates` shows how to answer")
     if gate is None or gate.end != "answered":
         end = "cancelled" if gate is None else gate.end or "cancelled"
         return Cancelled(name=end.capitalize(), message=f"{end}: {_UNANSWERED.get(end, 'the run ends')}")
@@ -250,10 +252,10 @@ async def _end_of(asking: Asking, approval_of: ApprovalOf | None) -> State:
         try:
             approval = await approval_of(gate.id)
         except Exception as error:
-            log.info("who answered at gate %s cannot be read: %s", gate.id, error)
+            log.info("the answer of gate %s cannot be read: %s", gate.id, error)
     if approval is None:
         return Completed(name="Answered", message="answered")
-    name = "Answered" if approval.result is not None else _NAMES[approval.decision]
+    name = "Answered" if approval.result is not None else _DECISION_STATE_NAMES[approval.decision]
     message = f"{name} by {one_line(approval.by)} ({approval.known_by})"
     if approval.note:
         message += f": {one_line(approval.note)[:MAX_NOTE_CHARACTERS]}"
@@ -262,7 +264,7 @@ async def _end_of(asking: Asking, approval_of: ApprovalOf | None) -> State:
     return Cancelled(name=name, message=message)
 
 
-async def _end_earlier(request: ApprovalRequest, parent: FlowRunContext, own_id: UUID, client: PrefectClient) -> None:
+async def _end_earlier_pages(request: ApprovalRequest, parent: FlowRunContext, own_id: UUID, client: PrefectClient) -> None:
     """End other pages of the same gate that a killed process left open. Nothing reads their answers."""
     if parent.flow_run is None or parent.flow_run.run_count < 2:
         return
@@ -273,7 +275,7 @@ async def _end_earlier(request: ApprovalRequest, parent: FlowRunContext, own_id:
         for flow_run in await client.read_flow_runs(flow_run_filter=waiting):
             labels = read_labels(flow_run.labels)
             if flow_run.id != own_id and labels is not None and labels.gate_id == request.gate_id:
-                over = Cancelled(name="Superseded", message="superseded: a later start of the run asks on another page")
-                await client.set_flow_run_state(flow_run.id, over, force=True)
-    except TROUBLE as error:
+                superseded = Cancelled(name="Superseded", message="superseded: a later start of the run asks on another page")
+                await client.set_flow_run_state(flow_run.id, superseded, force=True)
+    except SERVER_ERRORS as error:
         log.info("earlier pages of gate %s were not ended: %s", request.gate_id, type(error).__name__)

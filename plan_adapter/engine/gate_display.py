@@ -19,38 +19,38 @@ from plan_adapter.options import CallKind
 from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import PlanRun
 
-MAX_WORDS = 500
+MAX_REASON_CHARACTERS = 500
 
-Tell: TypeAlias = Callable[[str], None]
+LogWriter: TypeAlias = Callable[[str], None]
 """Writes a line to the log of a flow run."""
 
 
-def teller(flow: FlowRunContext) -> Tell:
+def log_writer(flow: FlowRunContext) -> LogWriter:
     """Return a function that writes to the log of this flow run from any context."""
     logger = flow_run_logger(flow_run=flow.flow_run, flow=flow.flow)
-    return lambda said: logger.info("%s", said)
+    return lambda message: logger.info("%s", message)
 
 
-def place_of(request: ApprovalRequest) -> str:
-    """Return the name of the step, and item, that the request is about."""
+def called_step(request: ApprovalRequest) -> str:
+    """Return the name of the step, and of its item, that the request is about."""
     return call_name(str(request.step_id), request.item, request.label, kind=request.call_kind)
 
 
-_IN_THE_UI = "answer with the button Resume (in Prefect's newer UI: in the menu ⋮)"
+_UI_INSTRUCTION = "answer with the button Resume (in Prefect's newer UI: in the menu ⋮)"
 """Where each of Prefect's UIs has the button on the flow run's page."""
 
 
-def waiting(request: ApprovalRequest) -> str:
+def waiting_message(request: ApprovalRequest) -> str:
     """Return a sentence that says that the gate of `request` is open and how to answer it."""
     command = answer_command(request)
     if request.kind == "outcome":
-        return f"asks how {place_of(request)} ended; its outcome is unknown: {_IN_THE_UI}, or with `{command}`"
+        return f"asks how {called_step(request)} ended; its outcome is unknown: {_UI_INSTRUCTION}, or with `{command}`"
     until = "" if request.expires_at is None else f", until {request.expires_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     what = "an answer to a question" if request.kind == "question" else "an approval"
-    return f"waits for {what}{until}: {_IN_THE_UI}, or with `{command}`"
+    return f"waits for {what}{until}: {_UI_INSTRUCTION}, or with `{command}`"
 
 
-PREFIX = "plan_adapter."
+LABEL_PREFIX = "plan_adapter."
 MAX_LABEL_CHARACTERS = 1000
 
 
@@ -74,7 +74,7 @@ class GateLabels:
     call_kind: CallKind
 
 
-def labels_of(request: ApprovalRequest, keyset: str, refused: str | None) -> dict[str, str | int | float | bool]:
+def form_labels(request: ApprovalRequest, keyset: str, refused: str | None) -> dict[str, str | int | float | bool]:
     """Return the labels of a flow run that shows the form of `request` under `keyset`. An empty text means None."""
     labels = {
         "gate": request.gate_id,
@@ -83,8 +83,8 @@ def labels_of(request: ApprovalRequest, keyset: str, refused: str | None) -> dic
         "item": None if request.item is None else str(request.item),
         "name": request.name,
         "digest": request.approval_digest,
-        "opened_at": _iso(request.opened_at),
-        "expires_at": _iso(request.expires_at),
+        "opened_at": _format_time(request.opened_at),
+        "expires_at": _format_time(request.expires_at),
         "known_by": None if request.rules.known_by is None else ",".join(request.rules.known_by),
         "keyset": keyset,
         "refused": refused,
@@ -93,12 +93,12 @@ def labels_of(request: ApprovalRequest, keyset: str, refused: str | None) -> dic
         "call_kind": request.call_kind,
     }
     # Prefect merges labels, so outdated ones must be overwritten.
-    return {PREFIX + name: (value or "")[:MAX_LABEL_CHARACTERS] for name, value in labels.items()}
+    return {LABEL_PREFIX + name: (value or "")[:MAX_LABEL_CHARACTERS] for name, value in labels.items()}
 
 
 def read_labels(labels: Mapping[str, Any]) -> GateLabels | None:
     """Return the gate that `labels` describe, or None if they describe none."""
-    texts = {name.removeprefix(PREFIX): str(value) for name, value in labels.items() if name.startswith(PREFIX)}
+    texts = {name.removeprefix(LABEL_PREFIX): str(value) for name, value in labels.items() if name.startswith(LABEL_PREFIX)}
     if not (texts.get("gate") and texts.get("run") and texts.get("keyset")):
         return None
     try:
@@ -109,8 +109,8 @@ def read_labels(labels: Mapping[str, Any]) -> GateLabels | None:
             item=int(texts["item"]) if texts.get("item") else None,
             name=texts.get("name", ""),
             approval_digest=texts.get("digest", ""),
-            opened_at=_moment(texts.get("opened_at")),
-            expires_at=_moment(texts.get("expires_at")),
+            opened_at=_parse_time(texts.get("opened_at")),
+            expires_at=_parse_time(texts.get("expires_at")),
             known_by=tuple(texts["known_by"].split(",")) if texts.get("known_by") else None,
             keyset=texts["keyset"],
             refused=texts.get("refused") or None,
@@ -125,11 +125,11 @@ def read_labels(labels: Mapping[str, Any]) -> GateLabels | None:
 _KINDS: dict[str, GateKind] = {kind: kind for kind in get_args(GateKind)}
 
 
-def _iso(at: datetime | None) -> str | None:
+def _format_time(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat()
 
 
-def _moment(text: str | None) -> datetime | None:
+def _parse_time(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 
@@ -142,7 +142,7 @@ MAX_KEY_CHARACTERS = 200
 MAX_ARTIFACT_CHARACTERS = 1_000_000
 
 
-def emit(
+def emit_gate_event(
     kind: GateEvent, gate: Gate, run: PlanRun, *, link: str | None, message: str | None = None, approval: Approval | None = None
 ) -> None:
     """Send the event `plan.gate.<kind>` to Prefect. Never blocks or raises. `approval` is the answer, if there is one."""
@@ -152,7 +152,7 @@ def emit(
             related.append({"prefect.resource.id": f"prefect.flow-run.{flow_run_id}", "prefect.resource.role": "flow-run"})
         emit_event(
             f"plan.gate.{kind}",
-            resource={"prefect.resource.id": f"plan.gate.{gate.id}", "prefect.resource.name": _title(gate)},
+            resource={"prefect.resource.id": f"plan.gate.{gate.id}", "prefect.resource.name": _gate_title(gate)},
             related=related,
             payload={
                 "link": link,
@@ -183,12 +183,12 @@ async def publish_text(text: str, *, key: str, description: str) -> None:
     if len(text) > MAX_ARTIFACT_CHARACTERS:
         text = text[:MAX_ARTIFACT_CHARACTERS] + "\n\n… cut here; `plan show` has all of it."
     try:
-        await acreate_markdown_artifact(text, key=key_of(key), description=description)
+        await acreate_markdown_artifact(text, key=artifact_key(key), description=description)
     except Exception as error:
-        log.warning("the artifact %s was not written: %s", key_of(key), error)
+        log.warning("the artifact %s was not written: %s", artifact_key(key), error)
 
 
-def key_of(name: str) -> str:
+def artifact_key(name: str) -> str:
     """Return `name` as a Prefect key: lowercase letters, digits and dashes, plus a digest of `name` if that loses anything."""
     key = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     if key == name and len(key) <= MAX_KEY_CHARACTERS:
@@ -197,6 +197,6 @@ def key_of(name: str) -> str:
     return f"{key[: MAX_KEY_CHARACTERS - 13].rstrip('-')}-{digest}".lstrip("-")
 
 
-def _title(gate: Gate) -> str:
+def _gate_title(gate: Gate) -> str:
     call = f": {call_name(gate.step_id, gate.item, gate.label, kind=gate.call_kind)}" if gate.step_id is not None else ""
     return f"{one_line(gate.name)}{call}"[:MAX_KEY_CHARACTERS]

@@ -21,19 +21,19 @@ from pydantic import JsonValue
 
 from plan_adapter.approvals import Answer, Approval, Gate
 from plan_adapter.engine.connection import describe_server_error
-from plan_adapter.engine.form import NotAnAnswerError, answer_of, text_shown, values_of
+from plan_adapter.engine.form import NotAnAnswerError, form_values, parse_answer, without_folding
 from plan_adapter.engine.gate_display import GateLabels, read_labels
 from plan_adapter.engine.states import WAITING
 from plan_adapter.errors import NoServerError, NotApprovedError, RunConflictError
 from plan_adapter.options import Input, KnownBy
 from plan_adapter.readable import one_line
-from plan_adapter.validation.input_schema import input_of
+from plan_adapter.validation.input_schema import input_from_schema
 from plan_adapter.validation.questions import FORM_FIELDS
 
 log = logging.getLogger(__name__)
 
 PAGE = 200
-WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+RETRY_WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Seconds before an answer is sent again to a busy server or to a form that does not exist yet."""
 
 _PROOFS: dict[KnownBy, str] = {"totp": "code", "ssh_signature": "signature"}
@@ -44,7 +44,7 @@ class OpenForm(GateLabels):
     """A form that waits for an answer, as Prefect's API reports it. Only the run itself knows whether the gate is still open."""
 
     flow_run_id: str
-    is_left: bool  # whether no process waits for the answer; the resumed run will read it
+    is_unattended: bool  # whether no process waits for the answer; the resumed run will read it
 
 
 async def open_forms() -> list[OpenForm]:
@@ -56,12 +56,12 @@ async def open_forms() -> list[OpenForm]:
         async with get_client() as client:
             while True:
                 page = await client.read_flow_runs(flow_run_filter=paused, sort=FlowRunSort.ID_DESC, limit=PAGE, offset=offset)
-                found |= {flow_run.id: form for flow_run in page if (form := _form_of(flow_run)) is not None}
+                found |= {flow_run.id: form for flow_run in page if (form := _read_form(flow_run)) is not None}
                 offset += len(page)
                 if len(page) < PAGE:
                     break
     except httpx.HTTPError as error:
-        raise _no_server(error) from error
+        raise _server_error(error) from error
     return sorted(found.values(), key=lambda form: (form.opened_at is None, form.opened_at, form.gate_id))
 
 
@@ -70,53 +70,56 @@ async def answer_form(form: OpenForm, answer: Answer) -> None:
 
     Raises RunConflictError if the form no longer waits or now asks about something else; raises NoServerError.
     """
-    values = values_of(answer)
-    for way, proof in _PROOFS.items():
-        if proof in values and way not in (form.known_by or ()):
-            raise RunConflictError(f"the gate of `{one_line(form.name)}` takes no {way} in its form; answer without it, or with the store")
+    values = form_values(answer)
+    for method, proof in _PROOFS.items():
+        if proof in values and method not in (form.known_by or ()):
+            message = (
+                f"the gate of `{one_line(form.name)}` accepts no {method} in its form; answer without it, or on a machine with the store"
+            )
+            raise RunConflictError(message)
     try:
         async with get_client() as client:
-            await _answer(client, form, values)
+            await _submit(client, form, values)
     except httpx.HTTPError as error:
-        raise _no_server(error) from error
+        raise _server_error(error) from error
 
 
-async def text_of(form: OpenForm) -> str:
+async def form_text(form: OpenForm) -> str:
     """Return the Markdown that `form` shows, empty if Prefect no longer has it. Raises NoServerError."""
     try:
         key = keyset_from_base_key(form.keyset)["description"]
         found: object = await aread_flow_run_input(key, flow_run_id=UUID(form.flow_run_id))
     except httpx.HTTPError as error:
-        raise _no_server(error) from error
-    return text_shown(found) if isinstance(found, str) else ""
+        raise _server_error(error) from error
+    return without_folding(found) if isinstance(found, str) else ""
 
 
-async def fields_of(form: OpenForm) -> dict[str, Input]:
+async def form_fields(form: OpenForm) -> dict[str, Input]:
     """Return the fields of the question that `form` asks, empty if Prefect no longer has it. Raises NoServerError."""
     try:
         key = keyset_from_base_key(form.keyset)["schema"]
         found: Any = await aread_flow_run_input(key, flow_run_id=UUID(form.flow_run_id))
         properties: dict[str, Any] = {} if found is None else found["properties"]
-        return {name: input_of(schema) for name, schema in properties.items() if name not in FORM_FIELDS}
+        return {name: input_from_schema(schema) for name, schema in properties.items() if name not in FORM_FIELDS}
     except httpx.HTTPError as error:
-        raise _no_server(error) from error
+        raise _server_error(error) from error
 
 
-async def collected_answer(gate: Gate) -> Answer | None:
+async def collect_answer(gate: Gate) -> Answer | None:
     """Return the answer given in the form of this opening of `gate`, or None. Raises NotApprovedError if it is incomplete.
 
-    Use this for an opening that no process waits at any more: the run was killed, or it released its worker.
+    Use this when no process waits at that opening any more: the run was killed, or it released its worker.
     """
     if gate.flow_run_id is None or gate.keyset is None:
         return None
     try:
         key = keyset_from_base_key(gate.keyset)["response"]
-        raw = await aread_flow_run_input(key, flow_run_id=UUID(gate.flow_run_id))
-        return None if raw is None else answer_of(raw, gate.kind, gate.fields)
+        submitted = await aread_flow_run_input(key, flow_run_id=UUID(gate.flow_run_id))
+        return None if submitted is None else parse_answer(submitted, gate.kind, gate.fields)
     except NotAnAnswerError as error:
         raise NotApprovedError(str(error)) from error
     except (httpx.HTTPError, ValueError) as error:
-        log.warning("what was answered in the form of gate %s cannot be read: %s", gate.id, type(error).__name__)
+        log.warning("the answer in the form of gate %s cannot be read: %s", gate.id, type(error).__name__)
         return None
 
 
@@ -134,28 +137,28 @@ async def resume_released(gate: Gate, approval: Approval | None) -> None:
             if state is None or not state.is_paused() or not state.state_details.pause_reschedule:
                 return
             if approval is None:
-                follows = Cancelled(name="Expired", message="nobody answered in time")
+                next_state = Cancelled(name="Expired", message="nobody answered in time")
             else:
                 message = f"{approval.decision} by {one_line(approval.by)} ({approval.known_by})"
-                follows = Scheduled(name="Resuming", message=message)
-            await client.set_flow_run_state(UUID(gate.flow_run_id), follows)
+                next_state = Scheduled(name="Resuming", message=message)
+            await client.set_flow_run_state(UUID(gate.flow_run_id), next_state)
     except ObjectNotFound:
         return
     except httpx.HTTPError as error:
-        raise _no_server(error) from error
+        raise _server_error(error) from error
 
 
-async def _answer(client: PrefectClient, form: OpenForm, values: dict[str, JsonValue]) -> None:
+async def _submit(client: PrefectClient, form: OpenForm, values: dict[str, JsonValue]) -> None:
     flow_run_id = UUID(form.flow_run_id)
-    for wait in (*WAITS, None):
+    for wait in (*RETRY_WAITS, None):
         try:
-            now = _form_of(await client.read_flow_run(flow_run_id))
+            current_form = _read_form(await client.read_flow_run(flow_run_id))
         except ObjectNotFound:
-            raise RunConflictError(f"the flow run {form.flow_run_id} is not there any more") from None
-        if now is None:
-            raise RunConflictError(f"`{one_line(form.name)}` waits for no answer any more: somebody answered, or it ended")
-        if (now.gate_id, now.approval_digest) != (form.gate_id, form.approval_digest):
-            raise RunConflictError(f"`{one_line(form.name)}` asks about something else now; read it again")
+            raise RunConflictError(f"the flow run {form.flow_run_id} no longer exists") from None
+        if current_form is None:
+            raise RunConflictError(f"`{one_line(form.name)}` no longer waits for an answer: somebody answered, or the run ended")
+        if (current_form.gate_id, current_form.approval_digest) != (form.gate_id, form.approval_digest):
+            raise RunConflictError(f"`{one_line(form.name)}` now asks about something else; read it again")
         try:
             result = await client.resume_flow_run(flow_run_id, run_input=values)
         except httpx.HTTPStatusError as error:
@@ -164,13 +167,13 @@ async def _answer(client: PrefectClient, form: OpenForm, values: dict[str, JsonV
         else:
             if result.status is SetStateStatus.ACCEPT:
                 return
-            reason = _reason(result)
+            reason = _refusal_reason(result)
             if wait is None or "schema not found" not in reason:
-                raise RunConflictError(f"the form of `{one_line(form.name)}` did not take the answer: {reason}")
+                raise RunConflictError(f"the form of `{one_line(form.name)}` refused the answer: {reason}")
         await asyncio.sleep(wait)
 
 
-def _form_of(flow_run: FlowRun) -> OpenForm | None:
+def _read_form(flow_run: FlowRun) -> OpenForm | None:
     """Return the form that `flow_run` shows now, or None if it shows no form of this package."""
     labels, state = read_labels(flow_run.labels), flow_run.state
     if labels is None or state is None or not state.is_paused():
@@ -178,12 +181,12 @@ def _form_of(flow_run: FlowRun) -> OpenForm | None:
     keys = state.state_details.run_input_keyset or {}
     if keys.get("response") != keyset_from_base_key(labels.keyset)["response"]:  # labels of an earlier opening
         return None
-    return OpenForm(**asdict(labels), flow_run_id=str(flow_run.id), is_left=state.name == WAITING)
+    return OpenForm(**asdict(labels), flow_run_id=str(flow_run.id), is_unattended=state.name == WAITING)
 
 
-def _reason(result: "OrchestrationResult[object]") -> str:
+def _refusal_reason(result: "OrchestrationResult[object]") -> str:
     return one_line(str(getattr(result.details, "reason", None) or result.status))[:500]
 
 
-def _no_server(error: httpx.HTTPError) -> NoServerError:
+def _server_error(error: httpx.HTTPError) -> NoServerError:
     return NoServerError(f"the Prefect server cannot be used: {describe_server_error(error)}")

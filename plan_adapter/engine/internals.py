@@ -1,7 +1,7 @@
 """All uses of parts of Prefect that are not quite public. Each is optional: without it, runs are slower or a convenience is missing.
 
-The task run of a step is created here, because `task(...)` spends a third of a short step's time on finding out what is known already: the
-name, the parameters, the dependencies. If a later Prefect breaks that, `task(...)` is called.
+The task run of a step is created here, because `task(...)` spends a third of a short step's time on working out what is already known:
+the name, the parameters, the dependencies. If a later Prefect breaks that, `task(...)` is called.
 `missing_prefect_features` lists what the installed Prefect lacks.
 """
 
@@ -27,7 +27,7 @@ from prefect.events import Event
 from prefect.states import Pending
 from prefect.types import DateTime
 
-from plan_adapter.engine.connection import csrf_remembered
+from plan_adapter.engine.connection import remember_csrf_support
 
 
 def _optional(module: str, name: str | None = None) -> Any:
@@ -49,7 +49,7 @@ EventsWorker = _optional("events.worker", "EventsWorker")
 APILogWorker = _optional("logging.handlers", "APILogWorker")
 
 Feature: TypeAlias = Literal["task runs", "reruns", "parameters", "cancellation"]
-"""What this module adds to Prefect and can do without."""
+"""A part of Prefect that this package uses and can do without."""
 
 MAX_EDGES = 1000
 """The most upstream task runs that one task run names. An event may have 1.5 MB, and the UI draws no more."""
@@ -60,7 +60,7 @@ MAX_SHOWN_DELAYS = 50
 LOCK_MILLISECONDS = 10_000
 """How long a statement of the local server waits for SQLite's lock."""
 
-_name: ContextVar[tuple[Flow[..., Any], str] | None] = ContextVar("plan_adapter_flow_run_name", default=None)
+_new_flow_run: ContextVar[tuple[Flow[..., Any], str] | None] = ContextVar("plan_adapter_flow_run_name", default=None)
 
 BUSY_WAITS = (0.02, 0.05, 0.1, 0.1, 0.25, 0.5, 1.0)
 """Seconds until a request that a busy server refused is sent again. The last value holds for all further retries.
@@ -165,9 +165,9 @@ async def rerun(flow: Flow[..., Any], flow_run: FlowRun, parameters: dict[str, A
 async def busy_retries() -> AsyncGenerator[None]:
     """Give Prefect's API client short retry waits, in this context, when the server is busy. See `retry_busy_server_soon`."""
     async with AsyncClientContext.get_or_create() as context:
-        let_name(context.client)
+        support_naming(context.client)
         retry_busy_server_soon(context.client)
-        with csrf_remembered(context.client):
+        with remember_csrf_support(context.client):
             yield
 
 
@@ -177,28 +177,28 @@ def retry_busy_server_soon(client: PrefectClient) -> None:
     A server on SQLite answers 503 to every write that collides with a write of its own, usually while it still records the previous run.
     """
     http = getattr(client, "_client", None)
-    if isinstance(http, httpx.AsyncClient) and advise_retry not in http.event_hooks["response"]:
-        http.event_hooks = {**http.event_hooks, "response": [*http.event_hooks["response"], advise_retry]}
+    if isinstance(http, httpx.AsyncClient) and add_retry_after not in http.event_hooks["response"]:
+        http.event_hooks = {**http.event_hooks, "response": [*http.event_hooks["response"], add_retry_after]}
 
 
 @contextmanager
-def named(flow: Flow[..., Any], name: str) -> Generator[None]:
-    """Name the flow run that a call of `flow` in this context creates. Naming it on creation saves a request."""
-    token = _name.set((flow, name))
+def name_new_flow_run(flow: Flow[..., Any], name: str) -> Generator[None]:
+    """Give the flow run that a call of `flow` in this context creates this name. Naming it on creation saves a request."""
+    token = _new_flow_run.set((flow, name))
     try:
         yield
     finally:
-        _name.reset(token)
+        _new_flow_run.reset(token)
 
 
-def let_name(client: PrefectClient) -> None:
-    """Let `named` set the names of flow runs that `client` creates."""
+def support_naming(client: PrefectClient) -> None:
+    """Let `name_new_flow_run` set the names of flow runs that `client` creates."""
     create = getattr(client, "create_flow_run", None)
     if create is None or "create_flow_run" in vars(client):
         return
 
     async def create_named(**given: Any) -> FlowRun:
-        flow, name = _name.get() or (None, None)
+        flow, name = _new_flow_run.get() or (None, None)
         if flow is not None and given.get("flow") is flow:
             given = {"name": name, **given}
         return await create(**given)
@@ -206,22 +206,22 @@ def let_name(client: PrefectClient) -> None:
     vars(client)["create_flow_run"] = create_named
 
 
-async def advise_retry(response: httpx.Response) -> None:
-    """Add the `Retry-After` that a busy server left out, and mark the response so that it uses up none of the client's retries."""
+async def add_retry_after(response: httpx.Response) -> None:
+    """Add the `Retry-After` that a busy server left out, and mark the response so that the client does not count it as a retry."""
     if response.status_code != httpx.codes.SERVICE_UNAVAILABLE.value or "Retry-After" in response.headers:
         return
     extensions = response.request.extensions
-    tries: int = extensions.get("busy_tries", 0)
+    attempts: int = extensions.get("busy_tries", 0)
     deadline: float = extensions.setdefault("busy_deadline", time.monotonic() + BUSY_SECONDS)
-    extensions["busy_tries"] = tries + 1
-    response.headers["Retry-After"] = str(BUSY_WAITS[min(tries, len(BUSY_WAITS) - 1)])
+    extensions["busy_tries"] = attempts + 1
+    response.headers["Retry-After"] = str(BUSY_WAITS[min(attempts, len(BUSY_WAITS) - 1)])
     if time.monotonic() < deadline:
         response.headers["Prefect-Maintenance"] = "true"
 
 
 @contextmanager
-def concluded_here() -> Generator[None]:
-    """Let only this process set the end of its flow run when its worker wants to cancel it.
+def conclude_cancellation_here() -> Generator[None]:
+    """Let only this process end its flow run when its worker wants to cancel it.
 
     A worker, or `serve`, announces a cancellation to the process, ends it with SIGTERM, and then sets Cancelled with its own message over
     whatever state the process has set. If the process replies that it has concluded the attempt, the worker leaves process and state alone,
@@ -234,11 +234,11 @@ def concluded_here() -> Generator[None]:
         return
     handle: Callable[[socket, bytes], bool | None] = session._handle_intent_byte
 
-    def answered(connection: socket, data: bytes) -> bool | None:
-        is_answered = attempt_control.INTENT_FOR_BYTE.get(data) == "cancel" and _conclude_attempt(session, connection)
-        return False if is_answered else handle(connection, data)  # False: the worker's response is still read
+    def handle_intent(connection: socket, data: bytes) -> bool | None:
+        is_concluded = attempt_control.INTENT_FOR_BYTE.get(data) == "cancel" and _conclude_attempt(session, connection)
+        return False if is_concluded else handle(connection, data)  # False: the worker's response is still read
 
-    session._handle_intent_byte = answered
+    session._handle_intent_byte = handle_intent
     try:
         yield
     finally:
@@ -269,27 +269,27 @@ def let_flows_check_parameters(mark: str) -> None:
     if hasattr(prepare, mark):
         return
 
-    def prepared(flow: Flow[..., Any], flow_run: FlowRun | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
+    def prepare_unchecked(flow: Flow[..., Any], flow_run: FlowRun | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
         if parameters or flow_run is None or not hasattr(flow.fn, mark):
             return prepare(flow=flow, flow_run=flow_run, parameters=parameters)
         return dict(flow_run.parameters)
 
-    def called(fn: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    def call_unchecked(fn: Callable[..., Any], parameters: dict[str, Any]) -> Any:
         return fn(**parameters) if hasattr(fn, mark) else call(fn, parameters)
 
-    setattr(prepared, mark, True)
-    flow_engine._flow_parameters, flow_engine.call_with_parameters = prepared, called
+    setattr(prepare_unchecked, mark, True)
+    flow_engine._flow_parameters, flow_engine.call_with_parameters = prepare_unchecked, call_unchecked
 
 
-def undelivered() -> int:
+def count_undelivered() -> int:
     """Return how many task run states this process has not sent yet."""
     items = [getattr(queue, "_queue", None) for queue in _event_queues()]
     return sum(getattr(found, "unfinished_tasks", 0) for found in items)
 
 
-def rescue() -> None:
-    """Move states that are stuck in ended queues, because no server was available at their start, to a working queue."""
-    for event, context in _stranded():
+def resend_stranded() -> None:
+    """Send states again that are stuck in ended queues, because no server was available when these started."""
+    for event, context in _take_stranded():
         context.run(_send, event)
 
 
@@ -297,14 +297,14 @@ def _send(event: Event) -> None:
     EventsWorker.instance().send(event)
 
 
-def forget() -> None:
+def discard_stranded() -> None:
     """Discard the states that ended queues still hold."""
-    for _ in _stranded():
+    for _ in _take_stranded():
         pass
 
 
-async def confirm() -> None:
-    """Return once the server has confirmed everything sent. Events that it may have lost are sent again. Raises if it is unavailable."""
+async def confirm_delivery() -> None:
+    """Wait until the server has confirmed everything sent. Send again what it may have lost. Raises if it is unavailable."""
     for queue in _event_queues():
         client = getattr(queue, "_client", None)
         if hasattr(client, "_force_checkpoint") and getattr(client, "_unconfirmed_events", None):
@@ -319,10 +319,10 @@ async def _confirm(client: Any) -> None:
         await client._force_checkpoint()
 
 
-def _stranded() -> Iterator[tuple[Event, Context]]:
+def _take_stranded() -> Iterator[tuple[Event, Context]]:
     """Remove and yield what the ended queues hold."""
-    every: list[Any] = [] if EventsWorker is None else [queue for queue in active_services or () if isinstance(queue, EventsWorker)]
-    for ended in [queue for queue in every if queue._done_event is not None and queue._done_event.is_set()]:
+    queues: list[Any] = [] if EventsWorker is None else [queue for queue in active_services or () if isinstance(queue, EventsWorker)]
+    for ended in [queue for queue in queues if queue._done_event is not None and queue._done_event.is_set()]:
         with suppress(Empty):
             while True:
                 if (event := ended._queue.get_nowait()) is not None:  # None marks the end
@@ -330,7 +330,7 @@ def _stranded() -> Iterator[tuple[Event, Context]]:
 
 
 def end_queues() -> int:
-    """Ask Prefect's queues in this process to end without sending what they hold. Return how many were still working."""
+    """Tell Prefect's queues in this process to end without sending what they hold. Return how many were still working."""
     working = [(queue, task) for queue in delivery_queues() if (task := getattr(queue, "_task", None)) is not None and not task.done()]
     for queue, task in working:
         queue._loop.call_soon_threadsafe(task.cancel)
@@ -339,58 +339,58 @@ def end_queues() -> int:
 
 def delivery_queues() -> list[Any]:
     """Return Prefect's queues in this process. If a later Prefect keeps them elsewhere, return none; Prefect then ends them itself."""
-    every: dict[int, Any] = getattr(EventsWorker, "_instances", {})  # of every kind of queue
+    queues: dict[int, Any] = getattr(EventsWorker, "_instances", {})  # of every kind of queue
     kinds = tuple(kind for kind in (EventsWorker, APILogWorker) if kind is not None)
-    return [queue for queue in list(every.values()) if isinstance(queue, kinds)]
+    return [queue for queue in list(queues.values()) if isinstance(queue, kinds)]
 
 
 def _event_queues() -> list[Any]:
     return [queue for queue in delivery_queues() if type(queue) is EventsWorker]
 
 
-def record_singly_what_fails_together() -> None:
+def record_failed_batches_singly() -> None:
     """Keep a task run state that the server's database refuses, such as one of a deleted flow run, from blocking other states.
 
     Called in the process of the local server. Prefect writes states in batches, and drops the whole batch if one of its states is refused
     repeatedly.
     """
     recorder = _optional("server.services.task_run_recorder")
-    together, singly, refused = (
+    record_batch, record_one, refused = (
         getattr(recorder, name, None) for name in ("record_bulk_task_run_events", "record_task_run_event", "IntegrityError")
     )
-    if together is None or singly is None or refused is None:
+    if record_batch is None or record_one is None or refused is None:
         return
 
     async def record(events: list[Any]) -> None:
         try:
-            await together(events)
+            await record_batch(events)
         except refused:
             if len(events) == 1:
                 raise
             for event in events:
-                await singly(event)  # logs and skips a state that is refused
+                await record_one(event)  # logs and skips a state that is refused
 
     recorder.record_bulk_task_run_events = record
 
 
-def refuse_soon_what_waits_for_a_lock() -> None:
+def shorten_lock_wait() -> None:
     """Let the server's SQLite wait ten seconds for a lock, in place of sixty.
 
     Called in the process of the local server. A request that waits longer is answered with 503, which Prefect's client sends again. The
-    wait may block the event loop (see `collect_apart`), and then it lasts until SQLite gives up.
+    wait may block the event loop (see `collect_garbage_in_thread`), and then it lasts until SQLite gives up.
     """
     sqlite: Any = getattr(_optional("server.database.configurations"), "AioSqliteConfiguration", None)
     if not hasattr(sqlite, "setup_sqlite"):
         return
     set_up = sqlite.setup_sqlite
 
-    def set_up_for_less(self: object, connection: Any, record: object) -> None:
+    def set_up_with_short_wait(self: object, connection: Any, record: object) -> None:
         set_up(self, connection, record)
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout = {LOCK_MILLISECONDS}")
         cursor.close()
 
-    sqlite.setup_sqlite = set_up_for_less
+    sqlite.setup_sqlite = set_up_with_short_wait
 
 
 def missing_prefect_features(feature: Feature | None = None) -> list[str]:
@@ -399,24 +399,28 @@ def missing_prefect_features(feature: Feature | None = None) -> list[str]:
     task_run_fields = {"id", "name", "flow_run_id", "flow_run_run_count", "task_key", "dynamic_key", "task_inputs", "labels", "tags"}
     features: dict[Feature, list[str]] = {
         "task runs": [
-            *_lacking(
+            *_missing_parameters(
                 "emit_task_run_state_change_event",
                 emit_task_run_state_change_event,
                 {"task_run", "initial_state", "validated_state", "follows"},
             ),
-            *_lacking("run_task_async", run_task_async, {"task", "task_run", "return_type"}),
-            *_lacking("TaskRun", TaskRun, {*task_run_fields, "empirical_policy", "expected_start_time", "state", "end_time"}),
-            *_lacking("TaskRun", TaskRun, {"run_count", "total_run_time", "start_time"}),
-            *_lacking("TaskRunPolicy", TaskRunPolicy, {"retries", "retry_delay"}),
-            *_lacking("TaskRunContext", TaskRunContext, {"task", "task_run", "parameters", "result_store", "client", "persist_result"}),
+            *_missing_parameters("run_task_async", run_task_async, {"task", "task_run", "return_type"}),
+            *_missing_parameters("TaskRun", TaskRun, {*task_run_fields, "empirical_policy", "expected_start_time", "state", "end_time"}),
+            *_missing_parameters("TaskRun", TaskRun, {"run_count", "total_run_time", "start_time"}),
+            *_missing_parameters("TaskRunPolicy", TaskRunPolicy, {"retries", "retry_delay"}),
+            *_missing_parameters(
+                "TaskRunContext", TaskRunContext, {"task", "task_run", "parameters", "result_store", "client", "persist_result"}
+            ),
         ],
-        "reruns": _lacking("run_flow_async", getattr(engine, "run_flow_async", None), {"flow", "flow_run", "parameters", "return_type"}),
+        "reruns": _missing_parameters(
+            "run_flow_async", getattr(engine, "run_flow_async", None), {"flow", "flow_run", "parameters", "return_type"}
+        ),
         "parameters": [
-            *_lacking("_flow_parameters", getattr(engine, "_flow_parameters", None), {"flow", "flow_run", "parameters"}),
-            *_lacking("call_with_parameters", getattr(engine, "call_with_parameters", None), {"fn", "parameters"}),
+            *_missing_parameters("_flow_parameters", getattr(engine, "_flow_parameters", None), {"flow", "flow_run", "parameters"}),
+            *_missing_parameters("call_with_parameters", getattr(engine, "call_with_parameters", None), {"fn", "parameters"}),
         ],
         "cancellation": [
-            *_lacking("_handle_intent_byte", getattr(listener, "_handle_intent_byte", None), {"sock", "data"}),
+            *_missing_parameters("_handle_intent_byte", getattr(listener, "_handle_intent_byte", None), {"sock", "data"}),
             *(
                 f"Prefect has no `{name}`"
                 for name in ("INTENT_FOR_BYTE", "EngineOutcomeReceipt", "encode_receipt")
@@ -424,14 +428,14 @@ def missing_prefect_features(feature: Feature | None = None) -> list[str]:
             ),
         ],
     }
-    return [text for name, lacks in features.items() if feature in (None, name) for text in lacks]
+    return [text for name, missing in features.items() if feature in (None, name) for text in missing]
 
 
-def _lacking(name: str, called: Callable[..., Any] | None, given: set[str]) -> list[str]:
-    """Return the parameters of ours that `called` does not take, and the ones it requires that we do not pass."""
-    if called is None:
+def _missing_parameters(name: str, function: Callable[..., Any] | None, given: set[str]) -> list[str]:
+    """Return which of `given` the `function` does not take, and which parameters it requires that are not in `given`."""
+    if function is None:
         return [f"Prefect has no `{name}`"]
-    parameters = inspect.signature(called).parameters
+    parameters = inspect.signature(function).parameters
     wanted = {key for key, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    lacks = [f"`{name}` takes no `{parameter}`" for parameter in sorted(given - parameters.keys())]
-    return lacks + ([] if called is TaskRun else [f"`{name}` wants `{parameter}`" for parameter in sorted(wanted - given)])
+    missing = [f"`{name}` takes no `{parameter}`" for parameter in sorted(given - parameters.keys())]
+    return missing + ([] if function is TaskRun else [f"`{name}` wants `{parameter}`" for parameter in sorted(wanted - given)])

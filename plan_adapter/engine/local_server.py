@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from plan_adapter.engine.connection import Server, check_server, configured_api_url, quiet_import, under_worker, use_server
-from plan_adapter.engine.server_state import ServerFolder, ServerState, launch, login_hint, server_url, why_password
+from plan_adapter.engine.server_state import ServerFolder, ServerState, launch, login_hint, password_reason, server_url
 from plan_adapter.errors import NoServerError
 from plan_adapter.private_files import UnsafePathError
 from plan_adapter.settings import Settings
 
-WAYS_OUT = "Set PREFECT_API_URL to a server of yours, or run without one: `--offline` (`offline=True` in Python)."
+ALTERNATIVES = "Set PREFECT_API_URL to a server of yours, or run without one: `--offline` (`offline=True` in Python)."
 START_SECONDS = 120.0  # a first start takes 8 s on a quiet machine, and many times that on a busy one
 ANSWER_SECONDS = 20.0
 STOP_SECONDS = 10.0
 GONE_SECONDS = 5.0
-"""How long the PID of an ended process may stay in use, which lasts until its parent has noticed."""
+"""How long the PID of an ended process may stay in use: until its parent notices."""
 
 Notify = Callable[[str], None]
 AuthMode = Literal["auto", "on", "off"]
@@ -88,8 +88,8 @@ def begin_server(settings: Settings, *, notify: Notify) -> PendingServer:
         if configured_api_url() is not None:
             return PendingServer(partial(configured_server, settings))
         if settings.local_server == "never" or under_worker():
-            return PendingServer(partial(_raise, NoServerError(_forbidden(settings))))
-        return PendingServer(_begin(_folder(settings), settings.local_server_auth, notify))
+            return PendingServer(partial(_raise, NoServerError(_why_not_allowed(settings))))
+        return PendingServer(_find_or_launch(_folder(settings), settings.local_server_auth, notify))
     except NoServerError as error:
         return PendingServer(partial(_raise, error))
 
@@ -99,7 +99,7 @@ def configured_server(settings: Settings) -> Server:
 
     If that is the local server, Prefect's settings need not contain its password.
     """
-    local = _named_local(settings)
+    local = _configured_local_server(settings)
     if local is None:
         return check_server()
     with use_server(local):
@@ -117,10 +117,10 @@ def stop_server(settings: Settings) -> bool:
     folder = _folder(settings)
     if not folder.is_alive:
         return False
-    with _words_for_os_errors(folder), folder.starting():
+    with _translate_os_errors(folder), folder.lock_start():
         if not folder.is_alive:
             return False
-        _stop(folder, _state_of_living(folder))
+        _stop(folder, _read_live_state(folder))
     return True
 
 
@@ -130,7 +130,7 @@ def server_status(settings: Settings) -> LocalServerStatus:
     state = folder.read_state() if folder.is_alive else None
     if state is None:
         return LocalServerStatus("none", folder.log)
-    healthy = state.is_reachable and _ask_health(state.port, seconds=3.0) == "healthy"
+    healthy = state.is_reachable and _check_health(state.port, seconds=3.0) == "healthy"
     return LocalServerStatus(
         state="healthy" if healthy else "unhealthy",
         log_path=folder.log,
@@ -144,7 +144,7 @@ def server_status(settings: Settings) -> LocalServerStatus:
     )
 
 
-def _named_local(settings: Settings) -> Server | None:
+def _configured_local_server(settings: Settings) -> Server | None:
     """Return the local server if Prefect's settings name it without credentials and it requires a password."""
     with quiet_import():
         from prefect.settings import get_current_settings
@@ -160,7 +160,7 @@ def _named_local(settings: Settings) -> Server | None:
 
 def _folder(settings: Settings) -> ServerFolder:
     folder = ServerFolder(settings.home.expanduser().absolute() / "server")
-    with _words_for_os_errors(folder):
+    with _translate_os_errors(folder):
         folder.check()
     return folder
 
@@ -173,34 +173,34 @@ def _raise(error: NoServerError) -> NoReturn:
     raise error
 
 
-def _forbidden(settings: Settings) -> str:
+def _why_not_allowed(settings: Settings) -> str:
     why = "PLAN_ADAPTER_LOCAL_SERVER=never" if settings.local_server == "never" else "this process belongs to a Prefect worker"
-    return f"Prefect's settings name no API URL, and no local server may be started ({why}). {WAYS_OUT}"
+    return f"Prefect's settings name no API URL, and no local server may be started ({why}). {ALTERNATIVES}"
 
 
 @contextlib.contextmanager
-def _words_for_os_errors(folder: ServerFolder) -> Generator[None]:
+def _translate_os_errors(folder: ServerFolder) -> Generator[None]:
     """Turn an OS error (full disk, read-only folder, no sockets) into a NoServerError."""
     try:
         yield
     except UnsafePathError as error:
-        raise NoServerError(f"the local Prefect server is not used: {error.strerror}. {WAYS_OUT}") from error
+        raise NoServerError(f"the local Prefect server is not used: {error.strerror}. {ALTERNATIVES}") from error
     except OSError as error:
         why = error.strerror or str(error)
         where = error.filename or folder.path
-        raise NoServerError(f"the local Prefect server cannot be kept in {folder.path}: {where}: {why}. {WAYS_OUT}") from error
+        raise NoServerError(f"the local Prefect server cannot be kept in {folder.path}: {where}: {why}. {ALTERNATIVES}") from error
 
 
-def _begin(folder: ServerFolder, mode: AuthMode, notify: Notify) -> Callable[[], Server]:
+def _find_or_launch(folder: ServerFolder, mode: AuthMode, notify: Notify) -> Callable[[], Server]:
     """Find the live server of `folder` or launch one. Return a function that waits for it."""
-    with _words_for_os_errors(folder), folder.starting():
-        state = _state_of_living(folder) if folder.is_alive else None
+    with _translate_os_errors(folder), folder.lock_start():
+        state = _read_live_state(folder) if folder.is_alive else None
         if state is not None and _is_older(state.prefect_version, installed := importlib.metadata.version("prefect")):
             notify(f"Prefect was upgraded from {state.prefect_version} to {installed}: restarting the local server")
             _stop(folder, state)
             state = None
-        why = why_password(mode) if state is None or not state.has_password else None
-        if state is not None and _is_in_other_mode(state, mode, why) and _may_restart(folder, state, mode, why, notify):
+        why = password_reason(mode) if state is None or not state.has_password else None
+        if state is not None and _has_wrong_password_mode(state, mode, why) and _decide_restart(folder, state, mode, why, notify):
             _stop(folder, state)
             state = None
         if state is not None:
@@ -208,40 +208,40 @@ def _begin(folder: ServerFolder, mode: AuthMode, notify: Notify) -> Callable[[],
         first = not (folder.prefect_home / "prefect.db").exists()
         port = launch(folder, folder.make_password() if why is not None else None)
         login = f"; {login_hint(folder.password_file)}" if why is not None else ""
-        patience = "; its first start takes about ten seconds" if first else ""
-        notify(f"started a local Prefect server: {server_url(port)} (`plan down` stops it; log: {folder.log}){login}{patience}")
-        return partial(_await, folder, port, time.monotonic() + START_SECONDS, started=True)
+        first_start_note = "; its first start takes about ten seconds" if first else ""
+        notify(f"started a local Prefect server: {server_url(port)} (`plan down` stops it; log: {folder.log}){login}{first_start_note}")
+        return partial(_wait_until_healthy, folder, port, time.monotonic() + START_SECONDS, started=True)
 
 
-def _is_in_other_mode(state: ServerState, mode: AuthMode, why: str | None) -> bool:
-    """Whether the running server lacks a password that is wanted, or has one that PLAN_ADAPTER_LOCAL_SERVER_AUTH=off excludes.
+def _has_wrong_password_mode(state: ServerState, mode: AuthMode, why: str | None) -> bool:
+    """Whether the running server lacks a required password, or has one although PLAN_ADAPTER_LOCAL_SERVER_AUTH=off.
 
     `auto` leaves a server with a password as it is.
     """
     return mode == "off" if state.has_password else why is not None
 
 
-def _may_restart(folder: ServerFolder, state: ServerState, mode: AuthMode, why: str | None, notify: Notify) -> bool:
+def _decide_restart(folder: ServerFolder, state: ServerState, mode: AuthMode, why: str | None, notify: Notify) -> bool:
     """Return whether to restart the server in the other mode now. Raises NoServerError if the restart is required but must wait.
 
     A restart must wait for active runs: they would lose their connection to the server.
     """
-    how = "with a password" if why is not None else "without a password"
-    if _runs_under_way(folder, state) == 0:
-        notify(f"restarting the local Prefect server {how} ({why or 'PLAN_ADAPTER_LOCAL_SERVER_AUTH=off'})")
+    new_mode = "with a password" if why is not None else "without a password"
+    if _count_active_runs(folder, state) == 0:
+        notify(f"restarting the local Prefect server {new_mode} ({why or 'PLAN_ADAPTER_LOCAL_SERVER_AUTH=off'})")
         return True
-    has = "runs without a password" if why is not None else "demands a password"
-    told = (
-        f"the local Prefect server {server_url(state.port)} {has}, and has runs that have not ended: when they have, type `plan down`, "
-        f"and the next run starts it {how}"
+    current_mode = "runs without a password" if why is not None else "demands a password"
+    message = (
+        f"the local Prefect server {server_url(state.port)} {current_mode} and has unfinished runs: type `plan down` when they have "
+        f"ended, and the next run starts it {new_mode}"
     )
     if mode != "auto":
-        raise NoServerError(f"PLAN_ADAPTER_LOCAL_SERVER_AUTH={mode}, but {told}. {WAYS_OUT}")
-    notify(f"{told} ({why})")
+        raise NoServerError(f"PLAN_ADAPTER_LOCAL_SERVER_AUTH={mode}, but {message}. {ALTERNATIVES}")
+    notify(f"{message} ({why})")
     return False
 
 
-def _runs_under_way(folder: ServerFolder, state: ServerState) -> int | None:
+def _count_active_runs(folder: ServerFolder, state: ServerState) -> int | None:
     """Return how many flow runs have begun and not ended, or None if the server does not say."""
     wanted = {"flow_runs": {"state": {"type": {"any_": ["PENDING", "RUNNING", "PAUSED", "CANCELLING"]}}}}
     headers = {"Content-Type": "application/json"}
@@ -260,29 +260,33 @@ def _runs_under_way(folder: ServerFolder, state: ServerState) -> int | None:
 
 def _reuse(folder: ServerFolder, state: ServerState, mode: AuthMode, notify: Notify) -> Server:
     """Wait for a server that was running. If it ended meanwhile, replace it once."""
-    patience = max(state.started_at + START_SECONDS - time.time(), ANSWER_SECONDS)
+    remaining = max(state.started_at + START_SECONDS - time.time(), ANSWER_SECONDS)
     try:
-        return _await(folder, state.port, time.monotonic() + patience, started=False)
+        return _wait_until_healthy(folder, state.port, time.monotonic() + remaining, started=False)
     except NoServerError:
         if folder.is_alive:
             raise
-    waiting = _begin(folder, mode, notify)
+    waiting = _find_or_launch(folder, mode, notify)
     return waiting()
 
 
-def _await(folder: ServerFolder, port: int, deadline: float, *, started: bool) -> Server:
+def _wait_until_healthy(folder: ServerFolder, port: int, deadline: float, *, started: bool) -> Server:
     """Return the server at `port` once it answers. Raises NoServerError if its process ended or `deadline` passed."""
     with quiet_import():
-        import prefect  # noqa: F401  # takes a second that passes anyway  # pyright: ignore[reportUnusedImport]
+        import prefect  # noqa: F401  # uses the second that the server needs anyway  # pyright: ignore[reportUnusedImport]
     while True:
         alive = folder.is_alive
-        answer = _ask_health(port, seconds=max(1.0, deadline - time.monotonic())) if alive else "refused"
+        answer = _check_health(port, seconds=max(1.0, deadline - time.monotonic())) if alive else "refused"
         if answer == "healthy":
             break
         if not alive:
-            raise NoServerError(_told(folder, "the local Prefect server did not start" if started else "the local Prefect server ended"))
+            raise NoServerError(
+                _with_log_tail(folder, "the local Prefect server did not start" if started else "the local Prefect server ended")
+            )
         if time.monotonic() >= deadline:
-            raise NoServerError(_told(folder, f"the local Prefect server at {server_url(port)} does not answer; `plan down` stops it"))
+            raise NoServerError(
+                _with_log_tail(folder, f"the local Prefect server at {server_url(port)} does not answer; `plan down` stops it")
+            )
         time.sleep(0.1)
     state = folder.read_state()
     return Server(
@@ -296,11 +300,11 @@ def _await(folder: ServerFolder, port: int, deadline: float, *, started: bool) -
     )
 
 
-def _told(folder: ServerFolder, what: str) -> str:
-    return f"{what}. `plan doctor` looks for the cause. {WAYS_OUT} The end of {folder.log}:{folder.log_tail() or ' (empty)'}"
+def _with_log_tail(folder: ServerFolder, what: str) -> str:
+    return f"{what}. `plan doctor` looks for the cause. {ALTERNATIVES} The end of {folder.log}:{folder.log_tail() or ' (empty)'}"
 
 
-def _ask_health(port: int, *, seconds: float) -> Literal["healthy", "refused", "silent"]:
+def _check_health(port: int, *, seconds: float) -> Literal["healthy", "refused", "silent"]:
     """Ask the server at `port` directly, ignoring any proxy of the environment."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
     try:
@@ -314,39 +318,39 @@ def _ask_health(port: int, *, seconds: float) -> Literal["healthy", "refused", "
         connection.close()
 
 
-def _state_of_living(folder: ServerFolder) -> ServerState:
+def _read_live_state(folder: ServerFolder) -> ServerState:
     """Return the state of the live server, which its process writes first. Raises NoServerError if that process is out of reach."""
     deadline = time.monotonic() + ANSWER_SECONDS
     while (state := folder.read_state()) is None:
         if time.monotonic() >= deadline:
-            raise NoServerError(_told(folder, f"a process holds {folder.alive_lock} and says nothing about itself"))
+            raise NoServerError(_with_log_tail(folder, f"a process holds {folder.alive_lock} and has not recorded its state"))
         time.sleep(0.05)
     if not state.is_reachable:
         raise NoServerError(
             f"the local server of {folder.path} runs on host {state.host} as process {state.pid}, out of reach from here. "
-            f"Give this machine or container a PLAN_ADAPTER_HOME of its own. {WAYS_OUT}"
+            f"Give this machine or container a PLAN_ADAPTER_HOME of its own. {ALTERNATIVES}"
         )
     return state
 
 
 def _is_older(version: str, installed: str) -> bool:
     """Whether `version` is older. A newer server works with older clients, so it is left alone."""
-    ours, theirs = (tuple(int(part) for part in re.findall(r"\d+", text)[:3]) for text in (installed, version))
-    return theirs < ours
+    installed_version, running_version = (tuple(int(part) for part in re.findall(r"\d+", text)[:3]) for text in (installed, version))
+    return running_version < installed_version
 
 
 def _stop(folder: ServerFolder, state: ServerState) -> None:
     """End the process of `state`: SIGTERM to its group, then SIGKILL. Return once its lock is free and the process is gone."""
-    for word, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
+    for signal_number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
         if state.is_reachable:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(state.pid, word)
+                os.killpg(state.pid, signal_number)
         deadline = time.monotonic() + seconds
         while folder.is_alive and time.monotonic() < deadline:
             time.sleep(0.05)
         if not folder.is_alive:
-            gone = time.monotonic() + GONE_SECONDS
-            while state.is_reachable and time.monotonic() < gone:
+            exit_deadline = time.monotonic() + GONE_SECONDS
+            while state.is_reachable and time.monotonic() < exit_deadline:
                 time.sleep(0.01)
             return
-    raise NoServerError(f"the local Prefect server, process {state.pid}, does not end; its log is {folder.log}")
+    raise NoServerError(f"the local Prefect server, process {state.pid}, could not be stopped; its log is {folder.log}")

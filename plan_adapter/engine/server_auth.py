@@ -7,7 +7,7 @@ from plan_adapter.engine.connection import quiet_import, without_credentials
 
 ASK_SECONDS = 10.0
 
-_found = dict[str, bool]()  # by API URL; a server does not change its authentication while a process runs
+_known_answers = dict[str, bool]()  # by API URL; a server does not change its authentication while a process runs
 
 
 def demands_authentication(api_url: str) -> bool | None:
@@ -17,22 +17,22 @@ def demands_authentication(api_url: str) -> bool | None:
     process. Call it in a thread: it may take `ASK_SECONDS`.
     """
     url = without_credentials(api_url).rstrip("/")
-    if (known := _found.get(url)) is not None:
+    if (known := _known_answers.get(url)) is not None:
         return known
-    found = _ask(url)
+    found = _request_without_credentials(url)
     if found is not None:
-        _found[url] = found
+        _known_answers[url] = found
     return found
 
 
-def _ask(url: str) -> bool | None:
+def _request_without_credentials(url: str) -> bool | None:
     import httpx
 
     # A flow run that does not exist: reading and answering a gate's form needs read access to flow runs.
     path = f"{url}/flow_runs/{UUID(int=0)}"
     is_local = httpx.URL(url).host in ("127.0.0.1", "::1", "localhost")
     try:
-        with httpx.Client(verify=_verify(), trust_env=not is_local, timeout=ASK_SECONDS) as client:
+        with httpx.Client(verify=_tls_verification(), trust_env=not is_local, timeout=ASK_SECONDS) as client:
             status = client.get(path).status_code
     except (httpx.HTTPError, httpx.InvalidURL, OSError):
         return None
@@ -41,7 +41,7 @@ def _ask(url: str) -> bool | None:
     return False if status < 300 or status == 404 else None
 
 
-def _verify() -> ssl.SSLContext | bool:
+def _tls_verification() -> ssl.SSLContext | bool:
     """Return how Prefect's settings verify the server's certificate."""
     with quiet_import():
         from prefect.settings import get_current_settings

@@ -13,12 +13,12 @@ import threading
 import time
 from pathlib import Path
 
-from plan_adapter.engine.internals import record_singly_what_fails_together, refuse_soon_what_waits_for_a_lock
+from plan_adapter.engine.internals import record_failed_batches_singly, shorten_lock_wait
 from plan_adapter.engine.server_state import ServerFolder, ServerState, process_start
 
 COLLECT_SECONDS = 1.0
-FULL_TURNS = 30
-"""Every this many rounds, old objects are collected as well."""
+FULL_COLLECTION_INTERVAL = 30
+"""After this many collections, old objects are collected as well."""
 
 
 def main() -> None:
@@ -50,16 +50,16 @@ def _serve(listening: socket.socket) -> None:
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             gc.freeze()
-            collect_apart()
+            collect_garbage_in_thread()
 
-    record_singly_what_fails_together()
-    refuse_soon_what_waits_for_a_lock()
+    record_failed_batches_singly()
+    shorten_lock_wait()
     # A browser's open event stream must not delay shutdown.
     config = uvicorn.Config(create_app(final=True), log_level="warning", access_log=False, timeout_graceful_shutdown=3)
     Server(config).run(sockets=[listening])
 
 
-def collect_apart() -> None:
+def collect_garbage_in_thread() -> None:
     """Collect garbage only on a separate thread from now on.
 
     After an error, a SQLite cursor may be part of a reference cycle. Collecting it waits for its connection, which may wait for a lock
@@ -67,15 +67,15 @@ def collect_apart() -> None:
     later. Python releases its own lock during that wait, so a waiting separate thread blocks nothing.
     """
     gc.disable()
-    threading.Thread(target=_collect, name="collector", daemon=True).start()
+    threading.Thread(target=_collect_garbage, name="collector", daemon=True).start()
 
 
-def _collect() -> None:
-    turn = 0
+def _collect_garbage() -> None:
+    iteration = 0
     while True:
         time.sleep(COLLECT_SECONDS)
-        turn += 1
-        gc.collect(2 if turn % FULL_TURNS == 0 else 1)
+        iteration += 1
+        gc.collect(2 if iteration % FULL_COLLECTION_INTERVAL == 0 else 1)
 
 
 if __name__ == "__main__":

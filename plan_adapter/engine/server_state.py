@@ -18,12 +18,12 @@ from pathlib import Path
 
 from plan_adapter.private_files import check_folder, make_folder, open_file
 
-NO_SHELLS = ("false", "nologin", "sync", "shutdown", "halt", "git-shell")
+NOLOGIN_SHELLS = ("false", "nologin", "sync", "shutdown", "halt", "git-shell")
 FIRST_UID = 500 if sys.platform == "darwin" else 1000
 NOBODY = 65534
 
 
-def why_password(mode: str) -> str | None:
+def password_reason(mode: str) -> str | None:
     """Return why a local server requires a password, or None if it needs none."""
     if mode == "off":
         return None
@@ -42,9 +42,11 @@ def other_people() -> list[str]:
     left out as well.
     """
     return [
-        one.pw_name
-        for one in pwd.getpwall()
-        if one.pw_uid >= FIRST_UID and one.pw_uid not in (os.geteuid(), NOBODY) and Path(one.pw_shell or "sh").name not in NO_SHELLS
+        account.pw_name
+        for account in pwd.getpwall()
+        if account.pw_uid >= FIRST_UID
+        and account.pw_uid not in (os.geteuid(), NOBODY)
+        and Path(account.pw_shell or "sh").name not in NOLOGIN_SHELLS
     ]
 
 
@@ -112,7 +114,7 @@ class ServerFolder:
         check_folder(self.path)
 
     @contextlib.contextmanager
-    def starting(self) -> Generator[None]:
+    def lock_start(self) -> Generator[None]:
         """Create the folder if it is missing, and hold the lock for starting or stopping its server. Raises UnsafePathError."""
         for folder in (self.path.parent, self.path, self.prefect_home):
             make_folder(folder)
@@ -141,7 +143,7 @@ class ServerFolder:
             file.write(f"{password}\n")
         return password
 
-    def hold_alive(self) -> int | None:
+    def acquire_alive_lock(self) -> int | None:
         """Return a descriptor that holds `alive_lock`, to be inherited by a server's process, or None if a live process holds it."""
         descriptor = open_file(self.alive_lock, os.O_RDWR)
         try:
@@ -156,7 +158,7 @@ class ServerFolder:
         """Whether a server's process is alive. The kernel releases its lock however it ends."""
         if not self.alive_lock.exists():
             return False
-        descriptor = self.hold_alive()
+        descriptor = self.acquire_alive_lock()
         if descriptor is None:
             return True
         os.close(descriptor)
@@ -191,8 +193,8 @@ class ServerFolder:
                 text = file.read().decode("utf-8", errors="replace")
         except OSError:
             return ""
-        told = [line for line in text.splitlines() if line and not line.startswith(" ")]
-        return "".join(f"\n  {line}" for line in told[-lines:])
+        lines_shown = [line for line in text.splitlines() if line and not line.startswith(" ")]
+        return "".join(f"\n  {line}" for line in lines_shown[-lines:])
 
 
 def process_start(pid: int) -> str | None:
@@ -201,11 +203,11 @@ def process_start(pid: int) -> str | None:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return None if Path("/proc/self/stat").exists() else _start_by_ps(pid)
+        return None if Path("/proc/self/stat").exists() else _process_start_from_ps(pid)
     return f"{boot}:{stat.rpartition(')')[2].split()[19]}"
 
 
-def _start_by_ps(pid: int) -> str | None:
+def _process_start_from_ps(pid: int) -> str | None:
     """Return the start time of `pid` on a system without /proc."""
     answer = subprocess.run(["/bin/ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603
     return answer.stdout.strip() or None
@@ -217,14 +219,14 @@ def server_url(port: int) -> str:
 
 
 def launch(folder: ServerFolder, password: str | None) -> int:
-    """Launch a server process and return its port. The server requires `password` if given. The caller must hold `folder.starting`."""
+    """Launch a server process and return its port. The server requires `password` if given. The caller must hold `folder.lock_start`."""
     previous = folder.read_state()
-    listening = _listen(previous.port if previous is not None else 0)
+    listening = _open_listening_socket(previous.port if previous is not None else 0)
     with contextlib.ExitStack() as stack:
         stack.enter_context(listening)
-        alive = folder.hold_alive()
+        alive = folder.acquire_alive_lock()
         if alive is None:
-            raise BlockingIOError(errno.EWOULDBLOCK, "another process holds it", str(folder.alive_lock))
+            raise BlockingIOError(errno.EWOULDBLOCK, "another process has locked it", str(folder.alive_lock))
         stack.callback(os.close, alive)
         folder.state_file.unlink(missing_ok=True)
         log = folder.open_log()
@@ -245,7 +247,7 @@ def launch(folder: ServerFolder, password: str | None) -> int:
     return port
 
 
-def _listen(preferred: int) -> socket.socket:
+def _open_listening_socket(preferred: int) -> socket.socket:
     """Return a listening loopback socket, on the port of the last server if it is free, so that old links keep working."""
     for port in (preferred, 0):
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -267,12 +269,12 @@ def server_environment(folder: ServerFolder, port: int, password: str | None) ->
 
     The password is passed here and not as an argument, because other users can see arguments.
     """
-    foreign = ("PREFECT_", "UVICORN_", "PLAN_ADAPTER_")
-    inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(foreign)}
-    demanded = {} if password is None else {"PREFECT_SERVER_API_AUTH_STRING": password}
+    stripped_prefixes = ("PREFECT_", "UVICORN_", "PLAN_ADAPTER_")
+    inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(stripped_prefixes)}
+    auth_settings = {} if password is None else {"PREFECT_SERVER_API_AUTH_STRING": password}
     return (
         inherited
-        | demanded
+        | auth_settings
         | {
             "PREFECT_HOME": str(folder.prefect_home),
             "PREFECT_SERVER_API_HOST": "127.0.0.1",

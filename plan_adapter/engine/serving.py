@@ -10,29 +10,31 @@ from prefect.deployments.runner import RunnerDeployment
 from prefect.runner import Runner
 
 
-class _Made(RunnerDeployment):
-    """A deployment that exists already, for a runner."""
+class _ExistingDeployment(RunnerDeployment):
+    """A deployment for a runner, which already exists in Prefect."""
 
     id: UUID
 
     async def aapply(self, *_arguments: Any, **_options: Any) -> UUID:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return its id, and change nothing."""
+        """Return the id. Prefect is not changed."""
         return self.id
 
 
-async def serve_deployments(deployments: Mapping[str, str], *, limit: int | None, begun: Callable[[], None]) -> None:
+async def serve_deployments(deployments: Mapping[str, str], *, limit: int | None, on_started: Callable[[], None]) -> None:
     """Start the flow runs of these deployments (ids by name), at most `limit` at once, until cancelled or SIGTERM.
 
-    Calls `begun` once it serves them. At the end, runs in progress are ended. The deployments' schedules stay active: runs that are due
+    Calls `on_started` once it serves them. On exit, it ends the runs in progress. The deployments' schedules stay active: runs that are due
     meanwhile start late, when the deployments are served again.
     """
     runner = Runner(name="plan serve", limit=limit, pause_on_shutdown=False)
     for name, deployment_id in deployments.items():
-        await runner.aadd_deployment(_Made(name=name.partition("/")[2], flow_name=name.partition("/")[0], id=UUID(deployment_id)))
+        await runner.aadd_deployment(
+            _ExistingDeployment(name=name.partition("/")[2], flow_name=name.partition("/")[0], id=UUID(deployment_id))
+        )
     serving = asyncio.ensure_future(runner.start(webserver=False))
-    await asyncio.sleep(0)  # it has installed its handler of SIGTERM, which does not stop a runner inside an event loop
+    await asyncio.sleep(0)  # lets the runner install its SIGTERM handler, which does not stop a runner inside an event loop
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
-    begun()
+    on_started()
     try:
         await serving
     except asyncio.CancelledError:

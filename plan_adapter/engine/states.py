@@ -26,7 +26,7 @@ _MORE_CHARACTERS = 30
 
 def state_of_call(end: AttemptEnd) -> State:
     """Return the final state of the task run of a call that ended with `end`."""
-    message = _cut(end.error)
+    message = _truncate(end.error)
     match end.outcome:
         case "succeeded":
             return Completed()
@@ -43,19 +43,19 @@ def state_of_call(end: AttemptEnd) -> State:
 def state_of_step(step: StepRun) -> State:
     """Return the final state of the task run of a step that ended without a call."""
     if step.status is StepStatus.SKIPPED:
-        return Cancelled(name="Skipped", message=_cut(step.reason))
+        return Cancelled(name="Skipped", message=_truncate(step.reason))
     if step.outcome is Outcome.UNKNOWN:
-        return Failed(name="Unknown", message=_cut(step.error))
+        return Failed(name="Unknown", message=_truncate(step.error))
     if step.status is StepStatus.FAILED:
-        return Failed(message=_cut(step.error or step.reason))
+        return Failed(message=_truncate(step.error or step.reason))
     if step.carried:
         return Completed(name="Carried", message="Its result comes from an earlier start of this run.")
-    return Completed(message=_cut(step.reason) or "There was nothing to do: no items.")
+    return Completed(message=_truncate(step.reason) or "There was nothing to do: no items.")
 
 
 def state_of_carried(steps: Sequence[StepRun]) -> State:
     """Return the final state of the one task run that represents all of `steps`, which succeeded in earlier starts."""
-    text = f"The results of {len(steps)} steps come from earlier starts of this run; `plan show` tells each. "
+    text = f"The results of {len(steps)} steps come from earlier starts of this run; `plan show` lists them. "
     names = list[str]()
     for step in steps:
         if len(text) + sum(map(len, names)) + 2 * len(names) + len(step.id) > MAX_MESSAGE_CHARACTERS - _MORE_CHARACTERS:
@@ -71,42 +71,42 @@ def state_of_run(run: PlanRun) -> State:
     Inside this process the state holds `run`, or the RunFailedError that `await flow()` raises. Neither leaves the process.
     """
     if run.status is PlanStatus.PENDING_APPROVAL:
-        message = f"waits for an approval, and no process waits with it: `plan show {run.id}` says what to type"
+        message = f"waiting for an approval without a process; `plan show {run.id}` says what to type"
         return Paused(name=WAITING, message=message, timeout_seconds=WAITING_SECONDS)
-    message = _cut(": ".join(part for part in (_counts(run), run.message, _note(run)) if part))
+    message = _truncate(": ".join(part for part in (_completed_count(run), run.message, _rejection_note(run)) if part))
     if run.status is PlanStatus.COMPLETED:
         return Completed(message=message, data=run)
     error = RunFailedError(run)
     if run.status is PlanStatus.CANCELLED:
-        return Cancelled(name=_name(run, RunReason.CANCELLED, "Cancelled"), message=message, data=error)
+        return Cancelled(name=_state_name(run, RunReason.CANCELLED, "Cancelled"), message=message, data=error)
     fallback = "Partial" if run.status is PlanStatus.PARTIAL else "Failed"
-    return Failed(name=_name(run, RunReason.STEP_FAILED, fallback), message=message, data=error)
+    return Failed(name=_state_name(run, RunReason.STEP_FAILED, fallback), message=message, data=error)
 
 
 def state_of_error(error: PlanAdapterError) -> State:
     """Return the final state of a flow run that `error` ended: Crashed for a StoreError, which fails no run, otherwise Failed."""
     if isinstance(error, StoreError):
-        return Crashed(name=INTERRUPTED, message=_cut(str(error)), data=error)
+        return Crashed(name=INTERRUPTED, message=_truncate(str(error)), data=error)
     return Failed(message=str(error), data=error)
 
 
-def _name(run: PlanRun, plain: RunReason, fallback: str) -> str:
+def _state_name(run: PlanRun, plain: RunReason, fallback: str) -> str:
     """Return the reason as a state name (`TimedOut`), or `fallback` if the reason adds nothing to the status."""
     if run.reason is None or run.reason is plain:
         return fallback
     return "".join(word.capitalize() for word in run.reason.split("_"))
 
 
-def _note(run: PlanRun) -> str | None:
+def _rejection_note(run: PlanRun) -> str | None:
     """Return the note of the person who rejected the run."""
     return one_line(run.rejection_note)[:MAX_NOTE_CHARACTERS] if run.reason is RunReason.REJECTED and run.rejection_note else None
 
 
-def _counts(run: PlanRun) -> str:
+def _completed_count(run: PlanRun) -> str:
     counts = Counter(step.status for step in run.steps)
     others = (f", {counts[status]} {status}" for status in (StepStatus.FAILED, StepStatus.SKIPPED) if counts[status])
     return f"{counts[StepStatus.COMPLETED]} of {len(run.steps)} steps completed{''.join(others)}"
 
 
-def _cut(text: str | None) -> str | None:
+def _truncate(text: str | None) -> str | None:
     return text if text is None or len(text) <= MAX_MESSAGE_CHARACTERS else text[: MAX_MESSAGE_CHARACTERS - 1] + "…"

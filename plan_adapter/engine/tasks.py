@@ -41,12 +41,12 @@ class PrefectStepRunner:
         """
         flow = FlowRunContext.get()
         if flow is None:
-            raise RuntimeError("PrefectStepRunner is made inside a running flow")
+            raise RuntimeError("a PrefectStepRunner can only be created inside a running flow")
         _refuse_task_runner(flow)
         self._flow = flow
-        self._plain = plain or _must_be_plain()
+        self._plain = plain or _needs_plain_task_runs()
         self._carried_task_runs = carried_task_runs
-        self._ids: dict[str, list[UUID]] = defaultdict(list)
+        self._task_run_ids: dict[str, list[UUID]] = defaultdict(list)
 
     async def __call__(self, call: StepCall) -> AttemptEnd:
         """Make attempts of `call` until one succeeds or `retry_delay` returns None. Return how the last one ended."""
@@ -60,17 +60,17 @@ class PrefectStepRunner:
             timeout_seconds=call.timeout_seconds,
             tags=attempts.task.tags,
         )
-        end = await attempts.made_in(run)
+        end = await attempts.run_in(run)
         reached("after-prefect-state")
         for key in {call.step_run.id, call.key}:
-            self._ids[key].append(run.id)
+            self._task_run_ids[key].append(run.id)
         return end
 
     async def show(self, step: StepRun, upstream: tuple[str, ...], *, tags: Collection[str] = ()) -> None:
         """Show a step that ended without a call."""
         run = self._task_run(step.id, upstream=upstream, tags=tags)
         await run.show(partial(state_of_step, step))
-        self._ids[step.id].append(run.id)
+        self._task_run_ids[step.id].append(run.id)
 
     async def show_carried(
         self,
@@ -88,15 +88,15 @@ class PrefectStepRunner:
         run = self._task_run("Carried", key="carried steps")  # no step has such an id
         await run.show(partial(state_of_carried, [steps[step_id] for step_id in step_ids]))
         for step_id in step_ids:
-            self._ids[step_id].append(run.id)
+            self._task_run_ids[step_id].append(run.id)
 
     def _task_run(
-        self, step_id: str, *, name: str | None = None, upstream: Sequence[str] = (), **more: Any
+        self, step_id: str, *, name: str | None = None, upstream: Sequence[str] = (), **options: Any
     ) -> "StepTaskRun | PlainTaskRun":
-        ids = list(dict.fromkeys(task_run_id for before in upstream for task_run_id in self._ids[before]))
+        ids = list(dict.fromkeys(task_run_id for before in upstream for task_run_id in self._task_run_ids[before]))
         if self._plain:
             return PlainTaskRun(name or step_id, ids)
-        return StepTaskRun(self._flow, step_id=step_id, name=name or step_id, upstream=ids, **more)
+        return StepTaskRun(self._flow, step_id=step_id, name=name or step_id, upstream=ids, **options)
 
 
 def log_to_prefect(record: logging.LogRecord) -> None:
@@ -113,18 +113,18 @@ def log_to_prefect(record: logging.LogRecord) -> None:
 
 def _refuse_task_runner(flow: FlowRunContext) -> None:
     """Raise ToolDefinitionError if the flow has a task runner: steps run in the flow's process, as the plan's options say."""
-    chosen = None if flow.flow is None else flow.flow.task_runner
-    if chosen is None or chosen == ThreadPoolTaskRunner():
+    runner = None if flow.flow is None else flow.flow.task_runner
+    if runner is None or runner == ThreadPoolTaskRunner():
         return
     raise ToolDefinitionError(
-        f"the flow has the task runner {type(chosen).__name__}, and the steps of a plan cannot run in it: they run in the flow's own "
+        f"the flow has the task runner {type(runner).__name__}, and the steps of a plan cannot run in it: they run in the flow's own "
         "process. Remove it; write `options.max_parallel_steps` for more steps at once, and let a step call the tool `run_deployment` "
         "for work elsewhere"
     )
 
 
-def _must_be_plain() -> bool:
-    """Return whether task runs cannot be created in the faster way because Prefect has changed, and log it."""
+def _needs_plain_task_runs() -> bool:
+    """Return whether Prefect has changed so that task runs cannot be created in the faster way. Log it if so."""
     missing = missing_prefect_features("task runs")
     if missing:
         logging.getLogger(__name__).warning("steps run slower, because this version of Prefect differs: %s", "; ".join(missing))
@@ -132,7 +132,7 @@ def _must_be_plain() -> bool:
 
 
 class PlainTaskRun:
-    """A task run that Prefect creates, through public calls only. Slower than StepTaskRun, and one that is stopped shows as Crashed."""
+    """A task run that Prefect creates, through public calls only. It is slower than a StepTaskRun, and a stop shows it as Crashed."""
 
     def __init__(self, name: str, upstream: Sequence[UUID]) -> None:
         """Prepare a task run. Prefect gives it another id."""
@@ -174,12 +174,12 @@ class Attempts:
         self._end: AttemptEnd | None = None
         self._error: BaseException | None = None
         self._is_waiting = True  # for a slot of a concurrency limit, or for the next attempt
-        self.task = self._task()
+        self.task = self._build_task()
 
-    async def made_in(self, run: "StepTaskRun | PlainTaskRun") -> AttemptEnd:
-        """Make the attempts in `run` and return how the last one ended. A stop of the run ends every wait for an attempt at once."""
+    async def run_in(self, run: "StepTaskRun | PlainTaskRun") -> AttemptEnd:
+        """Make the attempts in `run` and return how the last one ended. When the run stops, a wait for an attempt ends at once."""
         if isinstance(run, StepTaskRun) and not needs_engine(self._call, run.tags):
-            return await self._made_directly(run)
+            return await self._run_directly(run)
         running = asyncio.ensure_future(run.run(self.task))
         stopped = asyncio.ensure_future(self._call.stopped())
         try:
@@ -199,7 +199,7 @@ class Attempts:
             stopped.cancel()
         return self.last_end(running.exception())
 
-    async def _made_directly(self, run: StepTaskRun) -> AttemptEnd:
+    async def _run_directly(self, run: StepTaskRun) -> AttemptEnd:
         """Make the only attempt and report its two states, without Prefect's engine."""
         run.enter(Running())
         try:
@@ -213,36 +213,36 @@ class Attempts:
         run.enter(state_of_call(end))
         return end
 
-    def last_end(self, trouble: BaseException | None = None) -> AttemptEnd:
-        """Return how the last attempt ended. Raises what interrupted an attempt, or `trouble` if Prefect made no attempt."""
+    def last_end(self, prefect_error: BaseException | None = None) -> AttemptEnd:
+        """Return how the last attempt ended. Raises what interrupted an attempt, or `prefect_error` if Prefect made no attempt."""
         if self._error is not None:
             raise self._error
         if self._end is None:
-            raise trouble or RuntimeError(f"Prefect made no attempt of `{self._call.name}`")
+            raise prefect_error or RuntimeError(f"Prefect made no attempt of `{self._call.name}`")
         return self._end
 
-    def _task(self) -> Task[..., Any]:
-        """Return the tool's own task, whose function makes our attempts and whose hooks, assets and transaction stay; or a plain one."""
+    def _build_task(self) -> Task[..., Any]:
+        """Return a task that makes the attempts: a copy of the tool's own task with its hooks, assets and transaction, or a plain one."""
         call = self._call
         task = copy(_prototype() if call.task is None else cast("Task[..., Any]", call.task))
         task.name = call.name if call.task is None else task.name
-        task.fn, task.isasync, task.isgenerator = self._next, True, False
+        task.fn, task.isasync, task.isgenerator = self._run_next_attempt, True, False
         task.tags = {*call.step.tags, *task.tags}
         task.task_run_name = None  # its task run has a name already
-        task.retries, task.retry_jitter_factor, task.retry_condition_fn = len(call.retry_delays), None, _another_follows
+        task.retries, task.retry_jitter_factor, task.retry_condition_fn = len(call.retry_delays), None, _is_retry_due
         task.timeout_seconds = None
         # Prefect would use a persisted result as the result of a later attempt.
         task.persist_result, task.cache_policy, task.cache_expiration, task.result_storage_key = False, NO_CACHE, None, None
         return task
 
-    async def _next(self) -> Any:
+    async def _run_next_attempt(self) -> Any:
         """Make the next attempt. Return its result or the call's final state, or raise ToolError if another attempt follows."""
         self._is_waiting = False
         try:
             self._end = await self._call.attempt()
         except BaseException as error:  # raised again outside Prefect, which would print its traceback
             self._error = error
-            return self._failed(Crashed(message=f"{type(error).__name__}: {error}"))
+            return self._end_without_hooks(Crashed(message=f"{type(error).__name__}: {error}"))
         delay = self._call.retry_delay(self._end)
         if delay is not None:
             self.task.retry_delay_seconds = delay or None
@@ -250,10 +250,10 @@ class Attempts:
             raise ToolError(self._end.error)
         if self._end.outcome == "succeeded":
             return Completed() if self._call.task is None else self._end.result
-        return self._failed(state_of_call(self._end))
+        return self._end_without_hooks(state_of_call(self._end))
 
-    def _failed(self, state: State) -> State:
-        """Return `state` as the end of the task, which Prefect takes for a success: keep it from committing or rolling back.
+    def _end_without_hooks(self, state: State) -> State:
+        """Return `state` as the end of the task, and keep Prefect, which takes it for a success, from committing or rolling back.
 
         Prefect logs an empty traceback once no retry is left. With one more, `retry_condition_fn` ends the attempts without it.
         """
@@ -262,15 +262,15 @@ class Attempts:
         return state
 
 
-def _another_follows(_task: Task[..., object], _run: TaskRun, state: State) -> bool:  # a function: a callable object ends retries
+def _is_retry_due(_task: Task[..., object], _run: TaskRun, state: State) -> bool:  # a function: a callable object ends retries
     return isinstance(state.data, ToolError)
 
 
 @cache
 def _prototype() -> Task[..., Any]:
     """Return the task that is copied for each call. Creating a task takes far longer than copying one."""
-    return Task(_unused, cache_policy=NO_CACHE, persist_result=False)
+    return Task(_placeholder, cache_policy=NO_CACHE, persist_result=False)
 
 
-async def _unused() -> None:
-    """Fill the function of the prototype. Never called."""
+async def _placeholder() -> None:
+    """Stand in for the function of the prototype. Never called."""

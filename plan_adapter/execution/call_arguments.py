@@ -103,7 +103,7 @@ class CallArguments:
 
     def parameters(self) -> dict[str, JsonValue]:
         """Return the parameters without secret values: the expression that uses a secret appears in its place."""
-        return _require_mapping(self._target.parameters.resolve_openly(self._variables()))
+        return _require_mapping(self._target.parameters.resolve_except_secrets(self._variables()))
 
     async def with_secrets(self, parameters: dict[str, JsonValue]) -> dict[str, JsonValue]:
         """Return what the tool receives for `parameters`, with secret values filled in."""

@@ -6,7 +6,7 @@ from functools import partial
 from pydantic import JsonValue
 
 from plan_adapter import graph
-from plan_adapter.commands import NAMED, resolve_command, unit_names
+from plan_adapter.commands import MAX_NAMES, resolve_command, unit_names
 from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.call_arguments import CallTarget, RetryPolicy
 from plan_adapter.execution.cancellation import Stop
@@ -441,7 +441,7 @@ class Rollback:
         }
         failed = [unit for unit in self._failed_units if unit not in reasons]
         irreversible = self._irreversible_steps()
-        notes = [f"cannot be rolled back: {listed(irreversible, NAMED)} (writes, declares no rollback)"] if irreversible else []
+        notes = [f"cannot be rolled back: {listed(irreversible, MAX_NAMES)} (writes, declares no rollback)"] if irreversible else []
         notes += possibly_done_note(self._validated.plan, self._history)
         return report_of({**reasons, **dict.fromkeys(failed, CHECK_BY_HAND)}, self._labels, not_started=self._not_started, notes=notes)
 

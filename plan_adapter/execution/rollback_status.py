@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plan_adapter.commands import NAMED, resolve_command, unit_names
+from plan_adapter.commands import MAX_NAMES, resolve_command, unit_names
 from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.execution.rollback_units import units_left_alone
 from plan_adapter.plan import ExecutionPlan
@@ -52,9 +52,9 @@ def report_of(
     undone = [names[unit] for unit, why in reasons.items() if not why]
     not_undone = [f"{names[unit]} ({why})" for unit, why in reasons.items() if why]
     left = [names[unit] for unit in not_started]
-    parts = ["rolled back: " + (listed(undone, NAMED) or "nothing")]
-    parts += ["not rolled back: " + listed(not_undone, NAMED)] if not_undone else []
-    parts += ["not started: " + listed(left, NAMED)] if left else []
+    parts = ["rolled back: " + (listed(undone, MAX_NAMES) or "nothing")]
+    parts += ["not rolled back: " + listed(not_undone, MAX_NAMES)] if not_undone else []
+    parts += ["not started: " + listed(left, MAX_NAMES)] if left else []
     can_continue = any(why not in ("", CHECK_BY_HAND, ITEM_NOT_COMPLETED) for why in reasons.values())
     calls = {unit: call_name(*unit, labels.get(unit)) for unit in reasons}
     return RollbackReport(
@@ -96,7 +96,7 @@ def recorded_report(plan: ExecutionPlan, history: RunHistory) -> RollbackReport:
 def possibly_done_note(plan: ExecutionPlan, history: RunHistory) -> list[str]:
     """Return a note about calls that may have changed something and are not rolled back, because their outcome is unknown."""
     units = [*aborted_steps(plan, history), *history.repeatable]
-    return [f"started, and possibly done: {listed(unit_names(units, history.labels), NAMED)}"] if units else []
+    return [f"started, and possibly done: {listed(unit_names(units, history.labels), MAX_NAMES)}"] if units else []
 
 
 def aborted_steps(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
@@ -109,7 +109,7 @@ def aborted_steps(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
 
 def after_abort(run_id: str, units: Sequence[Unit], labels: Mapping[Unit, str], *, is_undone: bool) -> str:
     """Return what a person can do about `units` with an unknown outcome in an ended run. `is_undone`: the run was rolled back."""
-    known = f"whether {listed(unit_names(units, labels), NAMED)} was done is unknown"
+    known = f"whether {listed(unit_names(units, labels), MAX_NAMES)} was done is unknown"
     undoes = f"`plan cancel {run_id} --rollback` rolls it back, if it declares a rollback"
     if is_undone:
         command = resolve_command(run_id, units[0], "done", label=labels.get(units[0]))

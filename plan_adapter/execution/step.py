@@ -35,7 +35,7 @@ def why_not_met(done_when: Template, variables: Variables) -> str | None:
     """Return why `done_when` is not met, with the parts of the result that it uses. None if it is met."""
     if done_when.resolve(variables) is True:
         return None
-    used = done_when.used_of_result(variables)
+    used = done_when.describe_used_result(variables)
     return f"done_when is not met: {done_when.source}" + (f"; {used}" if used else "")
 
 

@@ -30,13 +30,13 @@ TOO_MUCH_MEMORY = f"it needs more than {MAX_MEMORY_BYTES // MEGABYTE} MB of memo
 TOO_LARGE = f"the values have more than {MAX_VALUE_BYTES // MEGABYTE} MB; let a tool do that"
 TOO_SLOW = f"it takes longer than {MAX_SECONDS:g} s; let a tool do that"
 
-PADDED_CHARACTERS = 700
+MAX_FORMAT_PADDING = 700
 """The most characters that `format` may produce for each character: `%.1000f` of 1e308."""
 
-_LOOKING = frozenset({"all", "exists", "exists_one", "existsOne", "filter"})
-_GROWING = frozenset({"join", "map", "replace", "split"})
-_MAKING = frozenset({"bytes", "charAt", "format", "lowerAscii", "quote", "reverse", "string", "substring", "trim", "upperAscii"})
-_INHERITED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "HOME")
+_SEARCHING_CALLS = frozenset({"all", "exists", "exists_one", "existsOne", "filter"})
+_MULTIPLYING_CALLS = frozenset({"join", "map", "replace", "split"})
+_CREATING_CALLS = frozenset({"bytes", "charAt", "format", "lowerAscii", "quote", "reverse", "string", "substring", "trim", "upperAscii"})
+_INHERITED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "HOME")
 
 Kind: TypeAlias = Literal["value", "cel", "type", "depth"]
 """The kind of an evaluation's outcome: a value, a CEL error, something that is not JSON, or a value nested too deeply."""
@@ -57,12 +57,12 @@ def _growth(code: str) -> tuple[int, int]:
     that only searches makes nothing, unless it creates new values to search.
     """
     words = re.findall(r"\w+", code)
-    pluses, growing = code.count("+"), sum(word in _GROWING for word in words)
-    makes = pluses or growing or "[" in code or "{" in code or not _MAKING.isdisjoint(words)
-    looking = sum(word in _LOOKING for word in words) if makes else 0
+    additions, multiplications = code.count("+"), sum(word in _MULTIPLYING_CALLS for word in words)
+    creates_values = additions or multiplications or "[" in code or "{" in code or not _CREATING_CALLS.isdisjoint(words)
+    searches = sum(word in _SEARCHING_CALLS for word in words) if creates_values else 0
     uses = max(1, words.count("item"), words.count("result"))  # every other value has a separate variable for each use
-    padding = PADDED_CHARACTERS if "format" in words else 1
-    return (pluses + 1) * uses * padding, 2 ** min(growing + looking, 5)
+    padding = MAX_FORMAT_PADDING if "format" in words else 1
+    return (additions + 1) * uses * padding, 2 ** min(multiplications + searches, 5)
 
 
 @cache
@@ -86,7 +86,7 @@ class Evaluator:
         request = json.dumps([code, variables, values]).encode() + b"\n"
         with self._lock:
             try:
-                answer = self._asked(self._running(), request, MAX_SECONDS)
+                answer = self._exchange(self._ensure_process(), request, MAX_SECONDS)
             except (BrokenPipeError, EOFError):  # C++ aborts its process when memory runs out
                 self.close()
                 return "cel", TOO_MUCH_MEMORY
@@ -102,11 +102,11 @@ class Evaluator:
         kind, value = json.loads(answer)
         return kind, value
 
-    def _running(self) -> "subprocess.Popen[bytes]":
+    def _ensure_process(self) -> "subprocess.Popen[bytes]":
         """Return the process, ready to evaluate. Raises RuntimeError if it cannot be started."""
         if self._process is None or self._process.poll() is not None or self._owner != os.getpid():
             command = [sys.executable, "-P", "-c", "from plan_adapter.expressions.evaluating import serve; serve()"]
-            environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+            environment = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
             self._process = subprocess.Popen(  # noqa: S603  # fixed arguments
                 command,
                 stdin=subprocess.PIPE,
@@ -117,27 +117,27 @@ class Evaluator:
             )
             self._owner = os.getpid()
             try:
-                self._asked(self._process, b'["true", [], {}]\n', START_SECONDS)
+                self._exchange(self._process, b'["true", [], {}]\n', START_SECONDS)
             except (OSError, EOFError):  # OSError includes TimeoutError
                 raise RuntimeError(f"`{sys.executable}` cannot be started to evaluate expressions that need much memory") from None
         return self._process
 
-    def _asked(self, process: "subprocess.Popen[bytes]", request: bytes, seconds: float) -> bytes:
+    def _exchange(self, process: "subprocess.Popen[bytes]", request: bytes, seconds: float) -> bytes:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(request)
         process.stdin.flush()
-        pieces = list[bytes]()
-        answers = select.poll()
-        answers.register(process.stdout, select.POLLIN)
-        while not pieces or not pieces[-1].endswith(b"\n"):
-            if not answers.poll(seconds * 1000):
+        chunks = list[bytes]()
+        poller = select.poll()
+        poller.register(process.stdout, select.POLLIN)
+        while not chunks or not chunks[-1].endswith(b"\n"):
+            if not poller.poll(seconds * 1000):
                 raise TimeoutError
-            piece = os.read(process.stdout.fileno(), MEGABYTE)
-            if not piece:
+            chunk = os.read(process.stdout.fileno(), MEGABYTE)
+            if not chunk:
                 raise EOFError
-            pieces.append(piece)
-        return b"".join(pieces)
+            chunks.append(chunk)
+        return b"".join(chunks)
 
     def close(self) -> None:
         """End the evaluation process, if this process started it."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions import bounded
-from plan_adapter.expressions.references import shortened
+from plan_adapter.expressions.references import shorten
 
 if TYPE_CHECKING:
     from cel_expr_python import cel  # pyright: ignore[reportMissingTypeStubs]  # its stubs are beside it, without py.typed
@@ -31,7 +31,7 @@ class CelSyntaxError(ValueError):
         """Parse CEL's message."""
         found = re.search(r"ERROR: <input>:\d+:(\d+): (?:Syntax error: )?(.*)", error)
         self.column = int(found[1]) if found else None
-        message = (found[2] if found else _plain_message(error)).replace(" (in container '')", "").replace("'<EOF>'", "the end")
+        message = (found[2] if found else _strip_status_codes(error)).replace(" (in container '')", "").replace("'<EOF>'", "the end")
         self.is_too_deep = "recursion" in message
         super().__init__("it nests deeper than 32 levels" if self.is_too_deep else message.partition(" expecting ")[0])
 
@@ -41,13 +41,13 @@ class CelValueError(ValueError):
 
     def __init__(self, error: str) -> None:
         """Make CEL's message readable."""
-        super().__init__(_at_run_time(_plain_message(error)))
+        super().__init__(_explain_value_error(_strip_status_codes(error)))
 
 
 def type_of(code: str, variables: Signature) -> str:
     """Return the type of the expression `code`: `bool`, `list(string)`, `map`, `dyn`, … Raises CelSyntaxError."""
     try:
-        name = _program(code, variables).return_type().name().lower()
+        name = _compile(code, variables).return_type().name().lower()
     except RuntimeError as error:
         raise CelSyntaxError(str(error)) from None
     kind, _, of = name.partition("<")
@@ -61,8 +61,8 @@ def calculate(code: str, variables: Signature, values: Mapping[str, Any]) -> Any
     """
     data, size = dict[str, Any](), 0
     for name, kind in variables:
-        data[name], own = _converted(values[name], kind)
-        size += own
+        data[name], value_size = _convert(values[name], kind)
+        size += value_size
     if size > bounded.MAX_VALUE_BYTES:
         raise CelValueError(bounded.TOO_LARGE)
     if not bounded.may_grow(code, size):
@@ -82,12 +82,12 @@ def calculate(code: str, variables: Signature, values: Mapping[str, Any]) -> Any
 def evaluate(code: str, variables: Signature, data: Mapping[str, Any]) -> Any:
     """Return the value of `code` as a Python value, evaluated in this process whatever its size. Raises CelValueError."""
     try:
-        outcome = _program(code, variables).eval(data=data)
+        result = _compile(code, variables).eval(data=data)
     except RuntimeError as error:
         raise CelValueError(str(error)) from None
-    value = outcome.plain_value()
+    value = result.plain_value()
     # CEL returns an evaluation error as a value.
-    if outcome.type().name() == "ERROR":
+    if result.type().name() == "ERROR":
         raise CelValueError(str(value))
     return value
 
@@ -101,7 +101,7 @@ def matches(pattern: str, text: str) -> bool:
         return calculate("text.matches(pattern)", (("text", "string"), ("pattern", "string")), {"text": text, "pattern": pattern})
     except CelValueError as error:
         reason = str(error).rpartition("regular expression: ")[2]
-        raise ExpressionError(f"`{shortened(pattern)}` is not an RE2 regular expression: {reason}") from None
+        raise ExpressionError(f"`{shorten(pattern)}` is not an RE2 regular expression: {reason}") from None
 
 
 def type_hint(message: str) -> str:
@@ -114,28 +114,28 @@ def type_hint(message: str) -> str:
     return "CEL converts nothing by itself: use double(), int() or string()"
 
 
-def _at_run_time(message: str) -> str:
+def _explain_value_error(message: str) -> str:
     if message.startswith("No matching overloads found"):
         signature = message.partition(" : ")[2].replace("int64", "int")
         return f"the types do not match: {signature}; {type_hint(f'{signature} applied to {signature}')}"
     return message.replace("Iteration budget exceeded", "it goes through more than 10,000 items; let a tool do that")
 
 
-def _plain_message(error: str) -> str:
+def _strip_status_codes(error: str) -> str:
     """Return the first line of CEL's `error` without its status codes."""
     text = re.sub(r"^[A-Z_]+: (?:ERROR: <input>:-?\d+:-?\d+: )?", "", error.strip().partition("\n")[0])
     return re.sub(r" \[[A-Z_]+\]$", "", text)
 
 
-def _converted(value: Any, kind: str) -> tuple[Any, int]:
+def _convert(value: Any, kind: str) -> tuple[Any, int]:
     """Return `value` in the form that CEL takes, and its size. Raises if it would overflow CEL's stack or lose content."""
     if isinstance(value, str):
-        return value, NODE_BYTES + _length(value)
+        return value, NODE_BYTES + _checked_length(value)
     if not isinstance(value, dict | list):
         return float(value) if kind == "double" else value, NODE_BYTES
     level, size = cast("list[Any]", [value]), 0
     for _ in range(MAX_VALUE_DEPTH):
-        size += NODE_BYTES * len(level) + sum([_length(node) for node in level if isinstance(node, str)])
+        size += NODE_BYTES * len(level) + sum([_checked_length(node) for node in level if isinstance(node, str)])
         if not (level := [member for node in level for member in _members(node)]):
             break
     else:
@@ -144,9 +144,9 @@ def _converted(value: Any, kind: str) -> tuple[Any, int]:
     return [float(member) for member in cast("list[Any]", value)] if doubles else cast("Any", value), size
 
 
-def _length(text: str) -> int:
+def _checked_length(text: str) -> int:
     if "\0" in text:
-        raise CelValueError("a text contains a NUL character, where CEL would cut it off")
+        raise CelValueError("a text contains a NUL character, and CEL would cut it off there")
     return len(text)
 
 
@@ -157,12 +157,12 @@ def _members(node: Any) -> Iterable[Any]:
 
 
 @lru_cache(maxsize=2048)
-def _program(code: str, variables: Signature) -> "cel.Expression":
-    return _environment(variables).compile(code)
+def _compile(code: str, variables: Signature) -> "cel.Expression":
+    return _build_environment(variables).compile(code)
 
 
 @lru_cache(maxsize=64)
-def _environment(variables: Signature) -> "cel.Env":
+def _build_environment(variables: Signature) -> "cel.Env":
     # Only for a plan with expressions.
     from cel_expr_python import cel  # pyright: ignore[reportMissingTypeStubs]
     from cel_expr_python.ext import ext_strings  # pyright: ignore[reportMissingTypeStubs]

@@ -5,39 +5,39 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-from plan_adapter.expressions.references import Path, written
+from plan_adapter.expressions.references import Path, format_path
 from plan_adapter.problems import did_you_mean
 
 Expected: TypeAlias = Literal["bool", "list"]
 
-ONLY_THERE: Mapping[str, str] = {
+NAME_HINTS: Mapping[str, str] = {
     "item": "`item` exists in the parameters, the label and the done_when of a step with for_each",
     "run": "`run` exists in `finally` steps",
     "result": "`result` alone exists in done_when; elsewhere write steps.<id>.result",
     "error": "write steps.<id>.error",
     "status": "write steps.<id>.status",
-    "steps": "name one and its member: steps.<id>.result",
-    "inputs": "name one: inputs.<name>",
-    "secrets": "name one: secrets.<name>",
+    "steps": "name a step and its member: steps.<id>.result",
+    "inputs": "name an input: inputs.<name>",
+    "secrets": "name a secret: secrets.<name>",
     "True": "CEL writes `true`",
     "False": "CEL writes `false`",
     "None": "CEL writes `null`",
 }
-"""What to write instead, by the name that is not available there."""
+"""What to write instead, by the name that is not available."""
 
 INPUT_NAME = "[A-Za-z][A-Za-z0-9_]*"
 """The pattern of input names. CEL allows no other letters."""
 
-_NAME = r"[A-Za-z_](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?|[a-z0-9-]{1,64}/[a-z0-9-]{1,100}"
+_NAME_PATTERN = r"[A-Za-z_](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?|[a-z0-9-]{1,64}/[a-z0-9-]{1,100}"
 """A secret's name, or a Prefect block's type and name."""
 
-_MEMBERS = {"result": "dyn", "status": "string", "error": "dyn"}
+_STEP_MEMBERS = {"result": "dyn", "status": "string", "error": "dyn"}
 _RUN_MEMBERS = {"status": "string", "failed_steps": "list(string)", "rolled_back": "list(string)", "not_rolled_back": "list(string)"}
 _KINDS = {"string": "string", "integer": "int", "number": "double", "boolean": "bool", "array": "list", "object": "map"}
-_NO_JSON = ("bytes", "duration", "timestamp", "type")
+_NON_JSON_TYPES = ("bytes", "duration", "timestamp", "type")
 
 
-class Typed(Protocol):
+class TypedInput(Protocol):
     """What type checks need from an input: its type, and the type of an array's members."""
 
     @property
@@ -59,8 +59,8 @@ class Declarations:
     """
 
     steps: Collection[str]
-    inputs: Mapping[str, Typed]
-    elsewhere: Mapping[str, str] = field(default_factory=dict[str, str])  # steps of groups that only their group sees: id -> group
+    inputs: Mapping[str, TypedInput]
+    group_of_step: Mapping[str, str] = field(default_factory=dict[str, str])  # steps of groups that only their group sees: id -> group
     results: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])  # the fields of results, where known
     own_result: Collection[str] | None = None  # the fields of `result`, where known
     item: bool = False
@@ -70,7 +70,7 @@ class Declarations:
 
 
 class RefusedError(Exception):
-    """An expression cannot be used. Holds code, message and hint of the resulting problem."""
+    """An expression cannot be used. `code`, `message` and `hint` are those of the resulting problem."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         """Store code, message and hint."""
@@ -94,7 +94,7 @@ def kind_of(path: Path, declared: Declarations) -> str:
         case "result" if declared.result:
             return "dyn"
         case name:
-            raise RefusedError("unknown-reference", f"there is no `{name}` here", ONLY_THERE[str(name)])
+            raise RefusedError("unknown-reference", f"there is no `{name}` here", NAME_HINTS[str(name)])
     for key in rest:
         kind = _kind_of_member(kind, key, path)
     return kind
@@ -113,12 +113,12 @@ def _check_field(path: Path, at: int, fields: Collection[str] | None) -> None:
     if fields is None or len(path) <= at or path[at] in fields:
         return
     hint = did_you_mean(str(path[at]), fields) if fields else "declare it under `outputs` of the plan that the step runs"
-    raise RefusedError("unknown-reference", f"`{written(path[:at])}` has no field `{path[at]}`", hint)
+    raise RefusedError("unknown-reference", f"`{format_path(path[:at])}` has no field `{path[at]}`", hint)
 
 
 def check_kind(source: str, kind: str, expect: Expected | None) -> None:
     """Raise RefusedError if a value of type `kind` is not JSON or not the expected type. `dyn` is checked at run time."""
-    if kind in _NO_JSON:
+    if kind in _NON_JSON_TYPES:
         raise RefusedError("expression-type", f"{source} is a {kind}, which JSON does not have", "convert it with string()")
     if expect is not None and kind.partition("(")[0] not in ("dyn", expect):
         wanted = "`true` or `false`" if expect == "bool" else "a list"
@@ -127,22 +127,22 @@ def check_kind(source: str, kind: str, expect: Expected | None) -> None:
 
 def _kind_of_step(path: Path, declared: Declarations) -> str:
     if len(path) < 2 or not isinstance(path[1], str):
-        raise RefusedError("unknown-reference", "`steps` names no step", ONLY_THERE["steps"])
+        raise RefusedError("unknown-reference", "`steps` names no step", NAME_HINTS["steps"])
     step, steps = path[1], declared.steps
-    if (group := declared.elsewhere.get(step)) is not None:
+    if (group := declared.group_of_step.get(step)) is not None:
         message = f"`{step}` is a step of the group `{group}`, and only the steps of that group see it"
         raise RefusedError("unknown-reference", message, f"use steps.{group}.result, a list of {{label, status, results}}")
     if step not in steps:
         raise RefusedError("unknown-reference", f"no step is called `{step}`", did_you_mean(step, steps))
-    if len(path) < 3 or path[2] not in _MEMBERS:
-        message = f"`{written(path)}` alone is not a value" if len(path) < 3 else f"a step has no `{path[2]}`"
-        raise RefusedError("unknown-reference", message, f"write {written(path[:2])}.result, .status or .error")
-    return _MEMBERS[str(path[2])]
+    if len(path) < 3 or path[2] not in _STEP_MEMBERS:
+        message = f"`{format_path(path)}` alone is not a value" if len(path) < 3 else f"a step has no `{path[2]}`"
+        raise RefusedError("unknown-reference", message, f"write {format_path(path[:2])}.result, .status or .error")
+    return _STEP_MEMBERS[str(path[2])]
 
 
-def _kind_of_input(path: Path, inputs: Mapping[str, Typed]) -> str:
+def _kind_of_input(path: Path, inputs: Mapping[str, TypedInput]) -> str:
     if len(path) < 2 or not isinstance(path[1], str):
-        raise RefusedError("unknown-reference", "`inputs` names no input", ONLY_THERE["inputs"])
+        raise RefusedError("unknown-reference", "`inputs` names no input", NAME_HINTS["inputs"])
     if path[1] not in inputs:
         hint = did_you_mean(path[1], frozenset(inputs)) or "declare it under `inputs`"
         raise RefusedError("unknown-reference", f"no input is called `{path[1]}`", hint)
@@ -161,10 +161,10 @@ def _kind_of_run(path: Path) -> str:
 def _kind_of_secret(path: Path, declared: Declarations) -> str:
     if not declared.secrets:
         hint = "pass it to a tool other than run_deployment, in the step's parameters: elsewhere its value would be shown or stored"
-        raise RefusedError("misplaced-secret", f"`{written(path)}`: a secret is not allowed here", hint)
+        raise RefusedError("misplaced-secret", f"`{format_path(path)}`: a secret is not allowed here", hint)
     if len(path) < 2 or not isinstance(path[1], str):
-        raise RefusedError("unknown-reference", "`secrets` names no secret", ONLY_THERE["secrets"])
-    if not re.fullmatch(_NAME, path[1]):
+        raise RefusedError("unknown-reference", "`secrets` names no secret", NAME_HINTS["secrets"])
+    if not re.fullmatch(_NAME_PATTERN, path[1]):
         hint = 'a letter or _, then at most 63 letters, digits, _, - or .; or a Prefect block: secrets["type/name"]'
         raise RefusedError("bad-secret-name", f"{path[1][:80]!r} cannot be the name of a secret", hint)
     return "string"
@@ -175,4 +175,4 @@ def _kind_of_member(kind: str, key: str | int, path: Path) -> str:
         return "dyn"
     if kind.startswith("list(") and isinstance(key, int):
         return kind[5:-1]
-    raise RefusedError("expression-type", f"`{written(path)}`: a {kind} has no `{key}`")
+    raise RefusedError("expression-type", f"`{format_path(path)}`: a {kind} has no `{key}`")

@@ -15,18 +15,18 @@ from pydantic import JsonValue
 
 from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions import cel
-from plan_adapter.expressions.declarations import ONLY_THERE, Declarations, RefusedError, check_fields, kind_of
+from plan_adapter.expressions.declarations import NAME_HINTS, Declarations, RefusedError, check_fields, kind_of
 from plan_adapter.expressions.references import (
-    NothingThereError,
+    MissingValueError,
     Path,
     follow,
-    hyphenated,
+    format_path,
+    hyphenated_word,
     longest_paths,
     references,
-    replaced,
-    shortened,
+    replace_references,
+    shorten,
     whole_path,
-    written,
 )
 
 
@@ -45,7 +45,7 @@ class Variables:
     run: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
     def follow(self, path: Path) -> Any:
-        """Return the value at `path`. Raises NothingThereError."""
+        """Return the value at `path`. Raises MissingValueError."""
         roots = {"steps": self.steps, "inputs": self.inputs, "secrets": self.secrets, "run": self.run}
         return follow(path, {**roots, "item": self.item, "result": self.result})
 
@@ -73,13 +73,13 @@ class Expression:
         try:
             values = {variable.name: variables.follow(variable.path) for variable in self.variables}
             if self.code is None:
-                return plain(values[""])
-            return plain(cel.calculate(self.code, _signature(self.variables), values), in_order=True)
-        except NothingThereError as error:
+                return to_plain_json(values[""])
+            return to_plain_json(cel.calculate(self.code, _signature(self.variables), values), in_order=True)
+        except MissingValueError as error:
             raise ExpressionError(f"{self}: {error}") from None
         except cel.CelValueError as error:
             # CEL reports which key is missing but not where. The references in the source show where.
-            raise ExpressionError(f"{self}: {self._what_is_missing(str(error), variables) or error}") from None
+            raise ExpressionError(f"{self}: {self._explain_missing(str(error), variables) or error}") from None
         except RecursionError:
             raise ExpressionError(f"{self}: a value is nested too deep") from None
         except TypeError as error:
@@ -90,29 +90,29 @@ class Expression:
         """The names of the secrets that the expression uses."""
         return frozenset(str(variable.path[1]) for variable in self.variables if variable.path[0] == "secrets")
 
-    def written(self, variables: Variables) -> str:
+    def with_values(self, variables: Variables) -> str:
         """Return the expression as written, with braces, and with values in place of all references except secrets."""
 
         def literal(path: Path) -> str | None:
             try:
-                return json.dumps(plain(variables.follow(path)), ensure_ascii=False)
-            except (NothingThereError, TypeError, RecursionError):
+                return json.dumps(to_plain_json(variables.follow(path)), ensure_ascii=False)
+            except (MissingValueError, TypeError, RecursionError):
                 return None
 
-        return f"${{{{ {self.source if self.code is None else replaced(self.source, literal)} }}}}"
+        return f"${{{{ {self.source if self.code is None else replace_references(self.source, literal)} }}}}"
 
-    def _what_is_missing(self, message: str, variables: Variables) -> str:
-        lacks = list[NothingThereError]()
+    def _explain_missing(self, message: str, variables: Variables) -> str:
+        missing_values = list[MissingValueError]()
         for path in longest_paths(self.source):
             try:
                 variables.follow(path)
-            except NothingThereError as error:
-                lacks.append(error)
-        return str(min(lacks, key=lambda lack: f'"{lack.key}"' not in message, default=""))
+            except MissingValueError as error:
+                missing_values.append(error)
+        return str(min(missing_values, key=lambda missing: f'"{missing.key}"' not in message, default=""))
 
     def __str__(self) -> str:
         """Return the source on one line, as error messages show it."""
-        return f"`{shortened(self.source)}`"
+        return f"`{shorten(self.source)}`"
 
 
 def compile_expression(source: str, declarations: Declarations) -> Expression:
@@ -128,7 +128,7 @@ def compile_expression(source: str, declarations: Declarations) -> Expression:
     for reference in references(source):
         if reference.path[0] == "run" and not declarations.run:
             continue  # perhaps a variable of a macro
-        if len(reference.path) == 2 and (word := hyphenated(source, reference.start)):
+        if len(reference.path) == 2 and (word := hyphenated_word(source, reference.start)):
             root = reference.path[0]
             raise RefusedError("hyphenated-id", f"`{root}.{word[:80]}` is read as a subtraction", f'write {root}["{word[:80]}"]')
         variable = Variable(f"_r{len(variables)}", kind_of(reference.path, declarations), reference.path)
@@ -137,13 +137,13 @@ def compile_expression(source: str, declarations: Declarations) -> Expression:
         code += source[position : reference.start] + variable.name.ljust(reference.end - reference.start)
         position = reference.end
     code += source[position:]
-    here = [name for name, exists in (("item", declarations.item), ("result", declarations.result)) if exists]
+    context_names = [name for name, exists in (("item", declarations.item), ("result", declarations.result)) if exists]
     roots = {path[0] for path in longest_paths(code)}  # not the members of other references: `steps.build.result`
-    variables += [Variable(name, "dyn", (name,)) for name in here if name in roots]
+    variables += [Variable(name, "dyn", (name,)) for name in context_names if name in roots]
     try:
         kind = cel.type_of(code, _signature(variables))
     except cel.CelSyntaxError as error:
-        raise _refusal(source, error, variables, declarations) from None
+        raise _explain_refusal(source, error, variables, declarations) from None
     check_fields(longest_paths(source), declarations)
     return Expression(source, kind, code, tuple(variables))
 
@@ -152,10 +152,10 @@ def _signature(variables: list[Variable] | tuple[Variable, ...]) -> cel.Signatur
     return tuple((variable.name, variable.kind) for variable in variables)
 
 
-def _refusal(source: str, error: cel.CelSyntaxError, variables: list[Variable], declarations: Declarations) -> RefusedError:
+def _explain_refusal(source: str, error: cel.CelSyntaxError, variables: list[Variable], declarations: Declarations) -> RefusedError:
     """Return CEL's error about `source` in terms of the source, with a hint."""
-    place = f"`{shortened(source)}`" + (f", column {error.column}" if error.column else "")
-    message = re.sub(r"\b_r(\d+)\b", lambda name: written(variables[int(name[1])].path), str(error))
+    place = f"`{shorten(source)}`" + (f", column {error.column}" if error.column else "")
+    message = re.sub(r"\b_r(\d+)\b", lambda name: format_path(variables[int(name[1])].path), str(error))
     unknown = re.match(r"undeclared reference to '([^']*)'", message)
     if unknown:
         return RefusedError("unknown-reference", f"{place}: there is no `{unknown[1]}`", _name_hint(source, unknown[1], declarations))
@@ -167,10 +167,10 @@ def _refusal(source: str, error: cel.CelSyntaxError, variables: list[Variable], 
 
 def _name_hint(source: str, name: str, declarations: Declarations) -> str:
     first = name.partition(".")[0]
-    if first in ONLY_THERE:
-        return ONLY_THERE[first]
+    if first in NAME_HINTS:
+        return NAME_HINTS[first]
     if first in declarations.steps:
-        return f"write {written(('steps', first, 'result'))}"
+        return f"write {format_path(('steps', first, 'result'))}"
     if first in declarations.inputs:
         return f"write inputs.{first}"
     if re.search(rf"\w-{re.escape(first)}\b", source):
@@ -184,7 +184,7 @@ def _syntax_hint(source: str) -> str:
     return "CEL compares with ==" if re.search(r"[^=!<>]=[^=]", source) else ""
 
 
-def plain(value: Any, *, in_order: bool = False) -> JsonValue:
+def to_plain_json(value: Any, *, in_order: bool = False) -> JsonValue:
     """Return a copy of `value` as plain JSON. Raises TypeError, which describes the part that is not JSON.
 
     `in_order` sorts keys: CEL's mappings are unordered, and a run must be deterministic.
@@ -198,10 +198,10 @@ def plain(value: Any, *, in_order: bool = False) -> JsonValue:
             raise TypeError(value)
         return value
     if isinstance(value, list):
-        return [plain(member, in_order=in_order) for member in value]  # pyright: ignore[reportUnknownVariableType]  # from CEL or a run
+        return [to_plain_json(member, in_order=in_order) for member in value]  # pyright: ignore[reportUnknownVariableType]  # from CEL or a run
     if isinstance(value, Mapping):
         if any(not isinstance(key, str) for key in value):  # pyright: ignore[reportUnknownVariableType]
             raise TypeError("a key that is not text")
         keys: Any = sorted(value) if in_order else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        return {key: plain(value[key], in_order=in_order) for key in keys}
+        return {key: to_plain_json(value[key], in_order=in_order) for key in keys}
     raise TypeError(f"a {type(value).__name__}")

@@ -11,28 +11,28 @@ from typing import Any, TypeAlias
 Path: TypeAlias = tuple[str | int, ...]
 """A parsed reference: `steps.check.result.rows[0]` is `("steps", "check", "result", "rows", 0)`."""
 
-_NAME = r"[A-Za-z_][A-Za-z0-9_]*\b"
-_PLAIN = r"\"[^\"\\\n]*\"|'[^'\\\n]*'"  # a string literal without prefix and escapes
+_IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]*\b"
+_PLAIN_STRING = r"\"[^\"\\\n]*\"|'[^'\\\n]*'"  # a string literal without prefix and escapes
 _STRING = (
     r"(?<!\w)(?:[rR][bB]?|[bB][rR])(?:\"\"\"[\s\S]*?\"\"\"|'''[\s\S]*?'''|\"[^\"\n]*\"|'[^'\n]*')"
     r"|\"\"\"(?:\\[\s\S]|[^\\])*?\"\"\"|'''(?:\\[\s\S]|[^\\])*?'''|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'"
 )
-_MEMBER = rf"(?:\s*(?:\.\s*{_NAME}|\[\s*(?:{_PLAIN}|\d{{1,15}})\s*\]))"
+_MEMBER = rf"(?:\s*(?:\.\s*{_IDENTIFIER}|\[\s*(?:{_PLAIN_STRING}|\d{{1,15}})\s*\]))"
 
 _WHOLE = re.compile(rf"\s*(steps|inputs|secrets|run|item|result)\b({_MEMBER}*)\s*")
 _USE = re.compile(rf"(?:(steps)\b({_MEMBER}{{0,2}})|(inputs|secrets|run)\b({_MEMBER}?))")
 _LONGEST = re.compile(rf"(steps|inputs|run|item|result)\b((?:{_MEMBER}(?!\s*\())*)")
-_KEY = re.compile(rf"({_NAME})|({_PLAIN})|(\d+)")
+_KEY = re.compile(rf"({_IDENTIFIER})|({_PLAIN_STRING})|(\d+)")
 _BRACKETS = re.compile(rf"{_STRING}|[{{}}]")
-_TOKEN = re.compile(rf"{_STRING}|//[^\n]*|(?P<name>{_NAME})|[^\s\w]|\d[\w.]*")
-_HYPHENS = re.compile(r"(?:steps|secrets)\s*\.\s*([A-Za-z_]\w*(?:-\w+)+)")
+_TOKEN = re.compile(rf"{_STRING}|//[^\n]*|(?P<name>{_IDENTIFIER})|[^\s\w]|\d[\w.]*")
+_HYPHENATED = re.compile(r"(?:steps|secrets)\s*\.\s*([A-Za-z_]\w*(?:-\w+)+)")
 
 
 class UnclosedError(ValueError):
     """A text contains `${{` without a closing `}}`."""
 
 
-class NothingThereError(LookupError):
+class MissingValueError(LookupError):
     """A reference has no value. The message says what exists; `key` is what is missing."""
 
     def __init__(self, key: str | int, message: str) -> None:
@@ -65,7 +65,7 @@ def has_expression(value: str) -> bool:
     return "${{" in value
 
 
-def pieces(text: str) -> list[str | Code]:
+def split_expressions(text: str) -> list[str | Code]:
     """Split `text` into literal texts and expressions. Raises UnclosedError.
 
     A `}}` inside a string or at the end of nested braces does not close an expression.
@@ -86,37 +86,37 @@ def pieces(text: str) -> list[str | Code]:
 def whole_path(code: str) -> Path | None:
     """Return the path if `code` is a single reference, else None. Such a reference needs no expression language."""
     match = _WHOLE.fullmatch(code)
-    return None if match is None else _path(match[1], match[2])
+    return None if match is None else _parse_path(match[1], match[2])
 
 
 def references(code: str) -> Iterator[Reference]:
     """Yield each use of `steps`, `inputs`, `secrets` or `run` outside strings and comments, from left to right."""
-    for match in _uses(code, _USE):
-        yield Reference(_path(match[1] or match[3], match[2] or match[4] or ""), match.start(), match.end())
+    for match in _find_uses(code, _USE):
+        yield Reference(_parse_path(match[1] or match[3], match[2] or match[4] or ""), match.start(), match.end())
 
 
 def longest_paths(code: str) -> list[Path]:
     """Return each reference in `code`, as long as it can be read without evaluating anything."""
-    return [_path(match[1], match[2]) for match in _uses(code, _LONGEST)]
+    return [_parse_path(match[1], match[2]) for match in _find_uses(code, _LONGEST)]
 
 
-def replaced(code: str, replace: Callable[[Path], str | None]) -> str:
+def replace_references(code: str, replace: Callable[[Path], str | None]) -> str:
     """Return `code` with each reference except secrets replaced by the result of `replace`. If that is None, the reference stays."""
     parts, position = list[str](), 0
-    for match in _uses(code, _LONGEST):
-        text = replace(_path(match[1], match[2]))
+    for match in _find_uses(code, _LONGEST):
+        text = replace(_parse_path(match[1], match[2]))
         if text is not None:
             parts += [code[position : match.start()], text]
             position = match.end()
     return "".join([*parts, code[position:]])
 
 
-def with_constants(code: str, text: str, replacement: str) -> str:
+def replace_strings(code: str, text: str, replacement: str) -> str:
     """Return `code` with `replacement` for each plain string equal to `text`. Strings that name a member of a reference stay."""
-    spans = [use.span() for pattern in (_LONGEST, _USE) for use in _uses(code, pattern)]
+    spans = [use.span() for pattern in (_LONGEST, _USE) for use in _find_uses(code, pattern)]
     parts, position = list[str](), 0
     for token in _TOKEN.finditer(code):
-        is_text = re.fullmatch(_PLAIN, token.group()) is not None and token.group()[1:-1] == text
+        is_text = re.fullmatch(_PLAIN_STRING, token.group()) is not None and token.group()[1:-1] == text
         is_text = is_text and not code[: token.start()][-1:].isalnum()  # a prefix makes it bytes
         if is_text and not any(start <= token.start() < end for start, end in spans):
             parts += [code[position : token.start()], replacement]
@@ -129,31 +129,31 @@ def count_names(code: str, wanted: Collection[str]) -> int:
     return sum(token["name"] in wanted for token in _TOKEN.finditer(code) if token["name"])
 
 
-def hyphenated(code: str, start: int) -> str:
+def hyphenated_word(code: str, start: int) -> str:
     """Return the hyphenated word after the `steps.` or `secrets.` at `start` (`steps.my-step` gives `my-step`), or ""."""
-    match = _HYPHENS.match(code, start)
+    match = _HYPHENATED.match(code, start)
     return match[1] if match else ""
 
 
-def written(path: Path) -> str:
+def format_path(path: Path) -> str:
     """Return `path` in expression syntax: `steps["my-step"].result.rows[0]`."""
-    return str(path[0]) + "".join(_member(key) for key in path[1:])
+    return str(path[0]) + "".join(_format_key(key) for key in path[1:])
 
 
 def follow(path: Path, variables: Mapping[str, object]) -> Any:
-    """Return the value at `path`. A step without an error has the `error` None. Raises NothingThereError."""
+    """Return the value at `path`. A step without an error has the `error` None. Raises MissingValueError."""
     value: Any = variables
     for length, key in enumerate(path):
-        if _holds(value, key):
+        if _has_key(value, key):
             value = value[key]
         elif length == 2 and path[0] == "steps" and key == "error":
             value = None
         else:
-            raise NothingThereError(key, _lack(path[:length], key, value))
+            raise MissingValueError(key, _explain_missing(path[:length], key, value))
     return value
 
 
-def described(value: object) -> str:
+def describe_kind(value: object) -> str:
     """Return a phrase for the kind of `value`, without showing the value."""
     match value:
         case None:
@@ -170,7 +170,7 @@ def described(value: object) -> str:
             return "an object"
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Return `text` on one line, cut to 80 characters."""
     line = " ".join(text[:400].split())
     return line if len(line) <= 80 else line[:79] + "…"
@@ -188,7 +188,7 @@ def _end_of_code(text: str, start: int) -> int:
     raise UnclosedError(text[start - 3 :])
 
 
-def _uses(code: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
+def _find_uses(code: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
     before, position = "", 0
     while (token := _TOKEN.search(code, position)) is not None:
         position = token.end()
@@ -199,31 +199,31 @@ def _uses(code: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
         before = token.group()
 
 
-def _path(root: str, members: str) -> Path:
+def _parse_path(root: str, members: str) -> Path:
     keys = (name or (int(number) if number else string[1:-1]) for name, string, number in _KEY.findall(members))
     return (root, *keys)
 
 
-def _member(key: str | int) -> str:
+def _format_key(key: str | int) -> str:
     if isinstance(key, int):
         return f"[{key}]"
-    return f".{key}" if re.fullmatch(_NAME, key) else f'["{key}"]'
+    return f".{key}" if re.fullmatch(_IDENTIFIER, key) else f'["{key}"]'
 
 
-def _holds(value: Any, key: str | int) -> bool:
+def _has_key(value: Any, key: str | int) -> bool:
     if isinstance(value, Mapping):
         return key in value
     return isinstance(value, list) and isinstance(key, int) and key < len(value)  # pyright: ignore[reportUnknownArgumentType]  # any JSON
 
 
-def _lack(path: Path, key: str | int, value: Any) -> str:
+def _explain_missing(path: Path, key: str | int, value: Any) -> str:
     if not path:
         return f"there is no `{key}`"
     if isinstance(value, Mapping):
         names = [str(name) for name in value]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]  # any JSON
-        there = ", ".join(f"`{shortened(name)}`" for name in names[:20]) + (", …" if len(names) > 20 else "")
-        return f"`{written(path)}` has no key `{key}`; it has {there or 'no keys'}"
+        known = ", ".join(f"`{shorten(name)}`" for name in names[:20]) + (", …" if len(names) > 20 else "")
+        return f"`{format_path(path)}` has no key `{key}`; it has {known or 'no keys'}"
     if isinstance(value, list):
         size = len(value)  # pyright: ignore[reportUnknownArgumentType]  # any JSON
-        return f"`{written(path)}` has no index {key}; it has {size} item{'' if size == 1 else 's'}"
-    return f"`{written(path)}` is {described(value)} and has no `{key}`"
+        return f"`{format_path(path)}` has no index {key}; it has {size} item{'' if size == 1 else 's'}"
+    return f"`{format_path(path)}` is {describe_kind(value)} and has no `{key}`"

@@ -13,16 +13,16 @@ from plan_adapter.expressions.declarations import INPUT_NAME, Declarations, Expe
 from plan_adapter.expressions.expression import Expression, Variables, compile_expression
 from plan_adapter.expressions.references import (
     Code,
-    NothingThereError,
+    MissingValueError,
     Path,
     UnclosedError,
-    described,
+    describe_kind,
+    format_path,
     has_expression,
     longest_paths,
-    pieces,
     references,
-    shortened,
-    written,
+    shorten,
+    split_expressions,
 )
 from plan_adapter.problems import Problem
 from plan_adapter.readable import cut, one_line
@@ -49,48 +49,52 @@ class Template:
         A text that is a single expression takes that expression's type. In other texts, values are joined as text: strings as they are,
         everything else as JSON. Results are not evaluated again.
         """
-        value = each_text(self.source, lambda text: self._text(text, variables))
+        value = map_texts(self.source, lambda text: self._resolve_text(text, variables))
         if (self.expect == "bool" and not isinstance(value, bool)) or (self.expect == "list" and not isinstance(value, list)):
             wanted = "true or false" if self.expect == "bool" else "a list"
             # The keys reveal a large result that was moved to a file.
             keys = f" with {', '.join(f'`{key}`' for key in [*value][:5])}" if isinstance(value, dict) and value else ""
-            raise ExpressionError(f"`{shortened(str(self.source))}` is {described(value)}{keys}, not {wanted}")
+            raise ExpressionError(f"`{shorten(str(self.source))}` is {describe_kind(value)}{keys}, not {wanted}")
         return value
 
-    def used_of_result(self, variables: Variables) -> str:
+    def describe_used_result(self, variables: Variables) -> str:
         """Return the parts of `result` that the expressions use, with their values, such as `result.status is 503`. Long ones are cut."""
         values = dict[str, str]()
         for code in (part.source for parts in self.texts.values() for part in parts if isinstance(part, Expression)):
             for path in (path for path in longest_paths(code) if path[0] == "result"):
-                with suppress(NothingThereError):
+                with suppress(MissingValueError):
                     value = one_line(json.dumps(variables.follow(path), ensure_ascii=False))
-                    values[written(path)] = value if len(value) <= SHOWN_CHARACTERS else f"{cut(value, SHOWN_CHARACTERS)}…"
+                    values[format_path(path)] = value if len(value) <= SHOWN_CHARACTERS else f"{cut(value, SHOWN_CHARACTERS)}…"
         return ", ".join(f"{name} is {value}" for name, value in values.items())
 
-    def resolve_openly(self, variables: Variables) -> JsonValue:
+    def resolve_except_secrets(self, variables: Variables) -> JsonValue:
         """Return the value as `resolve` does, but leave expressions that use a secret as written. For any use but the tool call.
 
         In such an expression, all references except secrets are replaced by their values, so that only the secrets remain open.
         """
-        return each_text(self.source, lambda text: self._open_text(text, variables)) if self.secrets else self.resolve(variables)
+        return (
+            map_texts(self.source, lambda text: self._resolve_text_except_secrets(text, variables))
+            if self.secrets
+            else self.resolve(variables)
+        )
 
-    def _text(self, text: str, variables: Variables) -> JsonValue:
+    def _resolve_text(self, text: str, variables: Variables) -> JsonValue:
         parts = self.texts.get(text)
-        return text if parts is None else self.filled(parts, variables)
+        return text if parts is None else self.fill_parts(parts, variables)
 
-    def _open_text(self, text: str, variables: Variables) -> JsonValue:
+    def _resolve_text_except_secrets(self, text: str, variables: Variables) -> JsonValue:
         parts = self.texts.get(text)
         if parts is None:
             return text
-        secretive = (part.written(variables) if isinstance(part, Expression) and part.secrets else part for part in parts)
-        return self.filled(tuple(secretive), variables)
+        shown_parts = (part.with_values(variables) if isinstance(part, Expression) and part.secrets else part for part in parts)
+        return self.fill_parts(tuple(shown_parts), variables)
 
-    def filled(self, parts: tuple[str | Expression, ...], variables: Variables) -> JsonValue:
+    def fill_parts(self, parts: tuple[str | Expression, ...], variables: Variables) -> JsonValue:
         """Return the value of one of the `texts`. Numbers in a tool's parameters are normalized, as an approval's digest requires.
 
         Items of a list keep their types, because expressions calculate with them: 7.0 / 2 must not become 3.
         """
-        value = _joined(parts, variables)
+        value = _join_parts(parts, variables)
         return normalize(value) if self.expect is None else value
 
 
@@ -134,72 +138,72 @@ class _Compiler:
 
     def walk(self, value: JsonValue, at: str, *, depth: int) -> None:
         if depth > MAX_DEPTH:
-            self._refuse(at, RefusedError(*TOO_DEEP))
+            self._add_problem(at, RefusedError(*TOO_DEEP))
         elif isinstance(value, str):
             if self._expect is not None or has_expression(value):
-                self._text(value, at)
+                self._compile_text(value, at)
         elif isinstance(value, list):
             for index, member in enumerate(value):
                 self.walk(member, join(at, index), depth=depth + 1)
         elif isinstance(value, dict):
             for key, member in value.items():
                 if has_expression(key):
-                    no_key = RefusedError("expression-syntax", "a key cannot contain an expression", "put it into the value")
-                    self._refuse(join(at, key), no_key)
+                    problem = RefusedError("expression-syntax", "a key cannot contain an expression", "put it into the value")
+                    self._add_problem(join(at, key), problem)
                 self.walk(member, join(at, key), depth=depth + 1)
 
-    def _text(self, text: str, at: str) -> None:
+    def _compile_text(self, text: str, at: str) -> None:
         try:
-            cut = pieces(text)
+            pieces = split_expressions(text)
         except UnclosedError as error:
-            hint = "close it with `}}`, and brackets and quotes inside before"
-            self._refuse(at, RefusedError("expression-syntax", f"`{shortened(str(error))}` is not closed", hint))
+            hint = "close it with `}}`, after closing the brackets and quotes inside it"
+            self._add_problem(at, RefusedError("expression-syntax", f"`{shorten(str(error))}` is not closed", hint))
             return
-        if self._expect is not None and not (len(cut) == 1 and isinstance(cut[0], Code)):
-            not_one = f"`{shortened(text)}` is not a single expression"
-            self._refuse(at, RefusedError("expression-needed", not_one, "write it all in one `${{ … }}`"))
+        if self._expect is not None and not (len(pieces) == 1 and isinstance(pieces[0], Code)):
+            message = f"`{shorten(text)}` is not a single expression"
+            self._add_problem(at, RefusedError("expression-needed", message, "write it all in one `${{ … }}`"))
             return
-        parts = [part if isinstance(part, str) else self._expression(part.text, at) for part in cut]
+        parts = [part if isinstance(part, str) else self._compile_expression(part.text, at) for part in pieces]
         compiled = tuple(part for part in parts if part is not None)
         if len(compiled) == len(parts):
             self.texts[text] = compiled
 
-    def _expression(self, source: str, at: str) -> Expression | None:
+    def _compile_expression(self, source: str, at: str) -> Expression | None:
         try:
             expression = compile_expression(source, self._declarations)
             check_kind(str(expression), expression.kind, self._expect)
         except RefusedError as refusal:
-            if not (misnamed := self._misnamed(source)):
-                self._refuse(at, refusal)
+            if not (misnamed := self._misnamed_inputs(source)):
+                self._add_problem(at, refusal)
             self.refused += [("inputs", name) for name in misnamed]
             self.refused += [reference.path for reference in references(source)]
             return None
         return expression
 
-    def _misnamed(self, source: str) -> list[str]:
+    def _misnamed_inputs(self, source: str) -> list[str]:
         """Return the inputs in `source` whose names no expression can contain. Their definitions have that problem, not each use."""
         names = (name for name in self._declarations.inputs if not re.fullmatch(INPUT_NAME, name))
         return [name for name in names if re.search(rf"\binputs\s*\.\s*{re.escape(name)}", source)]
 
-    def _refuse(self, at: str, refusal: RefusedError) -> None:
+    def _add_problem(self, at: str, refusal: RefusedError) -> None:
         self.problems.append(Problem(refusal.code, at=at, message=refusal.message, hint=refusal.hint))
 
 
-def each_text(value: JsonValue, fill: Callable[[str], JsonValue]) -> JsonValue:
-    """Return a copy of `value` with each text replaced by the result of `fill`. Keys stay."""
+def map_texts(value: JsonValue, replace: Callable[[str], JsonValue]) -> JsonValue:
+    """Return a copy of `value` with each text replaced by the result of `replace`. Keys stay."""
     if isinstance(value, str):
-        return fill(value)
+        return replace(value)
     if isinstance(value, dict):
-        return {key: each_text(member, fill) for key, member in value.items()}
-    return [each_text(member, fill) for member in value] if isinstance(value, list) else value
+        return {key: map_texts(member, replace) for key, member in value.items()}
+    return [map_texts(member, replace) for member in value] if isinstance(value, list) else value
 
 
-def _joined(parts: tuple[str | Expression, ...], variables: Variables) -> JsonValue:
-    """Return the value of a text in pieces: that of its single expression, else all joined as text. Raises ExpressionError."""
+def _join_parts(parts: tuple[str | Expression, ...], variables: Variables) -> JsonValue:
+    """Return the value of a text's parts: that of a single expression, or else all parts joined as text. Raises ExpressionError."""
     if len(parts) == 1 and isinstance(parts[0], Expression):
         return parts[0].evaluate(variables)
-    return "".join(part if isinstance(part, str) else _as_text(part.evaluate(variables)) for part in parts)
+    return "".join(part if isinstance(part, str) else _format_text(part.evaluate(variables)) for part in parts)
 
 
-def _as_text(value: JsonValue) -> str:
+def _format_text(value: JsonValue) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Decision, Gate, GatePolicy
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.gates.policy import EffectivePolicy, both
+from plan_adapter.gates.policy import EffectivePolicy, intersect
 from plan_adapter.options import ApprovalPolicy
 from plan_adapter.plan import ExecutionPlan, Step, new_id
 from plan_adapter.readable import one_line
@@ -35,8 +35,8 @@ class Approver(Protocol):
         ...
 
 
-class Asking(Protocol):
-    """An open gate, as its askers see it. Several may ask at once, and the first valid answer wins."""
+class PendingGate(Protocol):
+    """An open gate, as seen by those that ask at it. Several may ask at once, and the first valid answer wins."""
 
     @property
     def request(self) -> ApprovalRequest:
@@ -52,7 +52,7 @@ class Asking(Protocol):
         """Submit `answer`. Return why it was refused, as text for the person, or None if the gate is now closed or already was."""
         ...
 
-    async def shown(self, *, flow_run_id: str, keyset: str) -> None:
+    async def record_form(self, *, flow_run_id: str, keyset: str) -> None:
         """Record where the gate's form is, so that an answer that nobody waited for can be found."""
         ...
 
@@ -78,7 +78,7 @@ def approve(
 
     Only one run can use it. `valid_for` limits it in time. Raises InvalidPlanError.
     """
-    return _answer("approve", plan, tools=tools, by=by, inputs=inputs, note=note, valid_for=valid_for)
+    return _answer_plan("approve", plan, tools=tools, by=by, inputs=inputs, note=note, valid_for=valid_for)
 
 
 def reject(
@@ -91,7 +91,7 @@ def reject(
     valid_for: timedelta | None = None,
 ) -> Approval:
     """Return a rejection of `plan`. A run that receives it is recorded as cancelled, with the reason rejected."""
-    return _answer("reject", plan, tools=tools, by=by, inputs=inputs, note=note, valid_for=valid_for)
+    return _answer_plan("reject", plan, tools=tools, by=by, inputs=inputs, note=note, valid_for=valid_for)
 
 
 def answer_to(
@@ -130,11 +130,11 @@ def gate_policy_of(
     policies, stored = plan.policies_at(step), policy.stored
     named, proofs = policy.members(plan.approvers_at(step_id)), None
     for own in policies:
-        proofs = both(proofs, tuple(own.known_by) or None)
-    approvers, known_by, excluded_by = both(named, policy.approvers), both(proofs, policy.known_by), ""
-    if approvers == () and both(named, policy.members(stored.approvers)) != ():
+        proofs = intersect(proofs, tuple(own.known_by) or None)
+    approvers, known_by, excluded_by = intersect(named, policy.approvers), intersect(proofs, policy.known_by), ""
+    if approvers == () and intersect(named, policy.members(stored.approvers)) != ():
         excluded_by = "PLAN_ADAPTER_APPROVERS"
-    elif known_by == () and both(proofs, tuple(stored.known_by) or None) != ():
+    elif known_by == () and intersect(proofs, tuple(stored.known_by) or None) != ():
         excluded_by = "PLAN_ADAPTER_KNOWN_BY"
     return GatePolicy(
         approvers=approvers,
@@ -149,26 +149,26 @@ def gate_policy_of(
     )
 
 
-def with_current_policy(rules: GatePolicy, plan: ExecutionPlan, policy: EffectivePolicy, *, step_id: str | None) -> GatePolicy:
-    """Return the gate policy that applies now at a gate that was opened with this one.
+def with_current_policy(gate_policy: GatePolicy, plan: ExecutionPlan, policy: EffectivePolicy, *, step_id: str | None) -> GatePolicy:
+    """Return the current form of `gate_policy`, the policy that an open gate started with.
 
     People who joined a group since then can answer as well. A policy from the store also applies, as it is today. Without one, the gate
     policy stays as it is, because the process that opened the gate may know groups that this process does not.
     """
-    today = gate_policy_of(plan, policy, requested_by=rules.requested_by, revised_by=rules.revised_by, step_id=step_id)
-    approvers = rules.approvers
+    today = gate_policy_of(plan, policy, requested_by=gate_policy.requested_by, revised_by=gate_policy.revised_by, step_id=step_id)
+    approvers = gate_policy.approvers
     if approvers is not None and today.approvers is not None:
         named = (*plan.approvers_at(step_id), *policy.named)
         members = [member for name in named for member in policy.groups.get(name, ()) if member in today.approvers]
         approvers = tuple(dict.fromkeys((*approvers, *members)))
     if policy.number is None:
-        return replace(rules, approvers=approvers)
+        return replace(gate_policy, approvers=approvers)
     return replace(
-        rules,
-        approvers=both(approvers, today.approvers),
-        known_by=both(rules.known_by, today.known_by),
-        self_approval=rules.self_approval and today.self_approval,
-        excluded_by=rules.excluded_by or today.excluded_by,
+        gate_policy,
+        approvers=intersect(approvers, today.approvers),
+        known_by=intersect(gate_policy.known_by, today.known_by),
+        self_approval=gate_policy.self_approval and today.self_approval,
+        excluded_by=gate_policy.excluded_by or today.excluded_by,
     )
 
 
@@ -180,25 +180,27 @@ def names_without_group(plan: ExecutionPlan, policy: EffectivePolicy) -> list[st
     return [name for name in dict.fromkeys((*named, *plan.approvers_of_questions)) if name not in known and "/" not in name]
 
 
-def refusal(rules: GatePolicy, *, by: str, known_by: str, decision: Decision) -> str | None:
+def refusal(gate_policy: GatePolicy, *, by: str, known_by: str, decision: Decision) -> str | None:
     """Return why an answer violates the gate policy, for the person who gave it, or None. Anyone who is allowed to answer can reject."""
-    if rules.approvers is not None and by not in rules.approvers:
-        who = ", ".join(rules.approvers)
-        return f"{one_line(by)} may not answer here; " + (f"only {who} may" if who else f"nobody may: {_why_none(rules.excluded_by)}")
-    if rules.known_by is not None and known_by not in rules.known_by:
-        proofs = " or ".join(rules.known_by) or f"a proof that nobody can give: {_why_none(rules.excluded_by)}"
+    if gate_policy.approvers is not None and by not in gate_policy.approvers:
+        who = ", ".join(gate_policy.approvers)
+        return f"{one_line(by)} may not answer here; " + (
+            f"only {who} may" if who else f"nobody may: {_exclusion_reason(gate_policy.excluded_by)}"
+        )
+    if gate_policy.known_by is not None and known_by not in gate_policy.known_by:
+        proofs = " or ".join(gate_policy.known_by) or f"a proof that nobody can give: {_exclusion_reason(gate_policy.excluded_by)}"
         return f"{one_line(by)} is identified only by {known_by}; an answer here needs {proofs}"
-    if decision == "approve" and not rules.self_approval and by in (rules.requested_by, rules.revised_by):
-        did = "started this run" if by == rules.requested_by else "changed this run"
-        others = [name for name in rules.approvers or () if name not in (rules.requested_by, rules.revised_by)]
+    if decision == "approve" and not gate_policy.self_approval and by in (gate_policy.requested_by, gate_policy.revised_by):
+        did = "started this run" if by == gate_policy.requested_by else "changed this run"
+        others = [name for name in gate_policy.approvers or () if name not in (gate_policy.requested_by, gate_policy.revised_by)]
         instead = f"only {', '.join(others)} may" if others else "somebody else must approve it"
         return f"{one_line(by)} {did} and may not approve it; {instead}"
     return None
 
 
-def no_approver(rules: GatePolicy) -> str | None:
+def why_nobody_may_answer(gate_policy: GatePolicy) -> str | None:
     """Return why nobody at all may answer under this gate policy, or None."""
-    return _why_none(rules.excluded_by) if rules.approvers == () or rules.known_by == () else None
+    return _exclusion_reason(gate_policy.excluded_by) if gate_policy.approvers == () or gate_policy.known_by == () else None
 
 
 def refuse_operation(plan: ExecutionPlan, policy: EffectivePolicy, *, by: str, operation: Operation) -> None:
@@ -208,12 +210,12 @@ def refuse_operation(plan: ExecutionPlan, policy: EffectivePolicy, *, by: str, o
     """
     named = None
     for own in (plan, *plan.sub_plans):  # who operates a run also operates the plans inside it
-        named = both(named, policy.members((own.approval or ApprovalPolicy()).operators))
-    operators = both(named, policy.operators)
+        named = intersect(named, policy.members((own.approval or ApprovalPolicy()).operators))
+    operators = intersect(named, policy.operators)
     if operators is not None and by not in operators:
-        is_environment = both(named, policy.members(policy.stored.operators)) != ()
-        who = ", ".join(map(one_line, operators)) or f"nobody: {_why_none('PLAN_ADAPTER_OPERATORS' if is_environment else '')}"
-        raise NotApprovedError(f"{one_line(by)} may not {_DOES[operation]} `{one_line(plan.name)}`; operators: {who}")
+        is_environment = intersect(named, policy.members(policy.stored.operators)) != ()
+        who = ", ".join(map(one_line, operators)) or f"nobody: {_exclusion_reason('PLAN_ADAPTER_OPERATORS' if is_environment else '')}"
+        raise NotApprovedError(f"{one_line(by)} may not {_OPERATION_VERBS[operation]} `{one_line(plan.name)}`; operators: {who}")
 
 
 def refuse_prune(policy: EffectivePolicy, *, by: str) -> None:
@@ -223,7 +225,7 @@ def refuse_prune(policy: EffectivePolicy, *, by: str) -> None:
         raise NotApprovedError(f"{one_line(by)} may not prune runs; operators: {who}")
 
 
-def _why_none(excluded_by: str) -> str:
+def _exclusion_reason(excluded_by: str) -> str:
     """Return why nobody is allowed to answer, or no proof is accepted.
 
     `excluded_by` is the environment variable that causes it, if one does.
@@ -233,7 +235,7 @@ def _why_none(excluded_by: str) -> str:
     return f"the environment variable {excluded_by} excludes everything that the plan and the store's policy allow"
 
 
-_DOES: dict[Operation, str] = {
+_OPERATION_VERBS: dict[Operation, str] = {
     "run": "run",
     "resume": "resume runs of",
     "revise": "revise runs of",
@@ -249,26 +251,28 @@ def needs_gate(step: Step, validated: ValidatedPlan, policy: EffectivePolicy) ->
     return validated.has_gate(step, gate_effects=policy.gate_effects)
 
 
-def signed_text(*, approval_digest: str, decision: Decision, run_id: str, gate_id: str, result: JsonValue = None) -> str:
+def approval_text_to_sign(*, approval_digest: str, decision: Decision, run_id: str, gate_id: str, result: JsonValue = None) -> str:
     """Return the text that an approver's SSH key signs. It binds this answer, at a question with its `result`, to this content here."""
-    answer = "" if result is None else f"result: {_digest_of(result)}\n"
+    answer = "" if result is None else f"result: {_digest_of_result(result)}\n"
     return f"prefect-plan-adapter approval\ndigest: {approval_digest}\ndecision: {decision}\n{answer}run: {run_id}\ngate: {gate_id}\n"
 
 
-def signed_resolution(*, digest: str, resolution: str, result: JsonValue, run_id: str) -> str:
+def resolution_text_to_sign(*, digest: str, resolution: str, result: JsonValue, run_id: str) -> str:
     """Return the text that an SSH key signs to resolve an unknown outcome. It binds this resolution and result to this attempt."""
-    kept = _digest_of(result)
-    return f"prefect-plan-adapter outcome\ndigest: {digest}\nresolution: {resolution}\nresult: {kept}\nrun: {run_id}\n"
+    result_digest = _digest_of_result(result)
+    return f"prefect-plan-adapter outcome\ndigest: {digest}\nresolution: {resolution}\nresult: {result_digest}\nrun: {run_id}\n"
 
 
-def _digest_of(result: JsonValue) -> str:
+def _digest_of_result(result: JsonValue) -> str:
     return hashlib.sha256(json.dumps(result, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def signed_operator_request(*, digest: str, operator_request: str, because: str, run_id: str) -> str:
+def operator_request_text_to_sign(*, digest: str, operator_request: str, because: str, run_id: str) -> str:
     """Return the text that an SSH key signs for an operator request. It binds this request and reason to these steps, once."""
-    kept = hashlib.sha256(because.encode()).hexdigest()
-    return f"prefect-plan-adapter operator request\ndigest: {digest}\nrequest: {operator_request}\nbecause: {kept}\nrun: {run_id}\n"
+    reason_digest = hashlib.sha256(because.encode()).hexdigest()
+    return (
+        f"prefect-plan-adapter operator request\ndigest: {digest}\nrequest: {operator_request}\nbecause: {reason_digest}\nrun: {run_id}\n"
+    )
 
 
 def text_to_sign(answer: Answer, request: ApprovalRequest) -> str:
@@ -276,14 +280,18 @@ def text_to_sign(answer: Answer, request: ApprovalRequest) -> str:
     if request.run_id is None or (request.gate_id is None and request.kind == "approval" and request.operator_request is None):
         raise NotApprovedError("only an answer at a gate of a run can be signed")
     if request.operator_request is not None:
-        return signed_operator_request(
+        return operator_request_text_to_sign(
             digest=request.approval_digest, operator_request=request.operator_request, because=answer.note, run_id=request.run_id
         )
     if request.kind == "outcome":
-        return signed_resolution(digest=request.approval_digest, resolution=answer.decision, result=answer.result, run_id=request.run_id)
+        return resolution_text_to_sign(
+            digest=request.approval_digest, resolution=answer.decision, result=answer.result, run_id=request.run_id
+        )
     decision, gate_id = decision_of(answer), request.gate_id or ""
     result = read_answer(request, answer.result) if request.kind == "question" and decision == "approve" else None
-    return signed_text(approval_digest=request.approval_digest, decision=decision, run_id=request.run_id, gate_id=gate_id, result=result)
+    return approval_text_to_sign(
+        approval_digest=request.approval_digest, decision=decision, run_id=request.run_id, gate_id=gate_id, result=result
+    )
 
 
 def read_answer(request: ApprovalRequest | Gate, result: JsonValue) -> JsonValue:
@@ -334,7 +342,7 @@ def approved_plan(bound: BoundPlan, approval: Approval, *, now: datetime) -> App
     return ApprovedPlan(bound, approval)
 
 
-def without_approval(bound: BoundPlan, *, now: datetime) -> Approval:
+def approval_not_required(bound: BoundPlan, *, now: datetime) -> Approval:
     """Return the record that the author of this plan required no approval."""
     return Approval(id=new_id(), approval_digest=bound.approval_digest, decision="approve", by=AUTHOR, known_by="not_required", at=now)
 
@@ -345,7 +353,7 @@ def requires_approval(plan: ExecutionPlan, policy: EffectivePolicy) -> bool:
     return not policy.allow_unapproved or (options.require_approval and not options.auto_approve)
 
 
-def _answer(
+def _answer_plan(
     decision: Decision,
     plan: ExecutionPlan,
     *,

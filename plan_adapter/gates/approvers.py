@@ -40,10 +40,10 @@ class CallbackApprover:
             return answer
         if isinstance(answer, Mapping) and request.kind == "question":
             return answer_to(request, decision="approve", by=self._by, known_by="unverified", result=dict(answer))
-        decision, note = self._read(answer)
+        decision, note = self._parse(answer)
         return answer_to(request, decision=decision, by=self._by, known_by="unverified", note=note)
 
-    def _read(self, answer: object) -> tuple[Decision, str]:
+    def _parse(self, answer: object) -> tuple[Decision, str]:
         if isinstance(answer, bool):
             return ("approve" if answer else "reject"), ""
         if isinstance(answer, str):
@@ -80,11 +80,11 @@ class Rule:
             (self.digests is None or request.approval_digest in self.digests)
             and (self.requested_by is None or request.rules.requested_by in self.requested_by)
             and fnmatchcase(request.name, self.plan)
-            and self._fits_step(request.step_id)
+            and self._matches_step(request.step_id)
             and (self.when is None or self.when(request))
         )
 
-    def _fits_step(self, step_id: str | None) -> bool:
+    def _matches_step(self, step_id: str | None) -> bool:
         if step_id is None or self.step is None:
             return step_id is None and self.step in (None, "*")
         return fnmatchcase(step_id, self.step)

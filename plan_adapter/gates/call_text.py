@@ -7,23 +7,23 @@ from pydantic import JsonValue
 
 from plan_adapter.gates.text import (
     EFFECTS_SHOWN,
-    FEWEST,
     HEIGHT,
-    Values,
+    MIN_CALL_HEIGHT,
+    ValueMask,
     description_section,
     digests_section,
-    document,
-    expiry,
+    expiry_sentence,
     first_values,
+    gate_document,
+    heading_lines,
     height_of,
     notice_lines,
-    opening,
-    quoted,
+    plan_title,
+    quote_lines,
     redaction_note,
-    retries,
+    retry_summary,
+    secrets_lines,
     short_description,
-    title,
-    uses_secrets,
     value_lines,
 )
 from plan_adapter.listing import field_line
@@ -37,10 +37,10 @@ from plan_adapter.status import StepStatus
 from plan_adapter.validation import BoundPlan
 
 SHOWN_ITEMS = 8
-"""How many items of a group a gate names that ended before."""
+"""How many of a group's ended items a gate names."""
 
 SHOWN_ROUNDS = 5
-"""How many of the newest rounds of a goal the gate of its next call shows."""
+"""How many rounds the gate of a goal's next call shows, the newest ones."""
 
 
 def step_gate_text(
@@ -69,67 +69,67 @@ def step_gate_text(
     if step.inner:
         name = call_name(step.id, item, label)
         return _outer_gate_text(bound, step, parameters, name, approval_digest, expires_ms, notices, ended_items)
-    before = _what_came_before(validated.dependencies[step.id], results or {}, ends or {}, Values(bound.inputs, expressions=False))
+    before = _dependencies_section(validated.dependencies[step.id], results or {}, ends or {}, ValueMask(bound.inputs, expressions=False))
     what = "A step" if step.ask is None else f"Asked by the step {code(step.id)}"
-    told = _told(bound, step)
-    if told:
-        short, is_whole = short_description(str(told["goal"]))
-        told = {name: value for name, value in told.items() if name != "goal" or not is_whole}
+    goal = _predicted_goal(bound, step)
+    if goal:
+        short, is_whole = short_description(str(goal["goal"]))
+        goal = {name: value for name, value in goal.items() if name != "goal" or not is_whole}
         what = f"Round {(item or 0) + 1} of the goal “{words(short)}{'' if is_whole else ' …'}”, a step"
-        before = [*_goal_section(told, rounds, Values.of(bound, expressions=False)), *before]
-    closing = [f"{what} of {title(validated.plan)}. {expiry(validated.plan, expires_ms, step)}", ""]
+        before = [*_goal_section(goal, rounds, ValueMask.of(bound, expressions=False)), *before]
+    closing = [f"{what} of {plan_title(validated.plan)}. {expiry_sentence(validated.plan, expires_ms, step)}", ""]
     digests = digests_section(validated.digest, approval_digest=approval_digest)
     if step.ask is not None:
-        values = Values.of(bound, expressions=False)
-        asked = _question_lines(step, step.ask, values.redacted("question", parameters["question"]))
+        mask = ValueMask.of(bound, expressions=False)
+        asked = _question_lines(step, step.ask, mask.redact("question", parameters["question"]))
         first = [*notice_lines(notices), *asked, *closing]
-        return document(first, [*description_section(step.description), *redaction_note(values), *before, *digests])
+        return gate_document(first, [*description_section(step.description), *redaction_note(mask), *before, *digests])
     secrets = sorted(validated.parameters[step.id].secrets)
     # In this call, everything except secrets is resolved. In its rollback, only expressions that use inputs alone are.
-    values, known = Values.of(bound, expressions=bool(secrets)), Values.of(bound)
+    mask, undo_mask = ValueMask.of(bound, expressions=bool(secrets)), ValueMask.of(bound)
     undo = preview_rollback(step.id, validated, Predictions(validated, bound.inputs).of(step))
-    first = [*notice_lines(notices), *opening(f"Approve {words(call_name(step.id, item, label))}?", step.description)]
-    asked = [_calls_with(step, effect, undo), ""]
-    arguments = values.parameters(step.tool_name or "", parameters)
-    shown, is_whole = first_values(arguments, height=max(HEIGHT - height_of([*first, *asked, *closing]), FEWEST))
+    first = [*notice_lines(notices), *heading_lines(f"Approve {words(call_name(step.id, item, label))}?", step.description)]
+    asked = [_call_introduction(step, effect, undo), ""]
+    arguments = mask.redact_parameters(step.tool_name or "", parameters)
+    shown, is_whole = first_values(arguments, height=max(HEIGHT - height_of([*first, *asked, *closing]), MIN_CALL_HEIGHT))
     first += [*asked, *(shown or ["- no parameters"]), "", *closing]
     rest = [] if is_whole else ["### Parameters", "", *(line for name, value in arguments for line in value_lines(code(name), value)), ""]
-    rest += ["### The call", "", f"- {_tries(step, validated.plan.timeout_ms_of(step))}", *uses_secrets(secrets), ""]
-    rest += [*description_section(step.description), *_rollback_section(undo, known)]
-    values.has_redacted = values.has_redacted or known.has_redacted
-    rest += redaction_note(values)
-    return document(first, [*rest, *before, *digests])
+    rest += ["### The call", "", f"- {_attempt_limits(step, validated.plan.timeout_ms_of(step))}", *secrets_lines(secrets), ""]
+    rest += [*description_section(step.description), *_rollback_section(undo, undo_mask)]
+    mask.has_redacted = mask.has_redacted or undo_mask.has_redacted
+    rest += redaction_note(mask)
+    return gate_document(first, [*rest, *before, *digests])
 
 
 def call_summary(bound: BoundPlan, step: Step, *, effect: Effect, parameters: Mapping[str, JsonValue]) -> str:
     """Return what the gate of a call would show first: its description, what it can change, and its parameters."""
-    arguments = Values.of(bound, expressions=False).parameters(step.tool_name or "", parameters)
+    arguments = ValueMask.of(bound, expressions=False).redact_parameters(step.tool_name or "", parameters)
     shown = [line for name, value in arguments for line in value_lines(code(name), value)]
-    return "\n".join([step.description, _calls_with(step, effect, None), *(shown or ["- no parameters"])])
+    return "\n".join([step.description, _call_introduction(step, effect, None), *(shown or ["- no parameters"])])
 
 
-def _calls_with(step: Step, effect: Effect, undo: RollbackPreview | None) -> str:
-    return f"{_danger(effect, undo, or_fails=step.rollback_failed)} It calls {code(step.tool_name or '')} with:"
+def _call_introduction(step: Step, effect: Effect, undo: RollbackPreview | None) -> str:
+    return f"{_effect_sentence(effect, undo, undone_on_failure=step.rollback_failed)} It calls {code(step.tool_name or '')} with:"
 
 
-def _told(bound: BoundPlan, step: Step) -> dict[str, JsonValue]:
+def _predicted_goal(bound: BoundPlan, step: Step) -> dict[str, JsonValue]:
     """Return the goal of a step, and when it is met, as far as the inputs of the run determine them. Empty for a step without a goal."""
     validated = bound.validated
     original = validated.steps[step.id]
-    told = Predictions(validated, bound.inputs).of(original).of(validated.parameters[step.id]) if original.goal is not None else None
+    goal = Predictions(validated, bound.inputs).of(original).of(validated.parameters[step.id]) if original.goal is not None else None
     done_when: dict[str, JsonValue] = {} if original.done_when is None else {"done_when": original.done_when}
-    return done_when | told if isinstance(told, dict) else {}
+    return done_when | goal if isinstance(goal, dict) else {}
 
 
-def _goal_section(told: Mapping[str, JsonValue], rounds: Sequence[RoundRecord], values: Values) -> list[str]:
-    """Return the section on a goal, and on what came of the newest rounds."""
+def _goal_section(goal: Mapping[str, JsonValue], rounds: Sequence[RoundRecord], mask: ValueMask) -> list[str]:
+    """Return the section on a goal and the outcomes of its newest rounds."""
     lines = ["### The goal", ""]
-    lines += [line for name, value in sorted(told.items(), reverse=True) for line in value_lines(code(name), values.redacted(name, value))]
+    lines += [line for name, value in sorted(goal.items(), reverse=True) for line in value_lines(code(name), mask.redact(name, value))]
     shown = [one for one in rounds if one.call is not None or one.replies][-SHOWN_ROUNDS:]
     for one in shown:
-        call = None if one.call is None else replace(one.call, result=values.redacted("result", one.call.result))
+        call = None if one.call is None else replace(one.call, result=mask.redact("result", one.call.result))
         lines += [f"- round {one.round}: {fact}" for fact in (*one.replies, call) if fact is not None]
-    return [*lines, ""] if told or shown else []
+    return [*lines, ""] if goal or shown else []
 
 
 def _question_lines(step: Step, question: Question, asked: JsonValue) -> list[str]:
@@ -138,8 +138,8 @@ def _question_lines(step: Step, question: Question, asked: JsonValue) -> list[st
     first, _, more = text.strip().partition("\n")
     shown, is_short = short_description(first)
     is_whole = is_short and not more
-    rest = [] if is_whole else quoted(text)
-    heading = opening(f"{words(shown)}{'' if is_whole else ' …'}", step.description)
+    rest = [] if is_whole else quote_lines(text)
+    heading = heading_lines(f"{words(shown)}{'' if is_whole else ' …'}", step.description)
     return [*heading, *rest, *map(field_line, question.fields, question.fields.values()), ""]
 
 
@@ -154,7 +154,7 @@ def _outer_gate_text(
     ended_items: Sequence[GroupItem],
 ) -> str:
     """Return the text of the gate of a group, of one item of it, or of a sub-plan: the steps that will run, and for what."""
-    validated, values, predictions = bound.validated, Values.of(bound), Predictions(bound.validated, bound.inputs)
+    validated, mask, predictions = bound.validated, ValueMask.of(bound), Predictions(bound.validated, bound.inputs)
     steps = [one for one in flattened(outer.inner) if not one.inner]
     effects: dict[str, Effect] = {one.id: validated.effect_of(one.id) for one in steps}
     # As far as it is known before the first step.
@@ -162,33 +162,33 @@ def _outer_gate_text(
     undone = {one.id: preview_rollback(one.id, validated, known[one.id]) for one in steps}
     final = [code(step_id) for step_id, effect in effects.items() if effect != "read" and undone[step_id] is None]
     danger = f"**Cannot be undone: {', '.join(final)}.**" if final else "It only reads, or can be undone."
-    first = [*notice_lines(notices), *opening(f"Approve {words(name)}?", outer.description)]
-    asked = [line for key, value in parameters.items() for line in value_lines(key, values.redacted(key, value))]
+    first = [*notice_lines(notices), *heading_lines(f"Approve {words(name)}?", outer.description)]
+    asked = [line for key, value in parameters.items() for line in value_lines(key, mask.redact(key, value))]
     of_plan = "" if outer.plan is None else f" of the plan {code(outer.plan)}"
     first += [f"It runs {counted(len(effects), 'step')}{of_plan}, for:", "", *asked, ""]
     if ended_items:  # the failed ones first
         ends = [f"{prose(one.label)} {one.status}" for one in sorted(ended_items, key=lambda one: one.status is not StepStatus.FAILED)]
         first += [f"Before it: {listed(ends, SHOWN_ITEMS)}.", ""]
     first += [f"- **{words(one.id)}** ({EFFECTS_SHOWN[effects[one.id]]}): {code(one.called)}" for one in steps]
-    first += ["", f"{danger} A part of {title(validated.plan)}. {expiry(validated.plan, expires_ms, outer)}", ""]
+    first += ["", f"{danger} A part of {plan_title(validated.plan)}. {expiry_sentence(validated.plan, expires_ms, outer)}", ""]
     rest = ["### The steps", ""]
     for one in steps:
-        rest += [f"- {code(one.id)}: {_tries(one, validated.plan.timeout_ms_of(one))}"]
+        rest += [f"- {code(one.id)}: {_attempt_limits(one, validated.plan.timeout_ms_of(one))}"]
         predicted = known[one.id].of(validated.parameters[one.id])
-        arguments = values.parameters(one.tool_name or "", predicted if isinstance(predicted, dict) else {})
+        arguments = mask.redact_parameters(one.tool_name or "", predicted if isinstance(predicted, dict) else {})
         rest += [line for key, value in arguments for line in value_lines(f"{code(one.id)} {code(key)}", value)]
         if (undo := undone[one.id]) is not None:
             rest.append(f"- {code(one.id)} is undone by {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}), without another approval")
-            arguments = values.parameters(undo.tool_name, undo.parameters)
+            arguments = mask.redact_parameters(undo.tool_name, undo.parameters)
             rest += [line for key, value in arguments for line in value_lines(f"{code(one.id)} undone with {code(key)}", value)]
-    rest += ["", *description_section(outer.description), *redaction_note(values)]
-    return document(first, [*rest, *digests_section(validated.digest, approval_digest=approval_digest)])
+    rest += ["", *description_section(outer.description), *redaction_note(mask)]
+    return gate_document(first, [*rest, *digests_section(validated.digest, approval_digest=approval_digest)])
 
 
-def _danger(effect: Effect, undo: RollbackPreview | None, *, or_fails: bool) -> str:
+def _effect_sentence(effect: Effect, undo: RollbackPreview | None, *, undone_on_failure: bool) -> str:
     """Return a sentence about what the call can change."""
     if undo is not None:
-        when = "if it fails, or the run fails after it" if or_fails else "if the run fails after it"
+        when = "if it fails, or the run fails after it" if undone_on_failure else "if the run fails after it"
         return f"It {'reads' if effect == 'read' else '**writes**'}. It is undone {when}, as described below."
     if effect == "read":
         return "It reads and changes nothing."
@@ -197,67 +197,68 @@ def _danger(effect: Effect, undo: RollbackPreview | None, *, or_fails: bool) -> 
     return "**It writes and cannot be undone.**"
 
 
-def _tries(step: Step, timeout_ms: int) -> str:
+def _attempt_limits(step: Step, timeout_ms: int) -> str:
     timeout = f"at most {duration(timeout_ms)}" if timeout_ms else "no timeout"
-    return f"{timeout} per attempt, {retries(step)}" if step.max_retries else f"{timeout}, no retries"
+    return f"{timeout} per attempt, {retry_summary(step)}" if step.max_retries else f"{timeout}, no retries"
 
 
-def _rollback_section(undo: RollbackPreview | None, values: Values) -> list[str]:
+def _rollback_section(undo: RollbackPreview | None, mask: ValueMask) -> list[str]:
     """Return the section on how a call is undone. Its rollback is approved with the plan, and nobody is asked again."""
     if undo is None:
         return []
     how = f"By {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}), without another approval"
     lines = ["### How it is undone", "", f"{how}, if the run fails or an approver requests it:", ""]
-    for name, value in values.parameters(undo.tool_name, undo.parameters):
+    for name, value in mask.redact_parameters(undo.tool_name, undo.parameters):
         lines += value_lines(code(name), value)
     return [*lines, ""]
 
 
-def _what_came_before(after: Sequence[str], results: Mapping[str, JsonValue], ends: Mapping[str, str], values: Values) -> list[str]:
+def _dependencies_section(after: Sequence[str], results: Mapping[str, JsonValue], ends: Mapping[str, str], mask: ValueMask) -> list[str]:
     lines = ["### What it depends on", ""] if after else []
     for name in after:
         end = f" {words(ends[name])}" if name in ends else " completed" if name in results else " has no result"
         label = f"{code(name)}{end}"
-        lines += value_lines(label, values.redacted("result", results[name])) if name in results else [f"- {label}"]
+        lines += value_lines(label, mask.redact("result", results[name])) if name in results else [f"- {label}"]
     return [*lines, ""] if lines else []
 
 
-_ENDS_THE_RUN = "the run ends here, as cancelled. The outcome stays unknown, so a rollback does not undo this call"
-_ENDS_THE_ROLLBACK = "nothing else is undone. The outcome stays unknown, and this call is not repeated until somebody records its outcome"
+_ABORT_ENDS_RUN = "the run ends here, as cancelled. The outcome stays unknown, so a rollback does not undo this call"
+_ABORT_ENDS_ROLLBACK = "nothing else is undone. The outcome stays unknown, and this call is not repeated until somebody records its outcome"
 
 
-def outcome_text(bound: BoundPlan, step: Step, lost: Attempt, *, why: str, made_by: str | None, run_id: str) -> str:
-    """Return the question how the attempt `lost` ended: what it called, since when, and what each answer does.
+def outcome_text(bound: BoundPlan, step: Step, attempt: Attempt, *, why: str, made_by: str | None, run_id: str) -> str:
+    """Return the text that asks how `attempt` ended: what it called, when it started, and what each answer does.
 
-    `made_by` is the start of the run, with its process, that made the attempt. `why` says why the outcome is unknown.
+    `made_by` names the start of the run that made the attempt, and its process. `why` says why the outcome is unknown.
     """
-    validated, undoes = bound.validated, lost.kind == "rollback"
-    template = validated.rollbacks[step.id].parameters if undoes else validated.parameters[step.id]
-    values = Values.of(bound, expressions=bool(template.secrets))
-    description = f"Undo: {step.description}" if undoes and step.description else step.description
-    first = opening(f"How did {words(call_name(lost.step_id, lost.item, lost.label, kind=lost.kind))} end?", description)
+    validated, is_rollback = bound.validated, attempt.kind == "rollback"
+    template = validated.rollbacks[step.id].parameters if is_rollback else validated.parameters[step.id]
+    mask = ValueMask.of(bound, expressions=bool(template.secrets))
+    description = f"Undo: {step.description}" if is_rollback and step.description else step.description
+    first = heading_lines(f"How did {words(call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind))} end?", description)
     asked = [
-        f"Attempt {lost.number} of this write was interrupted, and its outcome was not recorded. It called {code(lost.tool_name)} with:",
+        f"Attempt {attempt.number} of this write was interrupted, and its outcome was not recorded. "
+        f"It called {code(attempt.tool_name)} with:",
         "",
     ]
     answers = ["Check whether the change was made, then answer: **done**, **again** (it was not done) or **abort**.", ""]
-    arguments = values.parameters(lost.tool_name, lost.parameters)
-    shown, is_whole = first_values(arguments, height=max(HEIGHT - height_of([*first, *asked, *answers]), FEWEST))
+    arguments = mask.redact_parameters(attempt.tool_name, attempt.parameters)
+    shown, is_whole = first_values(arguments, height=max(HEIGHT - height_of([*first, *asked, *answers]), MIN_CALL_HEIGHT))
     first += [*asked, *(shown or ["- no parameters"]), "", *answers]
     rest = [] if is_whole else ["### Parameters", "", *(line for name, value in arguments for line in value_lines(code(name), value)), ""]
     rest += [
         "### The attempt",
         "",
-        f"- started at {moment(lost.started_at)}" + (f" by {words(made_by)} of run {words(run_id)}" if made_by else ""),
+        f"- started at {moment(attempt.started_at)}" + (f" by {words(made_by)} of run {words(run_id)}" if made_by else ""),
         f"- why the outcome is unknown: {words(why)}",
         "",
         "### What each answer does",
         "",
         "- **done**: the call is not repeated. Later steps get the result that you enter (JSON, empty for none)",
-        "- **again**: the call is repeated" + (", after another approval" if lost.approval_id is not None else ""),
-        f"- **abort**: {_ENDS_THE_ROLLBACK if undoes else _ENDS_THE_RUN}",
+        "- **again**: the call is repeated" + (", after another approval" if attempt.approval_id is not None else ""),
+        f"- **abort**: {_ABORT_ENDS_ROLLBACK if is_rollback else _ABORT_ENDS_RUN}",
         "",
         "Your answer is recorded as a receipt with your name. It approves nothing.",
         "",
     ]
-    return document(first, [*rest, *description_section(description), *redaction_note(values), *digests_section(validated.digest)])
+    return gate_document(first, [*rest, *description_section(description), *redaction_note(mask), *digests_section(validated.digest)])

@@ -26,7 +26,7 @@ class Lines:
     def _descriptor(self) -> int:
         return sys.stdin.fileno() if self._given is None else self._given
 
-    def forget(self) -> None:
+    def drop_typeahead(self) -> None:
         """Drop what was typed at a terminal before a question appeared. Input from a pipe is kept."""
         self._was_terminal = os.isatty(self._descriptor)
         if not self._was_terminal:
@@ -36,7 +36,7 @@ class Lines:
             termios.tcflush(self._descriptor, termios.TCIFLUSH)
 
     @contextmanager
-    def unseen(self) -> Generator[None]:
+    def without_echo(self) -> Generator[None]:
         """Do not show what is typed at the terminal while the block runs, except the end of the line."""
         before = termios.tcgetattr(self._descriptor)
         hiding = [*before[:3], (before[3] & ~termios.ECHO) | termios.ECHONL, *before[4:]]
@@ -55,7 +55,7 @@ class Lines:
     async def next(self) -> str | None:
         """Return the next line without its end, or None at the end of the input (Ctrl-D at a terminal)."""
         while b"\n" not in self._rest:
-            chunk = await self._chunk()
+            chunk = await self._read_chunk()
             if not chunk:
                 last, self._rest = self._rest, b""
                 return last.decode(errors="replace") if last else None
@@ -63,20 +63,20 @@ class Lines:
         line, _, self._rest = self._rest.partition(b"\n")
         return line.decode(errors="replace")
 
-    async def _chunk(self) -> bytes:
+    async def _read_chunk(self) -> bytes:
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
         try:
             loop.add_reader(self._descriptor, _wake, ready)
         except (OSError, NotImplementedError):  # a plain file is always ready
-            return self._read()
+            return self._read_available()
         try:
             await ready
         finally:
             loop.remove_reader(self._descriptor)
-        return self._read()
+        return self._read_available()
 
-    def _read(self) -> bytes:
+    def _read_available(self) -> bytes:
         try:
             return os.read(self._descriptor, CHUNK_BYTES)
         except OSError:  # the terminal was closed
@@ -86,15 +86,15 @@ class Lines:
 class Conversation:
     """Questions at this process's terminal: shown on stderr, answered on stdin.
 
-    A live display yields while a question is open. It sets `pause` and `resume`, and writes its lines through `above`. An asker that finds
-    the terminal gone calls `hung_up`.
+    A live display yields while a question is open. It sets `pause` and `resume`, and writes its lines through `write_above`. Whoever asks
+    and finds the terminal gone calls `on_hang_up`.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
         """Read answers from `descriptor`. None is stdin."""
-        self.pause: Callable[[], None] = _nothing
-        self.resume: Callable[[], None] = _nothing
-        self.hung_up: Callable[[], None] = _nothing
+        self.pause: Callable[[], None] = _do_nothing
+        self.resume: Callable[[], None] = _do_nothing
+        self.on_hang_up: Callable[[], None] = _do_nothing
         self._lines = Lines(descriptor)
         self._question = ""
         self._turn = asyncio.Lock()
@@ -120,19 +120,19 @@ class Conversation:
 
     def say(self, text: str) -> None:
         """Write `text` and end the line."""
-        self.above(lambda: _write(visible(text) + "\n"))
+        self.write_above(lambda: _write(visible(text) + "\n"))
 
-    async def ask(self, question: str, *, forget: bool = False, hidden: bool = False) -> str | None:
+    async def ask(self, question: str, *, drop_typeahead: bool = False, hidden: bool = False) -> str | None:
         """Return the line that answers `question`, or None at the end of the input. If cancelled, end the question's line.
 
-        With `forget`, lines typed at the terminal before the question appeared are dropped. With `hidden`, the terminal does not show
-        what is typed.
+        With `drop_typeahead`, lines typed at the terminal before the question appeared are dropped. With `hidden`, the terminal does not
+        show what is typed.
         """
-        if forget:
-            self._lines.forget()
+        if drop_typeahead:
+            self._lines.drop_typeahead()
         self._question = visible(question)
         try:
-            with self._lines.unseen() if hidden else nullcontext():  # before the question, which may be answered at once
+            with self._lines.without_echo() if hidden else nullcontext():  # before the question, which may be answered at once
                 _write(self._question)
                 answer = await self._lines.next()
         except asyncio.CancelledError:
@@ -144,7 +144,7 @@ class Conversation:
             _write("\n")
         return None if answer is None else answer.strip()
 
-    def above(self, write: Callable[[], object]) -> None:
+    def write_above(self, write: Callable[[], object]) -> None:
         """Let `write` write whole lines. An open question is shown again below them."""
         if not self._question:
             write()
@@ -165,5 +165,5 @@ def _wake(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing: there is no live display."""

@@ -28,8 +28,8 @@ async def ask_value(name: str, definition: Input, conversation: Conversation, *,
 
     `empty` says how else an empty text is given.
     """
-    choices = _choices(definition)
-    conversation.say("\n".join(_about(name, definition, choices)))
+    choices = _choices_by_key(definition)
+    conversation.say("\n".join(_field_lines(name, definition, choices)))
     while (typed := await conversation.ask(f"{name}: ", hidden=is_secret_name(name))) is not None:
         if not typed and not definition.is_required:
             return ""
@@ -41,11 +41,11 @@ async def ask_value(name: str, definition: Input, conversation: Conversation, *,
             hint = f"; {problem.hint}" if problem.hint and problem.hint != definition.description else ""
             conversation.say(f"  {problem.message}{hint}")
         if not problems:
-            conversation.say(f"  an empty text is not taken here; {empty}")
+            conversation.say(f"  an empty text is not accepted here; {empty}")
     return None
 
 
-def _about(name: str, definition: Input, choices: Mapping[str, str]) -> Iterator[str]:
+def _field_lines(name: str, definition: Input, choices: Mapping[str, str]) -> Iterator[str]:
     """Yield what a person sees of an input, as in the form: its title, type, description and choices."""
     named = f"{one_line(definition.title)} ({name})" if definition.title else name
     yield f"{named}: {type_in_words(definition)}"
@@ -57,8 +57,8 @@ def _about(name: str, definition: Input, choices: Mapping[str, str]) -> Iterator
         yield f"  {one_line(text)}" if key == text else f"  {key}) {one_line(text)}"
 
 
-def _choices(definition: Input) -> dict[str, str]:
-    """Return the texts of the choices by what selects them besides their text: their number, unless a choice is a number itself."""
+def _choices_by_key(definition: Input) -> dict[str, str]:
+    """Map what a person can type to the text of each choice: its number, or only its text if any choice is itself a number."""
     texts = [member if isinstance(member, str) else json.dumps(member, ensure_ascii=False) for member in definition.enum or ()]
     if any(text.isdecimal() for text in texts):
         return {text: text for text in texts}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate, GateKind, GatePolicy
-from plan_adapter.gates.approval import Asking
+from plan_adapter.gates.approval import PendingGate
 from plan_adapter.options import CallKind, Input
 from plan_adapter.plan import new_id
 from plan_adapter.readable import duration
@@ -27,12 +27,12 @@ class CanAskOutcomes(Protocol):
 class GateForms:
     """What a gate needs from the flow engine."""
 
-    ask: Callable[[Asking], Awaitable[str | None]]
+    ask: Callable[[PendingGate], Awaitable[str | None]]
     """Shows a gate as a form until it is closed, and restores the state of the flow run afterwards.
 
     Returns why somebody cancelled the run there, else None.
     """
-    collected: Callable[[Gate], Awaitable[Answer | None]]
+    collect: Callable[[Gate], Awaitable[Answer | None]]
     """Returns an answer that a form received while nobody waited for it. Raises NotApprovedError if the answer is incomplete."""
     emit: Callable[[GateEventKind, Gate, PlanRun, str | None, Approval | None], None]
     """Sends an event. May take a moment."""
@@ -42,7 +42,7 @@ class GateForms:
     """Lets a run that released its worker start again."""
     is_private: Callable[[], Awaitable[bool]]
     """Returns whether only people who signed in to the server can read and answer forms."""
-    leave: Callable[[Asking], Awaitable[None]] | None = None
+    leave_open: Callable[[PendingGate], Awaitable[None]] | None = None
     """Leaves the plan gate's form open after this process ends. The flow run must then end as waiting."""
 
 
@@ -100,7 +100,7 @@ def request_of(gate: Gate) -> ApprovalRequest:
     )
 
 
-def no_answer(gate: Gate) -> str:
+def expiry_message(gate: Gate) -> str:
     """Return the message for the expired `gate` that nobody answered."""
     limit = duration((gate.expires_at - gate.opened_at).total_seconds() * 1000) if gate.expires_at is not None else "the time limit"
     return f"nobody answered within {limit}"
@@ -111,7 +111,7 @@ def closing_message(gate: Gate, answer: Approval | None, resolution: Receipt | N
     if resolution is not None:
         return f"{gate.end}, recorded by {resolution.by} ({resolution.known_by})" + (f": {resolution.note}" if resolution.note else "")
     if answer is None:
-        return no_answer(gate) if gate.end == "expired" else gate.end or ""
+        return expiry_message(gate) if gate.end == "expired" else gate.end or ""
     done = "answered" if gate.kind == "question" else "approved"
     verb = {"approve": done, "reject": "rejected", "request_changes": "changes requested"}[answer.decision]
     return f"{verb} by {answer.by} ({answer.known_by})" + (f": {answer.note}" if answer.note else "")

@@ -1,4 +1,4 @@
-"""Checks what an answer at a gate proves about its giver, and turns a proved and allowed answer into an approval."""
+"""Verifies who gave an answer at a gate, and turns an allowed answer into an approval."""
 
 import asyncio
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from functools import partial
 
 from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.gates.approval import answer_to, decision_of, read_answer, refusal, signed_text, text_to_sign
+from plan_adapter.gates.approval import answer_to, approval_text_to_sign, decision_of, read_answer, refusal, text_to_sign
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.gates.signatures import allowed_signers, signer
-from plan_adapter.gates.totp import CodeStore, check
+from plan_adapter.gates.signatures import allowed_signers, verify_signature
+from plan_adapter.gates.totp import CodeStore, check_code
 from plan_adapter.options import KnownBy
 from plan_adapter.settings import Settings
 
@@ -27,29 +27,29 @@ class ProofContext:
     now: float | None = None
 
 
-async def known_by(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> KnownBy:
+async def verify_proof(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> KnownBy:
     """Return the best proof of identity in `answer` that the gate policy accepts.
 
     Raises NotApprovedError for a wrong proof; it never falls back to a name without proof. A code is used up.
     """
     if answer.signature is not None:
         text = text_to_sign(answer, request)
-        verify = partial(signer, text, answer.signature, allowed=allowed_signers(proof_context.policy), by=answer.by)
+        verify = partial(verify_signature, text, answer.signature, allowed=allowed_signers(proof_context.policy), by=answer.by)
         await asyncio.to_thread(verify)  # bounded, because ssh-keygen has a timeout of ten seconds
     if answer.code is not None:
-        await check(answer.by, answer.code, codes=proof_context.codes, settings=proof_context.settings, now=proof_context.now)
-    return _claimed(answer, request)
+        await check_code(answer.by, answer.code, codes=proof_context.codes, settings=proof_context.settings, now=proof_context.now)
+    return _best_proof(answer, request)
 
 
 async def approval_from(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> Approval:
-    """Return `answer` as an approval. Raise NotApprovedError, which says why, if its giver is unproved or not allowed."""
+    """Return `answer` as an approval. Raise NotApprovedError, which says why, if its giver is not identified or not allowed."""
     decision = decision_of(answer)
     result = read_answer(request, answer.result) if request.kind == "question" and decision == "approve" else None
-    proof = await proved(answer, request, proof_context)
+    proof = await verify_answer(answer, request, proof_context)
     return answer_to(request, decision=decision, by=answer.by, known_by=proof, note=answer.note, signature=answer.signature, result=result)
 
 
-async def proved(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> KnownBy:
+async def verify_answer(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> KnownBy:
     """Return how the giver of `answer` is identified. Raise NotApprovedError, which says why, if the gate policy refuses it.
 
     A giver whom the policy would refuse with any proof is refused before a code is used up. Whoever is allowed to reject can also resolve
@@ -61,28 +61,28 @@ async def proved(answer: Answer, request: ApprovalRequest, proof_context: ProofC
             f"{request.approval_digest[:12]}; read it again, then answer"
         )
     decision = "reject" if request.kind == "outcome" else decision_of(answer)
-    if reason := refusal(request.rules, by=answer.by, known_by=_claimed(answer, request), decision=decision):
+    if reason := refusal(request.rules, by=answer.by, known_by=_best_proof(answer, request), decision=decision):
         raise NotApprovedError(reason)
-    proof = await known_by(answer, request, proof_context)
+    proof = await verify_proof(answer, request, proof_context)
     if reason := refusal(request.rules, by=answer.by, known_by=proof, decision=decision):
         raise NotApprovedError(reason)
     return proof
 
 
-def recheck(approval: Approval, request: ApprovalRequest | Gate, policy: EffectivePolicy) -> None:
+def recheck_signature(approval: Approval, request: ApprovalRequest | Gate, policy: EffectivePolicy) -> None:
     """Return if `approval` is correctly signed for this answer at this gate; raise NotApprovedError otherwise.
 
-    Only an approval recorded as signed is checked. One that came from a standing approval is proved by the latter's signature
-    (`standing_files.verify_standing`).
+    Only an approval recorded as signed is checked. If it came from a standing approval, `standing_files.verify_standing` checks the
+    signature of that one instead.
     """
     if approval.known_by != "ssh_signature" or approval.standing_id is not None:
         return
     if approval.signature is None:
         raise NotApprovedError(f"the approval by {approval.by} is recorded as signed, but has no signature")
-    signer(_signed(request, approval), approval.signature, allowed=allowed_signers(policy), by=approval.by)
+    verify_signature(_text_of_approval(request, approval), approval.signature, allowed=allowed_signers(policy), by=approval.by)
 
 
-def _claimed(answer: Answer, request: ApprovalRequest) -> KnownBy:
+def _best_proof(answer: Answer, request: ApprovalRequest) -> KnownBy:
     """Return the best proof in `answer` that the gate policy accepts. If it accepts none, return the best one."""
     proofs: list[KnownBy] = [answer.channel]
     if answer.code is not None:
@@ -94,11 +94,11 @@ def _claimed(answer: Answer, request: ApprovalRequest) -> KnownBy:
     return fitting[0] if fitting else proofs[0]
 
 
-def _signed(request: ApprovalRequest | Gate, approval: Approval) -> str:
+def _text_of_approval(request: ApprovalRequest | Gate, approval: Approval) -> str:
     gate_id = request.id if isinstance(request, Gate) else request.gate_id
     if request.run_id is None or gate_id is None:
         raise NotApprovedError("only an answer at a gate of a run can be signed")
-    return signed_text(
+    return approval_text_to_sign(
         approval_digest=request.approval_digest,
         decision=approval.decision,
         run_id=request.run_id,

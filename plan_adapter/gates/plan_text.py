@@ -8,27 +8,27 @@ from pydantic import JsonValue
 from plan_adapter.canonical import Change, diff_plans, plan_digest
 from plan_adapter.gates.text import (
     EFFECTS_SHOWN,
-    FEWEST,
     HEIGHT,
-    NAMED,
+    MAX_LISTED,
+    MIN_CALL_HEIGHT,
     ORDER,
-    Values,
-    block,
+    ValueMask,
     description_section,
     digests_section,
-    document,
-    expiry,
+    expiry_sentence,
     extent_of,
     first_steps,
+    gate_document,
+    heading_lines,
     height_of,
-    line_of,
-    named,
+    inline_text,
+    list_names,
     notice_lines,
-    opening,
+    plan_title,
     redaction_note,
-    retries,
-    title,
-    uses_secrets,
+    retry_summary,
+    secrets_lines,
+    value_block,
     value_lines,
 )
 from plan_adapter.listing import REPLAN_FACT, field_line, group_facts, operators_fact, permissions_fact, sub_plan_facts
@@ -52,20 +52,20 @@ def changes_section(
     before, now = _steps_by_name(earlier, preview)
     diff = diff_plans(earlier, preview.plan)
     lines = ["### What changed", ""]
-    lines += [f"- **added** {code(name)}: {_called(now[name])}" for name in diff.added]
+    lines += [f"- **added** {code(name)}: {_call_facts(now[name])}" for name in diff.added]
     lines += [f"- **removed** {code(name)}: {code(before[name].called)}" for name in diff.removed if name in before]
     secret = {name: secret_parameters(schema) for name, schema in schemas.items()}
     for change in diff.changed[:CHANGES_SHOWN]:
-        owner = now.get(_step_of(change, now))
+        owner = now.get(_changed_step_name(change, now))
         lines.append(_change_line(change, secret.get(owner.step.tool_name or "", ()) if owner is not None else ()))
     more = len(diff.changed) - CHANGES_SHOWN
     lines += [f"- … {more} more changes"] if more > 0 else []
-    lines += [f"- **moved**: {named(diff.reordered, NAMED)}"] if diff.reordered else []
-    touched = {*diff.added, *diff.reordered, *(_step_of(change, now) for change in diff.changed)}
+    lines += [f"- **moved**: {list_names(diff.reordered, MAX_LISTED)}"] if diff.reordered else []
+    touched = {*diff.added, *diff.reordered, *(_changed_step_name(change, now) for change in diff.changed)}
     same = [name for name in now if name not in touched]
     lines += ["- nothing"] if not diff else []
-    lines += [f"- unchanged: {named(same, NAMED)}"] if same else []
-    lines += [f"- still approved: {named(list(kept), NAMED)}"] if kept else []
+    lines += [f"- unchanged: {list_names(same, MAX_LISTED)}"] if same else []
+    lines += [f"- still approved: {list_names(list(kept), MAX_LISTED)}"] if kept else []
     return [*lines, ""]
 
 
@@ -87,14 +87,14 @@ def _steps_by_name(earlier: ExecutionPlan, preview: Preview) -> tuple[dict[str, 
     return before, {(FINALLY if step.is_final else "") + step.step.id: step for step in preview.steps}
 
 
-def _step_of(change: Change, now: Collection[str]) -> str:
+def _changed_step_name(change: Change, now: Collection[str]) -> str:
     """Return the name of the changed step, or of the changed field of the plan."""
     parts = change.at.split(".")
     names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return next((name for name in names if name in now), parts[0])
 
 
-def _called(step: StepPreview) -> str:
+def _call_facts(step: StepPreview) -> str:
     return f"{code(step.step.called)}, {EFFECTS_SHOWN[step.effect]}"
 
 
@@ -102,11 +102,11 @@ def _change_line(change: Change, secret: Collection[str]) -> str:
     # A value is secret if any name in its path is, or if the parameter's schema says so.
     names = change.at.removeprefix(FINALLY).split(".")
     is_secret = any(is_secret_name(name) or (index == 2 and name in secret) for index, name in enumerate(names))
-    old, new = (_short(redacted({"secret" if is_secret else "value": value})) for value in (change.old, change.new))
+    old, new = (_shortened_value(redacted({"secret" if is_secret else "value": value})) for value in (change.old, change.new))
     return f"- {code(change.at)}: {old} → {new}"
 
 
-def _short(wrapped: JsonValue) -> str:
+def _shortened_value(wrapped: JsonValue) -> str:
     value = next(iter(wrapped.values())) if isinstance(wrapped, dict) else wrapped
     text, shown = as_text(value), CHARACTERS_SHOWN
     return "nothing" if value is None else code(text if len(text) <= shown else f"{text[:shown]}… {len(text) - shown:,} more")
@@ -132,11 +132,11 @@ def size_of(lines: Iterable[str]) -> int:
     return sum(len(line.encode(errors="replace")) + 1 for line in lines)
 
 
-def steps_list(preview: Preview, gates: frozenset[str], values: Values, *, limit_bytes: int) -> list[str]:
+def steps_list(preview: Preview, gates: frozenset[str], mask: ValueMask, *, limit_bytes: int) -> list[str]:
     """Return the list of steps, followed by the values that are too long for it. Steps beyond `limit_bytes` are omitted, with a note."""
     shown: list[_StepLines] = []
     for number, step in enumerate(preview.steps, start=1):
-        lines = _step_lines(step, number, values, gate=step.step.id in gates)
+        lines = _step_lines(step, number, mask, gate=step.step.id in gates)
         limit_bytes -= lines.size
         if limit_bytes < 0:
             break
@@ -148,7 +148,7 @@ def steps_list(preview: Preview, gates: frozenset[str], values: Values, *, limit
     return [*items, *(["### Long values", "", *blocks, ""] if blocks else [])]
 
 
-def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool) -> _StepLines:
+def _step_lines(preview: StepPreview, number: int, mask: ValueMask, *, gate: bool) -> _StepLines:
     step, blocks = preview.step, list[str]()
     called = [f"plan {code(step.called)}"] if step.plan else [code(step.called)] if step.goal is None else []
     parts = [*(group_facts(step, preview.items, preview.at_once) or called), *preview.goal_facts]
@@ -157,13 +157,13 @@ def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool
     for_each = None if step.is_group else step.for_each
     conditions = {"when": step.when, "for each": for_each, "label": step.label, "done when": step.done_when, "on error": step.on_error}
     conditions["runs on"] = step.runner
-    given = values.parameters(step.tool_name or "", preview.parameters)
+    given = mask.redact_parameters(step.tool_name or "", preview.parameters)
     parameters = [(code(name), value) for name, value in given if step.goal is None or name != "done_when"]  # it is one of the conditions
     _add_parts(step.id, [*((label, text) for label, text in conditions.items() if text is not None), *parameters], parts, blocks)
     if (undo := preview.rollback) is not None:
         failed = ", also if the step failed" if step.rollback_failed else ""
         parts.append(f"**undone by** {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}){failed}")
-        arguments = [(f"undone with {code(name)}", value) for name, value in values.parameters(undo.tool_name, undo.parameters)]
+        arguments = [(f"undone with {code(name)}", value) for name, value in mask.redact_parameters(undo.tool_name, undo.parameters)]
         _add_parts(step.id, arguments, parts, blocks)
     effect = EFFECTS_SHOWN[preview.effect] + (" · **always runs, at the end**" if preview.is_final else "")
     if step.ask is not None:
@@ -173,22 +173,22 @@ def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool
     asks = ["**asks first**"] if step.inner and gate else []
     facts = asks if step.inner else [effect]
     facts += [f"in the group {code(step.group)}"] if step.group is not None else []
-    limits = [] if step.inner or step.goal is not None else [_at_most(preview)]
-    return _StepLines("  " * step.depth + " · ".join([f"- {_what(preview, number)}", *facts, *parts, *limits]), blocks)
+    limits = [] if step.inner or step.goal is not None else [_time_limit(preview)]
+    return _StepLines("  " * step.depth + " · ".join([f"- {_step_heading(preview, number)}", *facts, *parts, *limits]), blocks)
 
 
 def _add_parts(step_id: str, facts: Iterable[tuple[str, JsonValue]], parts: list[str], blocks: list[str]) -> None:
     """Add facts about a step to the parts of its line, and long values to the blocks below."""
     for label, value in facts:
-        text = line_of(value)
+        text = inline_text(value)
         if text is not None:
             parts.append(f"{label} {code(text)}")
         else:
             parts.append(f"{label} ({extent_of(value)}, below)")
-            blocks += block(f"{code(step_id)} {label}", value)
+            blocks += value_block(f"{code(step_id)} {label}", value)
 
 
-def _what(preview: StepPreview, number: int) -> str:
+def _step_heading(preview: StepPreview, number: int) -> str:
     step, items = preview.step, ""
     if step.for_each is not None or step.group is not None:
         items = f" × {counted(preview.items, 'item')}" if preview.items is not None else " × each item"
@@ -196,18 +196,18 @@ def _what(preview: StepPreview, number: int) -> str:
     return f"**{number}. {words(step.id)}**{items}" + (f": {words(description)}" if description else "")
 
 
-def _at_most(preview: StepPreview) -> str:
+def _time_limit(preview: StepPreview) -> str:
     if not preview.timeout_ms:
         longest = "no time limit"
     else:
         longest = "time limit per item" if preview.worst_case_ms is None else f"at most {duration(preview.worst_case_ms)}"
-    return f"{longest}, {retries(preview.step)}" if preview.step.max_retries else longest
+    return f"{longest}, {retry_summary(preview.step)}" if preview.step.max_retries else longest
 
 
 LIMIT_BYTES = 200_000
 """How large the text of a gate can be before it omits steps of the plan."""
 
-_DOES: dict[Effect, str] = {"read": "read", "idempotent_write": "repeatable write", "write": "write"}
+_EFFECT_NOUNS: dict[Effect, str] = {"read": "read", "idempotent_write": "repeatable write", "write": "write"}
 _LEGEND = "Blue: reads. Yellow: writes, and can be repeated safely. **Red: writes.** Hexagon: asks again before it runs."
 
 
@@ -233,41 +233,45 @@ def plan_gate_text(
     """
     validated, gates = bound.validated, frozenset(gated)
     preview = preview_plan(validated, inputs=bound.inputs, approval_digest=approval_digest, requires_approval=True)
-    values = Values.of(bound)
+    mask = ValueMask.of(bound)
     first = [
         *notice_lines([*notices, *([] if earlier is None else raised_notices(earlier, preview))]),
-        *opening(f"Approve {title(preview.plan)}?", preview.plan.description),
+        *heading_lines(f"Approve {plan_title(preview.plan)}?", preview.plan.description),
     ]
-    decided = _decided(preview, expires_ms)
-    first += [*first_steps(preview, gates, values, height=max(HEIGHT - height_of([*first, *decided]), FEWEST)), "", *decided]
-    before = [] if earlier is None else changes_section(earlier, preview, kept=kept, schemas=values.schemas)
+    risk = _risk_and_expiry(preview, expires_ms)
+    first += [*first_steps(preview, gates, mask, height=max(HEIGHT - height_of([*first, *risk]), MIN_CALL_HEIGHT)), "", *risk]
+    before = [] if earlier is None else changes_section(earlier, preview, kept=kept, schemas=mask.schemas)
     before += [
         *tools,
-        *_about(preview, gates, folder),
+        *_run_section(preview, gates, folder),
         *description_section(preview.plan.description),
-        *_inputs(bound.inputs, values),
+        *_inputs_section(bound.inputs, mask),
         *origin,
     ]
     before += ["### Steps", ""]
-    after = [*_irreversible(preview), *_order(bound, preview, gates), *digests_section(validated.digest, approval_digest=approval_digest)]
-    steps = steps_list(preview, gates, values, limit_bytes=limit_bytes - size_of([*first, *before, *after]))
-    return document(first, [*before, *steps, *redaction_note(values), *after])
+    after = [
+        *_irreversible_section(preview),
+        *_order_section(bound, preview, gates),
+        *digests_section(validated.digest, approval_digest=approval_digest),
+    ]
+    steps = steps_list(preview, gates, mask, limit_bytes=limit_bytes - size_of([*first, *before, *after]))
+    return gate_document(first, [*before, *steps, *redaction_note(mask), *after])
 
 
-def _decided(preview: Preview, expires_ms: int) -> list[str]:
+def _risk_and_expiry(preview: Preview, expires_ms: int) -> list[str]:
     """Return the sentences below the steps on the first screen."""
-    final = named([step.step.id for step in preview.irreversible])
+    final = list_names([step.step.id for step in preview.irreversible])
     if preview.irreversible:
         danger = f"**Cannot be undone: {final}.**"
     else:
         danger = "Every write can be undone." if any(step.effect != "read" for step in preview.steps) else "It only reads."
-    return [f"{danger} {expiry(preview.plan, expires_ms, None)}", ""]
+    return [f"{danger} {expiry_sentence(preview.plan, expires_ms, None)}", ""]
 
 
-def _about(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
+def _run_section(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
     """Return the section about the run as a whole, one fact per line."""
     plan = preview.plan
-    counts = ", ".join(counted(count, _DOES[effect]) for effect, count in preview.effects.items())
+    counts = ", ".join(counted(count, _EFFECT_NOUNS[effect]) for effect, count in preview.effects.items())
     asks = [step.step.id for step in preview.steps if step.step.id in gates and step.step.ask is None]
     questions = [step.step.id for step in preview.steps if step.step.ask is not None]
     undone = [step.step.id for step in preview.steps if step.rollback is not None]
@@ -277,10 +281,10 @@ def _about(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
         "### The run",
         "",
         f"- {counted(len(preview.steps), 'step')}: {counts}",
-        *([f"- undone if the run fails{or_asked}: {named(undone)}"] if undone else []),
-        *([f"- asks again before {named(asks)}"] if asks else []),
-        *([f"- asks a person: {named(questions)}"] if questions else []),
-        *uses_secrets(preview.secrets),
+        *([f"- undone if the run fails{or_asked}: {list_names(undone)}"] if undone else []),
+        *([f"- asks again before {list_names(asks)}"] if asks else []),
+        *([f"- asks a person: {list_names(questions)}"] if questions else []),
+        *secrets_lines(preview.secrets),
         *([f"- {permissions_fact(plan)}"] if plan.permissions else []),
         *([f"- {REPLAN_FACT}"] if plan.on_failure == "replan" else []),
         *([f"- {operators_fact(plan.approval)}"] if plan.approval is not None and plan.approval.operators else []),
@@ -290,25 +294,25 @@ def _about(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
     ]
 
 
-def _inputs(inputs: Mapping[str, JsonValue], values: Values) -> list[str]:
+def _inputs_section(inputs: Mapping[str, JsonValue], mask: ValueMask) -> list[str]:
     lines = ["### Inputs", ""] if inputs else []
     for name, value in inputs.items():
-        lines += value_lines(code(name), values.redacted(name, value))
+        lines += value_lines(code(name), mask.redact(name, value))
     return [*lines, ""] if lines else []
 
 
-def _order(bound: BoundPlan, preview: Preview, gates: frozenset[str]) -> list[str]:
+def _order_section(bound: BoundPlan, preview: Preview, gates: frozenset[str]) -> list[str]:
     effects: dict[str, Effect] = {step.step.id: step.effect for step in preview.steps}
     picture = mermaid([step.step for step in preview.steps], bound.validated.edges, effects=effects, gated=gates)
     return [ORDER, "", *fenced(picture, "mermaid").split("\n"), "", _LEGEND, ""]
 
 
-def _irreversible(preview: Preview) -> list[str]:
+def _irreversible_section(preview: Preview) -> list[str]:
     final = preview.irreversible
     lines = ["### What cannot be undone", ""]
     if not final:
         return [*lines, "Nothing.", ""]
-    if len(final) <= NAMED:
+    if len(final) <= MAX_LISTED:
         return [*lines, *(f"- {code(step.step.id)} writes and cannot be undone by this plan" for step in final), ""]
     names = ", ".join(code(step.step.id) for step in final)
     return [*lines, f"These {len(final)} steps write and cannot be undone by this plan: {names}", ""]

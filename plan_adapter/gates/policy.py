@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
-from plan_adapter.documents import read_placed
+from plan_adapter.documents import read_located
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.options import EFFECTS, Effect, KnownBy
 from plan_adapter.problems import Problem, did_you_mean
@@ -50,7 +50,7 @@ class Policy(BaseModel):
 
     @field_validator("allowed_signers", mode="before")
     @classmethod
-    def _lines(cls, value: object) -> object:
+    def _split_lines(cls, value: object) -> object:
         return value.splitlines() if isinstance(value, str) else value
 
     def to_document(self) -> dict[str, JsonValue]:
@@ -60,12 +60,12 @@ class Policy(BaseModel):
 
 def read_policy(path: str | Path) -> Policy:
     """Return the policy in a YAML or JSON file. Raise InvalidPlanError, which lists every problem with its line and column."""
-    values, problems, place = read_placed(path)
+    values, problems, locate = read_located(path)
     if values is None:
         raise InvalidPlanError(problems)
-    policy, found = _checked(values)
+    policy, found = _validate(values)
     known = {problem.at for problem in problems}
-    problems = [*problems, *(place(problem) for problem in found if problem.at not in known)]
+    problems = [*problems, *(locate(problem) for problem in found if problem.at not in known)]
     if policy is None or problems:
         raise InvalidPlanError(sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
     return policy
@@ -73,13 +73,13 @@ def read_policy(path: str | Path) -> Policy:
 
 def policy_of(document: dict[str, JsonValue]) -> Policy:
     """Return the policy that the store keeps as `document`. Raise InvalidPlanError, which lists every problem."""
-    policy, problems = _checked(document)
+    policy, problems = _validate(document)
     if policy is None or problems:
         raise InvalidPlanError(problems)
     return policy
 
 
-def _checked(values: dict[str, JsonValue]) -> tuple[Policy | None, list[Problem]]:
+def _validate(values: dict[str, JsonValue]) -> tuple[Policy | None, list[Problem]]:
     try:
         policy = Policy.model_validate(values)
     except ValidationError as error:
@@ -172,29 +172,29 @@ def effective_policy(settings: Settings, policy: Policy | None = None, *, number
     and gate effects add up.
     """
     if policy is None:
-        of_store, groups = Policy(), settings.groups
+        store_policy, groups = Policy(), settings.groups
         signers: Path | str | None = settings.allowed_signers
     else:
-        of_store, groups = policy, policy.groups
+        store_policy, groups = policy, policy.groups
         signers = "\n".join(policy.allowed_signers) if policy.allowed_signers else None
-    shared = EffectivePolicy(groups=groups, stored=of_store)
-    effects = {*settings.gate_effects, *of_store.gate_effects}
+    shared = EffectivePolicy(groups=groups, stored=store_policy)
+    effects = {*settings.gate_effects, *store_policy.gate_effects}
     return replace(
         shared,
         number=number,
-        approvers=both(shared.members(settings.approvers), shared.members(of_store.approvers)),
-        operators=both(shared.members(settings.operators), shared.members(of_store.operators)),
-        named=(*settings.approvers, *of_store.approvers),
-        known_by=both(tuple(settings.known_by) or None, tuple(of_store.known_by) or None),
-        self_approval=settings.allow_self_approval and of_store.self_approval,
+        approvers=intersect(shared.members(settings.approvers), shared.members(store_policy.approvers)),
+        operators=intersect(shared.members(settings.operators), shared.members(store_policy.operators)),
+        named=(*settings.approvers, *store_policy.approvers),
+        known_by=intersect(tuple(settings.known_by) or None, tuple(store_policy.known_by) or None),
+        self_approval=settings.allow_self_approval and store_policy.self_approval,
         gate_effects=tuple(effect for effect in EFFECTS if effect in effects),
-        allow_unapproved=settings.allow_unapproved and of_store.allow_unapproved,
+        allow_unapproved=settings.allow_unapproved and store_policy.allow_unapproved,
         allowed_signers=signers,
     )
 
 
-def both(first: tuple[T, ...] | None, second: tuple[T, ...] | None) -> tuple[T, ...] | None:
-    """Return the common members. None contains everything."""
+def intersect(first: tuple[T, ...] | None, second: tuple[T, ...] | None) -> tuple[T, ...] | None:
+    """Return the members of both, in the order of `first`. None stands for everything."""
     if first is None or second is None:
         return second if first is None else first
     return tuple(name for name in first if name in second)

@@ -33,7 +33,7 @@ _NO_PRINCIPAL = re.compile(r'[*?!,"\x00-\x1f\x7f]|^$')  # a name pattern, or cha
 def default_key(settings: Settings) -> Path:
     """Return the key to sign with: `signing_key`, or the first usual one in ~/.ssh. Raise NotApprovedError if there is none."""
     if settings.signing_key is not None:
-        return _existing(settings.signing_key.expanduser())
+        return _require_key(settings.signing_key.expanduser())
     folder = Path.home() / ".ssh"
     found = next((folder / name for name in KEY_NAMES if (folder / name).exists() or (folder / f"{name}.pub").exists()), None)
     if found is None:
@@ -64,20 +64,20 @@ def sign(text: str, *, key: Path) -> str:
 
     ssh-keygen itself asks for a passphrase on the terminal. Raises NotApprovedError, which says what is missing.
     """
-    _existing(key)
+    _require_key(key)
     with tempfile.TemporaryDirectory(prefix="plan-sign-") as folder:
         # Written to a file: if the text came on standard input, ssh-keygen would not ask for a passphrase on the terminal.
         message = Path(folder, "text")
         message.write_bytes(text.encode())
         arguments = ["-Y", "sign", "-f", str(key), "-n", NAMESPACE, str(message)]
-        ended = _ssh_keygen(arguments, seconds=SIGN_SECONDS, at_terminal=True, shows_errors=_is_security_key(key))
+        completed = _ssh_keygen(arguments, seconds=SIGN_SECONDS, at_terminal=True, shows_errors=_is_security_key(key))
         signature = message.with_name("text.sig")
-        if ended.returncode != 0 or not signature.exists():
-            raise NotApprovedError(f"{key} did not sign: {_why_not_signed((ended.stderr or b'').decode(errors='replace'))}")
+        if completed.returncode != 0 or not signature.exists():
+            raise NotApprovedError(f"{key} did not sign: {_why_not_signed((completed.stderr or b'').decode(errors='replace'))}")
         return signature.read_text(encoding="ascii")
 
 
-def signer(text: str, signature: str, *, allowed: Path | str, by: str) -> str:
+def verify_signature(text: str, signature: str, *, allowed: Path | str, by: str) -> str:
     """Return `by` if one of their keys in `allowed`, a file or its lines, signed exactly `text`.
 
     Only lines that spell out the name count. A pattern (`*@example.org`) shows that a key is allowed, but not whose it is. Certificates of
@@ -93,7 +93,7 @@ def signer(text: str, signature: str, *, allowed: Path | str, by: str) -> str:
         # Copies, so that the file cannot change between the two checks.
         everyone, own, signed = Path(folder, "everyone"), Path(folder, "own"), Path(folder, "signature")
         everyone.write_bytes(signers)
-        own.write_bytes(_lines_of(by, signers))
+        own.write_bytes(_lines_for(by, signers))
         signed.write_bytes(signature.encode(errors="replace"))
         arguments = ["-Y", "verify", "-f", str(own), "-I", by, "-n", NAMESPACE, "-s", str(signed)]
         verified = _ssh_keygen(arguments, seconds=VERIFY_SECONDS, text=text)
@@ -104,7 +104,7 @@ def signer(text: str, signature: str, *, allowed: Path | str, by: str) -> str:
     raise NotApprovedError(_why_not_verified(verified.stderr.decode(errors="replace"), by=by, names=names, allowed=where))
 
 
-def _existing(key: Path) -> Path:
+def _require_key(key: Path) -> Path:
     if not key.exists():
         raise NotApprovedError(f"there is no SSH key {key}: make one with `ssh-keygen -t ed25519`, or set PLAN_ADAPTER_SIGNING_KEY")
     return key
@@ -128,7 +128,7 @@ def _ssh_keygen(
     except FileNotFoundError:
         raise NotApprovedError("`ssh-keygen` is not installed: `apt install openssh-client`") from None
     except subprocess.TimeoutExpired:
-        raise NotApprovedError(f"ssh-keygen did not end within {seconds:.0f} s") from None
+        raise NotApprovedError(f"ssh-keygen did not finish within {seconds:.0f} s") from None
     except (OSError, ValueError) as error:
         raise NotApprovedError(f"ssh-keygen cannot be used: {error}") from None
 
@@ -170,12 +170,12 @@ def _read_signers(allowed: Path) -> bytes:
     return content
 
 
-def _lines_of(by: str, signers: bytes) -> bytes:
+def _lines_for(by: str, signers: bytes) -> bytes:
     """Return the lines that spell out the name `by` or name a certificate authority. Other lines become empty to keep line numbers."""
-    return b"\n".join(line if _names(by.encode(errors="replace"), line) else b"" for line in signers.split(b"\n"))
+    return b"\n".join(line if _applies_to(by.encode(errors="replace"), line) else b"" for line in signers.split(b"\n"))
 
 
-def _names(by: bytes, line: bytes) -> bool:
+def _applies_to(by: bytes, line: bytes) -> bool:
     found = re.match(rb'[ \t]*(?:"([^"]*)"|([^\s"#][^\s]*))[ \t]+(.*)', line)
     if found is None:
         return False
@@ -188,7 +188,7 @@ def _names(by: bytes, line: bytes) -> bool:
 def _why_not_verified(errors: str, *, by: str, names: Sequence[str], allowed: str) -> str:
     who = one_line(by)
     if "incorrect signature" in errors:
-        return f"the signature does not belong to this answer: {who} signed another text, or the text was changed since"
+        return f"the signature does not belong to this answer: {who} signed another text, or the text has changed since"
     if "namespace does not match" in errors:
         return f"the signature was made for another purpose: sign with `ssh-keygen -Y sign -n {NAMESPACE}`, or with --sign"
     if "missing header" in errors or "parse signature" in errors or "sshsig_armor" in errors:

@@ -27,24 +27,24 @@ NO_SCHEDULE = Problem(
 )
 
 
-def digest_of(validated: ValidatedPlan) -> str:
+def standing_digest(validated: ValidatedPlan) -> str:
     """Return the digest that a standing approval of `validated` binds to."""
     return runbook_digest(validated.digest, validated.definitions)
 
 
-def covers(standing: StandingApproval, bound: BoundPlan, *, schedule: str | None, now: datetime) -> str | None:
+def why_not_covered(standing: StandingApproval, bound: BoundPlan, *, schedule: str | None, now: datetime) -> str | None:
     """Return every reason why `standing` does not cover this run, in one line, or None if it does.
 
     `schedule` is the `flow/deployment` whose schedule started the run, or None if a person started it. `now` is the store's time. Values of
     inputs are not shown, because they may be secret.
     """
     reasons: list[str] = []
-    if standing.runbook_digest != digest_of(bound.validated):
+    if standing.runbook_digest != standing_digest(bound.validated):
         reasons.append(f"it covers other content: the plan or a tool's definition is not what {one_line(standing.by)} approved")
     if standing.revoked_at is not None:
-        reasons.append(f"{one_line(standing.revoked_by or 'somebody')} revoked it at {_second(standing.revoked_at)}")
+        reasons.append(f"{one_line(standing.revoked_by or 'somebody')} revoked it at {_format_time(standing.revoked_at)}")
     if standing.until is not None and now >= standing.until:
-        reasons.append(f"it expired at {_second(standing.until)}")
+        reasons.append(f"it expired at {_format_time(standing.until)}")
     if standing.max_runs is not None and standing.runs >= standing.max_runs:
         reasons.append(f"it is used up: {counted(standing.runs, 'run')} of {standing.max_runs}")
     if standing.until is None and standing.max_runs is None:
@@ -61,7 +61,7 @@ def _input_reasons(patterns: Mapping[str, JsonValue], bound: BoundPlan) -> Itera
     definitions = bound.validated.plan.inputs
     for name, value in bound.inputs.items():
         if name in patterns:
-            if not fits(patterns[name], value):
+            if not pattern_allows(patterns[name], value):
                 yield f"it does not allow this value of the input `{name}`"
         elif name not in definitions or not _is_default(value, definitions[name]):
             yield f"it does not name the input `{name}`, which differs from its default"
@@ -70,7 +70,7 @@ def _input_reasons(patterns: Mapping[str, JsonValue], bound: BoundPlan) -> Itera
             yield f"it names the input `{one_line(name)}`, which the plan does not have"
 
 
-def fits(pattern: JsonValue, value: JsonValue) -> bool:
+def pattern_allows(pattern: JsonValue, value: JsonValue) -> bool:
     """Return whether `pattern` allows `value`.
 
     A text is a regular expression that must match the whole value; numbers and booleans are matched in their JSON form. It is an RE2
@@ -78,7 +78,7 @@ def fits(pattern: JsonValue, value: JsonValue) -> bool:
     the value itself.
     """
     if not isinstance(pattern, str):
-        return _same(pattern, value)
+        return _is_same_json(pattern, value)
     if isinstance(value, list | dict) or value is None or pattern_fault(pattern) is not None:
         return False
     text = value if isinstance(value, str) else canonical_json(value).decode()
@@ -105,19 +105,19 @@ def pattern_fault(pattern: str) -> str | None:
 
 
 def _is_default(value: JsonValue, definition: Input) -> bool:
-    return definition.default is not None and _same(definition.default, value)
+    return definition.default is not None and _is_same_json(definition.default, value)
 
 
-def _same(one: JsonValue, other: JsonValue) -> bool:
+def _is_same_json(one: JsonValue, other: JsonValue) -> bool:
     """Return whether two values are the same JSON: 1 equals 1.0, but not true."""
     return canonical_json(one) == canonical_json(other)
 
 
-def _second(at: datetime) -> str:
+def _format_time(at: datetime) -> str:
     return at.isoformat(timespec="seconds")
 
 
-def summary_of(
+def new_standing_approval(
     validated: ValidatedPlan,
     *,
     by: str,
@@ -133,7 +133,7 @@ def summary_of(
     """Return a standing approval of `validated` by `by`. Raise InvalidPlanError, which lists every mistake."""
     standing = StandingApproval(
         id=new_id(),
-        runbook_digest=digest_of(validated),
+        runbook_digest=standing_digest(validated),
         name=validated.plan.name,
         by=by,
         known_by=known_by,
@@ -164,7 +164,7 @@ def find_standing_problems(standing: StandingApproval) -> list[Problem]:
             message = f"`{one_line(schedule)[:60]}` is not the name of a deployment"
             problems.append(Problem("bad-value", at=join("schedules", index), message=message, hint="write it as `flow/deployment`"))
     if standing.until is not None and standing.until <= standing.at:
-        message = f"it would expire before it is given, at {_second(standing.at)}"
+        message = f"it would already have expired when it was given, at {_format_time(standing.at)}"
         problems.append(Problem("bad-value", at="until", message=message, hint="write a later time"))
     if standing.max_runs is not None and standing.max_runs < 1:
         problems.append(Problem("bad-value", at="max_runs", message="it would cover no run", hint="write 1 or more"))

@@ -16,7 +16,7 @@ from plan_adapter.canonical import canonical_json
 from plan_adapter.documents.nodes import Node, UnreadableError
 from plan_adapter.errors import InvalidPlanError, NotApprovedError
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.gates.signatures import MAX_SIGNATURE_CHARACTERS, allowed_signers, sign, signer
+from plan_adapter.gates.signatures import MAX_SIGNATURE_CHARACTERS, allowed_signers, sign, verify_signature
 from plan_adapter.gates.standing import find_standing_problems
 from plan_adapter.problems import Problem, did_you_mean
 from plan_adapter.readable import one_line
@@ -25,7 +25,7 @@ from plan_adapter.values import find_bad_values, join
 MAX_BYTES = 256 * 1024
 SUFFIX = ".approval.yaml"
 
-_ALWAYS = datetime.min.replace(tzinfo=UTC)
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
 _TIME_HINT = "write it with its time zone: 2026-12-31T23:59:59Z"
 
 
@@ -50,8 +50,8 @@ def find_standing_file(plan_path: str | Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def write_standing_file(standing: StandingApproval) -> str:
-    """Return `standing` as the text of a file, without what its use adds (runs, who revoked it) and without how `by` was identified.
+def standing_file_text(standing: StandingApproval) -> str:
+    """Return `standing` as the text of a file. It contains neither its use (runs, who revoked it) nor how `by` was identified.
 
     The same approval always gives the same text, so it can be signed and verified without a file. Raises InvalidPlanError if it holds a
     value that no document can.
@@ -59,8 +59,8 @@ def write_standing_file(standing: StandingApproval) -> str:
     from plan_adapter.documents.yaml_text import write_yaml  # imports yaml
 
     document: dict[str, JsonValue] = {"runbook_digest": standing.runbook_digest, "name": standing.name, "by": standing.by}
-    document |= {"at": _written(standing.at), "schedules": list[JsonValue](standing.schedules), "inputs": _inputs(standing)}
-    document |= {"steps": list[JsonValue](standing.steps), "until": _written(standing.until), "max_runs": standing.max_runs}
+    document |= {"at": _format_time(standing.at), "schedules": list[JsonValue](standing.schedules), "inputs": _canonical_inputs(standing)}
+    document |= {"steps": list[JsonValue](standing.steps), "until": _format_time(standing.until), "max_runs": standing.max_runs}
     document |= {"note": standing.note}
     if problems := find_bad_values(document):
         raise InvalidPlanError(problems)
@@ -74,8 +74,8 @@ def read_standing_file(path: str | Path) -> tuple[StandingApproval, str]:
     InvalidPlanError, which lists every problem with its line and column.
     """
     file = str(path)
-    text = _content(Path(path), file)
-    root, problems = _tree(text, file)
+    text = _read_text(Path(path), file)
+    root, problems = _parse(text, file)
     values = root.plain()
     if not isinstance(values, dict):
         raise InvalidPlanError([Problem("wrong-type", line=root.line, column=root.column, message="the file is not a mapping", file=file)])
@@ -86,7 +86,7 @@ def read_standing_file(path: str | Path) -> tuple[StandingApproval, str]:
         name=fields.text("name"),
         by=fields.text("by", required=True),
         known_by="unverified",
-        at=fields.time("at", required=True) or _ALWAYS,
+        at=fields.time("at", required=True) or _EARLIEST,
         inputs=fields.mapping("inputs"),
         schedules=fields.texts("schedules"),
         steps=fields.texts("steps"),
@@ -95,13 +95,13 @@ def read_standing_file(path: str | Path) -> tuple[StandingApproval, str]:
         note=fields.text("note"),
         source=file,
     )
-    fields.refuse_others()
-    known = {_root(problem.at) for problem in (*problems, *fields.problems)}
+    fields.report_unknown_fields()
+    known = {_top_field(problem.at) for problem in (*problems, *fields.problems)}
     if "max_runs" in known:  # unknown whether the approval has an end
         known.add("until")
-    problems += fields.problems + [problem for problem in find_standing_problems(standing) if _root(problem.at) not in known]
+    problems += fields.problems + [problem for problem in find_standing_problems(standing) if _top_field(problem.at) not in known]
     if problems:
-        raise InvalidPlanError(_placed(problems, root, file))
+        raise InvalidPlanError(_locate(problems, root, file))
     return standing, text
 
 
@@ -114,11 +114,11 @@ class _Fields:
         self._known: list[str] = []
 
     def text(self, name: str, *, required: bool = False, pattern: str = r"[\s\S]*") -> str:
-        value = self._take(name, required=required)
+        value = self._get(name, required=required)
         if value is None:
             return ""
         if not isinstance(value, str):
-            self._wrong(name, "text")
+            self._report_type(name, "text")
         elif not re.fullmatch(pattern, value):
             self._report("bad-value", name, "this is not the digest of a runbook", "`plan standing add PLAN --file --sign` writes it")
         else:
@@ -126,19 +126,19 @@ class _Fields:
         return ""
 
     def texts(self, name: str) -> tuple[str, ...]:
-        value = self._take(name)
+        value = self._get(name)
         if value is None:
             return ()
         if not isinstance(value, list):
-            self._wrong(name, "a list of strings")
+            self._report_type(name, "a list of strings")
             return ()
         for index, member in enumerate(value):
             if not isinstance(member, str):
-                self._wrong(join(name, index), "text")
+                self._report_type(join(name, index), "text")
         return tuple(dict.fromkeys(member for member in value if isinstance(member, str)))
 
     def time(self, name: str, *, required: bool = False) -> datetime | None:
-        value = self._take(name, required=required)
+        value = self._get(name, required=required)
         if value is None:
             return None
         try:
@@ -156,43 +156,43 @@ class _Fields:
             return None
 
     def integer(self, name: str) -> int | None:
-        value = self._take(name)
+        value = self._get(name)
         if value is None or (isinstance(value, int) and not isinstance(value, bool)):
             return value
-        self._wrong(name, "an integer")
+        self._report_type(name, "an integer")
         return None
 
     def mapping(self, name: str) -> dict[str, JsonValue]:
-        value = self._take(name)
+        value = self._get(name)
         if value is None:
             return {}
         if isinstance(value, dict):
             return value
-        self._wrong(name, "a mapping of inputs to patterns or values")
+        self._report_type(name, "a mapping of inputs to patterns or values")
         return {}
 
-    def refuse_others(self) -> None:
+    def report_unknown_fields(self) -> None:
         """Report the fields that were not read."""
         for name in self._values:
             if name not in self._known:
                 hint = did_you_mean(name[:60], frozenset(self._known))
                 self._report("unknown-field", name, f"a standing approval has no field `{one_line(name)[:60]}`", hint)
 
-    def _take(self, name: str, *, required: bool = False) -> JsonValue:
+    def _get(self, name: str, *, required: bool = False) -> JsonValue:
         self._known.append(name)
         if required and self._values.get(name) in (None, ""):
             self._report("missing-field", name, f"`{name}` is missing", "`plan standing add PLAN --file --sign` writes the whole file")
         return self._values.get(name)
 
-    def _wrong(self, at: str, wanted: str) -> None:
+    def _report_type(self, at: str, wanted: str) -> None:
         self._report("wrong-type", at, f"it takes {wanted}", "")
 
     def _report(self, code: str, at: str, message: str, hint: str) -> None:
-        if _root(at) not in {problem.at for problem in self.problems}:
+        if _top_field(at) not in {problem.at for problem in self.problems}:
             self.problems.append(Problem(code, at=at, message=message, hint=hint))
 
 
-def _content(path: Path, file: str) -> str:
+def _read_text(path: Path, file: str) -> str:
     try:
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
@@ -209,7 +209,7 @@ def _content(path: Path, file: str) -> str:
         raise _unreadable("not-utf8", "the file is not UTF-8 text", "save it as UTF-8", file) from None
 
 
-def _tree(text: str, file: str) -> tuple[Node, list[Problem]]:
+def _parse(text: str, file: str) -> tuple[Node, list[Problem]]:
     from plan_adapter.documents.yaml_text import read_yaml  # imports yaml
 
     try:
@@ -225,42 +225,42 @@ def _unreadable(code: str, message: str, hint: str, file: str) -> InvalidPlanErr
     return InvalidPlanError([Problem(code, message=message, hint=hint, file=file)])
 
 
-def _placed(problems: list[Problem], root: Node, file: str) -> list[Problem]:
-    placed: list[Problem] = []
+def _locate(problems: list[Problem], root: Node, file: str) -> list[Problem]:
+    located: list[Problem] = []
     for problem in problems:
         node = root.find(problem.at)
         line, column = (problem.line, problem.column) if problem.line is not None else (node.line, node.column)
-        placed.append(replace(problem, line=line, column=column, file=file))
-    return sorted(placed, key=lambda problem: (problem.line or 0, problem.column or 0))
+        located.append(replace(problem, line=line, column=column, file=file))
+    return sorted(located, key=lambda problem: (problem.line or 0, problem.column or 0))
 
 
-def _root(at: str) -> str:
+def _top_field(at: str) -> str:
     return re.split(r"[.\[]", at, maxsplit=1)[0]
 
 
-def _inputs(standing: StandingApproval) -> JsonValue:
+def _canonical_inputs(standing: StandingApproval) -> JsonValue:
     """Return the inputs in canonical form, because a database may reorder keys and turn 1.0 into 1."""
     return json.loads(canonical_json(standing.inputs))
 
 
-def _written(at: datetime | None) -> str | None:
+def _format_time(at: datetime | None) -> str | None:
     return at.astimezone(UTC).isoformat() if at is not None else None
 
 
 def sign_standing(standing: StandingApproval, *, key: Path) -> StandingApproval:
-    """Return `standing` with a signature by `key` of the text from `write_standing_file`."""
-    return replace(standing, known_by="ssh_signature", signature=sign(write_standing_file(standing), key=key))
+    """Return `standing` with a signature by `key` of the text from `standing_file_text`."""
+    return replace(standing, known_by="ssh_signature", signature=sign(standing_file_text(standing), key=key))
 
 
-def write_signed(standing: StandingApproval, path: Path) -> None:
+def write_signed_standing(standing: StandingApproval, path: Path) -> None:
     """Write a signed standing approval to `path`, and its signature next to it."""
     if standing.signature is None:
         raise NotApprovedError("a standing approval in a file must be signed")
-    path.write_bytes(write_standing_file(standing).encode())
+    path.write_bytes(standing_file_text(standing).encode())
     signature_path(path).write_bytes(standing.signature.encode("ascii"))
 
 
-def signed_standing(path: Path, *, policy: EffectivePolicy) -> StandingApproval:
+def read_signed_standing(path: Path, *, policy: EffectivePolicy) -> StandingApproval:
     """Return the standing approval in the file at `path`, if the signature next to it covers these bytes and belongs to the named approver.
 
     A file without a signature is refused. Raises InvalidPlanError for the file's content and NotApprovedError for its signature.
@@ -277,7 +277,7 @@ def signed_standing(path: Path, *, policy: EffectivePolicy) -> StandingApproval:
     except OSError as error:
         raise NotApprovedError(f"the signature {beside} cannot be read: {error}") from None
     try:
-        signer(text, signature, allowed=allowed_signers(policy), by=standing.by)
+        verify_signature(text, signature, allowed=allowed_signers(policy), by=standing.by)
     except NotApprovedError as error:
         raise NotApprovedError(f"{path}: {error}") from None
     return replace(standing, known_by="ssh_signature", signature=signature)
@@ -294,10 +294,10 @@ def verify_standing(standing: StandingApproval, *, policy: EffectivePolicy) -> N
     if standing.signature is None:
         raise NotApprovedError(f"the standing approval by {standing.by} is recorded as signed, but has no signature")
     try:
-        signer(write_standing_file(standing), standing.signature, allowed=allowed_signers(policy), by=standing.by)
+        verify_signature(standing_file_text(standing), standing.signature, allowed=allowed_signers(policy), by=standing.by)
     except NotApprovedError:
         if standing.source is None:
             raise
-        written = signed_standing(Path(standing.source), policy=policy)
-        if (written.id, write_standing_file(written)) != (standing.id, write_standing_file(standing)):
+        from_file = read_signed_standing(Path(standing.source), policy=policy)
+        if (from_file.id, standing_file_text(from_file)) != (standing.id, standing_file_text(standing)):
             raise NotApprovedError(f"{standing.source} and the standing approval by {standing.by} differ") from None

@@ -53,7 +53,7 @@ Edit: TypeAlias = Callable[[ApprovalRequest, Conversation], Awaitable[bool]]
 
 NO_ANSWER = "no answer: the input ended"
 
-_HELP = {
+_APPROVAL_HELP = {
     "y": "yes: run exactly this, once",
     "n": "no: run none of it; you can say why",
     "v": "view everything that you are asked about",
@@ -96,32 +96,32 @@ class TerminalApprover:
         conversation = self._conversation
         async with conversation.turn:
             with conversation.foreground():
-                self._show(request)
+                self._show_request(request)
                 while True:
-                    reply = await conversation.ask(self._question(request), forget=True)
+                    reply = await conversation.ask(self._prompt(request), drop_typeahead=True)
                     if reply is None:
                         break
-                    answer = await self._answer(reply.casefold(), request)
+                    answer = await self._handle_reply(reply.casefold(), request)
                     if answer is not None:
                         return answer
         if self._is_alone and conversation.has_hung_up:  # the terminal is gone, which is no answer
-            conversation.hung_up()
-            return await _never()
+            conversation.on_hang_up()
+            return await _wait_forever()
         if self._is_alone:
             return self._approval(request, approve=False, note=NO_ANSWER)
         conversation.say("the input has ended here; answer in the form or with `plan approve`")
-        return await _never()
+        return await _wait_forever()
 
     async def ask_outcome(self, request: ApprovalRequest) -> Answer | None:
         """Return how the person resolves an unknown outcome, or None at the end of the input."""
         conversation = self._conversation
         async with conversation.turn:
             with conversation.foreground():
-                self._show(request)
+                self._show_request(request)
                 question = f"How did {step_name(request)} end? Your answer as {self._user}: done, again, abort, [v]iew, [?] "
-                while (reply := await conversation.ask(question, forget=True)) is not None:
+                while (reply := await conversation.ask(question, drop_typeahead=True)) is not None:
                     if reply.casefold() in ("done", "again", "abort"):
-                        return await self._outcome(cast("Resolution", reply.casefold()))
+                        return await self._ask_details(cast("Resolution", reply.casefold()))
                     if reply.casefold() in ("v", "view"):
                         conversation.say(without_picture(request.text))
                     else:
@@ -130,7 +130,7 @@ class TerminalApprover:
             conversation.say("the input has ended here; answer in the form or with `plan resolve`")
         return None
 
-    async def _outcome(self, resolution: Resolution) -> Answer | None:
+    async def _ask_details(self, resolution: Resolution) -> Answer | None:
         result: JsonValue = None
         while resolution == "done":
             text = await self._conversation.ask("What did it return? (JSON, empty for none) ")
@@ -144,7 +144,7 @@ class TerminalApprover:
         note = await self._conversation.ask("How do you know? (one line, may be empty) ")
         return None if note is None else Answer(resolution, self._user, note=note, channel="os_user", result=result)
 
-    def _show(self, request: ApprovalRequest) -> None:
+    def _show_request(self, request: ApprovalRequest) -> None:
         say = self._conversation.say
         if request.refused is not None:
             say(f"your answer was refused: {request.refused}")
@@ -153,20 +153,20 @@ class TerminalApprover:
         if request.kind == "outcome":
             reason = refusal(request.rules, by=self._user, known_by="os_user", decision="reject")
             if reason is not None:
-                say(f"you cannot answer here: {reason}; {_other_ways(request)}")
+                say(f"you cannot answer here: {reason}; {_proof_hint(request)}")
             return
         reason = refusal(request.rules, by=self._user, known_by="os_user", decision="approve")
         if reason is not None:
-            say(f"you cannot {'answer' if request.kind == 'question' else 'approve it'} here: {reason}; {_other_ways(request)}")
+            say(f"you cannot {'answer' if request.kind == 'question' else 'approve it'} here: {reason}; {_proof_hint(request)}")
 
-    def _question(self, request: ApprovalRequest) -> str:
+    def _prompt(self, request: ApprovalRequest) -> str:
         if request.kind == "question":
             return f"{step_name(request)} asks you, {self._user}: [a]nswer, [r]eject, [v]iew, [?] "
         what = "this plan" if request.step_id is None else f"step {step_name(request)} with these parameters"
         words = ["[y]es", "[n]o", "[v]iew", *(["[e]dit"] if self._may_edit(request) else []), "[?]"]
         return f"Approve {what} as {self._user}? {', '.join(words)} "
 
-    async def _answer(self, reply: str, request: ApprovalRequest) -> Approval | None:
+    async def _handle_reply(self, reply: str, request: ApprovalRequest) -> Approval | None:
         """Return the answer that the typed `reply` gives, or None if it is not an answer yet."""
         conversation, is_question = self._conversation, request.kind == "question"
         if is_question and reply in ("a", "answer"):
@@ -181,9 +181,9 @@ class TerminalApprover:
             conversation.say(without_picture(request.text))
         elif reply in ("e", "edit") and self._edit is not None and self._may_edit(request):
             if await self._edit(request, conversation):
-                return await _never()  # this gate is closed now, and the next one asks
+                return await _wait_forever()  # this gate is closed now, and the next one asks
         else:
-            keys = _QUESTION_HELP if is_question else _HELP
+            keys = _QUESTION_HELP if is_question else _APPROVAL_HELP
             conversation.say("\n".join(f"  {key}  {text}" for key, text in keys.items() if key != "e" or self._may_edit(request)))
         return None
 
@@ -200,10 +200,10 @@ def step_name(request: ApprovalRequest) -> str:
     return f"`{call_name(str(request.step_id), request.item, request.label, kind=request.call_kind)}`"
 
 
-def _other_ways(request: ApprovalRequest) -> str:
+def _proof_hint(request: ApprovalRequest) -> str:
     return f"use `{answer_command(request)}` with --sign or --code"
 
 
-async def _never() -> Approval:
+async def _wait_forever() -> Approval:
     """Wait forever. When somebody else answers, the caller cancels this wait."""
     return await asyncio.get_running_loop().create_future()

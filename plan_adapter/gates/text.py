@@ -19,21 +19,21 @@ EFFECTS_SHOWN: dict[Effect, str] = {"read": "read", "idempotent_write": "write, 
 IRREVERSIBLE = "cannot be undone"
 """The words of every sentence about a write without a rollback. A terminal shows each line with them, however long the text is."""
 
-NAMED = 12
+MAX_LISTED = 12
 """The most steps that get a line each. More are named in one sentence."""
 
 
-def named(ids: Sequence[str], limit: int = 5) -> str:
+def list_names(ids: Sequence[str], limit: int = 5) -> str:
     """Return the first names, and how many more there are."""
     return listed([code(name) for name in ids], limit)
 
 
-def uses_secrets(secrets: Sequence[str]) -> list[str]:
+def secrets_lines(secrets: Sequence[str]) -> list[str]:
     """Return the line that names the secrets passed to tools, or no line if there are none."""
-    return [f"- uses the secrets: {named(secrets, NAMED)}"] if secrets else []
+    return [f"- uses the secrets: {list_names(secrets, MAX_LISTED)}"] if secrets else []
 
 
-def expiry(plan: ExecutionPlan, expires_ms: int, step: Step | None) -> str:
+def expiry_sentence(plan: ExecutionPlan, expires_ms: int, step: Step | None) -> str:
     """Return a sentence about what happens without an answer at the gate of the plan or of `step`. `expires_ms` 0 means no limit."""
     if not expires_ms:
         return "It waits until somebody answers."
@@ -41,7 +41,7 @@ def expiry(plan: ExecutionPlan, expires_ms: int, step: Step | None) -> str:
     return f"{'Rejected' if step is None else ends[plan.expires_at(step.id)]} if nobody answers within {duration(expires_ms)}."
 
 
-def retries(step: Step) -> str:
+def retry_summary(step: Step) -> str:
     """Return how often a step is retried, and after how long."""
     delay = f" after {duration(step.retry_delay_ms)}" if step.retry_delay_ms else ""
     growth = f", each × {step.retry_backoff:g}" if delay and step.retry_backoff > 1 and step.max_retries > 1 else ""
@@ -59,10 +59,10 @@ SHOWN_CHARACTERS = 20_000
 
 
 @dataclass(slots=True)
-class Values:
+class ValueMask:
     """Masks secret values, and records whether any was masked.
 
-    Masked are the `inputs` with a secret name, wherever their values appear, and what `schemas` mark as secret.
+    It masks `inputs` with a secret name, wherever their values appear, and whatever `schemas` mark as secret.
     """
 
     inputs: Mapping[str, JsonValue]
@@ -73,26 +73,26 @@ class Values:
     _hidden: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
-        self._hidden = [text for name, value in self.inputs.items() if is_secret_name(name) for text in _texts(value)]
+        self._hidden = [text for name, value in self.inputs.items() if is_secret_name(name) for text in _strings_in(value)]
 
     @classmethod
-    def of(cls, bound: BoundPlan, *, expressions: bool = True) -> "Values":
-        """Return the masking for values of a run of `bound`."""
+    def of(cls, bound: BoundPlan, *, expressions: bool = True) -> "ValueMask":
+        """Return the mask for values of a run of `bound`."""
         tools = ((str(tool["name"]), tool["parameters"]) for tool in bound.validated.definitions)
         schemas = {name: schema for name, schema in tools if isinstance(schema, dict)}
         return cls(bound.inputs, schemas, expressions, _literals(bound.validated) if bound.validated.secrets else frozenset())
 
-    def redacted(self, name: str, value: JsonValue, schema: Mapping[str, JsonValue] | None = None) -> JsonValue:
+    def redact(self, name: str, value: JsonValue, schema: Mapping[str, JsonValue] | None = None) -> JsonValue:
         """Return the `value` of `name`, masked for display. `schema` is that of the object that contains it."""
         shown = redacted({name: value}, schema=schema, hidden=self._hidden, expressions=self.expressions, literals=self.literals)
         result = shown[name] if isinstance(shown, dict) else shown
         self.has_redacted = self.has_redacted or result != value
         return result
 
-    def parameters(self, tool_name: str, parameters: Mapping[str, JsonValue]) -> list[tuple[str, JsonValue]]:
+    def redact_parameters(self, tool_name: str, parameters: Mapping[str, JsonValue]) -> list[tuple[str, JsonValue]]:
         """Return the parameters of a call of this tool with their names, masked for display."""
         schema = self.schemas.get(tool_name)
-        return [(name, self.redacted(name, value, schema)) for name, value in parameters.items()]
+        return [(name, self.redact(name, value, schema)) for name, value in parameters.items()]
 
 
 def columns_of(text: str) -> int:
@@ -100,18 +100,18 @@ def columns_of(text: str) -> int:
     return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
 
 
-def fits(text: str, columns: int = SHORT_COLUMNS) -> bool:
+def fits_line(text: str, columns: int = SHORT_COLUMNS) -> bool:
     """Return whether a line can show `text` exactly. Browsers collapse repeated spaces and hide the end of a word that is too wide."""
     words = text.split(" ")
     return columns_of(text) <= columns and all(words) and max(map(columns_of, words)) <= FOLD_COLUMNS
 
 
-def line_of(value: JsonValue) -> str | None:
+def inline_text(value: JsonValue) -> str | None:
     """Return a value exactly as it appears in a line, or None if it needs a block."""
     if isinstance(value, str) and "\n" in value:
         return None
     text = as_text(value)
-    return text if fits(text) else None
+    return text if fits_line(text) else None
 
 
 def extent_of(value: JsonValue) -> str:
@@ -123,18 +123,18 @@ def extent_of(value: JsonValue) -> str:
 
 def value_lines(label: str, value: JsonValue) -> list[str]:
     """Return a value as a list item, in its line or in a block."""
-    text = line_of(value)
-    return [f"- {label}: {code(text)}"] if text is not None else block(label, value)
+    text = inline_text(value)
+    return [f"- {label}: {code(text)}"] if text is not None else value_block(label, value)
 
 
-def block(label: str, value: JsonValue, *, most_lines: int | None = None) -> list[str]:
+def value_block(label: str, value: JsonValue, *, most_lines: int | None = None) -> list[str]:
     """Return a value in a fence with indented lines, so that none of them can pass for a line of ours.
 
     Beyond `most_lines`, only the first lines are shown, with a note.
     """
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
     cut = text[:SHOWN_CHARACTERS]
-    pieces = [piece for line in visible(cut).split("\n") for piece in folded(line)]
+    pieces = [piece for line in visible(cut).split("\n") for piece in fold(line)]
     how = "; ↩ the line continues" if pieces != visible(cut).split("\n") else ""
     if most_lines is not None and len(pieces) > most_lines:
         pieces, how = pieces[:most_lines], f"; **cut here, complete below**{how}"
@@ -145,7 +145,7 @@ def block(label: str, value: JsonValue, *, most_lines: int | None = None) -> lis
     return [f"- {label} ({extent_of(value)}{how}):", "", *(f"  {line}" for line in lines), *rest]
 
 
-def folded(line: str) -> list[str]:
+def fold(line: str) -> list[str]:
     """Return `line` in pieces of at most FOLD_COLUMNS. The form hides what is further right, which could be part of a command."""
     pieces, width = [""], 0
     for character in line:
@@ -167,16 +167,16 @@ def _literals(validated: ValidatedPlan) -> frozenset[str]:
     return frozenset(part for parts in with_secrets for part in parts if isinstance(part, str))
 
 
-def _texts(value: JsonValue) -> list[str]:
+def _strings_in(value: JsonValue) -> list[str]:
     if isinstance(value, dict | list):
-        return [text for member in (value.values() if isinstance(value, dict) else value) for text in _texts(member)]
+        return [text for member in (value.values() if isinstance(value, dict) else value) for text in _strings_in(member)]
     return [value] if isinstance(value, str) else []
 
 
 HEIGHT = 386
 """The height of the first screen in pixels, in the UI that has less."""
 
-FEWEST = 100
+MIN_CALL_HEIGHT = 100
 """The pixels reserved for the calls, whatever else is shown."""
 
 STEP_LINES = 2
@@ -189,11 +189,11 @@ DESCRIPTION_COLUMNS, CUT_COLUMNS = 90, 70
 _COLUMNS, _LINE, _CODE_LINE = 54, 23, 20
 _LIST_MARGIN, _BLOCK_MARGINS = 18, 52
 _PARAGRAPH = (60, 16)
-_KINDS = {"#": (40, 25), ">": (56, 18), "-": (_COLUMNS, 5)}
-"""The columns per line and the margins of lines that start with this sign."""
+_LINE_LAYOUTS = {"#": (40, 25), ">": (56, 18), "-": (_COLUMNS, 5)}
+"""The columns per line and the margin of a line, by its first character."""
 
 
-def opening(heading: str, description: str) -> list[str]:
+def heading_lines(heading: str, description: str) -> list[str]:
     """Return the heading and the description, cut to two lines."""
     shown, is_whole = short_description(description)
     quote = [f"> {words(shown)}{'' if is_whole else ' … (continues below)'}", ""] if shown and words(shown) not in heading else []
@@ -203,7 +203,7 @@ def opening(heading: str, description: str) -> list[str]:
 def short_description(description: str) -> tuple[str, bool]:
     """Return the start of a description in one line, and whether that is all of it."""
     text = one_line(description)
-    return (text, True) if columns_of(text) <= DESCRIPTION_COLUMNS else (_cut(text, CUT_COLUMNS), False)
+    return (text, True) if columns_of(text) <= DESCRIPTION_COLUMNS else (_truncated(text, CUT_COLUMNS), False)
 
 
 def height_of(lines: Sequence[str]) -> int:
@@ -213,16 +213,16 @@ def height_of(lines: Sequence[str]) -> int:
         if line.startswith("  "):
             height += _BLOCK_MARGINS // 2 if line.strip().startswith("```") else _CODE_LINE
         else:
-            columns, margin = _KINDS.get(line[0], _PARAGRAPH)
+            columns, margin = _LINE_LAYOUTS.get(line[0], _PARAGRAPH)
             height += margin + _LINE * -(-columns_of(line.replace("**", "")) // columns)
     return height
 
 
-def first_steps(preview: Preview, gates: frozenset[str], values: Values, *, height: int) -> list[str]:
+def first_steps(preview: Preview, gates: frozenset[str], mask: ValueMask, *, height: int) -> list[str]:
     """Return the steps and their calls that fit into `height` pixels, writes first, then how many more there are."""
     steps = list(enumerate(preview.steps, start=1))
     most = max(STEP_LINES, height // _LINE // len(steps)) if steps else STEP_LINES
-    rows = {number: _step_row(number, step, gates, values, columns=most * _COLUMNS) for number, step in steps}
+    rows = {number: _step_row(number, step, gates, mask, columns=most * _COLUMNS) for number, step in steps}
     if height_of(list(rows.values())) <= height:
         return list(rows.values())
     left, shown = height - height_of(_more_steps([step for _, step in steps])), set[int]()
@@ -246,29 +246,29 @@ def first_values(parameters: Sequence[tuple[str, JsonValue]], *, height: int) ->
     shown, is_whole = list[str](), True
     for index, (name, value) in enumerate(parameters):
         later = len(parameters) - index - 1
-        text = line_of(value)
-        part = [f"- {code(name)}: {code(text)}"] if text is not None else block(code(name), value)
+        text = inline_text(value)
+        part = [f"- {code(name)}: {code(text)}"] if text is not None else value_block(code(name), value)
         if height_of(part) + later * _LINE > height:
             if index and height < (3 if later else 2) * _LINE:
                 return [*shown, f"- **and {counted(later + 1, 'more value')}**: all below"], False
             if text is None:
                 is_whole = False
-                part = _cut_block(name, value, height=height - later * _LINE)
+                part = _truncated_block(name, value, height=height - later * _LINE)
         shown += part
         height -= height_of(part) - _LIST_MARGIN * bool(index)
     return shown, is_whole
 
 
-def _cut_block(name: str, value: JsonValue, *, height: int) -> list[str]:
+def _truncated_block(name: str, value: JsonValue, *, height: int) -> list[str]:
     """Return as many lines of a value as fit into `height` pixels, or a single line if only a few would."""
     for lines in range(height // _CODE_LINE, STEP_LINES, -1):
-        cut = block(code(name), value, most_lines=lines)
+        cut = value_block(code(name), value, most_lines=lines)
         if height_of(cut) <= height:
             return cut
-    return [f"- {code(name)}: {_in_line(value, STEP_LINES * _COLUMNS)}"]
+    return [f"- {code(name)}: {_inline_code(value, STEP_LINES * _COLUMNS)}"]
 
 
-def _step_row(number: int, preview: StepPreview, gates: frozenset[str], values: Values, *, columns: int) -> str:
+def _step_row(number: int, preview: StepPreview, gates: frozenset[str], mask: ValueMask, *, columns: int) -> str:
     step, items = preview.step, ""
     if step.for_each is not None or step.group is not None:
         items = f" × {counted(preview.items, 'item')}" if preview.items is not None else " × each item"
@@ -280,24 +280,24 @@ def _step_row(number: int, preview: StepPreview, gates: frozenset[str], values: 
     asks = (", always at the end" if preview.is_final else "") + (", asks again" if step.id in gates and step.ask is None else "")
     does = EFFECTS_SHOWN[preview.effect] if step.ask is None else "asks a person"
     row = f"- **{number}. {words(step.id)}**{items} ({does}{asks}): {'; '.join(preview.goal_facts) or code(step.called)}"
-    parameters = values.parameters(step.tool_name or "", preview.parameters)
+    parameters = mask.redact_parameters(step.tool_name or "", preview.parameters)
     for index, (name, value) in enumerate(parameters):
         left = columns - columns_of(row) - columns_of(name) - 6
         if left < 8 and index:
             return f"{row} and {counted(len(parameters) - index, 'more value')}"
-        row += f" {words(name)} {_in_line(value, max(left, 8))}"
+        row += f" {words(name)} {_inline_code(value, max(left, 8))}"
     return row
 
 
-def _in_line(value: JsonValue, columns: int) -> str:
+def _inline_code(value: JsonValue, columns: int) -> str:
     """Return a value as inline code, marked if there is more of it."""
     text = as_text(value)
-    if fits(text, columns):
+    if fits_line(text, columns):
         return code(text)
-    return f"{code(_cut(' '.join(' '.join(folded(word)) for word in text.split()), columns))}**…**"
+    return f"{code(_truncated(' '.join(' '.join(fold(word)) for word in text.split()), columns))}**…**"
 
 
-def _cut(text: str, columns: int) -> str:
+def _truncated(text: str, columns: int) -> str:
     """Return the longest prefix of `text` that is at most `columns` wide."""
     width = 0
     for index, character in enumerate(text):
@@ -316,7 +316,7 @@ NOTICE_CHARACTERS = 300
 ORDER, DIGESTS = "### Order", "### Digests"
 
 
-def document(first: Iterable[str], rest: Iterable[str]) -> str:
+def gate_document(first: Iterable[str], rest: Iterable[str]) -> str:
     """Return the whole text: the first screen, which has no sections, and the sections."""
     return "\n".join([*first, *rest]).rstrip() + "\n"
 
@@ -335,22 +335,22 @@ def without_picture(text: str) -> str:
     return before + digests + after if order else text
 
 
-def title(plan: ExecutionPlan) -> str:
+def plan_title(plan: ExecutionPlan) -> str:
     """Return a plan's name for a heading."""
     return words(plan.name if len(plan.name) <= TITLE_CHARACTERS else plan.name[:TITLE_CHARACTERS] + "…")
 
 
 def notice_lines(notices: Sequence[str]) -> list[str]:
     """Return the notices to show before everything else, each cut to a few lines."""
-    return [line for notice in notices for line in (f"**⚠️ {words(_short(one_line(notice)))}**", "")]
+    return [line for notice in notices for line in (f"**⚠️ {words(_shortened_notice(one_line(notice)))}**", "")]
 
 
-def _short(notice: str) -> str:
+def _shortened_notice(notice: str) -> str:
     more = len(notice) - NOTICE_CHARACTERS
     return notice if more <= 0 else f"{notice[:NOTICE_CHARACTERS]}… {more:,} more characters: `plan show` has all"
 
 
-def quoted(text: str) -> list[str]:
+def quote_lines(text: str) -> list[str]:
     """Return a text of the plan as a quote, line by line."""
     shown = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + f" … {len(text) - SHOWN_CHARACTERS:,} more characters"
     lines = [words(line) for line in shown.splitlines() if line.strip()]
@@ -359,12 +359,12 @@ def quoted(text: str) -> list[str]:
 
 def description_section(text: str) -> list[str]:
     """Return the section with the whole description, or nothing if the first screen shows all of it."""
-    return [] if short_description(text)[1] else ["### Description", "", *quoted(text)]
+    return [] if short_description(text)[1] else ["### Description", "", *quote_lines(text)]
 
 
-def redaction_note(values: Values) -> list[str]:
+def redaction_note(mask: ValueMask) -> list[str]:
     """Return the note that values were masked, or nothing if none were."""
-    return ["`***` stands for a secret. The call gets the real value.", ""] if values.has_redacted else []
+    return ["`***` stands for a secret. The call gets the real value.", ""] if mask.has_redacted else []
 
 
 def digests_section(plan_digest: str, *, approval_digest: str | None = None) -> list[str]:

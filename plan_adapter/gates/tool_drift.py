@@ -49,22 +49,22 @@ class ToolChange:
     @property
     def summary(self) -> str:
         """What changed, in a few words: `parameters, effect`."""
-        whats = {
+        aspects = {
             "parameters": self.parameters,
             "effect": self.effect,
             "permissions": (*self.permissions_added, *self.permissions_removed),
         }
-        return ", ".join(what for what, changed in whats.items() if changed)
+        return ", ".join(aspect for aspect, changed in aspects.items() if changed)
 
 
 def tool_changes(old: Iterable[Definition], new: Iterable[Definition]) -> list[ToolChange]:
-    """Return the changes of tools that are in both `old` and `new`. The plan's own changes show added and removed tools."""
+    """Return the changes of tools that are in both `old` and `new`. Added and removed tools appear among the plan's own changes."""
     before = {str(definition["name"]): definition for definition in old}
     pairs = [(before[name], after) for after in new if (name := str(after["name"])) in before]
-    return [_change(was, now) for was, now in pairs if not _is_same(dict(was), dict(now))]
+    return [_compare(was, now) for was, now in pairs if not _is_same(dict(was), dict(now))]
 
 
-def _change(old: Definition, new: Definition) -> ToolChange:
+def _compare(old: Definition, new: Definition) -> ToolChange:
     before, after = (cast("list[str]", definition["permissions"]) for definition in (old, new))
     effects = cast("tuple[Effect, Effect]", (old["effect"], new["effect"]))
     return ToolChange(
@@ -80,7 +80,7 @@ _ELSEWHERE = "other parts of the schema"
 
 
 def _parameter_changes(old: dict[str, Any], new: dict[str, Any]) -> Iterable[ParameterChange]:
-    before, after = _described(old), _described(new)
+    before, after = _parameter_schemas(old), _parameter_schemas(new)
     for name in dict.fromkeys([*before, *after]):
         if not _is_same(before.get(name), after.get(name)):
             yield ParameterChange(name, before.get(name), after.get(name))
@@ -89,7 +89,7 @@ def _parameter_changes(old: dict[str, Any], new: dict[str, Any]) -> Iterable[Par
         yield ParameterChange("", *around)
 
 
-def _described(schema: dict[str, Any]) -> dict[str, JsonValue]:
+def _parameter_schemas(schema: dict[str, Any]) -> dict[str, JsonValue]:
     """Return the schema of each parameter, including whether it is required."""
     required = schema.get("required", [])
     return {name: {**part, "required": name in required} for name, part in schema.get("properties", {}).items()}
@@ -111,14 +111,14 @@ def tool_change_lines(
     lines = ["### Tools that changed", ""]
     for change in changes:
         mark = "⚠️ **MAY DO MORE THAN BEFORE:** " if change.is_raised else ""
-        lines.append(f"- {mark}{code(change.name)}, {_called_by(change.name, plan, done)}")
-        lines += [f"  - {line}" for line in _facts(change)]
+        lines.append(f"- {mark}{code(change.name)}, {_affected_steps(change.name, plan, done)}")
+        lines += [f"  - {line}" for line in _change_lines(change)]
     changed = {change.name for change in changes}
     same = [code(name) for name in (str(definition["name"]) for definition in definitions) if name not in changed]
     return [*lines, *([f"- unchanged: {', '.join(same)}"] if same else []), ""]
 
 
-def _facts(change: ToolChange) -> Iterable[str]:
+def _change_lines(change: ToolChange) -> Iterable[str]:
     if change.effect is not None:
         yield f"effect: {change.effect[0]} → **{change.effect[1]}**"
     if change.permissions_added:
@@ -126,7 +126,7 @@ def _facts(change: ToolChange) -> Iterable[str]:
     if change.permissions_removed:
         yield f"permissions removed: {', '.join(map(code, change.permissions_removed))}"
     for parameter in change.parameters:
-        old, new = (_short(parameter.name, schema) for schema in (parameter.old, parameter.new))
+        old, new = (_shortened_schema(parameter.name, schema) for schema in (parameter.old, parameter.new))
         if not parameter.name:
             yield f"parameters, {_ELSEWHERE}: {old} → {new}"
         elif parameter.old is None:
@@ -137,7 +137,7 @@ def _facts(change: ToolChange) -> Iterable[str]:
             yield f"parameter changed: {code(parameter.name)} {old} → {new}"
 
 
-def _short(name: str, schema: JsonValue) -> str:
+def _shortened_schema(name: str, schema: JsonValue) -> str:
     # The default or the allowed values of a parameter may be secret.
     if isinstance(schema, dict) and (is_secret_name(name) or secret_parameters({"properties": {name: schema}})):
         schema = {key: part for key, part in schema.items() if key in ("type", "format", "required", "writeOnly")}
@@ -145,7 +145,7 @@ def _short(name: str, schema: JsonValue) -> str:
     return code(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… {len(text) - SHOWN_CHARACTERS:,} more")
 
 
-def _called_by(tool: str, plan: ExecutionPlan, done: Collection[str]) -> str:
+def _affected_steps(tool: str, plan: ExecutionPlan, done: Collection[str]) -> str:
     called = [step.id for step in plan.all_steps if step.tool_name == tool]
     steps = {
         "called by": [step_id for step_id in called if step_id not in done],
@@ -169,9 +169,9 @@ class CodeChange:
     def __str__(self) -> str:
         """Return the change as one line of Markdown."""
         if (self.before.step_id, self.before.item) == (self.after.step_id, self.after.item):
-            where = f"attempts {self.before.number} and {self.after.number} of {_place(self.before)}"
+            where = f"attempts {self.before.number} and {self.after.number} of {_call_name(self.before)}"
         else:
-            where = f"{_attempt(self.before)} and {_attempt(self.after)}"
+            where = f"{_attempt_name(self.before)} and {_attempt_name(self.after)}"
         return f"the code of {code(self.tool_name)} changed between {where}"
 
 
@@ -188,16 +188,16 @@ def code_changes(attempts: Iterable[Attempt]) -> list[CodeChange]:
     return found
 
 
-def changed_code(attempts: Iterable[Attempt], digests: Mapping[str, str | None]) -> list[str]:
+def code_drift_notices(attempts: Iterable[Attempt], digests: Mapping[str, str | None]) -> list[str]:
     """Return a text for each tool whose code differs from its last attempt. `digests` maps tool names to their current code digests."""
     last = {attempt.tool_name: attempt for attempt in attempts if attempt.code_digest is not None}
     changed = {name: last[name] for name, now in digests.items() if now is not None and name in last and last[name].code_digest != now}
-    return [f"the code of {code(name)} has changed since {_attempt(before)}" for name, before in changed.items()]
+    return [f"the code of {code(name)} has changed since {_attempt_name(before)}" for name, before in changed.items()]
 
 
-def _attempt(attempt: Attempt) -> str:
-    return f"attempt {attempt.number} of {_place(attempt)}"
+def _attempt_name(attempt: Attempt) -> str:
+    return f"attempt {attempt.number} of {_call_name(attempt)}"
 
 
-def _place(attempt: Attempt) -> str:
+def _call_name(attempt: Attempt) -> str:
     return code(call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind))

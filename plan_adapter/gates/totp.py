@@ -29,53 +29,53 @@ KEY_FILE = "totp.key"
 MAX_KEY_BYTES = 4096
 
 
-def seal(person: str, seed: str, settings: Settings) -> str:
+def encrypt_seed(person: str, seed: str, settings: Settings) -> str:
     """Return the seed of `person`, encrypted. The key is created if there is none. Raise NotApprovedError if it cannot be used."""
-    fernet = _fernet(settings, make=True)
+    fernet = _fernet(settings, create=True)
     return fernet.encrypt(json.dumps({"person": person, "seed": seed}).encode()).decode("ascii")
 
 
-def unseal(person: str, sealed: str, settings: Settings) -> str:
-    """Return the seed of `person` that `seal` encrypted. Raise NotApprovedError, which never contains a part of it."""
+def decrypt_seed(person: str, sealed: str, settings: Settings) -> str:
+    """Return the seed of `person` that `encrypt_seed` encrypted. Raise NotApprovedError, which never contains a part of it."""
     from cryptography.fernet import InvalidToken  # only for a stored seed
 
-    fernet, who = _fernet(settings, make=False), one_line(person)
+    fernet, who = _fernet(settings, create=False), one_line(person)
     try:
-        kept = json.loads(fernet.decrypt(sealed.encode()))
+        payload = json.loads(fernet.decrypt(sealed.encode()))
     except InvalidToken:
         raise NotApprovedError(
-            f"the one-time code seed of {who} was encrypted with another key than {_place(settings)}: use the key of the machine where "
-            f"{who} was enrolled, or enroll again with `plan enroll {who}`"
+            f"the one-time code seed of {who} was encrypted with another key than {_key_source(settings)}: use the key of the machine "
+            f"where {who} was enrolled, or enroll again with `plan enroll {who}`"
         ) from None
-    if kept["person"] != person:  # somebody with access to the database copied another person's seed
+    if payload["person"] != person:  # somebody with access to the database copied another person's seed
         raise NotApprovedError(f"the one-time code seed that the store has for {who} belongs to somebody else")
-    return kept["seed"]
+    return payload["seed"]
 
 
-def _place(settings: Settings) -> str:
-    return "PLAN_ADAPTER_TOTP_KEY" if settings.totp_key is not None else str(_path(settings))
+def _key_source(settings: Settings) -> str:
+    return "PLAN_ADAPTER_TOTP_KEY" if settings.totp_key is not None else str(_key_path(settings))
 
 
-def _path(settings: Settings) -> Path:
+def _key_path(settings: Settings) -> Path:
     return settings.home.expanduser().absolute() / KEY_FILE
 
 
-def _fernet(settings: Settings, *, make: bool) -> "Fernet":
+def _fernet(settings: Settings, *, create: bool) -> "Fernet":
     from cryptography.fernet import Fernet  # only for a stored seed
 
-    key = settings.totp_key.get_secret_value() if settings.totp_key is not None else _key_of_file(_path(settings), make=make)
+    key = settings.totp_key.get_secret_value() if settings.totp_key is not None else _read_key_file(_key_path(settings), create=create)
     try:
         return Fernet(key.strip())
     except ValueError:
         raise NotApprovedError(
-            f"{_place(settings)} is not a key (32 random bytes in URL-safe base64): make one with `openssl rand -base64 32 | tr +/ -_`"
+            f"{_key_source(settings)} is not a key (32 random bytes in URL-safe base64): make one with `openssl rand -base64 32 | tr +/ -_`"
         ) from None
 
 
-def _key_of_file(path: Path, *, make: bool) -> str:
-    """Return the key in the file at `path`. With `make`, create it first if missing. Raise NotApprovedError if it cannot be used."""
-    if make and not path.exists():
-        _make(path)
+def _read_key_file(path: Path, *, create: bool) -> str:
+    """Return the key in the file at `path`. With `create`, create it first if missing. Raise NotApprovedError if it cannot be used."""
+    if create and not path.exists():
+        _create_key_file(path)
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def _key_of_file(path: Path, *, make: bool) -> str:
         return stream.read(MAX_KEY_BYTES).decode("ascii", errors="replace")
 
 
-def _make(path: Path) -> None:
+def _create_key_file(path: Path) -> None:
     """Create the key atomically and only once, even if several processes do so at the same time."""
     from cryptography.fernet import Fernet  # only for a stored seed
 
@@ -127,7 +127,7 @@ class CodeStore(Protocol):
     """Stores the encrypted seeds and counts everybody's codes for all processes: `PlanStore.codes`."""
 
     async def seed(self, person: str) -> str | None:
-        """Return the newest seed of `person` as `seal` encrypted it, or None if there is none."""
+        """Return the newest seed of `person` as `encrypt_seed` encrypted it, or None if there is none."""
         ...
 
     async def count_try(self, name: str) -> float:
@@ -153,7 +153,7 @@ def new_seed(person: str) -> tuple[str, str]:
     return seed, TOTP(seed).provisioning_uri(name=person, issuer_name=ISSUER)
 
 
-async def check(person: str, code: str, *, codes: CodeStore, settings: Settings, now: float | None = None) -> int:
+async def check_code(person: str, code: str, *, codes: CodeStore, settings: Settings, now: float | None = None) -> int:
     """Return the counter of `code` if it is valid for `person` at `now` (seconds since 1970). The code is used up.
 
     Raises NotApprovedError, which says why the code is refused.
@@ -162,10 +162,10 @@ async def check(person: str, code: str, *, codes: CodeStore, settings: Settings,
     sealed = await codes.seed(person)
     if sealed is None:
         raise NotApprovedError(f"{who} has no one-time codes: set them up with `plan enroll {who}`")
-    totp = TOTP(await asyncio.to_thread(unseal, person, sealed, settings), interval=STEP_SECONDS)
+    totp = TOTP(await asyncio.to_thread(decrypt_seed, person, sealed, settings), interval=STEP_SECONDS)
     if wait := await codes.count_try(name):  # counted before the check, so that parallel tries cannot exceed the limit
         raise NotApprovedError(f"too many wrong codes for {who}: try again in {duration(wait * 1000)}")
-    counter = _counter(totp, code, time.time() if now is None else now)
+    counter = _matching_counter(totp, code, time.time() if now is None else now)
     if counter is None:
         raise NotApprovedError(f"the code of {who} is wrong or has expired")
     if not await codes.use(name, counter):
@@ -173,7 +173,7 @@ async def check(person: str, code: str, *, codes: CodeStore, settings: Settings,
     return counter
 
 
-def _counter(totp: TOTP, code: str, now: float) -> int | None:
+def _matching_counter(totp: TOTP, code: str, now: float) -> int | None:
     """Return the counter whose code is `code`, or None. Every counter in the window is compared, each in constant time."""
     given = "".join(code.split()).encode(errors="replace")
     present = int(now) // STEP_SECONDS

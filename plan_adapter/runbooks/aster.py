@@ -11,9 +11,9 @@ from plan_adapter.plan import ExecutionPlan, Step, fields_of
 from plan_adapter.readable import listed
 from plan_adapter.validation import ValidatedPlan
 
-_PLAN = ("name", "description", "metadata")
-_STEP = ("tool_name", "description", "input", "parameters", "max_retries", "retry_delay_ms")
-_OPTIONS = (
+_PLAN_FIELDS = ("name", "description", "metadata")
+_STEP_FIELDS = ("tool_name", "description", "input", "parameters", "max_retries", "retry_delay_ms")
+_OPTION_FIELDS = (
     "require_approval",
     "auto_approve",
     "approval_timeout_ms",
@@ -34,33 +34,38 @@ def as_aster(validated: ValidatedPlan) -> tuple[dict[str, JsonValue], list[str]]
     """
     plan = validated.plan
     steps = list[dict[str, Any]]()
-    document: dict[str, Any] = {"ID": plan.id, **_fields(plan, _PLAN), "Options": _fields(plan.options, _OPTIONS), "Steps": steps}
+    document: dict[str, Any] = {
+        "ID": plan.id,
+        **_pascal_fields(plan, _PLAN_FIELDS),
+        "Options": _pascal_fields(plan.options, _OPTION_FIELDS),
+        "Steps": steps,
+    }
     for step in plan.steps:
         after = [one for one in validated.dependencies[step.id] if validated.steps[one].outer is None]
-        steps.append({"ID": step.id, "Index": step.index, **_fields(step, _STEP), "DependsOn": after})
-    return document, [*_left_out(plan), *_unevaluated(validated)]
+        steps.append({"ID": step.id, "Index": step.index, **_pascal_fields(step, _STEP_FIELDS), "DependsOn": after})
+    return document, [*_left_out_notes(plan), *_expression_notes(validated)]
 
 
-def _fields(model: ExecutionPlan | Step | ExecutionOptions, names: tuple[str, ...]) -> dict[str, Any]:
+def _pascal_fields(model: ExecutionPlan | Step | ExecutionOptions, names: tuple[str, ...]) -> dict[str, Any]:
     return {to_pascal(name): getattr(model, name) for name in names}
 
 
-def _left_out(plan: ExecutionPlan) -> list[str]:
+def _left_out_notes(plan: ExecutionPlan) -> list[str]:
     found = dict[str, list[str]]()
     for step in plan.steps:
-        for name in _written(step, (*_STEP, "id", "depends_on")):
+        for name in _non_default_fields(step, (*_STEP_FIELDS, "id", "depends_on")):
             found.setdefault(name, []).append(f"`{step.id}`")
     notes = [f"left out: `{name}` of {listed(steps, _SHOWN)}" for name, steps in found.items()]
-    notes += [f"left out: `{name}` of the plan" for name in _written(plan, (*_PLAN, "id", "version", "steps", "options"))]
-    return [*notes, *(f"left out: the option `{name}`" for name in _written(plan.options, _OPTIONS))]
+    notes += [f"left out: `{name}` of the plan" for name in _non_default_fields(plan, (*_PLAN_FIELDS, "id", "version", "steps", "options"))]
+    return [*notes, *(f"left out: the option `{name}`" for name in _non_default_fields(plan.options, _OPTION_FIELDS))]
 
 
-def _written(model: ExecutionPlan | Step | ExecutionOptions, known: tuple[str, ...]) -> list[str]:
-    """Return the fields that are not at their default and that Aster does not have, as a document calls them."""
+def _non_default_fields(model: ExecutionPlan | Step | ExecutionOptions, known: tuple[str, ...]) -> list[str]:
+    """Return the document names of the fields that differ from their default and that Aster does not have."""
     fields = fields_of(type(model)).items()
     return [alias for name, (alias, default) in fields if name not in known and getattr(model, name) != default]
 
 
-def _unevaluated(validated: ValidatedPlan) -> list[str]:
+def _expression_notes(validated: ValidatedPlan) -> list[str]:
     steps = [f"`{step.id}`" for step in validated.plan.steps if has_expression(str(step.parameters) + step.input)]
     return [f"Aster does not evaluate `${{{{ }}}}`: write values in {listed(steps, _SHOWN)}"] if steps else []

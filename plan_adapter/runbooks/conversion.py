@@ -17,7 +17,7 @@ Fate: TypeAlias = Literal["kept", "changed", "left out"]
 _MOST_PLACES = 6
 _LONGEST_ID = 56  # of 64 characters, so that a number fits behind it
 _LONGEST_DESCRIPTION = 1000
-_TAKEN_INPUTS = frozenset({"self", "cls", "return_state", "wait_for", "true", "false", "null"})
+_RESERVED_INPUTS = frozenset({"self", "cls", "return_state", "wait_for", "true", "false", "null"})
 _RESERVED_IDS = frozenset({"true", "false", "in", "null"})
 
 
@@ -50,7 +50,7 @@ class Report:
 
 @dataclass(slots=True)
 class StandIns:
-    """Inputs that stand for what only the other program knows. Those that nothing uses in the end are dropped."""
+    """Inputs for values that only the other program knows. Unused ones are dropped at the end."""
 
     inputs: dict[str, Document]
     _places: dict[str, tuple[str, list[str]]] = field(default_factory=dict[str, tuple[str, list[str]]])  # by input: the source, and where
@@ -66,7 +66,7 @@ class StandIns:
         self._places[name][1].append(at)
         return name
 
-    def settle(self, document: Document, report: Report) -> None:
+    def drop_unused(self, document: Document, report: Report) -> None:
         """Drop the inputs that no text of `document` uses, and report the others."""
         used = {name for text in texts(document) for name in re.findall(r"\binputs\.(\w+)", text)}
         for name, (source, places) in self._places.items():
@@ -89,7 +89,7 @@ def step_id(wanted: str, taken: Collection[str]) -> str:
     stem = re.sub(r"[^A-Za-z0-9_]+", "_", wanted).strip("_")[:_LONGEST_ID].rstrip("_") or "step"
     if stem[0].isdigit() or stem in _RESERVED_IDS:
         stem = f"step_{stem}"
-    return _free(stem, taken)
+    return _free_name(stem, taken)
 
 
 def input_name(wanted: str, taken: Collection[str]) -> str:
@@ -97,10 +97,10 @@ def input_name(wanted: str, taken: Collection[str]) -> str:
     stem = re.sub(r"[^A-Za-z0-9_]+", "_", wanted).strip("_")[:_LONGEST_ID].rstrip("_") or "value"
     if not stem[0].isalpha():
         stem = f"input_{stem}"
-    return _free(f"{stem}_" if iskeyword(stem) or stem in _TAKEN_INPUTS else stem, taken)
+    return _free_name(f"{stem}_" if iskeyword(stem) or stem in _RESERVED_INPUTS else stem, taken)
 
 
-def _free(stem: str, taken: Collection[str]) -> str:
+def _free_name(stem: str, taken: Collection[str]) -> str:
     name, number = stem, 2
     while name in taken:
         name, number = f"{stem}_{number}", number + 1
@@ -145,7 +145,7 @@ def as_expression(code: str) -> str:
     return f"${{{{ {code} }}}}"
 
 
-def both(*conditions: str) -> str:
+def conjunction(*conditions: str) -> str:
     """Return the conjunction of conditions, or "" if there are none."""
     found = [condition for condition in dict.fromkeys(conditions) if condition]
     return found[0] if len(found) == 1 else " && ".join(f"({condition})" for condition in found)
@@ -164,7 +164,7 @@ def is_placeholder(step: Mapping[str, Any]) -> bool:
 def check_steps(steps: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any], report: Report) -> None:
     """Report how much was kept. Raises NotConvertibleError if there are no steps."""
     if not steps:
-        raise NotConvertibleError("it has no step that a plan can have")
+        raise NotConvertibleError("it has no steps that can be converted")
     done = sum(not is_placeholder(step) for step in steps)
     report.add("kept", f"{done} of {counted(len(steps), 'step')}, and {counted(len(inputs), 'input')}")
     if done < len(steps):
@@ -183,22 +183,22 @@ def placeholder_step(what: str, original: Mapping[str, Any]) -> Document:
         "tool_name": "bash",
         "description": message,
         "parameters": {"command": f"echo {shlex.quote(message)} >&2\nexit 1"},
-        "metadata": {"not_imported": _inert(dict(original))},
+        "metadata": {"not_imported": _escape_expressions(dict(original))},
     }
 
 
-def _inert(value: Any) -> Any:
+def _escape_expressions(value: Any) -> Any:
     if isinstance(value, str):
         return value.replace("${{", "$ {{")
     if isinstance(value, list):
-        return [_inert(member) for member in members(value)]
+        return [_escape_expressions(member) for member in members(value)]
     if isinstance(value, dict):
-        return {key.replace("__prefect", "prefect"): _inert(member) for key, member in mapping(value).items()}
+        return {key.replace("__prefect", "prefect"): _escape_expressions(member) for key, member in mapping(value).items()}
     return value
 
 
-def let_fail(step: Document) -> None:
-    """Change a command or script so that its failure is printed and ignored: the steps behind it run, in the same order."""
+def ignore_failure(step: Document) -> None:
+    """Change a command or script so that its failure is printed and ignored. The next steps run in the same order."""
     parameters = step["parameters"]
     if step["tool_name"] == "bash":
         script = str(parameters["command"]).rstrip("\n")

@@ -31,7 +31,7 @@ def runbook_deployment(
     """
     plan = validated.plan
     values, problems = read_values(plan.inputs, inputs, from_text=True)
-    problems = [_unscheduled(problem) for problem in problems if options.schedule is not None or problem.code != "missing-input"]
+    problems = [_mention_schedule(problem) for problem in problems if options.schedule is not None or problem.code != "missing-input"]
     if problems:
         raise InvalidPlanError(problems)
     return RunbookDeployment(
@@ -47,10 +47,10 @@ def runbook_deployment(
     )
 
 
-def _unscheduled(problem: Problem) -> Problem:
+def _mention_schedule(problem: Problem) -> Problem:
     if problem.code != "missing-input":
         return problem
-    message = f"{problem.message}, and a scheduled run asks nobody"
+    message = f"{problem.message}, and a scheduled run cannot ask for it"
     return Problem(problem.code, at=problem.at, message=message, hint=f"{problem.hint}, or a default in the plan")
 
 
@@ -58,24 +58,24 @@ def _description(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
     """Return Markdown: what the plan does, its steps, and who approves."""
     plan = validated.plan
     steps = [
-        f"{number}. {code(step.id)} ({_call(step, validated)}): {prose(step.description)}"
+        f"{number}. {code(step.id)} ({_describe_call(step, validated)}): {prose(step.description)}"
         for number, step in enumerate(plan.all_steps[:MOST_STEPS], start=1)
     ]
     if len(plan.all_steps) > MOST_STEPS:
         steps.append(f"\n… and {len(plan.all_steps) - MOST_STEPS} more steps")
-    return "\n".join([prose(plan.description), "", "**Steps**", "", *steps, "", f"**Approval**: {_approval(validated, policy)}"])
+    return "\n".join([prose(plan.description), "", "**Steps**", "", *steps, "", f"**Approval**: {_describe_approval(validated, policy)}"])
 
 
-def _call(step: Step, validated: ValidatedPlan) -> str:
+def _describe_call(step: Step, validated: ValidatedPlan) -> str:
     within = f", in {one_line(step.outer)}" if step.outer is not None else ""
     if step.tool_name is None:
         return f"{'group' if step.is_group else f'plan {one_line(step.plan)}' if step.plan is not None else 'question'}{within}"
     return f"{one_line(step.tool_name)}, {validated.effect_of(step.id)}{within}"
 
 
-def _approval(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
-    rules = gate_policy_of(validated.plan, policy, requested_by="")
-    who = "anyone" if rules.approvers is None else listed([one_line(name) for name in rules.approvers], 20) or "nobody"
+def _describe_approval(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
+    gate_policy = gate_policy_of(validated.plan, policy, requested_by="")
+    who = "anyone" if gate_policy.approvers is None else listed([one_line(name) for name in gate_policy.approvers], 20) or "nobody"
     gated = [code(step.id) for step in validated.plan.all_steps if validated.has_gate(step, gate_effects=policy.gate_effects)]
     if requires_approval(validated.plan, policy):
         return f"each run waits for {who}" + (f" and asks again before {listed(gated, 20)}" if gated else "")

@@ -7,7 +7,7 @@ from typing import Any
 from plan_adapter.graph import topological_order
 from plan_adapter.runbooks.conversion import Document, Report, check_steps, input_name, is_placeholder, mapping, members, prose
 from plan_adapter.runbooks.github_jobs import Jobs
-from plan_adapter.runbooks.github_scope import Scope, World
+from plan_adapter.runbooks.github_scope import Scope, WorkflowContext
 
 _TYPES = {"string": "string", "boolean": "boolean", "number": "number", "choice": "string", "environment": "string"}
 _WITHOUT_DEFAULT: Mapping[str, Any] = {"string": "", "boolean": False, "number": 0}
@@ -29,27 +29,27 @@ def convert_workflow(document: Mapping[str, Any], report: Report, *, source: str
 
     Raises NotConvertibleError if it has no steps.
     """
-    events = _events(document["on"])
+    events = _read_events(document["on"])
     name = prose(document.get("name") or re.sub(r"\.ya?ml$", "", source))
     manual = [event for event in ("workflow_dispatch", "workflow_call") if event in events]
-    world = World(report, tuple(dict.fromkeys([*manual, *events])) or ("workflow_dispatch",))
-    _add_inputs(world, events)
+    workflow = WorkflowContext(report, tuple(dict.fromkeys([*manual, *events])) or ("workflow_dispatch",))
+    _add_inputs(workflow, events)
     _report_events(events, report)
     for key in document.keys() - _FIELDS:
         report.add("left out", f"`{key}`, which plans do not have")
     for key in document.keys() & _LEFT_OUT.keys():
         report.add("left out", f"`{key}`: {_LEFT_OUT[key]}")
-    steps = _steps(document, world)
+    steps = _convert_jobs(document, workflow)
     plan: Document = {
         "name": name[:80],
         "description": f"{name} (from a workflow of GitHub Actions)",
-        "inputs": world.inputs,
+        "inputs": workflow.inputs,
         "steps": steps,
     }
-    if outputs := _outputs(events, world):
+    if outputs := _convert_outputs(events, workflow):
         plan["outputs"] = outputs
-    world.stand_ins.settle(plan, report)
-    check_steps(steps, world.inputs, report)
+    workflow.stand_ins.drop_unused(plan, report)
+    check_steps(steps, workflow.inputs, report)
     if any(step["tool_name"] == "bash" and not is_placeholder(step) for step in steps):
         report.add("changed", "scripts also stop at a failure inside a pipeline (`pipefail`)")
         report.add(
@@ -58,35 +58,35 @@ def convert_workflow(document: Mapping[str, Any], report: Report, *, source: str
     return plan
 
 
-def _events(on: Any) -> dict[str, Any]:
+def _read_events(on: Any) -> dict[str, Any]:
     if isinstance(on, dict):
         return mapping(on)
     return dict.fromkeys([on] if isinstance(on, str) else [str(event) for event in members(on)])
 
 
-def _add_inputs(world: World, events: Mapping[str, Any]) -> None:
+def _add_inputs(workflow: WorkflowContext, events: Mapping[str, Any]) -> None:
     for event in ("workflow_dispatch", "workflow_call"):
-        for theirs, definition in mapping(mapping(events.get(event)).get("inputs")).items():
-            if theirs not in world.names:
-                name = input_name(theirs, world.inputs)
-                if name != theirs:
-                    world.report.add("changed", f"the input `{theirs}` is called `{name}`")
-                world.names[theirs] = name
-                world.inputs[name] = _input(mapping(definition), name, world.report)
+        for github_name, definition in mapping(mapping(events.get(event)).get("inputs")).items():
+            if github_name not in workflow.names:
+                name = input_name(github_name, workflow.inputs)
+                if name != github_name:
+                    workflow.report.add("changed", f"the input `{github_name}` is called `{name}`")
+                workflow.names[github_name] = name
+                workflow.inputs[name] = _convert_input(mapping(definition), name, workflow.report)
 
 
-def _input(definition: Document, name: str, report: Report) -> Document:
-    theirs = str(definition.get("type", "string"))
-    kind = _TYPES.get(theirs, "string")
+def _convert_input(definition: Document, name: str, report: Report) -> Document:
+    github_type = str(definition.get("type", "string"))
+    kind = _TYPES.get(github_type, "string")
     found: Document = {"type": kind}
     if definition.get("description"):
         found["description"] = prose(definition["description"])
     options = definition.get("options")
-    if theirs == "choice" and members(options):
+    if github_type == "choice" and members(options):
         found["enum"] = [str(option) for option in members(options)]
-    elif theirs == "environment":
+    elif github_type == "environment":
         report.add("changed", "its type `environment` is a text: add an `enum` of the names that are allowed", f"input {name}")
-    default = _default(definition.get("default"), kind)
+    default = _convert_default(definition.get("default"), kind)
     if default is None and definition.get("required") is not True:
         default = found["enum"][0] if "enum" in found else _WITHOUT_DEFAULT[kind]
     if isinstance(default, str) and ("${{" in default or default not in found.get("enum", [default])):
@@ -97,7 +97,7 @@ def _input(definition: Document, name: str, report: Report) -> Document:
     return found
 
 
-def _default(value: Any, kind: str) -> Any:
+def _convert_default(value: Any, kind: str) -> Any:
     match kind:
         case "boolean" if str(value).lower() in ("true", "false"):
             return str(value).lower() == "true"
@@ -121,30 +121,30 @@ def _report_events(events: Mapping[str, Any], report: Report) -> None:
             report.add("left out", f"`on: {event}`: a plan starts with `plan run` or as a deployment")
 
 
-def _steps(document: Mapping[str, Any], world: World) -> list[Document]:
+def _convert_jobs(document: Mapping[str, Any], workflow: WorkflowContext) -> list[Document]:
     jobs = {name: mapping(job) for name, job in mapping(document["jobs"]).items()}
-    needs = {name: list(_needs(job)) for name, job in jobs.items()}
+    needs = {name: list(_needed_jobs(job)) for name, job in jobs.items()}
     found = Jobs(
-        world,
+        workflow,
         mapping(document.get("defaults")),
         is_only_job=len(jobs) == 1,
         needed=frozenset(need for names in needs.values() for need in names),
     )
-    outer = Scope(world, "", "workflow").within("workflow", document.get("env"))
+    outer = Scope(workflow, "", "workflow").within("workflow", document.get("env"))
     order = topological_order(needs)
     for name in order:
         found.add(name, jobs[name], outer)
     for name in jobs.keys() - set(order):
-        world.report.add("left out", "the job, because it waits for itself", name)
+        workflow.report.add("left out", "the job, because it waits for itself", name)
     return found.steps
 
 
-def _needs(job: Mapping[str, Any]) -> Iterator[str]:
+def _needed_jobs(job: Mapping[str, Any]) -> Iterator[str]:
     needs = job.get("needs")
     yield from [needs] if isinstance(needs, str) else map(str, members(needs))
 
 
-def _outputs(events: Mapping[str, Any], world: World) -> Document:
+def _convert_outputs(events: Mapping[str, Any], workflow: WorkflowContext) -> Document:
     outputs = mapping(mapping(events.get("workflow_call")).get("outputs"))
-    scope = Scope(world, "", "outputs")
+    scope = Scope(workflow, "", "outputs")
     return {name: scope.text(mapping(output).get("value", "")) for name, output in outputs.items()}

@@ -17,7 +17,7 @@ _TOKEN = re.compile(
 )
 _COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
 _STATES = {"success": True, "always": True, "failure": False, "cancelled": False}
-_EXPECTED = re.compile(r"\S+")
+_WORD = re.compile(r"\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def pieces(text: str) -> Iterator[tuple[str, bool]]:
 
 def translate(source: str, resolve: Resolve) -> Value:
     """Return the value of an expression, without its braces. Raises NotConvertibleError."""
-    return _settled(_Parser(source, resolve).whole())
+    return _resolve_choice(_Parser(source, resolve).parse())
 
 
 def translate_condition(source: str, resolve: Resolve) -> Condition:
@@ -84,10 +84,10 @@ def translate_condition(source: str, resolve: Resolve) -> Condition:
     if len(parts) > 1:
         raise NotConvertibleError(f"`{source}` joins several expressions")
     parser = _Parser(parts[0][0] if parts else "", resolve)
-    return Condition(_truth(parser.whole()), frozenset(parser.states))
+    return Condition(_as_condition(parser.parse()), frozenset(parser.states))
 
 
-def joined(values: Sequence[Value]) -> Value:
+def concatenate(values: Sequence[Value]) -> Value:
     """Return the text that `values` make together."""
     if len(values) == 1:
         return values[0]
@@ -97,7 +97,7 @@ def joined(values: Sequence[Value]) -> Value:
     return Value(" + ".join(_as_text(value) for value in values), "string")
 
 
-def written(value: Value) -> str:
+def parameter_text(value: Value) -> str:
     """Return a value as the text of a parameter."""
     return value.text if value.text is not None else as_expression(value.code)
 
@@ -108,18 +108,18 @@ def _as_text(value: Value) -> str:
     return value.code if value.kind == "string" else f"string({value.code})"
 
 
-def _settled(value: Value) -> Value:
-    """Return the value of `a && b` that nothing follows: `b`, or an empty text."""
+def _resolve_choice(value: Value) -> Value:
+    """Return `value`. An `a && b` that no `||` follows becomes `b` or an empty text."""
     if value.choice is None:
         return value
     condition, chosen = value.choice
-    return Value(f"(({_truth(condition).code}) ? {_as_text(chosen)} : '')", "string")
+    return Value(f"(({_as_condition(condition).code}) ? {_as_text(chosen)} : '')", "string")
 
 
-def _truth(value: Value) -> Value:
-    """Return whether GitHub takes a value for true."""
+def _as_condition(value: Value) -> Value:
+    """Return a value as a condition, by GitHub's rules for what counts as true."""
     if value.choice is not None:
-        return _and(_truth(value.choice[0]), _truth(value.choice[1]))
+        return _and(_as_condition(value.choice[0]), _as_condition(value.choice[1]))
     if value.constant is not None:
         return Value.of(bool(value.constant[0]))
     match value.kind:
@@ -130,7 +130,7 @@ def _truth(value: Value) -> Value:
         case "number":
             return Value(f"{value.code} != 0.0", "bool")
         case _:
-            raise NotConvertibleError(f"`{value.code}` is no condition")
+            raise NotConvertibleError(f"`{value.code}` is not a condition")
 
 
 def _is_constant(value: Value, wanted: bool) -> bool:
@@ -154,7 +154,10 @@ def _or(left: Value, right: Value) -> Value:
 
 
 def _compare(left: Value, sign: str, right: Value) -> Value:
-    left, right = _matched(_settled(left), _settled(right)), _matched(_settled(right), _settled(left))
+    left, right = (
+        _convert_constant(_resolve_choice(left), _resolve_choice(right)),
+        _convert_constant(_resolve_choice(right), _resolve_choice(left)),
+    )
     if left.kind != right.kind and "dyn" not in (left.kind, right.kind):
         raise NotConvertibleError(f"`{left.code} {sign} {right.code}` compares different types")
     if left.constant is not None and right.constant is not None and sign in ("==", "!="):
@@ -162,7 +165,7 @@ def _compare(left: Value, sign: str, right: Value) -> Value:
     return Value(f"{left.code} {sign} {right.code}", "bool")
 
 
-def _matched(value: Value, other: Value) -> Value:
+def _convert_constant(value: Value, other: Value) -> Value:
     """Return a constant in the type of the value that it is compared with, as GitHub converts both."""
     if value.constant is None or value.kind == other.kind:
         return value
@@ -183,107 +186,107 @@ class _Parser:
     states: set[str] = field(default_factory=set[str])
     _position: int = 0
 
-    def whole(self) -> Value:
-        value = self._either()
+    def parse(self) -> Value:
+        value = self._parse_or()
         if self.source[self._position :].strip():
-            raise self._unreadable()
+            raise self._error()
         return value
 
     def _peek(self) -> re.Match[str] | None:
         return _TOKEN.match(self.source, self._position)
 
     def _take(self, *signs: str) -> str | None:
-        """Return the next sign if it is one of `signs`, and go behind it."""
+        """Consume and return the next token if it is one of `signs`; otherwise return None."""
         token = self._peek()
         if token is None or token["sign"] not in signs:
             return None
         self._position = token.end()
         return token["sign"]
 
-    def _unreadable(self) -> NotConvertibleError:
+    def _error(self) -> NotConvertibleError:
         return NotConvertibleError(f"`{self.source}` cannot be translated")
 
-    def _either(self) -> Value:
-        value = self._all()
+    def _parse_or(self) -> Value:
+        value = self._parse_and()
         while self._take("||"):
-            other = self._all()
+            other = self._parse_and()
             if value.choice is not None and value.choice[1].text:
                 condition, chosen = value.choice
-                value = self._chosen(_truth(condition), chosen, _settled(other))
+                value = self._conditional(_as_condition(condition), chosen, _resolve_choice(other))
             elif value.kind == other.kind == "bool":
                 value = _or(value, other)
             else:
-                value = self._chosen(_truth(value), _settled(value), _settled(other))
+                value = self._conditional(_as_condition(value), _resolve_choice(value), _resolve_choice(other))
         return value
 
-    def _chosen(self, condition: Value, yes: Value, no: Value) -> Value:
+    def _conditional(self, condition: Value, yes: Value, no: Value) -> Value:
         if condition.constant is not None:
             return yes if condition.constant[0] else no
         if yes.kind == no.kind:
             return Value(f"(({condition.code}) ? {yes.code} : {no.code})", yes.kind)
         return Value(f"(({condition.code}) ? {_as_text(yes)} : {_as_text(no)})", "string")
 
-    def _all(self) -> Value:
-        value = self._comparison()
+    def _parse_and(self) -> Value:
+        value = self._parse_comparison()
         while self._take("&&"):
-            other = self._comparison()
-            value = _and(_truth(value), other) if other.kind == "bool" else Value("", other.kind, choice=(value, other))
+            other = self._parse_comparison()
+            value = _and(_as_condition(value), other) if other.kind == "bool" else Value("", other.kind, choice=(value, other))
         return value
 
-    def _comparison(self) -> Value:
-        value = self._unary()
+    def _parse_comparison(self) -> Value:
+        value = self._parse_unary()
         while sign := self._take(*_COMPARISONS):
-            value = _compare(value, sign, self._unary())
+            value = _compare(value, sign, self._parse_unary())
         return value
 
-    def _unary(self) -> Value:
+    def _parse_unary(self) -> Value:
         if not self._take("!"):
-            return self._primary()
-        value = _truth(self._unary())
+            return self._parse_primary()
+        value = _as_condition(self._parse_unary())
         return Value.of(not value.constant[0]) if value.constant is not None else Value(negation(value.code), "bool")
 
-    def _primary(self) -> Value:
+    def _parse_primary(self) -> Value:
         if self._take("("):
-            value = self._either()
+            value = self._parse_or()
             if not self._take(")"):
-                raise self._unreadable()
+                raise self._error()
             return value
         token = self._peek()
         if token is None or token["sign"]:
-            raise self._unreadable()
+            raise self._error()
         self._position = token.end()
         if token["number"]:
             return Value.of(float(int(token["number"], 0)) if "x" in token["number"] else float(token["number"]))
         if token["text"] is not None:
             return Value.of(token["text"].replace("''", "'"))
-        return self._named(token["name"])
+        return self._parse_name(token["name"])
 
-    def _named(self, name: str) -> Value:
+    def _parse_name(self, name: str) -> Value:
         if name in ("true", "false"):
             return Value.of(name == "true")
         if name == "null":
             return Value.of(None)
         if self._take("("):
-            return self._called(name.lower())
+            return self._parse_call(name.lower())
         path = [name]
         while sign := self._take(".", "["):
             token = self._peek()
             part = None if token is None else token["name"] if sign == "." else token["text"] or token["number"]
             if token is None or part is None:
-                raise self._unreadable()
+                raise self._error()
             self._position = token.end()
             if sign == "[" and not self._take("]"):
-                raise self._unreadable()
+                raise self._error()
             path.append(part)
         return self.resolve(tuple(path))
 
-    def _called(self, name: str) -> Value:
+    def _parse_call(self, name: str) -> Value:
         arguments = list[Value]()
         start = self._position
         while not self._take(")"):
             if arguments and not self._take(","):
-                raise self._unreadable()
-            arguments.append(_settled(self._either()))
+                raise self._error()
+            arguments.append(_resolve_choice(self._parse_or()))
         if name in _STATES and not arguments:
             self.states.add(name)
             return Value.of(_STATES[name])
@@ -295,14 +298,14 @@ class _Parser:
             case "startswith" | "endswith", [text, part] if text.kind == "string":
                 method = "startsWith" if name == "startswith" else "endsWith"
                 return Value(f"{text.code}.{method}({_as_text(part)})", "bool")
-            case "format", [form, *values] if form.text is not None:
-                return _formatted(form.text, values)
+            case "format", [template, *values] if template.text is not None:
+                return _format(template.text, values)
             case "fromjson", [text] if text.text is not None:
                 return self._from_json(text.text)
             case "tojson", [value] if value.kind in ("bool", "number"):
                 return value
             case _:
-                shown = _EXPECTED.search(f"{name}({self.source[start : self._position]}")
+                shown = _WORD.search(f"{name}({self.source[start : self._position]}")
                 raise NotConvertibleError(f"`{shown[0] if shown else name}` has no equivalent")
 
     def _from_json(self, text: str) -> Value:
@@ -314,11 +317,11 @@ class _Parser:
         raise NotConvertibleError(f"`fromJSON('{text}')` has no equivalent")
 
 
-def _formatted(form: str, values: Sequence[Value]) -> Value:
+def _format(template: str, values: Sequence[Value]) -> Value:
     parts = list[Value]()
-    for index, part in enumerate(re.split(r"\{(\d+)\}", form)):
+    for index, part in enumerate(re.split(r"\{(\d+)\}", template)):
         if index % 2 == 0:
             parts += [Value.of(part.replace("{{", "{").replace("}}", "}"))] if part else []
         elif int(part) < len(values):
             parts.append(values[int(part)])
-    return joined(parts or [Value.of("")])
+    return concatenate(parts or [Value.of("")])

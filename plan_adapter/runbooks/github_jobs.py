@@ -11,10 +11,10 @@ from plan_adapter.runbooks.conversion import (
     Document,
     NotConvertibleError,
     as_expression,
-    both,
+    conjunction,
+    ignore_failure,
     in_milliseconds,
     is_placeholder,
-    let_fail,
     literal,
     mapping,
     members,
@@ -23,9 +23,9 @@ from plan_adapter.runbooks.conversion import (
     step_id,
 )
 from plan_adapter.runbooks.github_actions import reason_to_leave_out
-from plan_adapter.runbooks.github_expressions import written
-from plan_adapter.runbooks.github_scope import Produced, Scope, World
-from plan_adapter.runbooks.github_scripts import without_expressions
+from plan_adapter.runbooks.github_expressions import parameter_text
+from plan_adapter.runbooks.github_scope import ProducedStep, Scope, WorkflowContext
+from plan_adapter.runbooks.github_scripts import replace_expressions
 
 MOST_EXPANDED = 50
 """The most steps that one job with a matrix becomes."""
@@ -51,43 +51,43 @@ _ASSIGNED = re.compile(r"(?:echo|printf)\s+[\"']?(\w+)=[^>]*>>\s*[\"']?\$\{?GITH
 
 @dataclass(slots=True)
 class Jobs:
-    """Collects the steps of a workflow's jobs. Add the jobs in an order in which each comes after those that it needs."""
+    """Collects the steps of a workflow's jobs. Add each job after the jobs that it needs."""
 
-    world: World
+    workflow: WorkflowContext
     defaults: Mapping[str, Any]
     is_only_job: bool
     needed: frozenset[str]
     steps: list[Document] = field(default_factory=list[Document])
-    _last: dict[str, list[str]] = field(default_factory=dict[str, list[str]])  # by job
+    _last_steps: dict[str, list[str]] = field(default_factory=dict[str, list[str]])  # by job
     _conditions: dict[str, str] = field(default_factory=dict[str, str])  # by job
     _left_out: set[str] = field(default_factory=set[str])  # the jobs that never run here
-    _owing: set[str] = field(default_factory=set[str])  # the jobs whose approval the jobs that need them ask for
+    _awaiting_approval: set[str] = field(default_factory=set[str])  # jobs whose approval their dependents must request
 
     def add(self, name: str, job: Mapping[str, Any], outer: Scope) -> None:
         """Append the steps of a job."""
-        report = self.world.report
+        report = self.workflow.report
         if job.get("name"):
             report.add("left out", "the `name` of the job: its steps are named after its id", name)
         for key in job.keys() & _NOT_NEEDED.keys():
             report.add("left out", f"`{key}`: {_NOT_NEEDED[key]}", name)
         for key in job.keys() - _JOB_FIELDS:
             report.add("left out", f"`{key}`, which plans do not have", name)
-        needs = [need for need in _texts(job.get("needs")) if need in self._last]
+        needs = [need for need in _as_texts(job.get("needs")) if need in self._last_steps]
         if (missing := [need for need in needs if need in self._left_out]) and "always()" not in str(job.get("if")):
             self._left_out.add(name)
             report.add("left out", f"the whole of it, because it needs `{missing[0]}`, which is left out", name)
-        waits_for = list(dict.fromkeys(last for need in needs for last in self._last[need]))
-        inherited = both(*(self._conditions[need] for need in needs))
-        found = _Job(self, name, job, waits_for, inherited, outer, is_gated=not self._owing.isdisjoint(needs))
-        self._last[name], self._conditions[name] = waits_for, found.condition
+        waits_for = list(dict.fromkeys(last for need in needs for last in self._last_steps[need]))
+        inherited = conjunction(*(self._conditions[need] for need in needs))
+        found = _Job(self, name, job, waits_for, inherited, outer, is_gated=not self._awaiting_approval.isdisjoint(needs))
+        self._last_steps[name], self._conditions[name] = waits_for, found.condition
         if name in self._left_out:
             return
         if not found.may_run():
             self._left_out.add(name)
             return
-        self._last[name], self._conditions[name] = found.convert() or waits_for, found.condition
+        self._last_steps[name], self._conditions[name] = found.convert() or waits_for, found.condition
         if found.is_gate_due:
-            self._owing.add(name)
+            self._awaiting_approval.add(name)
 
     def append(self, fields: Document, wanted: str) -> str:
         """Append a step, and return its id."""
@@ -105,7 +105,7 @@ class _Job:
     condition: str
     outer: Scope
     is_gated: bool  # the job waits for an approval
-    is_gate_due: bool = False  # no step that always runs has asked for it yet
+    is_gate_due: bool = False  # no step that always runs has requested it yet
 
     def convert(self) -> list[str]:
         """Append the steps, and return the last ones."""
@@ -116,30 +116,30 @@ class _Job:
             self.is_gated = self.is_gate_due = True
             named = mapping(self.job["environment"]).get("name", self.job["environment"])
             text = f"the environment `{prose(named)}` becomes an approval: the first step of the job waits at a gate"
-            self.outer.world.report.add("changed", text, self.name)
+            self.outer.workflow.report.add("changed", text, self.name)
         if "uses" in self.job:
-            return [self._append(self._to_do("uses", self.job, scope), self.name, self.waits_for, scope)]
+            return [self._append_step(self._placeholder("uses", self.job, scope), self.name, self.waits_for, scope)]
         steps = [mapping(step) for step in members(self.job.get("steps"))]
         combinations = self._combinations()
         if combinations is None:
-            return self._chain(steps, scope, "")
-        return self._expand(steps, combinations, scope)
+            return self._append_steps(steps, scope, "")
+        return self._expand_matrix(steps, combinations, scope)
 
     def may_run(self) -> bool:
         """Return whether the job may run here, and add its own condition to those of the jobs that it needs."""
         if "if" not in self.job:
             return True
         scope = self.outer.within(self.name, None)
-        condition = self._condition(self.job["if"], scope)
+        condition = self._convert_condition(self.job["if"], scope)
         self.is_gated = self.is_gated or self.is_gate_due
         if condition is None:
             return False
-        self.condition = both(self.condition, condition)
+        self.condition = conjunction(self.condition, condition)
         return True
 
-    def _condition(self, source: Any, scope: Scope) -> str | None:
-        """Return a condition, "" if it is always true, or None if it is never true here, which is reported."""
-        report = self.outer.world.report
+    def _convert_condition(self, source: Any, scope: Scope) -> str | None:
+        """Return a condition: "" if it is always true, None if it is never true here. The latter is reported."""
+        report = self.outer.workflow.report
         shown = prose(source)
         try:
             found = scope.condition(source)
@@ -165,7 +165,7 @@ class _Job:
         strategy = self.job.get("strategy")
         if strategy is None:
             return None
-        report, matrix = self.outer.world.report, mapping(strategy).get("matrix")
+        report, matrix = self.outer.workflow.report, mapping(strategy).get("matrix")
         for key in mapping(strategy).keys() - {"matrix"}:
             report.add("left out", f"`strategy.{key}`", self.name)
         if matrix is None:
@@ -175,68 +175,70 @@ class _Job:
             return None
         return combinations_of(mapping(matrix))
 
-    def _expand(self, steps: list[Document], combinations: list[Document], scope: Scope) -> list[str]:
-        report, before = self.outer.world.report, len(self.jobs.steps)
+    def _expand_matrix(self, steps: list[Document], combinations: list[Document], scope: Scope) -> list[str]:
+        report, before = self.outer.workflow.report, len(self.jobs.steps)
         real = [step for step in steps if "run" in step or reason_to_leave_out(str(step.get("uses", ""))) is None]
         if len(real) == 1 and not self.job.get("outputs") and "matrix" not in f"{real[0].get('if')} {self.job.get('if')}":
             keys = sorted({key for combination in combinations for key in combination})
             items = [{key: combination.get(key, "") for key in keys} for combination in combinations]
             if not any("${{" in literal(item) for item in items):
                 scope.combination, scope.is_item = (items[0] if items else {}), True
-                last, count = self._chain(steps, scope, ""), len(self.jobs.steps)
+                last, count = self._append_steps(steps, scope, ""), len(self.jobs.steps)
                 for step in self.jobs.steps[before:]:
                     step |= {"for_each": as_expression(literal(items)), "label": _label(items)}
                 if count > before:
                     report.add("kept", f"the matrix, as a `for_each` over {counted(len(items), 'combination')}", self.name)
                 return last
-        fitting = max(1, MOST_EXPANDED // max(1, len(real)))
-        if len(combinations) > fitting:
-            report.add("left out", f"{len(combinations) - fitting} of {len(combinations)} combinations of the matrix", self.name)
+        limit = max(1, MOST_EXPANDED // max(1, len(real)))
+        if len(combinations) > limit:
+            report.add("left out", f"{len(combinations) - limit} of {len(combinations)} combinations of the matrix", self.name)
         report.add(
-            "changed", f"each of {counted(min(fitting, len(combinations)), 'combination')} of the matrix has steps of its own", self.name
+            "changed", f"each of {counted(min(limit, len(combinations)), 'combination')} of the matrix has steps of its own", self.name
         )
         last = list[str]()
-        for combination in combinations[:fitting]:
+        for combination in combinations[:limit]:
             own = scope.within(self.name, None)
             own.combination = combination
-            last += self._chain(steps, own, "_".join(str(value) for value in combination.values() if not isinstance(value, dict | list)))
+            last += self._append_steps(
+                steps, own, "_".join(str(value) for value in combination.values() if not isinstance(value, dict | list))
+            )
         return last
 
     # The steps.
 
-    def _chain(self, steps: Sequence[Document], scope: Scope, suffix: str) -> list[str]:
+    def _append_steps(self, steps: Sequence[Document], scope: Scope, suffix: str) -> list[str]:
         """Append `steps`, each after the one before it, and return the last."""
         before, scope = self.waits_for, scope.within(self.name, self.job.get("env"))
-        self.outer.world.outputs[self.name] = scope
+        self.outer.workflow.outputs[self.name] = scope
         self.is_gate_due = self.is_gated
         for index, step in enumerate(steps):
-            wanted = _name_of(step, index)
+            wanted = _step_name(step, index)
             at = f"{self.name}.{wanted}"
             for key in step.keys() - _STEP_FIELDS:
-                self.outer.world.report.add("left out", f"`{key}`, which steps do not have", at)
+                self.outer.workflow.report.add("left out", f"`{key}`, which steps do not have", at)
             own = scope.within(at, step.get("env"))
             if hint := None if "run" in step else reason_to_leave_out(str(step.get("uses", ""))):
                 given = ", ".join(mapping(step.get("with")))
                 settings = f" with {given}" if given else ""
-                self.outer.world.report.add("left out", f"`{step['uses']}`{settings}: {hint}", at)
+                self.outer.workflow.report.add("left out", f"`{step['uses']}`{settings}: {hint}", at)
                 continue
-            condition = self._condition(step["if"], own) if "if" in step else ""
+            condition = self._convert_condition(step["if"], own) if "if" in step else ""
             if condition is None:
                 continue
-            fields = self._script(step, own) if "run" in step else self._to_do("uses", step, own)
+            fields = self._convert_script(step, own) if "run" in step else self._placeholder("uses", step, own)
             own_id = "_".join(filter(None, ["" if self.jobs.is_only_job else self.name, wanted, suffix]))
             is_last = index == len(steps) - 1 and self.name not in self.jobs.needed
-            added = self._append(self._with_limits(step, fields, own, is_last=is_last), own_id, before, own, condition)
+            added = self._append_step(self._add_limits(step, fields, own, is_last=is_last), own_id, before, own, condition)
             before = [added]
             if step.get("id") and "run" in step:
                 may_be_skipped = "when" in self.jobs.steps[-1]
                 long = frozenset(re.findall(r"(\w+)<<", str(step.get("run", ""))))
-                self.outer.world.produced[self.name, str(step["id"])] = Produced(added, may_be_skipped, long)
+                self.outer.workflow.produced[self.name, str(step["id"])] = ProducedStep(added, may_be_skipped, long)
             self._set_variables(step, added, scope)
         return before
 
-    def _append(self, fields: Document, wanted: str, waits_for: list[str], scope: Scope, condition: str = "") -> str:
-        if when := both(self.condition, condition):
+    def _append_step(self, fields: Document, wanted: str, waits_for: list[str], scope: Scope, condition: str = "") -> str:
+        if when := conjunction(self.condition, condition):
             fields["when"] = as_expression(when)
         if waits_for:
             fields["depends_on"] = waits_for
@@ -245,47 +247,47 @@ class _Job:
             fields["requires_approval"], self.is_gate_due = True, bool(condition)
         if self.job.get("continue-on-error", False) not in (True, False):
             text = f"`continue-on-error: {prose(self.job['continue-on-error'])}` of the job: a failure ends the run"
-            self.outer.world.report.add("left out", text, self.name)
+            self.outer.workflow.report.add("left out", text, self.name)
         if self.job.get("continue-on-error") is True:
             fields["on_error"] = "continue"
             text = "`continue-on-error` of the job: a failure skips the jobs that need it, and the others run"
-            self.outer.world.report.add("changed", text, self.name)
+            self.outer.workflow.report.add("changed", text, self.name)
         if self.job.get("timeout-minutes") is not None:
             hint = "set `timeout_ms` of the steps, or `options.total_timeout_ms`"
-            self.outer.world.report.add(
+            self.outer.workflow.report.add(
                 "left out", f"`timeout-minutes: {prose(self.job['timeout-minutes'])}` of the job; {hint}", self.name
             )
         return self.jobs.append(fields, wanted)
 
-    def _to_do(self, key: str, original: Mapping[str, Any], scope: Scope) -> Document:
+    def _placeholder(self, key: str, original: Mapping[str, Any], scope: Scope) -> Document:
         what, named = f"write what `{original.get(key)}` does", _description(original, scope)
-        self.outer.world.report.add("left out", f"`{original.get(key)}`: a placeholder step replaces it", scope.at)
+        self.outer.workflow.report.add("left out", f"`{original.get(key)}`: a placeholder step replaces it", scope.at)
         return placeholder_step(
             f"{named}: {what}" if named else what, {**original, **({"matrix": scope.combination} if scope.combination else {})}
         )
 
-    def _script(self, step: Document, scope: Scope) -> Document:
+    def _convert_script(self, step: Document, scope: Scope) -> Document:
         script = str(step["run"])
-        shell = str(step.get("shell") or self._default("shell") or "bash").split()
-        folder = step.get("working-directory") or self._default("working-directory")
-        env = {name: written(value) for name, value in scope.env.items()}
+        shell = str(step.get("shell") or self._run_default("shell") or "bash").split()
+        folder = step.get("working-directory") or self._run_default("working-directory")
+        env = {name: parameter_text(value) for name, value in scope.env.items()}
         parameters: Document = {}
         try:
             if shell[0] in ("bash", "sh"):
                 if shell[0] == "sh":
-                    self.outer.world.report.add("changed", "`shell: sh`: the script runs in bash", scope.at)
-                tool, parameters["command"] = "bash", without_expressions(script, scope.expression, env)
+                    self.outer.workflow.report.add("changed", "`shell: sh`: the script runs in bash", scope.at)
+                tool, parameters["command"] = "bash", replace_expressions(script, scope.expression, env)
                 if parameters["command"] != script:
-                    self.outer.world.report.add("changed", "values in the script are variables now, set in `env`", scope.at)
+                    self.outer.workflow.report.add("changed", "values in the script are variables now, set in `env`", scope.at)
             elif shell[0] in _PROGRAMS and "${{" not in script:
                 tool, parameters["argv"] = "run_command", [*_PROGRAMS[shell[0]], script]
-                self.outer.world.report.add("changed", f"the script runs as `{' '.join(_PROGRAMS[shell[0]])} …`", scope.at)
+                self.outer.workflow.report.add("changed", f"the script runs as `{' '.join(_PROGRAMS[shell[0]])} …`", scope.at)
             else:
-                raise _unknown(shell[0])
+                raise _unsupported_shell(shell[0])
         except NotConvertibleError as error:
-            self.outer.world.report.add("left out", f"the script: {error}; a placeholder step replaces it", scope.at)
+            self.outer.workflow.report.add("left out", f"the script: {error}; a placeholder step replaces it", scope.at)
             return placeholder_step(f"{step.get('name') or 'script'}: {error}", step)
-        scope.variables_of(script, env)
+        scope.add_runner_variables(script, env)
         if folder:
             parameters["cwd"] = scope.text(folder)
         if env:
@@ -296,12 +298,12 @@ class _Job:
             "parameters": parameters,
         }
 
-    def _default(self, key: str) -> Any:
+    def _run_default(self, key: str) -> Any:
         own = mapping(mapping(self.job.get("defaults")).get("run"))
         return own.get(key) or mapping(self.jobs.defaults.get("run")).get(key)
 
-    def _with_limits(self, step: Document, fields: Document, scope: Scope, *, is_last: bool) -> Document:
-        report = self.outer.world.report
+    def _add_limits(self, step: Document, fields: Document, scope: Scope, *, is_last: bool) -> Document:
+        report = self.outer.workflow.report
         if (minutes := step.get("timeout-minutes")) is not None:
             if (timeout := in_milliseconds(minutes, _MINUTE)) is not None:
                 fields["timeout_ms"] = timeout
@@ -313,7 +315,7 @@ class _Job:
             case True if is_placeholder(fields):
                 report.add("left out", "`continue-on-error`: add it when you write the placeholder step", scope.at)
             case True:
-                let_fail(fields)
+                ignore_failure(fields)
                 report.add("changed", "`continue-on-error`: the script itself ignores its failure, so that the next steps run", scope.at)
             case None | False:
                 pass
@@ -322,18 +324,18 @@ class _Job:
         return fields
 
     def _set_variables(self, step: Document, added: str, scope: Scope) -> None:
-        """Let the steps behind `step` have the variables that its script writes to $GITHUB_ENV."""
+        """Give later steps the variables that the script of `step` writes to $GITHUB_ENV."""
         script = str(step.get("run", ""))
         names = _ASSIGNED.findall(script)
         if len(names) < len(re.findall(r"\$\{?GITHUB_ENV", script)):
             text = "some of what the script writes to `$GITHUB_ENV`: later steps do not see it"
-            self.outer.world.report.add("left out", text, scope.at)
+            self.outer.workflow.report.add("left out", text, scope.at)
         for name in dict.fromkeys(names):
-            scope.env[name] = Produced(added, "when" in self.jobs.steps[-1]).output(name)
-            self.outer.world.report.add("changed", f"`{name}`, written to `$GITHUB_ENV`, is read from the output of the step", scope.at)
+            scope.env[name] = ProducedStep(added, "when" in self.jobs.steps[-1]).output(name)
+            self.outer.workflow.report.add("changed", f"`{name}`, written to `$GITHUB_ENV`, is read from the output of the step", scope.at)
 
 
-def _unknown(shell: str) -> NotConvertibleError:
+def _unsupported_shell(shell: str) -> NotConvertibleError:
     reason = "contains expressions" if shell in _PROGRAMS else "is not known here"
     return NotConvertibleError(f"a script for `shell: {shell}` {reason}")
 
@@ -346,13 +348,13 @@ def combinations_of(matrix: Mapping[str, list[Any]]) -> list[Document]:
     found = [one for one in found if not any(all(one.get(key) == value for key, value in entry.items()) for entry in excluded)]
     originals = [dict(one) for one in found]
     for entry in [mapping(entry) for entry in matrix.get("include", [])]:
-        fitting = [
+        matching = [
             one
             for one, original in zip(found, originals, strict=False)
             if all(original[key] == value for key, value in entry.items() if key in original)
         ]
-        if fitting and axes:
-            for one in fitting:
+        if matching and axes:
+            for one in matching:
                 one.update(entry)
         else:
             found.append(dict(entry))
@@ -370,12 +372,12 @@ def _label(items: list[Document]) -> str:
     return "-".join(as_expression(f"item[{literal(key)}]") for key in keys) or "combination"
 
 
-def _name_of(step: Document, index: int) -> str:
+def _step_name(step: Document, index: int) -> str:
     if step.get("id"):
         return str(step["id"])
     words = step.get("name") or str(step.get("uses") or "").partition("@")[0].rpartition("/")[2]
     return step_id(re.sub(r"\$\{\{.*?\}\}", "", str(words)).lower(), ()) if words else f"step_{index + 1}"
 
 
-def _texts(value: Any) -> list[str]:
+def _as_texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else [str(one) for one in members(value)]

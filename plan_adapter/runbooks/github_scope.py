@@ -6,7 +6,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plan_adapter.runbooks.conversion import Document, NotConvertibleError, Report, StandIns, as_expression, literal, mapping, prose
-from plan_adapter.runbooks.github_expressions import Condition, Kind, Path, Value, joined, pieces, translate, translate_condition, written
+from plan_adapter.runbooks.github_expressions import (
+    Condition,
+    Kind,
+    Path,
+    Value,
+    concatenate,
+    parameter_text,
+    pieces,
+    translate,
+    translate_condition,
+)
 
 KINDS: Mapping[str, Kind] = {"string": "string", "boolean": "bool", "number": "number"}
 
@@ -20,8 +30,8 @@ _UNKNOWN = frozenset({"github", "vars", "env", "runner", "matrix", "strategy"})
 
 
 @dataclass(frozen=True, slots=True)
-class Produced:
-    """A step of a plan that a workflow's step became, and whether it may be skipped."""
+class ProducedStep:
+    """The plan step that a workflow's step became, and whether it may be skipped."""
 
     step_id: str
     may_be_skipped: bool
@@ -37,23 +47,23 @@ class Produced:
 
 
 @dataclass(slots=True)
-class World:
+class WorkflowContext:
     """What all jobs of a workflow share: inputs, events, the report, and the steps so far by job and id."""
 
     report: Report
     events: tuple[str, ...]  # what starts the workflow; by hand first
     inputs: dict[str, Document] = field(default_factory=dict[str, Document])
     names: dict[str, str] = field(default_factory=dict[str, str])  # the workflow's names of inputs, and the plan's
-    produced: dict[tuple[str, str], Produced] = field(default_factory=dict[tuple[str, str], Produced])
+    produced: dict[tuple[str, str], ProducedStep] = field(default_factory=dict[tuple[str, str], ProducedStep])
     outputs: dict[str, "Scope"] = field(default_factory=dict[str, "Scope"])  # by job: where its outputs are evaluated
     stand_ins: StandIns = field(init=False)
 
     def __post_init__(self) -> None:
-        """Let the stand-ins be inputs of the plan."""
+        """Share the plan's inputs with the stand-ins."""
         self.stand_ins = StandIns(self.inputs)
 
     def as_input(self, source: str, at: str) -> Value:
-        """Return an input that stands for what only GitHub knows."""
+        """Return an input for a value that only GitHub knows."""
         return Value(f"inputs.{self.stand_ins.name_of(source, re.sub('^vars[.]', '', source), at)}", "string")
 
 
@@ -61,7 +71,7 @@ class World:
 class Scope:
     """What expressions mean at one place of a workflow. `combination` holds the matrix values, `env` the variables."""
 
-    world: World
+    workflow: WorkflowContext
     job: str
     at: str
     declared_outputs: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -70,10 +80,10 @@ class Scope:
     is_item: bool = False  # the combinations are the items of a for_each
 
     def within(self, at: str, env: Any) -> "Scope":
-        """Return the scope of a part of this one's, with variables of its own."""
+        """Return the scope of a place inside this one, with its own variables."""
         own = replace(self, at=at, env=dict(self.env))
         if env is not None and not isinstance(env, dict):
-            self.world.report.add("left out", f"`env: {prose(env)}`: write the variables", at)
+            self.workflow.report.add("left out", f"`env: {prose(env)}`: write the variables", at)
         for name, value in mapping(env).items():
             own.env[name] = self.value_of(value)
         return own
@@ -83,13 +93,13 @@ class Scope:
         if not isinstance(value, str):
             return Value.of(value if isinstance(value, bool | int | float) else "")
         parts = [self.expression(part) if is_code else Value.of(part) for part, is_code in pieces(value)]
-        return joined(parts) if parts else Value.of("")
+        return concatenate(parts) if parts else Value.of("")
 
     def text(self, value: Any) -> str:
         """Return a scalar as the text of a parameter."""
         if not isinstance(value, str):
-            return written(self.value_of(value))
-        return "".join(written(self.expression(part)) if is_code else part for part, is_code in pieces(value))
+            return parameter_text(self.value_of(value))
+        return "".join(parameter_text(self.expression(part)) if is_code else part for part, is_code in pieces(value))
 
     def expression(self, source: str) -> Value:
         """Return the value of an expression. What cannot be translated becomes an input, or a secret if it is made of secrets."""
@@ -102,8 +112,8 @@ class Scope:
         if found is not None:
             return found
         if secret is None:
-            return self.world.as_input(source, self.at)
-        self.world.report.add("changed", f"`{source}` is the secret `{secret[1]}` here", self.at)
+            return self.workflow.as_input(source, self.at)
+        self.workflow.report.add("changed", f"`{source}` is the secret `{secret[1]}` here", self.at)
         return Value(f"secrets.{secret[1]}", "string")
 
     def condition(self, source: Any) -> Condition:
@@ -118,15 +128,15 @@ class Scope:
     def resolve(self, path: Path) -> Value:
         """Return the value of a context. Raises NotConvertibleError."""
         match path:
-            case ("inputs", name) | ("github", "event", "inputs", name) if name in self.world.names:
-                known = self.world.names[name]
-                return Value(f"inputs.{known}", KINDS.get(str(self.world.inputs[known].get("type")), "string"))
+            case ("inputs", name) | ("github", "event", "inputs", name) if name in self.workflow.names:
+                known = self.workflow.names[name]
+                return Value(f"inputs.{known}", KINDS.get(str(self.workflow.inputs[known].get("type")), "string"))
             case ("env", name) if name in self.env:
                 return self.env[name]
             case ("matrix", name) if self.combination is not None and name in self.combination:
-                return self._of_matrix(name, self.combination[name])
+                return self._matrix_value(name, self.combination[name])
             case ("matrix", name, key) if self.combination is not None and isinstance(self.combination.get(name), dict):
-                return self._of_matrix(f"{name}.{key}", self.combination[name].get(key))
+                return self._matrix_value(f"{name}.{key}", self.combination[name].get(key))
             case ("matrix", *_) if self.combination is not None:
                 return Value.of("")
             case ("secrets", name):
@@ -134,54 +144,56 @@ class Scope:
             case ("github", "token"):
                 return self._secret("GITHUB_TOKEN")
             case ("github", "event_name"):
-                return self._event()
+                return self._event_name()
             case ("runner", name) if name in _RUNNER:
-                self.world.report.add("changed", f"`runner.{name}` is always `{_RUNNER[name]}`", self.at)
+                self.workflow.report.add("changed", f"`runner.{name}` is always `{_RUNNER[name]}`", self.at)
                 return Value.of(_RUNNER[name])
             case ("steps", step, "outputs", name):
                 return self._output(step, name, ".".join(path))
-            case ("needs" | "jobs", job, "outputs", name) if job in self.world.outputs:
-                other = self.world.outputs[job]
+            case ("needs" | "jobs", job, "outputs", name) if job in self.workflow.outputs:
+                other = self.workflow.outputs[job]
                 declared = other.declared_outputs.get(name)
-                return self.world.as_input(".".join(path), self.at) if declared is None else other.value_of(declared)
+                return self.workflow.as_input(".".join(path), self.at) if declared is None else other.value_of(declared)
             case ("needs", _, "result") | ("job", "status"):
                 return Value.of("success")  # a step runs only if everything that it waits for was successful
             case _ if path[0] in _UNKNOWN or path[2:3] == ("outputs",):
-                return self.world.as_input(".".join(path), self.at)
+                return self.workflow.as_input(".".join(path), self.at)
             case _:
                 raise NotConvertibleError(f"`{'.'.join(path)}` has no equivalent")
 
-    def _event(self) -> Value:
-        events = self.world.events
+    def _event_name(self) -> Value:
+        events = self.workflow.events
         if len(events) == 1:
-            self.world.report.add("changed", f"`github.event_name` is always `{events[0]}`", self.at)
+            self.workflow.report.add("changed", f"`github.event_name` is always `{events[0]}`", self.at)
             return Value.of(events[0])
-        value = self.world.as_input("github.event_name", self.at)
-        self.world.inputs[value.code.removeprefix("inputs.")] |= {"enum": [*events], "default": events[0]}
+        value = self.workflow.as_input("github.event_name", self.at)
+        self.workflow.inputs[value.code.removeprefix("inputs.")] |= {"enum": [*events], "default": events[0]}
         return value
 
-    def _of_matrix(self, name: str, value: Any) -> Value:
+    def _matrix_value(self, name: str, value: Any) -> Value:
         if self.is_item:
             return Value(f"item.{name}" if re.fullmatch(r"[A-Za-z_][\w.]*", name) else f"item[{literal(name)}]", "dyn")
         return self.value_of(value)
 
     def _secret(self, name: str) -> Value:
-        self.world.report.add("changed", f"the secret `{name}` is read from your own secrets: `plan guide operating`", self.at)
+        self.workflow.report.add("changed", f"the secret `{name}` is read from your own secrets: `plan guide operating`", self.at)
         return Value(f"secrets.{name}", "string")
 
     def _output(self, step: str, name: str, source: str) -> Value:
-        produced = self.world.produced.get((self.job, step))
+        produced = self.workflow.produced.get((self.job, step))
         if produced is None or name in produced.long_outputs:
-            return self.world.as_input(source, self.at)
+            return self.workflow.as_input(source, self.at)
         return produced.output(name)
 
-    def variables_of(self, script: str, env: dict[str, str]) -> None:
+    def add_runner_variables(self, script: str, env: dict[str, str]) -> None:
         """Add to `env` the variables that a runner sets and `script` uses."""
         for name in sorted(set(_RUNNER_VARIABLE.findall(script)) - {"GITHUB_TOKEN"} - env.keys()):
             if name in OUTPUTS:
                 env[name] = OUTPUTS[name]
                 if name == "GITHUB_PATH":
-                    self.world.report.add("left out", "what is added to `$GITHUB_PATH`, because each step has its own environment", self.at)
+                    self.workflow.report.add(
+                        "left out", "what is added to `$GITHUB_PATH`, because each step has its own environment", self.at
+                    )
             else:
                 root, _, rest = name.lower().partition("_")
                 value = self.resolve((root, rest))

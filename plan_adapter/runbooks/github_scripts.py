@@ -7,51 +7,51 @@ from dataclasses import dataclass, field
 from plan_adapter.runbooks.conversion import NotConvertibleError
 from plan_adapter.runbooks.github_expressions import Value, pieces
 
-_HERE = re.compile(r"<<-?\s*(['\"\\]?)([A-Za-z_]\w*)['\"]?")
+_HEREDOC = re.compile(r"<<-?\s*(['\"\\]?)([A-Za-z_]\w*)['\"]?")
 _LONGEST = 50
 
 
 @dataclass(slots=True)
-class _Quotes:
+class _QuoteTracker:
     """Follows the quotes of a shell script that arrives in pieces."""
 
     quote: str = ""  # the open quote: ', " or none
     _outer: list[str] = field(default_factory=list[str])  # the quotes around each open `$(`
-    _here: tuple[str, bool] | None = None  # the delimiter of a here-document, and whether its text is literal
-    _is_in_here: bool = False
+    _heredoc: tuple[str, bool] | None = None  # the delimiter of a here-document, and whether its text is literal
+    _is_in_heredoc: bool = False
     _is_comment: bool = False
     _line: str = ""  # the line of the here-document so far
 
     @property
-    def is_literal_here(self) -> bool:
-        return self._is_in_here and self._here is not None and self._here[1]
+    def is_in_literal_heredoc(self) -> bool:
+        return self._is_in_heredoc and self._heredoc is not None and self._heredoc[1]
 
     @property
-    def is_here(self) -> bool:
-        return self._is_in_here
+    def is_in_heredoc(self) -> bool:
+        return self._is_in_heredoc
 
     def feed(self, text: str) -> None:
         position = 0
         if self._is_comment and text:
             position = self._comment_end(text, 0)
         while position < len(text):
-            position = self._in_here(text, position) if self._is_in_here else self._next(text, position)
+            position = self._read_heredoc(text, position) if self._is_in_heredoc else self._read_character(text, position)
 
-    def skip(self) -> None:
-        """Note that an expression stands here."""
+    def skip_expression(self) -> None:
+        """Record that the text has an expression here."""
         self._line += "x"
 
-    def _in_here(self, text: str, position: int) -> int:
+    def _read_heredoc(self, text: str, position: int) -> int:
         character = text[position]
         if character != "\n":
             self._line += character
         else:
-            if self._here is not None and self._line.strip() == self._here[0]:
-                self._is_in_here, self._here = False, None
+            if self._heredoc is not None and self._line.strip() == self._heredoc[0]:
+                self._is_in_heredoc, self._heredoc = False, None
             self._line = ""
         return position + 1
 
-    def _next(self, text: str, position: int) -> int:
+    def _read_character(self, text: str, position: int) -> int:
         character = text[position]
         if self.quote == "'":
             self.quote = "" if character == "'" else "'"
@@ -64,7 +64,7 @@ class _Quotes:
             self.quote = ""
             return position + 2
         elif not self.quote:
-            return self._unquoted(text, position)
+            return self._read_unquoted(text, position)
         return position + 1
 
     def _comment_end(self, text: str, position: int) -> int:
@@ -72,7 +72,7 @@ class _Quotes:
         self._is_comment = end < 0
         return len(text) if self._is_comment else end
 
-    def _unquoted(self, text: str, position: int) -> int:
+    def _read_unquoted(self, text: str, position: int) -> int:
         character = text[position]
         if character == "'":
             self.quote = "'"
@@ -82,43 +82,43 @@ class _Quotes:
             self.quote = self._outer.pop()
         elif character == "#" and (position == 0 or text[position - 1] in " \t\n;"):
             return self._comment_end(text, position)
-        elif (found := _HERE.match(text, position)) and not text.startswith("<<<", position):
-            self._here = (found[2], bool(found[1]))
+        elif (found := _HEREDOC.match(text, position)) and not text.startswith("<<<", position):
+            self._heredoc = (found[2], bool(found[1]))
             return found.end()
-        elif character == "\n" and self._here is not None:
-            self._is_in_here, self._line = True, ""
+        elif character == "\n" and self._heredoc is not None:
+            self._is_in_heredoc, self._line = True, ""
         return position + 1
 
 
-def without_expressions(script: str, translated: Callable[[str], Value], env: dict[str, str]) -> str:
+def replace_expressions(script: str, translate: Callable[[str], Value], env: dict[str, str]) -> str:
     """Return `script` with a variable in place of each expression, and add the variables to `env`.
 
-    Constants are written out. `translated` returns the value of an expression. Raises NotConvertibleError where the shell expands no
+    Constants are written out. `translate` returns the value of an expression. Raises NotConvertibleError where the shell expands no
     variables, and for an expression that is not closed.
     """
-    quotes, parts = _Quotes(), list[str]()
+    quotes, parts = _QuoteTracker(), list[str]()
     for part, is_code in pieces(script):
         if not is_code:
             quotes.feed(part)
             parts.append(part)
             continue
-        value = translated(part)
+        value = translate(part)
         if value.text is not None:
             quotes.feed(value.text)
             parts.append(value.text)
             continue
-        if quotes.is_literal_here:
-            raise NotConvertibleError(f"`{part}` stands in a here-document whose text the shell does not expand")
-        name = _variable(part, value, env)
-        quotes.skip()
-        parts.append(f"'\"${{{name}}}\"'" if quotes.quote == "'" and not quotes.is_here else f"${{{name}}}")
+        if quotes.is_in_literal_heredoc:
+            raise NotConvertibleError(f"`{part}` is in a here-document whose text the shell does not expand")
+        name = _variable_name(part, value, env)
+        quotes.skip_expression()
+        parts.append(f"'\"${{{name}}}\"'" if quotes.quote == "'" and not quotes.is_in_heredoc else f"${{{name}}}")
     text = "".join(parts)
     if "${{" in text:
         raise NotConvertibleError("an expression in it is not closed")
     return text
 
 
-def _variable(source: str, value: Value, env: dict[str, str]) -> str:
+def _variable_name(source: str, value: Value, env: dict[str, str]) -> str:
     """Return the name of a variable for a value: the one in `env` that has it, or a new one."""
     written = f"${{{{ {value.code} }}}}"
     own = re.fullmatch(r"env\.([A-Za-z_]\w*)", source)

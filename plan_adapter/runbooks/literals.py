@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.expressions.references import Code, Path, UnclosedError, pieces, with_constants
+from plan_adapter.expressions.references import Code, Path, UnclosedError, replace_strings, split_expressions
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.readable import MASK, is_secret_name, redacted
 from plan_adapter.status import StepStatus
@@ -58,15 +58,15 @@ _IMAGE = re.compile(r"(?:[A-Za-z0-9.-]+(?::\d+)?/)*[A-Za-z0-9._-]+:(?P<tag>[A-Za
 _LONGEST = 200
 
 
-def looks(pieces: list[str | Code], key: str) -> Iterator[tuple[str, str]]:
+def find_varying(pieces: list[str | Code], key: str) -> Iterator[tuple[str, str]]:
     """Yield (kind, text) for everything in a text that looks as if it varies. The text, in pieces, is the value of `key`."""
-    if len(pieces) == 1 and isinstance(pieces[0], str) and (whole := _whole(pieces[0], key)):
+    if len(pieces) == 1 and isinstance(pieces[0], str) and (whole := _match_whole(pieces[0], key)):
         yield whole
         return
     for number, piece in enumerate(pieces):
         if isinstance(piece, str):
             ends = (number == 0, number == len(pieces) - 1)  # whether the piece starts and ends the text, with no expression beside it
-            yield from ((kind, piece[start:end]) for kind, start, end in _parts(piece) if _stands_alone(piece, start, end, ends))
+            yield from ((kind, piece[start:end]) for kind, start, end in _match_parts(piece) if _stands_alone(piece, start, end, ends))
 
 
 def last_word(key: str) -> str:
@@ -78,7 +78,7 @@ def last_word(key: str) -> str:
     return next((word.casefold() for word in reversed(split) if word), "")
 
 
-def _whole(text: str, key: str) -> tuple[str, str] | None:
+def _match_whole(text: str, key: str) -> tuple[str, str] | None:
     word = last_word(key)
     if "://" in text or not text.strip() or len(text) > _LONGEST:
         return None
@@ -95,7 +95,7 @@ def _whole(text: str, key: str) -> tuple[str, str] | None:
     return None
 
 
-def _parts(text: str) -> Iterator[tuple[str, int, int]]:
+def _match_parts(text: str) -> Iterator[tuple[str, int, int]]:
     """Yield (kind, start, end) of every match. Of overlapping matches, the first pattern's wins."""
     taken: list[tuple[int, int]] = []
     urls = [match.span() for match in _URL.finditer(text)]
@@ -154,15 +154,15 @@ class Literal:
 
 def literals_of(plan: ExecutionPlan, tools: ToolRegistry) -> list[Literal]:
     """Return the literals of the plan's calls in order, except secrets, code, and the program that a command runs."""
-    calls = list(_calls(plan, tools))
-    hidden = {text for call in calls for text in _hidden(call.parameters, redacted(call.parameters, schema=call.schema))}
+    calls = list(_find_calls(plan, tools))
+    hidden = {text for call in calls for text in _find_hidden_texts(call.parameters, redacted(call.parameters, schema=call.schema))}
     found: list[Literal] = []
     for call in calls:
         shown = cast("dict[str, JsonValue]", redacted(call.parameters, schema=call.schema, hidden=hidden))
-        walk = _Walk(call.schema, call.path, call.at)
+        finder = _LiteralFinder(call.schema, call.path, call.at)
         for name, value in call.parameters.items():
             if name not in call.code:
-                found += walk.of(value, shown[name], (name,), name, walk.below(call.schema, name))
+                found += finder.find(value, shown[name], (name,), name, finder.property_schemas(call.schema, name))
     return found
 
 
@@ -175,7 +175,7 @@ class _Call:
     code: frozenset[str]  # parameters that must not contain expressions
 
 
-def _calls(plan: ExecutionPlan, tools: ToolRegistry) -> Iterator[_Call]:
+def _find_calls(plan: ExecutionPlan, tools: ToolRegistry) -> Iterator[_Call]:
     places: list[tuple[Path, Step]] = [(("steps", index), step) for index, step in enumerate(plan.steps)]
     places += [(("steps", index, "steps", place), one) for index, step in enumerate(plan.steps) for place, one in enumerate(step.steps)]
     places += [(("finally", index), step) for index, step in enumerate(plan.finally_)]
@@ -190,41 +190,41 @@ def _calls(plan: ExecutionPlan, tools: ToolRegistry) -> Iterator[_Call]:
             yield _Call((*place, *field), ".".join((step.id, *field)), parameters, schema, code)
 
 
-def _hidden(value: JsonValue, shown: JsonValue) -> Iterator[str]:
+def _find_hidden_texts(value: JsonValue, shown: JsonValue) -> Iterator[str]:
     """Yield the texts of `value` that `shown` hides completely: as secrets, they cannot become an input anywhere."""
     if isinstance(value, dict) and isinstance(shown, dict):
         for name, member in value.items():
-            yield from _hidden(member, shown[name])
+            yield from _find_hidden_texts(member, shown[name])
     elif isinstance(value, list) and isinstance(shown, list):
         for member, seen in zip(value, shown, strict=True):
-            yield from _hidden(member, seen)
+            yield from _find_hidden_texts(member, seen)
     elif isinstance(value, str) and shown == MASK:
         yield value
 
 
-def _tells_secret(text: str) -> bool:
+def _contains_secret(text: str) -> bool:
     """Return whether a text contains a secret, by its name, as in `--password=…`, or by its form."""
     return bool(_TOKENS.search(text)) or any(is_secret_name(name) for name in _ASSIGNED.findall(text))
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
+class _LiteralFinder:
     root: Schema
     base: Path
     place: str
 
-    def of(self, value: JsonValue, shown: JsonValue, path: Path, key: str, schemas: tuple[Schema, ...]) -> Iterator[Literal]:
+    def find(self, value: JsonValue, shown: JsonValue, path: Path, key: str, schemas: tuple[Schema, ...]) -> Iterator[Literal]:
         """Yield the literals in `value`. `shown` is the redacted value, which differs where something is secret."""
         if isinstance(value, dict) and isinstance(shown, dict):
             for name, member in value.items():
-                members = tuple(part for schema in schemas for part in self.below(schema, name))
-                yield from self.of(member, shown[name], (*path, name), name, members)
+                members = tuple(part for schema in schemas for part in self.property_schemas(schema, name))
+                yield from self.find(member, shown[name], (*path, name), name, members)
         elif isinstance(value, list) and isinstance(shown, list):
-            members = tuple(part for schema in schemas for part in self.resolved(schema.get("items")))
+            members = tuple(part for schema in schemas for part in self.resolve(schema.get("items")))
             for index, member in enumerate(value):
                 if path[-1] not in _ARGV or (index and not _is_code(member, value[index - 1])):
-                    name = _option(value[index - 1]) if index else None
-                    yield from self.of(member, shown[index], (*path, index), name or key, members)
+                    name = _option_name(value[index - 1]) if index else None
+                    yield from self.find(member, shown[index], (*path, index), name or key, members)
         elif isinstance(value, str | int | float) and value == shown and value != "" and not self._is_secret(key, value):
             if last_word(key) in _CODE_KEYS and isinstance(value, str) and _SCRIPT.search(value):
                 return  # code, although the tool does not declare it as such
@@ -234,13 +234,13 @@ class _Walk:
             yield Literal((*self.base, *path), at, key, value, schemas)
 
     def _is_secret(self, key: str, value: str | float) -> bool:
-        return isinstance(value, str) and (is_secret_name(key) or _tells_secret(value))
+        return isinstance(value, str) and (is_secret_name(key) or _contains_secret(value))
 
-    def below(self, schema: Schema, name: str) -> tuple[Schema, ...]:
+    def property_schemas(self, schema: Schema, name: str) -> tuple[Schema, ...]:
         """Return the schemas that `schema` has for its property `name`."""
-        return self.resolved(schema.get("properties", {}).get(name, schema.get("additionalProperties")))
+        return self.resolve(schema.get("properties", {}).get(name, schema.get("additionalProperties")))
 
-    def resolved(self, schema: Any, depth: int = 0) -> tuple[Schema, ...]:
+    def resolve(self, schema: Any, depth: int = 0) -> tuple[Schema, ...]:
         """Return a schema together with all schemas that it refers to or chooses from."""
         if not isinstance(schema, Mapping) or depth > _REFERENCES:
             return ()
@@ -248,7 +248,7 @@ class _Walk:
         others = [part for word in ("anyOf", "oneOf", "allOf") for part in own.get(word, ())]
         if "$ref" in own:
             others.append(self.root.get("$defs", {}).get(str(own["$ref"]).removeprefix("#/$defs/")))
-        return (own, *(part for other in others for part in self.resolved(other, depth + 1)))
+        return (own, *(part for other in others for part in self.resolve(other, depth + 1)))
 
 
 def _is_code(argument: JsonValue, before: JsonValue) -> bool:
@@ -256,7 +256,7 @@ def _is_code(argument: JsonValue, before: JsonValue) -> bool:
     return before in _BEFORE_CODE or (isinstance(argument, str) and _SCRIPT.search(argument) is not None)
 
 
-def _option(before: JsonValue) -> str | None:
+def _option_name(before: JsonValue) -> str | None:
     """Return the name of the option that takes the next argument: `--name-space` gives `name-space`."""
     is_option = isinstance(before, str) and before.startswith("--") and "=" not in before
     return before.removeprefix("--") or None if is_option and isinstance(before, str) else None
@@ -279,7 +279,7 @@ class InputReplacement:
         return f"${{{{ inputs.{self.name} }}}}"
 
     @property
-    def is_part(self) -> bool:
+    def matches_inside_text(self) -> bool:
         """Whether it is also searched inside longer texts."""
         return isinstance(self.value, str) and (self.is_certain or len(self.value) >= _SHORTEST_PART)
 
@@ -291,47 +291,50 @@ class InputReplacement:
         after = r"(?![A-Za-z0-9_\-]|\.[A-Za-z0-9_])" if value[-1].isascii() else ""
         return re.compile((f"(?<![{before}])" if before else "") + re.escape(value) + after)
 
-    def text(self, text: str) -> str:
+    def replace_in(self, text: str) -> str:
         """Return `text` with every occurrence of the value replaced by the input."""
         if text == self.value:
             return self.reference
-        if not self.is_part or str(self.value) not in text:
+        if not self.matches_inside_text or str(self.value) not in text:
             return text
         try:
-            cut = pieces(text)
+            cut = split_expressions(text)
         except UnclosedError:
             return text
         last = len(cut) - 1
-        parts = [self._code(part) if isinstance(part, Code) else self._words(part, (at == 0, at == last)) for at, part in enumerate(cut)]
+        parts = [
+            self._replace_in_code(part) if isinstance(part, Code) else self._replace_words(part, (at == 0, at == last))
+            for at, part in enumerate(cut)
+        ]
         same = all(new == (f"${{{{ {old.text} }}}}" if isinstance(old, Code) else old) for new, old in zip(parts, cut, strict=True))
         return text if same else "".join(parts)  # as written, with its white space
 
-    def expression(self, text: str) -> str:
+    def replace_in_expression(self, text: str) -> str:
         """Return a single-expression text with the constant replaced by the input."""
-        return self.text(text) if self.value != text else text
+        return self.replace_in(text) if self.value != text else text
 
-    def remains(self, value: JsonValue, at: str) -> Iterator[str]:
+    def find_remaining(self, value: JsonValue, at: str) -> Iterator[str]:
         """Yield the paths in a document where the value is still written out."""
         if isinstance(value, dict):
             for key, member in value.items():
-                if self._is_in(key):
+                if self._occurs_in(key):
                     yield join(at, key)
-                yield from self.remains(member, join(at, key))
+                yield from self.find_remaining(member, join(at, key))
         elif isinstance(value, list):
             for index, member in enumerate(value):
-                yield from self.remains(member, join(at, index))
-        elif isinstance(value, str) and self._is_in(value):
+                yield from self.find_remaining(member, join(at, index))
+        elif isinstance(value, str) and self._occurs_in(value):
             yield at
 
-    def _is_in(self, text: str) -> bool:
-        if not self.is_part or str(self.value) not in text:
+    def _occurs_in(self, text: str) -> bool:
+        if not self.matches_inside_text or str(self.value) not in text:
             return False
         try:
-            return any(isinstance(part, str) and self._pattern.search(part) for part in pieces(text))
+            return any(isinstance(part, str) and self._pattern.search(part) for part in split_expressions(text))
         except UnclosedError:
             return False
 
-    def _words(self, piece: str, ends: tuple[bool, bool]) -> str:
+    def _replace_words(self, piece: str, ends: tuple[bool, bool]) -> str:
         def put(found: re.Match[str]) -> str:
             # Next to an expression it is half of a name.
             alone = (found.start() > 0 or ends[0]) and (found.end() < len(piece) or ends[1])
@@ -339,10 +342,10 @@ class InputReplacement:
 
         return self._pattern.sub(put, piece)
 
-    def _code(self, part: Code) -> str:
+    def _replace_in_code(self, part: Code) -> str:
         if not self.is_certain or self.value in tuple(StepStatus):  # `status == 'completed'` is about something else
             return f"${{{{ {part.text} }}}}"
-        return f"${{{{ {with_constants(part.text, str(self.value), f'inputs.{self.name}')} }}}}"
+        return f"${{{{ {replace_strings(part.text, str(self.value), f'inputs.{self.name}')} }}}}"
 
 
 def value_at(document: Any, path: tuple[str | int, ...]) -> Any:

@@ -10,16 +10,16 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.expressions.references import UnclosedError, has_expression, pieces
+from plan_adapter.expressions.references import UnclosedError, has_expression, split_expressions
 from plan_adapter.options import Input, InputType
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.plan_import import written_secrets
 from plan_adapter.readable import as_text, counted, one_line
-from plan_adapter.runbooks.literals import InputReplacement, Literal, last_word, literals_of, looks, put_at, value_at
+from plan_adapter.runbooks.literals import InputReplacement, Literal, find_varying, last_word, literals_of, put_at, value_at
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate
 
-_UNTELLING = frozenset(
+_GENERIC_KEYS = frozenset(
     re.findall(
         r"\w+",
         "argument arguments argv args body command content data item items json key list name param parameter parameters params payload "
@@ -28,7 +28,7 @@ _UNTELLING = frozenset(
 )
 """Parameter names that say nothing about their value."""
 
-_TAKEN = frozenset({"self", "cls", "return_state", "wait_for", "true", "false", "null", "in"})
+_RESERVED = frozenset({"self", "cls", "return_state", "wait_for", "true", "false", "null", "in"})
 _LONGEST = 40
 
 
@@ -42,10 +42,10 @@ class NameSource:
 
 def free_name(source: NameSource, taken: Collection[str]) -> str:
     """Return a name that is an identifier in expressions and in Python, and not among `taken`."""
-    telling = Counter(name for key, is_all in source.keys if is_all and (name := _identifier(key)) and name not in _UNTELLING)
-    inside = (name for key, _ in source.keys if (name := _identifier(key)) and name not in _UNTELLING)
-    wanted = telling.most_common(1)[0][0] if telling else source.kind or next(inside, "") or "value"
-    if iskeyword(wanted) or wanted in _TAKEN:
+    specific = Counter(name for key, is_all in source.keys if is_all and (name := _identifier(key)) and name not in _GENERIC_KEYS)
+    inside = (name for key, _ in source.keys if (name := _identifier(key)) and name not in _GENERIC_KEYS)
+    wanted = specific.most_common(1)[0][0] if specific else source.kind or next(inside, "") or "value"
+    if iskeyword(wanted) or wanted in _RESERVED:
         wanted += "_"
     name, number = wanted, 2
     while name in taken:
@@ -85,8 +85,8 @@ class ProposedInput:
     @property
     def comment(self) -> str:
         """Return a line that says why it is proposed and where it occurs."""
-        still = f"; still written out in {_listed(self.remains)}" if self.remains else ""
-        return f"proposed: {'; '.join(self.reasons)}; in {_listed(self.places)}{still}"
+        still = f"; still written out in {_list_places(self.remains)}" if self.remains else ""
+        return f"proposed: {'; '.join(self.reasons)}; in {_list_places(self.places)}{still}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,20 +121,20 @@ def promote(
     plan = validate(plan, tools).plan
     literals = literals_of(plan, tools)
     found = _Candidates(literals)
-    found.add_varied([(label, literals_of(other, tools), other) for label, other in others], plan)
-    found.add_looks()
+    found.add_changed([(label, literals_of(other, tools), other) for label, other in others], plan)
+    found.add_recognized()
     found.add_repeated()
-    work = _Work(copy.deepcopy(plan.to_document()), literals, set(plan.inputs), frozenset(without))
+    editor = _RunbookEditor(copy.deepcopy(plan.to_document()), literals, set(plan.inputs), frozenset(without))
     for candidate in found.ordered():
-        work.propose(candidate)
-    document = work.document
+        editor.propose(candidate)
+    document = editor.document
     if name is not None:
         document["name"] = name
-    if work.inputs:
-        document["inputs"] = {**cast("dict[str, JsonValue]", document.get("inputs", {})), **work.definitions()}
+    if editor.inputs:
+        document["inputs"] = {**cast("dict[str, JsonValue]", document.get("inputs", {})), **editor.definitions()}
     promoted = validate(ExecutionPlan.model_validate(document), tools).plan
-    left = f"{counted(work.left, 'literal')} more could be inputs and stayed as they are: {MOST_INPUTS} are proposed at most"
-    return Promotion(promoted, tuple(work.inputs), (*((left,) if work.left else ()), *written_secrets(promoted)))
+    skipped = f"{counted(editor.skipped, 'more literal')} could be inputs and stayed as they are: at most {MOST_INPUTS} inputs are proposed"
+    return Promotion(promoted, tuple(editor.inputs), (*((skipped,) if editor.skipped else ()), *written_secrets(promoted)))
 
 
 @dataclass(slots=True)
@@ -160,15 +160,15 @@ class _Candidates:
     def ordered(self) -> list[_Candidate]:
         """Return the candidates: those known to vary first, then those with most occurrences, also inside other texts, then the longest."""
         found = sorted(self._found.values(), key=lambda one: (not one.is_varied, -len(one.literals), -len(str(one.value))))
-        rank = {id(one): (not one.is_varied, -self._places(one), -len(str(one.value))) for one in found[:_COMPARED]}
+        rank = {id(one): (not one.is_varied, -self._count_places(one), -len(str(one.value))) for one in found[:_COMPARED]}
         return [*sorted(found[:_COMPARED], key=lambda one: rank[id(one)]), *found[_COMPARED:]]
 
-    def _places(self, candidate: _Candidate) -> int:
+    def _count_places(self, candidate: _Candidate) -> int:
         draft = InputReplacement(candidate.value, "x", candidate.is_certain)
         texts = (literal.value for literal in self._literals)
-        return max(len(candidate.literals), sum(isinstance(text, str) and draft.text(text) != text for text in texts))
+        return max(len(candidate.literals), sum(isinstance(text, str) and draft.replace_in(text) != text for text in texts))
 
-    def add_varied(self, others: Iterable[tuple[str, list[Literal], ExecutionPlan]], plan: ExecutionPlan) -> None:
+    def add_changed(self, others: Iterable[tuple[str, list[Literal], ExecutionPlan]], plan: ExecutionPlan) -> None:
         """Add the values that differ in another version of the plan, at the same place of the same call."""
         tool_of = {step.id: step.tool_name for step in plan.all_steps}
         for label, literals, other in others:
@@ -181,30 +181,30 @@ class _Candidates:
                     if not has_expression(str(mine)) and not has_expression(str(other_value)):
                         self._add(mine, literal, f"it was {as_text(other_value)} in {label}", is_varied=True)
 
-    def add_looks(self) -> None:
+    def add_recognized(self) -> None:
         """Add values that look as if they vary from run to run."""
         for literal in self._literals:
             if isinstance(literal.value, str) and not literal.choices:
                 try:
-                    cut = pieces(literal.value)
+                    cut = split_expressions(literal.value)
                 except UnclosedError:
                     continue
-                for kind, text in looks(cut, literal.key):
-                    self._add(text, literal, f"it looks like {_in_words(kind)}", kind=kind)
+                for kind, text in find_varying(cut, literal.key):
+                    self._add(text, literal, f"it looks like {_describe_kind(kind)}", kind=kind)
 
     def add_repeated(self) -> None:
         """Add values that occur in several places. A number must have the same key."""
         places: dict[_Key, list[Literal]] = {}
         for literal in self._literals:
-            if _may_repeat(literal):
-                places.setdefault(_key(literal.value, literal), []).append(literal)
+            if _counts_if_repeated(literal):
+                places.setdefault(_candidate_key(literal.value, literal), []).append(literal)
         for several in places.values():
             if len(several) > 1:
                 for literal in several:
                     self._add(literal.value, literal, "it occurs in several places")
 
     def _add(self, value: Any, literal: Literal, reason: str, *, kind: str = "", is_varied: bool = False) -> None:
-        one = self._found.setdefault(_key(value, literal), _Candidate(value))
+        one = self._found.setdefault(_candidate_key(value, literal), _Candidate(value))
         one.kind = one.kind or kind
         one.is_varied = one.is_varied or is_varied
         if reason not in one.reasons:
@@ -214,7 +214,7 @@ class _Candidates:
 
 
 @dataclass(slots=True)
-class _Work:
+class _RunbookEditor:
     """The runbook's document while it is being edited."""
 
     document: dict[str, JsonValue]
@@ -222,7 +222,7 @@ class _Work:
     taken: set[str]
     without: frozenset[str]
     inputs: list[ProposedInput] = field(default_factory=list[ProposedInput])
-    left: int = 0
+    skipped: int = 0
 
     def definitions(self) -> dict[str, JsonValue]:
         """Return the proposed inputs in document form."""
@@ -232,11 +232,11 @@ class _Work:
         """Replace a candidate by an input, if it still occurs in enough places."""
         draft = InputReplacement(candidate.value, "x", candidate.is_certain)
         is_full = len(self.inputs) >= MOST_INPUTS
-        found = self._replaced(draft, candidate, candidate.literals if is_full else self.literals)
+        found = self._find_replacements(draft, candidate, candidate.literals if is_full else self.literals)
         if len(found) < (1 if candidate.is_certain else 2):
             return
         if is_full:
-            self.left += 1
+            self.skipped += 1
             return
         keys = [(literal.key, literal.value == candidate.value) for literal in candidate.literals]
         name = free_name(NameSource(candidate.kind, keys), self.taken)
@@ -244,21 +244,23 @@ class _Work:
         if name in self.without:
             return
         replacing = InputReplacement(candidate.value, name, candidate.is_certain)
-        replaced = self._replaced(replacing, candidate, self.literals)
+        replaced = self._find_replacements(replacing, candidate, self.literals)
         for literal, value in replaced:
             put_at(self.document, literal.path, value)
         self._replace_in_expressions(replacing)
         places = tuple(literal.at for literal, _ in replaced)
-        self.inputs.append(ProposedInput(name, _definition(candidate, places), tuple(candidate.reasons), places, self._remains(replacing)))
+        self.inputs.append(
+            ProposedInput(name, _define_input(candidate, places), tuple(candidate.reasons), places, self._find_remaining(replacing))
+        )
 
-    def _replaced(self, replacing: InputReplacement, candidate: _Candidate, among: Sequence[Literal]) -> list[tuple[Literal, str]]:
+    def _find_replacements(self, replacing: InputReplacement, candidate: _Candidate, among: Sequence[Literal]) -> list[tuple[Literal, str]]:
         """Return the literals that contain the value now, each with its replacement."""
         found: list[tuple[Literal, str]] = []
         keys = {literal.key for literal in candidate.literals}
         for literal in among:
             now = value_at(self.document, literal.path)
             if isinstance(now, str) and isinstance(replacing.value, str) and not (literal.choices and literal.value != replacing.value):
-                if (text := replacing.text(now)) != now:
+                if (text := replacing.replace_in(now)) != now:
                     found.append((literal, text))
             elif type(now) is type(replacing.value) and now == replacing.value and literal.key in keys:
                 found.append((literal, replacing.reference))
@@ -272,24 +274,24 @@ class _Work:
             for name in ("when", "for_each", "done_when"):
                 text = step.get(name)
                 if isinstance(text, str):
-                    step[name] = replacing.expression(text)
+                    step[name] = replacing.replace_in_expression(text)
         outputs = cast("dict[str, JsonValue]", self.document.get("outputs", {}))
-        outputs.update({name: replacing.expression(value) for name, value in outputs.items() if isinstance(value, str)})
+        outputs.update({name: replacing.replace_in_expression(value) for name, value in outputs.items() if isinstance(value, str)})
 
-    def _remains(self, replacing: InputReplacement) -> tuple[str, ...]:
+    def _find_remaining(self, replacing: InputReplacement) -> tuple[str, ...]:
         found: list[str] = []
         for step in cast("list[dict[str, Any]]", self.document["steps"]):
             written = {key: value for key, value in step.items() if key not in ("id", "tool_name", "depends_on", "tools", "metadata")}
-            found += replacing.remains(written, str(step["id"]))
-        return (*(at for at in ("name", "description") if [*replacing.remains(self.document.get(at), at)]), *found)
+            found += replacing.find_remaining(written, str(step["id"]))
+        return (*(at for at in ("name", "description") if [*replacing.find_remaining(self.document.get(at), at)]), *found)
 
 
-def _definition(candidate: _Candidate, places: Sequence[str]) -> Input:
+def _define_input(candidate: _Candidate, places: Sequence[str]) -> Input:
     """Return the input. It has the tool's type and choices if they accept the value, else the literal's own type."""
     whole = [literal for literal in candidate.literals if literal.value == candidate.value]
-    said = {str(schema.get("type")) for literal in whole for schema in literal.schemas}
+    types = {str(schema.get("type")) for literal in whole for schema in literal.schemas}
     kind = _KINDS[type(candidate.value)]
-    if kind == "integer" and "number" in said and "integer" not in said:
+    if kind == "integer" and "number" in types and "integer" not in types:
         kind = "number"
     choices = next((literal.choices for literal in whole if candidate.value in literal.choices), None)
     if choices and any(type(choice) is not type(candidate.value) for choice in choices):
@@ -297,15 +299,17 @@ def _definition(candidate: _Candidate, places: Sequence[str]) -> Input:
     more = f" and {counted(len(places) - 1, 'more place')}" if len(places) > 1 else ""
     description = next((str(schema["description"]) for literal in whole for schema in literal.schemas if schema.get("description")), "")
     key = Counter(literal.key for literal in candidate.literals).most_common(1)[0][0]
-    what = f"{description.rstrip('. ') or _in_words(candidate.kind).partition(' ')[2] or one_line(key)} (in {one_line(places[0])}{more})"
+    what = (
+        f"{description.rstrip('. ') or _describe_kind(candidate.kind).partition(' ')[2] or one_line(key)} (in {one_line(places[0])}{more})"
+    )
     return Input(type=kind, description=what[:1].upper() + what[1:], default=candidate.value, enum=choices)
 
 
-def _key(value: str | float, literal: Literal) -> _Key:
+def _candidate_key(value: str | float, literal: Literal) -> _Key:
     return type(value), value, "" if isinstance(value, str) else literal.key
 
 
-def _may_repeat(literal: Literal) -> bool:
+def _counts_if_repeated(literal: Literal) -> bool:
     value = literal.value
     if isinstance(value, bool) or literal.choices or literal.is_flag:
         return False
@@ -327,11 +331,11 @@ def _difference(mine: Any, theirs: Any) -> tuple[Any, Any]:
     return (part, other) if part.strip() and other.strip() else (mine, theirs)
 
 
-def _in_words(kind: str) -> str:
+def _describe_kind(kind: str) -> str:
     word = {"email": "e-mail address", "env": "environment"}.get(kind, kind.replace("_", " "))
     return f"{'an' if word[:1] in 'aeiou' else 'a'} {word}"
 
 
-def _listed(places: Sequence[str]) -> str:
+def _list_places(places: Sequence[str]) -> str:
     more = f", and {counted(len(places) - _PLACES_SHOWN, 'more place')}" if len(places) > _PLACES_SHOWN else ""
     return ", ".join(places[:_PLACES_SHOWN]) + more

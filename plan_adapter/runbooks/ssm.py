@@ -13,11 +13,11 @@ from plan_adapter.runbooks.conversion import (
     NotConvertibleError,
     Report,
     as_expression,
-    both,
     check_steps,
+    conjunction,
+    ignore_failure,
     in_milliseconds,
     is_placeholder,
-    let_fail,
     mapping,
     members,
     negation,
@@ -25,7 +25,7 @@ from plan_adapter.runbooks.conversion import (
     prose,
     step_id,
 )
-from plan_adapter.runbooks.ssm_actions import FIRST_OUTPUT, Action, Calls, calls_of
+from plan_adapter.runbooks.ssm_actions import FIRST_OUTPUT, Action, Calls, convert_action
 from plan_adapter.runbooks.ssm_conditions import condition_of
 from plan_adapter.runbooks.ssm_flow import BRANCH, StepOrder, choices_of, order_of
 from plan_adapter.runbooks.ssm_values import Names, kind_of, read_outputs, references
@@ -39,7 +39,7 @@ _STEP_FIELDS = frozenset(
 _PARAMETER_FIELDS = frozenset(
     {"type", "description", "default", "allowedValues", "allowedPattern", "minChars", "maxChars", "minItems", "maxItems", "displayType"}
 )
-_USUAL = {"onFailure": ("Abort",), "maxAttempts": ("1",), "isCritical": ("True", "true")}
+_DEFAULTS = {"onFailure": ("Abort",), "maxAttempts": ("1",), "isCritical": ("True", "true")}
 _LIMITS = {"minChars": "min_length", "maxChars": "max_length", "minItems": "min_length", "maxItems": "max_length"}
 
 
@@ -71,14 +71,14 @@ def convert_automation(document: Mapping[str, Any], report: Report, *, source: s
     name = re.sub(r"\.(ya?ml|json)$", "", source)
     words = " ".join(str(document.get("description") or name).split())
     plan: Document = {"name": name[:80], "description": prose(words), "inputs": names.inputs, "steps": conversion.steps}
-    if outputs := _outputs(document.get("outputs"), names):
+    if outputs := _convert_outputs(document.get("outputs"), names):
         plan["outputs"] = outputs
-    names.stand_ins.settle(plan, report)
+    names.stand_ins.drop_unused(plan, report)
     check_steps(conversion.steps, names.inputs, report)
     return plan
 
 
-def _outputs(outputs: Any, names: Names) -> Document:
+def _convert_outputs(outputs: Any, names: Names) -> Document:
     found = Document()
     for output in members(outputs):
         if str(output) in names.values:
@@ -97,43 +97,43 @@ def _add_parameters(document: Mapping[str, Any], steps: list[Document], names: N
         report.add("left out", "`assumeRole`: steps use the credentials of the worker")
     used = references([[step for step in steps if step["action"] not in _GATES], document.get("outputs")])
     gates = references([step for step in steps if step["action"] in _GATES])
-    for theirs, definition in mapping(document.get("parameters")).items():
-        if theirs in references(role) - used:
-            report.add("left out", "the parameter, which only `assumeRole` uses", theirs)
-        elif theirs in gates - used:
-            report.add("left out", "the parameter, which only an approval uses", theirs)
+    for aws_name, definition in mapping(document.get("parameters")).items():
+        if aws_name in references(role) - used:
+            report.add("left out", "the parameter, which only `assumeRole` uses", aws_name)
+        elif aws_name in gates - used:
+            report.add("left out", "the parameter, which only an approval uses", aws_name)
         else:
-            names.add_parameter(theirs, _input(theirs, mapping(definition), report))
+            names.add_parameter(aws_name, _convert_parameter(aws_name, mapping(definition), report))
 
 
-def _input(theirs: str, definition: Document, report: Report) -> Document:
-    at, named = f"parameter {theirs}", str(definition.get("type", "String"))
-    kind = kind_of(named)
+def _convert_parameter(aws_name: str, definition: Document, report: Report) -> Document:
+    at, aws_type = f"parameter {aws_name}", str(definition.get("type", "String"))
+    kind = kind_of(aws_type)
     found: Document = {"type": kind}
-    if named in ("StringList", "MapList") or named.startswith("List<"):
-        found["items"] = "object" if named == "MapList" else "string"
+    if aws_type in ("StringList", "MapList") or aws_type.startswith("List<"):
+        found["items"] = "object" if aws_type == "MapList" else "string"
     if definition.get("description"):
         found["description"] = prose(definition["description"])
     for key in definition.keys() - _PARAMETER_FIELDS:
         report.add("left out", f"`{key}`, which inputs do not have", at)
     for key in definition.keys() & _LIMITS.keys():
         found[_LIMITS[key]] = definition[key]
-    default = _default(definition.get("default"), kind)
+    default = _convert_default(definition.get("default"), kind)
     if default is None and definition.get("default") is not None:
-        report.add("left out", f"its default, which is no {named}, so a value is required", at)
+        report.add("left out", f"its default, which is not a valid {aws_type}, so a value is required", at)
     if references(default):
         report.add("left out", f"its default `{prose(default)}`, which AWS reads when a run starts, so a value is required", at)
         default = None
     allowed = definition.get("allowedValues")
     if members(allowed) and kind in ("string", "integer", "boolean"):
-        found["enum"] = [_default(value, kind) for value in members(allowed)]
+        found["enum"] = [_convert_default(value, kind) for value in members(allowed)]
         if default is not None and default not in found["enum"]:
             report.add("left out", "its default, which is not among the allowed values, so a value is required", at)
             default = None
     elif allowed is not None:
         report.add("left out", "`allowedValues`, which inputs have only for single values", at)
     pattern = definition.get("allowedPattern")
-    if pattern is not None and kind == "string" and (fault := _fault(str(pattern), default)):
+    if pattern is not None and kind == "string" and (fault := _find_pattern_fault(str(pattern), default)):
         report.add("left out", f"`allowedPattern: {pattern}`: {fault}", at)
     elif pattern is not None and kind == "string":
         found["pattern"] = str(pattern)
@@ -144,7 +144,7 @@ def _input(theirs: str, definition: Document, report: Report) -> Document:
     return found
 
 
-def _fault(pattern: str, default: Any) -> str:
+def _find_pattern_fault(pattern: str, default: Any) -> str:
     try:
         fits = matches(pattern, default if isinstance(default, str) else "")
         return "" if fits or not isinstance(default, str) else "the default does not match it"
@@ -152,7 +152,7 @@ def _fault(pattern: str, default: Any) -> str:
         return str(error)
 
 
-def _default(value: Any, kind: str) -> Any:
+def _convert_default(value: Any, kind: str) -> Any:
     text = str(value).strip().lower()
     match kind:
         case "boolean":
@@ -189,7 +189,7 @@ class _Conversion:
     order: StepOrder
     names: Names
     steps: list[Document] = field(default_factory=list[Document])
-    _ends: dict[str, list[str]] = field(default_factory=dict[str, list[str]])  # by step of the document: the steps of the plan to wait for
+    _last_steps: dict[str, list[str]] = field(default_factory=dict[str, list[str]])  # by document step: plan steps to wait for
     _gates: dict[str, str] = field(default_factory=dict[str, str])  # by step of the document: what people approve
     _choices: dict[str, list[str]] = field(default_factory=dict[str, list[str]])  # by branch: the condition of each way out
 
@@ -197,32 +197,32 @@ class _Conversion:
         """Append what a step of the document becomes."""
         step = self.known[name]
         before = self.order.before(name)
-        waits_for = list(dict.fromkeys(end for other in before for end in self._ends[other]))
+        waits_for = list(dict.fromkeys(end for other in before for end in self._last_steps[other]))
         gate = next((self._gates[other] for other in before if self._gates.get(other)), "")
         action = step["action"]
         if action in _GATES or action == BRANCH:
-            self._ends[name] = waits_for
+            self._last_steps[name] = waits_for
             self._gates[name] = gate
-            self._report_transparent(name, step)
+            self._report_extra_fields(name, step)
             if action == BRANCH:
-                self._choices[name] = self._conditions(step)
+                self._choices[name] = self._convert_choices(step)
             else:
-                self._gates[name] = self._gate(name, step)
+                self._gates[name] = self._convert_gate(name, step)
             return
         self._report_fields(name, step)
-        self._ends[name] = self._append(name, step, waits_for, gate)
+        self._last_steps[name] = self._append_steps(name, step, waits_for, gate)
 
-    def _report_transparent(self, name: str, step: Document) -> None:
-        """Report what an approval or a branch has besides its inputs; neither is a step of the plan."""
+    def _report_extra_fields(self, name: str, step: Document) -> None:
+        """Report the fields of an approval or a branch other than its inputs. Neither is a step of the plan."""
         hints = {"timeoutSeconds": "; see `options.approval_timeout_ms`"} if step["action"] != BRANCH else {}
         for key in sorted(step.keys() - {"name", "action", "inputs", "description", "nextStep", "isEnd"}):
-            is_said = key == "onFailure" and str(step[key]).lower().startswith("step:")
-            if not is_said and str(step[key]) not in _USUAL.get(key, ()):
+            is_reported = key == "onFailure" and str(step[key]).lower().startswith("step:")
+            if not is_reported and str(step[key]) not in _DEFAULTS.get(key, ()):
                 self.names.report.add("left out", f"`{key}: {prose(step[key])}`{hints.get(key, '')}", name)
         if step["action"] == BRANCH:
             self.names.report.add("changed", "the branch is the `when` of the steps that it leads to", name)
 
-    def _gate(self, name: str, step: Document) -> str:
+    def _convert_gate(self, name: str, step: Document) -> str:
         inputs = mapping(step.get("inputs"))
         following = ", ".join(f"`{other}`" for other in self.order.after(name))
         approvers = inputs.get("Approvers")
@@ -235,8 +235,8 @@ class _Conversion:
             self.names.report.add("left out", f"`{key}` of the approval", name)
         return prose(inputs.get("Message") or step.get("description") or name)
 
-    def _conditions(self, step: Document) -> list[str]:
-        """Return the condition of each way out of a branch; the last is that no choice is true."""
+    def _convert_choices(self, step: Document) -> list[str]:
+        """Return the condition of each way out of a branch. The last one holds if no choice is true."""
         name, own = str(step["name"]), list[str]()
         for choice in choices_of(step):
             try:
@@ -248,21 +248,23 @@ class _Conversion:
                 self.names.report.add("changed", f"the choice of `{target}` is an input, because {error}", name)
                 own.append(chosen)
         refused = [negation(condition) for condition in own]
-        return [both(*refused[:index], condition) for index, condition in enumerate([*own, ""])]
+        return [conjunction(*refused[:index], condition) for index, condition in enumerate([*own, ""])]
 
-    def _when(self, name: str) -> str:
-        ways = [both(*(self._choices[branch][choice] for branch, choice in self._in_order(way))) for way in self.order.ways(name)]
+    def _when_condition(self, name: str) -> str:
+        ways = [
+            conjunction(*(self._choices[branch][choice] for branch, choice in self._sort_choices(way))) for way in self.order.ways(name)
+        ]
         return "" if "" in ways else " || ".join(sorted(ways) if len(ways) == 1 else [f"({way})" for way in sorted(ways)])
 
-    def _in_order(self, way: frozenset[tuple[str, int]]) -> list[tuple[str, int]]:
+    def _sort_choices(self, way: frozenset[tuple[str, int]]) -> list[tuple[str, int]]:
         return sorted(way, key=lambda choice: (self.order.order.index(choice[0]), choice[1]))
 
-    def _append(self, name: str, step: Document, waits_for: list[str], gate: str) -> list[str]:
+    def _append_steps(self, name: str, step: Document, waits_for: list[str], gate: str) -> list[str]:
         report, inputs = self.names.report, mapping(step.get("inputs"))
         timeout = in_milliseconds(step.get("timeoutSeconds"), 1000)
-        action = Action(name, inputs, _declared(step), self.names, timeout)
+        action = Action(name, inputs, _declared_outputs(step), self.names, timeout)
         try:
-            calls = calls_of(step["action"], action)
+            calls = convert_action(step["action"], action)
         except NotConvertibleError as error:
             report.add("left out", f"`{step.get('action')}`: {error}; a placeholder step replaces it", name)
             calls = Calls({"": placeholder_step(f"write what `{step.get('action')}` did in {name}", step)})
@@ -270,12 +272,12 @@ class _Conversion:
             report.add("changed", note, name)
         for key in action.left_out:
             report.add("left out", f"`{key}` of `{step.get('action')}`", name)
-        when, taken = self._when(name), {str(one["id"]) for one in self.steps}
+        when, taken = self._when_condition(name), {str(one["id"]) for one in self.steps}
         first = step_id(name, taken)
         for ending, call in calls.steps.items():
             own = first if not ending else step_id(first + ending, taken)
             fields: Document = {"id": own, "description": prose(step.get("description") or name), **call}
-            fields["parameters"] = _with_output(call["parameters"], first)
+            fields["parameters"] = _insert_first_output(call["parameters"], first)
             if when:
                 fields["when"] = as_expression(when)
             if waits_for:
@@ -283,7 +285,7 @@ class _Conversion:
             if gate and not ending:
                 fields["requires_approval"] = True
                 fields["description"] = prose(f"{fields['description']} (approval: {gate})")
-            self._limit(name, step, fields, action.timeout_ms)
+            self._add_limits(name, step, fields, action.timeout_ms)
             self.steps.append(fields)
             waits_for = [own]
         result = f"steps.{first}.result.stdout"
@@ -291,7 +293,7 @@ class _Conversion:
         self.names.values |= {f"{name}.{output}": value for output, value in found.items()}
         return waits_for
 
-    def _limit(self, name: str, step: Document, fields: Document, timeout_ms: int | None) -> None:
+    def _add_limits(self, name: str, step: Document, fields: Document, timeout_ms: int | None) -> None:
         report = self.names.report
         if is_placeholder(fields):
             return
@@ -308,9 +310,9 @@ class _Conversion:
             fields["on_error"] = "continue"
         elif "done_when" in fields:
             fields["on_error"] = "continue"
-            report.add("changed", "`onFailure: Continue`: if the property differs, the steps behind it are skipped", name)
+            report.add("changed", "`onFailure: Continue`: if the property differs, the steps that depend on it are skipped", name)
         else:
-            let_fail(fields)
+            ignore_failure(fields)
             report.add("changed", "`onFailure: Continue`: the command itself ignores its failure, so that the next steps run", name)
 
     def _report_fields(self, name: str, step: Document) -> None:
@@ -321,13 +323,13 @@ class _Conversion:
             report.add("left out", "`isCritical: false`: a failure of the step also fails the run", name)
 
 
-def _declared(step: Document) -> list[tuple[str, str, str]]:
+def _declared_outputs(step: Document) -> list[tuple[str, str, str]]:
     """Return name, selector and type of each output that a step declares."""
     outputs = [mapping(one) for one in members(step.get("outputs"))]
     return [(str(one.get("Name")), str(one.get("Selector", "$")), str(one.get("Type", "String"))) for one in outputs if one.get("Name")]
 
 
-def _with_output(parameters: Document, first: str) -> Document:
+def _insert_first_output(parameters: Document, first: str) -> Document:
     """Return the parameters with what the first step of an action printed."""
     printed = as_expression(f"steps.{first}.result.stdout.trim()")
     found = dict(parameters)

@@ -77,27 +77,27 @@ class Action:
         """Return an input as the text of a parameter."""
         return self.names.text(value, self.name)
 
-    def needed(self, key: str) -> Any:
+    def require(self, key: str) -> Any:
         """Return an input. Raises NotConvertibleError if it is missing."""
         if self.inputs.get(key) in (None, ""):
             raise NotConvertibleError(f"it has no `{key}`")
         return self.inputs[key]
 
-    def takes(self, *keys: str) -> None:
+    def ignore_except(self, *keys: str) -> None:
         """Note the inputs other than `keys`, which the conversion leaves out."""
         self.left_out += sorted(self.inputs.keys() - {*keys})
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The steps that an action becomes, by the end of their id. `outputs` are read from the first, between separators."""
+    """The steps that an action becomes, by the suffix of their id. `outputs` are what the first one prints, split at `separator`."""
 
     steps: dict[str, Document]
     outputs: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     separator: str = "\t"
 
 
-def calls_of(action: str, step: Action) -> Calls:
+def convert_action(action: str, step: Action) -> Calls:
     """Return the calls of an action. Raises NotConvertibleError if it has no equivalent."""
     convert = _ACTIONS.get(action)
     if convert is None:
@@ -109,20 +109,20 @@ def _command(*argv: str, **fields: Any) -> Document:
     return {"tool_name": "run_command", "parameters": {"argv": [*argv]}, **fields}
 
 
-def _aws(step: Action, service: str, operation: str, inputs: Mapping[str, Any], *, query: str | None = None) -> Document:
+def _aws_call(step: Action, service: str, operation: str, inputs: Mapping[str, Any], *, query: str | None = None) -> Document:
     """Return a call of an API through the AWS command line."""
     name = kebab(operation)
     if not re.fullmatch(r"[\w.-]+ [\w-]+", f"{service} {name}"):
         raise NotConvertibleError(f"the API `{service} {operation}` is not a fixed name")
     argv = ["aws", _SERVICES.get(service.lower(), service.lower()), name]
     for key, value in inputs.items():
-        argv += _option(step, f"--{kebab(key)}", value)
+        argv += _option_arguments(step, f"--{kebab(key)}", value)
     argv += ["--query", query, "--output", "text"] if query else ["--output", "json"]
     return _command(*argv, **({"effect": "read"} if name.startswith(_READS) else {}))
 
 
-def _option(step: Action, option: str, value: Any) -> list[str]:
-    whole = step.names.whole(value, step.name)
+def _option_arguments(step: Action, option: str, value: Any) -> list[str]:
+    whole = step.names.single_reference(value, step.name)
     refused = f"--{option[5:]}" if option.startswith("--no-") else f"--no-{option[2:]}"
     if isinstance(value, bool) or str(value).lower() in ("true", "false"):
         return [option if str(value).lower() == "true" else refused]
@@ -132,7 +132,7 @@ def _option(step: Action, option: str, value: Any) -> list[str]:
     if whole is not None and whole.kind in ("array", "object"):
         return [f"{option}={as_expression(whole.code)}"]
     if members(value) and all(isinstance(member, str) for member in members(value)):
-        wholes = [step.names.whole(member, step.name) for member in members(value)]
+        wholes = [step.names.single_reference(member, step.name) for member in members(value)]
         if len(wholes) == 1 and wholes[0] is not None and wholes[0].kind == "array":
             return [f"{option}={as_expression(wholes[0].code)}"]
         return [option, *map(step.text, members(value))]
@@ -141,35 +141,37 @@ def _option(step: Action, option: str, value: Any) -> list[str]:
     return [option, step.text(value)]
 
 
-def _own(step: Action, *others: str) -> dict[str, Any]:
+def _api_inputs(step: Action, *others: str) -> dict[str, Any]:
     """Return the inputs that are parameters of the API."""
     return {key: value for key, value in step.inputs.items() if key not in ("Service", "Api", *others)}
 
 
-def _selected(outputs: list[tuple[str, str, str]]) -> str | None:
+def _output_query(outputs: list[tuple[str, str, str]]) -> str | None:
     """Return the query for the outputs of a step."""
-    queries = [_query_of_output(selector, theirs) for _, selector, theirs in outputs]
+    queries = [_query_for(selector, aws_type) for _, selector, aws_type in outputs]
     return None if not queries else queries[0] if len(queries) == 1 else f"[{', '.join(queries)}]"
 
 
-def _query_of_output(selector: str, theirs: str) -> str:
+def _query_for(selector: str, aws_type: str) -> str:
     query = query_of(selector)
-    if is_mapping_type(theirs):
+    if is_mapping_type(aws_type):
         return f"to_string({query})"
-    return f"join(',', {query})" if kind_of(theirs) == "array" else query
+    return f"join(',', {query})" if kind_of(aws_type) == "array" else query
 
 
-def _api(step: Action) -> Calls:
+def _convert_api(step: Action) -> Calls:
     declared = [output for output in step.declared if is_selector(output[1])]
     step.left_out += [f"outputs.{name}" for name, selector, _ in step.declared if not is_selector(selector)]
-    call = _aws(step, str(step.needed("Service")), str(step.needed("Api")), _own(step), query=_selected(declared))
-    return Calls({"": call}, [(name, theirs) for name, _, theirs in declared])
+    call = _aws_call(step, str(step.require("Service")), str(step.require("Api")), _api_inputs(step), query=_output_query(declared))
+    return Calls({"": call}, [(name, aws_type) for name, _, aws_type in declared])
 
 
-def _assert(step: Action) -> Calls:
-    query = query_of(str(step.needed("PropertySelector")))
-    call = _aws(step, str(step.needed("Service")), str(step.needed("Api")), _own(step, "PropertySelector", "DesiredValues"), query=query)
-    desired = step.needed("DesiredValues")
+def _convert_assert(step: Action) -> Calls:
+    query = query_of(str(step.require("PropertySelector")))
+    call = _aws_call(
+        step, str(step.require("Service")), str(step.require("Api")), _api_inputs(step, "PropertySelector", "DesiredValues"), query=query
+    )
+    desired = step.require("DesiredValues")
     values = members(desired) or [desired]
     codes = list(dict.fromkeys(code for value in values for code in _spellings(step, value)))
     text = "result.stdout.trim()"
@@ -186,8 +188,8 @@ def _spellings(step: Action, value: Any) -> list[str]:
     return [code]
 
 
-def _wait_for(step: Action) -> Calls:
-    calls = _assert(step)
+def _convert_wait(step: Action) -> Calls:
+    calls = _convert_assert(step)
     limit = step.timeout_ms or _WAIT_MS
     retries = max(1, limit // _POLL_MS)
     step.timeout_ms = None
@@ -195,8 +197,8 @@ def _wait_for(step: Action) -> Calls:
     return Calls({"": {**calls.steps[""], "max_retries": retries, "retry_delay_ms": _POLL_MS}})
 
 
-def _script(step: Action) -> Calls:
-    step.takes("Runtime", "Handler", "Script", "InputPayload")
+def _convert_script(step: Action) -> Calls:
+    step.ignore_except("Runtime", "Handler", "Script", "InputPayload")
     runtime = str(step.inputs.get("Runtime", ""))
     script = step.inputs.get("Script")
     if not isinstance(script, str):
@@ -207,25 +209,25 @@ def _script(step: Action) -> Calls:
         if step.inputs.get("InputPayload"):
             raise NotConvertibleError("it is a PowerShell script with an input payload")
         return Calls({"": _command("pwsh", "-Command", script)})
-    if not str(step.needed("Handler")).rpartition(".")[2].isidentifier():
+    if not str(step.require("Handler")).rpartition(".")[2].isidentifier():
         raise NotConvertibleError("its handler is not the name of a function")
     if not runtime.startswith("python"):
         raise NotConvertibleError(f"the runtime `{runtime}` is not known here")
-    paths = [_keys(selector) for _, selector, _ in step.declared] or [["Payload"]]
+    paths = [_selector_keys(selector) for _, selector, _ in step.declared] or [["Payload"]]
     # As in AWS, a step without a `Selector` has its whole answer as the output.
-    ending = _SCRIPT_ENDING.format(handler=str(step.needed("Handler")).rpartition(".")[2], paths=json.dumps(paths))
+    ending = _SCRIPT_ENDING.format(handler=str(step.require("Handler")).rpartition(".")[2], paths=json.dumps(paths))
     payload = list[str]()
     for key, value in mapping(step.inputs.get("InputPayload")).items():
-        whole = step.names.whole(value, step.name)
+        whole = step.names.single_reference(value, step.name)
         is_text = isinstance(value, str) and (whole is None or whole.kind == "string")
         # The space makes the value of the expression a part of a text, which inserts it as JSON.
         payload += [key, step.text(value)] if is_text else [f"{key}:json", f" {step.names.as_json(value, step.name)}"]
-    outputs = [(name, theirs) for name, _, theirs in step.declared] or [("Payload", "String")]
+    outputs = [(name, aws_type) for name, _, aws_type in step.declared] or [("Payload", "String")]
     step.notes.append("the Python script runs as `python3 -c …`; its own output goes to stderr")
     return Calls({"": _command("python3", "-c", script.rstrip() + ending, *payload)}, outputs, separator="\n")
 
 
-def _keys(selector: str) -> list[str | int]:
+def _selector_keys(selector: str) -> list[str | int]:
     query_of(selector)
     if "*" in selector:
         raise NotConvertibleError(f"the selector `{selector}` has no equivalent")
@@ -233,14 +235,14 @@ def _keys(selector: str) -> list[str | int]:
     return [int(number) if number else name or quoted for name, number, quoted in found]
 
 
-def _run_command(step: Action) -> Calls:
-    sent = _aws(step, "ssm", "SendCommand", _own(step), query="Command.CommandId")
+def _convert_run_command(step: Action) -> Calls:
+    sent = _aws_call(step, "ssm", "SendCommand", _api_inputs(step), query="Command.CommandId")
     instances = step.inputs.get("InstanceIds")
     if not instances:
         step.notes.append("sends the command to its targets, and does not wait for it")
         return Calls({"": sent}, [("CommandId", "String")])
     given = members(instances) or [instances]
-    whole = step.names.whole(given[0], step.name) if len(given) == 1 else None
+    whole = step.names.single_reference(given[0], step.name) if len(given) == 1 else None
     if whole is not None and whole.kind == "array":
         items = whole.code
     else:
@@ -250,56 +252,60 @@ def _run_command(step: Action) -> Calls:
     return Calls({"": sent, "_wait": wait}, [("CommandId", "String")])
 
 
-def _change_state(step: Action) -> Calls:
-    step.takes("InstanceIds", "DesiredState", "CheckStateOnly", "Force")
-    state = str(step.needed("DesiredState"))
+def _convert_change_state(step: Action) -> Calls:
+    step.ignore_except("InstanceIds", "DesiredState", "CheckStateOnly", "Force")
+    state = str(step.require("DesiredState"))
     verbs = {"running": "StartInstances", "stopped": "StopInstances", "terminated": "TerminateInstances"}
     if state not in verbs:
         raise NotConvertibleError(f"the state `{state}` depends on a value of the run")
-    ids = {"InstanceIds": step.needed("InstanceIds")}
-    wait = _command("aws", "ec2", "wait", f"instance-{state}", *_option(step, "--instance-ids", ids["InstanceIds"]), effect="read")
+    ids = {"InstanceIds": step.require("InstanceIds")}
+    wait = _command(
+        "aws", "ec2", "wait", f"instance-{state}", *_option_arguments(step, "--instance-ids", ids["InstanceIds"]), effect="read"
+    )
     if str(step.inputs.get("CheckStateOnly", "")).lower() == "true":
         return Calls({"": wait})
     force = {"Force": True} if str(step.inputs.get("Force", "")).lower() == "true" and state == "stopped" else {}
-    return Calls({"": _aws(step, "ec2", verbs[state], {**ids, **force}), "_wait": wait})
+    return Calls({"": _aws_call(step, "ec2", verbs[state], {**ids, **force}), "_wait": wait})
 
 
-def _renamed(operation: str, names: Mapping[str, str], *, query: str | None = None, output: str = "", waiter: tuple[str, ...] = ()) -> Any:
-    """Return the conversion of an action that is one EC2 or CloudFormation call, and the command that waits for its end."""
+def _renaming_converter(
+    operation: str, names: Mapping[str, str], *, query: str | None = None, output: str = "", waiter: tuple[str, ...] = ()
+) -> Any:
+    """Return a converter for an action that is one EC2 or CloudFormation call, followed by a wait if there is a `waiter`."""
 
     def convert(step: Action) -> Calls:
         service = "cloudformation" if operation.endswith("Stack") else "ec2"
         inputs = {names.get(key, key): value for key, value in step.inputs.items() if names.get(key, key)}
-        call = _aws(step, service, operation, inputs, query=query)
+        call = _aws_call(step, service, operation, inputs, query=query)
         steps = {"": call}
         if waiter:
-            value = FIRST_OUTPUT if output and waiter[1] == "--image-ids" else step.text(step.needed("StackName"))
+            value = FIRST_OUTPUT if output and waiter[1] == "--image-ids" else step.text(step.require("StackName"))
             steps["_wait"] = _command("aws", service, "wait", waiter[0], waiter[1], value, effect="read")
         return Calls(steps, [(output, "String")] if output else [])
 
     return convert
 
 
-def _create_tags(step: Action) -> Calls:
-    step.takes("ResourceType", "ResourceIds", "Tags")
+def _convert_create_tags(step: Action) -> Calls:
+    step.ignore_except("ResourceType", "ResourceIds", "Tags")
     if str(step.inputs.get("ResourceType", "EC2")) != "EC2":
         raise NotConvertibleError("it tags something else than EC2 resources")
-    return Calls({"": _aws(step, "ec2", "CreateTags", {"Resources": step.needed("ResourceIds"), "Tags": step.needed("Tags")})})
+    return Calls({"": _aws_call(step, "ec2", "CreateTags", {"Resources": step.require("ResourceIds"), "Tags": step.require("Tags")})})
 
 
-def _invoke(step: Action) -> Calls:
-    step.takes("FunctionName", "InvocationType", "Payload", "InputPayload")
+def _convert_invoke(step: Action) -> Calls:
+    step.ignore_except("FunctionName", "InvocationType", "Payload", "InputPayload")
     payload = step.inputs.get("Payload", step.inputs.get("InputPayload", "{}"))
     env = {
-        "FUNCTION_NAME": step.text(step.needed("FunctionName")),
+        "FUNCTION_NAME": step.text(step.require("FunctionName")),
         "INVOCATION_TYPE": step.text(step.inputs.get("InvocationType", "RequestResponse")),
-        "PAYLOAD": step.names.as_json(_parsed(payload), step.name),
+        "PAYLOAD": step.names.as_json(_parse_payload(payload), step.name),
     }
     return Calls({"": {"tool_name": "bash", "parameters": {"command": _INVOKE, "env": env}}}, [("Payload", "String")])
 
 
-def _parsed(payload: Any) -> Any:
-    """Return a payload whose text is JSON as its value, so that the values of a run can be escaped in it."""
+def _parse_payload(payload: Any) -> Any:
+    """Return the JSON value of a payload, so that values of the run can be escaped where they are inserted."""
     try:
         return json.loads(payload) if isinstance(payload, str) else payload
     except ValueError:
@@ -307,24 +313,24 @@ def _parsed(payload: Any) -> Any:
 
 
 def _as_list(step: Action, value: Any) -> Any:
-    whole = step.names.whole(value, step.name)
+    whole = step.names.single_reference(value, step.name)
     if isinstance(value, list):
         return members(value)
     return value if whole is not None and whole.kind == "array" else [value]
 
 
-def _automation(step: Action) -> Calls:
+def _convert_automation(step: Action) -> Calls:
     inputs = {key: value for key, value in step.inputs.items() if key != "RuntimeParameters"}
-    step.needed("DocumentName")
+    step.require("DocumentName")
     if given := mapping(step.inputs.get("RuntimeParameters")):
         inputs["Parameters"] = {key: _as_list(step, value) for key, value in given.items()}
-    start = _aws(step, "ssm", "StartAutomationExecution", inputs, query="AutomationExecutionId")
+    start = _aws_call(step, "ssm", "StartAutomationExecution", inputs, query="AutomationExecutionId")
     wait = {"tool_name": "bash", "effect": "read", "parameters": {"command": _AWAIT_AUTOMATION, "env": {"EXECUTION": FIRST_OUTPUT}}}
     return Calls({"": start, "_wait": wait}, [("ExecutionId", "String")])
 
 
-def _sleep(step: Action) -> Calls:
-    step.takes("Duration")
+def _convert_sleep(step: Action) -> Calls:
+    step.ignore_except("Duration")
     found = re.fullmatch(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?", str(step.inputs.get("Duration", "")))
     if found is None or not any(found.groups()):
         raise NotConvertibleError("it sleeps for a time that is not a fixed duration")
@@ -334,25 +340,29 @@ def _sleep(step: Action) -> Calls:
 
 _IMAGE = {"ImageName": "Name", "ImageDescription": "Description", "SourceImageId": "SourceImageId", "SourceRegion": "SourceRegion"}
 _ACTIONS: Mapping[str, Callable[[Action], Calls]] = {
-    "aws:executeAwsApi": _api,
-    "aws:assertAwsResourceProperty": _assert,
-    "aws:waitForAwsResourceProperty": _wait_for,
-    "aws:executeScript": _script,
-    "aws:runCommand": _run_command,
-    "aws:changeInstanceState": _change_state,
-    "aws:createTags": _create_tags,
-    "aws:invokeLambdaFunction": _invoke,
-    "aws:executeAutomation": _automation,
-    "aws:sleep": _sleep,
-    "aws:createImage": _renamed("CreateImage", _IMAGE, query="ImageId", output="ImageId", waiter=("image-available", "--image-ids")),
-    "aws:copyImage": _renamed("CopyImage", _IMAGE, query="ImageId", output="ImageId", waiter=("image-available", "--image-ids")),
-    "aws:deleteImage": _renamed("DeregisterImage", {}),
-    "aws:runInstances": _renamed(
+    "aws:executeAwsApi": _convert_api,
+    "aws:assertAwsResourceProperty": _convert_assert,
+    "aws:waitForAwsResourceProperty": _convert_wait,
+    "aws:executeScript": _convert_script,
+    "aws:runCommand": _convert_run_command,
+    "aws:changeInstanceState": _convert_change_state,
+    "aws:createTags": _convert_create_tags,
+    "aws:invokeLambdaFunction": _convert_invoke,
+    "aws:executeAutomation": _convert_automation,
+    "aws:sleep": _convert_sleep,
+    "aws:createImage": _renaming_converter(
+        "CreateImage", _IMAGE, query="ImageId", output="ImageId", waiter=("image-available", "--image-ids")
+    ),
+    "aws:copyImage": _renaming_converter("CopyImage", _IMAGE, query="ImageId", output="ImageId", waiter=("image-available", "--image-ids")),
+    "aws:deleteImage": _renaming_converter("DeregisterImage", {}),
+    "aws:runInstances": _renaming_converter(
         "RunInstances",
         {"MinInstanceCount": "MinCount", "MaxInstanceCount": "MaxCount"},
         query="join(',', Instances[].InstanceId)",
         output="InstanceIds",
     ),
-    "aws:createStack": _renamed("CreateStack", {}, query="StackId", output="StackId", waiter=("stack-create-complete", "--stack-name")),
-    "aws:deleteStack": _renamed("DeleteStack", {}, waiter=("stack-delete-complete", "--stack-name")),
+    "aws:createStack": _renaming_converter(
+        "CreateStack", {}, query="StackId", output="StackId", waiter=("stack-create-complete", "--stack-name")
+    ),
+    "aws:deleteStack": _renaming_converter("DeleteStack", {}, waiter=("stack-delete-complete", "--stack-name")),
 }

@@ -25,7 +25,7 @@ class Edge:
 
 @dataclass(slots=True)
 class StepOrder:
-    """The steps that a run can reach, in an order in which each follows those before it, with the ways to each."""
+    """The steps that a run can reach, in topological order, with the ways to each."""
 
     order: list[str]
     edges: list[Edge]
@@ -52,18 +52,18 @@ class StepOrder:
                 if edge.target == name
                 for way in self.ways(edge.source)
             }
-            self._ways[name] = self._joined(found) if found else frozenset({Way()})
+            self._ways[name] = self._merge(found) if found else frozenset({Way()})
         return self._ways[name]
 
-    def _joined(self, ways: set[Way]) -> frozenset[Way]:
+    def _merge(self, ways: set[Way]) -> frozenset[Way]:
         """Return `ways` without the choices that do not matter because every choice of their branch leads here."""
-        while (shorter := next(self._shorter(ways), None)) is not None:
+        while (shorter := next(self._find_shorter(ways), None)) is not None:
             ways = {way for way in ways if not shorter <= way} | {shorter}
         if len(ways) > _MOST_ALTERNATIVES:
             raise NotConvertibleError(f"its branches lead to one step in more than {_MOST_ALTERNATIVES} ways")
         return frozenset(ways)
 
-    def _shorter(self, ways: set[Way]) -> Iterator[Way]:
+    def _find_shorter(self, ways: set[Way]) -> Iterator[Way]:
         for way in sorted(ways, key=sorted):
             for branch, choice in sorted(way):
                 rest = way - {(branch, choice)}
@@ -75,14 +75,14 @@ def order_of(steps: Sequence[Mapping[str, Any]], report: Report) -> StepOrder:
     """Return the order of `steps`. What a run never reaches without a failure, and jumps back, are reported and left out."""
     names = [str(step["name"]) for step in steps]
     edges = [
-        edge for index, step in enumerate(steps) for edge in _edges(step, names[index + 1 : index + 2], report) if edge.target in names
+        edge for index, step in enumerate(steps) for edge in _edges_from(step, names[index + 1 : index + 2], report) if edge.target in names
     ]
-    reached, edges = _walk(names[0], edges, report)
+    reached, edges = _find_reachable(names[0], edges, report)
     for step in steps:
         if step["name"] not in reached:
             report.add("left out", "the step, because a run reaches it only after a failure, or never", str(step["name"]))
     graph = {name: [edge.source for edge in edges if edge.target == name] for name in names if name in reached}
-    counts = {str(step["name"]): len(list(_edges(step, ["-"], Report()))) for step in steps if step.get("action") == BRANCH}
+    counts = {str(step["name"]): len(list(_edges_from(step, ["-"], Report()))) for step in steps if step.get("action") == BRANCH}
     return StepOrder(topological_order(graph), edges, counts)
 
 
@@ -91,24 +91,24 @@ def choices_of(step: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [mapping(choice) for choice in members(mapping(step.get("inputs")).get("Choices"))]
 
 
-def _edges(step: Mapping[str, Any], following: list[str], report: Report) -> Iterator[Edge]:
+def _edges_from(step: Mapping[str, Any], following: list[str], report: Report) -> Iterator[Edge]:
     name, is_end = str(step["name"]), str(step.get("isEnd", "")).lower() == "true"
-    onward = str(step["nextStep"]) if step.get("nextStep") else following[0] if following else None
+    next_step = str(step["nextStep"]) if step.get("nextStep") else following[0] if following else None
     if step.get("action") == BRANCH:
         choices = choices_of(step)
         yield from (Edge(name, str(choice.get("NextStep")), index) for index, choice in enumerate(choices))
-        default = mapping(step.get("inputs")).get("Default") or (None if is_end else onward)
+        default = mapping(step.get("inputs")).get("Default") or (None if is_end else next_step)
         # The way out if no choice is true counts as a choice even if the run ends there.
         yield Edge(name, str(default), len(choices))
         return
     failure = str(step.get("onFailure", ""))
     if failure.lower().startswith("step:"):
         report.add("left out", f"`onFailure: {failure}`: a failure ends the run; see `plan guide failures` for rollbacks", name)
-    if onward is not None and not is_end:
-        yield Edge(name, onward)
+    if next_step is not None and not is_end:
+        yield Edge(name, next_step)
 
 
-def _walk(start: str, edges: Sequence[Edge], report: Report) -> tuple[set[str], list[Edge]]:
+def _find_reachable(start: str, edges: Sequence[Edge], report: Report) -> tuple[set[str], list[Edge]]:
     """Return the steps that can be reached, and the edges between them without those that jump back."""
     after: dict[str, list[Edge]] = {}
     for edge in edges:

@@ -43,16 +43,16 @@ class Names:
     stand_ins: StandIns = field(init=False)
 
     def __post_init__(self) -> None:
-        """Let the stand-ins be inputs of the plan."""
+        """Share the plan's inputs with the stand-ins."""
         self.stand_ins = StandIns(self.inputs)
 
-    def add_parameter(self, theirs: str, definition: Document) -> None:
+    def add_parameter(self, aws_name: str, definition: Document) -> None:
         """Add an input for a parameter."""
-        name = input_name(theirs, self.inputs)
-        if name != theirs:
-            self.report.add("changed", f"the parameter `{theirs}` is called `{name}`")
+        name = input_name(aws_name, self.inputs)
+        if name != aws_name:
+            self.report.add("changed", f"the parameter `{aws_name}` is called `{name}`")
         self.inputs[name] = definition
-        self.values[theirs] = Value(f"inputs.{name}", definition["type"])
+        self.values[aws_name] = Value(f"inputs.{name}", definition["type"])
 
     def value(self, reference: str, at: str) -> Value:
         """Return the value of a reference."""
@@ -60,7 +60,7 @@ class Names:
             return self.values[reference]
         return Value(f"inputs.{self.stand_ins.name_of(reference, reference.lower() if ':' in reference else reference, at)}", "string")
 
-    def whole(self, text: Any, at: str) -> Value | None:
+    def single_reference(self, text: Any, at: str) -> Value | None:
         """Return the value if a text is exactly one reference."""
         found = _REFERENCE.fullmatch(text.strip()) if isinstance(text, str) else None
         return None if found is None else self.value(found[1], at)
@@ -69,7 +69,7 @@ class Names:
         """Return a text that may contain references as CEL code."""
         if not isinstance(value, str):
             return literal(value)
-        if (whole := self.whole(value, at)) is not None:
+        if (whole := self.single_reference(value, at)) is not None:
             return whole.code
         parts = [self._as_text(self.value(part, at)) if index % 2 else literal(part) for index, part in enumerate(_REFERENCE.split(value))]
         return " + ".join(part for part in parts if part != "''") or "''"
@@ -95,12 +95,12 @@ class Names:
             return json.dumps(value)
         if "${{" in value:
             raise NotConvertibleError("a text contains `${{`, which has a meaning of its own in plans")
-        if (whole := self.whole(value, at)) is not None and whole.kind != "string":
+        if (whole := self.single_reference(value, at)) is not None and whole.kind != "string":
             return as_expression(whole.code)
         parts = _REFERENCE.split(value)
-        return f'"{"".join(self._escaped(part, at) if index % 2 else json.dumps(part)[1:-1] for index, part in enumerate(parts))}"'
+        return f'"{"".join(self._escape(part, at) if index % 2 else json.dumps(part)[1:-1] for index, part in enumerate(parts))}"'
 
-    def _escaped(self, reference: str, at: str) -> str:
+    def _escape(self, reference: str, at: str) -> str:
         code = self._as_text(self.value(reference, at))
         return as_expression(f"({code}).replace('\\\\', '\\\\\\\\').replace('\"', '\\\\\"').replace('\\n', '\\\\n')")
 
@@ -146,14 +146,14 @@ _KINDS: Mapping[str, Kind] = {
 }
 
 
-def is_mapping_type(theirs: str) -> bool:
+def is_mapping_type(aws_type: str) -> bool:
     """Return whether a type is of values that only JSON can write."""
-    return theirs in ("StringMap", "MapList")
+    return aws_type in ("StringMap", "MapList")
 
 
-def kind_of(theirs: str) -> Kind:
-    """Return the type of an input for a parameter of type `theirs`, such as `StringList` or `List<AWS::EC2::Instance::Id>`."""
-    return "array" if theirs.startswith("List<") else _KINDS.get(theirs, "string")
+def kind_of(aws_type: str) -> Kind:
+    """Return the type of an input for a parameter of type `aws_type`, such as `StringList` or `List<AWS::EC2::Instance::Id>`."""
+    return "array" if aws_type.startswith("List<") else _KINDS.get(aws_type, "string")
 
 
 def read_outputs(outputs: list[tuple[str, str]], text: str, *, separator: str, is_sure: bool) -> dict[str, Value]:
@@ -162,11 +162,11 @@ def read_outputs(outputs: list[tuple[str, str]], text: str, *, separator: str, i
     They are empty if the step is not sure to run.
     """
     found = dict[str, Value]()
-    for index, (name, theirs) in enumerate(outputs):
+    for index, (name, aws_type) in enumerate(outputs):
         # Not trimmed if there are several: the first may be empty.
         line = text if separator == "\n" else f"{text}.split('\\n')[0]"
         part = f"{text}.trim()" if len(outputs) == 1 else f"{line}.split({literal(separator)})[{index}]"
-        kind = kind_of(theirs)
+        kind = kind_of(aws_type)
         empty: dict[Kind, str] = {"array": "[]", "integer": "0", "boolean": "false"}
         code = {"array": f"{part}.split(',')", "integer": f"int({part})", "boolean": f"{part}.lowerAscii() == 'true'"}.get(kind, part)
         shown: Kind = "string" if kind == "object" else kind

@@ -10,7 +10,7 @@ from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate
 from plan_adapter.commands import open_form_notice
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import gate_policy_of, refusal, with_current_policy
-from plan_adapter.gates.identity import ProofContext, approval_from, proved, recheck
+from plan_adapter.gates.identity import ProofContext, approval_from, recheck_signature, verify_answer
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import PlanRun, Receipt
@@ -31,13 +31,13 @@ async def why_stale(answer: Approval, plan: ExecutionPlan, run: PlanRun, store: 
     if (reason := refusal(rules, by=answer.by, known_by=answer.known_by, decision=answer.decision)) is not None:
         return reason
     try:
-        await asyncio.to_thread(recheck, answer, await store.gates.get(answer.gate_id), policy)
+        await asyncio.to_thread(recheck_signature, answer, await store.gates.get(answer.gate_id), policy)
     except NotApprovedError as error:
         return str(error)
     return None
 
 
-async def earlier_answers(
+async def earlier_answer_notices(
     answers: Sequence[Approval], plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings
 ) -> tuple[list[str], list[str]]:
     """Return two lists of messages: who asked for changes, and which approvals are stale and why."""
@@ -65,16 +65,16 @@ class GateAnswers:
         Raises NotApprovedError if the answer is refused, and RunConflictError if another answer came first.
         """
         if gate.kind != "outcome" or gate.step_id is None:
-            return await self.store.gates.answer(gate.id, await self._taken(answer, request))
+            return await self.store.gates.answer(gate.id, await self._verify_approval(answer, request))
         await self.store.outcomes.resolve(
-            gate.run_id, gate.step_id, await self._resolution(answer, request), item=gate.item, kind=gate.call_kind
+            gate.run_id, gate.step_id, await self._verify_resolution(answer, request), item=gate.item, kind=gate.call_kind
         )
         return await self.store.gates.get(gate.id)
 
-    async def prove(self, approval: Approval, asked: ApprovalRequest | Gate) -> None:
+    async def verify_proof(self, approval: Approval, request: ApprovalRequest | Gate) -> None:
         """Check the proof of identity in `approval`, which another process may have written. Raises NotApprovedError."""
         if approval.id not in self._verified:
-            await asyncio.to_thread(recheck, approval, asked, await self.store.policy.effective(self.settings))
+            await asyncio.to_thread(recheck_signature, approval, request, await self.store.policy.effective(self.settings))
             self._verified.add(approval.id)
 
     async def resolution_at(self, gate: Gate) -> Receipt | None:
@@ -82,10 +82,10 @@ class GateAnswers:
         if gate.kind != "outcome" or gate.closed_at is None:
             return None
         call = (gate.step_id, gate.item, gate.call_kind)
-        of_gate = [row for row in await self.store.receipts(gate.run_id) if (row.step_id, row.item, row.kind) == call]
-        return next((row for row in of_gate if row.ended_at == gate.closed_at and row.by is not None), None)
+        receipts = [row for row in await self.store.receipts(gate.run_id) if (row.step_id, row.item, row.kind) == call]
+        return next((row for row in receipts if row.ended_at == gate.closed_at and row.by is not None), None)
 
-    async def _taken(self, answer: Answer, request: ApprovalRequest) -> Approval:
+    async def _verify_approval(self, answer: Answer, request: ApprovalRequest) -> Approval:
         """Return `answer` as an approval, with its identity verified and allowed. Raises NotApprovedError."""
         await self._refuse_open_form(answer, request)
         proof_context = await self._proof_context()
@@ -99,12 +99,13 @@ class GateAnswers:
         if self.redact(approval.result) != approval.result:
             raise NotApprovedError("the answer contains the value of a secret, and answers are recorded and shown: leave it out")
 
-    async def _resolution(self, answer: Answer, request: ApprovalRequest) -> ResolutionRecord:
+    async def _verify_resolution(self, answer: Answer, request: ApprovalRequest) -> ResolutionRecord:
+        """Return `answer` as a resolution, with its identity verified and allowed. Raises NotApprovedError."""
         if answer.decision not in ("done", "again", "abort"):
             raise NotApprovedError(f"this gate asks for the outcome of a call: answer done, again or abort instead of `{answer.decision}`")
         await self._refuse_open_form(answer, request)
         proof_context = await self._proof_context()
-        known_by = await proved(answer, await self._with_current_policy(request, proof_context.policy), proof_context)
+        known_by = await verify_answer(answer, await self._with_current_policy(request, proof_context.policy), proof_context)
         redacted = (str(self.redact(answer.note)), self.redact(answer.result))
         if answer.signature is not None and redacted[1] != answer.result:  # the redacted record could not be checked against the signature
             raise NotApprovedError("the signed result contains the value of a secret: remove the value, then sign again")
@@ -115,7 +116,7 @@ class GateAnswers:
         return ProofContext(policy, self.settings, self.store.codes, (await self.store.now()).timestamp())
 
     async def _with_current_policy(self, request: ApprovalRequest, policy: EffectivePolicy) -> ApprovalRequest:
-        """Return `request` with the gate policy of today, if the store has a policy."""
+        """Return `request` with the current gate policy, if the store has a policy."""
         if policy.number is None or request.run_id is None:
             return request
         run = await self.store.run(request.run_id, with_steps=False)

@@ -9,24 +9,24 @@ from plan_adapter.approvals import Approval, Gate, GatePolicy
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.approval import (
     ApprovedPlan,
+    approval_not_required,
     approved_plan,
     gate_policy_of,
     names_without_group,
     needs_gate,
     refusal,
     requires_approval,
-    without_approval,
 )
-from plan_adapter.gates.gate import new_gate, no_answer
+from plan_adapter.gates.gate import expiry_message, new_gate
 from plan_adapter.gates.plan_text import plan_gate_text
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.readable import one_line
 from plan_adapter.record import PlanRun, RunContext
-from plan_adapter.runs.answers import earlier_answers, why_stale
+from plan_adapter.runs.answers import earlier_answer_notices, why_stale
 from plan_adapter.runs.folders import folder_text, in_folder, move_text
 from plan_adapter.runs.keeper import GateKeeper
-from plan_adapter.runs.secrets import missing_notices
+from plan_adapter.runs.secrets import missing_secret_notices
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.standing import use_standing_approval
 from plan_adapter.runs.tool_drift import code_notices, replaced_version, tool_drift_lines
@@ -41,30 +41,30 @@ MOST_PENDING = 200
 
 
 async def is_answered(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *, run: PlanRun | None = None) -> bool:
-    """Return whether the plan needs no approval, has an answer already (also at a gate of `run`), or has somebody to ask."""
+    """Return whether the plan needs no approval, already has an answer (also at a gate of `run`), or has somebody to ask."""
     if not requires_approval(bound.validated.plan, await store.policy.effective(run_request.settings)):
         return True
     if run_request.approval is not None or run_request.approver is not None or run_request.asks_in_form:
         return True
-    if run is not None and await _answer_to(run, bound, store, run_request.settings) is not None:
+    if run is not None and await _last_answer(run, bound, store, run_request.settings) is not None:
         return True
     return await store.ledger.find_approval(bound.approval_digest, context=run_request.context) is not None
 
 
-async def not_approved(bound: BoundPlan, store: PlanStore, settings: Settings, *, run: PlanRun | None = None) -> NotApprovedError:
+async def missing_approval_error(bound: BoundPlan, store: PlanStore, settings: Settings, *, run: PlanRun | None = None) -> NotApprovedError:
     """Return the error that says which approval is missing and how to give it."""
     plan, stale = bound.validated.plan, list[str]()
     if run is not None:
-        _, stale = await earlier_answers(await _answers(run, bound, store), plan, run, store, settings)
+        _, stale = await earlier_answer_notices(await _answers(run, bound, store), plan, run, store, settings)
     return NotApprovedError(
-        "".join(f"{said}; " for said in stale)
+        "".join(f"{notice}; " for notice in stale)
         + f"`{plan.name}` requires an approval of {bound.approval_digest[:12]}…: pass `approval=approve(plan, …)` "
         "or an approver, or set `options: {require_approval: false}` in the plan"
     )
 
 
 async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> ApprovedPlan | None:
-    """Return the plan as approved for `run`, or None if the run was rejected, expired or cancelled, which is then recorded.
+    """Return the plan as approved for `run`, or None if the run was rejected, expired or cancelled. The end is recorded.
 
     Also returns None if nobody has approved the plan and the caller does not wait; the gate stays open. If a new version of the plan
     arrives in the meantime, it replaces the one in `run` and is asked about instead. Raises NotApprovedError for an answer to other
@@ -72,7 +72,7 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
     """
     while True:
         try:
-            answer = await _found(bound, run, keeper) or await _asked(bound, run, keeper)
+            answer = await _find_answer(bound, run, keeper) or await _ask_at_gate(bound, run, keeper)
         except _RevisedError:
             bound = await load_new_version(run, keeper)
             continue
@@ -84,7 +84,7 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
             case "approve":
                 if answer.gate_id is not None:
                     await _close_plan_gates(run, keeper.store)
-                return await _used(bound, run, answer, keeper)
+                return await _use_answer(bound, run, answer, keeper)
             case "reject":
                 return await end_rejected(run, answer, keeper.store)
             case "request_changes":
@@ -97,22 +97,22 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
 
 
 async def _close_plan_gates(run: PlanRun, store: PlanStore) -> None:
-    """Close the plan gates that are still open although an earlier answer counts: it was stale for a while, and was asked for again."""
+    """Close the plan gates that are still open although an earlier answer is valid: it was stale for a while, so a new gate asked again."""
     for gate in await store.gates.find(run_id=run.id):
         if gate.step_id is None and gate.kind == "approval":
             await store.gates.close(gate.id, "cancelled")
 
 
-async def open_detached(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:
+async def open_detached_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:
     """Open and return the gate of a run that no process waits at, ready for `plan approve`."""
-    draft = await _gate_of(bound, run, store, settings)
+    draft = await _prepare_gate(bound, run, store, settings)
     gate = await store.gates.open(draft, timeout_ms=bound.validated.plan.options.approval_timeout_ms)
     await store.gates.leave(gate.id)
     return gate
 
 
 @runtime_checkable
-class ChecksPolicyFirst(Protocol):
+class PolicyCheckingApprover(Protocol):
     """An approver that knows in advance whether its approval would be accepted."""
 
     def check_policy(self, rules: GatePolicy) -> None:
@@ -125,7 +125,7 @@ async def refuse_approver(bound: BoundPlan, store: PlanStore, run_request: RunRe
 
     Does nothing if a form asks as well, or if the plan needs no further answer.
     """
-    if run_request.asks_in_form or not isinstance(run_request.approver, ChecksPolicyFirst):
+    if run_request.asks_in_form or not isinstance(run_request.approver, PolicyCheckingApprover):
         return
     if await is_answered(bound, store, replace(run_request, approver=None), run=run):
         return
@@ -155,13 +155,13 @@ async def end_expired(store: PlanStore, *, run_id: str | None = None) -> None:
         if gate.is_over(now):
             closed, run = await store.gates.expire(gate.id), await store.run(gate.run_id)
             if closed.end == "expired" and run.status is PlanStatus.PENDING_APPROVAL and await _ends_run(closed, run, store):
-                await end_unapproved(run, store, RunReason.EXPIRED, _unanswered(closed))
+                await end_unapproved(run, store, RunReason.EXPIRED, _expiry_message_with_step(closed))
     waiting = await store.runs(limit=MOST_PENDING, status=PlanStatus.PENDING_APPROVAL) if run_id is None else [await store.run(run_id)]
     for run in waiting:
         last = next(reversed([gate for gate in await store.gates.find(run_id=run.id, open_only=False) if gate.step_id is None]), None)
         is_over = last is not None and last.end == "expired" and last.approval_digest == run.approval_digest
         if last is not None and is_over and run.status is PlanStatus.PENDING_APPROVAL:  # expired by a late answer
-            await end_unapproved(run, store, RunReason.EXPIRED, _unanswered(last))
+            await end_unapproved(run, store, RunReason.EXPIRED, _expiry_message_with_step(last))
 
 
 async def _ends_run(gate: Gate, run: PlanRun, store: PlanStore) -> bool:
@@ -176,8 +176,8 @@ async def _ends_run(gate: Gate, run: PlanRun, store: PlanStore) -> bool:
     return gate.rules.expires == "reject" and on_error == "stop"
 
 
-def _unanswered(gate: Gate) -> str:
-    return no_answer(gate) if gate.step_id is None else f"{no_answer(gate)} at the gate of `{gate.step_id}`"
+def _expiry_message_with_step(gate: Gate) -> str:
+    return expiry_message(gate) if gate.step_id is None else f"{expiry_message(gate)} at the gate of `{gate.step_id}`"
 
 
 async def end_unapproved(run: PlanRun, store: PlanStore, reason: RunReason, message: str) -> None:
@@ -186,19 +186,19 @@ async def end_unapproved(run: PlanRun, store: PlanStore, reason: RunReason, mess
     await store.ledger.update(run)
 
 
-async def _found(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
+async def _find_answer(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
     """Return an answer that exists already, or None if somebody has to be asked."""
     store, run_request, plan = keeper.store, keeper.run_request, bound.validated.plan
-    answer = await _answer_to(run, bound, store, run_request.settings)
+    answer = await _last_answer(run, bound, store, run_request.settings)
     if answer is not None:
         return answer
     if run_request.approval is not None:
-        return await _fitting(run_request.approval, bound, run, keeper)
+        return await _check_given_answer(run_request.approval, bound, run, keeper)
     if not requires_approval(plan, await store.policy.effective(run_request.settings)):
-        return without_approval(bound, now=await store.now())
+        return approval_not_required(bound, now=await store.now())
     waiting = await store.ledger.find_approval(bound.approval_digest, context=_context_of(run))
     if waiting is not None:
-        return await _fitting(waiting, bound, run, keeper)
+        return await _check_given_answer(waiting, bound, run, keeper)
     return await use_standing_approval(bound, run, store, run_request)
 
 
@@ -206,8 +206,8 @@ def _context_of(run: PlanRun) -> RunContext:
     return RunContext(agent_id=run.agent_id, org_id=run.org_id, tenant_id=run.tenant_id, task_id=run.task_id)
 
 
-async def _answer_to(run: PlanRun, bound: BoundPlan, store: PlanStore, settings: Settings) -> Approval | None:
-    """Return the answer of `run` about exactly this content, given at its own gate or used by it before.
+async def _last_answer(run: PlanRun, bound: BoundPlan, store: PlanStore, settings: Settings) -> Approval | None:
+    """Return the last answer about exactly this content that was given at a gate of `run` or that the run has used.
 
     Returns None for a request for changes and for a stale approval.
     """
@@ -218,16 +218,16 @@ async def _answer_to(run: PlanRun, bound: BoundPlan, store: PlanStore, settings:
 
 
 async def _answers(run: PlanRun, bound: BoundPlan, store: PlanStore) -> list[Approval]:
-    return [row for row in await store.approvals(run.id) if is_of_run(row, run) and row.approval_digest == bound.approval_digest]
+    return [row for row in await store.approvals(run.id) if is_plan_answer(row, run) and row.approval_digest == bound.approval_digest]
 
 
-def is_of_run(row: Approval, run: PlanRun) -> bool:
+def is_plan_answer(row: Approval, run: PlanRun) -> bool:
     """Return whether `row` was given at the plan gate of `run`, or was used for it."""
     return row.run_id == run.id and row.step_id is None and (row.gate_id is not None or row.used_at is not None)
 
 
-async def _fitting(given: Approval, bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval:
-    """Return `given`, an answer from before the run was created. Raises NotApprovedError if the gate policy refuses it."""
+async def _check_given_answer(given: Approval, bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval:
+    """Return `given`, an answer that is older than the run. Raises NotApprovedError if the gate policy refuses it."""
     revisions = await keeper.store.revisions.of_run(run.id)
     revised_by = revisions[-1].by if revisions else ""
     policy = await keeper.store.policy.effective(keeper.run_request.settings)
@@ -242,22 +242,22 @@ async def _fitting(given: Approval, bound: BoundPlan, run: PlanRun, keeper: Gate
     return given
 
 
-async def _asked(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
+async def _ask_at_gate(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
     """Return the answer at the plan gate, or None if there is none. If the run has ended with the gate, that is recorded."""
     store, run_request = keeper.store, keeper.run_request
     if run_request.waits and not run_request.asks:
-        raise await not_approved(bound, store, run_request.settings, run=run)
-    draft = await _gate_of(bound, run, store, run_request.settings, run_request.secrets)
+        raise await missing_approval_error(bound, store, run_request.settings, run=run)
+    draft = await _prepare_gate(bound, run, store, run_request.settings, run_request.secrets)
     gate = await keeper.open(draft, timeout_ms=bound.validated.plan.options.approval_timeout_ms)
     left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    if _is_left(run_request):
+    if _leaves_gate_open(run_request):
         left.set_result(None)
-    with run_request.leave.handled_by(lambda: _done(left)):
-        closed = await keeper.collected(gate) or await keeper.ask_until_left(gate, left)
+    with run_request.leave.handled_by(lambda: _signal_left(left)):
+        closed = await keeper.collect_answer(gate) or await keeper.ask_until_left(gate, left)
     if closed.end is None:
         return None
     if closed.end == "expired":
-        await end_unapproved(run, store, RunReason.EXPIRED, no_answer(closed))
+        await end_unapproved(run, store, RunReason.EXPIRED, expiry_message(closed))
         return None
     answer = await store.gates.answer_to(closed.id)
     if closed.end == "answered" and answer is not None:
@@ -271,12 +271,12 @@ async def _asked(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval
     return None
 
 
-def _is_left(run_request: RunRequest) -> bool:
+def _leaves_gate_open(run_request: RunRequest) -> bool:
     """Return whether the plan gate stays open for others, with nobody waiting here."""
     return not (run_request.waits or run_request.asks)
 
 
-def _done(left: "asyncio.Future[None]") -> bool:
+def _signal_left(left: "asyncio.Future[None]") -> bool:
     if not left.done():
         left.set_result(None)
     return True
@@ -301,14 +301,14 @@ async def load_new_version(run: PlanRun, keeper: GateKeeper) -> BoundPlan:
     return bound
 
 
-async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings, secrets: SecretChain | None = None) -> Gate:
+async def _prepare_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings, secrets: SecretChain | None = None) -> Gate:
     """Return the plan gate of `run` to open, and record that the run waits. Its message names stale approvals."""
     plan = bound.validated.plan
     answers, revisions = await store.approvals(run.id), await store.revisions.of_run(run.id)
     policy = await store.policy.effective(settings)
     rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "", revised_by=revisions[-1].by if revisions else "")
-    changes, stale = await earlier_answers(await _answers(run, bound, store), plan, run, store, settings)
-    await _keep_waiting(run, store, message="; ".join(stale) or None)
+    changes, stale = await earlier_answer_notices(await _answers(run, bound, store), plan, run, store, settings)
+    await _record_waiting(run, store, message="; ".join(stale) or None)
     replaced = replaced_version(revisions, answers)
     moved = move_text(replaced.folder, run.folder) if replaced is not None else None
     text = plan_gate_text(
@@ -318,7 +318,7 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
         expires_ms=plan.options.approval_timeout_ms,
         earlier=await store.get(replaced.digest) if replaced is not None and replaced.digest != run.digest else None,
         tools=tool_drift_lines(bound, run, replaced),
-        origin=await _origin(run, [revision.digest for revision in revisions], store),
+        origin=await _origin_lines(run, [revision.digest for revision in revisions], store),
         folder="" if run.folder is None else folder_text(run.folder),
         notices=[
             *([] if moved is None else [f"{moved[0].upper()}{moved[1:]}."]),
@@ -326,7 +326,7 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
             *stale,
             *_unknown_names(plan, policy),
             *await code_notices(bound.validated, run, store),
-            *await missing_notices(bound.validated, settings, secrets),
+            *await missing_secret_notices(bound.validated, settings, secrets),
         ],
     )
     return new_gate(run, approval_digest=bound.approval_digest, description=plan.description, text=text, rules=rules)
@@ -341,20 +341,20 @@ def _unknown_names(plan: ExecutionPlan, policy: EffectivePolicy) -> list[str]:
     return [f"`{one_line(name)}` may answer as a person: {where} has no group with this name." for name in names]
 
 
-async def _origin(run: PlanRun, earlier: list[str], store: PlanStore) -> list[str]:
+async def _origin_lines(run: PlanRun, earlier: list[str], store: PlanStore) -> list[str]:
     """Return lines about the draft that the plan of `run`, or one of its `earlier` versions, came from."""
     found = await store.drafts.of_plans([run.digest, *reversed(earlier)], tenant_id=run.tenant_id)
     if found is None:
         return []
-    from plan_adapter.draft_text import origin_lines  # a run of a plan that nobody drafted starts without it
+    from plan_adapter.draft_text import origin_lines  # only runs of drafted plans load this
 
     return origin_lines(found[1], is_as_drafted=found[0] == run.digest)
 
 
-async def _keep_waiting(run: PlanRun, store: PlanStore, *, message: str | None) -> None:
+async def _record_waiting(run: PlanRun, store: PlanStore, *, message: str | None) -> None:
     """Record that `run` waits at its plan gate, with its flow run, which a resume has to find."""
-    as_it_waits = (PlanStatus.PENDING_APPROVAL, None, message, None)
-    if run.flow_run_id is not None or (run.status, run.reason, run.message, run.completed_at) != as_it_waits:
+    waiting_state = (PlanStatus.PENDING_APPROVAL, None, message, None)
+    if run.flow_run_id is not None or (run.status, run.reason, run.message, run.completed_at) != waiting_state:
         run.transition(PlanStatus.PENDING_APPROVAL, message=message)
         await store.ledger.update(run)
 
@@ -364,7 +364,8 @@ def gated_steps(bound: BoundPlan, policy: EffectivePolicy) -> Collection[str]:
     return [step.id for step in bound.validated.plan.all_steps if needs_gate(step, bound.validated, policy)]
 
 
-async def _used(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKeeper) -> ApprovedPlan:
+async def _use_answer(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKeeper) -> ApprovedPlan:
+    """Use up `answer` for `run`, and return the approved plan."""
     store, used = keeper.store, answer
     if answer.run_id == run.id and answer.used_at is not None:  # used in an earlier start of this run, so it stays valid
         approved = approved_plan(bound, replace(answer, expires_at=None), now=answer.used_at)

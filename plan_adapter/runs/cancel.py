@@ -18,20 +18,20 @@ RESUMING_ENTRIES = frozenset({"run_created", "run_started", "new_version", "gate
 """Audit log entries after which an earlier cancellation in Prefect no longer counts."""
 
 
-async def end_cancelled(runs: Collection[PlanRun], store: PlanStore) -> dict[str, str]:
+async def apply_cancellations(runs: Collection[PlanRun], store: PlanStore) -> dict[str, str]:
     """Cancel the `runs` that were cancelled in Prefect since they last started, and return the reasons by run id.
 
-    The server is the one in Prefect's settings. Runs that have ended are not looked up. If a process is executing a run, it is asked to end
+    The server is the one in Prefect's settings. Runs that have ended are not looked up. A process that is executing a run is asked to end
     it. Raises NoServerError.
     """
-    from plan_adapter.engine.flow_runs import cancellations  # imports Prefect
+    from plan_adapter.engine.flow_runs import read_cancellations  # imports Prefect
 
     unended = {run.flow_run_id: run for run in runs if run.flow_run_id is not None and run.completed_at is None}
     ended = dict[str, str]()
-    for flow_run_id, cancellation in (await cancellations(unended) if unended else {}).items():
+    for flow_run_id, cancellation in (await read_cancellations(unended) if unended else {}).items():
         run = unended[flow_run_id]
-        went_on = [entry.at for entry in await store.audit(run.id) if entry.kind in RESUMING_ENTRIES]
-        if went_on and max(went_on) > cancellation.at:  # revised since then, or resumed without Prefect
+        resumed_at = [entry.at for entry in await store.audit(run.id) if entry.kind in RESUMING_ENTRIES]
+        if resumed_at and max(resumed_at) > cancellation.at:  # revised since then, or resumed without Prefect
             continue
         with suppress(RunConflictError):  # it has ended in the meantime
             await store.cancel(run.id, cancellation.reason)
@@ -39,10 +39,10 @@ async def end_cancelled(runs: Collection[PlanRun], store: PlanStore) -> dict[str
     return ended
 
 
-async def cancelled_before(run: PlanRun, store: PlanStore) -> str | None:
+async def apply_cancellation(run: PlanRun, store: PlanStore) -> str | None:
     """Return why `run` was cancelled in Prefect, and cancel it; None if it was not, or Prefect cannot be reached."""
     try:
-        return (await end_cancelled([run], store)).get(run.id)
+        return (await apply_cancellations([run], store)).get(run.id)
     except NoServerError as error:
         log.info("%s", error)
         return None
@@ -50,11 +50,11 @@ async def cancelled_before(run: PlanRun, store: PlanStore) -> str | None:
 
 async def is_cancelled(run: PlanRun, flow_run_id: str, store: PlanStore) -> bool:
     """Return whether this process is being stopped because the flow run was cancelled. If so, also cancel `run`."""
-    from plan_adapter.engine.flow_runs import cancellation_of  # imports Prefect
+    from plan_adapter.engine.flow_runs import cancellation_reason  # imports Prefect
 
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            reason = await cancellation_of(flow_run_id)
+            reason = await cancellation_reason(flow_run_id)
     except Exception as error:
         log.warning("the reason to end run %s cannot be read: %s", run.id, error)
         return False

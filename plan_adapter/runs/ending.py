@@ -27,25 +27,25 @@ PREFECT_POLL_SECONDS = 2.0
 
 
 @asynccontextmanager
-async def watched(
+async def watch_run(
     scope: RunScope,
     store: PlanStore,
-    asked: Callable[[], Awaitable[str | None]],
+    cancel_request: Callable[[], Awaitable[str | None]],
     in_prefect: Callable[[], Awaitable[str | None]] | None,
     *,
-    ends: Stop | None = None,
+    stop: Stop | None = None,
 ) -> AsyncGenerator[None]:
     """Keep the run's lease and watch for cancellation inside the block.
 
-    Sets `ends` (by default `scope.stop`, which stops all work) once `asked` or `in_prefect` returns a reason.
+    Sets `stop` (by default `scope.stop`, which stops all work) once `cancel_request` or `in_prefect` returns a reason.
     """
-    ends = ends or scope.stop
-    works = [_keep_lease(scope, store), watch(ends, asked, every_seconds=STORE_POLL_SECONDS)]
+    stop = stop or scope.stop
+    watchers = [_keep_lease(scope, store), watch(stop, cancel_request, every_seconds=STORE_POLL_SECONDS)]
     if in_prefect is not None:
-        works.append(watch(ends, in_prefect, every_seconds=PREFECT_POLL_SECONDS))
-    tasks = [asyncio.ensure_future(work) for work in works]
+        watchers.append(watch(stop, in_prefect, every_seconds=PREFECT_POLL_SECONDS))
+    tasks = [asyncio.ensure_future(watcher) for watcher in watchers]
     try:
-        async with _hidden_secrets(scope):
+        async with _redact_output(scope):
             yield
     finally:
         for task in tasks:
@@ -53,7 +53,7 @@ async def watched(
 
 
 @asynccontextmanager
-async def _hidden_secrets(scope: RunScope) -> AsyncGenerator[None]:
+async def _redact_output(scope: RunScope) -> AsyncGenerator[None]:
     """Redact the plan's secrets and this process's credentials in everything logged or printed inside the block."""
     await scope.secrets.look_up_early(scope.approved.bound.validated.secrets)
     if scope.secrets.redactor:
@@ -76,7 +76,7 @@ async def _keep_lease(scope: RunScope, store: PlanStore) -> None:
             log.info("the lease of run %s cannot be renewed now: %s", scope.run.id, error)
 
 
-async def answer_soon(in_prefect: Callable[[], Awaitable[str | None]]) -> str | None:
+async def check_prefect_cancellation(in_prefect: Callable[[], Awaitable[str | None]]) -> str | None:
     """Return why the run was cancelled in Prefect, or None if it was not or Prefect does not answer in time."""
     try:
         async with asyncio.timeout(PREFECT_POLL_SECONDS):
@@ -86,14 +86,14 @@ async def answer_soon(in_prefect: Callable[[], Awaitable[str | None]]) -> str | 
         return None
 
 
-async def conclude_run(scope: RunScope, store: PlanStore, rollback: Rollback | None, undrafted: str | None) -> None:
-    """Record and report the end of a run whose steps have all ended. `undrafted` says why replanning failed, if it did."""
+async def conclude_run(scope: RunScope, store: PlanStore, rollback: Rollback | None, replan_failure: str | None) -> None:
+    """Record and report the end of a run whose steps have all ended. `replan_failure` says why replanning failed, if it did."""
     status, reason, message = with_finals(ending_without_finals(scope), finals_of(scope), scope.why_finals_stopped)
     scope.run.transition(status, reason=reason, message=message)
-    scope.run.outputs, problem = _outputs(scope)
+    scope.run.outputs, problem = _compute_outputs(scope)
     scope.run.message = scope.run.message or problem
-    if undrafted is not None:
-        scope.run.message = f"{scope.run.message}; the remaining steps could not be replanned: {undrafted}"
+    if replan_failure is not None:
+        scope.run.message = f"{scope.run.message}; the remaining steps could not be replanned: {replan_failure}"
     await end_run(scope, store, rollback)
 
 
@@ -130,7 +130,7 @@ async def end_run(scope: RunScope, store: PlanStore, rollback: Rollback | None) 
     await scope.call_hook(scope.hooks.on_plan_complete, run)
 
 
-def _outputs(scope: RunScope) -> tuple[dict[str, JsonValue], str | None]:
+def _compute_outputs(scope: RunScope) -> tuple[dict[str, JsonValue], str | None]:
     """Return the plan's outputs and, if any could not be computed, their errors as one message. Such outputs are null."""
     outputs, problems = dict[str, JsonValue](), list[str]()
     for name, template in scope.approved.bound.validated.outputs.items():

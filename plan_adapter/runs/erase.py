@@ -1,4 +1,4 @@
-"""Erase values in the record and the result files of a run that has ended. Interrupted, it can be repeated."""
+"""Erase values in the record and the result files of a run that has ended. Safe to repeat after an interruption."""
 
 import asyncio
 import json
@@ -17,12 +17,12 @@ from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.folders import write_below
 
 STAGED = ".erased"
-"""The ending of a new result file until the record names its digest."""
+"""The suffix of a new result file until the record names its digest."""
 
 
 async def preview_erasure(run_id: str, fields: Sequence[str], *, store: PlanStore, settings: Settings, by: str) -> Erasure:
     """Return what `erase_values` would erase. Raises the same errors."""
-    run, files = await _prepared(run_id, store, settings, by=by)
+    run, files = await _prepare(run_id, store, settings, by=by)
     return await store.retention.preview_erasure(run.id, fields, files=files)
 
 
@@ -32,21 +32,21 @@ async def erase_values(run_id: str, fields: Sequence[str], *, store: PlanStore, 
     Raises NotApprovedError if `by` is not an operator of the run's plan, RunConflictError as `Retention.erase` does, and StoreError if a
     result file cannot be read or written.
     """
-    run, files = await _prepared(run_id, store, settings, by=by)
+    run, files = await _prepare(run_id, store, settings, by=by)
     erasure = await store.retention.erase(run.id, fields, files=files, stage=_stage, by=by, known_by=known_by)
     await _finish(run, store, settings)
     return erasure
 
 
-async def _prepared(run_id: str, store: PlanStore, settings: Settings, *, by: str) -> tuple[PlanRun, dict[str, JsonValue]]:
+async def _prepare(run_id: str, store: PlanStore, settings: Settings, *, by: str) -> tuple[PlanRun, dict[str, JsonValue]]:
     """Return the run and the contents of its result files by path, once an interrupted erasure is complete."""
     run = await store.run(run_id, with_steps=False)
     await require_operator(await store.get(run.digest), run, store, settings, by=by, operation="erase")
     await _finish(run, store, settings)
-    return run, await asyncio.to_thread(_read, settings.results_path / run.id)
+    return run, await asyncio.to_thread(_read_results, settings.results_path / run.id)
 
 
-def _read(folder: Path) -> dict[str, JsonValue]:
+def _read_results(folder: Path) -> dict[str, JsonValue]:
     try:
         return {str(path): json.loads(path.read_bytes()) for path in sorted(folder.glob("*.json")) if not path.is_symlink()}
     except (OSError, ValueError) as error:
@@ -54,6 +54,7 @@ def _read(folder: Path) -> dict[str, JsonValue]:
 
 
 def _stage(files: Mapping[str, JsonValue]) -> None:
+    """Write the new contents of result files beside the old ones."""
     for path, content in files.items():
         root = Path(path).parent.resolve()
         try:
@@ -63,16 +64,16 @@ def _stage(files: Mapping[str, JsonValue]) -> None:
 
 
 async def _finish(run: PlanRun, store: PlanStore, settings: Settings) -> None:
-    """Put new result files in place of the old ones if the record names them. Others are of an erasure that was not committed."""
+    """Put new result files in place of the old ones if the record names them. The others come from an erasure that was not committed."""
     staged = await asyncio.to_thread(lambda: sorted((settings.results_path / run.id).glob(f"*{STAGED}")))
     if not staged:
         return
     results = [receipt.result for receipt in await store.receipts(run.id)]
     kept = {path: result["digest"] for result in results if isinstance(result, dict) and (path := file_of(result, run.id)) is not None}
-    await asyncio.to_thread(_replace, staged, kept)
+    await asyncio.to_thread(_replace_results, staged, kept)
 
 
-def _replace(staged: Sequence[Path], kept: Mapping[str, JsonValue]) -> None:
+def _replace_results(staged: Sequence[Path], kept: Mapping[str, JsonValue]) -> None:
     for path in staged:
         target = path.with_name(path.name.removesuffix(STAGED))
         try:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from plan_adapter.canonical import approval_digest
-from plan_adapter.commands import resume_asked, rollback_command
+from plan_adapter.commands import resume_command_after_gate, rollback_command
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.readable import one_line
 from plan_adapter.record import PlanRun, RunFolder
@@ -23,7 +23,7 @@ def current_folder(settings: Settings) -> RunFolder | None:
     except OSError:
         return None
     files_root = path if settings.files_root is None else os.path.realpath(settings.files_root.expanduser())
-    return RunFolder(_text(path), _text(files_root), f"{_inode(path)} {_inode(files_root)}")
+    return RunFolder(_path_text(path), _path_text(files_root), f"{_inode(path)} {_inode(files_root)}")
 
 
 def in_folder(bound: BoundPlan, folder: RunFolder | None) -> BoundPlan:
@@ -57,16 +57,16 @@ def refuse_elsewhere(run: PlanRun, settings: Settings) -> None:
     """Raise NotApprovedError, with the command to type, if `run` works in another folder than this process."""
     now = current_folder(settings)
     if (why := why_elsewhere(run.folder, now)) is not None:
-        here = f"`{resume_asked(run)} --here` asks for an approval of this folder"
-        raise NotApprovedError(f"run {run.id} {why}, which nobody approved: {', '.join([*_ways_there(run, now), here])}")
+        here = f"`{resume_command_after_gate(run)} --here` asks for an approval of this folder"
+        raise NotApprovedError(f"run {run.id} {why}, which nobody approved: {', '.join([*_original_folder_hints(run, now), here])}")
 
 
-def _ways_there(run: PlanRun, now: RunFolder | None) -> list[str]:
+def _original_folder_hints(run: PlanRun, now: RunFolder | None) -> list[str]:
     """Return how to resume `run` where it ran, if that is possible."""
     if run.folder is None or why_elsewhere(run.folder, now, by_path=True) is None:
         return []
     if Path(run.folder.path).is_dir() or run.flow_run_id is None:
-        return [_there(run.folder, resume_asked(run))]
+        return [_hint_in_folder(run.folder, resume_command_after_gate(run))]
     return [
         f"the folder is not on this machine; if a deployment started it, `prefect flow-run retry {run.flow_run_id}` resumes it on a worker"
     ]
@@ -76,10 +76,12 @@ def refuse_rollback_elsewhere(run: PlanRun, settings: Settings) -> None:
     """Raise NotApprovedError if `run` would be rolled back in another folder. No approval can allow that."""
     why = why_elsewhere(run.folder, current_folder(settings), by_path=True)
     if why is not None and run.folder is not None:
-        raise NotApprovedError(f"run {run.id} {why}: it is rolled back where it ran; {_there(run.folder, rollback_command(run))}")
+        raise NotApprovedError(
+            f"run {run.id} {why}: it can be rolled back only where it ran; {_hint_in_folder(run.folder, rollback_command(run))}"
+        )
 
 
-def moved_here(settings: Settings, run: PlanRun) -> RunFolder | None:
+def move_target(settings: Settings, run: PlanRun) -> RunFolder | None:
     """Return the current folder, marked as moved to, or None if `run` works in it already.
 
     Raises NotApprovedError if the current folder is gone.
@@ -105,7 +107,7 @@ def move_text(before: RunFolder | None, now: RunFolder | None) -> str | None:
     return f"the folder of the run changed: from {folder_text(before)} to {folder_text(now)}{replaced}"
 
 
-def _there(folder: RunFolder, command: str) -> str:
+def _hint_in_folder(folder: RunFolder, command: str) -> str:
     files = "" if folder.files_root == folder.path else f"PLAN_ADAPTER_FILES_ROOT={shlex.quote(folder.files_root)} "
     return f"`cd {shlex.quote(folder.path)} && {files}{command}` resumes it there"
 
@@ -124,5 +126,5 @@ def _same_inodes(recorded: str, now: str) -> bool:
     return all(NO_INODE in (one, other) or one.partition(":")[2] == other.partition(":")[2] for one, other in pairs)
 
 
-def _text(path: str) -> str:
+def _path_text(path: str) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")

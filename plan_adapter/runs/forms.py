@@ -6,12 +6,12 @@ import logging
 from plan_adapter.approvals import Approval, Gate
 from plan_adapter.engine.connection import Server, current_server
 from plan_adapter.engine.gate import GateCancelledError, ask_in_form
-from plan_adapter.engine.gate_display import emit, publish_text
-from plan_adapter.engine.gate_forms import collected_answer, resume_released
+from plan_adapter.engine.gate_display import emit_gate_event, publish_text
+from plan_adapter.engine.gate_forms import collect_answer, resume_released
 from plan_adapter.engine.gate_prompt import leave_form
 from plan_adapter.engine.server_auth import demands_authentication
 from plan_adapter.errors import NoServerError
-from plan_adapter.gates.approval import Asking
+from plan_adapter.gates.approval import PendingGate
 from plan_adapter.gates.gate import GateEventKind, GateForms
 from plan_adapter.record import PlanRun
 from plan_adapter.runs.approval import end_expired
@@ -23,15 +23,14 @@ log = logging.getLogger(__name__)
 async def end_released(store: PlanStore) -> None:
     """End the runs that released their worker and got no answer in time.
 
-    No process watches the deadline of such a run, so the next flow run that starts does it. If the server cannot be reached, that is
-    logged.
+    No process watches the deadline of such a run, so the next flow run that starts calls this. An unreachable server is only logged.
     """
     now = await store.now()
-    over = [gate for gate in await store.gates.find() if gate.rules.release and gate.is_over(now)]
-    if not over:
+    expired = [gate for gate in await store.gates.find() if gate.rules.release and gate.is_over(now)]
+    if not expired:
         return
     await end_expired(store)
-    for gate in over:
+    for gate in expired:
         try:
             await resume_released(gate, None)
         except NoServerError as error:
@@ -42,15 +41,15 @@ def prefect_forms(flow_run_id: str, store: PlanStore, server: Server | None) -> 
     """Return the Prefect forms for the gates of the flow run `flow_run_id`. By default the server is the one in Prefect's settings."""
     server = server or current_server()
 
-    async def ask(asking: Asking) -> str | None:
+    async def ask(pending: PendingGate) -> str | None:
         try:
-            await ask_in_form(asking, approval_of=store.gates.answer_to)
+            await ask_in_form(pending, approval_of=store.gates.answer_to)
         except GateCancelledError as error:
             return str(error)
         return None
 
     def emit_event(kind: GateEventKind, gate: Gate, run: PlanRun, message: str | None, approval: Approval | None) -> None:
-        emit(kind, gate, run, link=server.run_url(gate.flow_run_id or flow_run_id), message=message, approval=approval)
+        emit_gate_event(kind, gate, run, link=server.run_url(gate.flow_run_id or flow_run_id), message=message, approval=approval)
 
     async def publish(gate: Gate) -> None:
         await publish_text(gate.text, key=f"plan {gate.name}", description=gate.description)
@@ -58,4 +57,4 @@ def prefect_forms(flow_run_id: str, store: PlanStore, server: Server | None) -> 
     async def is_private() -> bool:
         return await asyncio.to_thread(demands_authentication, server.api_url) is True
 
-    return GateForms(ask, collected_answer, emit_event, publish, resume_released, is_private, leave_form)
+    return GateForms(ask, collect_answer, emit_event, publish, resume_released, is_private, leave_form)

@@ -13,7 +13,7 @@ from plan_adapter.record import PlanRun
 from plan_adapter.runs.permissions import proof_options
 from plan_adapter.runs.session import Identity, RunRequest
 from plan_adapter.status import StepStatus
-from plan_adapter.store.columns import readable_words
+from plan_adapter.store.columns import escape_unstorable
 from plan_adapter.store.operator_requests import OperatorRequest
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import ValidatedPlan
@@ -25,14 +25,14 @@ _REFUSED: dict[OperatorRequestKind, str] = {
 }
 
 
-def choices_of(run: PlanRun, validated: ValidatedPlan, history: RunHistory, asked: ResumeOptions) -> dict[str, StepChoice]:
-    """Return by step id what a resume does with the step. Skipped steps stay skipped, unless the run resumes from that step.
+def choices_of(run: PlanRun, validated: ValidatedPlan, history: RunHistory, options: ResumeOptions) -> dict[str, StepChoice]:
+    """Return what a resume does with each step, by step id. Skipped steps stay skipped, except the one that the run resumes from.
 
     Raises RunConflictError, which names every request that cannot be met.
     """
     by_status = {status: {step.id for step in run.steps if step.status is status} for status in StepStatus}
     succeeded = by_status[StepStatus.COMPLETED] | {step_id for step_id, item in history.succeeded if item is None}
-    if _runs_finals_again(run, validated):
+    if _reruns_finally_steps(run, validated):
         succeeded -= set(validated.finally_order)
     record = Record(
         succeeded=succeeded,
@@ -40,37 +40,41 @@ def choices_of(run: PlanRun, validated: ValidatedPlan, history: RunHistory, aske
         skipped=by_status[StepStatus.SKIPPED],
     )
     before = {step_id: why for step_id, why in history.skipped.items() if step_id not in succeeded}
-    found = choices(validated.dependencies, record, replace(asked, skipped=asked.all_skipped(before)))
+    found = choices(validated.dependencies, record, replace(options, skipped=options.all_skipped(before)))
     return found | {step_id: StepChoice("run") for step_id in validated.finally_order if found[step_id].kind == "left"}
 
 
-def _runs_finals_again(run: PlanRun, validated: ValidatedPlan) -> bool:
-    """Return whether a resume runs the `finally` steps again, whether they have succeeded or not: if it runs any other step."""
+def _reruns_finally_steps(run: PlanRun, validated: ValidatedPlan) -> bool:
+    """Return whether a resume runs all `finally` steps again. It does if it runs any other step."""
     ended = {step.id for step in run.steps if step.status in (StepStatus.COMPLETED, StepStatus.SKIPPED)}
     return any(step_id not in ended for step_id in validated.order)
 
 
 async def with_operator_requests(
-    run: PlanRun, validated: ValidatedPlan, history: RunHistory, asked: ResumeOptions, store: PlanStore, run_request: RunRequest
+    run: PlanRun, validated: ValidatedPlan, history: RunHistory, options: ResumeOptions, store: PlanStore, run_request: RunRequest
 ) -> RunHistory:
-    """Return `history` with the requested choice for each step, and record which steps are skipped or wanted again.
+    """Return `history` with the requested choice for each step, and record which steps are skipped or run again.
 
     Nothing is recorded if a request is refused. Raises RunConflictError for a request that cannot be met, and NotApprovedError if the
     caller is not allowed to make it.
     """
-    choices = choices_of(run, validated, history, asked)
+    choices = choices_of(run, validated, history, options)
     by = _identity(run_request).by
-    new = [step_id for step_id, because in asked.skipped.items() if history.skipped.get(step_id) != skipped_by(by, readable_words(because))]
-    for because in dict.fromkeys(asked.skipped[step_id] for step_id in new):
-        steps = [step_id for step_id in new if asked.skipped[step_id] == because]
+    new = [
+        step_id
+        for step_id, because in options.skipped.items()
+        if history.skipped.get(step_id) != skipped_by(by, escape_unstorable(because))
+    ]
+    for because in dict.fromkeys(options.skipped[step_id] for step_id in new):
+        steps = [step_id for step_id in new if options.skipped[step_id] == because]
         await record_operator_request("skip", steps, because, run, validated.plan, store, run_request)
-    if asked.from_step in history.skipped:
-        await record_operator_request("run_from", [asked.from_step], "", run, validated.plan, store, run_request)
+    if options.from_step in history.skipped:
+        await record_operator_request("run_from", [options.from_step], "", run, validated.plan, store, run_request)
     elif not new:
         return replace(history, choices=choices)
-    again = validated.finally_order if _runs_finals_again(run, validated) else ()
+    again = validated.finally_order if _reruns_finally_steps(run, validated) else ()
     history = history.with_skipped(await store.operator_requests.skipped_steps(run.id), again=again)
-    return replace(history, choices=choices_of(run, validated, history, replace(asked, skipped={})))
+    return replace(history, choices=choices_of(run, validated, history, replace(options, skipped={})))
 
 
 async def record_operator_request(
@@ -93,21 +97,21 @@ async def record_operator_request(
     rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "") if rollback_needs_approver else GatePolicy()
     digest = await store.operator_requests.digest_of(run.id, kind, steps)
     request = ApprovalRequest(digest, run.name, run.description, text="", run_id=run.id, rules=rules, operator_request=kind)
-    identity, because = _identity(run_request), readable_words(because)
+    identity, because = _identity(run_request), escape_unstorable(because)
     try:
-        known_by, signature = await identity.proved(because, request, store)
+        known_by, signature = await identity.prove(because, request, store)
     except NotApprovedError as error:
         refused = f"{_REFUSED[kind]}: {error}"
         await store.ledger.note_refusal(
             run.id, refused, by=identity.by, known_by=identity.channel, step_id=steps[0] if len(steps) == 1 else None
         )
-        raise NotApprovedError(refused + _how_to_allow(kind, steps, run, rules, identity)) from error
+        raise NotApprovedError(refused + _permission_hint(kind, steps, run, rules, identity)) from error
     run.updated_at = await store.operator_requests.record(
         run.id, OperatorRequest(kind, tuple(steps), because, identity.by, known_by, digest, signature)
     )
 
 
-class _Named:
+class _UnverifiedIdentity:
     """The identity of a caller who gives a name but no proof."""
 
     has_proof = False
@@ -116,22 +120,22 @@ class _Named:
     def __init__(self, by: str) -> None:
         self.by = by
 
-    async def proved(self, _because: str, request: ApprovalRequest, _store: PlanStore) -> tuple[str, str | None]:
+    async def prove(self, _because: str, request: ApprovalRequest, _store: PlanStore) -> tuple[str, str | None]:
         if reason := refusal(request.rules, by=self.by, known_by=self.channel, decision="approve"):
             raise NotApprovedError(reason)
         return self.channel, None
 
 
 def _identity(run_request: RunRequest) -> Identity:
-    return run_request.identity or _Named(run_request.requested_by)
+    return run_request.identity or _UnverifiedIdentity(run_request.requested_by)
 
 
-def _how_to_allow(kind: OperatorRequestKind, steps: Sequence[str], run: PlanRun, rules: GatePolicy, identity: Identity) -> str:
-    """Return how a caller without a proof of identity could make the request: the command and its options."""
+def _permission_hint(kind: OperatorRequestKind, steps: Sequence[str], run: PlanRun, rules: GatePolicy, identity: Identity) -> str:
+    """Return how a caller without a proof of identity can make the request: the command and its options."""
     if identity.has_proof:
         return ""
-    options = {"skip": "".join(f" --skip {step_id}" for step_id in steps) + " --because …", "run_from": f" --from {''.join(steps)}"}
-    command = rollback_command(run) if kind == "rollback" else resume_command(run) + options[kind]
+    flags = {"skip": "".join(f" --skip {step_id}" for step_id in steps) + " --because …", "run_from": f" --from {''.join(steps)}"}
+    command = rollback_command(run) if kind == "rollback" else resume_command(run) + flags[kind]
     proofs = proof_options(rules, command, by=identity.by, decision="approve")
     if proofs:
         return proofs

@@ -16,7 +16,7 @@ from plan_adapter.store.store import PlanStore
 async def require_operator(
     plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings, *, by: str, operation: Operation
 ) -> None:
-    """Raise NotApprovedError if `by` is not allowed to do this with `run`. The refusal is written to the audit log."""
+    """Raise NotApprovedError if `by` is not allowed to perform `operation` on `run`. The refusal is written to the audit log."""
     try:
         refuse_operation(plan, await store.policy.effective(settings), by=by, operation=operation)
     except NotApprovedError as error:
@@ -47,8 +47,8 @@ def proof_options(rules: GatePolicy, command: str, *, by: str, decision: Decisio
     options = [option for proof, option in _PROOFS.items() if rules.known_by is None or proof in rules.known_by]
     if not options:
         return ""
-    is_another = refusal(replace(rules, known_by=None), by=by, known_by="", decision=decision) is not None
-    return f"; use `{command}` with {' or '.join(options)}{' and --by NAME' if is_another else ''}"
+    needs_name = refusal(replace(rules, known_by=None), by=by, known_by="", decision=decision) is not None
+    return f"; use `{command}` with {' or '.join(options)}{' and --by NAME' if needs_name else ''}"
 
 
 _PROOFS: dict[KnownBy, str] = {"ssh_signature": "--sign", "totp": "--code"}

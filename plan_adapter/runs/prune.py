@@ -1,4 +1,4 @@
-"""Delete the records and result files of old runs. Interrupted, it can be repeated."""
+"""Delete the records and result files of old runs. Safe to repeat after an interruption."""
 
 import asyncio
 import shutil
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from plan_adapter.errors import NotApprovedError, StoreError
 from plan_adapter.gates.approval import refuse_operation, refuse_prune
-from plan_adapter.gates.signatures import allowed_signers, sign, signer
+from plan_adapter.gates.signatures import allowed_signers, sign, verify_signature
 from plan_adapter.settings import Settings
 from plan_adapter.status import PlanStatus
 from plan_adapter.store.retention import BATCH, OldRun
 from plan_adapter.store.store import PlanStore
 
-AT_ONCE = 500
-"""How many folders of results are looked up in one query."""
+LOOKUP_BATCH = 500
+"""How many result folders are looked up in one query."""
 
 
 async def find_old_runs(
@@ -28,9 +28,9 @@ async def find_old_runs(
     names: Collection[str] | None = None,
     status: PlanStatus | None = None,
 ) -> list[OldRun]:
-    """Return the runs that ended longer ago than this, oldest first, each with why it is kept or None.
+    """Return the runs that ended longer ago than this, oldest first, each with the reason why it is kept, or None.
 
-    Raises NotApprovedError if the policy does not allow `by` to prune. Runs whose own plan does not are kept.
+    Raises NotApprovedError if the policy does not allow `by` to prune. If the plan of a run does not, the run is kept.
     """
     policy = await store.policy.effective(settings)
     refuse_prune(policy, by=by)
@@ -40,13 +40,18 @@ async def find_old_runs(
             refuse_operation(await store.get(digest), policy, by=by, operation="prune")
         except NotApprovedError:
             refused.add(digest)
-    return [replace(run, kept=f"{by} is no operator of its plan") if run.kept is None and run.digest in refused else run for run in found]
+    return [
+        replace(run, kept=f"{by} is not an operator of its plan") if run.kept is None and run.digest in refused else run for run in found
+    ]
 
 
 async def prune_runs(
     found: Sequence[OldRun], older_than: timedelta, *, store: PlanStore, by: str, known_by: str
 ) -> AsyncIterator[list[OldRun]]:
-    """Delete the records of the runs that nothing keeps, in batches. Yield each batch once it is deleted, with what is kept after all."""
+    """Delete, in batches, the records of the runs in `found` that are not kept. Yield each batch after its deletion.
+
+    A run in a batch is kept after all if it has changed since.
+    """
     wanted = [run for run in found if run.kept is None]
     for first in range(0, len(wanted), BATCH):
         batch = wanted[first : first + BATCH]
@@ -67,16 +72,16 @@ async def sign_tombstones(key: Path, *, store: PlanStore, settings: Settings, by
     policy = await store.policy.effective(settings)
     signature = await asyncio.to_thread(sign, text, key=key)
     if policy.allowed_signers is not None:
-        await asyncio.to_thread(signer, text, signature, allowed=allowed_signers(policy), by=by)
+        await asyncio.to_thread(verify_signature, text, signature, allowed=allowed_signers(policy), by=by)
     await store.retention.add_signature(number, by=by, signature=signature)
     return number
 
 
 async def remove_results(store: PlanStore, folder: Path) -> int:
-    """Remove the result files of pruned runs below `folder`, also those that an interrupted prune left. Return of how many runs."""
-    names, count = await asyncio.to_thread(_folders, folder), 0
-    for first in range(0, len(names), AT_ONCE):
-        for name in sorted(await store.retention.are_pruned(names[first : first + AT_ONCE])):
+    """Remove the result files of pruned runs below `folder`, also those that an interrupted prune left. Return the number of these runs."""
+    names, count = await asyncio.to_thread(_result_folders, folder), 0
+    for first in range(0, len(names), LOOKUP_BATCH):
+        for name in sorted(await store.retention.are_pruned(names[first : first + LOOKUP_BATCH])):
             try:
                 await asyncio.to_thread(shutil.rmtree, folder / name)
             except OSError as error:
@@ -85,7 +90,7 @@ async def remove_results(store: PlanStore, folder: Path) -> int:
     return count
 
 
-def _folders(folder: Path) -> list[str]:
+def _result_folders(folder: Path) -> list[str]:
     if not folder.is_dir():
         return []
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink())

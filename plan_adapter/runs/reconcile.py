@@ -6,14 +6,14 @@ from datetime import timedelta
 from typing import Literal, assert_never
 
 from plan_adapter.approvals import Approval, Gate
-from plan_adapter.commands import names, resolve_command, resume_asked, resume_command, rollback_command
+from plan_adapter.commands import names, resolve_command, resume_command, resume_command_after_gate, rollback_command
 from plan_adapter.execution.rollback_status import aborted_steps, after_abort, after_aborted_rollback
 from plan_adapter.gates.approval import gate_policy_of
 from plan_adapter.gates.gate import new_gate
 from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import PlanRun
 from plan_adapter.runs.approval import end_expired, end_rejected
-from plan_adapter.runs.cancel import end_cancelled
+from plan_adapter.runs.cancel import apply_cancellations
 from plan_adapter.settings import Settings
 from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.outcomes import outcome_digest
@@ -31,31 +31,31 @@ class Advice:
 
 async def advice_on(run: PlanRun, store: PlanStore) -> Advice | None:
     """Return what to report about `run` and what to type, or None if it needs nothing: it is running, or ended with every outcome known."""
-    is_gone = run.reason is RunReason.INTERRUPTED
-    gone = ["its process is gone"] if is_gone else []
+    has_died = run.reason is RunReason.INTERRUPTED
+    facts = ["its process is gone"] if has_died else []
     if not _has_stopped(run):
         return None
     if unknown := await store.outcomes.unknown(run.id):
         first = unknown[0]
-        called = names(dict.fromkeys(call_name(lost.step_id, None, kind=lost.kind) for lost in unknown))
-        message = ", and ".join([*gone, f"whether {called} was done is unknown"])
-        continues = rollback_command(run) if any(lost.kind == "rollback" for lost in unknown) else resume_command(run)
-        return Advice(message, resolve_command(run.id, (first.step_id, first.item), label=first.label, kind=first.kind), continues)
-    return Advice("its process is gone; no outcome is unknown", resume_command(run), None) if is_gone else None
+        called = names(dict.fromkeys(call_name(attempt.step_id, None, kind=attempt.kind) for attempt in unknown))
+        message = ", and ".join([*facts, f"whether {called} was done is unknown"])
+        next_command = rollback_command(run) if any(attempt.kind == "rollback" for attempt in unknown) else resume_command(run)
+        return Advice(message, resolve_command(run.id, (first.step_id, first.item), label=first.label, kind=first.kind), next_command)
+    return Advice("its process is gone; no outcome is unknown", resume_command(run), None) if has_died else None
 
 
-async def unasked_outcomes(store: PlanStore, settings: Settings, *, asked: Collection[str]) -> list[Gate]:
+async def unasked_outcomes(store: PlanStore, settings: Settings, *, open_digests: Collection[str]) -> list[Gate]:
     """Return the unknown outcomes that no process asks about, oldest first, each as the gate that would ask.
 
-    `asked` contains the digests of the open gates. The gates returned are not in the store.
+    `open_digests` contains the digests of the open gates. The gates returned are not in the store.
     """
     policy, runs, found = await store.policy.effective(settings), dict[str, PlanRun](), list[Gate]()
-    for lost in await store.outcomes.unknown_of_all():
-        digest = outcome_digest(lost.id)
-        if lost.run_id not in runs:
-            runs[lost.run_id] = await store.run(lost.run_id, with_steps=False)
-        run = runs[lost.run_id]
-        if digest in asked or not _has_stopped(run):
+    for attempt in await store.outcomes.unknown_of_all():
+        digest = outcome_digest(attempt.id)
+        if attempt.run_id not in runs:
+            runs[attempt.run_id] = await store.run(attempt.run_id, with_steps=False)
+        run = runs[attempt.run_id]
+        if digest in open_digests or not _has_stopped(run):
             continue
         plan = await store.get(run.digest)
         gate = new_gate(
@@ -64,13 +64,13 @@ async def unasked_outcomes(store: PlanStore, settings: Settings, *, asked: Colle
             description="",
             text="",
             rules=gate_policy_of(plan, policy, requested_by=run.requested_by or ""),
-            step_id=lost.step_id,
-            item=lost.item,
-            label=lost.label,
+            step_id=attempt.step_id,
+            item=attempt.item,
+            label=attempt.label,
             kind="outcome",
-            call_kind=lost.kind,
+            call_kind=attempt.kind,
         )
-        found.append(replace(gate, id="", opened_at=lost.started_at, attended=False))
+        found.append(replace(gate, id="", opened_at=attempt.started_at, attended=False))
     return found
 
 
@@ -80,21 +80,19 @@ def _has_stopped(run: PlanRun) -> bool:
 
 
 async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
-    """Return what a person can type about `run`, which has stopped with an unknown outcome or without its process; otherwise None."""
-    if (unknown_outcome := await advice_on(run, store)) is not None:
-        says = (
-            f"`{unknown_outcome.command}` resumes the run"
-            if unknown_outcome.then is None
-            else f"record it with `{unknown_outcome.command}`, then `{unknown_outcome.then}`"
+    """Return what a person can type if `run` has stopped with an unknown outcome or its process is gone; otherwise None."""
+    if (advice := await advice_on(run, store)) is not None:
+        instruction = (
+            f"`{advice.command}` resumes the run" if advice.then is None else f"record it with `{advice.command}`, then `{advice.then}`"
         )
-        return f"{unknown_outcome.message}: {says}"
+        return f"{advice.message}: {instruction}"
     if run.completed_at is None:
         return None
     history = await store.ledger.history(run.id)
     if run.status is PlanStatus.CANCELLED and (units := aborted_steps(await store.get(run.digest), history)):
         return after_abort(run.id, units, history.labels, is_undone=history.has_rollbacks)
-    left = list(history.rollbacks.aborted)
-    return after_aborted_rollback(run.id, left[0], history.labels) if left else None
+    aborted = list(history.rollbacks.aborted)
+    return after_aborted_rollback(run.id, aborted[0], history.labels) if aborted else None
 
 
 MOST_RUNS = 1000
@@ -130,11 +128,11 @@ async def reconcile(store: PlanStore, *, with_prefect: bool) -> list[Finding]:
     No step is executed and nothing is approved. `with_prefect` also compares runs with the server in Prefect's settings and corrects their
     state there. Raises NoServerError and StoreError; earlier corrections remain.
     """
-    found = [finding async for finding in _expired(store, with_prefect=with_prefect)]
+    found = [finding async for finding in _find_expired(store, with_prefect=with_prefect)]
     found += await find_interrupted(store, with_prefect=with_prefect)
-    found += [finding async for finding in _answered(store, with_prefect=with_prefect)]
+    found += [finding async for finding in _find_answered(store, with_prefect=with_prefect)]
     if with_prefect:
-        found += [finding async for finding in _shown(store)]
+        found += [finding async for finding in _find_wrong_states(store)]
     return found
 
 
@@ -143,42 +141,42 @@ async def find_interrupted(store: PlanStore, *, with_prefect: bool) -> list[Find
 
     With `with_prefect`, runs cancelled in Prefect are ended first, so that they do not appear as interrupted.
     """
-    found = [finding async for finding in _cancelled(store)] if with_prefect else []
-    return found + [finding async for finding in _interrupted(store, with_prefect=with_prefect)]
+    found = [finding async for finding in _find_cancelled(store)] if with_prefect else []
+    return found + [finding async for finding in _find_dead_processes(store, with_prefect=with_prefect)]
 
 
-async def _cancelled(store: PlanStore) -> AsyncGenerator[Finding]:
+async def _find_cancelled(store: PlanStore) -> AsyncGenerator[Finding]:
     waiting = await store.runs(limit=MOST_RUNS, status=PlanStatus.PENDING_APPROVAL)
     executed = await store.runs(limit=MOST_RUNS, status=PlanStatus.EXECUTING)
-    left = [run for run in executed if run.reason is RunReason.INTERRUPTED] + waiting
-    names = {run.id: run.name for run in left}
-    for run_id, reason in (await end_cancelled(left, store)).items():
+    unattended = [run for run in executed if run.reason is RunReason.INTERRUPTED] + waiting
+    names = {run.id: run.name for run in unattended}
+    for run_id, reason in (await apply_cancellations(unattended, store)).items():
         await _reconcile_in_prefect(await store.run(run_id, with_results=False), store, hint="")
         message = f"somebody cancelled it in Prefect, so it has now ended as cancelled: {one_line(reason)}"
         yield Finding("cancelled", run_id, names[run_id], message, is_corrected=True)
 
 
-async def _expired(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
+async def _find_expired(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
     now = await store.now()
-    over = [gate for gate in await store.gates.find() if gate.is_over(now)]
+    expired = [gate for gate in await store.gates.find() if gate.is_over(now)]
     if with_prefect:
         from plan_adapter.runs.forms import end_released  # imports Prefect
 
         await end_released(store)
     await end_expired(store)
-    for gate in over:
+    for gate in expired:
         place = "the plan" if gate.step_id is None else f"step `{call_name(gate.step_id, None, kind=gate.call_kind)}`"
         yield Finding("expired", gate.run_id, gate.name, f"nobody answered at the gate of {place} in time", is_corrected=True)
 
 
-async def _interrupted(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
+async def _find_dead_processes(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
     for run in reversed(await store.runs(limit=MOST_RUNS, status=PlanStatus.EXECUTING)):
         if run.reason is not RunReason.INTERRUPTED:
             continue
-        unknown_outcome = await advice_on(run, store)
-        if unknown_outcome is None:
+        advice = await advice_on(run, store)
+        if advice is None:
             continue
-        message, command = unknown_outcome.message, unknown_outcome.command
+        message, command = advice.message, advice.command
         if answers := await _unused_answers(run, store):
             message += f"; answered meanwhile: {answers}"
         is_shown = with_prefect and await _reconcile_in_prefect(run, store, hint=f"{message}; `{command}`") is not None
@@ -187,10 +185,10 @@ async def _interrupted(store: PlanStore, *, with_prefect: bool) -> AsyncGenerato
             yield Finding("shown", run.id, run.name, "Prefect shows it as Interrupted now", is_corrected=True)
 
 
-async def _answered(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
+async def _find_answered(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
     for run in reversed(await store.runs(limit=MOST_RUNS, status=PlanStatus.PENDING_APPROVAL)):
         gates = await store.gates.find(run_id=run.id, open_only=False)
-        if (finding := await _answered_step(run, store)) is not None:
+        if (finding := await _find_answered_steps(run, store)) is not None:
             yield finding
             continue
         if not gates or any(gate.end is None for gate in gates) or gates[-1].end != "answered":
@@ -213,19 +211,19 @@ async def _answered(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[F
                 if await _resume_released(gates[-1], answer, with_prefect=with_prefect):
                     yield Finding("answered", run.id, run.name, f"{message}: its deployment resumes it", is_corrected=True)
                 else:
-                    yield Finding("answered", run.id, run.name, message, is_corrected=False, command=resume_asked(run))
+                    yield Finding("answered", run.id, run.name, message, is_corrected=False, command=resume_command_after_gate(run))
             case _:
                 assert_never(answer.decision)
 
 
-async def _answered_step(run: PlanRun, store: PlanStore) -> Finding | None:
+async def _find_answered_steps(run: PlanRun, store: PlanStore) -> Finding | None:
     """Return a finding if `run` waits at step gates without a process and some were answered; otherwise None."""
     if run.started_at is None or any(gate.attended for gate in await store.gates.find(run_id=run.id)):
         return None
     if not (answers := await _unused_answers(run, store)):
         return None
     message = f"answered while no process waited: {answers}"
-    return Finding("answered", run.id, run.name, message, is_corrected=False, command=resume_asked(run))
+    return Finding("answered", run.id, run.name, message, is_corrected=False, command=resume_command_after_gate(run))
 
 
 async def _unused_answers(run: PlanRun, store: PlanStore) -> str:
@@ -237,7 +235,7 @@ async def _unused_answers(run: PlanRun, store: PlanStore) -> str:
 
 
 async def _resume_released(gate: Gate, answer: Approval, *, with_prefect: bool) -> bool:
-    """Resume the run if it released its worker at `gate` and Prefect may be used. Return whether that is so."""
+    """Resume the run, and return True, if it released its worker at `gate` and `with_prefect` allows it."""
     if not with_prefect or not gate.rules.release:
         return False
     from plan_adapter.engine.gate_forms import resume_released  # imports Prefect
@@ -246,7 +244,7 @@ async def _resume_released(gate: Gate, answer: Approval, *, with_prefect: bool) 
     return True
 
 
-async def _shown(store: PlanStore) -> AsyncGenerator[Finding]:
+async def _find_wrong_states(store: PlanStore) -> AsyncGenerator[Finding]:
     since = await store.now() - RECENT
     for run in reversed(await store.runs(limit=MOST_RUNS)):
         has_ended = run.completed_at is not None and run.completed_at >= since
@@ -259,8 +257,8 @@ async def _shown(store: PlanStore) -> AsyncGenerator[Finding]:
 async def _reconcile_in_prefect(run: PlanRun, store: PlanStore, *, hint: str) -> str | None:
     from plan_adapter.engine.reconciling import reconcile_flow_run  # imports Prefect
 
-    async def is_so() -> bool:
+    async def is_unchanged() -> bool:
         now = await store.run(run.id, with_steps=False)
         return (now.status, now.reason) == (run.status, run.reason)
 
-    return await reconcile_flow_run(run, hint=hint, is_so=is_so)
+    return await reconcile_flow_run(run, hint=hint, is_unchanged=is_unchanged)

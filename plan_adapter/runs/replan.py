@@ -46,8 +46,8 @@ class Replanner:
     budget: "Budget | None" = None
     on_call: "Callable[[ModelCall], None] | None" = None
 
-    async def drafted(
-        self, run: PlanRun, words: str, *, validated: ValidatedPlan, tools: ToolRegistry, history: RunHistory, store: PlanStore
+    async def draft(
+        self, run: PlanRun, task: str, *, validated: ValidatedPlan, tools: ToolRegistry, history: RunHistory, store: PlanStore
     ) -> "Draft":
         """Draft a new version of `validated`, the plan of `run`, store the draft in `store`, and return it. See `Planner.drafted`."""
         # A run that is not replanned starts without the code that drafts.
@@ -58,7 +58,7 @@ class Replanner:
         remaining = RemainingPlan.of(validated, history)
         names = {str(definition["name"]) for definition in validated.definitions}
         redactor = await model_redactor(Settings(), self.secrets)
-        request = PlanRequest(words, context=replan_context(run, remaining, history, redactor), available_secrets=self.secrets)
+        request = PlanRequest(task, context=replan_context(run, remaining, history, redactor), available_secrets=self.secrets)
         planner = Planner(
             self.model,
             tools.subset(*sorted(names.union(self.offered))),
@@ -76,17 +76,17 @@ async def refuse_replanning(run: PlanRun, plan: ExecutionPlan, history: RunHisto
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed: start a new run")
     if run.status is PlanStatus.EXECUTING and (owner := await store.ledger.owner(run.id)) is not None:
-        raise RunConflictError(f"run {run.id} is executed by {owner}: wait for its end, or `plan cancel {run.id}` ends it")
+        raise RunConflictError(f"run {run.id} is executed by {owner}: wait for it to end, or `plan cancel {run.id}` ends it")
     refuse_unknown_outcome(run, plan, history)
 
 
 def refuse_unknown_outcome(run: PlanRun, plan: ExecutionPlan, history: RunHistory) -> None:
     """Raise RunConflictError if `run` has an unknown outcome, including one that an `abort` left unknown."""
-    doubted = [*history.unknown, *aborted_steps(plan, history)]
-    if doubted:
+    unknown = [*history.unknown, *aborted_steps(plan, history)]
+    if unknown:
         raise RunConflictError(
-            f"whether {', '.join(unit_names(doubted, history.labels))} was done is unknown, and a new version of the plan could repeat it: "
-            f"`{resolve_command(run.id, doubted[0], label=history.labels.get(doubted[0]))}` records the outcome"
+            f"whether {', '.join(unit_names(unknown, history.labels))} was done is unknown, and a new version of the plan could repeat it: "
+            f"`{resolve_command(run.id, unknown[0], label=history.labels.get(unknown[0]))}` records the outcome"
         )
 
 
@@ -111,11 +111,11 @@ async def draft_automatically(
 
     refuse_unknown_outcome(run, validated.plan, history)
     tools = run_request.tools or tools_of_plan(validated)
-    brought = set(tools.names()) - set(ToolRegistry.with_builtins().names())
+    custom_tools = set(tools.names()) - set(ToolRegistry.with_builtins().names())
     model = model_of(run_request.settings)
-    replanner = Replanner(model, brought, budget=Budget.of(run_request.settings))
+    replanner = Replanner(model, custom_tools, budget=Budget.of(run_request.settings))
     try:
-        draft = await replanner.drafted(run, AFTER_FAILURE, validated=validated, tools=tools, history=history, store=store)
+        draft = await replanner.draft(run, AFTER_FAILURE, validated=validated, tools=tools, history=history, store=store)
     finally:
         await model.aclose()
     return draft, tools
@@ -126,6 +126,6 @@ def tools_of_plan(validated: ValidatedPlan) -> ToolRegistry:
     return ToolRegistry(validated.used_tools.values())
 
 
-def note_of(draft: "Draft", words: str) -> str:
+def revision_note(draft: "Draft", task: str) -> str:
     """Return the note stored with a drafted version: the request, the model and the command that shows the draft."""
-    return f"{words} (drafted by {draft.model}: `plan show --draft {draft.id}`)"
+    return f"{task} (drafted by {draft.model}: `plan show --draft {draft.id}`)"

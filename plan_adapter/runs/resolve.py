@@ -4,7 +4,7 @@ from plan_adapter.approvals import Answer, ApprovalRequest, Resolution
 from plan_adapter.commands import resolve_command
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import gate_policy_of
-from plan_adapter.gates.identity import ProofContext, proved
+from plan_adapter.gates.identity import ProofContext, verify_answer
 from plan_adapter.options import CallKind
 from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import PlanRun
@@ -25,7 +25,7 @@ async def resolution_request(
     label: str | None = None,
     kind: CallKind = "step",
 ) -> ApprovalRequest:
-    """Return the request that a resolution of a step, or of its rollback, answers: the content it is bound to and the gate policy.
+    """Return the request that a resolution of a step, or of its rollback, answers: the content that it is bound to, and the gate policy.
 
     Raises RunConflictError if this resolution is not possible.
     """
@@ -45,22 +45,22 @@ async def resolution_request(
     )
 
 
-async def resolution_by(answer: Answer, request: ApprovalRequest, store: PlanStore, settings: Settings) -> ResolutionRecord:
+async def verify_resolution(answer: Answer, request: ApprovalRequest, store: PlanStore, settings: Settings) -> ResolutionRecord:
     """Return `answer` as a resolution for the store, with its identity verified and allowed.
 
     Raises NotApprovedError, which is also written to the run's audit log.
     """
     assert answer.decision in ("done", "again", "abort")
     try:
-        known_by = await proved(answer, request, ProofContext(await store.policy.effective(settings), settings, store.codes))
+        known_by = await verify_answer(answer, request, ProofContext(await store.policy.effective(settings), settings, store.codes))
     except NotApprovedError as error:
         message = f"`{one_line(call_name(request.step_id or '', None, kind=request.call_kind))}` is not resolved: {error}"
         await store.ledger.note_refusal(request.run_id or "", message, by=answer.by, known_by=answer.channel)
         unit = (request.step_id or "", request.item)
         command = resolve_command(request.run_id or "", unit, answer.decision, label=request.label, kind=request.call_kind)
         has_proof = answer.code is not None or answer.signature is not None
-        ways = "" if has_proof else proof_options(request.rules, command, by=answer.by, decision="reject")
-        raise NotApprovedError(message + ways) from error
+        hint = "" if has_proof else proof_options(request.rules, command, by=answer.by, decision="reject")
+        raise NotApprovedError(message + hint) from error
     return ResolutionRecord(
         answer.decision, answer.by, known_by, answer.note, answer.result, digest=request.approval_digest, signature=answer.signature
     )

@@ -13,19 +13,19 @@ from plan_adapter.execution.rollback_status import aborted_steps
 from plan_adapter.gates.approval import approved_plan, refuse_operation
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import PlanRun
-from plan_adapter.runs.approval import end_overdue, is_answered, not_approved, open_detached, refuse_approver
-from plan_adapter.runs.cancel import cancelled_before, is_cancelled
+from plan_adapter.runs.approval import end_overdue, is_answered, missing_approval_error, open_detached_gate, refuse_approver
+from plan_adapter.runs.cancel import apply_cancellation, is_cancelled
 from plan_adapter.runs.clusters import refuse_without_dask
-from plan_adapter.runs.folders import in_folder, moved_here, refuse_elsewhere, refuse_rollback_elsewhere
+from plan_adapter.runs.folders import in_folder, move_target, refuse_elsewhere, refuse_rollback_elsewhere
 from plan_adapter.runs.goals import refuse_without_model
 from plan_adapter.runs.operator_requests import choices_of, with_operator_requests
 from plan_adapter.runs.permissions import require_resume_operator
 from plan_adapter.runs.replan import tools_of_plan
 from plan_adapter.runs.rollback import refuse_unknown_outcome, roll_back, with_approved_rollbacks
-from plan_adapter.runs.secrets import refuse_missing
-from plan_adapter.runs.session import RunRequest, RunSession, known_secrets_of, opened_store, server_of
+from plan_adapter.runs.secrets import refuse_missing_secrets
+from plan_adapter.runs.session import RunRequest, RunSession, look_up_secrets_on, opened_store, server_of
 from plan_adapter.runs.start import RunAction, create_run, execute_run, execute_session, prefect_backend
-from plan_adapter.runs.tool_drift import as_recorded, is_same_but_for_tools, refuse_other_tools, take_tools
+from plan_adapter.runs.tool_drift import adopt_tools, bind_recorded_plan, differs_only_in_tools, refuse_changed_tools
 from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
@@ -34,47 +34,47 @@ from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs
 
 async def needs_approval(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest) -> bool:
     """Return whether `run` may need an approval before it resumes: it waits for one, its tools have changed, or it has none."""
-    is_as_it_was = run.status is not PlanStatus.PENDING_APPROVAL and bound.approval_digest == run.approval_digest
-    return not is_as_it_was or not await is_answered(bound, store, replace(run_request, approver=None, asks_in_form=False), run=run)
+    is_unchanged = run.status is not PlanStatus.PENDING_APPROVAL and bound.approval_digest == run.approval_digest
+    return not is_unchanged or not await is_answered(bound, store, replace(run_request, approver=None, asks_in_form=False), run=run)
 
 
-async def refuse_missing_now(bound: BoundPlan, run: PlanRun, history: RunHistory, run_request: RunRequest) -> None:
+async def refuse_missing_requirements(bound: BoundPlan, run: PlanRun, history: RunHistory, run_request: RunRequest) -> None:
     """Raise InvalidPlanError if secrets, a model or Dask are missing for steps of `run` that are not done yet."""
     validated = bound.validated
     if validated.secrets or validated.goal_tools or validated.steps_on_dask:
         choices = {**choices_of(run, validated, history, ResumeOptions()), **history.choices}
-        done = [step_id for step_id, fate in choices.items() if fate.kind != "run"]
+        done = [step_id for step_id, choice in choices.items() if choice.kind != "run"]
         refuse_without_model(validated, run_request, done=done)
         refuse_without_dask(validated, done=done)
-        await refuse_missing(validated, run_request.settings, done=done)
+        await refuse_missing_secrets(validated, run_request.settings, done=done)
 
 
 def resume_action(
-    run: PlanRun, plan: ExecutionPlan, history: RunHistory, kept: RunReason | None, *, asked: ResumeOptions | None = None
+    run: PlanRun, plan: ExecutionPlan, history: RunHistory, last_reason: RunReason | None, *, options: ResumeOptions | None = None
 ) -> RunAction:
     """Return the action that resumes `run`: `execute_run` for its steps, or `roll_back` for an interrupted rollback.
 
-    Call `refuse_resume` first. `kept` is the reason for the end that the last owner recorded. Raises RunConflictError if nothing can be
-    resumed.
+    Call `refuse_resume` first. `last_reason` is the last reason that an owner recorded for the end of the run. Raises RunConflictError if
+    nothing can be resumed.
     """
-    work = _action_for(run, history, kept)
-    _refuse_what_was_aborted(run, plan, history, skipped=(asked or ResumeOptions()).all_skipped(history.skipped))
-    return work
+    action = _action_for(run, history, last_reason)
+    _refuse_aborted_steps(run, plan, history, skipped=(options or ResumeOptions()).all_skipped(history.skipped))
+    return action
 
 
-def _action_for(run: PlanRun, history: RunHistory, kept: RunReason | None) -> RunAction:
+def _action_for(run: PlanRun, history: RunHistory, last_reason: RunReason | None) -> RunAction:
     """Return `execute_run`, or `roll_back` if a rollback was interrupted. Raises RunConflictError after a finished rollback."""
     # A rollback records the reason for the end before its first call. While steps execute, the reason is empty or `unknown`.
-    is_ending = run.reason is RunReason.INTERRUPTED and kept not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
+    is_ending = run.reason is RunReason.INTERRUPTED and last_reason not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
     if not history.has_rollbacks and not is_ending:
         return execute_run
     if run.status is PlanStatus.EXECUTING:
         refuse_unknown_outcome(run, history)
         return roll_back
-    raise rolled_back(run)
+    raise rolled_back_error(run)
 
 
-def rolled_back(run: PlanRun) -> RunConflictError:
+def rolled_back_error(run: PlanRun) -> RunConflictError:
     """Return the error that says a run was rolled back and cannot be resumed, and what to do instead."""
     return RunConflictError(
         f"run {run.id} was rolled back and cannot be resumed: start a new run (`plan show {run.id}` shows what was rolled back"
@@ -88,31 +88,31 @@ async def refuse_resume(run: PlanRun, store: PlanStore) -> None:
         raise RunConflictError(f"run {run.id} has completed; there is nothing to resume")
     if run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
         how = "was rejected" if run.reason is RunReason.REJECTED else "has expired"
-        raise RunConflictError(f"run {run.id} {how}; resuming approves nothing, start a new run", ended=run.reason)
+        raise RunConflictError(f"run {run.id} {how}; resuming does not approve it: start a new run", ended=run.reason)
     waiting = [gate for gate in await store.gates.find(run_id=run.id) if gate.attended] if run.status is PlanStatus.PENDING_APPROVAL else []
     if waiting:
         raise RunConflictError(
             f"a process on this host waits for an approval of run {run.id}: `{answer_command(waiting[0])}` answers there, and "
             f"`plan resume {run.id} --wait` waits for its end"
         )
-    is_held = run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED
-    if is_held and (owner := await store.ledger.owner(run.id)) is not None:
+    is_executing = run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED
+    if is_executing and (owner := await store.ledger.owner(run.id)) is not None:
         raise RunConflictError(f"run {run.id} is executed by {owner}; cancel it first, or `plan resume {run.id} --wait` waits for its end")
 
 
-def _refuse_what_was_aborted(run: PlanRun, plan: ExecutionPlan, history: RunHistory, *, skipped: Collection[str]) -> None:
+def _refuse_aborted_steps(run: PlanRun, plan: ExecutionPlan, history: RunHistory, *, skipped: Collection[str]) -> None:
     """Raise RunConflictError if a step to be called may have been done already: an `abort` ended the run and left its outcome unknown."""
-    left = [unit for unit in aborted_steps(plan, history) if unit[0] not in skipped]
-    if left and not history.has_rollbacks:
-        names = ", ".join(unit_names(left, history.labels))
-        command = resolve_command(run.id, left[0], "done|again", label=history.labels.get(left[0]))
+    unresolved = [unit for unit in aborted_steps(plan, history) if unit[0] not in skipped]
+    if unresolved and not history.has_rollbacks:
+        names = ", ".join(unit_names(unresolved, history.labels))
+        command = resolve_command(run.id, unresolved[0], "done|again", label=history.labels.get(unresolved[0]))
         raise RunConflictError(
-            f"run {run.id} was ended by `abort`, and the outcome of {names} is still unknown, so it is not called again: check, and "
-            f"record it with `{command}`, or skip it (`plan resume {run.id} --skip {left[0][0]} --because …`)"
+            f"run {run.id} ended with `abort`, and the outcome of {names} is still unknown, so it is not called again: check it, "
+            f"and record it with `{command}`, or skip it (`plan resume {run.id} --skip {unresolved[0][0]} --because …`)"
         )
 
 
-async def reopened_gate(
+async def reopen_plan_gate(
     bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest, *, record_pending: bool
 ) -> tuple[PlanRun, bool]:
     """Return `run` updated to the current tools, and whether it waits because there is nobody to ask.
@@ -124,12 +124,14 @@ async def reopened_gate(
         approved_plan(bound, run_request.approval, now=await store.now())  # raises the precise error
     is_waiting = not await is_answered(bound, store, run_request, run=run)
     if is_waiting and not record_pending:
-        await refuse_other_tools(bound, run, store, then=f"give an approver or an approval of that, or `plan resume {run.id}` asks")
-        raise await not_approved(bound, store, run_request.settings, run=run)
+        await refuse_changed_tools(
+            bound, run, store, then=f"pass an approver or an approval of the new version, or type `plan resume {run.id}`"
+        )
+        raise await missing_approval_error(bound, store, run_request.settings, run=run)
     if bound.approval_digest != run.approval_digest:
-        run = await take_tools(bound, run, store, by=run_request.requested_by)
+        run = await adopt_tools(bound, run, store, by=run_request.requested_by)
     if is_waiting and not any(gate.step_id is None for gate in await store.gates.find(run_id=run.id)):
-        await open_detached(bound, run, store, run_request.settings)
+        await open_detached_gate(bound, run, store, run_request.settings)
     return run, is_waiting
 
 
@@ -140,106 +142,105 @@ async def execute_resume(
     run_request: RunRequest,
     store: PlanStore | None = None,
     offline: bool = False,
-    asked: ResumeOptions | None = None,
+    options: ResumeOptions | None = None,
     record_pending: bool = False,
     here: bool = False,
 ) -> PlanRun:
-    """Resume a run. Same as `aresume_run`, for callers with a run request and `asked`, their choice of steps.
+    """Resume a run. Same as `aresume_run`, for callers with a run request and `options`, their choice of steps.
 
     With `record_pending`, a run that nobody can approve is left waiting at its gate and returned, instead of raising an error. If a run was
     cancelled in Prefect while no process executed it, it ends as cancelled with that reason; to resume it, call this again.
     """
     async with opened_store(store, run_request.settings) as opened:
-        recorded = await opened.ledger.recorded(run_id)
+        recorded = await opened.ledger.snapshot(run_id)
         if recorded.has_open_gates:
             await end_overdue(recorded.run, opened)
-            recorded = await opened.ledger.recorded(recorded.run.id)  # reload it all: a history older than its run would repeat calls
+            recorded = await opened.ledger.snapshot(recorded.run.id)  # reload it all: a history older than its run would repeat calls
         run, plan, history = recorded.run, recorded.plan, recorded.history
         await require_resume_operator(run, plan, opened, run_request)
         await refuse_resume(run, opened)  # before looking in Prefect, which notifies a live owner itself
         if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, run_request):
             return await opened.run(run.id)
-        work = resume_action(run, plan, history, recorded.kept, asked=asked)
-        if work is not execute_run:
+        action = resume_action(run, plan, history, recorded.last_reason, options=options)
+        if action is not execute_run:
             refuse_rollback_elsewhere(run, run_request.settings)
         elif not here:
             refuse_elsewhere(run, run_request.settings)
-        moved_to = moved_here(run_request.settings, run) if work is execute_run else None
-        bound = as_recorded(run, plan, tools, moved_to=moved_to)
+        moved_to = move_target(run_request.settings, run) if action is execute_run else None
+        bound = bind_recorded_plan(run, plan, tools, moved_to=moved_to)
         run_request = replace(run_request, tools=tools)
-        asks = work is execute_run and await needs_approval(bound, run, opened, run_request)
-        if asked is not None:
-            history = await with_operator_requests(run, bound.validated, history, asked, opened, run_request)
+        asks = action is execute_run and await needs_approval(bound, run, opened, run_request)
+        if options is not None:
+            history = await with_operator_requests(run, bound.validated, history, options, opened, run_request)
         server = None if offline else await server_of(run_request)
-        if work is not execute_run:
+        if action is not execute_run:
             bound = await with_approved_rollbacks(bound, run, history, opened)
         else:
-            with known_secrets_of(server):
-                await refuse_missing_now(bound, run, history, run_request)
+            with look_up_secrets_on(server):
+                await refuse_missing_requirements(bound, run, history, run_request)
         if asks:
             await refuse_approver(bound, opened, run_request, run=run)
-            with known_secrets_of(server):
-                run, is_waiting = await reopened_gate(bound, run, opened, run_request, record_pending=record_pending)
+            with look_up_secrets_on(server):
+                run, is_waiting = await reopen_plan_gate(bound, run, opened, run_request, record_pending=record_pending)
             if is_waiting and (offline or not await opened.gates.find(run_id=run.id)):  # otherwise its flow run shows the gate
                 return await opened.run(run.id)
-        return await execute_session(RunSession(bound, run, opened, run_request, history), server=server, action=work)
+        return await execute_session(RunSession(bound, run, opened, run_request, history), server=server, action=action)
 
 
 async def execute_in_flow(
-    validated: ValidatedPlan, given: partial[RunRequest], store: PlanStore | None, inputs: dict[str, Any], flow_run_id: str
+    validated: ValidatedPlan, make_request: partial[RunRequest], store: PlanStore | None, inputs: dict[str, Any], flow_run_id: str
 ) -> PlanRun:
     """Run `validated` inside the flow run `flow_run_id`, or resume the run if the flow run has one already."""
     # These import Prefect.
-    from plan_adapter.engine.flow_runs import origin
-    from plan_adapter.engine.termination import ended_in_order
+    from plan_adapter.engine.flow_runs import read_origin
+    from plan_adapter.engine.termination import end_cleanly_on_sigterm
 
-    came_from = await origin()
-    run_request = given(requested_by=came_from.requested_by, schedule=came_from.schedule, deployment=came_from.deployment)
+    flow_origin = await read_origin()
+    run_request = make_request(requested_by=flow_origin.requested_by, schedule=flow_origin.schedule, deployment=flow_origin.deployment)
     bound = bind_inputs(validated, inputs)
-    async with opened_store(store, run_request.settings) as impatient:
-        opened = impatient.patient(run_request.settings.store_patience_seconds)
-        run, work, history = await opened.ledger.run_of_flow(flow_run_id), execute_run, RunHistory()
+    async with opened_store(store, run_request.settings) as default_store:
+        opened = default_store.patient(run_request.settings.store_patience_seconds)
+        run, action, history = await opened.ledger.run_of_flow(flow_run_id), execute_run, RunHistory()
         if run is None:
             policy = await opened.policy.effective(run_request.settings)
             refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
             refuse_without_model(bound.validated, run_request)
             refuse_without_dask(bound.validated)
-            await refuse_missing(bound.validated, run_request.settings)
+            await refuse_missing_secrets(bound.validated, run_request.settings)
             run = await create_run(bound, opened, run_request, flow_run_id=flow_run_id)
         elif run.reason in (RunReason.REJECTED, RunReason.EXPIRED):  # while its worker was released
             return run
         else:
             await require_resume_operator(run, bound.validated.plan, opened, run_request)
             await refuse_resume(run, opened)
-            if not is_same_but_for_tools(bound, run):
-                bound, run_request = await _revised(bound, run, opened, run_request), replace(run_request, approval=None)
+            if not differs_only_in_tools(bound, run):
+                bound, run_request = await _load_current_version(bound, run, opened, run_request), replace(run_request, approval=None)
             else:
                 bound = in_folder(bound, run.folder)
             history = await opened.ledger.history(run.id)
-            work = resume_action(run, bound.validated.plan, history, await opened.ledger.reason(run.id))
-            if work is not execute_run:
+            action = resume_action(run, bound.validated.plan, history, await opened.ledger.reason(run.id))
+            if action is not execute_run:
                 bound = await with_approved_rollbacks(bound, run, history, opened)
             else:
-                await refuse_missing_now(bound, run, history, run_request)
+                await refuse_missing_requirements(bound, run, history, run_request)
                 if bound.approval_digest != run.approval_digest:
-                    run = await take_tools(bound, run, opened, by=run_request.requested_by)
+                    run = await adopt_tools(bound, run, opened, by=run_request.requested_by)
         backend = prefect_backend(flow_run_id, opened, run_request.settings)
-        async with ended_in_order(partial(is_cancelled, run, flow_run_id, opened)) as is_cut_short:
-            return await work(RunSession(bound, run, opened, run_request, history, replace(backend, is_cut_short=is_cut_short)))
+        async with end_cleanly_on_sigterm(partial(is_cancelled, run, flow_run_id, opened)) as is_cut_short:
+            return await action(RunSession(bound, run, opened, run_request, history, replace(backend, is_cut_short=is_cut_short)))
 
 
-async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest) -> BoundPlan:
+async def _load_current_version(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest) -> BoundPlan:
     """Return the current version of the run's plan if `bound` is an earlier one. Raises NotApprovedError for any other plan or inputs."""
     if bound.inputs == run.inputs and any(one.digest == bound.validated.digest for one in await store.revisions.of_run(run.id)):
         tools = run_request.tools or tools_of_plan(bound.validated)
-        return as_recorded(run, (await store.ledger.recorded(run.id)).plan, tools)
+        return bind_recorded_plan(run, (await store.ledger.snapshot(run.id)).plan, tools)
     raise NotApprovedError(
-        f"the plan or the inputs of run {run.id} are not those that it was made with: start a new run, "
-        f"or `plan revise {run.id}` and `plan resume {run.id}`"
+        f"run {run.id} was created with another plan or other inputs: start a new run, or `plan revise {run.id}` and `plan resume {run.id}`"
     )
 
 
 async def _was_cancelled(run: PlanRun, store: PlanStore, run_request: RunRequest) -> bool:
     """Return whether `run` was cancelled in Prefect while no process executed it. If so, it is now recorded as cancelled."""
     with use_server(await server_of(run_request)):
-        return await cancelled_before(run, store) is not None
+        return await apply_cancellation(run, store) is not None

@@ -17,7 +17,7 @@ from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.options import ApprovalPolicy
 from plan_adapter.plan import ExecutionPlan, flattened
 from plan_adapter.record import PlanRun
-from plan_adapter.runs.approval import is_of_run
+from plan_adapter.runs.approval import is_plan_answer
 from plan_adapter.runs.clusters import cluster_of
 from plan_adapter.runs.ending import end_run, finals_of
 from plan_adapter.runs.folders import refuse_rollback_elsewhere
@@ -25,8 +25,8 @@ from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.operator_requests import record_operator_request
 from plan_adapter.runs.permissions import require_operator
 from plan_adapter.runs.session import RunRequest, RunSession, server_of
-from plan_adapter.runs.start import enable_outcome_gates, execute_finals, execute_session, scope_of, undo
-from plan_adapter.runs.tool_drift import as_recorded, changes_of_tools, named_changes
+from plan_adapter.runs.start import enable_outcome_gates, execute_finals, execute_rollback, execute_session, scope_of
+from plan_adapter.runs.tool_drift import bind_recorded_plan, describe_tool_changes, find_changed_tools
 from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
@@ -35,7 +35,7 @@ from plan_adapter.validation import BoundPlan
 
 
 async def roll_back(session: RunSession) -> PlanRun:
-    """Roll back the completed steps of the session's run, and return the run with its record. The approval that it used covers this.
+    """Roll back the completed steps of the session's run, and return the run. The approval that the run has used covers this.
 
     Raises NotApprovedError if the run has used no approval of this content, and RunConflictError if another process executes it or the
     outcome of a step is unknown.
@@ -59,13 +59,13 @@ async def _roll_back_with(cluster: Cluster | None, session: RunSession) -> PlanR
     scope.notify("run_started")
     ended = ended_status(reason, completed=any(step.status is StepStatus.COMPLETED for step in run.steps))
     try:
-        await undo(rollback, store, session.backend.cancellation)
+        await execute_rollback(rollback, store, session.backend.cancellation)
         await execute_finals(scope, keeper, ended, rollback)
     finally:
         status, why, message = with_finals(Ending(ended, run.reason, run.message), finals_of(scope), scope.why_finals_stopped)
         run.transition(status, reason=why, message=message)
         await end_run(scope, store, rollback)
-        await keeper.leave()
+        await keeper.finish_forms()
     return run
 
 
@@ -75,7 +75,7 @@ async def approved_version(run: PlanRun, store: PlanStore) -> Revision | None:
     It is the last version with a used approval. Later versions were never approved and have called nothing, and steps that had started are
     the same in all versions since. If no version was approved, nothing was called.
     """
-    rows = [row for row in await store.approvals(run.id) if is_of_run(row, run) and row.used_at is not None]
+    rows = [row for row in await store.approvals(run.id) if is_plan_answer(row, run) and row.used_at is not None]
     used = {row.approval_digest for row in rows if row.decision == "approve"}
     if run.approval_digest in used:
         return None
@@ -91,10 +91,10 @@ async def with_approved_rollbacks(bound: BoundPlan, run: PlanRun, history: RunHi
         return bound
     validated = bound.validated
     called = {validated.rollbacks[step_id].tool.name for step_id, _ in units_to_roll_back(validated.plan, history)}
-    changed = [change for change in await changes_of_tools(validated, run, store) if change.name in called]
+    changed = [change for change in await find_changed_tools(validated, run, store) if change.name in called]
     if changed:
         raise NotApprovedError(
-            f"tools of run {run.id} have changed since it was approved: {named_changes(changed)}; it can be rolled back "
+            f"tools of run {run.id} have changed since it was approved: {describe_tool_changes(changed)}; it can be rolled back "
             "only with the approved tools"
         )
     return replace(bound, approval_digest=run.approval_digest)
@@ -121,7 +121,7 @@ def refuse_unknown_outcome(run: PlanRun, history: RunHistory) -> None:
 
 
 async def _used_approval(run: PlanRun, store: PlanStore) -> Approval:
-    rows = [row for row in await store.approvals(run.id) if is_of_run(row, run) and row.used_at is not None]
+    rows = [row for row in await store.approvals(run.id) if is_plan_answer(row, run) and row.used_at is not None]
     used = [row for row in rows if row.approval_digest == run.approval_digest and row.decision == "approve"]
     if not used:
         raise NotApprovedError(f"run {run.id} never started with an approval of its plan, so there is nothing to roll back")
@@ -186,11 +186,11 @@ async def rollback_run(
         return run
     if tools is None:
         raise RunConflictError(f"no process executes run {run.id}: pass `tools` to roll it back")
-    done = run if version is None else replace(run, digest=version.digest, folder=version.folder)
-    refuse_rollback_elsewhere(done, run_request.settings)
-    bound = as_recorded(done, plan, tools)
+    approved_run = run if version is None else replace(run, digest=version.digest, folder=version.folder)
+    refuse_rollback_elsewhere(approved_run, run_request.settings)
+    bound = bind_recorded_plan(approved_run, plan, tools)
     if version is not None:
-        run = await store.revisions.put_back(run.id, version, bound.validated, by=run_request.operator)
+        run = await store.revisions.restore(run.id, version, bound.validated, by=run_request.operator)
     bound = await with_approved_rollbacks(bound, run, history, store)
     server = None if offline or run.flow_run_id is None else await server_of(run_request)
     return await execute_session(RunSession(bound, run, store, run_request, history), server=server, action=roll_back)

@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 
 def secrets_of(settings: Settings, chain: SecretChain | None = None) -> RunSecrets:
-    """Return the secrets of a new run, from `chain` or the places of `settings`.
+    """Return the secrets of a new run, from `chain` or the places in `settings`.
 
     Values are looked up on use; the credentials of this process are redacted from the start.
     """
-    secrets = RunSecrets(chain or secret_chain(settings, blocks=KnownServer()))
+    secrets = RunSecrets(chain or secret_chain(settings, blocks=ServerBlocks()))
     for value in credential_values(os.environ):
         secrets.redactor.add(value)
     return secrets
@@ -40,45 +40,46 @@ async def model_redactor(settings: Settings, names: Collection[str]) -> Redactor
 
 
 async def locate_secrets(names: Collection[str], settings: Settings, chain: SecretChain | None = None) -> list[SecretLocation]:
-    """Return where each secret comes from, or that it is missing, sorted by name. Looked up in `chain`, or the places of `settings`."""
-    chain = chain or secret_chain(settings, blocks=KnownServer())
+    """Return where each secret comes from, or that it is missing, sorted by name. Looks in `chain`, or the places in `settings`."""
+    chain = chain or secret_chain(settings, blocks=ServerBlocks())
     return list(await asyncio.gather(*(chain.locate(name) for name in sorted(names))))
 
 
-async def refuse_missing(validated: ValidatedPlan, settings: Settings, *, done: Collection[str] = ()) -> None:
-    """Raise InvalidPlanError if a secret that must exist before the run starts is missing. The error names all missing secrets.
+async def refuse_missing_secrets(validated: ValidatedPlan, settings: Settings, *, done: Collection[str] = ()) -> None:
+    """Raise InvalidPlanError, which names all secrets that are missing and must exist before the run starts.
 
-    `done` contains the steps that a resume does not call.
-
-    A secret that is used only after a step that writes may be created by that step. If it is missing, a warning is logged. If a place
-    cannot be queried, the check is left to the steps that use the secret.
+    `done` contains the steps that a resume does not call. A step that writes may create a secret for later steps, so a secret that only
+    those use gets a warning in the log. If a place cannot be queried, the steps that use the secret check it.
     """
-    uses = _uses(validated, done)
-    missing = await _missing(uses, settings)
+    uses = _find_uses(validated, done)
+    missing = await _find_missing(uses, settings)
     findings = Findings()
     for name, problem in missing.items():
         for at in uses[name].places if uses[name].is_early else ():
-            findings.add("missing-secret", at, problem, "keep it in one of these places; `plan doctor PLAN` looks again")
+            findings.add("missing-secret", at, problem, "store it in one of these places; `plan doctor PLAN` checks again")
     if problems := findings.sorted(validated.plan):
         raise InvalidPlanError(problems)
     for name, problem in missing.items():
-        log.warning("%s; %s", problem, uses[name].lateness)
+        log.warning("%s; %s", problem, uses[name].late_use_message)
 
 
-async def missing_notices(validated: ValidatedPlan, settings: Settings, chain: SecretChain | None = None) -> list[str]:
+async def missing_secret_notices(validated: ValidatedPlan, settings: Settings, chain: SecretChain | None = None) -> list[str]:
     """Return notices for a gate about secrets that were not found where the gate was opened."""
-    uses = _uses(validated)
-    missing = await _missing(uses, settings, chain)
-    without = {name: "without it the run does not start" if uses[name].is_early else uses[name].lateness for name in missing}
-    return [f"The process that asks has no secret `{name}`: {without[name]}. `plan doctor PLAN` lists the places." for name in missing]
+    uses = _find_uses(validated)
+    missing = await _find_missing(uses, settings, chain)
+    without = {name: "without it the run does not start" if uses[name].is_early else uses[name].late_use_message for name in missing}
+    return [
+        f"The process that opened the gate has no secret `{name}`: {without[name]}. `plan doctor PLAN` lists the places."
+        for name in missing
+    ]
 
 
-def late_uses(validated: ValidatedPlan) -> dict[str, str]:
+def late_use_messages(validated: ValidatedPlan) -> dict[str, str]:
     """Return the message for each secret that is used only after a step that writes, by name. It applies if the secret is missing."""
-    return {name: use.lateness for name, use in _uses(validated).items() if not use.is_early}
+    return {name: use.late_use_message for name, use in _find_uses(validated).items() if not use.is_early}
 
 
-async def _missing(names: Collection[str], settings: Settings, chain: SecretChain | None = None) -> dict[str, str]:
+async def _find_missing(names: Collection[str], settings: Settings, chain: SecretChain | None = None) -> dict[str, str]:
     """Return why each missing secret is missing, by name. A secret is left out if a place could not be queried."""
     return {
         location.name: location.problem
@@ -88,25 +89,25 @@ async def _missing(names: Collection[str], settings: Settings, chain: SecretChai
 
 
 @dataclass(slots=True)
-class _Use:
-    """Where a plan uses a secret: the steps and their places in the document. `is_early`: at least one has no earlier step that writes."""
+class _SecretUse:
+    """Where a plan uses a secret: the steps and their places in the document. `is_early`: one of them follows no step that writes."""
 
     steps: list[str] = field(default_factory=list[str])
     places: list[str] = field(default_factory=list[str])
     is_early: bool = False
 
     @property
-    def lateness(self) -> str:
-        """The message if the secret is missing and `is_early` is false."""
+    def late_use_message(self) -> str:
+        """What to report if the secret is missing and `is_early` is false."""
         uses, fails = ("uses", "fails") if len(self.steps) == 1 else ("use", "fail")
         steps = listed([f"`{step}`" for step in self.steps], 5)
         return f"{steps} {uses} it after steps that write, and {fails} unless one of them creates it"
 
 
-def _uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, _Use]:
+def _find_uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, _SecretUse]:
     """Return where the plan uses each secret, by name. Steps in `done` are ignored."""
     places = {step.id: at for at, step in validated.plan.places.items()} if validated.secrets else {}
-    after_writes, uses = set[str](), dict[str, _Use]()
+    after_writes, uses = set[str](), dict[str, _SecretUse]()
     for step_id in (*validated.order, *validated.finally_order):
         if step_id in done:  # whatever it creates exists already
             continue
@@ -119,14 +120,14 @@ def _uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, _Us
             templates["rollback.parameters"] = validated.rollbacks[step_id].parameters
         for place, template in templates.items():
             for name in template.secrets:
-                use = uses.setdefault(name, _Use())
+                use = uses.setdefault(name, _SecretUse())
                 use.places.append(f"{places[step_id]}.{place}")
                 use.steps += [] if step_id in use.steps else [step_id]
                 use.is_early = use.is_early or step_id not in after_writes
     return uses
 
 
-class KnownServer:
+class ServerBlocks:
     """The blocks of the Prefect server, if one is configured. Imports Prefect only when needed. Implements `secrets.SecretPlace`."""
 
     def place(self, name: str) -> str:

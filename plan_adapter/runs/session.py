@@ -28,7 +28,7 @@ from plan_adapter.validation import BoundPlan
 
 
 class Identity(Protocol):
-    """The person behind a request about a run, who proves who they are once the content to sign is known."""
+    """The person behind a request about a run. They prove who they are once the content to sign is known."""
 
     @property
     def by(self) -> str:
@@ -37,7 +37,7 @@ class Identity(Protocol):
 
     @property
     def channel(self) -> str:
-        """How the name is known without a proof."""
+        """Where the name comes from if there is no proof."""
         ...
 
     @property
@@ -45,7 +45,7 @@ class Identity(Protocol):
         """Whether the person brings a proof of identity."""
         ...
 
-    async def proved(self, because: str, request: ApprovalRequest, store: PlanStore, /) -> tuple[str, str | None]:
+    async def prove(self, because: str, request: ApprovalRequest, store: PlanStore, /) -> tuple[str, str | None]:
         """Return how the identity was verified, and the signature, if any. Raises NotApprovedError if the gate policy refuses it."""
         ...
 
@@ -69,7 +69,7 @@ class RunRequest:
     leave: LeaveSignal = field(default_factory=LeaveSignal)
     settings: Settings = field(default_factory=Settings)
     goal_model: GoalModel | None = None  # pursues the goals of the plan; None: the model of the settings
-    secrets: SecretChain | None = None  # where to look up secrets; None: the places of the settings
+    secrets: SecretChain | None = None  # where to look up secrets; None: the places in the settings
     identity: Identity | None = None  # who makes an operator request; None: `requested_by`, without proof
     server: Server | None = None  # one that has just responded; None: the server in the settings
 
@@ -109,8 +109,8 @@ class RunSession:
 
 
 @contextmanager
-def known_secrets_of(server: Server | None) -> Generator[None]:
-    """Let secrets inside the block be looked up on `server`, too."""
+def look_up_secrets_on(server: Server | None) -> Generator[None]:
+    """Also look up secrets on `server` inside the block."""
     if server is None:
         yield
         return

@@ -10,8 +10,8 @@ from plan_adapter.errors import InvalidPlanError, NotApprovedError, StoreError
 from plan_adapter.execution.ports import GatedCall
 from plan_adapter.gates.approval import gate_policy_of, refusal
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.gates.standing import covers
-from plan_adapter.gates.standing_files import find_standing_file, signed_standing, verify_standing
+from plan_adapter.gates.standing import why_not_covered
+from plan_adapter.gates.standing_files import find_standing_file, read_signed_standing, verify_standing
 from plan_adapter.plan import ExecutionPlan, new_id
 from plan_adapter.record import PlanRun, RunContext
 from plan_adapter.runs.session import RunRequest
@@ -30,12 +30,14 @@ async def use_standing_approval(bound: BoundPlan, run: PlanRun, store: PlanStore
     if run_request.schedule is None:
         return None
     policy = await store.policy.effective(run_request.settings)
-    in_file = await _take_file(store, run, run_request, policy)
+    file_id = await _store_signed_file(store, run, run_request, policy)
     now = await store.now()
     for standing in await store.standing.find():
-        reason = covers(standing, bound, schedule=run_request.schedule, now=now) or _refusal(standing, bound.validated.plan, policy)
-        if standing.source is not None and standing.id != in_file:
-            reason = reason or f"{standing.source} next to this plan no longer says so"
+        reason = why_not_covered(standing, bound, schedule=run_request.schedule, now=now) or _refusal(
+            standing, bound.validated.plan, policy
+        )
+        if standing.source is not None and standing.id != file_id:
+            reason = reason or f"{standing.source} next to this plan no longer contains it"
         if reason is None:
             try:
                 await _verify(standing, policy)
@@ -56,14 +58,14 @@ async def _verify(standing: StandingApproval, policy: EffectivePolicy) -> None:
     await asyncio.to_thread(partial(verify_standing, standing, policy=policy))
 
 
-async def approval_by_standing(
-    of_run: Approval, call: GatedCall, run: PlanRun, plan: ExecutionPlan, store: PlanStore, run_request: RunRequest
+async def approve_call_by_standing(
+    run_approval: Approval, call: GatedCall, run: PlanRun, plan: ExecutionPlan, store: PlanStore, run_request: RunRequest
 ) -> Approval | None:
     """Return the approval of a call if the run's standing approval covers the step, or None."""
-    if of_run.standing_id is None:
+    if run_approval.standing_id is None:
         return None
     kept = await store.standing.find(include_ended=True)  # including one that this run has just used up
-    standing = next((known for known in kept if known.id == of_run.standing_id and known.revoked_at is None), None)
+    standing = next((known for known in kept if known.id == run_approval.standing_id and known.revoked_at is None), None)
     if standing is None or call.step.id not in standing.steps or (standing.until is not None and standing.until <= await store.now()):
         return None
     policy = await store.policy.effective(run_request.settings)
@@ -71,7 +73,7 @@ async def approval_by_standing(
         return None
     await _verify(standing, policy)
     given = replace(
-        of_run,
+        run_approval,
         id=new_id(),
         approval_digest=call.approval_digest,
         at=await store.now(),
@@ -84,13 +86,13 @@ async def approval_by_standing(
     return given
 
 
-async def _take_file(store: PlanStore, run: PlanRun, run_request: RunRequest, policy: EffectivePolicy) -> str | None:
+async def _store_signed_file(store: PlanStore, run: PlanRun, run_request: RunRequest, policy: EffectivePolicy) -> str | None:
     """Store the signed standing approval file beside the plan document, and return its id, or None. The store counts its uses."""
     path = find_standing_file(run_request.plan_file) if run_request.plan_file is not None else None
     if path is None:
         return None
     try:
-        standing = await asyncio.to_thread(partial(signed_standing, path, policy=policy))
+        standing = await asyncio.to_thread(partial(read_signed_standing, path, policy=policy))
     except (NotApprovedError, InvalidPlanError) as error:
         log.warning("%s gives no standing approval: %s", path, error)
         return None

@@ -24,15 +24,22 @@ from plan_adapter.gates.approval import ApprovedPlan, refuse_operation
 from plan_adapter.goals import GoalModel
 from plan_adapter.plan import new_id
 from plan_adapter.record import PlanRun, Recorder, StepRun
-from plan_adapter.runs.approval import approve_run, is_answered, load_new_version, not_approved, open_detached, refuse_approver
+from plan_adapter.runs.approval import (
+    approve_run,
+    is_answered,
+    load_new_version,
+    missing_approval_error,
+    open_detached_gate,
+    refuse_approver,
+)
 from plan_adapter.runs.clusters import cluster_of, refuse_without_dask
-from plan_adapter.runs.ending import answer_soon, conclude_run, ending_without_finals, leave_waiting, release_run, watched
+from plan_adapter.runs.ending import check_prefect_cancellation, conclude_run, ending_without_finals, leave_waiting, release_run, watch_run
 from plan_adapter.runs.folders import current_folder, in_folder
 from plan_adapter.runs.goals import goal_model_of, refuse_without_model
 from plan_adapter.runs.keeper import GateKeeper
-from plan_adapter.runs.replan import AUTOMATIC_REPLAN, draft_automatically, note_of, wants_replanning
-from plan_adapter.runs.secrets import refuse_missing, secrets_of
-from plan_adapter.runs.session import Backend, RunRequest, RunSession, known_secrets_of, opened_store, server_of
+from plan_adapter.runs.replan import AUTOMATIC_REPLAN, draft_automatically, revision_note, wants_replanning
+from plan_adapter.runs.secrets import refuse_missing_secrets, secrets_of
+from plan_adapter.runs.session import Backend, RunRequest, RunSession, look_up_secrets_on, opened_store, server_of
 from plan_adapter.runs.step_gates import CallGates, OutcomeGates
 from plan_adapter.runs.turn import refuse_turn, wait_for_turn
 from plan_adapter.settings import Settings
@@ -45,7 +52,7 @@ class RunAction(Protocol):
     """What to do in a session: `execute_run` executes the steps, `roll_back` rolls them back."""
 
     async def __call__(self, session: RunSession, /) -> PlanRun:
-        """Do it, and return the run with its end recorded."""
+        """Perform the action, and return the run with its end recorded."""
         ...
 
 
@@ -55,7 +62,7 @@ async def execute_session(session: RunSession, *, server: Server | None, action:
     session.store = session.store.patient(session.run_request.settings.store_patience_seconds)
     if server is None:
         return await action(session)
-    from plan_adapter.engine.flow import fit_as_parameters, flow_of, name_of, run_to_end  # imports Prefect
+    from plan_adapter.engine.flow import build_flow, fit_as_parameters, flow_run_name, run_to_end  # imports Prefect
 
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -73,8 +80,8 @@ async def execute_session(session: RunSession, *, server: Server | None, action:
         return run
 
     inputs = session.bound.inputs if fit_as_parameters(session.bound.inputs) else {}
-    flow = flow_of(session.bound.validated, body, with_inputs=bool(inputs))
-    name = name_of(run, session.bound.validated)
+    flow = build_flow(session.bound.validated, body, with_inputs=bool(inputs))
+    name = flow_run_name(run, session.bound.validated)
     with use_server(server):
         await run_to_end(flow, inputs, run, ended, name=name)
     return run
@@ -83,13 +90,15 @@ async def execute_session(session: RunSession, *, server: Server | None, action:
 def prefect_backend(flow_run_id: str, store: PlanStore, settings: Settings, server: Server | None = None) -> Backend:
     """Return the backend for the flow run `flow_run_id`, in whose context this is called. `server` provides links to its UI."""
     # These import Prefect.
-    from plan_adapter.engine.flow_runs import cancellation_of
+    from plan_adapter.engine.flow_runs import cancellation_reason
     from plan_adapter.engine.gate_display import publish_text
     from plan_adapter.engine.tasks import PrefectStepRunner, log_to_prefect
     from plan_adapter.runs.forms import prefect_forms
 
     steps = PrefectStepRunner(carried_task_runs=settings.carried_task_runs)
-    return Backend(steps, partial(cancellation_of, flow_run_id), log_to_prefect, prefect_forms(flow_run_id, store, server), publish_text)
+    return Backend(
+        steps, partial(cancellation_reason, flow_run_id), log_to_prefect, prefect_forms(flow_run_id, store, server), publish_text
+    )
 
 
 async def execute_run(session: RunSession) -> PlanRun:
@@ -101,24 +110,24 @@ async def execute_run(session: RunSession) -> PlanRun:
             if version is None:
                 return run
             session.bound, session.history = version, await store.ledger.history(run.id)
-            session.run_request = _for_drafted(session.run_request)
+            session.run_request = _request_for_draft(session.run_request)
             if session.run_request.approver is None and not session.run_request.asks_in_form:
-                await open_detached(version, run, store, session.run_request.settings)
+                await open_detached_gate(version, run, store, session.run_request.settings)
                 return run
         run.steps = (await store.run(run.id)).steps  # current state, now that the run has ended or waits
         return run
     finally:
-        await keeper.leave()
+        await keeper.finish_forms()
 
 
-def _for_drafted(run_request: RunRequest) -> RunRequest:
+def _request_for_draft(run_request: RunRequest) -> RunRequest:
     """Return the run request for a plan that a model drafted. Approvals and answers given before the draft are dropped."""
-    is_beforehand = getattr(run_request.approver, "is_beforehand", False)
-    return replace(run_request, approval=None, approver=None if is_beforehand else run_request.approver)
+    approves_in_advance = getattr(run_request.approver, "approves_in_advance", False)
+    return replace(run_request, approval=None, approver=None if approves_in_advance else run_request.approver)
 
 
 async def _execute_approved(approved: ApprovedPlan, keeper: GateKeeper) -> BoundPlan | None:
-    """Execute the steps of the approved plan. If a failure leads to a new version, which waits for approval, return it, else None."""
+    """Execute the steps of the approved plan. Return the new version that a failure led to, which waits for approval, or None."""
     validated, run_request = approved.bound.validated, keeper.run_request
     async with goal_model_of(validated, run_request) as goal_model, cluster_of(validated, run_request.settings) as cluster:
         return await _execute_with(goal_model, cluster, approved, keeper)
@@ -140,25 +149,27 @@ async def _execute_with(
     scope.goal_model, scope.goal_tokens = goal_model, keeper.run_request.settings.goal_tokens
     enable_outcome_gates(scope, keeper)
     scope.notify("run_started")
-    rollback = undrafted = None
+    rollback = replan_failure = None
     try:
         try:
-            async with watched(scope, store, partial(store.ledger.cancel_request, run.id), backend.cancellation):
-                has_begun = await wait_for_turn(scope, store)
+            async with watch_run(scope, store, partial(store.ledger.cancel_request, run.id), backend.cancellation):
+                may_start = await wait_for_turn(scope, store)
                 await execute(scope, backend.run_step)
-            if not has_begun:
+            if not may_start:
                 return None
             if scope.is_left:
                 await leave_waiting(run, store)
                 return None
-            version, undrafted = await _replanned(scope, keeper)
+            version, replan_failure = await _replan_after_failure(scope, keeper)
             if version is not None:
                 return version
-            rollback = await _rollback_of(scope, session)
+            rollback = await _prepare_rollback(scope, session)
             if rollback is not None:
                 # A run cancelled in Prefect still shows as cancelled. That stopped the steps, but must not stop their rollback.
-                was_in_prefect = scope.stop.kind == "cancelled" and scope.stop.message != await store.ledger.cancel_request(run.id)
-                await undo(rollback, store, None if was_in_prefect else backend.cancellation)
+                was_cancelled_in_prefect = scope.stop.kind == "cancelled" and scope.stop.message != await store.ledger.cancel_request(
+                    run.id
+                )
+                await execute_rollback(rollback, store, None if was_cancelled_in_prefect else backend.cancellation)
         except asyncio.CancelledError:
             await execute_finals(scope, keeper, ending_without_finals(scope).status, rollback)
             raise
@@ -168,7 +179,7 @@ async def _execute_with(
             return None
     finally:
         if all(step.status.has_ended for step in run.steps) and not (backend.is_cut_short() and scope.stop.is_set):
-            await conclude_run(scope, store, rollback, undrafted)
+            await conclude_run(scope, store, rollback, replan_failure)
         elif run.status is PlanStatus.EXECUTING:
             await release_run(run, store)
     return None
@@ -197,7 +208,7 @@ async def execute_finals(scope: RunScope, keeper: GateKeeper, status: PlanStatus
     run.transition(PlanStatus.EXECUTING, reason=run.reason, message=run.message)
     history = (await keeper.store.ledger.history(run.id)).for_finally_steps(validated.finally_order)
     run.steps = [*main, *(step for step in _pending_steps(validated, history) if step.id in validated.finally_order)]
-    last = replace(
+    finals_scope = replace(
         scope,
         stop=Stop(),
         history=replace(history, choices=scope.history.choices),
@@ -205,20 +216,22 @@ async def execute_finals(scope: RunScope, keeper: GateKeeper, status: PlanStatus
         end=end,
     )
     policy = await keeper.store.policy.effective(keeper.run_request.settings)
-    last.gates = CallGates(scope.approved, keeper, last.stop, policy, history.asked)
-    enable_outcome_gates(last, keeper)
-    async with watched(last, keeper.store, _never, None):
-        await execute(last, session.backend.run_step, finals=True)
-    scope.is_left, scope.refusal = last.is_left, scope.refusal or last.refusal
-    if last.stop.is_set and any(step.status is StepStatus.SKIPPED and step.reason == last.stop.message for step in run.steps):
-        scope.why_finals_stopped = last.stop.message
+    finals_scope.gates = CallGates(scope.approved, keeper, finals_scope.stop, policy, history.asked)
+    enable_outcome_gates(finals_scope, keeper)
+    async with watch_run(finals_scope, keeper.store, _no_cancel_request, None):
+        await execute(finals_scope, session.backend.run_step, finals=True)
+    scope.is_left, scope.refusal = finals_scope.is_left, scope.refusal or finals_scope.refusal
+    if finals_scope.stop.is_set and any(
+        step.status is StepStatus.SKIPPED and step.reason == finals_scope.stop.message for step in run.steps
+    ):
+        scope.why_finals_stopped = finals_scope.stop.message
 
 
-async def _never() -> str | None:
+async def _no_cancel_request() -> str | None:
     return None
 
 
-async def _replanned(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | None, str | None]:
+async def _replan_after_failure(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | None, str | None]:
     """Return the new version if a failure led to one, or why replanning failed.
 
     Both are None if nothing is replanned or the run was stopped. A run with a new version waits for its approval. Cancelling the run also
@@ -234,7 +247,7 @@ async def _replanned(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | N
     ended = await store.now()
     drafting = asyncio.ensure_future(draft_automatically(run, validated, await store.ledger.history(run.id), store, keeper.run_request))
     try:
-        async with watched(scope, store, partial(store.ledger.cancel_request, run.id), keeper.session.backend.cancellation):
+        async with watch_run(scope, store, partial(store.ledger.cancel_request, run.id), keeper.session.backend.cancellation):
             await asyncio.wait({drafting, scope.stop.future}, return_when=asyncio.FIRST_COMPLETED)
         if (reason := await store.ledger.cancel_request(run.id)) is not None:  # cancelled just as the draft arrived
             scope.stop.set("cancelled", reason)
@@ -245,7 +258,7 @@ async def _replanned(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | N
             return None, draft.failure
         bound = in_folder(bind_inputs(validate(draft.plan, tools), run.inputs), run.folder)
         if bound.approval_digest == run.approval_digest:
-            return None, f"the model changes nothing (`plan show --draft {draft.id}`)"
+            return None, f"the model's draft changes nothing (`plan show --draft {draft.id}`)"
     except StoreError:
         raise
     except PlanAdapterError as error:
@@ -255,7 +268,7 @@ async def _replanned(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | N
         await asyncio.gather(drafting, return_exceptions=True)
     run.completed_at = ended
     await store.ledger.update(run)  # end it here: the new version runs in the next start
-    note = note_of(draft, run.message or "")
+    note = revision_note(draft, run.message or "")
     await store.revisions.revise(run.id, bound.validated, bound.approval_digest, by=AUTOMATIC_REPLAN, note=note)
     keeper.session.run_request = replace(keeper.run_request, tools=tools)
     return await load_new_version(run, keeper), None
@@ -288,7 +301,7 @@ def scope_of(approved: ApprovedPlan, session: RunSession, recorder: Recorder, cl
     )
 
 
-async def _rollback_of(scope: RunScope, session: RunSession) -> Rollback | None:
+async def _prepare_rollback(scope: RunScope, session: RunSession) -> Rollback | None:
     """Return the rollback of a run whose steps have ended, recorded as in progress, or None if nothing is rolled back."""
     run, store, plan = session.run, session.store, scope.approved.bound.validated.plan
     if not scope.approved.bound.validated.rollbacks:
@@ -297,29 +310,33 @@ async def _rollback_of(scope: RunScope, session: RunSession) -> Rollback | None:
     if ending.status is PlanStatus.COMPLETED:
         return None
     run.transition(ending.status, reason=ending.reason, message=ending.message)
-    asked = await store.ledger.asks_rollback(run.id) if run.reason is RunReason.CANCELLED else None
-    if asked is None and not rolls_back(run, plan):
+    requested = await store.ledger.is_rollback_requested(run.id) if run.reason is RunReason.CANCELLED else None
+    if requested is None and not rolls_back(run, plan):
         return None
     rollback = Rollback(scope, await store.ledger.history(run.id), session.backend.run_step)
     if not rollback.left:
         return None
-    if asked is False:  # called off since: only report the state of the rollback
+    if requested is False:  # the request was withdrawn: only report the state of the rollback
         rollback.halt.set("cancelled", await store.ledger.cancel_request(run.id) or "cancelled")
     run.transition(PlanStatus.EXECUTING, reason=run.reason, message=run.message)
     await store.ledger.update(run)  # with its reason, needed to resume an interrupted rollback
     return rollback
 
 
-async def undo(rollback: Rollback, store: PlanStore, in_prefect: Callable[[], Awaitable[str | None]] | None) -> None:
+async def execute_rollback(rollback: Rollback, store: PlanStore, in_prefect: Callable[[], Awaitable[str | None]] | None) -> None:
     """Roll back a run. If the run is cancelled, here or `in_prefect`, calls in progress finish and no further call starts."""
     run = rollback.scope.run
 
     async def stop_reason() -> str | None:
-        return None if await store.ledger.asks_rollback(run.id) else await store.ledger.cancel_request(run.id)
+        return None if await store.ledger.is_rollback_requested(run.id) else await store.ledger.cancel_request(run.id)
 
-    if in_prefect is not None and run.reason is RunReason.CANCELLED and (reason := await answer_soon(in_prefect)) is not None:
+    if (
+        in_prefect is not None
+        and run.reason is RunReason.CANCELLED
+        and (reason := await check_prefect_cancellation(in_prefect)) is not None
+    ):
         rollback.halt.set("cancelled", reason)
-    async with watched(rollback.scope, store, stop_reason, in_prefect, ends=rollback.halt):
+    async with watch_run(rollback.scope, store, stop_reason, in_prefect, stop=rollback.halt):
         await rollback.undo()
 
 
@@ -380,15 +397,15 @@ async def execute_plan(
         server = None if offline else await server_of(run_request)
         answered = await is_answered(bound, opened, run_request)
         if not answered and not record_pending:
-            raise await not_approved(bound, opened, run_request.settings)
-        with known_secrets_of(server):
+            raise await missing_approval_error(bound, opened, run_request.settings)
+        with look_up_secrets_on(server):
             refuse_without_model(bound.validated, run_request)
             refuse_without_dask(bound.validated)
-            await refuse_missing(bound.validated, run_request.settings)
+            await refuse_missing_secrets(bound.validated, run_request.settings)
             await refuse_approver(bound, opened, run_request)
             await refuse_turn(bound, opened, run_request.context)
             run = await create_run(bound, opened, run_request)
             if not answered and server is None:
-                await open_detached(bound, run, opened, run_request.settings)
+                await open_detached_gate(bound, run, opened, run_request.settings)
                 return run
             return await execute_session(RunSession(bound, run, opened, run_request), server=server)

@@ -10,15 +10,15 @@ from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.ports import GatedCall, GateRefusal, RecordedResolution, UnknownOutcome
 from plan_adapter.gates.approval import ApprovedPlan, gate_policy_of, needs_gate, read_answer
 from plan_adapter.gates.call_text import outcome_text, step_gate_text
-from plan_adapter.gates.gate import new_gate, no_answer
+from plan_adapter.gates.gate import expiry_message, new_gate
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.plan import ExecutionPlan, Step, new_id
 from plan_adapter.readable import call_name, redacted
 from plan_adapter.record import AUTHOR, PlanRun
 from plan_adapter.rounds import RoundRecord, rounds_of
-from plan_adapter.runs.answers import earlier_answers, why_stale
+from plan_adapter.runs.answers import earlier_answer_notices, why_stale
 from plan_adapter.runs.keeper import GateKeeper
-from plan_adapter.runs.standing import approval_by_standing
+from plan_adapter.runs.standing import approve_call_by_standing
 from plan_adapter.status import RunReason
 from plan_adapter.store.outcomes import outcome_digest
 
@@ -31,8 +31,8 @@ class CallGates:
     keeper: GateKeeper
     stop: Stop
     policy: EffectivePolicy  # as of this start; answers are checked against the current policy
-    asked: Collection[str] = ()  # steps that had a gate and ended in an earlier start
-    _before: list[Gate] | None = field(default=None, init=False)  # gates closed before this start
+    asked_before: Collection[str] = ()  # steps that had a gate and ended in an earlier start
+    _closed_gates: list[Gate] | None = field(default=None, init=False)  # gates closed before this start
 
     @property
     def waits(self) -> bool:
@@ -46,23 +46,23 @@ class CallGates:
     async def ask(self, call: GatedCall) -> Approval | GateRefusal | None:
         """Return the approval of exactly this call, or why there is none. None if the call was left waiting for an approval."""
         try:
-            answer = await self._found(call)
+            answer = await self._find_answer(call)
             while answer is None and not call.left.done():
-                answer = await self._asked(call)
+                answer = await self._ask_at_gate(call)
         except NotApprovedError as error:
             return GateRefusal(RunReason.REJECTED, f"at the gate of `{call.name}`: {error}")
         return answer
 
-    async def _asked(self, call: GatedCall) -> Approval | GateRefusal | None:
+    async def _ask_at_gate(self, call: GatedCall) -> Approval | GateRefusal | None:
         """Return the answer at the call's gate, or why there is none. None if the call was left or has to be asked about again."""
         keeper, answers = self.keeper, await self._answers(call)
         if answers and answers[-1].decision == "request_changes" and keeper.has_answered(call.approval_digest) and not self._asks_others:
             raise NotApprovedError(f"{answers[-1].by} asks for changes: {answers[-1].note}")  # asking again would never end
-        gate = await keeper.open(await self._gate_of(call, answers), timeout_ms=self._plan.gate_timeout_ms(call.step))
-        closed = await keeper.collected(gate) or await self._closed(gate, call)
-        return None if closed is None else await self._outcome(closed, call)
+        gate = await keeper.open(await self._draft_gate(call, answers), timeout_ms=self._plan.gate_timeout_ms(call.step))
+        closed = await keeper.collect_answer(gate) or await self._wait_until_closed(gate, call)
+        return None if closed is None else await self._answer_at(closed, call)
 
-    async def _closed(self, gate: Gate, call: GatedCall) -> Gate | None:
+    async def _wait_until_closed(self, gate: Gate, call: GatedCall) -> Gate | None:
         """Return `gate` closed, or None if it is still open: the call was left, or this process's approver is not allowed to answer."""
         keeper = self.keeper
         if not keeper.can_ask(gate) and not call.waiting.done():
@@ -76,12 +76,12 @@ class CallGates:
             return None
         return closed if closed.end is not None else None
 
-    async def _gate_of(self, call: GatedCall, answers: list[Approval]) -> Gate:
+    async def _draft_gate(self, call: GatedCall, answers: list[Approval]) -> Gate:
         keeper, run = self.keeper, self.keeper.run
         policy = await keeper.store.policy.effective(keeper.run_request.settings)
         rules = gate_policy_of(self._plan, policy, requested_by=run.requested_by or "", step_id=call.step.id)
         before = [step for step in run.steps if step.id in self.approved.bound.validated.dependencies[call.step.id]]
-        changes, stale = await earlier_answers(
+        changes, stale = await earlier_answer_notices(
             [row for row in answers if row.decision == "approve" or row.at >= self.approved.approval.at],
             self._plan,
             run,
@@ -136,61 +136,62 @@ class CallGates:
     async def _answers(self, call: GatedCall) -> list[Approval]:
         """Return the answers at gates of this call, oldest first."""
         rows = await self.keeper.store.approvals(self.keeper.run.id)
-        return [row for row in rows if row.gate_id is not None and is_of_call(row, self.keeper.run, call)]
+        return [row for row in rows if row.gate_id is not None and is_call_answer(row, self.keeper.run, call)]
 
-    async def _found(self, call: GatedCall) -> Approval | GateRefusal | None:
+    async def _find_answer(self, call: GatedCall) -> Approval | GateRefusal | None:
         """Return the answer given while no process waited, or the approval from a standing approval. None if somebody has to be asked."""
         last = next(reversed(await self._answers(call)), None)
-        if last is not None and last.decision == "reject" and last.at >= self.approved.approval.at:  # not of an earlier version
-            return _refused(last)
-        if last is not None and last.decision == "approve" and (last.used_at is None or self._is_kept(last, call)):
-            return last if await self._counts(last) else None
-        if (expired := await self._expired(call)) is not None:
-            return await self._outcome(expired, call)
+        if last is not None and last.decision == "reject" and last.at >= self.approved.approval.at:  # not about an earlier version
+            return _rejection(last)
+        if last is not None and last.decision == "approve" and (last.used_at is None or self._is_reusable(last, call)):
+            return last if await self._is_current_approval(last) else None
+        if (expired := await self._find_expired_gate(call)) is not None:
+            return await self._answer_at(expired, call)
         if call.step.ask is not None or self._plan.step(call.step.id).goal is not None:  # nobody knew in advance what a model would call
             return None
-        return await approval_by_standing(
+        return await approve_call_by_standing(
             self.approved.approval, call, self.keeper.run, self._plan, self.keeper.store, self.keeper.run_request
         )
 
-    def _is_kept(self, answer: Approval, call: GatedCall) -> bool:
+    def _is_reusable(self, answer: Approval, call: GatedCall) -> bool:
         """Return whether `answer`, used by an earlier start, still answers a question: that start died before it wrote the receipt."""
-        return answer.result is not None and call.step.id not in self.asked
+        return answer.result is not None and call.step.id not in self.asked_before
 
-    async def _counts(self, answer: Approval) -> bool:
+    async def _is_current_approval(self, answer: Approval) -> bool:
         """Return whether `answer` is an approval that is not stale in this process."""
         keeper = self.keeper
         return answer.decision == "approve" and (
             await why_stale(answer, self._plan, keeper.run, keeper.store, keeper.run_request.settings) is None
         )
 
-    async def _expired(self, call: GatedCall) -> Gate | None:
+    async def _find_expired_gate(self, call: GatedCall) -> Gate | None:
         """Return the gate of this call that expired while no process waited at it, or None."""
-        if call.step.id in self.asked:
+        if call.step.id in self.asked_before:
             return None
-        if self._before is None:
+        if self._closed_gates is None:
             gates = await self.keeper.store.gates.find(run_id=self.keeper.run.id, open_only=False)
-            self._before = [gate for gate in gates if gate.end is not None]
-        of = (call.step.id, call.item, call.approval_digest)
-        last = next((gate for gate in reversed(self._before) if (gate.step_id, gate.item, gate.approval_digest) == of), None)
+            self._closed_gates = [gate for gate in gates if gate.end is not None]
+        key = (call.step.id, call.item, call.approval_digest)
+        last = next((gate for gate in reversed(self._closed_gates) if (gate.step_id, gate.item, gate.approval_digest) == key), None)
         return last if last is not None and last.end == "expired" and last.opened_at >= self.approved.approval.at else None
 
-    async def _outcome(self, closed: Gate, call: GatedCall) -> Approval | GateRefusal | None:
+    async def _answer_at(self, closed: Gate, call: GatedCall) -> Approval | GateRefusal | None:
+        """Return what the end of a gate means for its call. None if the call has to be asked about again."""
         keeper, answer = self.keeper, await self.keeper.store.gates.answer_to(closed.id)
         if closed.end == "answered" and answer is not None:
             match answer.decision:
                 case "reject":
-                    return _refused(answer)
+                    return _rejection(answer)
                 case "approve":
-                    return answer if await self._counts(answer) else None
+                    return answer if await self._is_current_approval(answer) else None
                 case "request_changes":
                     return None
                 case _:
                     assert_never(answer.decision)
         if closed.end == "expired" and closed.rules.expires == "default":
-            return await self._default(closed, call)
+            return await self._answer_with_defaults(closed, call)
         if closed.end == "expired":
-            message = f"{no_answer(closed)} at the gate of `{closed.step_id}`"
+            message = f"{expiry_message(closed)} at the gate of `{closed.step_id}`"
             return GateRefusal(RunReason.EXPIRED, message, ends_run=closed.rules.expires == "reject")
         if self.stop.is_set:
             return GateRefusal(RunReason.CANCELLED, self.stop.message, ends_run=False)
@@ -199,7 +200,7 @@ class CallGates:
         reason = await keeper.store.ledger.cancel_request(closed.run_id)
         return GateRefusal(RunReason.CANCELLED, reason or f"the gate of `{closed.step_id}` was closed")
 
-    async def _default(self, expired: Gate, call: GatedCall) -> Approval:
+    async def _answer_with_defaults(self, expired: Gate, call: GatedCall) -> Approval:
         """Record and return the defaults of the fields as the answer to a question that nobody answered in time."""
         answer = Approval(
             id=new_id(),
@@ -208,7 +209,7 @@ class CallGates:
             by=AUTHOR,
             known_by="not_required",
             at=await self.keeper.store.now(),
-            note=f"{no_answer(expired)}: the defaults are the answer",
+            note=f"{expiry_message(expired)}: the defaults are the answer",
             run_id=expired.run_id,
             step_id=expired.step_id,
             item=expired.item,
@@ -224,15 +225,15 @@ def _question_of(call: GatedCall) -> str:
     return str(shown["question"]) if isinstance(shown, dict) else ""
 
 
-def _refused(answer: Approval) -> GateRefusal:
+def _rejection(answer: Approval) -> GateRefusal:
     note = f": {answer.note}" if answer.note else ""
     return GateRefusal(RunReason.REJECTED, f"{answer.by} rejected it at the gate of `{answer.step_id}`{note}")
 
 
-def is_of_call(row: Approval, run: PlanRun, call: GatedCall) -> bool:
+def is_call_answer(row: Approval, run: PlanRun, call: GatedCall) -> bool:
     """Return whether `row` is an answer about exactly this call of this run."""
-    of = (row.run_id, row.step_id, row.item, row.approval_digest)
-    return of == (run.id, call.step.id, call.item, call.approval_digest)
+    key = (row.run_id, row.step_id, row.item, row.approval_digest)
+    return key == (run.id, call.step.id, call.item, call.approval_digest)
 
 
 @dataclass(slots=True)
@@ -246,34 +247,34 @@ class OutcomeGates:
     async def ask(self, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:
         """Return the resolution from a form, a terminal or `plan resolve`. None if nobody can be asked or the run ends first."""
         keeper = self.keeper
-        if not keeper.can_ask_how_it_ended or unknown_outcome.withdrawn.done():
+        if not keeper.can_ask_outcomes or unknown_outcome.withdrawn.done():
             return None
-        gate = await keeper.open(await self._gate_of(unknown_outcome), timeout_ms=0)
+        gate = await keeper.open(await self._draft_gate(unknown_outcome), timeout_ms=0)
         await self._show_unknown(unknown_outcome, +1)
         try:
-            closed = await keeper.collected(gate) or await keeper.ask(gate, unknown_outcome.step_run, until=unknown_outcome.withdrawn)
+            closed = await keeper.collect_answer(gate) or await keeper.ask(gate, unknown_outcome.step_run, until=unknown_outcome.withdrawn)
         finally:
             await self._show_unknown(unknown_outcome, -1)
-        return await self._resolution(closed)
+        return await self._read_resolution(closed)
 
-    async def _gate_of(self, unknown_outcome: UnknownOutcome) -> Gate:
-        run, step, lost = self.keeper.run, unknown_outcome.step, unknown_outcome.attempt
+    async def _draft_gate(self, unknown_outcome: UnknownOutcome) -> Gate:
+        run, step, attempt = self.keeper.run, unknown_outcome.step, unknown_outcome.attempt
         bound, store = self.approved.bound, self.keeper.store
         policy = await store.policy.effective(self.keeper.run_request.settings)
         rules = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "")
-        text = outcome_text(bound, step, lost, why=unknown_outcome.why, made_by=await store.outcomes.start_of(lost), run_id=run.id)
-        digest = outcome_digest(lost.id)
+        text = outcome_text(bound, step, attempt, why=unknown_outcome.why, made_by=await store.outcomes.start_of(attempt), run_id=run.id)
+        digest = outcome_digest(attempt.id)
         return new_gate(
             run,
             approval_digest=digest,
             description=unknown_outcome.step_run.description,
             text=text,
             rules=rules,
-            step_id=lost.step_id,
-            item=lost.item,
-            label=lost.label,
+            step_id=attempt.step_id,
+            item=attempt.item,
+            label=attempt.label,
             kind="outcome",
-            call_kind=lost.kind,
+            call_kind=attempt.kind,
         )
 
     async def _show_unknown(self, unknown_outcome: UnknownOutcome, change: int) -> None:
@@ -287,7 +288,7 @@ class OutcomeGates:
             run.reason = reason
             await self.keeper.store.ledger.update(run)
 
-    async def _resolution(self, closed: Gate) -> RecordedResolution | None:
+    async def _read_resolution(self, closed: Gate) -> RecordedResolution | None:
         if closed.end not in ("done", "again", "abort"):
             return None
         receipt = await self.keeper.answers.resolution_at(closed)

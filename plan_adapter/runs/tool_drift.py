@@ -5,7 +5,7 @@ from dataclasses import replace
 from plan_adapter.approvals import Approval
 from plan_adapter.canonical import approval_digest
 from plan_adapter.errors import InvalidPlanError, NotApprovedError
-from plan_adapter.gates.tool_drift import ToolChange, changed_code, tool_change_lines, tool_changes
+from plan_adapter.gates.tool_drift import ToolChange, code_drift_notices, tool_change_lines, tool_changes
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import PlanRun, RunFolder
 from plan_adapter.runs.folders import in_folder, move_text
@@ -22,7 +22,7 @@ OTHER_TOOLS = (
 """The hint for a recorded plan that calls a tool this process does not have."""
 
 
-def as_recorded(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry, *, moved_to: RunFolder | None = None) -> BoundPlan:
+def bind_recorded_plan(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry, *, moved_to: RunFolder | None = None) -> BoundPlan:
     """Return the recorded `plan` of `run`, bound to its inputs and the current tools. Raises InvalidPlanError.
 
     If the run was moved before, or is `moved_to` a folder now, the result covers that folder.
@@ -35,12 +35,12 @@ def as_recorded(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry, *, moved
         raise InvalidPlanError(problems) from None
 
 
-def is_same_but_for_tools(bound: BoundPlan, run: PlanRun) -> bool:
+def differs_only_in_tools(bound: BoundPlan, run: PlanRun) -> bool:
     """Return whether the plan and inputs of `bound` are those of `run`. The tools may differ."""
     return bound.approval_digest == approval_digest(run.digest, run.inputs, bound.validated.definitions)
 
 
-async def changes_of_tools(validated: ValidatedPlan, run: PlanRun, store: PlanStore) -> list[ToolChange]:
+async def find_changed_tools(validated: ValidatedPlan, run: PlanRun, store: PlanStore) -> list[ToolChange]:
     """Return the tools whose definitions differ from those recorded with `run`. Raises NotApprovedError if the record was altered."""
     kept = await store.ledger.definitions(run.id)
     folder = run.folder.content if run.folder is not None and run.folder.is_moved else None
@@ -52,31 +52,31 @@ async def changes_of_tools(validated: ValidatedPlan, run: PlanRun, store: PlanSt
     return tool_changes(kept, validated.definitions)
 
 
-async def take_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *, by: str) -> PlanRun:
+async def adopt_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *, by: str) -> PlanRun:
     """Make the plan with its current tools and folder the new version of `run`, and return the run, which waits for an approval of it.
 
     Completed steps stay completed. Approvals of single calls stay good if their tool and folder are unchanged. Raises RunConflictError as
     `revise_run` does.
     """
-    note = await _differences(bound, run, store, "tools changed")
+    note = await _describe_differences(bound, run, store, "tools changed")
     return await store.revisions.revise(run.id, bound.validated, bound.approval_digest, by=by, note=note, folder=bound.folder)
 
 
-async def _differences(bound: BoundPlan, run: PlanRun, store: PlanStore, tools_changed: str) -> str:
+async def _describe_differences(bound: BoundPlan, run: PlanRun, store: PlanStore, tools_changed: str) -> str:
     """Return a description of how the tools and the folder differ from those of `run`."""
-    changes = named_changes(await changes_of_tools(bound.validated, run, store))
+    changes = describe_tool_changes(await find_changed_tools(bound.validated, run, store))
     moved = None if bound.folder is None else move_text(run.folder, bound.folder)
     return "; ".join(([f"{tools_changed}: {changes}"] if changes else []) + ([moved] if moved is not None else []))
 
 
-async def refuse_other_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *, then: str) -> None:
+async def refuse_changed_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *, then: str) -> None:
     """Raise NotApprovedError if the tools or folder of `bound` differ from those of `run`. The message ends with `then`."""
     if bound.approval_digest != run.approval_digest:
-        why = await _differences(bound, run, store, f"tools of run {run.id} have changed since it was approved")
+        why = await _describe_differences(bound, run, store, f"tools of run {run.id} have changed since it was approved")
         raise NotApprovedError(f"{why}; {then}")
 
 
-def named_changes(changes: list[ToolChange]) -> str:
+def describe_tool_changes(changes: list[ToolChange]) -> str:
     """Return the changed tools in words, each with its changes."""
     return "; ".join(f"`{change.name}` ({change.summary})" for change in changes)
 
@@ -104,4 +104,4 @@ async def code_notices(validated: ValidatedPlan, run: PlanRun, store: PlanStore)
     attempts = await store.attempts(run.id)
     if not attempts:
         return []
-    return changed_code(attempts, {name: code_digest(tool) for name, tool in validated.used_tools.items()})
+    return code_drift_notices(attempts, {name: code_digest(tool) for name, tool in validated.used_tools.items()})

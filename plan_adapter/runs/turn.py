@@ -9,7 +9,7 @@ from plan_adapter.expressions import Variables
 from plan_adapter.problems import Problem
 from plan_adapter.readable import one_line
 from plan_adapter.record import RunContext
-from plan_adapter.run_window import opens_at
+from plan_adapter.run_window import next_opening
 from plan_adapter.runs.ending import finals_of
 from plan_adapter.status import StepStatus
 from plan_adapter.store.concurrency import RunBefore
@@ -37,12 +37,12 @@ async def refuse_turn(bound: BoundPlan, store: PlanStore, context: RunContext) -
     """Raise RunConflictError if a run of `bound` would be refused now: outside its run window, or because another run has its key."""
     plan, key = bound.validated.plan, concurrency_key(bound)
     window, concurrency = plan.options.run_window, plan.concurrency
-    if window is not None and window.outside == "refuse" and (opens := opens_at(window, datetime.now(UTC))) is not None:
-        raise RunConflictError(_closed(opens))
+    if window is not None and window.outside == "refuse" and (opens := next_opening(window, datetime.now(UTC))) is not None:
+        raise RunConflictError(_closed_message(opens))
     if key is None or concurrency is None or concurrency.when_busy != "refuse":
         return
     if before := await store.ledger.runs_before(key, context):
-        raise RunConflictError(f"{_busy(before[0], key)}: wait for its end, or `plan cancel {before[0].id}`")
+        raise RunConflictError(f"{_busy_message(before[0], key)}: wait for it to end, or `plan cancel {before[0].id}`")
 
 
 async def wait_for_turn(scope: RunScope, store: PlanStore) -> bool:
@@ -52,11 +52,11 @@ async def wait_for_turn(scope: RunScope, store: PlanStore) -> bool:
     then, because nothing was done that they could clean up.
     """
     while not scope.stop.is_set:
-        message, is_refused = await _obstacle(scope, store)
+        message, is_refused = await _find_obstacle(scope, store)
         if is_refused:
             scope.stop.set("cancelled", message)
             break
-        await _tell(scope, store, f"waits: {message}" if message else None)
+        await _show_waiting(scope, store, f"waits: {message}" if message else None)
         if not message:
             return True
         await asyncio.wait({scope.stop.future}, timeout=POLL_SECONDS)
@@ -66,31 +66,31 @@ async def wait_for_turn(scope: RunScope, store: PlanStore) -> bool:
     return False
 
 
-async def _obstacle(scope: RunScope, store: PlanStore) -> tuple[str, bool]:
-    """Return why the run cannot start now, empty if it can, and whether that refuses it. It has its key if it can."""
+async def _find_obstacle(scope: RunScope, store: PlanStore) -> tuple[str, bool]:
+    """Return why the run cannot start now, and whether it is refused. The text is empty if it can start; the run then has its key."""
     bound = scope.approved.bound
     window, concurrency = bound.validated.plan.options.run_window, bound.validated.plan.concurrency
-    if window is not None and (opens := opens_at(window, datetime.now(UTC))) is not None:
-        return _closed(opens), window.outside == "refuse"
+    if window is not None and (opens := next_opening(window, datetime.now(UTC))) is not None:
+        return _closed_message(opens), window.outside == "refuse"
     key = concurrency_key(bound)
     if key is None or concurrency is None:
         return "", False
-    before = await store.ledger.take_key(scope.run, key)
+    before = await store.ledger.acquire_key(scope.run, key)
     if before and concurrency.when_busy == "cancel_older":
-        await _cancel([one for one in before if one.name == scope.run.name], scope, store)
-    return _busy(before[0], key) if before else "", bool(before) and concurrency.when_busy == "refuse"
+        await _cancel_older([one for one in before if one.name == scope.run.name], scope, store)
+    return _busy_message(before[0], key) if before else "", bool(before) and concurrency.when_busy == "refuse"
 
 
-def _closed(opens: datetime) -> str:
+def _closed_message(opens: datetime) -> str:
     return f"the run window is closed, and opens at {opens:%Y-%m-%d %H:%M} {opens.tzinfo}"
 
 
-def _busy(before: RunBefore, key: str) -> str:
+def _busy_message(before: RunBefore, key: str) -> str:
     does = "has" if before.is_held else "waits for"
     return f"run {before.id} of `{one_line(before.name)}` {does} the concurrency key `{one_line(key)}`"
 
 
-async def _tell(scope: RunScope, store: PlanStore, message: str | None) -> None:
+async def _show_waiting(scope: RunScope, store: PlanStore, message: str | None) -> None:
     """Show why the run waits, or that it no longer does."""
     if scope.run.message != message:
         scope.run.message = None if message is None else scope.secrets.redactor.text(message)
@@ -99,7 +99,7 @@ async def _tell(scope: RunScope, store: PlanStore, message: str | None) -> None:
             scope.notify("waits", message=message)
 
 
-async def _cancel(older: list[RunBefore], scope: RunScope, store: PlanStore) -> None:
+async def _cancel_older(older: list[RunBefore], scope: RunScope, store: PlanStore) -> None:
     """Request the cancellation of `older` runs."""
     for run in older:
         try:

@@ -11,7 +11,7 @@ from plan_adapter.record import RunContext
 from plan_adapter.store import audit, entries
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, insert_into, now_of
-from plan_adapter.store.digests import plain
+from plan_adapter.store.digests import json_row
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.rows import HasContext, Row, approval_of, approval_row, context_columns, context_of
 from plan_adapter.store.tables import approvals, runs
@@ -24,16 +24,16 @@ def add(connection: Connection, approval: Approval, context: HasContext) -> None
     Raises RunConflictError for an answer at a gate; only `gates.answer` records those.
     """
     if approval.gate_id is not None:
-        raise RunConflictError(f"this is an answer at gate {approval.gate_id}: only answering there keeps it")
+        raise RunConflictError(f"this is an answer at gate {approval.gate_id}: it is recorded by answering that gate")
     of_run = _context_of_run(connection, approval.run_id)
     row = {**context_columns(of_run or context), **approval_row(approval)}
     connection.execute(insert(approvals).values(row))
     if of_run is not None and approval.run_id is not None:
-        audit.append(connection, approval.run_id, [entries.of_approval(plain(approvals, row))])
+        audit.append(connection, approval.run_id, [entries.of_approval(json_row(approvals, row))])
     signal(connection)
 
 
-def given(connection: Connection, tenant: str | None, run_or_digest: str) -> list[Approval]:
+def list_approvals(connection: Connection, tenant: str | None, run_or_digest: str) -> list[Approval]:
     """Return approvals, oldest first: those given for or used by a run, or those of an approval digest."""
     named = or_(approvals.c.run_id == run_or_digest, approvals.c.approval_digest == run_or_digest)
     query = select(approvals).where(named).order_by(approvals.c.at, approvals.c.id)
@@ -66,18 +66,18 @@ def use(connection: Connection, approval: Approval, *, run_id: str, context: Has
     take = update(approvals).where(same, is_free, _is_usable(run_id)).values(used)
     taken = connection.execute(take.returning(approvals)).mappings().first()
     if taken is not None:
-        told = plain(approvals, taken)
+        used_row = json_row(approvals, taken)
         # An answer at a gate, or an approval given for this run, is already in the run's audit log.
-        given = [] if _is_in_audit_log(connection, run_id, approval.id) else [entries.of_approval(told)]
-        audit.append(connection, run_id, [*given, entries.of_use(told)])
+        first_entries = [] if _is_in_audit_log(connection, run_id, approval.id) else [entries.of_approval(used_row)]
+        audit.append(connection, run_id, [*first_entries, entries.of_use(used_row)])
         signal(connection)
         return approval_of(taken)
-    kept = connection.execute(select(approvals).where(same)).mappings().first()
-    if kept is None:
+    stored = connection.execute(select(approvals).where(same)).mappings().first()
+    if stored is None:
         raise NotApprovedError(f"the store has no approval {approval.id} of this content")
-    if kept["decision"] == "approve" and kept["step_id"] is None and kept["run_id"] == run_id and kept["used_at"] is not None:
-        return approval_of(kept)
-    raise NotApprovedError(_why_not(kept, connection, run_id))
+    if stored["decision"] == "approve" and stored["step_id"] is None and stored["run_id"] == run_id and stored["used_at"] is not None:
+        return approval_of(stored)
+    raise NotApprovedError(_why_not(stored, connection, run_id))
 
 
 def _is_in_audit_log(connection: Connection, run_id: str, approval_id: str) -> bool:
@@ -112,15 +112,15 @@ def _is_usable(run_id: str | None) -> ColumnElement[bool]:
     return and_(approvals.c.decision == "approve", is_free, in_time, ~taken_back)
 
 
-def _why_not(kept: Row, connection: Connection, run_id: str) -> str:
-    expires: datetime | None = kept["expires_at"]
-    if kept["decision"] != "approve":
-        said = "rejected it" if kept["decision"] == "reject" else "asked for changes"
-        return f"{one_line(kept['by'])} {said}" + (f": {one_line(kept['note'])}" if kept["note"] else "")
-    if kept["step_id"] is not None:
-        return f"the approval by {one_line(kept['by'])} is of step `{kept['step_id']}`, not of the plan"
-    if kept["run_id"] is not None and (kept["used_at"] is not None or kept["run_id"] != run_id):
-        return f"the approval by {one_line(kept['by'])} belongs to run {kept['run_id']}; an approval is for one run, ask for another"
+def _why_not(approval: Row, connection: Connection, run_id: str) -> str:
+    expires: datetime | None = approval["expires_at"]
+    if approval["decision"] != "approve":
+        decision = "rejected it" if approval["decision"] == "reject" else "asked for changes"
+        return f"{one_line(approval['by'])} {decision}" + (f": {one_line(approval['note'])}" if approval["note"] else "")
+    if approval["step_id"] is not None:
+        return f"the approval by {one_line(approval['by'])} is for step `{approval['step_id']}`, not for the plan"
+    if approval["run_id"] is not None and (approval["used_at"] is not None or approval["run_id"] != run_id):
+        return f"the approval by {one_line(approval['by'])} belongs to run {approval['run_id']} only; ask for a new one"
     if expires is not None and expires <= now_of(connection):
-        return f"the approval by {one_line(kept['by'])} expired at {expires.isoformat(timespec='seconds')}; ask for another"
-    return f"the approval by {one_line(kept['by'])} was followed by a rejection or a request for changes; ask for another"
+        return f"the approval by {one_line(approval['by'])} expired at {expires.isoformat(timespec='seconds')}; ask for a new one"
+    return f"the approval by {one_line(approval['by'])} was followed by a rejection or a request for changes; ask for a new one"

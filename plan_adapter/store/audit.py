@@ -1,8 +1,8 @@
 """The audit log of a run, a hash chain: the digest of each entry covers the entry and the digest before it. Functions of a connection.
 
 An entry is appended in the transaction that makes the change it describes, as the last statement. Transactions that write about one run
-take their locks in this order: run, lease, gates, approvals, audit log. Only this module takes the last one, so whoever waits for it holds
-nothing that the lock's owner could still need.
+take their locks in this order: run, lease, gates, approvals, audit log. Only this module takes the last one, and a transaction needs no
+further lock after it. So there are no deadlocks.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from sqlalchemy import Connection, bindparam, func, insert, select
 
 from plan_adapter.crash_points import reached
 from plan_adapter.options import CallKind
-from plan_adapter.store.digests import Plain, digest_of, instant_of, plain
+from plan_adapter.store.digests import JsonRow, digest_of, instant_of, json_row
 from plan_adapter.store.entries import AuditKind, Entry
 from plan_adapter.store.rows import item_of
 from plan_adapter.store.tables import audit, runs
@@ -68,16 +68,16 @@ def append(connection: Connection, run_id: str, entries: Sequence[Entry]) -> Non
         row = connection.execute(select(runs).where(runs.c.id == run_id)).mappings().first()
         if row is None:  # an approval may be used for a run that this store does not hold
             return
-        run = plain(runs, row)
-        head = _Head(0, beginning(run), *(run[name] for name in _CONTEXT_COLUMNS))  # pyright: ignore[reportArgumentType]  # columns of these types
+        run = json_row(runs, row)
+        head = _Head(0, genesis_digest(run), *(run[name] for name in _CONTEXT_COLUMNS))  # pyright: ignore[reportArgumentType]  # columns of these types
     context_columns = dict(zip(_CONTEXT_COLUMNS, head[2:], strict=True))
     number, before = head.number, head.digest
     rows = list[dict[str, Any]]()
     for entry in entries:
         number += 1
-        told = {"run_id": run_id, "number": number, **context_columns, **entry._asdict(), "at": instant_of(entry.at)}
-        before = entry_digest(plain(audit, told), before)
-        rows.append({**told, "digest": before})
+        content = {"run_id": run_id, "number": number, **context_columns, **entry._asdict(), "at": instant_of(entry.at)}
+        before = entry_digest(json_row(audit, content), before)
+        rows.append({**content, "digest": before})
     connection.execute(_INSERT, rows)
     reached("in-transaction", entries[-1].kind)
     if (links := connection.get_execution_options().get(LINKS)) is not None:
@@ -91,16 +91,16 @@ def is_committed(connection: Connection, link: Link) -> bool:
     return connection.execute(select(audit.c.number).where(*same)).first() is not None
 
 
-def beginning(run: Plain) -> str:
+def genesis_digest(run: JsonRow) -> str:
     """Return the digest before the first entry. It covers the run's id, plan, inputs, requester and creation time."""
     return digest_of({name: run[name] for name in ("id", "plan_id", "inputs", "requested_by", "created_at")})
 
 
-def entry_digest(entry: Plain, before: str) -> str:
+def entry_digest(entry: JsonRow, before: str) -> str:
     """Return the digest that an audit entry must have."""
-    told: Plain = {**entry, "before": before}
-    told.pop("digest", None)
-    return digest_of(told)
+    content: JsonRow = {**entry, "before": before}
+    content.pop("digest", None)
+    return digest_of(content)
 
 
 def _locked_head(connection: Connection, run_id: str) -> _Head | None:

@@ -58,7 +58,7 @@ class Changes:
         self._is_watched = False
         self.stopped = threading.Event()
 
-    def note(self) -> None:
+    def note_read(self) -> None:
         """Note in the caller's context that it reads the current generation."""
         noted = _seen_generations.get()
         if noted.get(self._number) != self._generation:
@@ -82,9 +82,9 @@ class Changes:
             with self._lock:
                 self._waiting.discard(waiter)
                 self._last_wanted = time.monotonic()
-        self.note()
+        self.note_read()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Begin a new generation and wake all waiters."""
         with self._lock:
             self._generation += 1
@@ -93,7 +93,7 @@ class Changes:
             with contextlib.suppress(RuntimeError):  # the loop has closed
                 loop.call_soon_threadsafe(_wake, woken)
 
-    def continues(self) -> bool:
+    def must_continue(self) -> bool:
         """Return whether the watch must continue. After False, the next wait starts a new watch."""
         with self._lock:
             is_wanted = bool(self._waiting) or time.monotonic() - self._last_wanted < LINGER_SECONDS
@@ -103,7 +103,7 @@ class Changes:
     def stop(self) -> None:
         """Make the watch end soon, and wake all waiters."""
         self.stopped.set()
-        self.tell()
+        self.notify()
 
 
 def _wake(woken: asyncio.Future[None]) -> None:

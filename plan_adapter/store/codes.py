@@ -1,7 +1,7 @@
 """`OneTimeCodes`: each code is accepted once, and too many wrong ones lock a name for a while.
 
-Rows are only added. The table of used codes holds them with their counters. Under names that no Secret block can have, it also holds the
-numbered tries and which of them were right.
+Rows are only added. The table of used codes holds each code's name and counter. It also holds the numbered tries, and which of them were
+right, under names that no Secret block can have.
 """
 
 from datetime import datetime, timedelta
@@ -19,8 +19,8 @@ from plan_adapter.store.policies import newest
 from plan_adapter.store.rows import HasContext, context_columns
 from plan_adapter.store.tables import totp_history, used_codes
 
-MOST_WRONG = 5
-WITHIN = timedelta(minutes=5)
+MAX_WRONG_TRIES = 5
+WRONG_TRIES_WINDOW = timedelta(minutes=5)
 
 
 class OneTimeCodes(StorePart):
@@ -49,12 +49,14 @@ class OneTimeCodes(StorePart):
         _refuse_enrolling(connection, person, by=by)
         last = connection.scalar(select(func.max(totp_history.c.number)).where(totp_history.c.name == person)) or 0
         if last and not replaces:
-            raise RunConflictError(f"{one_line(person)} has one-time codes already: `plan enroll {one_line(person)}` asks first")
+            raise RunConflictError(
+                f"{one_line(person)} has one-time codes already: `plan enroll {one_line(person)}` asks before it replaces them"
+            )
         row = {**context_columns(RunContext()), "name": person, "number": last + 1, "seed": seed}
         row |= {"by": by, "known_by": known_by, "at": now_of(connection)}
         added = connection.execute(insert_into(totp_history, connection.dialect.name).values(row).on_conflict_do_nothing())
         if added.rowcount != 1:
-            raise RunConflictError(f"{one_line(person)} was enrolled by somebody else in this moment")
+            raise RunConflictError(f"somebody else enrolled {one_line(person)} at the same moment")
 
     @writes
     def count_try(self, connection: Connection, name: str) -> float:
@@ -65,9 +67,9 @@ class OneTimeCodes(StorePart):
         while True:  # another process may take the number, and the last try, in between; so the number is read first
             last = connection.scalar(select(func.max(used_codes.c.counter)).where(used_codes.c.name == _tries_key(name)))
             now = now_of(connection)
-            wrong = list(_wrong(connection, name, since=now - WITHIN).values())
-            if len(wrong) >= MOST_WRONG:
-                return max(0.001, (wrong[-MOST_WRONG] + WITHIN - now).total_seconds())
+            wrong = list(_wrong_tries(connection, name, since=now - WRONG_TRIES_WINDOW).values())
+            if len(wrong) >= MAX_WRONG_TRIES:
+                return max(0.001, (wrong[-MAX_WRONG_TRIES] + WRONG_TRIES_WINDOW - now).total_seconds())
             if _insert_code(connection, _tries_key(name), (last or 0) + 1, self._with_tenant()):
                 return 0.0
 
@@ -77,13 +79,13 @@ class OneTimeCodes(StorePart):
         context = self._with_tenant()
         if not _insert_code(connection, name, counter, context):
             return False
-        while wrong := _wrong(connection, name, since=now_of(connection) - WITHIN):
+        while wrong := _wrong_tries(connection, name, since=now_of(connection) - WRONG_TRIES_WINDOW):
             if _insert_code(connection, _right_tries_key(name), max(wrong), context):
                 break
         return True
 
 
-def _wrong(connection: Connection, name: str, *, since: datetime) -> dict[int, datetime]:
+def _wrong_tries(connection: Connection, name: str, *, since: datetime) -> dict[int, datetime]:
     """Return the wrong tries after `since` as number -> time, oldest first."""
     right = used_codes.alias()
     was_right = select(right.c.counter).where(right.c.name == _right_tries_key(name), right.c.counter == used_codes.c.counter).exists()
@@ -119,4 +121,4 @@ def _refuse_enrolling(connection: Connection, person: str, *, by: str) -> None:
     if by in operators if operators is not None else _seed_of(connection, person) is None:
         return
     also = "" if operators is None else f", or an operator of the policy: {', '.join(map(one_line, operators)) or 'nobody'}"
-    raise NotApprovedError(f"{one_line(by)} may not enroll {one_line(person)}; who may: {one_line(person)}{also}")
+    raise NotApprovedError(f"{one_line(by)} may not enroll {one_line(person)}; allowed: {one_line(person)}{also}")

@@ -44,7 +44,7 @@ def _read_text(value: str | None) -> datetime | None:
     return None if value is None else datetime.fromisoformat(f"{value}+00:00")  # SQLite stores no time zone
 
 
-class Words(TypeDecorator[str]):
+class SafeText(TypeDecorator[str]):
     """Text that may come from a tool. Characters that a database cannot store (NUL, unpaired surrogates) become readable escapes."""
 
     impl = Text
@@ -52,10 +52,10 @@ class Words(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         """Return `value` as text that both databases accept."""
-        return None if value is None else readable_words(value)
+        return None if value is None else escape_unstorable(value)
 
 
-def readable_words(value: str) -> str:
+def escape_unstorable(value: str) -> str:
     """Return `value` with escapes for characters that a database cannot store."""
     if value.isascii() and "\0" not in value:
         return value
@@ -78,12 +78,12 @@ def now_of(connection: Connection) -> datetime:
 class Clock:
     """The database's time, read once and advanced by this process's monotonic clock. Never behind the database's."""
 
-    read: datetime
-    at: float
+    database_time: datetime
+    monotonic_time: float
 
     def now(self) -> datetime:
         """Return the database's time."""
-        return self.read + timedelta(seconds=time.monotonic() - self.at)
+        return self.database_time + timedelta(seconds=time.monotonic() - self.monotonic_time)
 
 
 def clock_of(connection: Connection) -> Clock:

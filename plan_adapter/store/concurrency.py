@@ -21,7 +21,7 @@ class RunBefore:
 
 
 def runs_before(connection: Connection, tenant: str, key: str, run_id: str | None) -> list[RunBefore]:
-    """Return the runs that come before `run_id`, the one that has the key first. None stands for a run that would come now.
+    """Return the runs that come before `run_id`, first the one that has the key. None stands for a run that would ask for the key now.
 
     A run has the key until it has ended, also while it waits without a process. A run that waits for the key counts only while its process
     is alive.
@@ -41,7 +41,7 @@ def runs_before(connection: Connection, tenant: str, key: str, run_id: str | Non
     return [RunBefore(row["run_id"], row["name"], row["is_held"]) for row in found]
 
 
-def take(connection: Connection, run: Row, key: str) -> list[RunBefore]:
+def acquire(connection: Connection, run: Row, key: str) -> list[RunBefore]:
     """Give `run` the key if no run comes before it. Otherwise let it wait, and return those runs."""
     if connection.dialect.name == "postgresql":  # SQLite's write transactions exclude each other anyway
         connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(text(":key")))), {"key": key})

@@ -1,4 +1,4 @@
-"""`Database`: runs work on a connection, from any event loop and thread. `StorePart`: methods that each are such work.
+"""`Database`: runs work on a connection, from any event loop and thread. `StorePart`: methods that run as such work.
 
 Work is a plain function of an SQLAlchemy connection. It runs in one transaction, in a thread that belongs to the database. The thread
 outlives the callers' event loops, which come and go while a store stays. On SQLite it also makes a whole transaction cost one change of
@@ -33,13 +33,13 @@ LOCK_SECONDS = 10.0
 
 
 class Database(ABC):
-    """Runs work in transactions. The first work also checks the schema."""
+    """Runs work in transactions. The first call also checks the schema."""
 
     def __init__(self, url: URL, *, known: frozenset[str]) -> None:
         """Store `url` without opening it. Raises StoreError for parameters other than `timeout` and those in `known`."""
         if unknown := sorted(set(url.query) - known - {"timeout"}):
             shown = ", ".join(sorted(known | {"timeout"}))
-            raise StoreError(f"the store's URL has parameters that are not known here: {', '.join(unknown)}; known: {shown}")
+            raise StoreError(f"the store's URL has unknown parameters: {', '.join(unknown)}; known: {shown}")
         self.url = url.difference_update_query(["timeout"])
         self.timeout = _seconds(url.query.get("timeout"))
         self.is_closed = False
@@ -48,7 +48,7 @@ class Database(ABC):
     @property
     @abstractmethod
     def label(self) -> str:
-        """The database in words, without a password."""
+        """A description of the database, without a password."""
 
     @abstractmethod
     def _submit(self, work: Callable[[Connection], T], *, writes: bool) -> Future[T]: ...
@@ -66,7 +66,7 @@ class Database(ABC):
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Return the result of `work`. All its reads see one snapshot. Raises StoreError."""
         self._refuse_closed()
-        self.changes.note()
+        self.changes.note_read()
         return await asyncio.wrap_future(self._submit(work, writes=False))
 
     async def write(self, work: Callable[[Connection], T]) -> T:
@@ -106,7 +106,7 @@ def _seconds(timeout: object) -> float:
 
 
 class StorePart:
-    """A database, and the tenant whose rows are visible. None: those of all tenants. Every method of a part raises StoreError."""
+    """Base of the parts of a store. Has a database, and the tenant whose rows are visible (None: all). Every method raises StoreError."""
 
     def __init__(self, database: "Database | PatientDatabase", tenant_id: str | None) -> None:
         """Use `database` without opening it."""

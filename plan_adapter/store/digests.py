@@ -13,14 +13,14 @@ from typing import Any, TypeAlias, cast
 from pydantic import JsonValue
 from sqlalchemy import RowMapping, Table
 
-from plan_adapter.store.columns import Instant, Words, readable_words
+from plan_adapter.store.columns import Instant, SafeText, escape_unstorable
 
-Plain: TypeAlias = dict[str, JsonValue]
+JsonRow: TypeAlias = dict[str, JsonValue]
 """A row as JSON values, as in an exported file."""
 
 _LEFT_OUT: dict[str, frozenset[str]] = {
     "runs": frozenset({"updated_at"}),
-    "gates": frozenset({"openings", "owner", "flow_run_id", "keyset"}),  # where and by whom it is shown; this may change while it is open
+    "gates": frozenset({"openings", "owner", "flow_run_id", "keyset"}),  # these may change while it is open
 }
 _END_OF_GATE = frozenset({"closed_at", "end"})
 
@@ -29,16 +29,16 @@ _END_OF_GATE = frozenset({"closed_at", "end"})
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
 
 
-def plain(table: Table, row: Mapping[str, Any] | RowMapping) -> Plain:
+def json_row(table: Table, row: Mapping[str, Any] | RowMapping) -> JsonRow:
     """Return a row, read or about to be written, as JSON values. Missing columns are None."""
-    blank, instants, words = _kinds(table)
+    blank, instants, texts = _kinds(table)
     found: dict[str, Any] = {**blank, **cast("Mapping[str, Any]", row)}
     for name in instants:
         if found[name] is not None:
             found[name] = instant_text(found[name])
-    for name in words:
+    for name in texts:
         if found[name] is not None:
-            found[name] = readable_words(found[name])
+            found[name] = escape_unstorable(found[name])
     return found
 
 
@@ -47,7 +47,7 @@ def digest_of(value: JsonValue) -> str:
     return sha256(_encode(value).encode(errors="surrogatepass")).hexdigest()
 
 
-def row_digest(table: str, row: Plain, *, open_gate: bool = False) -> str:
+def row_digest(table: str, row: JsonRow, *, open_gate: bool = False) -> str:
     """Return the digest of a row of `table`. With `open_gate`, return the digest that a gate had before it was closed."""
     left_out = (_LEFT_OUT.get(table) or frozenset[str]()) | (_END_OF_GATE if open_gate else frozenset[str]())
     return digest_of({name: value for name, value in row.items() if name not in left_out} if left_out else row)
@@ -68,5 +68,5 @@ def instant_of(text: str) -> datetime:
 def _kinds(table: Table) -> tuple[dict[str, None], tuple[str, ...], tuple[str, ...]]:
     """Return a table's columns in order of name: all of them as a dict of None, the time columns, and the text columns."""
     columns = sorted(table.c, key=lambda column: column.name)
-    instants, words = (tuple(column.name for column in columns if isinstance(column.type, kind)) for kind in (Instant, Words))
-    return dict.fromkeys(column.name for column in columns), instants, words
+    instants, texts = (tuple(column.name for column in columns if isinstance(column.type, kind)) for kind in (Instant, SafeText))
+    return dict.fromkeys(column.name for column in columns), instants, texts

@@ -9,9 +9,9 @@ from pydantic import JsonValue
 from sqlalchemy import Connection, select, update
 
 from plan_adapter.canonical import plan_digest
-from plan_adapter.drafts import Draft, KeptConstraint, ModelCall, PlanRequest, Usage
+from plan_adapter.drafts import ConstraintCheck, Draft, ModelCall, PlanRequest, Usage
 from plan_adapter.errors import StoreError
-from plan_adapter.expressions.template import each_text
+from plan_adapter.expressions.template import map_texts
 from plan_adapter.options import ExecutionOptions
 from plan_adapter.problems import Problem
 from plan_adapter.readable import without_passwords
@@ -23,7 +23,7 @@ from plan_adapter.store.tables import drafts, model_calls
 
 
 class Drafts(StorePart):
-    """The drafts of a store, or of its one tenant. Implements `agent.planner.Keep`."""
+    """The drafts of a store, or of its one tenant. Implements `agent.planner.DraftRecorder`."""
 
     async def begin(self, draft: Draft) -> list[ModelCall]:
         """Record a new draft and return no calls, or return the recorded calls of an existing draft in order."""
@@ -75,14 +75,14 @@ class Drafts(StorePart):
         connection.execute(update(drafts).where(drafts.c.id == draft.id).values(values))
 
     @reads
-    def get(self, connection: Connection, beginning: str) -> Draft:
+    def get(self, connection: Connection, id_prefix: str) -> Draft:
         """Return the draft with this id prefix, its calls and its plan. Raises StoreError if none or several match."""
-        query = plans.seen_by(self.tenant_id, select(drafts), drafts).where(drafts.c.id.startswith(beginning, autoescape=True)).limit(2)
+        query = plans.seen_by(self.tenant_id, select(drafts), drafts).where(drafts.c.id.startswith(id_prefix, autoescape=True)).limit(2)
         rows = connection.execute(query).mappings().all()
         if len(rows) != 1:
-            raise StoreError(f"{'several drafts begin' if rows else 'no draft begins'} with `{beginning}`; `plan show --draft` lists them")
+            raise StoreError(f"{'several drafts begin' if rows else 'no draft begins'} with `{id_prefix}`; `plan show --draft` lists them")
         row = rows[0]
-        draft = _draft(row)
+        draft = _draft_of(row)
         draft.calls = _calls_of(connection, draft_id=row["id"])
         if row["digest"] is not None:
             draft.plan = plans.get(connection, row["tenant_id"] or None, row["digest"], None)
@@ -97,13 +97,13 @@ class Drafts(StorePart):
         tenants = {"", tenant_id or ""} if self.tenant_id is None else {self.tenant_id}
         query = select(drafts).where(drafts.c.digest.in_(digests), drafts.c.tenant_id.in_(tenants)).order_by(drafts.c.created_at.desc())
         row = min(connection.execute(query).mappings(), key=lambda row: digests.index(row["digest"]), default=None)
-        return None if row is None else (row["digest"], _draft(row))
+        return None if row is None else (row["digest"], _draft_of(row))
 
     @reads
     def newest(self, connection: Connection, *, limit: int = 20) -> list[Draft]:
         """Return drafts without their calls and plans, newest first."""
         query = plans.seen_by(self.tenant_id, select(drafts), drafts).order_by(drafts.c.created_at.desc(), drafts.c.id.desc()).limit(limit)
-        return [_draft(row) for row in connection.execute(query).mappings()]
+        return [_draft_of(row) for row in connection.execute(query).mappings()]
 
 
 def _begin(connection: Connection, draft: Draft, context: HasContext) -> None:
@@ -112,7 +112,7 @@ def _begin(connection: Connection, draft: Draft, context: HasContext) -> None:
         **context_columns(context),
         "id": draft.id,
         "task": without_passwords(draft.request.task),
-        "request": dump_json(each_text(_request_document(draft.request), without_passwords)),
+        "request": dump_json(map_texts(_request_document(draft.request), without_passwords)),
         "model": draft.model,
         "created_at": database_now(),
     }
@@ -121,18 +121,18 @@ def _begin(connection: Connection, draft: Draft, context: HasContext) -> None:
 
 def _calls_of(connection: Connection, *, draft_id: str) -> list[ModelCall]:
     query = select(model_calls).where(model_calls.c.draft_id == draft_id).order_by(model_calls.c.number)
-    return [_call(call) for call in connection.execute(query).mappings()]
+    return [_call_of(call) for call in connection.execute(query).mappings()]
 
 
-def _draft(row: Row) -> Draft:
+def _draft_of(row: Row) -> Draft:
     result: dict[str, Any] = load_json(row["result"]) if row["result"] is not None else {}
     return Draft(
-        request=_request(load_json(row["request"])),
+        request=_request_of(load_json(row["request"])),
         model=row["model"],
         id=row["id"],
         complexity=result.get("complexity"),
         speak=result.get("speak", ""),
-        constraints=[KeptConstraint(**kept) for kept in result.get("constraints", [])],
+        constraints=[ConstraintCheck(**kept) for kept in result.get("constraints", [])],
         notes=result.get("notes", []),
         problems=[Problem(**problem) for problem in result.get("problems", [])],
         failure=row["failure"],
@@ -140,7 +140,7 @@ def _draft(row: Row) -> Draft:
     )
 
 
-def _call(row: Row) -> ModelCall:
+def _call_of(row: Row) -> ModelCall:
     return ModelCall(
         number=row["number"],
         model=row["model"],
@@ -162,7 +162,7 @@ def _request_document(request: PlanRequest) -> dict[str, JsonValue]:
     return {**asdict(plain), "options": options}
 
 
-def _request(document: dict[str, Any]) -> PlanRequest:
+def _request_of(document: dict[str, Any]) -> PlanRequest:
     options, tools = document["options"], document["available_tools"]
     return PlanRequest(
         task=document["task"],

@@ -8,7 +8,7 @@ from plan_adapter.approvals import Approval, OperatorRequestKind
 from plan_adapter.canonical import arguments_digest
 from plan_adapter.options import CallKind
 from plan_adapter.record import Attempt
-from plan_adapter.store.digests import Plain, instant_text, row_digest
+from plan_adapter.store.digests import JsonRow, instant_text, row_digest
 from plan_adapter.store.rows import NO_ITEM, item_column
 
 # `verification` finds the row that an entry describes by the beginning of its kind: `step_` a step's end, `gate_` a gate.
@@ -24,10 +24,10 @@ AuditKind: TypeAlias = Literal[
     "gate_cancelled",
     "gate_superseded",
     "signed",  # a signed resolution or operator request; `message` is the signature
-    "skip_requested",  # a step to skip: `message` says why, `row_digest` is the step's, `row_id` the operator request's digest
+    "skip_requested",  # a step to skip: `message` is the reason, `row_digest` is the step's, `row_id` the operator request's digest
     "run_from_requested",  # a skipped step is to run after all, with the same fields
     "rollback_requested",  # the run is to be rolled back: `row_digest` is the plan's
-    "gate_resolved",  # an outcome gate; `message` is the resolution, and the entry for the attempt's end says by whom
+    "gate_resolved",  # an outcome gate; `message` is the resolution, and the entry for the attempt's end names the person
     "revised",
     "new_version",  # the run after `revised`
     "run_started",
@@ -41,7 +41,7 @@ AuditKind: TypeAlias = Literal[
     "step_skipped",
     "cancel_requested",
     "erased",  # values of a run that has ended: `message` names the fields, `row_id` is the number of the tombstone
-    "refused",  # somebody lacked permission: `message` says for what, and who has it
+    "refused",  # somebody lacked permission: `message` names what they tried, and who has it
     "run_ended",
 ]
 
@@ -82,26 +82,26 @@ class Entry(NamedTuple):
     row_digest: str | None = None
 
 
-def of_run(row: Plain, kind: AuditKind, *, at: str | None = None, message: str | None = None, row_id: str | None = None) -> Entry:
+def of_run(row: JsonRow, kind: AuditKind, *, at: str | None = None, message: str | None = None, row_id: str | None = None) -> Entry:
     """Return an entry of this kind about the run's current row. `at` defaults to the time of its last change."""
     return Entry(at or _text(row["updated_at"]), kind, message=message, row_id=row_id, row_digest=row_digest("runs", row))
 
 
-def of_run_end(row: Plain) -> Entry:
+def of_run_end(row: JsonRow) -> Entry:
     """Return the entry for the end of a run."""
     outcome = _text(row["status"]) + (f" ({row['reason']})" if row["reason"] else "") + (f": {row['message']}" if row["message"] else "")
-    return of_run(row, "run_ended", at=_optional(row["completed_at"]), message=outcome)
+    return of_run(row, "run_ended", at=_optional_text(row["completed_at"]), message=outcome)
 
 
-def of_attempt(row: Plain) -> Entry:
+def of_attempt(row: JsonRow) -> Entry:
     """Return the entry for an intent."""
     what, digest = f"{row['tool_name']} ({row['effect']})", row_digest("attempts", row)
-    where = _call(row)
+    where = _attempt_fields(row)
     return Entry(_text(row["started_at"]), "attempt_started", *where, message=what, row_id=_text(row["id"]), row_digest=digest)
 
 
 def of_always_executed(attempt: Attempt, allowed_by: Approval) -> Entry:
-    """Return the entry for a call of a goal that nobody confirmed, because whoever approved the plan allowed it with `always_execute`."""
+    """Return the entry for an unconfirmed call of a goal. The approver of the plan allowed such calls with `always_execute`."""
     digest = arguments_digest(attempt.tool_name, attempt.parameters)
     return Entry(
         instant_text(attempt.started_at),
@@ -117,69 +117,69 @@ def of_always_executed(attempt: Attempt, allowed_by: Approval) -> Entry:
     )
 
 
-def of_receipt(row: Plain) -> Entry:
+def of_receipt(row: JsonRow) -> Entry:
     """Return the entry for the end of an attempt."""
-    where = _call(row)
+    where = _attempt_fields(row)
     return Entry(
         _text(row["ended_at"]),
         "attempt_succeeded" if row["outcome"] == "succeeded" else "attempt_failed",
         *where,
-        by=_optional(row["by"]),
-        known_by=_optional(row["known_by"]),
-        message=_optional(row["error"] or row["note"]),
+        by=_optional_text(row["by"]),
+        known_by=_optional_text(row["known_by"]),
+        message=_optional_text(row["error"] or row["note"]),
         row_id=_text(row["attempt_id"]),
         row_digest=row_digest("receipts", row),
     )
 
 
-def of_step(row: Plain) -> Entry:
+def of_step(row: JsonRow) -> Entry:
     """Return the entry for the end of a step."""
     kind = STEP_END_ENTRIES.get(row["status"], "step_failed")
-    message = _optional(row["error"] or row["reason"])
+    message = _optional_text(row["error"] or row["reason"])
     return Entry(_text(row["completed_at"]), kind, _text(row["step_id"]), message=message, row_digest=row_digest("step_runs", row))
 
 
-def of_approval(row: Plain) -> Entry:
+def of_approval(row: JsonRow) -> Entry:
     """Return the entry for an answer, at a gate or without one."""
-    note = _optional(row["note"] or None)
+    note = _optional_text(row["note"] or None)
     if row["gate_id"] is None:
-        return _about_approval(row, DECISION_ENTRIES[row["decision"]], _text(row["at"]), note)
-    return _about_approval(row, "gate_answered", _text(row["at"]), _text(row["decision"]) + (f": {note}" if note else ""))
+        return _approval_entry(row, DECISION_ENTRIES[row["decision"]], _text(row["at"]), note)
+    return _approval_entry(row, "gate_answered", _text(row["at"]), _text(row["decision"]) + (f": {note}" if note else ""))
 
 
-def of_use(row: Plain) -> Entry:
+def of_use(row: JsonRow) -> Entry:
     """Return the entry for the use of an approval."""
-    return _about_approval(row, "approval_used", _text(row["used_at"]), _text(row["approval_digest"]))
+    return _approval_entry(row, "approval_used", _text(row["used_at"]), _text(row["approval_digest"]))
 
 
-def of_gate(row: Plain) -> Entry:
+def of_gate(row: JsonRow) -> Entry:
     """Return the entry for the opening of a gate."""
-    return _about_gate(row, "gate_opened", _text(row["opened_at"]), _optional(row["description"]), is_open=True)
+    return _gate_entry(row, "gate_opened", _text(row["opened_at"]), _optional_text(row["description"]), is_open=True)
 
 
-def of_gate_end(row: Plain) -> Entry:
+def of_gate_end(row: JsonRow) -> Entry:
     """Return the entry for a gate that was closed without an approval or a rejection."""
     kind = GATE_END_ENTRIES.get(row["end"], "gate_cancelled")
-    return _about_gate(row, kind, _text(row["closed_at"]), _text(row["end"]) if kind == "gate_resolved" else None, is_open=False)
+    return _gate_entry(row, kind, _text(row["closed_at"]), _text(row["end"]) if kind == "gate_resolved" else None, is_open=False)
 
 
-def of_revision(row: Plain) -> Entry:
+def of_revision(row: JsonRow) -> Entry:
     """Return the entry for a replaced version of the plan."""
-    note, digest = _optional(row["note"] or None), row_digest("revisions", row)
+    note, digest = _optional_text(row["note"] or None), row_digest("revisions", row)
     return Entry(_text(row["at"]), "revised", by=_text(row["by"]), message=note, row_id=str(row["number"]), row_digest=digest)
 
 
-def of_erasure(row: Plain) -> Entry:
+def of_erasure(row: JsonRow) -> Entry:
     """Return the entry for a tombstone of erased values."""
     fields, digest = ", ".join(json.loads(_text(row["fields"]))), row_digest("tombstones", row)
     by, known_by = _text(row["by"]), _text(row["known_by"])
     return Entry(_text(row["at"]), "erased", by=by, known_by=known_by, message=fields, row_id=str(row["number"]), row_digest=digest)
 
 
-def of_signature(receipt: Plain, signature: str) -> Entry:
+def of_signature(receipt: JsonRow, signature: str) -> Entry:
     """Return the entry for the signature of a resolution, which `receipt` records."""
-    where = _call(receipt)
-    by, known_by = _optional(receipt["by"]), _optional(receipt["known_by"])
+    where = _attempt_fields(receipt)
+    by, known_by = _optional_text(receipt["by"]), _optional_text(receipt["known_by"])
     return Entry(_text(receipt["ended_at"]), "signed", *where, by=by, known_by=known_by, message=signature)
 
 
@@ -187,13 +187,13 @@ def of_operator_request(
     at: str, kind: OperatorRequestKind, *, by: str, known_by: str, because: str, step_id: str | None, request_digest: str, digest: str
 ) -> Entry:
     """Return the entry for an operator request about one step or the whole run."""
-    told = OPERATOR_REQUEST_KINDS[kind]
-    return Entry(at, told, step_id, by=by, known_by=known_by, message=because, row_id=request_digest, row_digest=digest)
+    entry_kind = OPERATOR_REQUEST_KINDS[kind]
+    return Entry(at, entry_kind, step_id, by=by, known_by=known_by, message=because, row_id=request_digest, row_digest=digest)
 
 
-def of_operator_request_signature(kind: Entry, signature: str) -> Entry:
+def of_operator_request_signature(request: Entry, signature: str) -> Entry:
     """Return the entry for the signature of an operator request."""
-    return Entry(kind.at, "signed", by=kind.by, known_by=kind.known_by, message=signature, row_id=kind.row_id)
+    return Entry(request.at, "signed", by=request.by, known_by=request.known_by, message=signature, row_id=request.row_id)
 
 
 def of_refusal(at: str, *, by: str, known_by: str | None, message: str, step_id: str | None, call_kind: CallKind | None) -> Entry:
@@ -201,21 +201,21 @@ def of_refusal(at: str, *, by: str, known_by: str | None, message: str, step_id:
     return Entry(at, "refused", step_id=step_id, call_kind=call_kind, by=by, known_by=known_by, message=message)
 
 
-def _call(row: Plain) -> tuple[str, int, int, CallKind]:
+def _attempt_fields(row: JsonRow) -> tuple[str, int, int, CallKind]:
     """Return the fields that identify an attempt."""
     return cast("tuple[str, int, int, CallKind]", (row["step_id"], row["item"], row["number"], row["kind"]))
 
 
-def in_time(entries: Sequence[Entry]) -> list[Entry]:
+def sort_by_time(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries of one transaction in order of time."""
     return sorted(entries, key=lambda entry: entry.at)
 
 
-def _about_approval(row: Plain, kind: AuditKind, at: str, message: str | None) -> Entry:
+def _approval_entry(row: JsonRow, kind: AuditKind, at: str, message: str | None) -> Entry:
     return Entry(
         at,
         kind,
-        step_id=_optional(row["step_id"]),
+        step_id=_optional_text(row["step_id"]),
         item=cast("int", row["item"]),
         by=_text(row["by"]),
         known_by=_text(row["known_by"]),
@@ -225,8 +225,8 @@ def _about_approval(row: Plain, kind: AuditKind, at: str, message: str | None) -
     )
 
 
-def _about_gate(row: Plain, kind: AuditKind, at: str, message: str | None, *, is_open: bool) -> Entry:
-    step_id, digest = _optional(row["step_id"] or None), row_digest("gates", row, open_gate=is_open)
+def _gate_entry(row: JsonRow, kind: AuditKind, at: str, message: str | None, *, is_open: bool) -> Entry:
+    step_id, digest = _optional_text(row["step_id"] or None), row_digest("gates", row, open_gate=is_open)
     call_kind = cast("CallKind", row["call_kind"])
     return Entry(
         at, kind, step_id, cast("int", row["item"]), call_kind=call_kind, message=message, row_id=_text(row["id"]), row_digest=digest
@@ -237,5 +237,5 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-def _optional(value: Any) -> str | None:
+def _optional_text(value: Any) -> str | None:
     return None if value is None else _text(value)

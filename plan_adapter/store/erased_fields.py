@@ -37,7 +37,7 @@ class Field:
 
 
 def read_fields(texts: Sequence[str]) -> list[Field]:
-    """Return the fields that these texts name. Raises RunConflictError, which lists every text that names none."""
+    """Return the fields that these texts name. Raises RunConflictError that lists all texts that name no field."""
     found = {text: _field(text) for text in dict.fromkeys(texts)}
     if unknown := [text for text, field in found.items() if field is None]:
         listed = ", ".join(f"`{text}`" for text in unknown)

@@ -1,7 +1,7 @@
 """Erase values in the record of a run that has ended. Functions of a connection.
 
-A row keeps its place in the audit log: the tombstone says which digest it had before. Texts of at least `SHORTEST` characters are erased
-wherever they occur in the run's rows and result files; other values only in the fields that were named.
+A row keeps its entry in the audit log: the tombstone records the digest that it had before. Texts of at least `MIN_CHARACTERS` characters
+are erased wherever they occur in the run's rows and result files; other values only in the fields that were named.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +15,11 @@ from sqlalchemy import Connection, Table, select, update
 
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.secrets import Redactor
-from plan_adapter.secrets import SHORTEST
+from plan_adapter.secrets import MIN_CHARACTERS
 from plan_adapter.store import entries, tombstones
-from plan_adapter.store.audit import append, beginning, entry_digest
-from plan_adapter.store.columns import database_now, readable_words
-from plan_adapter.store.digests import Plain, plain, row_digest
+from plan_adapter.store.audit import append, entry_digest, genesis_digest
+from plan_adapter.store.columns import database_now, escape_unstorable
+from plan_adapter.store.digests import JsonRow, json_row, row_digest
 from plan_adapter.store.entries import OPERATOR_REQUEST_KINDS
 from plan_adapter.store.erased_fields import ERASED, Field, erase_at, read_fields, texts_in
 from plan_adapter.store.rows import NO_ITEM, Row, dump_json, load_json
@@ -54,15 +54,15 @@ Stage: TypeAlias = Callable[[Mapping[str, JsonValue]], None]
 
 @dataclass(slots=True)
 class Content:
-    """A row of the run: as it is, and its columns as they will be, JSON parsed."""
+    """A row of the run: the stored row, and its new column values with JSON parsed."""
 
     table: Table
     row: Row
     values: dict[str, Any]
 
-    def stored(self) -> Plain:
+    def stored(self) -> JsonRow:
         """Return the columns that change, as a digest covers them."""
-        return {name: readable_words(value) for name, value in self.changes().items()}
+        return {name: escape_unstorable(value) for name, value in self.changes().items()}
 
     def changes(self) -> dict[str, str]:
         """Return the columns that change, as they are stored."""
@@ -95,13 +95,13 @@ class _Record:
     original_files: Mapping[str, JsonValue]
     found: list[JsonValue] = field(default_factory=list[JsonValue])
 
-    def of(self, table: Table) -> list[Content]:
+    def rows_of(self, table: Table) -> list[Content]:
         """Return the rows of a table."""
         return [content for content in self.contents if content.table is table]
 
-    def elsewhere(self) -> list[str]:
+    def unread_files(self) -> list[str]:
         """Return the paths of the result files that were not read."""
-        paths = [file_of(content.values["result"], content.row["run_id"]) for content in self.of(receipts)]
+        paths = [file_of(content.values["result"], content.row["run_id"]) for content in self.rows_of(receipts)]
         return sorted({path for path in paths if path is not None and path not in self.files})
 
 
@@ -129,12 +129,12 @@ def erasure_of(connection: Connection, run: Row, fields: Sequence[str], files: M
         _erase_field(record, wanted)
         if len(record.found) == before:
             missing.append(f"`{wanted.text}`")
-    elsewhere = record.elsewhere()
+    elsewhere = record.unread_files()
     if missing:
         hint = f"; results that are not on this machine: {', '.join(elsewhere)}" if elsewhere else ""
         raise RunConflictError(f"run {run['id']} has no value at {', '.join(missing)}{hint}")
     redactor = Redactor(ERASED)
-    for text in set(texts_in(record.found, shortest=SHORTEST)):
+    for text in set(texts_in(record.found, shortest=MIN_CHARACTERS)):
         redactor.add(text)
     _redact(record, redactor)
     changed = [content for content in record.contents if content.changes()]
@@ -145,7 +145,7 @@ def erasure_of(connection: Connection, run: Row, fields: Sequence[str], files: M
         {name: count for name, count in counts.items() if count},
         {path: content for path, content in record.files.items() if content != files[path]},
         tuple(elsewhere),
-        sum(value != ERASED and not list(texts_in([value], shortest=SHORTEST)) for value in record.found),
+        sum(value != ERASED and not list(texts_in([value], shortest=MIN_CHARACTERS)) for value in record.found),
     )
     return erasure, changed
 
@@ -182,10 +182,10 @@ def _contents(connection: Connection, table: Table, run_id: str) -> list[Content
 
 def _erase_field(record: _Record, wanted: Field) -> None:
     if wanted.part in ("inputs", "outputs"):
-        for content in record.of(runs):
+        for content in record.rows_of(runs):
             content.values[wanted.part] = erase_at(content.values[wanted.part], wanted.path, record.found)
     elif wanted.part == "parameters":
-        for content in record.of(attempts):
+        for content in record.rows_of(attempts):
             if content.row["step_id"] == wanted.step_id:
                 content.values["parameters"] = erase_at(content.values["parameters"], wanted.path, record.found)
     elif wanted.part == "result":
@@ -198,10 +198,10 @@ def _erase_field(record: _Record, wanted: Field) -> None:
 
 
 def _erase_result(record: _Record, wanted: Field) -> None:
-    for content in record.of(step_runs):
+    for content in record.rows_of(step_runs):
         if content.row["step_id"] == wanted.step_id and content.values["outputs"] is not None:
             content.values["outputs"] = erase_at(content.values["outputs"], wanted.path, record.found)
-    for content in record.of(receipts):
+    for content in record.rows_of(receipts):
         item, path, result = content.row["item"], wanted.path, content.values["result"]
         if content.row["step_id"] != wanted.step_id or result is None:
             continue
@@ -219,18 +219,18 @@ def _erase_result(record: _Record, wanted: Field) -> None:
 def _texts_of(record: _Record, wanted: Field) -> list[tuple[Content, str]]:
     """Return the rows and columns of a field that holds whole texts."""
     if wanted.part == "message":
-        return [(content, "message") for content in record.of(runs)]
+        return [(content, "message") for content in record.rows_of(runs)]
     if wanted.part == "notes":
-        reasons = [(content, "message") for content in record.of(audit) if content.row["kind"] in OPERATOR_REQUEST_KINDS.values()]
-        return [*((content, name) for table, name in _NOTES for content in record.of(table)), *reasons]
+        reasons = [(content, "message") for content in record.rows_of(audit) if content.row["kind"] in OPERATOR_REQUEST_KINDS.values()]
+        return [*((content, name) for table, name in _NOTES for content in record.rows_of(table)), *reasons]
     if wanted.part == "error":
         return [
             (content, "error")
             for table in (step_runs, receipts)
-            for content in record.of(table)
+            for content in record.rows_of(table)
             if content.row["step_id"] == wanted.step_id
         ]
-    asked = [content for content in record.of(gates) if content.row["step_id"] == (wanted.step_id or "")]
+    asked = [content for content in record.rows_of(gates) if content.row["step_id"] == (wanted.step_id or "")]
     return [(content, name) for content in asked for name in ("description", "text")]
 
 
@@ -245,12 +245,12 @@ def _redact(record: _Record, redactor: Redactor) -> None:
             values[name] = None if values[name] is None else redactor.text(values[name])
         for name in _JSON.get(content.table, ()):
             file = file_of(values[name], content.row["run_id"]) if content.table is receipts else None
-            values[name] = redactor.value(values[name]) if file is None else _reference(record, values[name], file)
+            values[name] = redactor.value(values[name]) if file is None else _file_reference(record, values[name], file)
         if content.table is step_runs:
             values["items"] = [[redactor.text(label) if isinstance(label, str) else label, status] for label, status in values["items"]]
 
 
-def _reference(record: _Record, result: dict[str, JsonValue], file: str) -> dict[str, JsonValue]:
+def _file_reference(record: _Record, result: dict[str, JsonValue], file: str) -> dict[str, JsonValue]:
     """Return the receipt's reference to a result file, with the size and digest of its new content."""
     if file not in record.files or record.files[file] == record.original_files[file]:
         return result
@@ -261,20 +261,20 @@ def _reference(record: _Record, result: dict[str, JsonValue], file: str) -> dict
 def _replaced_digests(connection: Connection, run: Row, changed: Sequence[Content]) -> dict[str, str]:
     """Return the original digests of the changed rows and entries, by the digests that they get."""
     before = Erased.of(tombstones.rows_of(connection, run["id"]))
-    chain = {0: before.original(beginning(plain(runs, run)))}  # the digest of each entry
+    chain = {0: before.original(genesis_digest(json_row(runs, run)))}  # the digest of each entry
     entries_of_run = select(audit.c.number, audit.c.digest).where(audit.c.run_id == run["id"])
     chain |= {number: digest for number, digest in connection.execute(entries_of_run)}  # noqa: C416  # a result is no mapping
     replaced = dict[str, str]()
     for content in changed:
-        old = plain(content.table, content.row)
+        old = json_row(content.table, content.row)
         new = {**old, **content.stored()}
         if content.table is audit:
             number = content.row["number"]
             replaced[entry_digest(new, chain[number - 1])] = chain[number]
         elif content.table is runs:
             replaced[row_digest("runs", new)] = before.original(row_digest("runs", old))
-            replaced[beginning(new)] = chain[0]
-        elif content.table is not concurrency_keys:  # which the audit does not cover
+            replaced[genesis_digest(new)] = chain[0]
+        elif content.table is not concurrency_keys:  # the audit log does not cover these keys
             entry_of = ROW_CHECKS[content.table.name].entry_of
             replaced[str(entry_of(new).row_digest)] = before.original(str(entry_of(old).row_digest))
     return replaced

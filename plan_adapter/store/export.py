@@ -1,4 +1,4 @@
-"""Everything the store holds about a run, as one document: read from the database, written to a file, and read from one of any size.
+"""The exported document of a run: read it from the database, write it to a file, and read it from a file of any size.
 
 The lists of the document are read one row at a time.
 """
@@ -18,7 +18,7 @@ from sqlalchemy import Boolean, ColumnElement, Connection, Table, and_, select, 
 from sqlalchemy.types import NullType
 
 from plan_adapter.store.columns import Instant
-from plan_adapter.store.digests import Plain, plain
+from plan_adapter.store.digests import JsonRow, json_row
 from plan_adapter.store.tables import (
     approvals,
     attempts,
@@ -36,7 +36,7 @@ from plan_adapter.store.tables import (
 
 FORMAT = "plan-adapter-run/1"
 
-AT_ONCE = 200
+FETCH_SIZE = 200
 """How many rows are fetched from a server at a time."""
 
 LISTS = frozenset(
@@ -56,23 +56,26 @@ class Rows:
 
     connection: Connection
     table: Table
-    which: ColumnElement[bool]
+    condition: ColumnElement[bool]
 
-    def __iter__(self) -> Iterator[Plain]:
+    def __iter__(self) -> Iterator[JsonRow]:
         """Read the rows in order of their key. The order does not depend on the database."""
         is_sqlite = self.connection.dialect.name == "sqlite"
         # An altered SQLite file may hold values that a column's type cannot read. Without types, they are exported, too.
         columns = [type_coerce(column, NullType()) if is_sqlite else column for column in self.table.c]
-        query = select(*columns).where(self.which).order_by(*self.table.primary_key.columns)
-        with _reading_invalid_text(self.connection), self.connection.execute(query, execution_options={"yield_per": AT_ONCE}) as found:
+        query = select(*columns).where(self.condition).order_by(*self.table.primary_key.columns)
+        with (
+            _reading_invalid_text(self.connection),
+            self.connection.execute(query, execution_options={"yield_per": FETCH_SIZE}) as found,
+        ):
             for row in found:
                 values = zip(self.table.c, row, strict=True)
                 if is_sqlite:
                     yield {column.name: _as_stored(column, value) for column, value in values}
                 else:
-                    yield plain(self.table, {column.name: value for column, value in values})
+                    yield json_row(self.table, {column.name: value for column, value in values})
 
-    def first(self) -> Plain | None:
+    def first(self) -> JsonRow | None:
         """Return the first row, or None."""
         return next(iter(self), None)
 
@@ -197,7 +200,7 @@ def read_exported(path: Path) -> dict[str, Any] | None:
             else:
                 document[name] = scanner.value()
         if scanner.next():
-            raise ValueError("something follows after its end")
+            raise ValueError("there is text after its end")
         return document
 
 
@@ -247,7 +250,7 @@ class _Scanner:
         for _ in self._between("{", "}"):
             name = self.value()
             if not isinstance(name, str):
-                raise ValueError(f"a name is {type(name).__name__}, not text")  # noqa: TRY004  # in the file, not an argument
+                raise ValueError(f"expected a name before byte {self.offset}, found {type(name).__name__}")  # noqa: TRY004  # in the file, not an argument
             self._expect(":")
             yield name
 
@@ -267,7 +270,7 @@ class _Scanner:
 
     def _expect(self, character: str) -> None:
         if self.next() != character:
-            raise ValueError(f"at byte {self.offset} there is no `{character}`")
+            raise ValueError(f"expected `{character}` at byte {self.offset}")
         self._at += 1
 
     def _read_chunk(self) -> None:

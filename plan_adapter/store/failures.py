@@ -15,14 +15,14 @@ class TransientStoreError(StoreError):
 
 
 _SQLITE = {
-    "SQLITE_BUSY": "is locked by another process and stayed so for {timeout:g} s; wait for that process or end it, then try again",
+    "SQLITE_BUSY": "is locked by another process (waited {timeout:g} s); wait for that process or end it, then try again",
     "SQLITE_LOCKED": "is locked by another process; wait for that process or end it, then try again",
-    "SQLITE_READONLY": "may not be written: make the file and its folder writable, or give another store with PLAN_ADAPTER_DATABASE_URL",
-    "SQLITE_PERM": "may not be opened by this user",
-    "SQLITE_CANTOPEN": "cannot be opened: its folder is missing or may not be written, or it is no file",
+    "SQLITE_READONLY": "is read-only: make the file and its folder writable, or name another store with PLAN_ADAPTER_DATABASE_URL",
+    "SQLITE_PERM": "cannot be opened by this user",
+    "SQLITE_CANTOPEN": "cannot be opened: its folder is missing or read-only, or it is not a file",
     "SQLITE_FULL": "cannot grow: the disk is full; free some space and try again",
-    "SQLITE_CORRUPT": "is damaged: put a copy back, or save what can be saved with `sqlite3 FILE .recover`, and move the file away",
-    "SQLITE_NOTADB": "is no SQLite database: give the path of a plan store, or one that does not exist yet",
+    "SQLITE_CORRUPT": "is damaged: restore a backup, or move the file away and recover what you can with `sqlite3 FILE .recover`",
+    "SQLITE_NOTADB": "is not a SQLite database: give the path of a plan store, or of a file that does not exist yet",
     "SQLITE_IOERR": "cannot be read or written: the disk reports an error, is full, or has a limit on file sizes",
 }
 _TRANSIENT_ON_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")
@@ -31,12 +31,12 @@ _POSTGRESQL = {  # SQLSTATE, or its two-character class
     "28P01": "refuses the password of this user",
     "28": "refuses this user",
     "3D000": "has no database of this name; create it first",
-    "42501": "does not let this user do that; grant it the rights on the tables of the plan store",
-    "42P07": "already holds a table of one of the plan store's names, which is not ours; give the plan store a database of its own",
+    "42501": "does not let this user do that; grant the user rights on the tables of the plan store",
+    "42P07": "already has another application's table with a name that the plan store needs; give the plan store a database of its own",
     "25006": "is read-only; give the URL of the primary server",
     "53100": "cannot grow: its disk is full",
-    "53300": "has no connection left for this user",
-    "57P01": "was shut down while it was used",
+    "53300": "has no free connection for this user",
+    "57P01": "was shut down while it was in use",
     "57P03": "is starting or stopping; try again",
     "08": "ended the connection",
 }
@@ -85,7 +85,7 @@ def _error_class(error: Exception) -> type[StoreError]:
 
 
 def _problem_text(error: Exception, timeout: float) -> str:
-    """Return the problem and the fix in words. For unknown errors, this is the driver's own text."""
+    """Return a message with the problem and the fix. For unknown errors, this is the driver's own text."""
     orig = error.orig if isinstance(error, DBAPIError) else error
     if name := str(getattr(orig, "sqlite_errorname", "") or ""):
         problem = next((text for code, text in _SQLITE.items() if name == code or name.startswith(code + "_")), None)
@@ -98,7 +98,7 @@ def _problem_text(error: Exception, timeout: float) -> str:
         if state == "23505":
             name = "SQLITE_CONSTRAINT_UNIQUE"
     if name in ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"):
-        return "already holds such a row: another process works on the same run or plan"
+        return "already has this row: another process is working on the same run or plan"
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return "ended the connection; try again"
     return f"refused the statement: {orig}"

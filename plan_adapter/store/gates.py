@@ -18,7 +18,7 @@ from plan_adapter.store import audit, entries, leases
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.database import Database, StorePart, reads, writes
-from plan_adapter.store.digests import plain
+from plan_adapter.store.digests import json_row
 from plan_adapter.store.leases import Claim, Owner
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import seen_by
@@ -31,7 +31,7 @@ class Gates(StorePart):
     """The gates of a store, where runs wait for answers. This process waits at the gates that it opens."""
 
     def __init__(self, database: Database | PatientDatabase, tenant_id: str | None, claims: Mapping[str, Claim]) -> None:
-        """`claims` are those of this process, by run id."""
+        """Use `database` without opening it. `claims` are those of this process, by run id."""
         super().__init__(database, tenant_id)
         self._claims = claims
 
@@ -71,12 +71,12 @@ class Gates(StorePart):
             shown = {"text": gate.text, "rules": _rules_text(gate.rules), "openings": gates.c.openings + 1, "owner": str(owner)}
             row = connection.execute(update(gates).where(gates.c.id == kept["id"]).values(shown).returning(gates)).mappings().one()
             if (row["text"], row["rules"]) != (kept["text"], kept["rules"]):
-                audit.append(connection, gate.run_id, [entries.of_gate(plain(gates, row))])
+                audit.append(connection, gate.run_id, [entries.of_gate(json_row(gates, row))])
             return gate_of(row)
         superseded = _close(connection, at, "superseded")
         new = {**context_columns(context_of(run)), **_gate_row(connection, gate, timeout_ms), "owner": str(owner)}
         row = connection.execute(insert(gates).values(new).returning(gates)).mappings().one()
-        audit.append(connection, gate.run_id, [*superseded, entries.of_gate(plain(gates, row))])
+        audit.append(connection, gate.run_id, [*superseded, entries.of_gate(json_row(gates, row))])
         return gate_of(row)
 
     async def answer(self, gate_id: str, approval: Approval) -> Gate:
@@ -110,18 +110,18 @@ class Gates(StorePart):
             "gate_id": closed["id"],
         }
         connection.execute(insert(answers).values(given))
-        audit.append(connection, closed["run_id"], [entries.of_approval(plain(answers, given))])
+        audit.append(connection, closed["run_id"], [entries.of_approval(json_row(answers, given))])
         signal(connection)
         return gate_of(closed)
 
     @reads
     def answer_to(self, connection: Connection, gate_id: str) -> Approval | None:
         """Return the answer that closed the gate, or None."""
-        return _answer_to(connection, self.tenant_id, gate_id)
+        return _find_answer(connection, self.tenant_id, gate_id)
 
     @reads
-    def changes_asked(self, connection: Connection) -> dict[str, Approval]:
-        """Return, by id of the open gate, the last answer that requested changes of the same content."""
+    def change_requests(self, connection: Connection) -> dict[str, Approval]:
+        """Return the newest request for changes of each open gate's content, by gate id."""
         same = [getattr(gates.c, name) == getattr(answers.c, name) for name in ("run_id", "item", "approval_digest")]
         query = select(gates.c.id.label("asked_at"), *answers.c).join(
             answers, and_(*same, gates.c.step_id == func.coalesce(answers.c.step_id, ""))
@@ -177,15 +177,15 @@ class Gates(StorePart):
 
 def open_outcome_gates(connection: Connection, run_id: str) -> dict[str, str]:
     """Return and lock a run's open outcome gates, as digest -> gate id."""
-    which = (gates.c.run_id == run_id, gates.c.kind == "outcome", gates.c.closed_at.is_(None))
-    rows = connection.execute(select(gates.c.approval_digest, gates.c.id).where(*which).with_for_update())
+    conditions = (gates.c.run_id == run_id, gates.c.kind == "outcome", gates.c.closed_at.is_(None))
+    rows = connection.execute(select(gates.c.approval_digest, gates.c.id).where(*conditions).with_for_update())
     return {row.approval_digest: row.id for row in rows}
 
 
 def close_resolved(connection: Connection, gate_id: str, end: GateEnd, *, at: datetime) -> entries.Entry:
     """Close an open gate with a resolution and return the audit entry. The caller appends the entry and signals."""
     closed = update(gates).where(gates.c.id == gate_id).values(closed_at=at, end=end).returning(gates)
-    return entries.of_gate_end(plain(gates, connection.execute(closed).mappings().one()))
+    return entries.of_gate_end(json_row(gates, connection.execute(closed).mappings().one()))
 
 
 def close_all(connection: Connection, run_id: str, end: GateEnd) -> list[entries.Entry]:
@@ -202,7 +202,7 @@ def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) 
     """Return the gate of a row. `attended` maps owners of open gates to whether they live, if that is already known."""
     owner: str | None = row["owner"]
     return Gate(
-        **{name: row[name] for name in _PLAIN},
+        **{name: row[name] for name in _COPIED_COLUMNS},
         step_id=row["step_id"] or None,
         item=item_of(row),
         text=row.get("text") or "",
@@ -219,7 +219,7 @@ def _find(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
     return gate_of(row)
 
 
-def _answer_to(connection: Connection, tenant: str | None, gate_id: str) -> Approval | None:
+def _find_answer(connection: Connection, tenant: str | None, gate_id: str) -> Approval | None:
     row = connection.execute(seen_by(tenant, select(answers).where(answers.c.gate_id == gate_id), answers)).mappings().first()
     return None if row is None else approval_of(row)
 
@@ -236,14 +236,14 @@ def _lock_run(connection: Connection, tenant: str | None, run_id: str) -> Row:
     if row is None:
         raise RunConflictError(f"there is no run {run_id}")
     if row["status"] in _ENDED:
-        raise RunConflictError(f"run {run_id} has ended, it is {row['status']}: its gates cannot be answered until it is resumed")
+        raise RunConflictError(f"run {run_id} has ended (it is {row['status']}): it opens no gate until it is resumed")
     return row
 
 
 def _gate_row(connection: Connection, gate: Gate, timeout_ms: int) -> dict[str, Any]:
     now = now_of(connection)
     return {
-        **{name: getattr(gate, name) for name in _WRITTEN},
+        **{name: getattr(gate, name) for name in _COLUMNS_FROM_GATE},
         "step_id": gate.step_id or "",
         "item": item_column(gate.item),
         "fields": _fields_text(gate),
@@ -256,22 +256,22 @@ def _gate_row(connection: Connection, gate: Gate, timeout_ms: int) -> dict[str, 
     }
 
 
-def _close(connection: Connection, which: ColumnElement[bool], end: GateEnd) -> list[entries.Entry]:
-    closed = connection.execute(update(gates).where(which).values(closed_at=database_now(), end=end).returning(gates)).mappings()
-    return [entries.of_gate_end(plain(gates, row)) for row in closed]
+def _close(connection: Connection, condition: ColumnElement[bool], end: GateEnd) -> list[entries.Entry]:
+    closed = connection.execute(update(gates).where(condition).values(closed_at=database_now(), end=end).returning(gates)).mappings()
+    return [entries.of_gate_end(json_row(gates, row)) for row in closed]
 
 
-def _close_one(connection: Connection, which: ColumnElement[bool], end: GateEnd) -> None:
-    """Close the gate that matches `which`, if there is one, and append the audit entry."""
-    row = _close_first(connection, which, end)
+def _close_one(connection: Connection, condition: ColumnElement[bool], end: GateEnd) -> None:
+    """Close the gate that matches `condition`, if there is one, and append the audit entry."""
+    row = _close_first(connection, condition, end)
     if row is not None:
-        audit.append(connection, row["run_id"], [entries.of_gate_end(plain(gates, row))])
+        audit.append(connection, row["run_id"], [entries.of_gate_end(json_row(gates, row))])
         signal(connection)
 
 
-def _close_first(connection: Connection, which: ColumnElement[bool], end: GateEnd) -> Row | None:
-    """Close the gate that matches `which`. Return its row, or None if there is none."""
-    return connection.execute(update(gates).where(which).values(closed_at=database_now(), end=end).returning(gates)).mappings().first()
+def _close_first(connection: Connection, condition: ColumnElement[bool], end: GateEnd) -> Row | None:
+    """Close the gate that matches `condition`. Return its row, or None if there is none."""
+    return connection.execute(update(gates).where(condition).values(closed_at=database_now(), end=end).returning(gates)).mappings().first()
 
 
 def _accepts(approval: Approval) -> ColumnElement[bool]:
@@ -288,16 +288,16 @@ def _refusal_of(connection: Connection, tenant: str | None, gate_id: str, approv
         return missing
     if gate.kind == "outcome" and gate.closed_at is None:
         return NotApprovedError(
-            f"this gate asks how `{call_name(gate.step_id or '', gate.item, gate.label, kind=gate.call_kind)}` ended, and takes no "
-            f"approval: `{answer_command(gate)}` answers it"
+            f"this gate asks how `{call_name(gate.step_id or '', gate.item, gate.label, kind=gate.call_kind)}` ended and takes no "
+            f"approval: answer it with `{answer_command(gate)}`"
         )
     if gate.closed_at is None and gate.approval_digest == approval.approval_digest:
-        what = "asks a question, which an approval does not answer" if gate.kind == "question" else "asks for an approval, not for a result"
-        return NotApprovedError(f"this gate {what}: `{answer_command(gate)}` answers it")
+        what = "asks a question, not for an approval" if gate.kind == "question" else "asks for an approval, not for a result"
+        return NotApprovedError(f"this gate {what}: answer it with `{answer_command(gate)}`")
     if gate.closed_at is None:
         return NotApprovedError(
             f"the answer is to other content ({approval.approval_digest[:12]}…) than the gate asks about ({gate.approval_digest[:12]}…): "
-            "look at it again and answer that"
+            "look at the gate again, then answer it"
         )
     what = "the plan" if gate.step_id is None else f"step `{call_name(gate.step_id, gate.item, gate.label, kind=gate.call_kind)}`"
     at = gate.closed_at.isoformat(timespec="seconds")
@@ -308,12 +308,12 @@ def _how_it_closed(connection: Connection, gate: Gate, at: str) -> str:
     if gate.end == "expired":
         return f"nobody answered until {gate.expires_at and gate.expires_at.isoformat(timespec='seconds')}"
     if gate.end == "superseded":
-        return f"a new version took its place at {at}; look at that one"
+        return f"a new version replaced it at {at}; answer that one"
     if gate.end == "cancelled":
         return f"its run was cancelled at {at}"
     if gate.kind == "outcome":
         return f"`{gate.end}` was recorded at {at}"
-    given = _answer_to(connection, None, gate.id)
+    given = _find_answer(connection, None, gate.id)
     return "it was answered" if given is None else f"{one_line(given.by)} answered at {at}: {given.decision}"
 
 
@@ -355,9 +355,9 @@ def _gate_policy_of(text: str) -> GatePolicy:
 
 
 _ENDED = ("completed", "failed", "cancelled", "partial")
-_WRITTEN = ("id", "run_id", "approval_digest", "name", "description", "text", "kind", "call_kind", "label")
+_COLUMNS_FROM_GATE = ("id", "run_id", "approval_digest", "name", "description", "text", "kind", "call_kind", "label")
 
-_PLAIN = (
+_COPIED_COLUMNS = (
     "id", "run_id", "approval_digest", "name", "description", "opened_at", "expires_at", "closed_at", "end", "flow_run_id", "keyset",
     "openings", "kind", "call_kind", "label",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Leases: at most one process executes a run. `Owner` identifies it, and tells whether it is alive. Functions of a connection.
+"""Leases: at most one process executes a run. `Owner` identifies that process and tells whether it is alive. Functions of a connection.
 
 A lease has an epoch, which every process that takes the run increments. A process states its epoch when it writes about the run, and the
 transaction compares it. So a stalled process whose run was taken over writes nothing.
@@ -79,8 +79,8 @@ class Claim(NamedTuple):
 def is_free(lease: Row | None, now: datetime) -> bool:
     """Return whether nobody can be executing the run of `lease` at `now`, the database's time.
 
-    A dead process of this host frees the run at once. For any other owner the lease decides: if it lives but does not renew for so long, it
-    is stalled, and its later writes are refused.
+    The run of a dead process of this host is free at once. For any other owner the lease decides. An owner that does not renew it in time
+    has stalled, and its later writes are refused.
     """
     if lease is None or lease["owner"] is None:
         return True
@@ -88,7 +88,7 @@ def is_free(lease: Row | None, now: datetime) -> bool:
 
 
 def owner_name(lease: Row) -> str:
-    """Return the owner of `lease` in words."""
+    """Return a description of the owner of `lease`: its process id and host."""
     owner = Owner.parse(lease["owner"])
     return f"process {owner.pid} on this host" if owner.is_here else f"process {owner.pid} on {owner.host}"
 
@@ -110,12 +110,12 @@ def take(connection: Connection, run_id: str, owner: Owner, *, context_columns: 
     The caller has locked the run. Raises RunConflictError if another process may be executing it.
     """
     lease, clock = of_run(connection, run_id, lock=True), clock_of(connection)
-    now = clock.read
+    now = clock.database_time
     if lease is not None and not is_free(lease, now):
         until = lease["until"] + timedelta(seconds=GRACE_SECONDS)
         raise RunConflictError(
-            f"run {run_id} is executed by {owner_name(lease)}; wait for its end, or cancel it (if it gives no sign of life, "
-            f"the run is free at {moment(until)})"
+            f"run {run_id} is executed by {owner_name(lease)}; wait for it to end, or cancel it (without a sign of life, "
+            f"the run becomes free at {moment(until)})"
         )
     epoch: int = 1 if lease is None else lease["epoch"] + 1
     values = {"owner": str(owner), "until": now + timedelta(seconds=seconds), "epoch": epoch}
@@ -131,13 +131,13 @@ def renew(connection: Connection, run_id: str, epoch: int, *, seconds: float) ->
     mine = (leases.c.run_id == run_id, leases.c.epoch == epoch, leases.c.owner.is_not(None))
     until = now_of(connection) + timedelta(seconds=seconds)
     if connection.execute(update(leases).where(*mine).values(until=until)).rowcount != 1:
-        raise _lost(run_id)
+        raise _lost_error(run_id)
 
 
 def require(connection: Connection, run_id: str, epoch: int) -> None:
     """Raise LeaseLostError unless `epoch` is the lease's. Nobody can take the run until the transaction ends."""
     if connection.scalar(_EPOCH, {"run": run_id}) != epoch:
-        raise _lost(run_id)
+        raise _lost_error(run_id)
 
 
 # Built once, because every commit of a run executes it.
@@ -150,8 +150,8 @@ def release_lease(connection: Connection, run_id: str, epoch: int | None = None)
     return connection.execute(update(leases).where(*mine).values(owner=None)).rowcount == 1
 
 
-def _lost(run_id: str) -> LeaseLostError:
-    return LeaseLostError(f"run {run_id} was taken over by another process: this one writes nothing more about it")
+def _lost_error(run_id: str) -> LeaseLostError:
+    return LeaseLostError(f"run {run_id} was taken over by another process: this process records nothing more about it")
 
 
 @cache
@@ -176,13 +176,13 @@ def _read(path: str) -> str:
 def _start_of(pid: int) -> str | None:
     """Return the process's start in clock ticks since boot, an empty text if unknown, or None if there is no such process."""
     if not Path("/proc/self/stat").exists():
-        return "" if _exists(pid) else None
+        return "" if _process_exists(pid) else None
     # The second field, the command, may contain spaces and parentheses.
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if fields and fields[0] != "Z" else None
 
 
-def _exists(pid: int) -> bool:
+def _process_exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""`RunLedger`: what processes record about the runs that they execute. Internal to this package."""
+"""`RunLedger`: the records that processes write about the runs that they execute. Internal to this package."""
 
 from datetime import datetime
 from functools import partial
@@ -19,25 +19,25 @@ from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import clock_of, database_now, now_of
 from plan_adapter.store.concurrency import RunBefore
 from plan_adapter.store.database import Database, StorePart, reads, writes
-from plan_adapter.store.digests import instant_text, plain
+from plan_adapter.store.digests import instant_text, json_row
 from plan_adapter.store.leases import Claim, Owner
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.recorder import StoreRecorder
 from plan_adapter.store.rows import context_columns, dump_json, folder_column, load_json, rollback_column
-from plan_adapter.store.runs import UNENDED, ask_to_cancel, find, id_of, matches, of_flow, owner_of, recorded_reason, row_of
+from plan_adapter.store.runs import UNENDED, find, id_of, matches, of_flow, owner_of, record_cancel_request, recorded_reason, row_of
 from plan_adapter.store.tables import runs, step_runs
 
 if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan
 
 
-class Recorded(NamedTuple):
-    """A run, its current plan and its history."""
+class RunSnapshot(NamedTuple):
+    """A run, its current plan and its history, from one snapshot of the store."""
 
     run: PlanRun
     plan: ExecutionPlan
     history: RunHistory
-    kept: RunReason | None  # the reason recorded by the last process that executed the run, even if that process was interrupted
+    last_reason: RunReason | None  # the reason recorded by the last process that executed the run, even if that process was interrupted
     has_open_gates: bool
 
 
@@ -66,7 +66,7 @@ class RunLedger(StorePart):
         plans.put_plan(connection, plan)
         plans.put_implied(connection, implied)
         connection.execute(insert(runs).values(run))
-        audit.append(connection, run["id"], [entries.of_run(plain(runs, run), "run_created", message=run["name"])])
+        audit.append(connection, run["id"], [entries.of_run(json_row(runs, run), "run_created", message=run["name"])])
 
     async def update(self, run: PlanRun) -> None:
         """Record the status, reason, message, outputs, times and approval of `run`. Releases the run unless it is executing.
@@ -78,7 +78,7 @@ class RunLedger(StorePart):
 
     @writes
     def _update(self, connection: Connection, run: PlanRun, claim: Claim | None) -> datetime:
-        statement = update(runs).where(*matches(run.id, self.tenant_id)).values(**_changing(run), updated_at=database_now())
+        statement = update(runs).where(*matches(run.id, self.tenant_id)).values(**_mutable_columns(run), updated_at=database_now())
         row = connection.execute(statement.returning(runs)).mappings().first()
         if row is None:
             raise RunConflictError(f"there is no run {run.id}")
@@ -86,19 +86,19 @@ class RunLedger(StorePart):
             leases.require(connection, run.id, claim.epoch)
         if run.status is not PlanStatus.EXECUTING:
             leases.release_lease(connection, run.id)
-        told = plain(runs, row)
+        written_run = json_row(runs, row)
         if run.status in UNENDED:
-            audit.append(connection, run.id, [entries.of_run(told, "run_changed", message=run.status.value)])
+            audit.append(connection, run.id, [entries.of_run(written_run, "run_changed", message=run.status.value)])
         else:
-            audit.append(connection, run.id, [*gates.close_all(connection, run.id, "cancelled"), entries.of_run_end(told)])
+            audit.append(connection, run.id, [*gates.close_all(connection, run.id, "cancelled"), entries.of_run_end(written_run)])
         signal(connection)
         return row["updated_at"]
 
     async def claim(self, run: PlanRun, *, keeps_ends: bool = False) -> None:
         """Make this process the owner of `run`, for as long as it renews its lease.
 
-        What an earlier start left undone is pending again, unless `keeps_ends`, which is for a run that is only rolled back. A request to
-        cancel the earlier start is cleared.
+        Steps that an earlier start did not complete are pending again. With `keeps_ends`, for a run that is only rolled back, they keep
+        their ends. A request to cancel the earlier start is cleared.
 
         Raises RunConflictError if the run changed since it was read, if values of it were erased, or if another process executes it. The
         other process loses the run when it has ended, or has not renewed its lease for so long that it must be dead or stalled.
@@ -115,28 +115,28 @@ class RunLedger(StorePart):
         tombstones.refuse_erased(connection, run.id)
         owner = Owner.this()
         claim = leases.take(connection, run.id, owner, context_columns=context_columns(run), seconds=self.lease_seconds)
-        written = {**_changing(run), "cancel_reason": None, "cancel_requested_at": None, "cancel_rollback": None}
+        written = {**_mutable_columns(run), "cancel_reason": None, "cancel_requested_at": None, "cancel_rollback": None}
         written |= {"claimed_at": database_now(), "updated_at": database_now()}
         statement = update(runs).where(runs.c.id == run.id, runs.c.updated_at == run.updated_at).values(written)
         claimed = connection.execute(statement.returning(runs)).mappings().first()
         if claimed is None:
             cause = f"; somebody asked to cancel it: {row['cancel_reason']}" if row["cancel_reason"] else ""
-            raise RunConflictError(f"run {run.id} was changed by another process, it is {row['status']} now{cause}")
+            raise RunConflictError(f"run {run.id} was changed by another process: it is {row['status']} now{cause}")
         if not keeps_ends:
             connection.execute(delete(step_runs).where(step_runs.c.run_id == run.id, step_runs.c.status != StepStatus.COMPLETED))
-        words = f"start {claim.epoch}, by process {owner.pid} on {owner.host}"
-        started = entries.of_run(plain(runs, claimed), "run_started", message=words, row_id=str(claim.epoch))
+        message = f"start {claim.epoch}, by process {owner.pid} on {owner.host}"
+        started = entries.of_run(json_row(runs, claimed), "run_started", message=message, row_id=str(claim.epoch))
         audit.append(connection, run.id, [started])
         return claimed["updated_at"], claim
 
-    async def take_key(self, run: PlanRun, key: str) -> list[RunBefore]:
-        """Give a claimed run its concurrency key. Returns the runs that come before it; empty if it has the key now."""
-        return await self._take_key(run.id, key)
+    async def acquire_key(self, run: PlanRun, key: str) -> list[RunBefore]:
+        """Give a claimed run its concurrency key. Return the runs that come before it; none if it has the key now."""
+        return await self._acquire_key(run.id, key)
 
     @writes
-    def _take_key(self, connection: Connection, run_id: str, key: str) -> list[RunBefore]:
+    def _acquire_key(self, connection: Connection, run_id: str, key: str) -> list[RunBefore]:
         row = connection.execute(select(runs).where(*matches(run_id, self.tenant_id))).mappings().one()
-        return concurrency.take(connection, row, key)
+        return concurrency.acquire(connection, row, key)
 
     @reads
     def runs_before(self, connection: Connection, key: str, context: RunContext) -> list[RunBefore]:
@@ -194,7 +194,7 @@ class RunLedger(StorePart):
 
         Without `rollback`, an earlier request to roll back is withdrawn.
         """
-        audit.append(connection, run_id, ask_to_cancel(connection, self.tenant_id, run_id, reason, rollback=rollback))
+        audit.append(connection, run_id, record_cancel_request(connection, self.tenant_id, run_id, reason, rollback=rollback))
         signal(connection)
 
     @reads
@@ -203,7 +203,7 @@ class RunLedger(StorePart):
         return connection.scalar(select(runs.c.cancel_reason).where(*matches(run_id, self.tenant_id)))
 
     @reads
-    def asks_rollback(self, connection: Connection, run_id: str) -> bool | None:
+    def is_rollback_requested(self, connection: Connection, run_id: str) -> bool | None:
         """Return whether a request to cancel the run also asks to roll back. False once that part was withdrawn."""
         return connection.scalar(select(runs.c.cancel_rollback).where(*matches(run_id, self.tenant_id)))
 
@@ -224,19 +224,19 @@ class RunLedger(StorePart):
         refusal = entries.of_refusal(at, by=by, known_by=known_by, message=message, step_id=step_id, call_kind=call_kind)
         audit.append(connection, found, [refusal])
 
-    # Reading what a next start needs
+    # Reading what the next start needs
 
     @reads
-    def recorded(self, connection: Connection, run_id: str) -> Recorded:
+    def snapshot(self, connection: Connection, run_id: str) -> RunSnapshot:
         """Return a consistent snapshot for resuming a run, by its id or prefix. Raises RunConflictError if values of it were erased."""
         row = row_of(connection, self.tenant_id, run_id)
         tombstones.refuse_erased(connection, row["id"])
         run = find(connection, self.tenant_id, row["id"])
-        return Recorded(
+        return RunSnapshot(
             run,
             plan=plans.of_run(connection, row),
             history=_history_of(connection, run.id),
-            kept=recorded_reason(row),
+            last_reason=recorded_reason(row),
             has_open_gates=run.completed_at is None and gates.are_open(connection, run.id),  # an ended run has none
         )
 
@@ -252,7 +252,7 @@ class RunLedger(StorePart):
 
     @reads
     def owner(self, connection: Connection, run_id: str) -> str | None:
-        """Return, in words, the process that may be executing the run, or None."""
+        """Return a description of the process that may be executing the run, or None."""
         return owner_of(connection, self.tenant_id, run_id)
 
     @reads
@@ -291,11 +291,11 @@ def _run_row(run: PlanRun, validated: "ValidatedPlan", implied_digest: str) -> d
         "folder": folder_column(run.folder),
         "created_at": run.created_at,
         "updated_at": run.updated_at,
-        **_changing(run),
+        **_mutable_columns(run),
     }
 
 
-def _changing(run: PlanRun) -> dict[str, Any]:
+def _mutable_columns(run: PlanRun) -> dict[str, Any]:
     """Return the columns that change while a run exists."""
     return {
         "status": run.status.value,

@@ -38,22 +38,22 @@ class OperatorRequest:
     by: str
     known_by: str
     digest: str  # from `OperatorRequests.digest_of`, as shown to the person
-    signature: str | None = None  # a verified armored SSH signature of `signed_operator_request`
+    signature: str | None = None  # a verified armored SSH signature of `operator_request_text_to_sign`
 
 
 class Subject(NamedTuple):
-    """What a request is about, and its digest at that time: a step of the plan, or the run's plan if `step_id` is None."""
+    """The subject of a request, and its digest at that time: a step of the plan, or the run's plan if `step_id` is None."""
 
     step_id: str | None
     digest: str
 
 
 class OperatorRequests(StorePart):
-    """What operators asked of a store's runs outside gates."""
+    """The requests of operators about a store's runs, made outside gates."""
 
     @writes
     def record(self, connection: Connection, run_id: str, request: OperatorRequest) -> datetime:
-        """Record an operator request and return the run's new change time. Whoever read the run before can no longer claim it.
+        """Record an operator request and return the run's new change time. A process that read the run earlier can no longer claim it.
 
         Raises RunConflictError if another request came in between. Requests about steps also raise it while a process executes the run,
         because that process would not notice.
@@ -64,7 +64,7 @@ class OperatorRequests(StorePart):
             raise RunConflictError(f"run {found} is executed by {owner}: skip steps after it has ended")
         subjects = _subjects(connection, run, request.steps)
         if request_digest(found, _next_number(connection, found), request.kind, subjects) != request.digest:
-            raise RunConflictError(f"another request about run {found} was recorded meanwhile: look again, then repeat yours")
+            raise RunConflictError(f"another request about run {found} was recorded in the meantime: look again, then repeat yours")
         changed = update(run_table).where(run_table.c.id == found).values(updated_at=database_now()).returning(run_table.c.updated_at)
         audit_entries, at = list[entries.Entry](), instant_text(now_of(connection))
         given = {"by": request.by, "known_by": request.known_by, "because": request.because, "request_digest": request.digest}

@@ -25,7 +25,7 @@ from plan_adapter.store import audit, entries, gates, plans, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.database import StorePart, reads, writes
-from plan_adapter.store.digests import plain
+from plan_adapter.store.digests import json_row
 from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_columns, context_of, receipt_row
 from plan_adapter.store.steps import history_of, labels_of
 from plan_adapter.store.tables import attempts, receipts, step_runs
@@ -43,7 +43,7 @@ class ResolutionRecord:
     note: str = ""
     result: JsonValue = None  # of the step, if it was done
     digest: str | None = None  # what the person was shown, if anything; the resolution then applies to that only
-    signature: str | None = None  # a verified armored SSH signature of `signed_resolution`
+    signature: str | None = None  # a verified armored SSH signature of `resolution_text_to_sign`
 
 
 def outcome_digest(attempt_id: str) -> str:
@@ -75,7 +75,7 @@ def by_hand_digest(*, run_id: str, step_id: str, item: int | None, number: int, 
 
 
 class UnknownOutcomes(StorePart):
-    """The writes of a store's runs whose outcome is unknown, and what people say about them."""
+    """The writes of a store's runs whose outcome is unknown, and their resolutions."""
 
     @reads
     def unknown(self, connection: Connection, run_id: str) -> list[Attempt]:
@@ -86,11 +86,11 @@ class UnknownOutcomes(StorePart):
     def unknown_of_all(self, connection: Connection) -> list[Attempt]:
         """Return the writes with an unknown outcome of all runs that have not completed. Processes may be executing some of these runs."""
         unfinished = select(run_table.c.id).where(run_table.c.status != PlanStatus.COMPLETED.value)
-        return _unknown(connection, plans.seen_by(self.tenant_id, select(attempts).where(attempts.c.run_id.in_(unfinished)), attempts))
+        return _find_unknown(connection, plans.seen_by(self.tenant_id, select(attempts).where(attempts.c.run_id.in_(unfinished)), attempts))
 
     @reads
     def start_of(self, connection: Connection, attempt: Attempt) -> str | None:
-        """Return, in words, the start of the run and the process that made `attempt`, or None if the audit log has no start."""
+        """Return a description of the start of the run and the process that made `attempt`, or None if the audit log has no start."""
         same = (audit_log.c.run_id == attempt.run_id, audit_log.c.kind == "run_started", audit_log.c.at <= attempt.started_at)
         return connection.scalar(select(audit_log.c.message).where(*same).order_by(audit_log.c.number.desc()).limit(1))
 
@@ -128,7 +128,7 @@ class UnknownOutcomes(StorePart):
         if digest != outcome_digest(attempt.id):
             begun = {**context_columns(context_of(run)), **attempt_row(attempt)}
             connection.execute(insert(attempts).values(begun))
-            audit_entries.append(entries.of_attempt(plain(attempts, begun)))
+            audit_entries.append(entries.of_attempt(json_row(attempts, begun)))
         receipt = Receipt(
             attempt_id=attempt.id,
             run_id=attempt.run_id,
@@ -147,15 +147,17 @@ class UnknownOutcomes(StorePart):
         )
         row = {**context_columns(context_of(run)), **receipt_row(receipt)}
         connection.execute(insert(receipts).values(row))
-        audit_entries.append(entries.of_receipt(plain(receipts, row)))
+        audit_entries.append(entries.of_receipt(json_row(receipts, row)))
         if record.signature is not None:
-            audit_entries.append(entries.of_signature(plain(receipts, row), record.signature))
+            audit_entries.append(entries.of_signature(json_row(receipts, row), record.signature))
         if (gate_id := gates.open_outcome_gates(connection, run["id"]).get(digest)) is not None:
             audit_entries.append(gates.close_resolved(connection, gate_id, record.resolution, at=ended_at))
         if runs.owner_of(connection, self.tenant_id, run["id"]) is None:
             audit_entries += _apply_to_run(connection, run, attempt, record)
         elif record.resolution == "abort":  # in case the process dies before it has ended the run
-            audit_entries += runs.ask_to_cancel(connection, self.tenant_id, run["id"], resolution_of(attempt, record), rollback=False)
+            audit_entries += runs.record_cancel_request(
+                connection, self.tenant_id, run["id"], describe_resolution(attempt, record), rollback=False
+            )
         audit.append(connection, run["id"], audit_entries)
         signal(connection)
         return receipt
@@ -171,24 +173,24 @@ class UnknownOutcomes(StorePart):
 
 def unknown_of(connection: Connection, run_id: str) -> list[Attempt]:
     """Return the writes of a run whose outcome is unknown, in the order in which they started."""
-    return _unknown(connection, select(attempts).where(attempts.c.run_id == run_id))
+    return _find_unknown(connection, select(attempts).where(attempts.c.run_id == run_id))
 
 
-def _unknown(connection: Connection, which: Select[Any]) -> list[Attempt]:
+def _find_unknown(connection: Connection, candidates: Select[Any]) -> list[Attempt]:
     same = [receipts.c[name] == attempts.c[name] for name in ("run_id", "step_id", "kind", "item")]
     ended = (receipts.c.number == attempts.c.number) | (receipts.c.outcome == Outcome.SUCCEEDED.value)
     done = select(receipts.c.number).where(*same, ended)
-    query = which.where(attempts.c.effect == "write", ~done.exists())
+    query = candidates.where(attempts.c.effect == "write", ~done.exists())
     return [attempt_of(row) for row in connection.execute(query.order_by(attempts.c.started_at, attempts.c.id)).mappings()]
 
 
-def resolution_of(attempt: Attempt, record: ResolutionRecord) -> str:
+def describe_resolution(attempt: Attempt, record: ResolutionRecord) -> str:
     """Return a sentence that says who resolved an attempt and how."""
     call = call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind)
     return f"{record.by} recorded `{record.resolution}` for `{call}`" + (f" ({record.note})" if record.note else "")
 
 
-_ERRORS = {"again": "it was not done, and is to be done again", "abort": ABORTED}
+_ERRORS = {"again": "it was not done; it will be called again", "abort": ABORTED}
 
 
 def _resolved_attempt(
@@ -226,22 +228,22 @@ def _manual_attempt(connection: Connection, run: Row, call: CallPlace, *, at: da
         names, what = ", ".join(f"`{one.id}`" for one in step.inner[:5]), "is a group" if step.is_group else "runs a plan"
         raise RunConflictError(f"`{step.id}` {what} and calls no tool: name one of its steps, {names}")
     if step.ask is not None:
-        raise RunConflictError(f"`{step.id}` asks a question, whose outcome is its answer: `plan answer {run['id']} {step.id}` gives one")
+        raise RunConflictError(f"`{step.id}` asks a question: answer it with `plan answer {run['id']} {step.id}`")
     if step.goal is not None and call.item is not None:
         raise RunConflictError(
-            f"`{call.name()}` has no call in round {call.item + 1} whose outcome is unknown; without --item, `done` ends it"
+            f"`{call.name()}` has no call with an unknown outcome in round {call.item + 1}; `done` without --item ends the step"
         )
     tool_name = step.called
     if call.kind == "rollback":
         if step.rollback is None:
-            raise RunConflictError(f"`{step.id}` declares no rollback: there is nothing to say about one")
+            raise RunConflictError(f"`{step.id}` declares no rollback: there is nothing to resolve")
         tool_name = step.rollback.tool_name
     if (step.for_each is not None or step.group is not None) and call.item is None:
         raise RunConflictError(f"`{call.name()}` is called once per item: name an item with --item")
     history = history_of(connection, run["id"])
     made = history.calls(call.kind)
     if call.unit in made.succeeded:
-        raise RunConflictError(f"`{call.name()}` has succeeded: there is nothing to say about it")
+        raise RunConflictError(f"`{call.name()}` has succeeded: there is nothing to resolve")
     is_done = call.unit in history.succeeded or (step.rollback_failed and call.unit in history.failed)
     if call.kind == "rollback" and not is_done:
         raise RunConflictError(f"`{step.id}` was not done: there is nothing to undo")
@@ -273,7 +275,7 @@ def _named_attempt(unknown: Sequence[Attempt], run_id: str, call: CallPlace) -> 
         return meant[0]
     if meant:
         items = ", ".join(call_name(a.step_id, a.item, a.label, kind=a.kind) for a in meant)
-        raise RunConflictError(f"of several items of `{call.name()}` the outcome is unknown ({items}): name one with --item")
+        raise RunConflictError(f"several items of `{call.name()}` have an unknown outcome ({items}): name one with --item")
     names = ", ".join(f"`{call_name(a.step_id, a.item, a.label, kind=a.kind)}`" for a in unknown)
     raise RunConflictError(f"the outcome of `{call.name()}` in run {run_id} is not unknown" + (f"; that of {names} is" if names else ""))
 
@@ -281,30 +283,30 @@ def _named_attempt(unknown: Sequence[Attempt], run_id: str, call: CallPlace) -> 
 def _apply_to_run(connection: Connection, run: Row, attempt: Attempt, record: ResolutionRecord) -> list[entries.Entry]:
     """Write the resolution to the run and its step, and return the audit entries. The next start resumes from the receipts."""
     left = unknown_of(connection, run["id"])
-    said = resolution_of(attempt, record)
-    changed: dict[str, object] = {"message": said, "rollback": None, "updated_at": database_now()}
+    summary = describe_resolution(attempt, record)
+    changed: dict[str, object] = {"message": summary, "rollback": None, "updated_at": database_now()}
     if attempt.kind == "rollback":  # the reason why the run ended stays; `abort` ends only the rollback
-        changed |= runs.columns_of_resolved_rollback(connection, run, said, ends=record.resolution == "abort")
+        changed |= runs.columns_of_resolved_rollback(connection, run, summary, ends=record.resolution == "abort")
     elif record.resolution == "abort":
         changed |= {"status": PlanStatus.CANCELLED.value, "reason": RunReason.CANCELLED.value, "completed_at": database_now()}
     elif left:
         names = ", ".join(sorted({f"`{call_name(other.step_id, None, kind=other.kind)}`" for other in left}))
-        changed["message"] = f"{said}; whether {names} was done is still unknown"
+        changed["message"] = f"{summary}; whether {names} was done is still unknown"
     elif run["reason"] == RunReason.UNKNOWN.value:
         changed["reason"] = RunReason.INTERRUPTED.value
     renewed = update(run_table).where(run_table.c.id == run["id"]).values(**changed).returning(run_table)
-    now = plain(run_table, connection.execute(renewed).mappings().one())
+    now = json_row(run_table, connection.execute(renewed).mappings().one())
     audit_entries = list[entries.Entry]()
     if attempt.kind == "step" and all((other.step_id, other.kind) != (attempt.step_id, "step") for other in left):
         ended = (step_runs.c.run_id == run["id"], step_runs.c.step_id == attempt.step_id, step_runs.c.status == StepStatus.FAILED.value)
-        steps = update(step_runs).where(*ended).values(**_end_of_step(attempt, record, said)).returning(step_runs)
-        audit_entries = [entries.of_step(plain(step_runs, row)) for row in connection.execute(steps).mappings()]
+        steps = update(step_runs).where(*ended).values(**_end_of_step(attempt, record, summary)).returning(step_runs)
+        audit_entries = [entries.of_step(json_row(step_runs, row)) for row in connection.execute(steps).mappings()]
     is_end = now["completed_at"] is not None
-    return [*audit_entries, entries.of_run_end(now) if is_end else entries.of_run(now, "run_changed", message=said)]
+    return [*audit_entries, entries.of_run_end(now) if is_end else entries.of_run(now, "run_changed", message=summary)]
 
 
-def _end_of_step(attempt: Attempt, record: ResolutionRecord, said: str) -> dict[str, object]:
+def _end_of_step(attempt: Attempt, record: ResolutionRecord, summary: str) -> dict[str, object]:
     """Return the step's columns until the run is resumed. Only the next start knows whether all items of a step are done."""
     if record.resolution == "done" and attempt.item is None:
-        return {"status": StepStatus.COMPLETED.value, "outcome": Outcome.SUCCEEDED.value, "error": None, "reason": said}
-    return {"outcome": Outcome.FAILED.value, "error": said if record.resolution != "abort" else f"{said}; {NEVER_KNOWN}"}
+        return {"status": StepStatus.COMPLETED.value, "outcome": Outcome.SUCCEEDED.value, "error": None, "reason": summary}
+    return {"outcome": Outcome.FAILED.value, "error": summary if record.resolution != "abort" else f"{summary}; {NEVER_KNOWN}"}

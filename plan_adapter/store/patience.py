@@ -70,7 +70,7 @@ class PatientDatabase:
 
     @property
     def label(self) -> str:
-        """The database in words, without a password."""
+        """A description of the database, without a password."""
         return self._database.label
 
     async def read(self, work: Callable[[Connection], T]) -> T:

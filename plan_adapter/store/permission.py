@@ -17,7 +17,7 @@ from plan_adapter.store.tables import approvals, runs, standing_approvals
 
 
 class PlanApproval(NamedTuple):
-    """What the check reads about a run and one approval that it has used. Fields of a missing approval are None."""
+    """A run and one approval that it has used, as the check reads them. Fields of a missing approval are None."""
 
     run_digest: str  # what the run would execute now
     digest: str | None
@@ -29,7 +29,7 @@ class PlanApproval(NamedTuple):
 
 
 class CallApproval(NamedTuple):
-    """What the check reads about the approval that a gated call names."""
+    """The approval that a gated call names, as the check reads it."""
 
     claimed_at: datetime | None  # of the run: when its current start began
     run_id: str | None
@@ -50,7 +50,7 @@ class CallApproval(NamedTuple):
 
 def refusals(connection: Connection, run_id: str, attempts: Sequence[Attempt]) -> dict[str, str]:
     """Return what is missing, by attempt id. Attempts not in the result are permitted, and their call's approval is used up."""
-    if (why := plan_is_approved(run_id, _plan_approvals(connection, run_id))) is not None:
+    if (why := why_plan_not_approved(run_id, _plan_approvals(connection, run_id))) is not None:
         return {attempt.id: why for attempt in attempts}
     refused: dict[str, str] = {}
     for attempt in attempts:
@@ -62,7 +62,7 @@ def refusals(connection: Connection, run_id: str, attempts: Sequence[Attempt]) -
     return refused
 
 
-def plan_is_approved(run_id: str, rows: Sequence[PlanApproval]) -> str | None:
+def why_plan_not_approved(run_id: str, rows: Sequence[PlanApproval]) -> str | None:
     """Return None if an approval that the run has used covers its current content and is not revoked. Otherwise return what is missing."""
     if not rows:
         return f"there is no run {run_id}"
@@ -79,19 +79,19 @@ def plan_is_approved(run_id: str, rows: Sequence[PlanApproval]) -> str | None:
     return None if None in whys else whys[-1]
 
 
-def call_is_approved(attempt: Attempt, row: CallApproval | None) -> str | None:
+def why_call_not_approved(attempt: Attempt, row: CallApproval | None) -> str | None:
     """Return None if `row` approves exactly this call, has not expired and is not revoked. Otherwise return what is missing."""
     step = f"step `{call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind)}`"
     if row is None:
         return f"{step} has a gate of its own and no approval: have it approved"
     if (row.run_id, row.step_id, row.item, "step") != (attempt.run_id, attempt.step_id, item_column(attempt.item), attempt.kind):
-        return f"the approval by {one_line(row.by)} is of another run, step or item: have {step} approved"
+        return f"the approval by {one_line(row.by)} is for another run, step or item: have {step} approved"
     if row.decision != "approve":
         return f"{one_line(row.by)} did not approve {step}: {row.decision}"
     if not is_same_content(row.digest, attempt.approval_digest):
         return (
-            f"{step} was approved by {one_line(row.by)} with other content ({row.digest[:12]}…) than would be called "
-            f"({(attempt.approval_digest or '')[:12]}…): have it approved as it is now"
+            f"{step} was approved by {one_line(row.by)} with other content ({row.digest[:12]}…) than the call has now "
+            f"({(attempt.approval_digest or '')[:12]}…): have it approved again"
         )
     if row.expires_at is not None and row.expires_at <= row.now:
         return f"the approval of {step} by {one_line(row.by)} expired at {_moment(row.expires_at)}: have it approved again"
@@ -106,7 +106,7 @@ def is_same_content(approved: str | None, current: str | None) -> bool:
 def is_use_left(row: CallApproval) -> bool:
     """Return whether the approval is unused, or used by this same start of the run. A retried call needs no new approval.
 
-    The answer to a question lets nothing happen, so it is not used up: a start that died before its receipt does not ask twice.
+    The answer to a question permits no call, so it is not used up: if the start dies before the receipt, the next one does not ask again.
     """
     return row.is_answer or row.used_at is None or (row.claimed_at is not None and row.used_at >= row.claimed_at)
 
@@ -116,7 +116,7 @@ def why_revoked(row: PlanApproval | CallApproval) -> str | None:
     if row.standing_id is None:
         return None
     if row.found_standing_id is None:
-        return f"there is no standing approval {row.standing_id}, by which it would be approved"
+        return f"there is no standing approval {row.standing_id}"
     if row.revoked_at is not None:
         return f"the standing approval was revoked by {one_line(row.revoked_by or 'somebody')} at {_moment(row.revoked_at)}"
     return None
@@ -134,7 +134,7 @@ def _plan_approvals(connection: Connection, run_id: str) -> list[PlanApproval]:
 def _call_refusal(connection: Connection, attempt: Attempt) -> str | None:
     found = connection.execute(_CALL, {"approval": attempt.approval_id}).first()
     row = None if found is None else CallApproval(*found)
-    why = call_is_approved(attempt, row)
+    why = why_call_not_approved(attempt, row)
     if why is not None or row is None:
         return why
     if not is_use_left(row):

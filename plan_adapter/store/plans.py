@@ -134,7 +134,7 @@ def get(connection: Connection, tenant: str | None, name_or_digest: str, version
         raise StoreError(f"`{name_or_digest}` begins the digests of several plans: {', '.join(digests)}")
     if not digests:
         hint = did_you_mean(name_or_digest, names(connection, tenant))
-        raise StoreError(f"no plan is called `{name_or_digest}`, and no digest begins so" + (f"; {hint}" if hint else ""))
+        raise StoreError(f"no plan is called `{name_or_digest}`, and no digest begins with it" + (f"; {hint}" if hint else ""))
     return _load(connection, tenant, digests[0])
 
 
@@ -147,10 +147,10 @@ def of_run(connection: Connection, run: Row) -> ExecutionPlan:
     return _parse_document(run["digest"], document)
 
 
-def _digests(connection: Connection, tenant: str | None, beginning: str) -> list[str]:
-    if not beginning:
+def _digests(connection: Connection, tenant: str | None, prefix: str) -> list[str]:
+    if not prefix:
         return []
-    query = select(plans.c.digest).where(plans.c.digest.startswith(beginning, autoescape=True)).distinct().limit(5)
+    query = select(plans.c.digest).where(plans.c.digest.startswith(prefix, autoescape=True)).distinct().limit(5)
     return list(connection.scalars(seen_by(tenant, query, plans)))
 
 

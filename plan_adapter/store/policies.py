@@ -1,4 +1,4 @@
-"""`StorePolicy`: versions of the policy are only added, and each has a digest of itself and of the previous one."""
+"""`StorePolicy`: versions of the policy are append-only, and the digest of each covers it and the version before it."""
 
 import json
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ from plan_adapter.settings import Settings
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import insert_into, now_of
 from plan_adapter.store.database import StorePart, reads, writes
-from plan_adapter.store.digests import digest_of, plain
+from plan_adapter.store.digests import digest_of, json_row
 from plan_adapter.store.rows import Row, context_columns
 from plan_adapter.store.tables import policy_history
 
-BEGINNING = sha256(b"prefect-plan-adapter policy").hexdigest()
+GENESIS_DIGEST = sha256(b"prefect-plan-adapter policy").hexdigest()
 """The digest that precedes the first version."""
 
 
@@ -65,7 +65,7 @@ class StorePolicy(StorePart):
 
     @reads
     def history(self, connection: Connection) -> tuple[list[PolicyVersion], str | None]:
-        """Return every version of the policy, oldest first, and the first problem: an altered version, or None."""
+        """Return every version of the policy, oldest first, and a message about the first altered version, or None."""
         versions, before, problem = list[PolicyVersion](), None, None
         for row in connection.execute(select(policy_history).order_by(policy_history.c.number)).mappings():
             problem = problem or _problem(row, before)
@@ -81,18 +81,18 @@ class StorePolicy(StorePart):
         """Set the policy for every run of this store, from now on.
 
         If the previous policy names operators, only they are allowed to; otherwise anybody who can write to the store is. Raises
-        NotApprovedError, and RunConflictError if somebody else set one meanwhile. Raises StoreError if the store has a tenant, because the
-        policy applies to all tenants.
+        NotApprovedError, and RunConflictError if somebody else set one in the meantime. Raises StoreError if the store has a tenant,
+        because the policy applies to all tenants.
         """
         if self.tenant_id is not None:
-            raise StoreError("a policy holds for all tenants: set it with a store that is not open for one of them")
+            raise StoreError("a policy holds for all tenants: set it with a store that has no tenant")
         before = newest(connection)
         number = 1 if before is None else before.number + 1
         if before is not None:
             _refuse_setter(before, by=new.by, known_by=new.known_by)
         if number != new.number:
             raise RunConflictError(
-                f"somebody else has set policy {number - 1} meanwhile: look at it with `plan policy show`, then set yours"
+                f"somebody else has set policy {number - 1} in the meantime: look at it with `plan policy show`, then set yours"
             )
         row = {
             **context_columns(RunContext()),
@@ -103,10 +103,10 @@ class StorePolicy(StorePart):
             "at": now_of(connection),
             "signature": new.signature,
         }
-        row["digest"] = _digest(row, BEGINNING if before is None else before.digest)
+        row["digest"] = _digest(row, GENESIS_DIGEST if before is None else before.digest)
         added = connection.execute(insert_into(policy_history, connection.dialect.name).values(row).on_conflict_do_nothing())
         if added.rowcount != 1:
-            raise RunConflictError("somebody else has set a policy in this moment: look at it with `plan policy show`, and set yours again")
+            raise RunConflictError("somebody else set a policy at the same time: look at it with `plan policy show`, then set yours again")
         signal(connection)
         return _version_of(row)
 
@@ -130,8 +130,8 @@ def _refuse_setter(before: PolicyVersion, *, by: str, known_by: str) -> None:
         raise NotApprovedError(f"{one_line(by)} may not set the policy; its operators may: {who}")
     if effective.known_by is not None and known_by not in effective.known_by:
         raise NotApprovedError(
-            f"{one_line(by)} is known by {known_by} only, and setting the policy needs {' or '.join(effective.known_by)}: "
-            "`plan policy set FILE` with --sign or --code proves it"
+            f"{one_line(by)} is identified by {known_by} only, but setting the policy needs {' or '.join(effective.known_by)}: "
+            "use `plan policy set FILE` with --sign or --code"
         )
 
 
@@ -145,16 +145,16 @@ def _problem(row: Row, before: Row | None) -> str | None:
     """Return why `row` does not follow `before`, the previous version, or None if it does."""
     number = row["number"]
     if number != (1 if before is None else before["number"] + 1):
-        return f"version {number} of the store's policy does not follow the one before: rows were deleted behind the back of `plan policy`"
-    if row["digest"] != _digest(row, BEGINNING if before is None else before["digest"]):
-        return f"version {number} of the store's policy is not as it was written: it was altered behind the back of `plan policy`"
+        return f"version {number} of the store's policy does not follow the one before: rows were deleted directly from the database"
+    if row["digest"] != _digest(row, GENESIS_DIGEST if before is None else before["digest"]):
+        return f"version {number} of the store's policy was altered: its digest does not match its content and the version before it"
     return None
 
 
 def _digest(row: Mapping[str, Any] | RowMapping, before: str) -> str:
-    kept = plain(policy_history, row)
-    del kept["digest"]
-    return digest_of({**kept, "before": before})
+    content = json_row(policy_history, row)
+    del content["digest"]
+    return digest_of({**content, "before": before})
 
 
 def _version_of(row: Mapping[str, Any] | RowMapping) -> PolicyVersion:

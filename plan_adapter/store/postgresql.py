@@ -36,7 +36,7 @@ async def listen(engine: AsyncEngine, changes: Changes, store: str) -> None:
     A lost connection is reopened. Callers wait for their full time meanwhile.
     """
     try:
-        while changes.continues():
+        while changes.must_continue():
             try:
                 await _listen_once(engine, changes)
             except Exception as error:  # whatever the driver or the system raised, the next connection may work
@@ -53,10 +53,10 @@ async def _listen_once(engine: AsyncEngine, changes: Changes) -> None:
         driver: Any = (await connection.get_raw_connection()).driver_connection
         lost = asyncio.Event()
         driver.add_termination_listener(lambda _connection: lost.set())  # pyright: ignore[reportUnknownLambdaType]  # asyncpg has no types
-        await driver.add_listener(CHANNEL, lambda *_of_signal: changes.tell())  # pyright: ignore[reportUnknownLambdaType]
-        changes.tell()  # earlier signals may have been missed
+        await driver.add_listener(CHANNEL, lambda *_of_signal: changes.notify())  # pyright: ignore[reportUnknownLambdaType]
+        changes.notify()  # earlier signals may have been missed
         turn = 0
-        while not lost.is_set() and changes.continues():
+        while not lost.is_set() and changes.must_continue():
             with suppress(TimeoutError):
                 async with asyncio.timeout(TURN_SECONDS):
                     await lost.wait()
@@ -181,14 +181,14 @@ class PostgresDatabase(Database):
         connects = None if writes else self._connects_to_read  # None: the engine's default
         with as_store_errors(self.label, timeout=self.timeout):
             if not self._is_current:
-                found = await _transact(engine, schema.found_revision, writes=False, connects=connects)
+                found = await _transact(engine, schema.read_revision, writes=False, connects=connects)
                 schema.refuse_unless_current(found, self.label)
                 self._is_current = True
             return await _transact(engine, work, writes=writes, connects=connects)
 
     async def _upgrade(self, engine: AsyncEngine) -> str:
         with as_store_errors(self.label, timeout=self.timeout):
-            schema.load()  # slow, so before the lock is taken
+            schema.load_alembic()  # slow, so before the lock is taken
             async with self._upgrading:  # alembic's context is global: one migration at a time in this thread
                 return await _transact(engine, lambda connection: schema.upgrade(connection, self.label), writes=True)
 

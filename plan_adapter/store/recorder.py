@@ -15,7 +15,7 @@ from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
 from plan_adapter.store import audit, entries, leases, permission
 from plan_adapter.store.columns import Clock, insert_into
 from plan_adapter.store.database import Database
-from plan_adapter.store.digests import Plain, plain
+from plan_adapter.store.digests import JsonRow, json_row
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.rows import attempt_row, context_columns, end_row, receipt_row
 from plan_adapter.store.tables import approvals, attempts, receipts, step_runs
@@ -26,7 +26,7 @@ GATHER_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class _Intent:
-    """An attempt to write, and the future of the caller that waits for it."""
+    """An attempt to record, and the future of the caller that waits for it."""
 
     attempt: Attempt
     row: dict[str, Any]
@@ -48,7 +48,7 @@ class _Batch:
     def is_empty(self) -> bool:
         return not (self.intents or self.receipts or self.ends or self.waiting)
 
-    def take(self, later: "_Batch") -> None:
+    def add_waiters(self, later: "_Batch") -> None:
         """Move the waiters of `later` to this batch."""
         self.intents += later.intents
         self.waiting += later.waiting
@@ -70,16 +70,16 @@ class _Batch:
             connection.execute(_INSERT_RECEIPTS, self.receipts)
         if self.ends:
             connection.execute(_upsert_ends(connection.dialect.name), self.ends)
-        audit_entries = [entries.of_receipt(plain(receipts, row)) for row in self.receipts]
-        audit_entries += [entries.of_step(plain(step_runs, row)) for row in self.ends if row["completed_at"] is not None]
+        audit_entries = [entries.of_receipt(json_row(receipts, row)) for row in self.receipts]
+        audit_entries += [entries.of_step(json_row(step_runs, row)) for row in self.ends if row["completed_at"] is not None]
         audit_entries += [entries.of_use(row) for row in _used_approvals(connection, unused)] if unused else []
-        audit_entries += [entries.of_attempt(plain(attempts, row)) for row in rows]
+        audit_entries += [entries.of_attempt(json_row(attempts, row)) for row in rows]
         audit_entries += [
             entries.of_always_executed(attempt, attempt.allowed_by)
             for attempt in (intent.attempt for intent in self.intents)
             if attempt.allowed_by is not None and attempt.id not in refused
         ]
-        audit.append(connection, self.run_id, entries.in_time(audit_entries))
+        audit.append(connection, self.run_id, entries.sort_by_time(audit_entries))
         return refused
 
 
@@ -96,7 +96,7 @@ class StoreRecorder:
         self._database = database
         self._clock = clock
         self._run_id = run.id
-        self._whose: Mapping[str, str | None] = context_columns(run)
+        self._context_columns: Mapping[str, str | None] = context_columns(run)
         self._batch = _Batch(run.id, epoch)
         self._writer: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -114,19 +114,19 @@ class StoreRecorder:
         """
         if self._failure is not None:
             raise self._failure
-        intent = _Intent(attempt, {**self._whose, **attempt_row(attempt)}, asyncio.get_running_loop().create_future())
+        intent = _Intent(attempt, {**self._context_columns, **attempt_row(attempt)}, asyncio.get_running_loop().create_future())
         self._batch.intents.append(intent)
         self._start_writer()
         await intent.written
 
     def receipt(self, receipt: Receipt) -> None:
         """Queue `receipt`. It is durable once the next intent or `flush` returns, and soon without one."""
-        self._batch.receipts.append({**self._whose, **receipt_row(receipt)})
+        self._batch.receipts.append({**self._context_columns, **receipt_row(receipt)})
         self._write_later()
 
     def step_ended(self, step: StepRun) -> None:
         """Queue the end of a step in its current state."""
-        self._batch.ends.append({**self._whose, "run_id": self._run_id, **end_row(step)})
+        self._batch.ends.append({**self._context_columns, "run_id": self._run_id, **end_row(step)})
         self._write_later()
 
     async def flush(self) -> None:
@@ -171,7 +171,7 @@ class StoreRecorder:
                 reached("after-receipt")
         except BaseException as error:
             self._failure = _as_store_error(error)
-            batch.take(self._batch)
+            batch.add_waiters(self._batch)
             self._batch = _Batch(self._run_id, self._epoch)
             if not isinstance(error, Exception):  # the loop is shutting down
                 raise
@@ -201,14 +201,14 @@ def _as_store_error(error: BaseException) -> StoreError:
 
 
 def _unused_approvals(connection: Connection, approval_ids: Sequence[str]) -> list[str]:
-    """Return those approvals of calls that are not used yet."""
+    """Return the ids of the approvals that are not used yet."""
     return list(connection.scalars(select(approvals.c.id).where(approvals.c.id.in_(approval_ids), approvals.c.used_at.is_(None))))
 
 
-def _used_approvals(connection: Connection, approval_ids: Sequence[str]) -> list[Plain]:
-    """Return the rows of those approvals that are used now."""
+def _used_approvals(connection: Connection, approval_ids: Sequence[str]) -> list[JsonRow]:
+    """Return the rows of the approvals that are used now."""
     query = select(approvals).where(approvals.c.id.in_(approval_ids), approvals.c.used_at.is_not(None)).order_by(approvals.c.used_at)
-    return [plain(approvals, row) for row in connection.execute(query).mappings()]
+    return [json_row(approvals, row) for row in connection.execute(query).mappings()]
 
 
 _INSERT_ATTEMPTS = insert(attempts)

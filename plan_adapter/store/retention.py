@@ -95,23 +95,23 @@ class Retention(StorePart):
     async def prune(self, run_ids: Sequence[str], *, ended_before: datetime, by: str, known_by: str) -> dict[str, str]:
         """Delete the records of these runs in one transaction, and record a tombstone for each.
 
-        Return the runs whose records are kept, each with the reason: the run is open again, or its record does not verify.
+        Return the runs whose records are kept, each with the reason: the run is in use again, or its record does not verify.
         """
-        heads = await self._database.read(partial(_heads, run_ids=run_ids))
+        heads = await self._database.read(partial(_verified_heads, run_ids=run_ids))
         return await self._prune(heads, ended_before, by, known_by)
 
     @writes
     def _prune(
         self, connection: Connection, heads: dict[str, str | None], ended_before: datetime, by: str, known_by: str
     ) -> dict[str, str]:
-        # Whoever holds the lock of a run uses it: it is not waited for.
+        # A locked run is in use: skip it instead of waiting for the lock.
         wanted = select(runs).where(runs.c.id.in_(heads), runs.c.completed_at < ended_before).order_by(runs.c.id)
         query = seen_by(self.tenant_id, wanted, runs).with_for_update(skip_locked=True)
         found = {row["id"]: row for row in connection.execute(query).mappings()}
         now, kept = now_of(connection), dict[str, str]()
         for run_id, head in heads.items():
             why = "in use" if run_id not in found else _why_kept(connection, found[run_id], now)
-            if why is None and (head is None or head != _head(connection, run_id)):
+            if why is None and (head is None or head != _newest_digest(connection, run_id)):
                 why = ALTERED
             if why is not None:
                 kept[run_id] = why
@@ -128,7 +128,7 @@ class Retention(StorePart):
     @reads
     def preview_erasure(self, connection: Connection, run_id: str, fields: Sequence[str], *, files: Mapping[str, JsonValue]) -> Erasure:
         """Return what `erase` would change. Raises the same errors."""
-        return erasure_of(connection, _erasable(connection, lock_run(connection, self.tenant_id, run_id)), fields, files)[0]
+        return erasure_of(connection, _require_erasable(connection, lock_run(connection, self.tenant_id, run_id)), fields, files)[0]
 
     @writes
     def erase(
@@ -147,7 +147,7 @@ class Retention(StorePart):
         `files` are the contents of the run's result files by path. `stage` gets the new ones before the transaction is committed. Raises
         RunConflictError for fields without a value, a run that is still in use, and a record that does not verify.
         """
-        run = _erasable(connection, lock_run(connection, self.tenant_id, run_id))
+        run = _require_erasable(connection, lock_run(connection, self.tenant_id, run_id))
         erasure, changed = erasure_of(connection, run, fields, files)
         if changed or erasure.files:
             write_erasure(connection, run, erasure, changed, by=by, known_by=known_by, stage=stage)
@@ -162,7 +162,7 @@ class Retention(StorePart):
 
     @reads
     def tombstones(self, connection: Connection, run_id: str) -> list[Tombstone]:
-        """Return the tombstones of a run, or of the runs whose ids begin so, oldest first."""
+        """Return the tombstones of the runs with this id or prefix, oldest first."""
         return tombstones.of_run(connection, self.tenant_id, run_id)
 
     @reads
@@ -188,12 +188,12 @@ class Retention(StorePart):
 
     @reads
     def problem(self, connection: Connection) -> str | None:
-        """Return the first tombstone that was altered or deleted, in words, or None if all are as they were written."""
+        """Return a message about the first tombstone that was altered or deleted, or None if all are intact."""
         return tombstones.problem(connection)
 
 
 def why_open(connection: Connection, run: Row, now: datetime) -> str | None:
-    """Return why `run` is still in use, or None: it has not ended, a process has it, a gate is open, or an outcome is unknown."""
+    """Return why `run` is still in use, or None: it has not ended, a process executes it, a gate is open, or an outcome is unknown."""
     lease = leases.of_run(connection, run["id"])
     if not leases.is_free(lease, now):
         return "executing"
@@ -206,13 +206,13 @@ def why_open(connection: Connection, run: Row, now: datetime) -> str | None:
     return None
 
 
-def _erasable(connection: Connection, run: Row) -> Row:
+def _require_erasable(connection: Connection, run: Row) -> Row:
     """Return `run`. Raises RunConflictError if it is still in use, or if its record does not verify."""
     if (why := why_open(connection, run, now_of(connection))) is not None:
         raise RunConflictError(f"run {run['id']} is still in use ({why}): values can be erased once it has ended")
     if not verify(parts_of(connection, run["id"])).ok:
         raise RunConflictError(
-            f"the record of run {run['id']} does not verify: `plan runs verify {run['id']}` tells why; nothing was erased"
+            f"the record of run {run['id']} does not verify: `plan runs verify {run['id']}` shows why; nothing was erased"
         )
     return run
 
@@ -232,12 +232,12 @@ def _why_kept(connection: Connection, run: Row, now: datetime) -> str | None:
     return "standing approval that counts its runs" if connection.execute(used.limit(1)).first() else None
 
 
-def _heads(connection: Connection, run_ids: Sequence[str]) -> dict[str, str | None]:
+def _verified_heads(connection: Connection, run_ids: Sequence[str]) -> dict[str, str | None]:
     """Return the newest digest of each run's audit log, None for a record that does not verify."""
     found = {run_id: verify(parts_of(connection, run_id)) for run_id in run_ids}
     return {run_id: verification.digest if verification.ok else None for run_id, verification in found.items()}
 
 
-def _head(connection: Connection, run_id: str) -> str | None:
+def _newest_digest(connection: Connection, run_id: str) -> str | None:
     newest = select(audit.c.digest).where(audit.c.run_id == run_id).order_by(audit.c.number.desc())
     return connection.scalar(newest.limit(1))

@@ -17,7 +17,7 @@ from plan_adapter.store import audit, entries, gates, leases, runs, tombstones
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.database import StorePart, reads, writes
-from plan_adapter.store.digests import Plain, plain
+from plan_adapter.store.digests import JsonRow, json_row
 from plan_adapter.store.plans import implied_row, plan_row, put_implied, put_plan
 from plan_adapter.store.rows import Row, context_columns, context_of, dump_json, folder_column, folder_of, load_json
 from plan_adapter.store.steps import history_of, steps_of_document
@@ -35,7 +35,7 @@ _LIMITS = frozenset({"timeout_ms", "max_retries", "retry_delay_ms", "retry_backo
 class Revision:
     """A replaced version of a run's plan: its content, and who replaced it, why and when. Numbers count from 1.
 
-    It was replaced by the revision with the next number, or by what the run has now. `definitions` are those of its tools.
+    The version with the next number replaced it, or the run's current version. `definitions` are those of its tools.
     """
 
     number: int
@@ -72,7 +72,7 @@ class Revisions(StorePart):
         """
         run = _lock_revisable(connection, self.tenant_id, run_id)
         if run["approval_digest"] == approval_digest:
-            raise RunConflictError(f"the new version is the one that run {run['id']} has: nothing would change")
+            raise RunConflictError(f"run {run['id']} already has this version: nothing would change")
         _refuse_changes_of_begun_steps(connection, run, validated)
         put_plan(connection, plan_row(validated.plan, validated.digest, context_of(run)))
         content = _content_columns(connection, run, validated, approval_digest) | _reopening_columns()
@@ -90,7 +90,7 @@ class Revisions(StorePart):
         return runs.find(connection, self.tenant_id, run["id"])
 
     @writes
-    def put_back(self, connection: Connection, run_id: str, version: Revision, validated: "ValidatedPlan", *, by: str) -> PlanRun:
+    def restore(self, connection: Connection, run_id: str, version: Revision, validated: "ValidatedPlan", *, by: str) -> PlanRun:
         """Restore a replaced version of the plan in a run that has ended, and return the run, which stays ended.
 
         `validated` is the plan of `version`. The run's current version becomes a replaced one. Raises RunConflictError for a run that has
@@ -100,14 +100,14 @@ class Revisions(StorePart):
         if run["approval_digest"] == version.approval_digest:
             return runs.find(connection, self.tenant_id, run["id"])
         if run["completed_at"] is None:
-            raise RunConflictError(f"version {version.number} of the plan cannot be put back into run {run['id']}: it has not ended")
+            raise RunConflictError(f"version {version.number} of the plan cannot be restored: run {run['id']} has not ended")
         content = _content_columns(connection, run, validated, version.approval_digest) | {
             "definitions": dump_json([*version.definitions]),
             "updated_at": database_now(),
             **({} if version.folder is None else {"folder": folder_column(version.folder)}),
         }
         audit_entries, now = _replace(
-            connection, run, content, by=by, note=f"what is undone was done under version {version.number}, which was approved"
+            connection, run, content, by=by, note=f"rolls back what ran under version {version.number}, which was approved"
         )
         audit.append(
             connection, run["id"], [*audit_entries, entries.of_run(now, "new_version", message=validated.digest), entries.of_run_end(now)]
@@ -121,15 +121,15 @@ class Revisions(StorePart):
         return revisions_of(connection, runs.id_of(connection, self.tenant_id, run_id))
 
 
-def _replace(connection: Connection, run: Row, content: dict[str, Any], *, by: str, note: str) -> tuple[list[entries.Entry], Plain]:
+def _replace(connection: Connection, run: Row, content: dict[str, Any], *, by: str, note: str) -> tuple[list[entries.Entry], JsonRow]:
     """Record a run's current version as replaced and write `content` to the run. Return the audit entries and the new row."""
     replaced = {"run_id": run["id"], "number": len(revisions_of(connection, run["id"])) + 1, "digest": run["digest"]}
     replaced |= {"approval_digest": run["approval_digest"], "by": by, "note": note, "at": database_now()}
     replaced |= {"definitions": run["definitions"], "folder": run["folder"]}
     inserted = insert(revisions).values({**context_columns(context_of(run)), **replaced}).returning(revisions)
-    audit_entries = [entries.of_revision(plain(revisions, connection.execute(inserted).mappings().one()))]
+    audit_entries = [entries.of_revision(json_row(revisions, connection.execute(inserted).mappings().one()))]
     renewed = update(run_table).where(run_table.c.id == run["id"]).values(content).returning(run_table)
-    return audit_entries, plain(run_table, connection.execute(renewed).mappings().one())
+    return audit_entries, json_row(run_table, connection.execute(renewed).mappings().one())
 
 
 def revisions_of(connection: Connection, run_id: str) -> list[Revision]:
@@ -159,33 +159,33 @@ def _lock_revisable(connection: Connection, tenant: str | None, run_id: str) -> 
         raise RunConflictError(f"run {found} has completed: start a new run of the new version")
     if run["status"] == PlanStatus.EXECUTING and (owner := runs.owner_of(connection, tenant, found)) is not None:
         raise RunConflictError(
-            f"run {found} is executed by {owner}, which takes no new version of the plan: wait for its end, or `plan cancel {found}` "
-            f"ends it; then `plan revise {found} FILE` and `plan resume {found}` keep what is done"
+            f"run {found} is executed by {owner}, which takes no new version of the plan: wait for it to end, or end it with "
+            f"`plan cancel {found}`; then `plan revise {found} FILE` and `plan resume {found}` keep the completed steps"
         )
     return run
 
 
 def _refuse_changes_of_begun_steps(connection: Connection, run: Row, validated: "ValidatedPlan") -> None:
-    """Raise RunConflictError if a step that has done something, or may have, differs or is missing.
+    """Raise RunConflictError if a step that was done, or may have been done, differs or is missing.
 
     A step whose attempts have all failed may change: its attempt numbers continue, a different call has a different idempotency key, and an
-    approval of the old call does not cover the new one. For a step that may have done something, retries and timeouts may change, too.
+    approval of the old call does not cover the new one. In a step that may have been done, retries and timeouts may change.
     """
     same_plan = (plans.c.tenant_id == run["tenant_id"], plans.c.digest == run["digest"])
     old = _steps_of(json.loads(connection.execute(select(plans.c.document).where(*same_plan)).scalar_one()))
     new = _steps_of(canonical_document(validated.plan))
     history = history_of(connection, run["id"])
     done = {step_id for step_id, _ in history.succeeded if old.get(step_id) != new.get(step_id)}
-    doubted = {step_id for step_id, _ in (*history.unknown, *history.repeatable, *history.aborted)} - done
-    doubted = {step_id for step_id in doubted if _call_of(old.get(step_id)) != _call_of(new.get(step_id))}
-    why = [f"what has succeeded: {', '.join(sorted(done))}"] if done else []
-    why += [f"what may have been done, as far as anybody knows: {', '.join(sorted(doubted))}"] if doubted else []
+    uncertain = {step_id for step_id, _ in (*history.unknown, *history.repeatable, *history.aborted)} - done
+    uncertain = {step_id for step_id in uncertain if _call_of(old.get(step_id)) != _call_of(new.get(step_id))}
+    why = [f"have succeeded ({', '.join(sorted(done))})"] if done else []
+    why += [f"may have been done ({', '.join(sorted(uncertain))})"] if uncertain else []
     if why:
-        hint = f"; `plan show {run['id']}` tells how each stands, and what to type" if doubted else ""
-        if repeatable := [unit for unit in history.repeatable if unit[0] in doubted]:
+        hint = f"; `plan show {run['id']}` shows the state of each, and what to type" if uncertain else ""
+        if repeatable := [unit for unit in history.repeatable if unit[0] in uncertain]:
             command = resolve_command(run["id"], repeatable[0], "done|again", label=history.labels.get(repeatable[0]))
-            hint += f"; `{command}` says whether it was done"
-        raise RunConflictError(f"steps must stay as they are in a new version: {'; '.join(why)}; start a new run to change them{hint}")
+            hint += f"; `{command}` records whether it was done"
+        raise RunConflictError(f"a new version cannot change steps that {' or '.join(why)}; start a new run to change them{hint}")
 
 
 def _call_of(step: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:

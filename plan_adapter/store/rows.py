@@ -169,7 +169,7 @@ def end_row(step: StepRun) -> dict[str, Any]:
     }
 
 
-def put_end(step: StepRun, row: Row) -> None:
+def apply_end(step: StepRun, row: Row) -> None:
     """Copy the values that `end_row` wrote into `step`."""
     step.status, step.outcome = StepStatus(row["status"]), Outcome(row["outcome"]) if row["outcome"] else None
     step.error, step.reason = row["error"], row["reason"]

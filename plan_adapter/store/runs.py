@@ -9,12 +9,12 @@ from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.rollback_status import recorded_report
 from plan_adapter.execution.status import ended_status
-from plan_adapter.record import LEAST_ID_CHARACTERS, PlanRun, RunContext, StepRun
+from plan_adapter.record import MIN_ID_CHARACTERS, PlanRun, RunContext, StepRun
 from plan_adapter.status import PlanStatus, RunReason, StepStatus
 from plan_adapter.store import audit, entries, gates, leases, tombstones
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
-from plan_adapter.store.digests import plain
+from plan_adapter.store.digests import json_row
 from plan_adapter.store.plans import digests_with_tag, of_run, seen_by
 from plan_adapter.store.rows import Row, folder_of, load_json, rollback_column, rollback_of
 from plan_adapter.store.steps import history_of, step_runs_of
@@ -24,7 +24,7 @@ UNENDED = (PlanStatus.DRAFT, PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED, P
 
 
 def owner_of(connection: Connection, tenant: str | None, run_id: str) -> str | None:
-    """Return, in words, the process that may be executing the run, or None."""
+    """Return a description of the process that may be executing the run, or None."""
     lease = leases.of_run(connection, row_of(connection, tenant, run_id)["id"])
     return None if lease is None or leases.is_free(lease, now_of(connection)) else leases.owner_name(lease)
 
@@ -40,15 +40,15 @@ def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str,
         raise RunConflictError(f"there is no run {run_id}")
     if row["status"] not in UNENDED:
         raise RunConflictError(f"run {run_id} has ended: it is {row['status']}")
-    told = ask_to_cancel(connection, tenant, run_id, reason, rollback=rollback)
+    audit_entries = record_cancel_request(connection, tenant, run_id, reason, rollback=rollback)
     if owner_of(connection, tenant, run_id) is None:
         ended = {"status": PlanStatus.CANCELLED, "reason": RunReason.CANCELLED, "message": reason, "completed_at": database_now()}
         ended |= columns_of_ended_rollback(connection, run_id, reason)
         cancelled = update(runs).where(*matches(run_id, tenant)).values(**ended, updated_at=database_now()).returning(runs)
-        end = plain(runs, connection.execute(cancelled).mappings().one())
+        end = json_row(runs, connection.execute(cancelled).mappings().one())
         leases.release_lease(connection, run_id)
-        told += [*gates.close_all(connection, run_id, "cancelled"), entries.of_run_end(end)]
-    audit.append(connection, run_id, told)
+        audit_entries += [*gates.close_all(connection, run_id, "cancelled"), entries.of_run_end(end)]
+    audit.append(connection, run_id, audit_entries)
     signal(connection)
 
 
@@ -57,44 +57,44 @@ def recorded_reason(row: Row) -> RunReason | None:
     return RunReason(row["reason"]) if row["reason"] else None
 
 
-def id_of(connection: Connection, tenant: str | None, beginning: str) -> str:
+def id_of(connection: Connection, tenant: str | None, id_prefix: str) -> str:
     """Return the id of the run with this id, or with the only id that has this prefix. Raises RunConflictError."""
-    return row_of(connection, tenant, beginning, runs.c.id)["id"]
+    return row_of(connection, tenant, id_prefix, runs.c.id)["id"]
 
 
-def lock_run(connection: Connection, tenant: str | None, beginning: str) -> Row:
+def lock_run(connection: Connection, tenant: str | None, id_prefix: str) -> Row:
     """Lock and return the row of the run. Until the transaction ends, nobody claims or changes it and no gate of it opens."""
     # `key_share` lets other transactions insert rows that refer to the run.
-    same = runs.c.id == id_of(connection, tenant, beginning)
+    same = runs.c.id == id_of(connection, tenant, id_prefix)
     return connection.execute(select(runs).where(same).with_for_update(key_share=True)).mappings().one()
 
 
-def row_of(connection: Connection, tenant: str | None, beginning: str, *columns: ColumnElement[Any]) -> Row:
+def row_of(connection: Connection, tenant: str | None, id_prefix: str, *columns: ColumnElement[Any]) -> Row:
     """Return the row of the run with this id, or with the only id that has this prefix. Raises RunConflictError.
 
-    A prefix needs at least LEAST_ID_CHARACTERS characters. `columns` limits the result to these columns, which must include `id`.
+    A prefix needs at least MIN_ID_CHARACTERS characters. `columns` limits the result to these columns, which must include `id`.
     """
     wanted = select(*(columns or runs.c))
-    exact = connection.execute(seen_by(tenant, wanted.where(runs.c.id == beginning), runs)).mappings().first()
+    exact = connection.execute(seen_by(tenant, wanted.where(runs.c.id == id_prefix), runs)).mappings().first()
     if exact is not None:
         return exact
-    if len(beginning) < LEAST_ID_CHARACTERS:
-        raise RunConflictError(f"`{beginning}` is too short for the id of a run: give at least {LEAST_ID_CHARACTERS} of its characters")
-    query = wanted.where(runs.c.id.startswith(beginning.lower(), autoescape=True)).order_by(runs.c.id).limit(6)
+    if len(id_prefix) < MIN_ID_CHARACTERS:
+        raise RunConflictError(f"`{id_prefix}` is too short for the id of a run: give at least {MIN_ID_CHARACTERS} of its characters")
+    query = wanted.where(runs.c.id.startswith(id_prefix.lower(), autoescape=True)).order_by(runs.c.id).limit(6)
     found: Sequence[Row] = connection.execute(seen_by(tenant, query, runs)).mappings().all()
     if not found:
-        gone = [one for one in tombstones.of_run(connection, tenant, beginning) if one.kind == "pruned"]
+        gone = [one for one in tombstones.of_run(connection, tenant, id_prefix) if one.kind == "pruned"]
         pruned = f": {gone[0]}; `plan runs verify {gone[0].run_id}` shows its tombstone" if gone else ""
-        raise RunConflictError(f"no run has the id `{beginning}`, or one that begins so{pruned}")
+        raise RunConflictError(f"no run has the id `{id_prefix}`, or an id that begins with it{pruned}")
     if len(found) > 1:
         shown = ", ".join(row["id"] for row in found[:5]) + (", …" if len(found) > 5 else "")
-        raise RunConflictError(f"several runs begin with `{beginning}`: {shown}")
+        raise RunConflictError(f"several runs begin with `{id_prefix}`: {shown}")
     return found[0]
 
 
-def find(connection: Connection, tenant: str | None, beginning: str, *, with_steps: bool = True, with_results: bool = True) -> PlanRun:
+def find(connection: Connection, tenant: str | None, id_prefix: str, *, with_steps: bool = True, with_results: bool = True) -> PlanRun:
     """Return the run with this id, or with the only id that has this prefix."""
-    row = row_of(connection, tenant, beginning)
+    row = row_of(connection, tenant, id_prefix)
     return _build_runs(connection, [row], with_steps=with_steps, with_results=with_results)[0]
 
 
@@ -105,7 +105,7 @@ def of_flow(connection: Connection, tenant: str | None, flow_run_id: str) -> Pla
     return _build_runs(connection, rows, with_results=True)[0] if rows else None
 
 
-def listed(
+def list_runs(
     connection: Connection,
     tenant: str | None,
     *,
@@ -128,7 +128,7 @@ def listed(
     return _build_runs(connection, connection.execute(seen_by(tenant, query, runs)).mappings().all(), with_results=False)
 
 
-def ask_to_cancel(connection: Connection, tenant: str | None, run_id: str, reason: str, *, rollback: bool) -> list[entries.Entry]:
+def record_cancel_request(connection: Connection, tenant: str | None, run_id: str, reason: str, *, rollback: bool) -> list[entries.Entry]:
     """Record a request to cancel the run and return the audit entries. If there was one before, its reason stays.
 
     Without `rollback`, an earlier request to roll back is withdrawn, with the new reason.
@@ -144,37 +144,37 @@ def ask_to_cancel(connection: Connection, tenant: str | None, run_id: str, reaso
         row = connection.execute(call_off.values(values | {"cancel_rollback": False}).returning(runs)).mappings().first()
     if row is None:
         return []
-    told = plain(runs, row)
-    return [entries.of_run(told, "cancel_requested", message=str(told["cancel_reason"]))]
+    changed = json_row(runs, row)
+    return [entries.of_run(changed, "cancel_requested", message=str(changed["cancel_reason"]))]
 
 
 def columns_of_ended_rollback(connection: Connection, run_id: str, why: str) -> dict[str, Any]:
     """Return the columns that end a run whose rollback was interrupted; its own reason stays. Empty for a run without rollbacks."""
     run = connection.execute(select(runs).where(runs.c.id == run_id)).mappings().one()
     history = history_of(connection, run_id)
-    return _end_of_rollback(connection, run, history, why) if history.has_rollbacks else {}
+    return _ended_rollback_columns(connection, run, history, why) if history.has_rollbacks else {}
 
 
-def columns_of_resolved_rollback(connection: Connection, run: Row, said: str, *, ends: bool) -> dict[str, Any]:
-    """Return the columns of a run after a resolution about its rollback. `said` describes it; `ends` stops the rollback."""
+def columns_of_resolved_rollback(connection: Connection, run: Row, summary: str, *, ends: bool) -> dict[str, Any]:
+    """Return the columns of a run after a resolution about its rollback. `summary` describes it; `ends` stops the rollback."""
     history = history_of(connection, run["id"])
     if ends and run["completed_at"] is None:
-        return _end_of_rollback(connection, run, history, said)
-    return _rollback_columns(connection, run, history, said)
+        return _ended_rollback_columns(connection, run, history, summary)
+    return _rollback_columns(connection, run, history, summary)
 
 
-def _end_of_rollback(connection: Connection, run: Row, history: RunHistory, why: str) -> dict[str, Any]:
+def _ended_rollback_columns(connection: Connection, run: Row, history: RunHistory, why: str) -> dict[str, Any]:
     reason = RunReason(run["reason"]) if run["reason"] else RunReason.CANCELLED
     done = (step_runs.c.run_id == run["id"], step_runs.c.status == StepStatus.COMPLETED.value)
     status: PlanStatus = ended_status(reason, completed=connection.execute(select(step_runs.c.step_id).where(*done)).first() is not None)
-    told = _rollback_columns(connection, run, history, why)
-    return {**told, "status": status.value, "reason": reason.value, "completed_at": database_now()}
+    columns = _rollback_columns(connection, run, history, why)
+    return {**columns, "status": status.value, "reason": reason.value, "completed_at": database_now()}
 
 
-def _rollback_columns(connection: Connection, run: Row, history: RunHistory, said: str) -> dict[str, Any]:
+def _rollback_columns(connection: Connection, run: Row, history: RunHistory, summary: str) -> dict[str, Any]:
     report = recorded_report(of_run(connection, run), history)
     message, status = report.update_status(run["message"], rollback_of(run))
-    return {"message": f"{message}; {said}", "rollback": rollback_column(status)}
+    return {"message": f"{message}; {summary}", "rollback": rollback_column(status)}
 
 
 def matches(run_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
@@ -188,7 +188,7 @@ def _build_runs(connection: Connection, rows: Sequence[Row], *, with_results: bo
         steps = step_runs_of(connection, rows, interrupted=interrupted, with_results=with_results)
     return [
         PlanRun(
-            **{name: row[name] for name in _PLAIN},
+            **{name: row[name] for name in _COPIED_COLUMNS},
             inputs=load_json(row["inputs"]),
             outputs=load_json(row["outputs"]),
             metadata=load_json(row["metadata"]),
@@ -220,7 +220,7 @@ def _interrupted_ids(connection: Connection, rows: Sequence[Row]) -> set[str]:
     return executing - held
 
 
-_PLAIN = (
+_COPIED_COLUMNS = (
     "id", "plan_id", "name", "description", "digest", "approval_digest", "created_at", "updated_at", "message", "flow_run_id",
     "requested_by",
     "task_id", "agent_id", "org_id", "started_at", "completed_at", "approved_at", "approved_by", "rejection_note",

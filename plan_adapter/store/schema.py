@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _UPGRADE_LOCK = 0x706C616E  # "plan"; the key of PostgreSQL's advisory lock
 
 
-def found_revision(connection: Connection) -> str | None:
+def read_revision(connection: Connection) -> str | None:
     """Return the database's revision, or None if it is not a plan store yet."""
     if connection.dialect.name == "sqlite":
         known = text("SELECT 1 FROM sqlite_master WHERE name = :name")
@@ -46,18 +46,18 @@ def upgrade(connection: Connection, store: str) -> str:
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
-    found = found_revision(connection)
+    found = read_revision(connection)
     if found is None:
         _refuse_foreign(connection, store)
-        _make(connection)
+        _create_schema(connection)
     elif found != REVISION:
-        alembic = load()
+        alembic = load_alembic()
         _refuse_newer(found, store)
         alembic.upgrade(_config(connection), "head")
     return REVISION
 
 
-def _make(connection: Connection) -> None:
+def _create_schema(connection: Connection) -> None:
     """Create the tables directly. A test checks that the result equals that of all migrations."""
     metadata.create_all(connection, checkfirst=connection.dialect.name != "sqlite")  # a SQLite file is known to be empty here
     revision = Table(REVISION_TABLE, MetaData(), Column("version_num", String(32), nullable=False))
@@ -66,7 +66,7 @@ def _make(connection: Connection) -> None:
     connection.execute(insert(revision).values(version_num=REVISION))
 
 
-def load() -> ModuleType:
+def load_alembic() -> ModuleType:
     """Return `alembic.command`. The import is slow, so call this before taking a lock."""
     from alembic import command
 

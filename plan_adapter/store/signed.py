@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from plan_adapter.gates.approval import signed_operator_request, signed_resolution, signed_text
+from plan_adapter.gates.approval import approval_text_to_sign, operator_request_text_to_sign, resolution_text_to_sign
 from plan_adapter.record import ABORTED
 from plan_adapter.store.audit import entry_digest
-from plan_adapter.store.digests import Plain, row_digest
+from plan_adapter.store.digests import JsonRow, row_digest
 from plan_adapter.store.entries import OPERATOR_REQUEST_KINDS
 from plan_adapter.store.operator_requests import Subject, request_digest
 from plan_adapter.store.outcomes import by_hand_digest, outcome_digest
@@ -19,8 +19,8 @@ _OPERATOR_REQUESTS = {entry_kind: kind for kind, entry_kind in OPERATOR_REQUEST_
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
-    """Something recorded as signed: its row, the person, the text that their key must have signed, and the signature.
+class SignedStatement:
+    """A statement recorded as signed: its row, the person, the text that their key must have signed, and the signature.
 
     `signature` None means that the signature is missing, which is an error.
     """
@@ -35,14 +35,14 @@ class Signed:
     is_erased: bool = False  # part of what was signed has been erased, so the signature cannot be checked any more
 
 
-def signed_of(document: Mapping[str, Any]) -> Iterator[Signed]:
-    """Yield everything recorded as signed in an exported run. `verification.verify` must have found the run intact."""
+def signed_statements(document: Mapping[str, Any]) -> Iterator[SignedStatement]:
+    """Yield the statements recorded as signed in an exported run. `verification.verify` must have found the run intact."""
     run_id = str(document["run"]["id"])
     for row in document["approvals"]:
         if row["standing_id"] is None and (row["signature"] is not None or row["known_by"] == "ssh_signature"):
             yield _signed_answer(row)
     erased = Erased.of(document["tombstones"])
-    changed = _changed_entries(document["audit"], erased) if erased.replaced else frozenset[Any]()
+    changed = _entries_with_erasures(document["audit"], erased) if erased.replaced else frozenset[Any]()
     resolutions, operator_requests, signatures = _signed_entries(document["audit"])
     yield from _signed_resolutions(document, run_id, resolutions, erased)
     for number, (request_id, entries) in enumerate(operator_requests.items(), 1):
@@ -50,17 +50,17 @@ def signed_of(document: Mapping[str, Any]) -> Iterator[Signed]:
         if signature is not None or first["known_by"] == "ssh_signature":
             subjects = [Subject(_optional(entry["step_id"]), str(entry["row_digest"])) for entry in entries]
             digest = request_digest(run_id, number, kind, subjects)
-            text = signed_operator_request(digest=digest, operator_request=kind, because=str(first["message"]), run_id=run_id)
+            text = operator_request_text_to_sign(digest=digest, operator_request=kind, because=str(first["message"]), run_id=run_id)
             is_erased = first["number"] in changed
-            yield Signed("audit", request_id, str(first["by"]), text, signature, subjects[0].step_id, is_erased=is_erased)
+            yield SignedStatement("audit", request_id, str(first["by"]), text, signature, subjects[0].step_id, is_erased=is_erased)
 
 
 _AttemptKey = tuple[Any, Any, Any, Any]
 
 
-def _signed_entries(audit: Any) -> tuple[dict[_AttemptKey, str], dict[str, list[Plain]], dict[str, str]]:
+def _signed_entries(audit: Any) -> tuple[dict[_AttemptKey, str], dict[str, list[JsonRow]], dict[str, str]]:
     """Return signatures of resolutions by attempt, entries by operator request, and signatures of operator requests."""
-    resolutions, operator_requests, signatures = dict[_AttemptKey, str](), dict[str, list[Plain]](), dict[str, str]()
+    resolutions, operator_requests, signatures = dict[_AttemptKey, str](), dict[str, list[JsonRow]](), dict[str, str]()
     for entry in audit:
         if entry["kind"] in _OPERATOR_REQUESTS:
             operator_requests.setdefault(str(entry["row_id"]), []).append(entry)
@@ -71,7 +71,7 @@ def _signed_entries(audit: Any) -> tuple[dict[_AttemptKey, str], dict[str, list[
     return resolutions, operator_requests, signatures
 
 
-def _changed_entries(audit: Any, erased: Erased) -> frozenset[Any]:
+def _entries_with_erasures(audit: Any, erased: Erased) -> frozenset[Any]:
     """Return the numbers of the entries in whose messages something was erased."""
     before, changed = "", set[Any]()
     for entry in audit:
@@ -83,7 +83,7 @@ def _changed_entries(audit: Any, erased: Erased) -> frozenset[Any]:
 
 def _signed_resolutions(
     document: Mapping[str, Any], run_id: str, signatures: Mapping[_AttemptKey, str], erased: Erased
-) -> Iterator[Signed]:
+) -> Iterator[SignedStatement]:
     signed = {_attempt_key(row, row["number"], row["kind"]): row for row in document["receipts"] if row["known_by"] == "ssh_signature"}
     if not signed:
         return
@@ -98,20 +98,20 @@ def _signed_resolutions(
         by_hand = by_hand_digest(run_id=run_id, step_id=attempt["step_id"], item=item, number=attempt["number"], kind=attempt["kind"])
         digest = by_hand if is_by_hand else outcome_digest(attempt["id"])
         resolution = "done" if row["outcome"] == "succeeded" else "abort" if row["error"] == ABORTED else "again"
-        text = signed_resolution(digest=digest, resolution=resolution, result=json.loads(row["result"]), run_id=run_id)
+        text = resolution_text_to_sign(digest=digest, resolution=resolution, result=json.loads(row["result"]), run_id=run_id)
         where, is_erased = (str(row["step_id"]), str(row["kind"])), row_digest("receipts", row) in erased.replaced
-        yield Signed("receipts", str(attempt["id"]), str(row["by"]), text, signatures.get(key), *where, is_erased=is_erased)
+        yield SignedStatement("receipts", str(attempt["id"]), str(row["by"]), text, signatures.get(key), *where, is_erased=is_erased)
 
 
-def _signed_answer(row: Plain) -> Signed:
-    text = signed_text(
+def _signed_answer(row: JsonRow) -> SignedStatement:
+    text = approval_text_to_sign(
         approval_digest=str(row["approval_digest"]),
         decision=row["decision"],  # pyright: ignore[reportArgumentType]  # any value; it is what must have been signed
         run_id=str(row["run_id"] or ""),
         gate_id=str(row["gate_id"] or ""),
         result=None if row["result"] is None else json.loads(str(row["result"])),
     )
-    return Signed("approvals", str(row["id"]), str(row["by"]), text, _optional(row["signature"]), _optional(row["step_id"]))
+    return SignedStatement("approvals", str(row["id"]), str(row["by"]), text, _optional(row["signature"]), _optional(row["step_id"]))
 
 
 def _attempt_key(row: Mapping[str, Any], number: Any, kind: Any) -> _AttemptKey:

@@ -27,7 +27,7 @@ from plan_adapter.store.failures import as_store_errors
 Identity: TypeAlias = tuple[int, int]
 """Device and inode."""
 
-LOG = ("-wal", "-shm")
+LOG_SUFFIXES = ("-wal", "-shm")
 """The suffixes of the files in which SQLite keeps the newest data."""
 
 
@@ -42,8 +42,8 @@ class OpenFiles:
 
     def connect(self, timeout: float) -> sqlite3.Connection:
         """Open the database, which must exist. Raises StoreLostError if an earlier connection had a different file."""
-        for end in LOG:  # closed with the earlier connection
-            self._known.pop(end, None)
+        for suffix in LOG_SUFFIXES:  # closed with the earlier connection
+            self._known.pop(suffix, None)
         before = self._identity("")
         connection = sqlite3.connect(f"{self._path.as_uri()}?mode=rw", uri=True, timeout=timeout)
         try:
@@ -53,39 +53,39 @@ class OpenFiles:
             raise
         return connection
 
-    def note_log(self, connection: sqlite3.Connection) -> None:
+    def record_log_files(self, connection: sqlite3.Connection) -> None:
         """Record the files that the connection opened for its first transaction."""
-        if LOG[0] not in self._known and connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
-            for end in LOG:
-                self._record_file(end, self._identity(end))
+        if LOG_SUFFIXES[0] not in self._known and connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+            for suffix in LOG_SUFFIXES:
+                self._record_file(suffix, self._identity(suffix))
 
     def check(self) -> None:
         """Raise StoreLostError unless every open file is still at its path with its full content."""
         is_shorter = False
         sizes = dict[str, int]()
-        for end, known in self._known.items():
-            found = self._status(end)
+        for suffix, known in self._known.items():
+            found = self._status(suffix)
             if found is None or (found.st_dev, found.st_ino) != known:
-                raise self._lost(end, "deleted or moved" if found is None else "replaced by another file")
-            sizes[end] = found.st_size
-            is_shorter |= end != LOG[1] and found.st_size < self._sizes.get(end, 0)
+                raise self._lost_error(suffix, "deleted or moved" if found is None else "replaced by another file")
+            sizes[suffix] = found.st_size
+            is_shorter |= suffix != LOG_SUFFIXES[1] and found.st_size < self._sizes.get(suffix, 0)
         if is_shorter:
             self._check_content(sizes[""])
         self._sizes = sizes
 
-    def _record_file(self, end: str, before: Identity | None) -> None:
+    def _record_file(self, suffix: str, before: Identity | None) -> None:
         """Record the file at the path. It must be open in this process, and have existed before it was opened."""
-        found = self._identity(end)
-        if found is None or found != before or not _is_open_here(found) or self._known.setdefault(end, found) != found:
-            raise self._lost(end, "deleted or moved" if found is None else "replaced by another file")
+        found = self._identity(suffix)
+        if found is None or found != before or not _is_open_here(found) or self._known.setdefault(suffix, found) != found:
+            raise self._lost_error(suffix, "deleted or moved" if found is None else "replaced by another file")
 
-    def _identity(self, end: str) -> Identity | None:
-        found = self._status(end)
+    def _identity(self, suffix: str) -> Identity | None:
+        found = self._status(suffix)
         return None if found is None else (found.st_dev, found.st_ino)
 
-    def _status(self, end: str) -> os.stat_result | None:
+    def _status(self, suffix: str) -> os.stat_result | None:
         try:
-            return os.stat(f"{self._path}{end}")  # noqa: PTH116  # called for every transaction, and a Path takes three times as long
+            return os.stat(f"{self._path}{suffix}")  # noqa: PTH116  # called for every transaction, and a Path takes three times as long
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -93,21 +93,21 @@ class OpenFiles:
         """Check the whole file through a new connection without a cache. VACUUM and checkpoints shorten files, too."""
         what = "truncated or overwritten"
         if not size:  # SQLite would take it for a new database, and delete its log
-            raise self._lost("", what)
+            raise self._lost_error("", what)
         reader = sqlite3.connect(f"{self._path.as_uri()}?mode=ro", uri=True, timeout=0.1)
         try:
             found = reader.execute("PRAGMA quick_check(1)").fetchall()
         except sqlite3.Error as error:
             if error.sqlite_errorname.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
                 raise
-            raise self._lost("", what) from error
+            raise self._lost_error("", what) from error
         finally:
             reader.close()
         if found != [("ok",)]:
-            raise self._lost("", what)
+            raise self._lost_error("", what)
 
-    def _lost(self, end: str, what: str) -> StoreLostError:
-        name = f"the file {self._path.name}{end} of the store {self._path}" if end else f"the store {self._path}"
+    def _lost_error(self, suffix: str, what: str) -> StoreLostError:
+        name = f"the file {self._path.name}{suffix} of the store {self._path}" if suffix else f"the store {self._path}"
         return StoreLostError(
             f"{name} was {what} while it was in use, so nothing more is recorded, and no further step is called. "
             f"Put the file back, with {self._path.name}-wal and {self._path.name}-shm if they were beside it, then `plan resume RUN`; "
@@ -147,12 +147,12 @@ def watch(path: Path, changes: Changes) -> None:
     write-ahead log is checked, to which every commit appends.
     """
     connection: sqlite3.Connection | None = None
-    log, written, awake, seen = f"{path}-wal", _state(f"{path}-wal"), AWAKE_TURNS, -1
+    log, written, awake, seen = f"{path}-wal", _log_state(f"{path}-wal"), AWAKE_TURNS, -1
     turn = 0
     try:
-        while changes.continues():
+        while changes.must_continue():
             turn += 1
-            if (now := _state(log)) != written:
+            if (now := _log_state(log)) != written:
                 written, awake = now, AWAKE_TURNS
             if awake or turn % IDLE_TURNS == 0:
                 awake -= awake > 0
@@ -164,7 +164,7 @@ def watch(path: Path, changes: Changes) -> None:
                 else:
                     if found != seen:
                         seen = found
-                        changes.tell()
+                        changes.notify()
             time.sleep(POLL_SECONDS)
     finally:
         if connection is not None:
@@ -176,7 +176,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=POLL_SECONDS)
 
 
-def _state(log: str) -> tuple[int, int, int] | None:
+def _log_state(log: str) -> tuple[int, int, int] | None:
     try:
         found = os.stat(log)  # noqa: PTH116  # called 30 times a second, and a Path takes three times as long
     except OSError:
@@ -207,7 +207,7 @@ class SqliteDatabase(Database):
 
     @property
     def label(self) -> str:
-        """The file."""
+        """The path of the file, as a description of the store."""
         return f"the store {self.path}"
 
     def _submit(self, work: Callable[[Connection], T], *, writes: bool) -> Future[T]:
@@ -227,7 +227,7 @@ class SqliteDatabase(Database):
     def _run(self, work: Callable[[Connection], T], writes: bool) -> T:
         with as_store_errors(self.label, timeout=self.timeout):
             if self._engine is None:
-                self._make_file()
+                self._create_file()
                 self._engine = self._make_engine()
             if not self._is_current:
                 self._migrate(self._engine)
@@ -241,24 +241,24 @@ class SqliteDatabase(Database):
             with engine.connect().execution_options(writes=writes) as connection:
                 with connection.begin():
                     result = work(connection)
-                self._files.note_log(connection.connection.driver_connection)  # pyright: ignore[reportArgumentType]
+                self._files.record_log_files(connection.connection.driver_connection)  # pyright: ignore[reportArgumentType]
         finally:
             self._files.check()
         return result
 
     def _migrate(self, engine: Engine) -> None:
-        found = self._transact(engine, schema.found_revision, writes=False)
+        found = self._transact(engine, schema.read_revision, writes=False)
         if found != schema.REVISION:
             if found is not None:
-                schema.load()  # slow, so before the file is locked
+                schema.load_alembic()  # slow, so before the file is locked
             self._transact(engine, lambda connection: schema.upgrade(connection, self.label), writes=True)
 
-    def _make_file(self) -> None:
+    def _create_file(self) -> None:
         try:
             if self.path.is_relative_to(self._home):
                 make_folder(self._home)
                 make_folder(self.path.parent)
-                for file in (self.path, *(Path(f"{self.path}{end}") for end in ("-wal", "-shm"))):
+                for file in (self.path, *(Path(f"{self.path}{suffix}") for suffix in ("-wal", "-shm"))):
                     tighten_file(file)
             elif not self.path.parent.exists():
                 make_folder(self.path.parent)
@@ -267,22 +267,22 @@ class SqliteDatabase(Database):
             os.close(open_file(self.path, os.O_EXCL | os.O_WRONLY))  # SQLite gives its other files the same mode
         except FileExistsError:
             if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
-                raise StoreError(f"{self.label} is no file; give the path of one, or of none yet") from None
+                raise StoreError(f"{self.label} is not a file; give the path of a file, or of one that does not exist yet") from None
         except UnsafePathError as error:
             raise StoreError(f"{self.label} is not opened: {error.strerror}") from error
         except OSError as error:
-            raise StoreError(f"{self.label} cannot be made: {error.strerror}; give another one with PLAN_ADAPTER_DATABASE_URL") from error
+            raise StoreError(f"{self.label} cannot be created: {error.strerror}; name another with PLAN_ADAPTER_DATABASE_URL") from error
 
     def _make_engine(self) -> Engine:
         # hide_parameters: an error's text may be logged, and rows may hold values that must not be.
         connect = partial(self._files.connect, self.timeout)
         engine = create_engine(self.url, creator=connect, pool_size=1, max_overflow=0, hide_parameters=True)
-        event.listen(engine, "connect", partial(_prepare, timeout=self.timeout))
+        event.listen(engine, "connect", partial(_prepare_connection, timeout=self.timeout))
         event.listen(engine, "begin", _begin)
         return engine
 
 
-def _prepare(connection: sqlite3.Connection, _record: object, *, timeout: float) -> None:
+def _prepare_connection(connection: sqlite3.Connection, _record: object, *, timeout: float) -> None:
     connection.isolation_level = None  # `_begin` begins transactions, not the driver
     connection.create_function(SQLITE_NOW, 0, sqlite_now)
     connection.execute("PRAGMA foreign_keys=ON")

@@ -12,7 +12,7 @@ from plan_adapter.store import audit, entries
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.database import StorePart, reads, writes
-from plan_adapter.store.digests import plain
+from plan_adapter.store.digests import json_row
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.rows import Row, approval_of, approval_row, context_columns, context_of, dump_json, load_json
 from plan_adapter.store.tables import approvals, runs, standing_approvals
@@ -24,7 +24,7 @@ class StandingApprovals(StorePart):
     @writes
     def add(self, connection: Connection, standing: StandingApproval, *, context: RunContext | None = None) -> None:
         """Record a standing approval, with no run counted."""
-        row = {name: getattr(standing, name) for name in _PLAIN} | {"runs": 0}
+        row = {name: getattr(standing, name) for name in _COPIED_COLUMNS} | {"runs": 0}
         lists: dict[str, JsonValue] = {"schedules": list(standing.schedules), "steps": list(standing.steps), "inputs": standing.inputs}
         row |= {name: dump_json(value) for name, value in lists.items()}
         connection.execute(insert(standing_approvals).values({**context_columns(self._with_tenant(context)), **row}))
@@ -40,18 +40,18 @@ class StandingApprovals(StorePart):
         return [_standing_of(row) for row in connection.execute(ordered).mappings()]
 
     @writes
-    def revoke(self, connection: Connection, id_beginning: str, *, by: str) -> StandingApproval:
+    def revoke(self, connection: Connection, id_prefix: str, *, by: str) -> StandingApproval:
         """Revoke the standing approval with this id prefix, and return it. No step of any run starts under it any more.
 
         An earlier revocation stays as it was.
         """
-        wanted = select(standing_approvals.c.id).where(standing_approvals.c.id.startswith(id_beginning.lower(), autoescape=True))
+        wanted = select(standing_approvals.c.id).where(standing_approvals.c.id.startswith(id_prefix.lower(), autoescape=True))
         query = seen_by(self.tenant_id, wanted, standing_approvals).order_by(standing_approvals.c.id).limit(6)
-        found = list(connection.scalars(query)) if id_beginning else []
+        found = list(connection.scalars(query)) if id_prefix else []
         if not found:
-            raise StoreError(f"no standing approval has the id `{id_beginning}`, or one that begins so")
+            raise StoreError(f"no standing approval has the id `{id_prefix}`, or an id that begins with it")
         if len(found) > 1:
-            raise StoreError(f"several standing approvals begin with `{id_beginning}`: {', '.join(found[:5])}")
+            raise StoreError(f"several standing approvals begin with `{id_prefix}`: {', '.join(found[:5])}")
         same = standing_approvals.c.id == found[0]
         ends = update(standing_approvals).where(same, standing_approvals.c.revoked_at.is_(None))
         connection.execute(ends.values(revoked_at=database_now(), revoked_by=by))
@@ -93,10 +93,10 @@ class StandingApprovals(StorePart):
             standing_id=standing_id,
             used_at=now,
         )
-        kept = {**context_columns(context_of(run)), **approval_row(given), "used_at": now}
-        connection.execute(insert(approvals).values(kept))
-        told = plain(approvals, kept)
-        audit.append(connection, run_id, [entries.of_approval(told), entries.of_use(told)])
+        approval = {**context_columns(context_of(run)), **approval_row(given), "used_at": now}
+        connection.execute(insert(approvals).values(approval))
+        stored = json_row(approvals, approval)
+        audit.append(connection, run_id, [entries.of_approval(stored), entries.of_use(stored)])
         signal(connection)
         return given
 
@@ -127,20 +127,20 @@ def _why_not(connection: Connection, same: ColumnElement[bool], standing_id: str
     if row["revoked_at"] is not None:
         return f"the standing approval was revoked by {one_line(row['revoked_by'])} at {row['revoked_at'].isoformat(timespec='seconds')}"
     if row["max_runs"] is not None and row["runs"] >= row["max_runs"]:
-        return f"the standing approval by {one_line(row['by'])} was for {row['max_runs']} runs, which have used it up"
+        return f"the standing approval by {one_line(row['by'])} was for {row['max_runs']} runs, and all of them are used"
     return f"the standing approval by {one_line(row['by'])} ended at {row['until'].isoformat(timespec='seconds')}"
 
 
 def _standing_of(row: Row) -> StandingApproval:
     return StandingApproval(
-        **{name: row[name] for name in _PLAIN},
+        **{name: row[name] for name in _COPIED_COLUMNS},
         inputs=load_json(row["inputs"]),
         schedules=tuple(load_json(row["schedules"])),
         steps=tuple(load_json(row["steps"])),
     )
 
 
-_PLAIN = (
+_COPIED_COLUMNS = (
     "id", "runbook_digest", "name", "by", "known_by", "at", "until", "max_runs", "runs", "note", "signature", "source", "revoked_at",
     "revoked_by",
 )  # fmt: skip

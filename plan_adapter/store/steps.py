@@ -18,16 +18,16 @@ from plan_adapter.execution.groups import group_result
 from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.record import Attempt, Receipt, StepEnd, StepRun
 from plan_adapter.status import Outcome, PlanStatus, StepStatus
-from plan_adapter.store.rows import NO_ITEM, Row, attempt_of, load_json, put_end, receipt_of
+from plan_adapter.store.rows import NO_ITEM, Row, apply_end, attempt_of, load_json, receipt_of
 from plan_adapter.store.tables import attempts, gates, implied_dependencies, plans, receipts, step_runs
 
 
 @dataclass(slots=True)
 class _StepRecords:
-    """What the tables say about the steps of one run, by step id."""
+    """The records of the steps of one run, by step id."""
 
     claimed_at: datetime | None
-    why_ended: str | None = None  # of a run that was cancelled or rejected, or has expired
+    why_ended: str | None = None  # of a run that was cancelled, was rejected or has expired
     ends: dict[str, Row] = field(default_factory=dict[str, Row])
     attempts: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict[str, list[Row]](list))
     lists: set[str] = field(default_factory=set[str])  # ids of the steps whose results are lists
@@ -103,7 +103,7 @@ def steps_of_document(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _inner_step(outer: dict[str, Any], step: dict[str, Any]) -> dict[str, Any]:
-    """Return a step of the plan that the step `outer` runs, as a step of the whole plan: with what `outer` gives it."""
+    """Return a step of the plan that the step `outer` runs, as a step of the whole plan, with the inputs that `outer` passes."""
     prefix = outer["id"]
     return {
         **step,
@@ -193,10 +193,10 @@ def _read_results(connection: Connection, found: dict[str, _StepRecords]) -> Non
 
 
 def _fill_step(step: StepRun, found: _StepRecords, is_interrupted: bool, with_results: bool) -> StepRun:
-    """Copy what the tables say about `step` into it, and return it."""
+    """Fill `step` from its records, and return it."""
     tries = found.attempts.get(step.id)
     if (end := found.ends.get(step.id)) is not None:
-        put_end(step, end)
+        apply_end(step, end)
         # A step that was complete before the current start keeps its recorded end.
         step.carried = step.carried or (step.status is StepStatus.COMPLETED and _ended_before(step, found.claimed_at))
         if with_results and step.status is StepStatus.COMPLETED and not step.plan:

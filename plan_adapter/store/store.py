@@ -57,7 +57,7 @@ class PlanStore(StorePart):
     Its parts, each with methods of its own:
 
     - `gates`: where runs wait for answers.
-    - `outcomes`: the writes whose outcome is unknown, and what people say about them.
+    - `outcomes`: the writes whose outcome is unknown, and their resolutions.
     - `operator_requests`: requests outside gates, to skip steps or to roll back.
     - `revisions`: the versions of runs' plans.
     - `standing`: standing approvals.
@@ -97,12 +97,12 @@ class PlanStore(StorePart):
         return Retention(self._database, self.tenant_id)
 
     def __repr__(self) -> str:
-        """Return the store in words, without a password."""
+        """Return a description of the store, without a password."""
         return f"<PlanStore: {self.label}>"
 
     @property
     def label(self) -> str:
-        """The database in words, without a password."""
+        """A description of the database, without a password."""
         return self._database.label
 
     async def __aenter__(self) -> Self:
@@ -190,7 +190,7 @@ class PlanStore(StorePart):
         `names` are names of plans: a run matches if its plan has one of them. With `tags`, its plan has all of them.
         """
         scoped = context or RunContext()
-        found = partial(runs.listed, tenant=self.tenant_id, status=status, names=names, tags=tags, digest=digest, context=scoped)
+        found = partial(runs.list_runs, tenant=self.tenant_id, status=status, names=names, tags=tags, digest=digest, context=scoped)
         return await self._database.read(partial(found, limit=limit))
 
     async def run(self, run_id: str, *, with_steps: bool = True, with_results: bool = True) -> PlanRun:
@@ -198,7 +198,7 @@ class PlanStore(StorePart):
 
         Reading the steps of a long run, and their results, is slow; leave them out if they are not needed.
         """
-        found = partial(runs.find, tenant=self.tenant_id, beginning=run_id, with_steps=with_steps, with_results=with_results)
+        found = partial(runs.find, tenant=self.tenant_id, id_prefix=run_id, with_steps=with_steps, with_results=with_results)
         return await self._database.read(found)
 
     async def cancel(self, run_id: str, reason: str, *, rollback: bool = False) -> None:
@@ -218,7 +218,7 @@ class PlanStore(StorePart):
 
     async def approvals(self, run_or_digest: str) -> list[Approval]:
         """Return the answers given for or used by a run, or those of an approval digest, oldest first."""
-        return await self._database.read(lambda connection: approvals.given(connection, self.tenant_id, run_or_digest))
+        return await self._database.read(lambda connection: approvals.list_approvals(connection, self.tenant_id, run_or_digest))
 
     async def add_approval(self, approval: Approval, *, context: RunContext | None = None) -> None:
         """Record an answer, whatever its decision. An answer for a run takes the run's context."""
@@ -257,17 +257,17 @@ class PlanStore(StorePart):
     async def _read_of_run(self, run_id: str, read: Callable[[Connection, str], T]) -> T:
         return await self._database.read(lambda connection: read(connection, runs.id_of(connection, self.tenant_id, run_id)))
 
-    def _recorded_id(self, connection: Connection, beginning: str) -> str:
+    def _recorded_id(self, connection: Connection, id_prefix: str) -> str:
         # Also finds a run whose row is missing but that has an audit log, so that this can be reported.
         try:
-            return runs.id_of(connection, self.tenant_id, beginning)
+            return runs.id_of(connection, self.tenant_id, id_prefix)
         except RunConflictError:
-            if self.tenant_id is None and entries_of(connection, beginning):
-                return beginning
+            if self.tenant_id is None and entries_of(connection, id_prefix):
+                return id_prefix
             raise
 
 
-_FORMS = "write sqlite:///plans.db, sqlite:////var/lib/plans.db or postgresql://user:password@host/database"
+_URL_FORMS = "write sqlite:///plans.db, sqlite:////var/lib/plans.db or postgresql://user:password@host/database"
 
 
 def _open_database(url: str, *, home: Path) -> Database:
@@ -287,7 +287,7 @@ def _open_database(url: str, *, home: Path) -> Database:
         from plan_adapter.store.postgresql import PostgresDatabase
 
         return PostgresDatabase(parsed)
-    raise StoreError(f"no store is kept in `{parsed.drivername}`: {_FORMS}")
+    raise StoreError(f"`{parsed.drivername}` is not supported as a store: {_URL_FORMS}")
 
 
 def refuse_local_under_worker(url: str, settings: Settings, environ: Mapping[str, str]) -> None:
@@ -320,4 +320,4 @@ def _parse_url(url: str) -> URL:
     try:
         return make_url(url)
     except (ArgumentError, ValueError):
-        raise StoreError(f"the store's URL cannot be understood: {_FORMS}") from None  # not shown: it may contain a password
+        raise StoreError(f"the store's URL cannot be understood: {_URL_FORMS}") from None  # not shown: it may contain a password

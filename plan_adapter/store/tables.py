@@ -19,8 +19,8 @@ from sqlalchemy import (
     text,
 )
 
-from plan_adapter.store.columns import Instant, Words
-from plan_adapter.store.triggers import changed_only_with_a_tombstone, only_added_to
+from plan_adapter.store.columns import Instant, SafeText
+from plan_adapter.store.triggers import guard_audit_log, make_append_only
 
 REVISION = "0001"
 """The newest migration. A test checks it."""
@@ -39,7 +39,7 @@ metadata = MetaData(
 )
 
 
-def _whose(*, is_key: bool = False) -> list[Column[Any]]:
+def _context_columns(*, is_key: bool = False) -> list[Column[Any]]:
     return [
         Column("tenant_id", Text, primary_key=is_key, nullable=False),
         Column("agent_id", Text),
@@ -51,10 +51,10 @@ def _whose(*, is_key: bool = False) -> list[Column[Any]]:
 plans = Table(
     "plans",
     metadata,
-    *_whose(is_key=True),
+    *_context_columns(is_key=True),
     Column("digest", Text, primary_key=True),
-    Column("name", Words, nullable=False),
-    Column("description", Words, nullable=False),
+    Column("name", SafeText, nullable=False),
+    Column("description", SafeText, nullable=False),
     Column("document", Text, nullable=False),  # the canonical form, which the digest covers
     Column("created_at", Instant, nullable=False),
 )
@@ -62,11 +62,11 @@ plans = Table(
 versions = Table(
     "versions",
     metadata,
-    *_whose(is_key=True),
-    Column("name", Words, primary_key=True),
+    *_context_columns(is_key=True),
+    Column("name", SafeText, primary_key=True),
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("digest", Text, nullable=False),
-    Column("author", Words, nullable=False),
+    Column("author", SafeText, nullable=False),
     Column("created_at", Instant, nullable=False),
     ForeignKeyConstraint(["tenant_id", "digest"], ["plans.tenant_id", "plans.digest"]),
 )
@@ -74,7 +74,7 @@ versions = Table(
 implied_dependencies = Table(
     "implied_dependencies",
     metadata,
-    *_whose(is_key=True),
+    *_context_columns(is_key=True),
     Column("digest", Text, primary_key=True),
     Column("steps", Text, nullable=False),  # dependencies implied by references; the digest covers this text
 )
@@ -83,10 +83,10 @@ runs = Table(
     "runs",
     metadata,
     Column("id", Text, primary_key=True),
-    *_whose(),
+    *_context_columns(),
     Column("plan_id", Text, nullable=False),
-    Column("name", Words, nullable=False),
-    Column("description", Words, nullable=False),
+    Column("name", SafeText, nullable=False),
+    Column("description", SafeText, nullable=False),
     Column("digest", Text, nullable=False),
     Column("approval_digest", Text, nullable=False),
     Column("inputs", Text, nullable=False),
@@ -95,20 +95,20 @@ runs = Table(
     Column("metadata", Text, nullable=False),
     Column("status", Text, nullable=False),
     Column("reason", Text),
-    Column("message", Words),
+    Column("message", SafeText),
     Column("outputs", Text, nullable=False),
     Column("flow_run_id", Text),
-    Column("requested_by", Words),
+    Column("requested_by", SafeText),
     Column("created_at", Instant, nullable=False),
     Column("updated_at", Instant, nullable=False),
     Column("started_at", Instant),
     Column("completed_at", Instant),
     Column("total_duration_ms", BigInteger, nullable=False),
     Column("approved_at", Instant),
-    Column("approved_by", Words),
-    Column("rejection_note", Words),
+    Column("approved_by", SafeText),
+    Column("rejection_note", SafeText),
     Column("claimed_at", Instant),  # when a process last began to execute it
-    Column("cancel_reason", Words),
+    Column("cancel_reason", SafeText),
     Column("cancel_requested_at", Instant),
     Column("cancel_rollback", Boolean),  # whether to roll back when cancelled
     Column("folder", Text),  # where it works, if recorded
@@ -122,7 +122,7 @@ leases = Table(
     "leases",
     metadata,
     Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
-    *_whose(),
+    *_context_columns(),
     Column("epoch", Integer, nullable=False),  # incremented by every process that takes the run
     Column("owner", Text),  # the process that executes the run, NULL if none does
     Column("until", Instant),  # the deadline for the next renewal
@@ -135,16 +135,16 @@ audit = Table(
     metadata,
     Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),  # from 1, without gaps
-    *_whose(),
+    *_context_columns(),
     Column("at", Instant, nullable=False),
     Column("kind", Text, nullable=False),
     Column("step_id", Text),
     Column("item", Integer, nullable=False),
     Column("attempt", Integer),
     Column("call_kind", Text),  # of the attempt or the gate
-    Column("by", Words),
+    Column("by", SafeText),
     Column("known_by", Text),
-    Column("message", Words),
+    Column("message", SafeText),
     Column("row_id", Text),  # of the row that the entry is about, if step, item and attempt do not identify it
     Column("row_digest", Text),  # of that row
     Column("digest", Text, nullable=False),  # of the entry and the digest before it
@@ -152,43 +152,43 @@ audit = Table(
     sqlite_with_rowid=False,
 )
 
-changed_only_with_a_tombstone(audit)
+guard_audit_log(audit)
 
 tombstones = Table(
     "tombstones",
     metadata,
     Column("number", Integer, primary_key=True, autoincrement=False),  # from 1, without gaps, in the whole store
-    *_whose(),
+    *_context_columns(),
     Column("run_id", Text, nullable=False),  # no foreign key: a pruned run is gone
     Column("kind", Text, nullable=False),  # pruned or erased
-    Column("name", Words, nullable=False),  # of the plan
+    Column("name", SafeText, nullable=False),  # of the plan
     Column("plan_digest", Text, nullable=False),
     Column("status", Text, nullable=False),
     Column("completed_at", Instant),
     Column("entries", Integer, nullable=False),  # of the run's audit log
     Column("first_digest", Text, nullable=False),  # of the first entry
     Column("last_digest", Text, nullable=False),  # of the newest entry
-    Column("fields", Words, nullable=False),  # the erased fields, as JSON; empty list if pruned
+    Column("fields", SafeText, nullable=False),  # the erased fields, as JSON; empty list if pruned
     Column("replaced", Text, nullable=False),  # digests of what was erased by the digests of what is there now, as JSON
-    Column("by", Words, nullable=False),
+    Column("by", SafeText, nullable=False),
     Column("known_by", Text, nullable=False),
     Column("at", Instant, nullable=False),
     Column("digest", Text, nullable=False),  # of this row and the digest before it
     Index(None, "run_id"),
 )
 
-only_added_to(tombstones)
+make_append_only(tombstones)
 
 tombstone_signatures = Table(
     "tombstone_signatures",
     metadata,
     Column("number", Integer, ForeignKey("tombstones.number"), primary_key=True, autoincrement=False),
-    Column("by", Words, nullable=False),
+    Column("by", SafeText, nullable=False),
     Column("signature", Text, nullable=False),  # of the tombstone's digest, and so of all tombstones before it
     Column("at", Instant, nullable=False),
 )
 
-only_added_to(tombstone_signatures)
+make_append_only(tombstone_signatures)
 
 # The next three tables are written while steps run. On SQLite they have no row ids: one tree each instead of two or three, so a commit
 # writes fewer pages. Their keys start with the run, because they are read by run.
@@ -198,12 +198,12 @@ step_runs = Table(
     metadata,
     Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("step_id", Text, primary_key=True),
-    *_whose(),
+    *_context_columns(),
     Column("index", Integer, nullable=False),
     Column("status", Text, nullable=False),
     Column("outcome", Text),
-    Column("error", Words),
-    Column("reason", Words),
+    Column("error", SafeText),
+    Column("reason", SafeText),
     Column("retry_count", Integer, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("carried", Boolean, nullable=False),
@@ -220,8 +220,8 @@ concurrency_keys = Table(
     "concurrency_keys",
     metadata,
     Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
-    *_whose(),
-    Column("key", Words, nullable=False),
+    *_context_columns(),
+    Column("key", SafeText, nullable=False),
     Column("since", Instant, nullable=False),  # when the run began to wait for it
     Column("is_held", Boolean, nullable=False),  # until the run has ended
     Index(None, "tenant_id", "key"),
@@ -244,7 +244,7 @@ attempts = Table(
     "attempts",
     metadata,
     *_attempt_key(),
-    *_whose(),
+    *_context_columns(),
     Column("id", Text, nullable=False),
     Column("tool_name", Text, nullable=False),
     Column("effect", Text, nullable=False),
@@ -254,7 +254,7 @@ attempts = Table(
     Column("approval_id", Text),  # of a step that waited at its own gate
     Column("approval_digest", Text),  # of that call, as it was made
     Column("code_digest", Text),  # of the tool's source, if known
-    Column("label", Words),  # the item's name, unless it is named by number
+    Column("label", SafeText),  # the item's name, unless it is named by number
     ForeignKeyConstraint(["run_id"], ["runs.id"]),
     sqlite_with_rowid=False,
 )
@@ -263,16 +263,16 @@ receipts = Table(
     "receipts",
     metadata,
     *_attempt_key(),
-    *_whose(),
+    *_context_columns(),
     Column("attempt_id", Text, nullable=False),
     Column("outcome", Text, nullable=False),
     Column("result", Text, nullable=False),
-    Column("error", Words),
+    Column("error", SafeText),
     Column("ended_at", Instant, nullable=False),
     Column("duration_ms", BigInteger, nullable=False),
-    Column("by", Words),  # who resolved it, if the outcome does not come from the tool
+    Column("by", SafeText),  # who resolved it, if the outcome does not come from the tool
     Column("known_by", Text),
-    Column("note", Words),
+    Column("note", SafeText),
     ForeignKeyConstraint(
         ["run_id", "step_id", "kind", "item", "number"],
         ["attempts.run_id", "attempts.step_id", "attempts.kind", "attempts.item", "attempts.number"],
@@ -284,13 +284,13 @@ approvals = Table(
     "approvals",
     metadata,
     Column("id", Text, primary_key=True),
-    *_whose(),
+    *_context_columns(),
     Column("approval_digest", Text, nullable=False),
     Column("decision", Text, nullable=False),
-    Column("by", Words, nullable=False),
+    Column("by", SafeText, nullable=False),
     Column("known_by", Text, nullable=False),
     Column("at", Instant, nullable=False),
-    Column("note", Words, nullable=False),
+    Column("note", SafeText, nullable=False),
     Column("expires_at", Instant),
     Column("run_id", Text),  # the run that it was given for, or that used it
     Column("used_at", Instant),
@@ -299,7 +299,7 @@ approvals = Table(
     Column("gate_id", Text),
     Column("standing_id", Text),
     Column("signature", Text),
-    Column("result", Words),  # the answer to a question, as JSON
+    Column("result", SafeText),  # the answer to a question, as JSON
     Index(None, "approval_digest"),
     Index(None, "run_id"),
     Index(None, "gate_id", unique=True),  # a gate has one answer; NULLs are not compared
@@ -311,13 +311,13 @@ gates = Table(
     "gates",
     metadata,
     Column("id", Text, primary_key=True),
-    *_whose(),
+    *_context_columns(),
     Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
     Column("step_id", Text, nullable=False),  # empty for a plan gate, because NULLs are distinct in an index
     Column("item", Integer, nullable=False),  # -1 for none
     Column("approval_digest", Text, nullable=False),
-    Column("name", Words, nullable=False),
-    Column("description", Words, nullable=False),
+    Column("name", SafeText, nullable=False),
+    Column("description", SafeText, nullable=False),
     Column("rules", Text, nullable=False),
     Column("opened_at", Instant, nullable=False),
     Column("expires_at", Instant),
@@ -329,9 +329,9 @@ gates = Table(
     Column("owner", Text),  # the process that waits at it
     Column("kind", Text, nullable=False),
     Column("call_kind", Text, nullable=False),
-    Column("label", Words),  # the item's name, unless it is named by number
-    Column("fields", Words),  # of the answer to a question, as JSON
-    Column("text", Words, nullable=False),  # last, because SQLite reads a row from its start and this may be long
+    Column("label", SafeText),  # the item's name, unless it is named by number
+    Column("fields", SafeText),  # of the answer to a question, as JSON
+    Column("text", SafeText, nullable=False),  # last, because SQLite reads a row from its start and this may be long
     Index("ix_gates_open", "run_id", "step_id", "call_kind", "item", unique=True, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
     Index(None, "run_id"),
 )
@@ -340,10 +340,10 @@ standing_approvals = Table(
     "standing_approvals",
     metadata,
     Column("id", Text, primary_key=True),
-    *_whose(),
+    *_context_columns(),
     Column("runbook_digest", Text, nullable=False),
-    Column("name", Words, nullable=False),
-    Column("by", Words, nullable=False),
+    Column("name", SafeText, nullable=False),
+    Column("by", SafeText, nullable=False),
     Column("known_by", Text, nullable=False),
     Column("at", Instant, nullable=False),
     Column("inputs", Text, nullable=False),
@@ -352,18 +352,18 @@ standing_approvals = Table(
     Column("until", Instant),
     Column("max_runs", Integer),
     Column("runs", Integer, nullable=False),
-    Column("note", Words, nullable=False),
+    Column("note", SafeText, nullable=False),
     Column("signature", Text),
-    Column("source", Words),
+    Column("source", SafeText),
     Column("revoked_at", Instant),
-    Column("revoked_by", Words),
+    Column("revoked_by", SafeText),
 )
 
 used_codes = Table(
     "used_codes",
     metadata,
-    *_whose(),
-    Column("name", Words, primary_key=True),
+    *_context_columns(),
+    Column("name", SafeText, primary_key=True),
     Column("counter", BigInteger, primary_key=True, autoincrement=False),
     Column("used_at", Instant, nullable=False),
 )
@@ -373,11 +373,11 @@ revisions = Table(
     metadata,
     Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
-    *_whose(),
+    *_context_columns(),
     Column("digest", Text, nullable=False),  # of the replaced version
     Column("approval_digest", Text, nullable=False),
-    Column("by", Words, nullable=False),
-    Column("note", Words, nullable=False),
+    Column("by", SafeText, nullable=False),
+    Column("note", SafeText, nullable=False),
     Column("at", Instant, nullable=False),
     Column("definitions", Text, nullable=False),  # of its tools
     Column("folder", Text),  # where the run worked
@@ -387,12 +387,12 @@ drafts = Table(
     "drafts",
     metadata,
     Column("id", Text, primary_key=True),
-    *_whose(),
-    Column("task", Words, nullable=False),
+    *_context_columns(),
+    Column("task", SafeText, nullable=False),
     Column("request", Text, nullable=False),
-    Column("model", Words, nullable=False),
+    Column("model", SafeText, nullable=False),
     Column("digest", Text),  # of the drafted plan
-    Column("failure", Words),
+    Column("failure", SafeText),
     Column("result", Text),  # constraints, notes etc., once the draft has ended
     Column("created_at", Instant, nullable=False),
     Column("ended_at", Instant),
@@ -403,8 +403,8 @@ model_calls = Table(
     metadata,
     Column("draft_id", Text, ForeignKey("drafts.id"), primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
-    *_whose(),
-    Column("model", Words, nullable=False),
+    *_context_columns(),
+    Column("model", SafeText, nullable=False),
     Column("rung", Text, nullable=False),
     Column("phase", Text, nullable=False),
     Column("prompt_digest", Text, nullable=False),
@@ -414,35 +414,35 @@ model_calls = Table(
     Column("problems", Text, nullable=False),
     Column("is_whole", Boolean, nullable=False),  # whether nothing was redacted from the answer
     Column("at", Instant, nullable=False),
-    Column("prompt", Words, nullable=False),
-    Column("answer", Words, nullable=False),
+    Column("prompt", SafeText, nullable=False),
+    Column("answer", SafeText, nullable=False),
 )
 
 policy_history = Table(
     "policy_history",
     metadata,
     Column("number", Integer, primary_key=True, autoincrement=False),  # from 1, without gaps; the newest one is in force
-    *_whose(),
+    *_context_columns(),
     Column("document", Text, nullable=False),  # the canonical form
-    Column("by", Words, nullable=False),
+    Column("by", SafeText, nullable=False),
     Column("known_by", Text, nullable=False),
     Column("at", Instant, nullable=False),
     Column("signature", Text),
     Column("digest", Text, nullable=False),  # of this row and the digest before it
 )
 
-only_added_to(policy_history)
+make_append_only(policy_history)
 
 totp_history = Table(
     "totp_history",
     metadata,
-    Column("name", Words, primary_key=True),
+    Column("name", SafeText, primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),  # from 1; the newest one is valid
-    *_whose(),
+    *_context_columns(),
     Column("seed", Text, nullable=False),  # encrypted; its key is not in the database
-    Column("by", Words, nullable=False),
+    Column("by", SafeText, nullable=False),
     Column("known_by", Text, nullable=False),
     Column("at", Instant, nullable=False),
 )
 
-only_added_to(totp_history)
+make_append_only(totp_history)

@@ -16,12 +16,12 @@ from sqlalchemy import Connection, func, insert, select
 from plan_adapter.errors import RunConflictError
 from plan_adapter.readable import moment, one_line
 from plan_adapter.store.columns import now_of
-from plan_adapter.store.digests import Plain, digest_of, plain
+from plan_adapter.store.digests import JsonRow, digest_of, json_row
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.rows import Row, context_columns, context_of, dump_json, load_json
 from plan_adapter.store.tables import audit, tombstone_signatures, tombstones
 
-BEGINNING = sha256(b"prefect-plan-adapter tombstones").hexdigest()
+GENESIS_DIGEST = sha256(b"prefect-plan-adapter tombstones").hexdigest()
 """The digest that precedes the first tombstone."""
 
 TombstoneKind: TypeAlias = Literal["pruned", "erased"]
@@ -29,7 +29,7 @@ TombstoneKind: TypeAlias = Literal["pruned", "erased"]
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """What is known about a run that was pruned, or in which fields were erased. The digests are those of its audit log at that time."""
+    """What is known about a run that was pruned or has erased fields. The digests are those of its audit log at that time."""
 
     number: int
     run_id: str
@@ -55,16 +55,16 @@ class Tombstone:
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """The digests that rows and entries had before values in them were erased, by the digests that they have now.
+    """The original digests of the rows and entries in which values were erased, by their current digests.
 
-    Its tombstone is verified like any other row: an entry of the audit log holds its digest.
+    The tombstone that lists them is verified like any other row: an entry of the audit log holds its digest.
     """
 
     replaced: Mapping[str, str]
 
     @classmethod
-    def of(cls, tombstones: Iterable[Plain]) -> "Erased":
-        """Return what the tombstones of a run say, oldest first."""
+    def of(cls, tombstones: Iterable[JsonRow]) -> "Erased":
+        """Return the digests that the tombstones of a run list. `tombstones` are ordered, oldest first."""
         replaced = dict[str, str]()
         for row in tombstones:
             digests: dict[str, str] = json.loads(str(row["replaced"]))
@@ -73,7 +73,7 @@ class Erased:
         return cls(replaced)
 
     def original(self, digest: str) -> str:
-        """Return the digest that belongs to the content before anything was erased."""
+        """Return the digest that the content had before anything was erased."""
         return self.replaced.get(digest, digest)
 
 
@@ -123,7 +123,7 @@ def add(
     known_by: str,
     fields: Sequence[str] = (),
     replaced: Mapping[str, str] | None = None,
-) -> Plain:
+) -> JsonRow:
     """Append a tombstone for a locked run and return its row. Other writers of tombstones wait until the transaction ends."""
     if connection.dialect.name == "postgresql":  # write transactions of SQLite exclude each other anyway
         connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended("plan_adapter.tombstones", 0))))
@@ -148,32 +148,32 @@ def add(
         "known_by": known_by,
         "at": now_of(connection),
     }
-    row["digest"] = _digest(row, BEGINNING if newest is None else newest["digest"])
+    row["digest"] = _digest(row, GENESIS_DIGEST if newest is None else newest["digest"])
     connection.execute(insert(tombstones).values(row))
-    return plain(tombstones, row)
+    return json_row(tombstones, row)
 
 
-def of_run(connection: Connection, tenant: str | None, beginning: str) -> list[Tombstone]:
+def of_run(connection: Connection, tenant: str | None, id_prefix: str) -> list[Tombstone]:
     """Return the tombstones of the runs with this id or prefix, oldest first."""
-    same = tombstones.c.run_id.startswith(beginning.lower(), autoescape=True)
+    same = tombstones.c.run_id.startswith(id_prefix.lower(), autoescape=True)
     query = seen_by(tenant, select(tombstones).where(same), tombstones).order_by(tombstones.c.number)
     return [_tombstone_of(row) for row in connection.execute(query).mappings()]
 
 
-def rows_of(connection: Connection, run_id: str) -> list[Plain]:
+def rows_of(connection: Connection, run_id: str) -> list[JsonRow]:
     """Return the rows of a run's tombstones, oldest first."""
     query = select(tombstones).where(tombstones.c.run_id == run_id).order_by(tombstones.c.number)
-    return [plain(tombstones, row) for row in connection.execute(query).mappings()]
+    return [json_row(tombstones, row) for row in connection.execute(query).mappings()]
 
 
 def problem(connection: Connection) -> str | None:
-    """Return the first tombstone that was altered or deleted, in words, or None if the chain is intact."""
-    before, expected = BEGINNING, 1
+    """Return a message about the first tombstone that was altered or deleted, or None if the chain is intact."""
+    before, expected = GENESIS_DIGEST, 1
     for row in connection.execute(select(tombstones).order_by(tombstones.c.number).execution_options(yield_per=200)).mappings():
         if row["number"] != expected:
-            return f"tombstone {expected} is missing: it was deleted behind the back of `plan prune`"
+            return f"tombstone {expected} is missing: it was deleted directly from the database"
         if row["digest"] != _digest(row, before):
-            return f"tombstone {expected} of run {row['run_id']} was altered: its digest is not that of its content and the one before"
+            return f"tombstone {expected} of run {row['run_id']} was altered: its digest does not match its content and the one before"
         before, expected = row["digest"], expected + 1
     return None
 
@@ -186,9 +186,9 @@ def refuse_erased(connection: Connection, run_id: str) -> None:
 
 
 def _digest(row: Mapping[str, Any] | Row, before: str) -> str:
-    kept = plain(tombstones, row)
-    del kept["digest"]
-    return digest_of({**kept, "before": before})
+    content = json_row(tombstones, row)
+    del content["digest"]
+    return digest_of({**content, "before": before})
 
 
 def _tombstone_of(row: Row) -> Tombstone:

@@ -1,11 +1,11 @@
-"""Triggers that protect tables which are only added to. A new store gets them with its tables; the migration has the same."""
+"""Triggers that make tables append-only. A new store gets them with its tables; the migration creates the same ones."""
 
 from collections.abc import Iterable, Mapping
 
 from sqlalchemy import DDL, Table, event
 
 
-def only_added_to(table: Table) -> None:
+def make_append_only(table: Table) -> None:
     """Add triggers that reject updates and deletes in `table`. Only the table's owner can drop them."""
     name = table.name
     refusal = f"the {name.replace('_', ' ')} is only added to"
@@ -24,12 +24,12 @@ def only_added_to(table: Table) -> None:
     _after_create(table, statements)
 
 
-def changed_only_with_a_tombstone(table: Table) -> None:
+def guard_audit_log(table: Table) -> None:
     """Add triggers to the audit log: a tombstone must come before a delete, or before erasing texts in messages."""
     columns = [f'"{column.name}"' for column in table.c if column.name != "message"]
     old, new = (", ".join(f"{row}.{column}" for column in columns) for row in ("OLD", "NEW"))
-    told = "EXISTS (SELECT 1 FROM tombstones WHERE run_id = OLD.run_id AND kind = '{kind}')"
-    pruned, erased = told.format(kind="pruned"), told.format(kind="erased")
+    has_tombstone = "EXISTS (SELECT 1 FROM tombstones WHERE run_id = OLD.run_id AND kind = '{kind}')"
+    pruned, erased = has_tombstone.format(kind="pruned"), has_tombstone.format(kind="erased")
     refusal = "the audit is only added to"
     conditions = {"UPDATE": f"{erased} AND instr(NEW.message, '[erased]') AND ({new}) IS ({old})", "DELETE": pruned}
     statements = {

@@ -13,8 +13,8 @@ from pydantic import JsonValue
 
 from plan_adapter.readable import one_line
 from plan_adapter.store import entries
-from plan_adapter.store.audit import beginning, entry_digest
-from plan_adapter.store.digests import Plain, row_digest
+from plan_adapter.store.audit import entry_digest, genesis_digest
+from plan_adapter.store.digests import JsonRow, row_digest
 from plan_adapter.store.entries import RUN_KINDS, Entry
 from plan_adapter.store.rows import NO_ITEM
 from plan_adapter.store.tombstones import Erased
@@ -25,7 +25,7 @@ Place: TypeAlias = tuple[str, Key]
 
 
 class NewestEntry(NamedTuple):
-    """What an audit entry says about a row."""
+    """The part of an audit entry that identifies the state of a row."""
 
     number: int
     table: str
@@ -34,7 +34,7 @@ class NewestEntry(NamedTuple):
 
 
 class NewestEntries:
-    """The newest audit entry of each row that was not taken yet. Deleted when its `with` block ends."""
+    """The newest audit entry of each row, until it is taken. Deleted when its `with` block ends."""
 
     def __init__(self) -> None:
         """Open a temporary database. SQLite moves it to a file of its own once it is large, and deletes it on close."""
@@ -47,7 +47,7 @@ class NewestEntries:
         self._database.execute("BEGIN")
 
     def __enter__(self) -> Self:
-        """Return this object."""
+        """Return the opened entries."""
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
@@ -55,7 +55,7 @@ class NewestEntries:
         self._database.close()
 
     def put(self, place: Place, number: int, kind: str, row_digest: Any) -> None:
-        """Store what the entry with this number says about a row. Replaces what an earlier entry said."""
+        """Store the entry with this number as the newest about a row. Replaces an earlier one."""
         row = (json.dumps(place), number, place[0], kind, row_digest)
         self._database.execute("INSERT OR REPLACE INTO newest VALUES (?, ?, ?, ?, ?)", row)
 
@@ -133,7 +133,7 @@ def verify(document: Mapping[str, Any]) -> Verification:
         try:
             problem = next(_problems(document, summary), None)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            problem = Alteration("document", f"it is no exported run, or parts of it are missing ({type(error).__name__}: {error})")
+            problem = Alteration("document", f"it is not an exported run, or parts of it are missing ({type(error).__name__}: {error})")
     return Verification(summary.count if problem is None else _count(document.get("audit")), document.get("head"), problem)
 
 
@@ -146,16 +146,16 @@ def _count(audit: Any) -> int:
 
 @dataclass(slots=True)
 class _AuditSummary:
-    """What one pass over the audit log collects."""
+    """The facts that one pass over the audit log collects."""
 
     newest: NewestEntries
     count: int = 0
-    of_run: Plain | None = None  # the newest entry about the run itself
-    started: Plain | None = None  # the newest start of the run
+    of_run: JsonRow | None = None  # the newest entry about the run itself
+    started: JsonRow | None = None  # the newest start of the run
     restarts: int = 0  # the newest entry that cleared the steps that had not completed
 
-    def take(self, entry: Plain) -> None:
-        """Collect an entry whose digest was checked."""
+    def add(self, entry: JsonRow) -> None:
+        """Add an entry whose digest was checked."""
         self.count += 1
         if entry["kind"] in RUN_KINDS:
             self.of_run = entry
@@ -184,42 +184,47 @@ def _problems(document: Mapping[str, Any], summary: _AuditSummary) -> Iterator[A
     yield from _gate_problems(document)
 
 
-def _chain_problems(run: Plain, audit: Iterable[Plain], head: JsonValue, summary: _AuditSummary, erased: Erased) -> Iterator[Alteration]:
-    before = erased.original(beginning(run))
+def _chain_problems(
+    run: JsonRow, audit: Iterable[JsonRow], head: JsonValue, summary: _AuditSummary, erased: Erased
+) -> Iterator[Alteration]:
+    before = erased.original(genesis_digest(run))
     for expected, entry in enumerate(audit, 1):
         number = entry["number"]
         if number != expected:
-            yield Alteration("audit", f"the entry is missing: after {expected - 1} comes {number}", entry=expected)
+            yield Alteration("audit", f"the entry is missing: entry {expected - 1} is followed by entry {number}", entry=expected)
         if entry["run_id"] != run["id"]:
-            yield _altered_entry(entry, f"it is of another run, {entry['run_id']}")
+            yield _altered_entry(entry, f"it belongs to another run, {entry['run_id']}")
         if erased.original(entry_digest(entry, before)) != entry["digest"]:
-            first = ", or what the run was created with" if expected == 1 else ""
-            yield _altered_entry(entry, f"it was altered{first}: its digest is not that of its content and of the entry before it")
+            altered = "it, or the data that the run was created with, was altered" if expected == 1 else "it was altered"
+            yield _altered_entry(entry, f"{altered}: its digest does not match its content and the entry before it")
         if expected == 1 and entry["kind"] != "run_created":
-            yield _altered_entry(entry, "it is the first entry, and does not tell of the creation of the run")
+            yield _altered_entry(entry, "it is the first entry, but it does not record the creation of the run")
         before = str(entry["digest"])
-        summary.take(entry)
+        summary.add(entry)
     if head != (before if summary.count else None):
-        yield Alteration("audit", "the newest entries are missing: the newest digest is not that of the last entry")
+        yield Alteration("audit", "the newest entries are missing: the newest digest does not match the last entry")
 
 
 def _plan_problems(document: Mapping[str, Any]) -> Iterator[Alteration]:
-    kept = {row["digest"]: sha256(str(row["document"]).encode(errors="surrogatepass")).hexdigest() for row in document["plans"]}
+    found = {row["digest"]: sha256(str(row["document"]).encode(errors="surrogatepass")).hexdigest() for row in document["plans"]}
     wanted = [document["run"]["digest"], *(row["digest"] for row in document["revisions"])]
     for digest in wanted:
-        if digest not in kept:
+        if digest not in found:
             yield Alteration("plans", f"the plan {digest} is missing")
-        elif kept[digest] != digest:
-            yield Alteration("plans", f"the document of the plan {digest} was altered: that is not its digest")
+        elif found[digest] != digest:
+            yield Alteration("plans", f"the document of the plan {digest} was altered: it does not match this digest")
 
 
 def _dependency_problems(document: Mapping[str, Any]) -> Iterator[Alteration]:
     wanted: str = document["run"]["implied_dependencies_digest"]
-    kept = [row["steps"] for row in document["implied_dependencies"] if row["digest"] == wanted]
-    if not kept:
-        yield Alteration("implied_dependencies", f"what steps wait for because they refer to it is missing ({wanted})")
-    elif sha256(str(kept[0]).encode(errors="surrogatepass")).hexdigest() != wanted:
-        yield Alteration("implied_dependencies", f"what steps wait for was altered: {wanted} is not its digest")
+    found = [row["steps"] for row in document["implied_dependencies"] if row["digest"] == wanted]
+    if not found:
+        yield Alteration("implied_dependencies", f"the dependencies implied by references are missing ({wanted})")
+    elif sha256(str(found[0]).encode(errors="surrogatepass")).hexdigest() != wanted:
+        yield Alteration(
+            "implied_dependencies",
+            f"the dependencies implied by references were altered: they do not match the digest {wanted}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,25 +232,25 @@ class RowCheck:
     """How to verify the rows of a table against the audit log."""
 
     table: str
-    key: Callable[[Plain], Key]  # of a row
-    entry_of: Callable[[Plain], Entry]  # the entry that a row's current state should have
+    key: Callable[[JsonRow], Key]  # of a row
+    entry_of: Callable[[JsonRow], Entry]  # the entry that a row's current state should have
 
 
-def _attempt_key(row: Plain) -> Key:
+def _attempt_key(row: JsonRow) -> Key:
     return (row["step_id"], row["kind"], row["item"], row["number"])
 
 
-def _approval_entry(row: Plain) -> Entry:
+def _approval_entry(row: JsonRow) -> Entry:
     return entries.of_approval(row) if row["used_at"] is None else entries.of_use(row)
 
 
-def _gate_entry(row: Plain) -> Entry:
+def _gate_entry(row: JsonRow) -> Entry:
     return entries.of_gate(row) if row["end"] in (None, "answered") else entries.of_gate_end(row)
 
 
 ROW_CHECKS = {
-    kept.table: kept
-    for kept in (
+    check.table: check
+    for check in (
         RowCheck("attempts", _attempt_key, entries.of_attempt),
         RowCheck("receipts", _attempt_key, entries.of_receipt),
         RowCheck("step_runs", lambda row: (row["step_id"],), entries.of_step),
@@ -257,7 +262,7 @@ ROW_CHECKS = {
 }
 
 
-def _place_of(entry: Plain) -> Place | None:
+def _place_of(entry: JsonRow) -> Place | None:
     """Return the table and key of the row that an entry describes, or None for the run itself."""
     kind, attempt = str(entry["kind"]), (entry["step_id"], entry["call_kind"], entry["item"], entry["attempt"])
     if kind == "attempt_started":
@@ -276,60 +281,62 @@ def _place_of(entry: Plain) -> Place | None:
 
 def _row_problems(document: Mapping[str, Any], summary: _AuditSummary, erased: Erased) -> Iterator[Alteration]:
     """Yield the first row that is missing or differs from its newest entry; then the first row that no entry describes."""
-    altered: tuple[int, RowCheck, Plain] | None = None  # the one with the earliest entry
-    unrecorded: tuple[RowCheck, Plain] | None = None
-    for kept in ROW_CHECKS.values():
-        for row in document[kept.table]:
-            found = summary.newest.take((kept.table, kept.key(row)))
+    altered: tuple[int, RowCheck, JsonRow] | None = None  # the one with the earliest entry
+    unrecorded: tuple[RowCheck, JsonRow] | None = None
+    for check in ROW_CHECKS.values():
+        for row in document[check.table]:
+            found = summary.newest.take((check.table, check.key(row)))
             if found is None:
-                unrecorded = unrecorded or (kept, row)
-            elif erased.original(str(kept.entry_of(row).row_digest)) != found.row_digest and (altered is None or found.number < altered[0]):
-                altered = (found.number, kept, row)
+                unrecorded = unrecorded or (check, row)
+            elif erased.original(str(check.entry_of(row).row_digest)) != found.row_digest and (
+                altered is None or found.number < altered[0]
+            ):
+                altered = (found.number, check, row)
     # A new start or version of the run deletes the ends of steps that had not completed.
     missing = summary.newest.first_untaken(
         lambda left: left.table != "step_runs" or left.kind == "step_completed" or left.number > summary.restarts
     )
     if missing is not None and (altered is None or missing.number < altered[0]):
         entry = _entry(document, missing.number)
-        yield _alteration(missing.table, entry, f"the row is missing that entry {missing.number} of the audit tells of")
+        yield _alteration(missing.table, entry, f"the row is missing: entry {missing.number} of the audit log records it")
     elif altered is not None:
-        number, kept, row = altered
+        number, check, row = altered
         entry = _entry(document, number)
-        yield _alteration(kept.table, entry, _difference(kept.entry_of(row), entry))
+        yield _alteration(check.table, entry, _describe_difference(check.entry_of(row), entry))
     if unrecorded is not None:
         yield _inserted_row(*unrecorded)
 
 
-def _entry(document: Mapping[str, Any], number: int) -> Plain:
+def _entry(document: Mapping[str, Any], number: int) -> JsonRow:
     """Return an entry by its number, which is its position."""
     return next(islice(iter(document["audit"]), number - 1, None))
 
 
-def _inserted_row(kept: RowCheck, row: Plain) -> Alteration:
-    told = kept.entry_of(row)
-    words = "no entry of the audit tells of this row: it was inserted behind its back, or the end of the audit is missing"
-    item = None if told.item == NO_ITEM else told.item
-    return Alteration(kept.table, words, told.step_id, item, told.attempt, call_kind=told.call_kind)
+def _inserted_row(check: RowCheck, row: JsonRow) -> Alteration:
+    entry = check.entry_of(row)
+    message = "the audit log has no entry for this row: the row was inserted directly, or the end of the log is missing"
+    item = None if entry.item == NO_ITEM else entry.item
+    return Alteration(check.table, message, entry.step_id, item, entry.attempt, call_kind=entry.call_kind)
 
 
-def _run_problems(run: Plain, summary: _AuditSummary, erased: Erased) -> Iterator[Alteration]:
+def _run_problems(run: JsonRow, summary: _AuditSummary, erased: Erased) -> Iterator[Alteration]:
     newest = summary.of_run
     if newest is None or erased.original(row_digest("runs", run)) == newest["row_digest"]:
         return
     if run["status"] in ENDED and newest["kind"] != "run_ended":
-        words = f"the run has ended, it is {run['status']}, and no entry tells so: the end of the audit is missing, or the row was altered"
+        message = f"the run is {run['status']}, but the audit log records no end: the end of the log is missing, or the row was altered"
     else:
-        words = f"the row of the run is not as entry {newest['number']} of the audit ({newest['kind']}) tells: it was altered"
-    yield Alteration("runs", words, entry=_number(newest))
+        message = f"the row of the run was altered: it does not match entry {newest['number']} of the audit log ({newest['kind']})"
+    yield Alteration("runs", message, entry=_number(newest))
 
 
-def _lease_problems(lease: Plain | None, summary: _AuditSummary) -> Iterator[Alteration]:
+def _lease_problems(lease: JsonRow | None, summary: _AuditSummary) -> Iterator[Alteration]:
     started = summary.started
     if started is not None and (lease is None or str(lease["epoch"]) != started["row_id"]):
-        found = "is missing" if lease is None else f"has the epoch {lease['epoch']}"
-        yield Alteration("leases", f"the lease {found}, and the newest start of the run has {started['row_id']}", entry=_number(started))
+        found = "is missing" if lease is None else f"has epoch {lease['epoch']}"
+        yield Alteration("leases", f"the lease {found}, but the newest start has epoch {started['row_id']}", entry=_number(started))
     elif lease is not None and started is None:
-        yield Alteration("leases", "the run has a lease, and no entry of the audit tells of a start: the end of the audit is missing")
+        yield Alteration("leases", "the run has a lease, but the audit log records no start: the end of the log is missing")
 
 
 _RESOLVED_OUTCOMES = {"done": "succeeded", "again": "failed", "abort": "failed"}
@@ -338,45 +345,45 @@ _RESOLVED_OUTCOMES = {"done": "succeeded", "again": "failed", "abort": "failed"}
 
 def _gate_problems(document: Mapping[str, Any]) -> Iterator[Alteration]:
     answers = {row["gate_id"]: row["at"] for row in document["approvals"] if row["gate_id"] is not None}
-    said = (row for row in document["receipts"] if row["by"] is not None)
-    words = {(row["step_id"], row["kind"], row["item"], row["ended_at"]): row["outcome"] for row in said}
+    by_people = (row for row in document["receipts"] if row["by"] is not None)
+    outcomes = {(row["step_id"], row["kind"], row["item"], row["ended_at"]): row["outcome"] for row in by_people}
     for gate in document["gates"]:
-        given = answers.get(gate["id"])
-        outcome = words.get((gate["step_id"], gate["call_kind"], gate["item"], gate["closed_at"]))
+        answered_at = answers.get(gate["id"])
+        outcome = outcomes.get((gate["step_id"], gate["call_kind"], gate["item"], gate["closed_at"]))
         if gate["end"] in _RESOLVED_OUTCOMES and (gate["kind"] != "outcome" or outcome != _RESOLVED_OUTCOMES[gate["end"]]):
-            yield Alteration("gates", f"it is closed as {gate['end']}, but no receipt of that moment records it", gate["step_id"])
-        if gate["end"] == "answered" and (given is None or given != gate["closed_at"]):
-            yield Alteration("gates", "it is closed as answered, and there is no answer of that moment", gate["step_id"] or None)
-        elif gate["end"] != "answered" and given is not None:
-            yield Alteration("gates", "it was answered, and is not closed as answered", gate["step_id"] or None)
+            yield Alteration("gates", f"it was closed as `{gate['end']}`, but no receipt was recorded at that time", gate["step_id"])
+        if gate["end"] == "answered" and (answered_at is None or answered_at != gate["closed_at"]):
+            yield Alteration("gates", "it was closed as answered, but no answer was recorded at that time", gate["step_id"] or None)
+        elif gate["end"] != "answered" and answered_at is not None:
+            yield Alteration("gates", "it was answered, but it was not closed as answered", gate["step_id"] or None)
         elif gate["end"] is None and gate["closed_at"] is not None:
-            yield Alteration("gates", "it is closed without an end", gate["step_id"] or None)
+            yield Alteration("gates", "it was closed, but its row does not say how", gate["step_id"] or None)
 
 
-def _difference(now: Entry, told: Plain) -> str:
-    """Return in words how a row differs from its audit entry."""
+def _describe_difference(now: Entry, recorded: JsonRow) -> str:
+    """Return in words how a row differs from its audit entry. `now` is the entry that the row should have."""
     fields: dict[str, Literal["at", "kind", "by", "known_by", "message", "row_id"]] = {
         "its time": "at",
-        "what came of it": "kind",
-        "by whom": "by",
-        "how they were known": "known_by",
-        "its words": "message",
+        "its outcome": "kind",
+        "the person": "by",
+        "the proof of identity": "known_by",
+        "its message": "message",
         "its id": "row_id",
     }
-    differs = [words for words, name in fields.items() if getattr(now, name) != told[name]]
-    which = ", ".join(differs) if differs else "what only its digest covers"
-    return f"the row was altered: it is not as entry {told['number']} of the audit tells ({which} differs)"
+    differences = [label for label, name in fields.items() if getattr(now, name) != recorded[name]]
+    where = ", ".join(differences) if differences else "columns that only its digest covers"
+    return f"the row was altered: it differs from entry {recorded['number']} of the audit log in {where}"
 
 
-def _altered_entry(entry: Plain, words: str) -> Alteration:
-    return _alteration("audit", entry, words)
+def _altered_entry(entry: JsonRow, message: str) -> Alteration:
+    return _alteration("audit", entry, message)
 
 
-def _alteration(table: str, entry: Plain, words: str) -> Alteration:
+def _alteration(table: str, entry: JsonRow, message: str) -> Alteration:
     step_id, item, attempt = entry["step_id"], entry["item"], entry["attempt"]
     return Alteration(
         table,
-        words,
+        message,
         step_id=None if step_id is None else str(step_id),
         item=item if isinstance(item, int) and item != NO_ITEM else None,
         attempt=attempt if isinstance(attempt, int) else None,
@@ -385,6 +392,6 @@ def _alteration(table: str, entry: Plain, words: str) -> Alteration:
     )
 
 
-def _number(entry: Plain) -> int | None:
+def _number(entry: JsonRow) -> int | None:
     number = entry["number"]
     return number if isinstance(number, int) else None

@@ -51,7 +51,7 @@ Parameters: TypeAlias = dict[str, JsonValue] | list[dict[str, JsonValue]]
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What is expected of a run. Except for `status`, nothing is expected of what is None."""
+    """What is expected of a run. Fields that are None are not checked."""
 
     status: PlanStatus = PlanStatus.COMPLETED
     reason: RunReason | None = None
@@ -77,7 +77,7 @@ class Case:
     line: int
     plan: BoundPlan
     calls: Mapping[tuple[CallKind, str], Answers]  # by kind of call and step
-    gates: Mapping[str, tuple[GateAnswer, ...]]  # by step, or PLAN; several are for the items in turn
+    gates: Mapping[str, tuple[GateAnswer, ...]]  # by step, or PLAN; several answers are one per item
     answers: Mapping[str, JsonValue]  # to questions, by step: the values of their fields
     expect: Expectation = field(default_factory=Expectation)
 
@@ -86,24 +86,24 @@ class Case:
         return f"{self.file}:{self.line}: {self.name}"
 
 
-def uses_of_results(validated: ValidatedPlan) -> dict[str, str]:
-    """Return the steps whose results the plan uses, each with the first expression that does so."""
+def find_result_uses(validated: ValidatedPlan) -> dict[str, str]:
+    """Return the steps whose results the plan uses, each with the first expression that uses it."""
     uses = dict[str, str]()
     rollbacks = {step_id: rollback.parameters for step_id, rollback in validated.rollbacks.items()}
     for templates in (validated.done_when, rollbacks, validated.parameters, validated.when, validated.for_each, validated.labels):
         for step_id, template in templates.items():
             within = validated.steps[step_id].within
-            _note(uses, template, own=step_id, prefix="" if within is None else f"{within.id}.")
+            _add_uses(uses, template, own=step_id, prefix="" if within is None else f"{within.id}.")
     for template in validated.outputs.values():
-        _note(uses, template)
+        _add_uses(uses, template)
     for step_id, sub_plan in validated.sub_plans.items():
         for template in sub_plan.outputs.values():
-            _note(uses, template, prefix=f"{step_id}.")
+            _add_uses(uses, template, prefix=f"{step_id}.")
     return uses
 
 
-def _note(uses: dict[str, str], template: Template, *, own: str = "", prefix: str = "") -> None:
-    """Add the results that `template` uses. `own` is the step that it calls `result`; `prefix` begins the ids of steps of its plan."""
+def _add_uses(uses: dict[str, str], template: Template, *, own: str = "", prefix: str = "") -> None:
+    """Add the results that `template` uses. `own` is the step whose result is `result` there; `prefix` goes before step ids."""
     for expression in (part for parts in template.texts.values() for part in parts if isinstance(part, Expression)):
         for path in (variable.path for variable in expression.variables):
             if path[0] == "result":

@@ -33,11 +33,11 @@ class ExpectationReader:
             "effects": self._effects,
             "attempts": self._attempts,
             "called_with": self._called_with,
-            "results": self.fields.of_steps,
+            "results": self.fields.by_step,
             "outputs": self.fields.mapping,
         }
         written = self.fields.mapping(value, at)
-        self.fields.refuse_others(written, at, tuple(readers), "`expect`")
+        self.fields.report_unknown(written, at, tuple(readers), "`expect`")
         found: dict[str, Any] = {name: read(written[name], join(at, name)) for name, read in readers.items() if name in written}
         return Expectation(**found)
 
@@ -71,20 +71,20 @@ class ExpectationReader:
         """Return a text by step. A list of steps gives each an empty one."""
         if not isinstance(value, dict):
             return dict.fromkeys(self.fields.step_list(value, at), "")
-        return {step_id: self.fields.text(part, join(at, step_id)) for step_id, part in self.fields.of_steps(value, at).items()}
+        return {step_id: self.fields.text(part, join(at, step_id)) for step_id, part in self.fields.by_step(value, at).items()}
 
     def _effects(self, value: JsonValue, at: str) -> dict[Effect, tuple[str, ...]]:
         written = self.fields.mapping(value, at)
-        self.fields.refuse_others(written, at, EFFECTS, "`effects`")
+        self.fields.report_unknown(written, at, EFFECTS, "`effects`")
         return {effect: self.fields.step_list(written[effect], join(at, effect)) for effect in EFFECTS if effect in written}
 
     def _attempts(self, value: JsonValue, at: str) -> dict[str, int]:
-        counts = self.fields.of_steps(value, at)
+        counts = self.fields.by_step(value, at)
         return {step_id: self.fields.whole_number(count, join(at, step_id)) for step_id, count in counts.items()}
 
     def _called_with(self, value: JsonValue, at: str) -> dict[str, Parameters]:
         found = dict[str, Parameters]()
-        for step_id, part in self.fields.of_steps(value, at).items():
+        for step_id, part in self.fields.by_step(value, at).items():
             place = join(at, step_id)
             if isinstance(part, list):
                 found[step_id] = [self.fields.mapping(call, join(place, index)) for index, call in enumerate(part)]

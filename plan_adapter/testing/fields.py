@@ -24,20 +24,20 @@ class FieldReader:
         """Add a problem at the path `at`."""
         self.problems.append(Problem(code, at=at, message=message, hint=hint))
 
-    def refuse_others(self, fields: Collection[str], at: str, known: Collection[str], what: str) -> None:
-        """Report the `fields` that are not `known`. `what` has them."""
+    def report_unknown(self, fields: Collection[str], at: str, known: Collection[str], what: str) -> None:
+        """Report the `fields` that are not `known`. `what` names their owner in the message."""
         for name in fields:
             if name not in known:
                 self.report("unknown-field", join(at, name), f"{what} has no field `{one_line(name)[:60]}`", did_you_mean(name[:60], known))
 
     def mapping(self, value: JsonValue, at: str, wanted: str = "a mapping") -> dict[str, JsonValue]:
-        """Return a mapping. Null, which is what YAML reads where nothing is written, is an empty one."""
+        """Return a mapping. Null is an empty one, because YAML reads null where nothing is written."""
         if value is None or isinstance(value, dict):
             return {} if value is None else value
-        self.report("wrong-type", at, f"this must be {wanted}, not {_kind(value)}")
+        self.report("wrong-type", at, f"this must be {wanted}, not {_type_name(value)}")
         return {}
 
-    def of_steps(self, value: JsonValue, at: str, *, also: Collection[str] = ()) -> dict[str, JsonValue]:
+    def by_step(self, value: JsonValue, at: str, *, also: Collection[str] = ()) -> dict[str, JsonValue]:
         """Return a mapping whose keys are ids of steps, or in `also`."""
         values = self.mapping(value, at)
         return {name: part for name, part in values.items() if self.is_step(name, join(at, name), also)}
@@ -48,7 +48,7 @@ class FieldReader:
         return tuple(step_id for step_id in found if step_id)
 
     def step_id(self, value: JsonValue, at: str) -> str:
-        """Return the id of a step, or "" if it is none."""
+        """Return the id of a step, or "" if there is no such step."""
         step_id = self.text(value, at)
         return step_id if step_id and self.is_step(step_id, at) else ""
 
@@ -56,7 +56,7 @@ class FieldReader:
         """Return a list."""
         if isinstance(value, list):
             return value
-        self.report("wrong-type", at, f"this must be {wanted}, not {_kind(value)}", "write [ … ]")
+        self.report("wrong-type", at, f"this must be {wanted}, not {_type_name(value)}", "write [ … ]")
         return []
 
     def is_step(self, name: str, at: str, also: Collection[str] = ()) -> bool:
@@ -73,7 +73,7 @@ class FieldReader:
         if isinstance(value, str):
             return value
         hint = "put it in quotes" if isinstance(value, bool | int | float) else ""
-        self.report("wrong-type", at, f"this must be text, not {_kind(value)}", hint)
+        self.report("wrong-type", at, f"this must be text, not {_type_name(value)}", hint)
         return ""
 
     def choice(self, value: JsonValue, at: str, choices: Collection[T]) -> T | None:
@@ -94,7 +94,7 @@ class FieldReader:
         return 0
 
 
-def _kind(value: JsonValue) -> Literal["null", "true or false", "a number", "text", "a list", "a mapping"]:
+def _type_name(value: JsonValue) -> Literal["null", "true or false", "a number", "text", "a list", "a mapping"]:
     match value:
         case None:
             return "null"

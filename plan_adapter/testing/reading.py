@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from pydantic import JsonValue
 
-from plan_adapter.documents import is_test_file, read_file, read_placed
+from plan_adapter.documents import is_test_file, read_file, read_located
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.approval import requires_approval
 from plan_adapter.gates.policy import effective_policy
@@ -15,7 +15,7 @@ from plan_adapter.loading import pin_files, pin_stored
 from plan_adapter.options import CallKind
 from plan_adapter.plan import ExecutionPlan, flattened
 from plan_adapter.problems import Problem
-from plan_adapter.runner import complete
+from plan_adapter.runner import run_sync
 from plan_adapter.settings import Settings
 from plan_adapter.testing.case import PLAN, Answer, Answers, Case, GateAnswer
 from plan_adapter.testing.expectations import ExpectationReader
@@ -27,7 +27,7 @@ from plan_adapter.validation.inputs import read_values
 from plan_adapter.values import join
 
 _SHARED = ("inputs", "steps", "rollbacks", "gates", "answers")
-_CALLS: Mapping[CallKind, str] = {"step": "steps", "rollback": "rollbacks"}
+_CALL_FIELDS: Mapping[CallKind, str] = {"step": "steps", "rollback": "rollbacks"}
 _ENDINGS = (".yaml", ".yml", ".json")
 _EXAMPLE = "write `cases:` and under it `it works: {}`"
 
@@ -79,17 +79,17 @@ def load_cases(path: str | Path, *, tools: ToolRegistry | None = None) -> list[C
     Raises InvalidPlanError with every problem of the test file and its plan.
     """
     file = Path(path)
-    values, problems, placed = read_placed(file)
+    values, problems, locate = read_located(file)
     if values is None:
         raise InvalidPlanError(problems)
-    plan, in_plan, validated = _read_plan(plan_file_of(file), tools or ToolRegistry.from_settings(Settings().tools))
+    plan, plan_problems, validated = _read_plan(plan_file_of(file), tools or ToolRegistry.from_settings(Settings().tools))
     reader = _CaseReader(plan, validated)
     cases = reader.cases(values)
     known = {problem.at for problem in problems}
-    problems += [placed(problem) for problem in dict.fromkeys(reader.problems) if problem.at not in known]
-    if problems or in_plan:
-        raise InvalidPlanError([*in_plan, *sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))])
-    return [replace(case, file=file, line=placed(Problem("", at=join("cases", case.name))).line or 1) for case in cases]
+    problems += [locate(problem) for problem in dict.fromkeys(reader.problems) if problem.at not in known]
+    if problems or plan_problems:
+        raise InvalidPlanError([*plan_problems, *sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))])
+    return [replace(case, file=file, line=locate(Problem("", at=join("cases", case.name))).line or 1) for case in cases]
 
 
 def _read_plan(path: Path, tools: ToolRegistry) -> tuple[ExecutionPlan | None, list[Problem], ValidatedPlan | None]:
@@ -97,21 +97,21 @@ def _read_plan(path: Path, tools: ToolRegistry) -> tuple[ExecutionPlan | None, l
     if plan is None:
         return None, problems, None
     if stored := pin_files(plan):
-        complete(pin_stored(stored), twin="pin_stored")
+        run_sync(pin_stored(stored), twin="pin_stored")
     if problems := find_problems(plan, tools):
         return plan, problems, None
-    return plan, [], with_recorded_tools(validate(_without_people(plan), tools))
+    return plan, [], with_recorded_tools(validate(_with_answerable_gates(plan), tools))
 
 
-def _without_people(plan: ExecutionPlan) -> ExecutionPlan:
-    """Return `plan` so that a case can answer every gate, start every run, and asks no model."""
+def _with_answerable_gates(plan: ExecutionPlan) -> ExecutionPlan:
+    """Return `plan` changed so that a case can answer every gate and start every run, and no model is asked."""
     anyone: dict[str, Any] = {"approvers": [], "operators": [], "known_by": [], "self_approval": True, "remind_after_ms": 0}
     approval = None if plan.approval is None else plan.approval.model_copy(update=anyone)
     return plan.model_copy(update={"approval": approval, "on_failure": None})
 
 
 @dataclass(frozen=True, slots=True)
-class _Shared:
+class _SharedFields:
     """What a file and its cases have in common: inputs, and the answers to calls, at gates and to questions."""
 
     inputs: dict[str, JsonValue]
@@ -128,33 +128,33 @@ class _CaseReader(FieldReader):
         self._plan = plan
         self._validated = validated
         policy = effective_policy(Settings.model_construct())
-        self._asks_first = plan is None or requires_approval(plan, policy)
+        self._has_plan_gate = plan is None or requires_approval(plan, policy)
 
     def cases(self, values: dict[str, JsonValue]) -> list[Case]:
         """Return the cases. Those with problems are missing."""
-        self.refuse_others(values, "", (*_SHARED, "cases"), "a test file")
-        shared = self._shared(values, "")
+        self.report_unknown(values, "", (*_SHARED, "cases"), "a test file")
+        shared = self._read_shared(values, "")
         written = self.mapping(values.get("cases"), "cases")
         if not written and "cases" not in {problem.at for problem in self.problems}:
             self.report("missing-field", "cases", "the file has no cases", _EXAMPLE)
-        found = [self._case(name, value, shared) for name, value in written.items()]
+        found = [self._read_case(name, value, shared) for name, value in written.items()]
         return [case for case in found if case is not None]
 
-    def _case(self, name: str, value: JsonValue, shared: "_Shared") -> Case | None:
+    def _read_case(self, name: str, value: JsonValue, shared: "_SharedFields") -> Case | None:
         at = join("cases", name)
         fields = self.mapping(value, at)
         if not isinstance(value, dict | None):
             return None
-        self.refuse_others(fields, at, (*_SHARED, "expect"), "a case")
-        own = self._shared(fields, at)
+        self.report_unknown(fields, at, (*_SHARED, "expect"), "a case")
+        own = self._read_shared(fields, at)
         expect = ExpectationReader(self).expectation(fields.get("expect"), join(at, "expect"))
-        bound = self._bound({**shared.inputs, **own.inputs}, at, own=own.inputs)
+        bound = self._bind({**shared.inputs, **own.inputs}, at, own=own.inputs)
         if bound is None:
             return None
         calls, gates, answers = shared.calls | own.calls, shared.gates | own.gates, shared.answers | own.answers
         return Case(name, Path(), 0, bound, calls, gates, answers, expect)
 
-    def _bound(self, inputs: dict[str, JsonValue], at: str, *, own: Mapping[str, JsonValue]) -> BoundPlan | None:
+    def _bind(self, inputs: dict[str, JsonValue], at: str, *, own: Mapping[str, JsonValue]) -> BoundPlan | None:
         if self._validated is None:
             return None
         _, problems = read_values(self._validated.plan.inputs, inputs, from_text=False)
@@ -164,22 +164,22 @@ class _CaseReader(FieldReader):
             self.report(problem.code, place, problem.message, "write it under `inputs`" if is_missing else problem.hint)
         return None if problems else bind_inputs(self._validated, inputs)
 
-    def _shared(self, fields: dict[str, JsonValue], at: str) -> "_Shared":
+    def _read_shared(self, fields: dict[str, JsonValue], at: str) -> "_SharedFields":
         """Return the fields that a file and a case have in common."""
         calls: _Calls = {}
-        for kind, name in _CALLS.items():
-            for step_id, value in self.of_steps(fields.get(name), join(at, name)).items():
-                answers = self._answers(value, join(join(at, name), step_id), step_id, kind)
+        for kind, name in _CALL_FIELDS.items():
+            for step_id, value in self.by_step(fields.get(name), join(at, name)).items():
+                answers = self._read_answers(value, join(join(at, name), step_id), step_id, kind)
                 if answers is not None:
                     calls[kind, step_id] = answers
         gates: _Gates = {}
-        for name, value in self.of_steps(fields.get("gates"), join(at, "gates"), also=(PLAN,)).items():
-            gates[name] = self._gate(value, join(join(at, "gates"), name), name)
-        given = self.of_steps(fields.get("answers"), join(at, "answers")).items()
-        answers = {step_id: self._answered(value, join(join(at, "answers"), step_id), step_id) for step_id, value in given}
-        return _Shared(self.mapping(fields.get("inputs"), join(at, "inputs")), calls, gates, answers)
+        for name, value in self.by_step(fields.get("gates"), join(at, "gates"), also=(PLAN,)).items():
+            gates[name] = self._read_gate_answers(value, join(join(at, "gates"), name), name)
+        given = self.by_step(fields.get("answers"), join(at, "answers")).items()
+        answers = {step_id: self._question_answer(value, join(join(at, "answers"), step_id), step_id) for step_id, value in given}
+        return _SharedFields(self.mapping(fields.get("inputs"), join(at, "inputs")), calls, gates, answers)
 
-    def _answered(self, value: JsonValue, at: str, step_id: str) -> JsonValue:
+    def _question_answer(self, value: JsonValue, at: str, step_id: str) -> JsonValue:
         """Return the answer to a question, and report what does not fit its fields."""
         question = None if self._plan is None else self._plan.step(step_id).ask
         if question is None:
@@ -192,12 +192,14 @@ class _CaseReader(FieldReader):
 
     # Answers to calls.
 
-    def _answers(self, value: JsonValue, at: str, step_id: str, kind: CallKind) -> Answers | None:
+    def _read_answers(self, value: JsonValue, at: str, step_id: str, kind: CallKind) -> Answers | None:
         step = None if self._plan is None else self._plan.step(step_id)
         if step is not None and step.inner:
-            one = next(one for one in flattened(step.inner) if not one.inner)
+            inner_step = next(inner_step for inner_step in flattened(step.inner) if not inner_step.inner)
             what = "runs a plan" if step.plan is not None else "is a group"
-            self.report("bad-answer", at, f"`{step_id}` {what} and calls no tool", f"answer the calls of its steps, such as `{one.id}`")
+            self.report(
+                "bad-answer", at, f"`{step_id}` {what} and calls no tool", f"answer the calls of its steps, such as `{inner_step.id}`"
+            )
             return None
         if step is not None and kind == "rollback" and step.rollback is None:
             self.report("bad-answer", at, f"`{step_id}` has no rollback", "remove it, or write a `rollback` in the plan")
@@ -205,27 +207,27 @@ class _CaseReader(FieldReader):
             self.report("bad-answer", at, f"`{step_id}` asks a question", f"write `answers: {{{step_id}: {{field: value}}}}`")
         by_item = self._has_items(step_id) and isinstance(value, list)
         if by_item and isinstance(value, list):
-            calls = tuple(self._attempts(part, join(at, index), step_id) for index, part in enumerate(value))
+            calls = tuple(self._read_attempts(part, join(at, index), step_id) for index, part in enumerate(value))
         else:
-            calls = (self._attempts(value, at, step_id),)
+            calls = (self._read_attempts(value, at, step_id),)
         return Answers(calls, by_item)
 
     def _has_items(self, step_id: str) -> bool:
         step = None if self._plan is None else self._plan.step(step_id)
         return step is not None and (step.for_each is not None or step.group is not None)
 
-    def _attempts(self, value: JsonValue, at: str, step_id: str) -> tuple[Answer, ...]:
+    def _read_attempts(self, value: JsonValue, at: str, step_id: str) -> tuple[Answer, ...]:
         if not isinstance(value, list):
-            return (self._answer(value, at, step_id),)
+            return (self._read_answer(value, at, step_id),)
         if not value:
             self.report("bad-answer", at, "the list of answers is empty", "write one for each attempt: `[{failure: …}, {result: …}]`")
-        return tuple(self._answer(part, join(at, index), step_id) for index, part in enumerate(value))
+        return tuple(self._read_answer(part, join(at, index), step_id) for index, part in enumerate(value))
 
-    def _answer(self, value: JsonValue, at: str, step_id: str) -> Answer:
+    def _read_answer(self, value: JsonValue, at: str, step_id: str) -> Answer:
         fields = self.mapping(value, at, "an answer: `result`, `failure` or `timeout`")
         if not isinstance(value, dict):
             return Answer()
-        self.refuse_others(fields, at, ("result", "failure", "timeout"), "an answer")
+        self.report_unknown(fields, at, ("result", "failure", "timeout"), "an answer")
         if len(fields) != 1:
             found = " and ".join(f"`{name}`" for name in fields) or "nothing"
             self.report(
@@ -247,19 +249,19 @@ class _CaseReader(FieldReader):
 
     # Answers at gates.
 
-    def _gate(self, value: JsonValue, at: str, name: str) -> tuple[GateAnswer, ...]:
-        if self._validated is not None and not self._asks(name, self._validated):
+    def _read_gate_answers(self, value: JsonValue, at: str, name: str) -> tuple[GateAnswer, ...]:
+        if self._validated is not None and not self._has_gate(name, self._validated):
             what = "the plan" if name == PLAN else f"`{name}`"
             self.report(
                 "bad-answer", at, f"{what} has no gate, so nobody is asked", "remove the answer, or require an approval in the plan"
             )
         several = value if isinstance(value, list) and name != PLAN and self._has_items(name) else [value]
-        return tuple(self._gate_answer(part, join(at, index) if several is value else at) for index, part in enumerate(several))
+        return tuple(self._read_gate_answer(part, join(at, index) if several is value else at) for index, part in enumerate(several))
 
-    def _asks(self, name: str, validated: ValidatedPlan) -> bool:
-        return self._asks_first if name == PLAN else validated.has_gate(validated.steps[name])
+    def _has_gate(self, name: str, validated: ValidatedPlan) -> bool:
+        return self._has_plan_gate if name == PLAN else validated.has_gate(validated.steps[name])
 
-    def _gate_answer(self, value: JsonValue, at: str) -> GateAnswer:
+    def _read_gate_answer(self, value: JsonValue, at: str) -> GateAnswer:
         answer = self.choice(value, at, ("approve", "reject", "expire"))
         if (
             answer == "expire"

@@ -21,18 +21,18 @@ from plan_adapter.options import CallKind
 from plan_adapter.plan import GOAL
 from plan_adapter.readable import call_name
 from plan_adapter.store.store import PlanStore
-from plan_adapter.testing.case import PLAN, Case, uses_of_results
+from plan_adapter.testing.case import PLAN, Case, find_result_uses
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation import ValidatedPlan
 
-BY = "plan test"
+STARTED_BY = "plan test"
 """Who starts the runs of cases, and answers at their gates."""
 
-_answer: ContextVar[Callable[[], JsonValue]] = ContextVar("answer")
+_next_result: ContextVar[Callable[[], JsonValue]] = ContextVar("answer")
 
 
-async def _recorded(**_arguments: object) -> JsonValue:
-    return _answer.get()()
+async def _return_recorded(**_arguments: object) -> JsonValue:
+    return _next_result.get()()
 
 
 def with_recorded_tools(validated: ValidatedPlan) -> ValidatedPlan:
@@ -41,7 +41,7 @@ def with_recorded_tools(validated: ValidatedPlan) -> ValidatedPlan:
 
     def recorded(tool: Tool[..., Any]) -> Tool[..., Any]:
         if tool.name not in known:
-            known[tool.name] = tool.with_function(_recorded)
+            known[tool.name] = tool.with_function(_return_recorded)
         return known[tool.name]
 
     asked = {step.id for step in validated.plan.all_steps if step.ask is not None}  # their result is the answer at their gate
@@ -55,40 +55,40 @@ def with_recorded_tools(validated: ValidatedPlan) -> ValidatedPlan:
 
 
 class RecordedStepRunner(DirectStepRunner):
-    """Makes attempts that get the answers of `case`, without waiting between them. Implements `ports.StepRunner`."""
+    """Makes attempts that get the answers of `case`, without delays between retries. Implements `ports.StepRunner`."""
 
     def __init__(self, case: Case) -> None:
         """Answer the calls of one run of `case`."""
         self.unanswered: dict[str, str] = {}  # by step: what to write
         self._case = case
-        self._uses = uses_of_results(case.plan.validated)
-        self._tries = Counter[tuple[CallKind, str, int | None]]()
+        self._uses = find_result_uses(case.plan.validated)
+        self._attempt_counts = Counter[tuple[CallKind, str, int | None]]()
 
     async def __call__(self, call: StepCall) -> AttemptEnd:
         """Make attempts of `call` until one succeeds, no retry is left, or the run stops."""
-        _answer.set(partial(self._answer_to, call))
+        _next_result.set(partial(self._next_answer, call))
         while True:
             end = await call.attempt(without_prefect=True)
             if call.retry_delay(end) is None:
                 return end
 
-    def _answer_to(self, call: StepCall) -> JsonValue:
-        """Return the result of the next attempt of `call`. Raises what a tool raises that fails or times out."""
+    def _next_answer(self, call: StepCall) -> JsonValue:
+        """Return the result of the next attempt of `call`. Raises the error of a tool that fails or times out."""
         kind: CallKind = "step" if call.step_run.undoes is None else "rollback"
         unit = (kind, call.step.id, call.item)
-        number = self._tries[unit]
-        self._tries[unit] += 1
+        number = self._attempt_counts[unit]
+        self._attempt_counts[unit] += 1
         answers = self._case.calls.get((kind, call.step.id))
         answer = None if answers is None else answers.find(call.item, number)
         if answer is None:
-            return self._without_answer(call, kind, is_short=answers is not None)
+            return self._unanswered_result(call, kind, is_short=answers is not None)
         if answer.is_timeout:
             raise CallTimedOutError
         if answer.failure is not None:
             raise ToolError(answer.failure)
         return answer.result
 
-    def _without_answer(self, call: StepCall, kind: CallKind, *, is_short: bool) -> JsonValue:
+    def _unanswered_result(self, call: StepCall, kind: CallKind, *, is_short: bool) -> JsonValue:
         """Return null for a call whose result nothing uses. Raise ToolError for any other."""
         step_id = call.step.id
         if is_short:
@@ -121,21 +121,23 @@ class RecordedApprover:
             await self._store.gates.close(request.gate_id or "", "expired")
             return await asyncio.get_running_loop().create_future()
         if request.kind == "question" and answer == "approve":
-            return self._answer(step_id, request)
-        return answer_to(request, decision=answer, by=BY, known_by="unverified")
+            return self._answer_question(step_id, request)
+        return answer_to(request, decision=answer, by=STARTED_BY, known_by="unverified")
 
-    def _answer(self, step_id: str, request: ApprovalRequest) -> Approval:
+    def _answer_question(self, step_id: str, request: ApprovalRequest) -> Approval:
         """Answer a question as the case says, else with the defaults of its fields."""
         answer = self._case.answers.get(step_id, {})
         required = [name for name, field in request.fields.items() if field.is_required]
         if step_id not in self._case.answers and required:
             self.unanswered[step_id] = f"`{step_id}` asks a question: write `answers: {{{step_id}: {{{required[0]}: …}}}}`"
-            return answer_to(request, decision="reject", by=BY, known_by="unverified", note="the case has no answer to this question")
-        return answer_to(request, decision="approve", by=BY, known_by="unverified", result=answer)
+            return answer_to(
+                request, decision="reject", by=STARTED_BY, known_by="unverified", note="the case has no answer to this question"
+            )
+        return answer_to(request, decision="approve", by=STARTED_BY, known_by="unverified", result=answer)
 
 
 class MadeUpSecrets:
-    """A value for every secret, which looks like none. Implements `secrets.SecretPlace`."""
+    """A made-up value for every secret, which does not look like a secret. Implements `secrets.SecretPlace`."""
 
     def place(self, name: str) -> str:
         """Return a phrase for messages."""

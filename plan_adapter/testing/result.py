@@ -43,7 +43,11 @@ class CaseResult:
         """Return the differences and the steps of the run as lines of text."""
         lines = [str(self.case), *(f"  {text}" for text in self.unanswered)]
         for mismatch in self.mismatches:
-            lines += [f"  {mismatch.at}", f"    expected: {_shown(mismatch.expected)}", f"    actual:   {_shown(mismatch.actual)}"]
+            lines += [
+                f"  {mismatch.at}",
+                f"    expected: {_short_json(mismatch.expected)}",
+                f"    actual:   {_short_json(mismatch.actual)}",
+            ]
         return "\n".join([*lines, *self._run_lines()])
 
     def _run_lines(self) -> Iterator[str]:
@@ -55,21 +59,21 @@ class CaseResult:
             more = [counted(step.attempts, "attempt")] if step.attempts > 1 else []
             more += ["rolled back"] if step.rolled_back else []
             end = step.status + (f" ({', '.join(more)})" if more else "")
-            yield f"    {step.id:<{width}}  {end}" + (f": {one_line(why)}" if (why := _why(step)) else "")
+            yield f"    {step.id:<{width}}  {end}" + (f": {one_line(why)}" if (why := _explanation(step)) else "")
 
 
-def _why(step: StepRun) -> str:
+def _explanation(step: StepRun) -> str:
     """Return why a step failed or was skipped."""
     return (step.error if step.status is StepStatus.FAILED else step.reason if step.status is StepStatus.SKIPPED else "") or ""
 
 
-def _shown(value: JsonValue) -> str:
+def _short_json(value: JsonValue) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class RecordedCalls:
     """What the store recorded about the calls of a run, and the names of the gates that opened."""
 
     attempts: Sequence[Attempt]
@@ -77,75 +81,79 @@ class Calls:
     gates: Sequence[str]
 
     @property
-    def of_steps(self) -> list[Attempt]:
+    def step_attempts(self) -> list[Attempt]:
         """The attempts of the steps themselves, without rollbacks."""
         return [attempt for attempt in self.attempts if attempt.kind == "step"]
 
     @property
-    def undone(self) -> list[str]:
+    def rolled_back(self) -> list[str]:
         """The names of the calls that were rolled back."""
         done = {receipt.attempt_id for receipt in self.receipts if receipt.outcome is Outcome.SUCCEEDED}
         rollbacks = [attempt for attempt in self.attempts if attempt.kind == "rollback" and attempt.id in done]
         return [call_name(attempt.step_id, attempt.item, attempt.label) for attempt in rollbacks]
 
 
-def compare(expect: Expectation, run: PlanRun, made: Calls) -> Iterator[Mismatch]:
-    """Yield where `run`, with the calls that were `made`, differs from `expect`."""
-    calls, steps = made.of_steps, {step.id: step for step in run.steps}
-    yield from _different("status", expect.status.value, run.status.value)
-    yield from _different("reason", _text(expect.reason), _text(run.reason))
-    yield from _containing("message", expect.message, run.message)
-    yield from _in_order(expect, _ids(calls))
-    yield from _different("gates", _listed(expect.gates), _listed(made.gates))
-    yield from _ended("skipped", expect.skipped, [step for step in run.steps if step.status is StepStatus.SKIPPED])
-    yield from _ended("failed", expect.failed, [step for step in run.steps if step.status is StepStatus.FAILED])
-    yield from _different("rolled_back", _listed(expect.rolled_back), _listed(made.undone))
+def compare(expect: Expectation, run: PlanRun, recorded: RecordedCalls) -> Iterator[Mismatch]:
+    """Yield where `run`, with its `recorded` calls, differs from `expect`."""
+    calls, steps = recorded.step_attempts, {step.id: step for step in run.steps}
+    yield from _compare_values("status", expect.status.value, run.status.value)
+    yield from _compare_values("reason", _reason_text(expect.reason), _reason_text(run.reason))
+    yield from _compare_text("message", expect.message, run.message)
+    yield from _compare_order(expect, _step_ids(calls))
+    yield from _compare_values("gates", _as_list(expect.gates), _as_list(recorded.gates))
+    yield from _compare_ended("skipped", expect.skipped, [step for step in run.steps if step.status is StepStatus.SKIPPED])
+    yield from _compare_ended("failed", expect.failed, [step for step in run.steps if step.status is StepStatus.FAILED])
+    yield from _compare_values("rolled_back", _as_list(expect.rolled_back), _as_list(recorded.rolled_back))
     for effect, ids in (expect.effects or {}).items():
-        yield from _different(join("effects", effect), _sorted(ids), _sorted(_ids(call for call in calls if call.effect == effect)))
+        yield from _compare_values(
+            join("effects", effect), _sorted_list(ids), _sorted_list(_step_ids(call for call in calls if call.effect == effect))
+        )
     for step_id, count in (expect.attempts or {}).items():
-        yield from _different(join("attempts", step_id), count, sum(call.step_id == step_id for call in calls))
+        yield from _compare_values(join("attempts", step_id), count, sum(call.step_id == step_id for call in calls))
     for step_id, parameters in (expect.called_with or {}).items():
-        yield from _called(join("called_with", step_id), parameters, [call.parameters for call in _last(calls) if call.step_id == step_id])
+        yield from _compare_parameters(
+            join("called_with", step_id), parameters, [call.parameters for call in _last_attempts(calls) if call.step_id == step_id]
+        )
     for step_id, value in (expect.results or {}).items():
-        yield from _unlike(value, steps[step_id].result, join("results", step_id))
-    yield from _unlike(dict(expect.outputs or {}), run.outputs, "outputs")
+        yield from _compare_subset(value, steps[step_id].result, join("results", step_id))
+    yield from _compare_subset(dict(expect.outputs or {}), run.outputs, "outputs")
 
 
-def _different(at: str, expected: JsonValue, actual: JsonValue) -> Iterator[Mismatch]:
+def _compare_values(at: str, expected: JsonValue, actual: JsonValue) -> Iterator[Mismatch]:
     """Yield a mismatch if something is expected and `actual` is something else."""
     if expected is not None and expected != actual:
         yield Mismatch(at, expected, actual)
 
 
-def _text(reason: RunReason | None) -> str | None:
+def _reason_text(reason: RunReason | None) -> str | None:
     return None if reason is None else reason.value
 
 
-def _listed(ids: Iterable[str] | None) -> list[JsonValue] | None:
+def _as_list(ids: Iterable[str] | None) -> list[JsonValue] | None:
     return None if ids is None else [*ids]
 
 
-def _sorted(ids: Iterable[str]) -> list[JsonValue]:
+def _sorted_list(ids: Iterable[str]) -> list[JsonValue]:
     return [*sorted(ids)]
 
 
-def _ended(at: str, expected: Mapping[str, str] | None, steps: list[StepRun]) -> Iterator[Mismatch]:
-    """Yield a mismatch if other steps ended this way, or if one says something else about it."""
+def _compare_ended(at: str, expected: Mapping[str, str] | None, steps: list[StepRun]) -> Iterator[Mismatch]:
+    """Yield a mismatch if other steps ended this way, or if a step's reason lacks the expected text."""
     if expected is None:
         return
-    found = {step.id: _why(step) for step in steps}
-    yield from _different(at, _sorted(expected), _sorted(found))
+    found = {step.id: _explanation(step) for step in steps}
+    yield from _compare_values(at, _sorted_list(expected), _sorted_list(found))
     for step_id, part in expected.items():
         if step_id in found:
-            yield from _containing(join(at, step_id), part, found[step_id])
+            yield from _compare_text(join(at, step_id), part, found[step_id])
 
 
-def _containing(at: str, part: str | None, text: str | None) -> Iterator[Mismatch]:
+def _compare_text(at: str, part: str | None, text: str | None) -> Iterator[Mismatch]:
     if part is not None and part not in (text or ""):
         yield Mismatch(at, f"… {part} …", text)
 
 
-def _in_order(expect: Expectation, started: list[str]) -> Iterator[Mismatch]:
+def _compare_order(expect: Expectation, started: list[str]) -> Iterator[Mismatch]:
     if expect.order is None:
         return
     position, found = 0, list[JsonValue]()
@@ -159,44 +167,44 @@ def _in_order(expect: Expectation, started: list[str]) -> Iterator[Mismatch]:
             position += len(part)
     found += started[position:]
     wanted: list[JsonValue] = [part if isinstance(part, str) else [*part] for part in expect.order]
-    yield from _different("order", wanted, found)
+    yield from _compare_values("order", wanted, found)
 
 
-def _called(at: str, expected: Parameters, calls: list[dict[str, JsonValue]]) -> Iterator[Mismatch]:
-    """Yield where the parameters of the calls of a step differ from those of each call in turn, or of all its calls."""
+def _compare_parameters(at: str, expected: Parameters, calls: list[dict[str, JsonValue]]) -> Iterator[Mismatch]:
+    """Yield where the parameters of a step's calls differ from `expected`: a list has one entry per call, a mapping is for all calls."""
     if isinstance(expected, list) and len(expected) != len(calls):
         yield Mismatch(at, [*expected], [*calls])
     elif isinstance(expected, list):
         for index, (wanted, found) in enumerate(zip(expected, calls, strict=True)):
-            yield from _unlike(wanted, found, join(at, index))
+            yield from _compare_subset(wanted, found, join(at, index))
     elif not calls:
         yield Mismatch(at, expected, None)
     else:
         for found in calls:
-            yield from _unlike(expected, found, at)
+            yield from _compare_subset(expected, found, at)
 
 
-def _unlike(expected: JsonValue, actual: JsonValue, at: str) -> Iterator[Mismatch]:
-    """Yield where `actual` differs. A mapping may have more entries than are expected; anything else is equal."""
+def _compare_subset(expected: JsonValue, actual: JsonValue, at: str) -> Iterator[Mismatch]:
+    """Yield where `actual` differs. A mapping may have more entries than expected; anything else must be equal."""
     if isinstance(expected, dict) and isinstance(actual, dict):
         for key, value in expected.items():
             if key not in actual:
                 yield Mismatch(join(at, key), value, None)
             else:
-                yield from _unlike(value, actual[key], join(at, key))
+                yield from _compare_subset(value, actual[key], join(at, key))
     elif isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
         for index, (wanted, found) in enumerate(zip(expected, actual, strict=True)):
-            yield from _unlike(wanted, found, join(at, index))
+            yield from _compare_subset(wanted, found, join(at, index))
     elif expected != actual or isinstance(expected, bool) != isinstance(actual, bool):
         yield Mismatch(at, expected, actual)
 
 
-def _ids(attempts: Iterable[Attempt]) -> list[str]:
+def _step_ids(attempts: Iterable[Attempt]) -> list[str]:
     """Return the steps of `attempts`, each once, in the order of its first one."""
     return list(dict.fromkeys(attempt.step_id for attempt in attempts))
 
 
-def _last(calls: Iterable[Attempt]) -> Iterator[Attempt]:
+def _last_attempts(calls: Iterable[Attempt]) -> Iterator[Attempt]:
     """Yield the last attempt of each call, in the order of the items: all attempts of a call have the same parameters."""
     last: Mapping[tuple[str, int | None], Attempt] = {(call.step_id, call.item): call for call in calls}
     yield from sorted(last.values(), key=lambda call: call.item or 0)

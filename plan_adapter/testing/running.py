@@ -14,14 +14,14 @@ from plan_adapter.secrets import SecretChain
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.testing.case import Case
-from plan_adapter.testing.recorded import BY, MadeUpSecrets, RecordedApprover, RecordedStepRunner
-from plan_adapter.testing.result import Calls, CaseResult, compare
+from plan_adapter.testing.recorded import STARTED_BY, MadeUpSecrets, RecordedApprover, RecordedStepRunner
+from plan_adapter.testing.result import CaseResult, RecordedCalls, compare
 
 
 class CaseRunner:
-    """Runs cases, one after the other. They share a temporary store, which costs more than a run. Close it, or use it in a `with` block.
+    """Runs cases, one after the other. They share a temporary store, because creating one takes longer than a run.
 
-    The settings of the environment do not apply, and each secret has a made-up value.
+    Close the runner, or use it in a `with` block. The settings of the environment do not apply, and each secret has a made-up value.
     """
 
     def __init__(self) -> None:
@@ -52,14 +52,14 @@ class CaseRunner:
     async def _run(self, case: Case) -> CaseResult:
         started = time.perf_counter()
         steps, approver = RecordedStepRunner(case), RecordedApprover(case, self._store)
-        run = await self._executed(case, steps, approver)
-        calls = Calls(await self._store.attempts(run.id), await self._store.receipts(run.id), approver.opened)
+        run = await self._execute(case, steps, approver)
+        calls = RecordedCalls(await self._store.attempts(run.id), await self._store.receipts(run.id), approver.opened)
         unanswered = (*steps.unanswered.values(), *approver.unanswered.values())
-        mismatches = () if unanswered else tuple(compare(case.expect, run, calls))  # they would only follow
+        mismatches = () if unanswered else tuple(compare(case.expect, run, calls))  # mismatches would only be consequences
         return CaseResult(case, run, mismatches, unanswered, (time.perf_counter() - started) * 1000)
 
-    async def _executed(self, case: Case, steps: RecordedStepRunner, approver: RecordedApprover) -> PlanRun:
-        request = RunRequest(approver=approver, requested_by=BY, settings=self._settings, secrets=SecretChain([MadeUpSecrets()]))
+    async def _execute(self, case: Case, steps: RecordedStepRunner, approver: RecordedApprover) -> PlanRun:
+        request = RunRequest(approver=approver, requested_by=STARTED_BY, settings=self._settings, secrets=SecretChain([MadeUpSecrets()]))
         run = await create_run(case.plan, self._store, request)
         session = RunSession(case.plan, run, self._store, request, backend=Backend(run_step=steps))
         return await execute_session(session, server=None)

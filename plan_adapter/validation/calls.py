@@ -25,12 +25,13 @@ from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.goals import check_goal, check_no_goal
 from plan_adapter.validation.json_text import NotJSONError, parse_json
 from plan_adapter.validation.questions import check_question
-from plan_adapter.validation.sub_plans import check_has_plan, check_inputs, check_place, check_sub_plan
+from plan_adapter.validation.sub_plans import check_inputs, check_no_inputs, check_runs_no_plan, check_sub_plan
 from plan_adapter.values import find_bad_values
 
 _EMPTY: tuple[object, ...] = (None, False, "", [])
 
 Declared: TypeAlias = Mapping[tuple[bool, bool, bool], Declarations]
+"""What expressions may use, by whether `item`, `result` and `secrets` exist at their place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,9 @@ class Call:
     for_each: Template | None
     label: Template | None
     done_when: Template | None
-    undo: Template | None  # the parameters of its rollback
-    undo_tool: Tool[..., Any] | None
-    goal_tools: tuple[Tool[..., Any], ...] = ()  # that the model of a goal may use
+    rollback_parameters: Template | None
+    rollback_tool: Tool[..., Any] | None
+    goal_tools: tuple[Tool[..., Any], ...] = ()  # the tools that the model of a goal may use
 
     @property
     def effect(self) -> Effect | None:
@@ -68,13 +69,17 @@ class Call:
         """Return the templates by field, in document order."""
         fields = {"for_each": self.for_each, "label": self.label, "parameters": self.parameters}
         fields |= {"when": self.when, "done_when": self.done_when}
-        fields["rollback.parameters"] = self.undo
+        fields["rollback.parameters"] = self.rollback_parameters
         return {name: template for name, template in fields.items() if template is not None}
 
     @property
     def rollback(self) -> RollbackCall | None:
         """Return the call that rolls back the step, or None if it has no rollback or the rollback's tool is unknown."""
-        return None if self.undo is None or self.undo_tool is None else RollbackCall(self.undo_tool, self.undo)
+        return (
+            None
+            if self.rollback_parameters is None or self.rollback_tool is None
+            else RollbackCall(self.rollback_tool, self.rollback_parameters)
+        )
 
 
 def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> list[Call]:
@@ -103,38 +108,38 @@ def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) ->
 def _check_step(step: Step, at: str, declared: Declared, tools: ToolRegistry, findings: Findings) -> Call:
     if step.plan is not None or step.pinned is not None:
         check_sub_plan(step, at, findings)
-        call = _compiled(step, (None, None), step.inputs, (at, f"{at}.inputs"), declared, findings)
+        call = _compile_call(step, (None, None), step.inputs, (at, f"{at}.inputs"), declared, findings)
         check_inputs(step, at, call.parameters, findings)
         return call
-    check_has_plan(step, at, findings)
+    check_no_inputs(step, at, findings)
     return _check_group(step, at, declared, findings) if step.steps else _check_call(step, at, declared, tools, findings)
 
 
-_NOT_OF_GROUPS = (
+_NOT_IN_GROUPS = (
     *("tool_name", "goal", "ask", "parameters", "input", "done_when", "max_retries", "retry_delay_ms", "timeout_ms", "effect"),
     *("isolation", "rollback", "tags", "approvers", "expires"),
 )
 
 
 def _check_group(step: Step, at: str, declared: Declared, findings: Findings) -> Call:
-    for name in _NOT_OF_GROUPS:
+    for name in _NOT_IN_GROUPS:
         if getattr(step, name) not in (*_EMPTY, 0, {}):
             findings.add("bad-group", f"{at}.{name}", f"a group calls no tool, so it has no `{name}`", "write it in the group's steps")
     if step.for_each is None:
-        findings.add("bad-group", f"{at}.steps", "the group has no `for_each`", "write the list whose items its steps run for")
+        findings.add("bad-group", f"{at}.steps", "the group has no `for_each`", "write the list of items that its steps run for")
     if isinstance(step.max_failures, str) and not re.fullmatch(MAX_FAILURES, step.max_failures):
         message = f"{step.max_failures[:40]!r} is neither a number of items nor a share of them"
         findings.add("bad-group", f"{at}.max_failures", message, 'write a number such as 1, or a share such as "20%"')
     elif isinstance(step.max_failures, int) and step.max_failures < 0:
         findings.add("bad-group", f"{at}.max_failures", "the number is below 0", "write 0 to stop at the first failed item")
     _check_label(step, at, findings)
-    return _compiled(step, (None, None), {}, (at, f"{at}.parameters"), declared, findings)
+    return _compile_call(step, (None, None), {}, (at, f"{at}.parameters"), declared, findings)
 
 
 def _check_inner(
     group: Step, at: str, outer: list[str], plan: ExecutionPlan, inner: Mapping[str, str], tools: ToolRegistry, findings: Findings
 ) -> list[Call]:
-    """Return the compiled steps of `group`. They see each other and the steps outside that their group does."""
+    """Return the compiled steps of `group`. Their expressions may use each other and the steps that the group's own may use."""
     siblings = [step.id for step in group.steps]
     elsewhere = {step_id: other for step_id, other in inner.items() if other != group.id}
     declared, calls = _declarations([*outer, *siblings], plan, elsewhere), list[Call]()
@@ -145,13 +150,13 @@ def _check_inner(
                 hint = "move it out of the group, or give the group the longer list"
                 findings.add("bad-group", f"{place}.{name}", f"a step of a group cannot have {what}", hint)
         one = step.model_copy(update={"for_each": None, "label": None, "steps": []}) if step.for_each or step.steps else step
-        check_place(one, place, "a step of a group", findings)
+        check_runs_no_plan(one, place, "a step of a group", findings)
         calls.append(_check_call(one, place, declared, tools, findings, on_dask=group.runner == "dask"))
     return calls
 
 
 def _check_finally(step: Step, at: str, findings: Findings) -> None:
-    check_place(step, at, "a `finally` step", findings)
+    check_runs_no_plan(step, at, "a `finally` step", findings)
     if step.rollback is not None:
         message = "a `finally` step has no rollback, because nothing runs after it"
         findings.add("bad-rollback", f"{at}.rollback", message, "remove it")
@@ -177,9 +182,9 @@ def _check_ids(places: Mapping[str, Step], findings: Findings) -> None:
     for place, step in places.items():
         at = f"{place}.id"
         if not re.fullmatch(STEP_ID, step.id):
-            findings.add("bad-id", at, f"{step.id[:80]!r} cannot be an id", "a letter or _, then at most 63 letters, digits, _ or -")
+            findings.add("bad-id", at, f"{step.id[:80]!r} cannot be an id", "use a letter or _, then at most 63 letters, digits, _ or -")
         elif step.id in RESERVED_IDS:
-            findings.add("reserved-id", at, f"`{step.id}` is a word of the expression language", f"call it `{step.id}_step`")
+            findings.add("reserved-id", at, f"`{step.id}` is a reserved word of the expression language", f"call it `{step.id}_step`")
         if step.id in first:
             findings.add("duplicate-id", at, f"{first[step.id]} also has the id `{step.id}`", "give one of them another id")
         first.setdefault(step.id, place)
@@ -207,39 +212,39 @@ def _builtin_names() -> frozenset[str]:
 
 def _tool_hint(name: str, tools: ToolRegistry) -> str:
     if name in _builtin_names():
-        return "it is a built-in tool: ToolRegistry.with_builtins([…]) offers those beside yours"
+        return "it is a built-in tool: ToolRegistry.with_builtins([…]) adds the built-in tools to yours"
     return did_you_mean(name, tools.names())
 
 
 def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, findings: Findings, *, on_dask: bool = False) -> Call:
     check_question(step, at, findings)
     if step.ask is not None:
-        return _compiled(step, (question_tool(), None), {"question": step.ask.question}, (at, f"{at}.ask"), declared, findings)
+        return _compile_call(step, (question_tool(), None), {"question": step.ask.question}, (at, f"{at}.ask"), declared, findings)
     if step.goal is not None:
-        return _goal(step, at, declared, tools, findings)
+        return _check_goal_step(step, at, declared, tools, findings)
     check_no_goal(step, at, findings)
     if not step.tool_name and step.plan is None:
         findings.add("missing-field", f"{at}.tool_name", "the step has no tool", "write `tool_name`")
     check_tags(step.tags, f"{at}.tags", findings)
     tool = tools.get(step.tool_name or "")
-    parameters, place = _parameters(step, at, findings)
+    parameters, place = _read_parameters(step, at, findings)
     if tool is not None:
         _check_effect(step, tool, at, findings)
         if parameters is not None:
             _check_parameters(tool, parameters, place, findings)
-    _check_only_of_groups(step, at, findings)
+    _check_group_fields(step, at, findings)
     _check_label(step, at, findings)
-    undo_tool = _check_rollback(step, at, tools, findings)
-    _check_runner(step, at, on_dask or step.runner == "dask", (tool, undo_tool), findings)
-    return _compiled(step, (tool, undo_tool), parameters or {}, (at, place), declared, findings)
+    rollback_tool = _check_rollback(step, at, tools, findings)
+    _check_runner(step, at, on_dask or step.runner == "dask", (tool, rollback_tool), findings)
+    return _compile_call(step, (tool, rollback_tool), parameters or {}, (at, place), declared, findings)
 
 
-def _check_only_of_groups(step: Step, at: str, findings: Findings) -> None:
+def _check_group_fields(step: Step, at: str, findings: Findings) -> None:
     for name in ("batch", "max_failures"):
         if getattr(step, name) != Step.model_fields[name].default:
             findings.add("bad-group", f"{at}.{name}", f"only a group has `{name}`, and this step has no `steps`", "remove it")
     if step.requires_approval == "each":
-        findings.add("bad-group", f"{at}.requires_approval", "`each` is for groups", "write true: each item has a gate of its own then")
+        findings.add("bad-group", f"{at}.requires_approval", "`each` is for groups", "write true: each item then has its own gate")
 
 
 def _check_runner(step: Step, at: str, on_dask: bool, tools: tuple[Tool[..., Any] | None, ...], findings: Findings) -> None:
@@ -254,22 +259,22 @@ def _check_runner(step: Step, at: str, on_dask: bool, tools: tuple[Tool[..., Any
             findings.add("bad-runner", f"{at}.runner", message, "define it at the top level of a module that is installed on the workers")
 
 
-def _goal(step: Step, at: str, declared: Declared, tools: ToolRegistry, findings: Findings) -> Call:
+def _check_goal_step(step: Step, at: str, declared: Declared, tools: ToolRegistry, findings: Findings) -> Call:
     """Return a step with a goal, compiled. Its parameters are what the model is told: the goal, and a `done_when` in words."""
     check_tags(step.tags, f"{at}.tags", findings)
     goal_tools = check_goal(step, at, tools, findings)
-    _check_only_of_groups(step, at, findings)
-    told: dict[str, JsonValue] = {"goal": step.goal}
+    _check_group_fields(step, at, findings)
+    prompt: dict[str, JsonValue] = {"goal": step.goal}
     if step.done_when is not None and not has_expression(step.done_when):
-        told["done_when"] = step.done_when
+        prompt["done_when"] = step.done_when
     one = step if step.for_each is None else step.model_copy(update={"for_each": None, "label": None})
     one = one if step.rollback is None else one.model_copy(update={"rollback": None})
-    return replace(_compiled(one, (goal_tool(), None), told, (at, at), declared, findings), goal_tools=goal_tools)
+    return replace(_compile_call(one, (goal_tool(), None), prompt, (at, at), declared, findings), goal_tools=goal_tools)
 
 
 def _check_label(step: Step, at: str, findings: Findings) -> None:
     if step.label is not None and step.for_each is None:
-        findings.add("bad-label", f"{at}.label", "the step has a label but no `for_each`, whose items it would name", "remove it")
+        findings.add("bad-label", f"{at}.label", "the step has a label but no `for_each`, so there are no items to name", "remove it")
     elif step.label is not None and not step.label.strip():
         findings.add("bad-label", f"{at}.label", "the label is empty", "write `${{ item… }}`, or remove it")
 
@@ -306,7 +311,7 @@ def _check_rollback(step: Step, at: str, tools: ToolRegistry, findings: Findings
     return tool
 
 
-def _parameters(step: Step, at: str, findings: Findings) -> tuple[dict[str, JsonValue] | None, str]:
+def _read_parameters(step: Step, at: str, findings: Findings) -> tuple[dict[str, JsonValue] | None, str]:
     """Return the step's parameters, or None if they cannot be read, and their path.
 
     `input` is used only if `parameters` is empty.
@@ -336,28 +341,30 @@ _LITERAL_HINTS = {
 
 
 def _check_parameters(tool: Tool[..., Any], parameters: dict[str, JsonValue], place: str, findings: Findings) -> None:
-    for path, message, hint in tool.check(parameters, _is_open):
-        findings.add("bad-parameters", _inside(place, path), message, hint)
+    for path, message, hint in tool.check(parameters, _is_expression):
+        findings.add("bad-parameters", _parameter_path(place, path), message, hint)
     for name in sorted(tool.literal_parameters & parameters.keys()):
-        if any(has_expression(text) for text in _texts(parameters[name])):
+        if any(has_expression(text) for text in _texts_in(parameters[name])):
             hint = _LITERAL_HINTS.get(name, "pass the value as data, through another parameter")
-            findings.add("expression-in-command", _inside(place, name), f"`{name}` is code, and `${{{{ }}}}` would put data into it", hint)
+            findings.add(
+                "expression-in-command", _parameter_path(place, name), f"`{name}` is code, and `${{{{ }}}}` would put data into it", hint
+            )
 
 
-def _inside(place: str, path: str) -> str:
+def _parameter_path(place: str, path: str) -> str:
     # The text of `input` has no paths inside it.
     return f"{place}.{path}" if path and place.endswith(".parameters") else place
 
 
-def _is_open(value: JsonValue) -> bool:
+def _is_expression(value: JsonValue) -> bool:
     return isinstance(value, str) and has_expression(value)
 
 
-def _texts(value: JsonValue) -> list[str]:
+def _texts_in(value: JsonValue) -> list[str]:
     if isinstance(value, str):
         return [value]
     members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for member in members for text in _texts(member)]
+    return [text for member in members for text in _texts_in(member)]
 
 
 def _check_effect(step: Step, tool: Tool[..., Any], at: str, findings: Findings) -> None:
@@ -369,7 +376,7 @@ def _check_effect(step: Step, tool: Tool[..., Any], at: str, findings: Findings)
         findings.warn("retried-write", f"{at}.max_retries", message, "remove it, or declare the effect if a second call does no harm")
 
 
-def _compiled(
+def _compile_call(
     step: Step,
     tools: tuple[Tool[..., Any] | None, Tool[..., Any] | None],  # the step's tool and its rollback's tool
     parameters: dict[str, JsonValue],
@@ -379,8 +386,8 @@ def _compiled(
 ) -> Call:
     at, place = places
     has_item, in_group = step.for_each is not None or step.group is not None, step.group is not None
-    compiled = partial(_template, findings)
-    undo = None if step.rollback is None or step.ask is not None else step.rollback.parameters
+    compiled = partial(_compile_field, findings)
+    rollback_parameters = None if step.rollback is None or step.ask is not None else step.rollback.parameters
     done_when = step.done_when
     if done_when is not None and not has_expression(done_when):
         if step.goal is None:
@@ -388,7 +395,9 @@ def _compiled(
             findings.add("not-yet", f"{at}.done_when", message, hint)
         done_when = None
     label = step.label if step.for_each is not None else None
-    of_result = replace(declared[has_item, True, False], own_result=step.result_fields)
+    if done_when is not None:
+        names = replace(declared[has_item, True, False], own_result=step.result_fields)
+        done_when = compiled(done_when, f"{at}.done_when", names, "bool")
     return Call(
         step,
         at=at,
@@ -397,31 +406,33 @@ def _compiled(
         parameters=compiled(parameters, place, declared[has_item, False, _may_have_secrets(tools[0])]),
         when=None if step.when is None else compiled(step.when, f"{at}.when", declared[in_group, False, False], "bool"),
         for_each=None if step.for_each is None else compiled(step.for_each, f"{at}.for_each", declared[False, False, False], "list"),
-        label=None if label is None else _label(findings, label, f"{at}.label", declared[True, False, False]),
-        done_when=None if done_when is None else compiled(done_when, f"{at}.done_when", of_result, "bool"),
-        undo=None if undo is None else compiled(undo, f"{at}.rollback.parameters", declared[has_item, True, _may_have_secrets(tools[1])]),
-        undo_tool=tools[1],
+        label=None if label is None else _compile_label(findings, label, f"{at}.label", declared[True, False, False]),
+        done_when=done_when,
+        rollback_parameters=None
+        if rollback_parameters is None
+        else compiled(rollback_parameters, f"{at}.rollback.parameters", declared[has_item, True, _may_have_secrets(tools[1])]),
+        rollback_tool=tools[1],
     )
 
 
-def _template(findings: Findings, value: JsonValue, at: str, declared: Declarations, expect: Expected | None = None) -> Template:
+def _compile_field(findings: Findings, value: JsonValue, at: str, declared: Declarations, expect: Expected | None = None) -> Template:
     template, problems = compile_template(value, declared, at=at, expect=expect)
     if problems:
         findings.extend(replace(problem, at=at) if at.endswith(".input") else problem for problem in problems)
     return template
 
 
-def _label(findings: Findings, text: str, at: str, declared: Declarations) -> Template:
-    template = _template(findings, text, at, declared)
+def _compile_label(findings: Findings, text: str, at: str, declared: Declarations) -> Template:
+    template = _compile_field(findings, text, at, declared)
     parts = template.texts.get(text, ())
     if len(parts) == 1 and isinstance(parts[0], Expression) and parts[0].kind.partition("(")[0] in ("bool", "list", "map", "null_type"):
-        message = f"`label` is of type {parts[0].kind}, and names an item"
+        message = f"`label` is of type {parts[0].kind}, which cannot name an item"
         findings.add("expression-type", at, message, "write an expression for a text or a number")
     return template
 
 
 def _may_have_secrets(tool: Tool[..., Any] | None) -> bool:
-    """Whether `tool` may receive secrets. A question is shown, a goal is sent to a model, and Prefect stores those of run_deployment."""
+    """Return whether `tool` may receive secrets. Questions are shown, goals go to a model, and Prefect stores what run_deployment gets."""
     deployment = sys.modules.get("plan_adapter.tools.deployment")  # if nobody has imported the module, no tool is from it
     if tool in (question_tool(), goal_tool()):
         return False

@@ -16,14 +16,14 @@ from plan_adapter.validation.findings import Findings
 class Dependencies:
     """Which step waits for which. A step of a group waits for its siblings, and its group for everything outside."""
 
-    outer: dict[str, tuple[str, ...]]  # of the steps that are not in a group
-    inner: dict[str, dict[str, tuple[str, ...]]]  # by group: of its steps, among themselves
-    nested: dict[str, "Dependencies"]  # by step that runs a plan: of that plan's steps
+    outer: dict[str, tuple[str, ...]]  # dependencies of the steps that are not in a group
+    inner: dict[str, dict[str, tuple[str, ...]]]  # by group: dependencies of its steps among themselves
+    nested: dict[str, "Dependencies"]  # by step that runs a plan: dependencies of that plan's steps
 
-    def of_all(self, before: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
-        """Return the dependencies of every step: of the first steps inside another those of that step; of that step its steps, too.
+    def for_all_steps(self, before: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
+        """Return the dependencies of every step. Steps without dependencies wait for `before`.
 
-        Steps without dependencies wait for `before`.
+        The first steps inside a step inherit its dependencies. The step itself also waits for the steps inside it.
         """
         found = dict[str, tuple[str, ...]]()
         for step_id, own in self.outer.items():
@@ -32,14 +32,14 @@ class Dependencies:
             found |= {one: siblings or after for one, siblings in steps.items()}
             if step_id in self.nested:
                 steps = self.nested[step_id].outer
-                found |= self.nested[step_id].of_all(after)
+                found |= self.nested[step_id].for_all_steps(after)
             found[step_id] = (*after, *steps)
         return found
 
-    def prefixed(self, prefix: str, nested: dict[str, "Dependencies"]) -> "Dependencies":
-        """Return the same of steps whose ids begin with `prefix`, and with what is `nested` in them."""
+    def with_prefix(self, prefix: str, nested: dict[str, "Dependencies"]) -> "Dependencies":
+        """Return these dependencies with `prefix` before each id, and with `nested` as the plans that steps run."""
         return Dependencies(
-            _prefixed(self.outer, prefix), {f"{prefix}{one}": _prefixed(of, prefix) for one, of in self.inner.items()}, nested
+            _add_prefix(self.outer, prefix), {f"{prefix}{one}": _add_prefix(of, prefix) for one, of in self.inner.items()}, nested
         )
 
     @property
@@ -48,15 +48,15 @@ class Dependencies:
         return [self, *(part for nested in self.nested.values() for part in nested.parts)]
 
 
-def _prefixed(dependencies: Mapping[str, tuple[str, ...]], prefix: str) -> dict[str, tuple[str, ...]]:
+def _add_prefix(dependencies: Mapping[str, tuple[str, ...]], prefix: str) -> dict[str, tuple[str, ...]]:
     return {f"{prefix}{step_id}": tuple(f"{prefix}{one}" for one in after) for step_id, after in dependencies.items()}
 
 
-_STEP = "bad-finally", "is not a `finally` step: those run after all other steps anyway", "remove it"
-_FINALLY = "bad-finally", "is a `finally` step, which runs after all other steps", "remove it, or move this step to `finally`"
+_ORDINARY_STEP = "bad-finally", "is not a `finally` step; `finally` steps run after all other steps anyway", "remove it"
+_FINALLY_STEP = "bad-finally", "is a `finally` step, which runs after all other steps", "remove it, or move this step to `finally`"
 _OWN_GROUP = "bad-group", "is the group of this step, and ends after it", "remove it"
 
-Others: TypeAlias = Mapping[str, tuple[str, str, str]]
+Excluded: TypeAlias = Mapping[str, tuple[str, str, str]]
 """Steps that a step cannot wait for, with code, message and hint."""
 
 
@@ -67,18 +67,20 @@ def check_dependencies(calls: list[Call], findings: Findings) -> Dependencies:
     """
     first = [call for call in calls if not call.is_final and call.step.group is None]
     last = [call for call in calls if call.is_final]
-    others: dict[str, tuple[str, str, str]] = {call.step.id: _FINALLY for call in last}
-    others |= {call.step.id: _of_group(call.step.group) for call in calls if call.step.group is not None}
-    inner, lifted = dict[str, dict[str, tuple[str, ...]]](), dict[str, list[str]]()
+    excluded: dict[str, tuple[str, str, str]] = {call.step.id: _FINALLY_STEP for call in last}
+    excluded |= {call.step.id: _inside_group(call.step.group) for call in calls if call.step.group is not None}
+    inner, inherited = dict[str, dict[str, tuple[str, ...]]](), dict[str, list[str]]()
     for group in first:
         if group.step.is_group:
             steps = [call for call in calls if call.step.group == group.step.id]
             rest = [call for call in first if call is not group]
-            inner[group.step.id], lifted[group.step.id] = _of_steps(steps, rest, others | {group.step.id: _OWN_GROUP}, findings)
-    outer = _dependencies(first, others, findings, lifted=lifted)
+            inner[group.step.id], inherited[group.step.id] = _group_dependencies(
+                steps, rest, excluded | {group.step.id: _OWN_GROUP}, findings
+            )
+    outer = _dependencies(first, excluded, findings, inherited=inherited)
     _check_chained_lists(first, outer, findings)
     _check_failed_dependencies([call for call in calls if not call.is_final], findings)
-    finals = _dependencies(last, others | {call.step.id: _STEP for call in first}, findings)
+    finals = _dependencies(last, excluded | {call.step.id: _ORDINARY_STEP for call in first}, findings)
     return Dependencies(outer | {step_id: after for step_id, after in finals.items() if step_id not in outer}, inner, {})
 
 
@@ -107,15 +109,17 @@ def _check_failed_dependencies(calls: list[Call], findings: Findings) -> None:
             findings.warn("never-true", f"{call.at}.when", message, hint)
 
 
-def _of_group(group: str) -> tuple[str, str, str]:
+def _inside_group(group: str) -> tuple[str, str, str]:
     return "bad-group", f"is a step of the group `{group}`", f"depend on `{group}`"
 
 
-def _of_steps(steps: list[Call], outer: list[Call], others: Others, findings: Findings) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+def _group_dependencies(
+    steps: list[Call], outer: list[Call], excluded: Excluded, findings: Findings
+) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """Return the dependencies of a group's `steps` among themselves, and the steps of `outer` that any of them waits for."""
     position = {call.step.id: index for index, call in reversed(list(enumerate([*outer, *steps])))}
     siblings = {call.step.id for call in steps}
-    all_of = {call.step.id: _dependencies_of(call, position, others, findings) for call in steps}
+    all_of = {call.step.id: _dependencies_of(call, position, excluded, findings) for call in steps}
     found = {step_id: tuple(name for name in after if name in siblings) for step_id, after in all_of.items()}
     order = {call.step.id: index for index, call in enumerate(steps)}
     _check_cycles(found, order, steps, findings)
@@ -123,29 +127,29 @@ def _of_steps(steps: list[Call], outer: list[Call], others: Others, findings: Fi
 
 
 def _dependencies(
-    calls: list[Call], others: Others, findings: Findings, *, lifted: Mapping[str, list[str]] | None = None
+    calls: list[Call], excluded: Excluded, findings: Findings, *, inherited: Mapping[str, list[str]] | None = None
 ) -> dict[str, tuple[str, ...]]:
-    """Return the dependencies among `calls`. `lifted` are those of groups that their steps have."""
+    """Return the dependencies among `calls`. `inherited` are those that groups get from their steps."""
     position = {call.step.id: index for index, call in reversed(list(enumerate(calls)))}
     dependencies: dict[str, tuple[str, ...]] = {}
     for call in calls:
-        own = _dependencies_of(call, position, others, findings)
-        extra = () if lifted is None else lifted.get(call.step.id, ())
+        own = _dependencies_of(call, position, excluded, findings)
+        extra = () if inherited is None else inherited.get(call.step.id, ())
         dependencies.setdefault(call.step.id, tuple(dict.fromkeys([*own, *extra])) if extra else own)
     _check_cycles(dependencies, position, calls, findings)
     return dependencies
 
 
-def _dependencies_of(call: Call, position: Mapping[str, int], others: Others, findings: Findings) -> tuple[str, ...]:
-    found = _written(call.step, call.at, position, others, findings)
+def _dependencies_of(call: Call, position: Mapping[str, int], excluded: Excluded, findings: Findings) -> tuple[str, ...]:
+    found = _check_declared(call.step, call.at, position, excluded, findings)
     if referring := {field: template.steps for field, template in call.templates.items() if template.steps}:
-        _check_own(call.step, call.at, referring, findings)
+        _check_self_references(call.step, call.at, referring, findings)
         implied = {name for names in referring.values() for name in names if name in position and name != call.step.id}
         found = list(dict.fromkeys([*found, *sorted(implied, key=position.__getitem__)]))
     return tuple(found)
 
 
-def _check_own(step: Step, at: str, referring: Mapping[str, frozenset[str]], findings: Findings) -> None:
+def _check_self_references(step: Step, at: str, referring: Mapping[str, frozenset[str]], findings: Findings) -> None:
     for field, names in referring.items():
         if step.id in names:
             own = field in ("done_when", "rollback.parameters")
@@ -153,26 +157,26 @@ def _check_own(step: Step, at: str, referring: Mapping[str, frozenset[str]], fin
             findings.add("not-an-ancestor", f"{at}.{field}", f"`{step.id}` uses its own result", hint)
 
 
-def _written(step: Step, at: str, known: Mapping[str, int], others: Others, findings: Findings) -> list[str]:
+def _check_declared(step: Step, at: str, known: Mapping[str, int], excluded: Excluded, findings: Findings) -> list[str]:
     """Return the valid declared dependencies, each once."""
-    sound = dict.fromkeys(step.depends_on)
-    if len(sound) == len(step.depends_on) and step.id not in sound and sound.keys() <= known.keys():
+    valid = dict.fromkeys(step.depends_on)
+    if len(valid) == len(step.depends_on) and step.id not in valid and valid.keys() <= known.keys():
         return step.depends_on
-    sound.clear()
+    valid.clear()
     for index, name in enumerate(step.depends_on):
         place = f"{at}.depends_on[{index}]"
-        if name in sound:
+        if name in valid:
             findings.warn("duplicate-dependency", place, f"`{name}` is written twice", "remove one of them")
         elif name == step.id:
             findings.add("self-dependency", place, f"`{name}` depends on itself", "remove it")
-        elif name in others and name not in known:
-            code, message, hint = others[name]
+        elif name in excluded and name not in known:
+            code, message, hint = excluded[name]
             findings.add(code, place, f"`{name}` {message}", hint)
         elif name not in known:
             findings.add("unknown-step", place, f"no step is called `{name[:80]}`", did_you_mean(name, known))
         else:
-            sound[name] = None
-    return list(sound)
+            valid[name] = None
+    return list(valid)
 
 
 def _check_cycles(dependencies: Mapping[str, tuple[str, ...]], position: Mapping[str, int], calls: list[Call], findings: Findings) -> None:
@@ -191,7 +195,7 @@ def _check_cycles(dependencies: Mapping[str, tuple[str, ...]], position: Mapping
             for a, b in zip(members, [*members[1:], members[0]], strict=True)
             if b not in calls[position[a]].step.depends_on
         ]
-        hint = "remove one of these dependencies" + (f"; of references: {', '.join(implied[:5])}" if implied else "")
+        hint = "remove one of these dependencies" + (f"; these come from references: {', '.join(implied[:5])}" if implied else "")
         path = " → ".join([*shown, members[0]])
         findings.add("cycle", f"{calls[position[members[0]]].at}.depends_on", f"these steps wait for each other: {path}", hint)
         for name in members:

@@ -4,15 +4,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from plan_adapter.documents import place
+from plan_adapter.documents import locate
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.problems import Problem, Severity
 
 _ORDER: Mapping[str, int] = {name: place for place, name in enumerate(dict.fromkeys([*ExecutionPlan.model_fields, *Step.model_fields]))}
 
 _STEPS = r"steps(\[\d+\](\.id)?)?"
-_LOSSES: Mapping[str, str] = {"unknown-step": _STEPS, "unknown-reference": rf"{_STEPS}|inputs(\.[^.]*)?"}
-"""Codes for unknown names, with the fields whose loss makes names unknown."""
+_DECLARING_FIELDS: Mapping[str, str] = {"unknown-step": _STEPS, "unknown-reference": rf"{_STEPS}|inputs(\.[^.]*)?"}
+"""Codes for unknown names, each with the fields that declare such names."""
 
 
 class Findings:
@@ -27,7 +27,9 @@ class Findings:
         self._earlier = tuple(earlier)
         self._found: list[Problem] = []
         self._places = frozenset(problem.at for problem in self._earlier)
-        self._in_doubt = frozenset(code for code, lost in _LOSSES.items() if any(re.fullmatch(lost, at) for at in self._places))
+        self._unreliable_codes = frozenset(
+            code for code, fields in _DECLARING_FIELDS.items() if any(re.fullmatch(fields, at) for at in self._places)
+        )
 
     def add(self, code: str, at: str, message: str, hint: str = "", *, severity: Severity = "error") -> None:
         """Add a problem at the path `at`, unless an earlier problem is there or encloses it."""
@@ -38,20 +40,20 @@ class Findings:
         self.add(code, at, message, hint, severity="warning")
 
     def extend(self, problems: Iterable[Problem]) -> None:
-        """Add `problems`, except those that an earlier problem shares a path with or encloses."""
-        self._found += [problem for problem in problems if not self._follows(problem)]
+        """Add `problems`, except those whose path an earlier problem has or encloses."""
+        self._found += [problem for problem in problems if not self._is_consequence(problem)]
 
-    def take(self, problems: Iterable[Problem], at: str) -> None:
-        """Add the located problems of the plan at the path `at`. Only those of a plan without a document get that path."""
+    def add_from_sub_plan(self, problems: Iterable[Problem], at: str) -> None:
+        """Add the located problems of the sub-plan at the path `at`. Problems of a sub-plan without a document get that path."""
         self._found += [
             problem if problem.line is not None else replace(problem, at=f"{at}{problem.at}", file=None) for problem in problems
         ]
 
-    def _follows(self, problem: Problem) -> bool:
+    def _is_consequence(self, problem: Problem) -> bool:
         """Return whether `problem` only follows from an earlier one."""
         if not self._earlier:
             return False
-        if problem.code in self._in_doubt:
+        if problem.code in self._unreliable_codes:
             return True
         ends = (len(problem.at), *(match.start() for match in re.finditer(r"[.\[]", problem.at)))
         return any(problem.at[:end] in self._places for end in ends)
@@ -59,17 +61,17 @@ class Findings:
     def sorted(self, plan: ExecutionPlan) -> list[Problem]:
         """Return every problem once, located in `plan`'s document and in document order."""
         problems = dict.fromkeys([*self._earlier, *self._found])
-        return sorted((_placed(plan, problem) for problem in problems), key=lambda problem: _position(plan, problem))
+        return sorted((_with_location(plan, problem) for problem in problems), key=lambda problem: _sort_key(plan, problem))
 
 
-def _placed(plan: ExecutionPlan, problem: Problem) -> Problem:
+def _with_location(plan: ExecutionPlan, problem: Problem) -> Problem:
     if problem.line is not None:
         return problem
-    file, line, column = place(plan, problem.at)
+    file, line, column = locate(plan, problem.at)
     return replace(problem, file=file, line=line, column=column)
 
 
-def _position(plan: ExecutionPlan, problem: Problem) -> tuple[str, int, int, list[tuple[int, int]]]:
+def _sort_key(plan: ExecutionPlan, problem: Problem) -> tuple[str, int, int, list[tuple[int, int]]]:
     # The problems of this document come first, then those of the plans that its steps run.
     own = plan._file  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
     file = "" if problem.file is None or problem.file == own else problem.file

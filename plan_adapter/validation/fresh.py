@@ -25,8 +25,8 @@ def fresh_copy(plan: ExecutionPlan) -> tuple[ExecutionPlan | None, list[Problem]
     """
     if problems := _nested_too_deeply(plan):
         return None, problems
-    document = _document(plan)
-    if problems := oversize(_parts(document)):
+    document = _to_document(plan)
+    if problems := find_oversize(_document_fields(document)):
         return None, problems
     problems = find_bad_values(document)
     if any(problem.code == "wrong-type" for problem in problems):
@@ -34,51 +34,51 @@ def fresh_copy(plan: ExecutionPlan) -> tuple[ExecutionPlan | None, list[Problem]
     document = normalize(document)
     try:
         fresh = ExecutionPlan.model_validate(document, strict=True)
-        _number(plan)
+        _number_steps(plan)
     except ValidationError:
-        fresh, mismatches = build_plan(_copied(document))
+        fresh, mismatches = build_plan(_copy(document))
         known = {problem.at for problem in problems}
         problems += [problem for problem in mismatches if problem.at not in known]
-    _take_over(plan, fresh)
+    _copy_metadata(plan, fresh)
     return fresh, problems
 
 
 def _nested_too_deeply(plan: ExecutionPlan, depth: int = 0, at: str = "", names: tuple[str, ...] = ()) -> list[Problem]:
     """Return a problem for each step that runs a plan inside more plans than the limit."""
     found = list[Problem]()
-    for index, (name, pinned) in _pinned(plan).items():
+    for index, (name, pinned) in _pinned_plans(plan).items():
         place, chain = f"{at}steps[{index}].", (*names, name or pinned.name)
         if depth == MAX_SUB_PLANS:
-            found.append(too_deep(f"{place}plan", chain))
+            found.append(too_deep_problem(f"{place}plan", chain))
         else:
             found += _nested_too_deeply(pinned, depth + 1, f"{place}pinned.", chain)
     return found
 
 
-def _pinned(plan: ExecutionPlan) -> dict[int, tuple[str | None, ExecutionPlan]]:
-    """Return the plans that steps run, with their names, by the index of the step. Python code may have put in anything else."""
+def _pinned_plans(plan: ExecutionPlan) -> dict[int, tuple[str | None, ExecutionPlan]]:
+    """Return the plans that steps run, with their names, by the index of the step. Skips other objects that Python code has put in."""
     steps: Any = plan.steps
     real = [step if isinstance(step, Step) else None for step in (steps if isinstance(steps, list) else ())]  # pyright: ignore[reportUnknownVariableType]
     pinned = {index: (step.plan, step.pinned) for index, step in enumerate(real) if step is not None}
     return {index: (name, one) for index, (name, one) in pinned.items() if isinstance(one, ExecutionPlan)}
 
 
-def too_deep(at: str, names: Iterable[str]) -> Problem:
-    """Return the problem of a plan inside too many others, which `names` lists from the outside to the inside."""
+def too_deep_problem(at: str, names: Iterable[str]) -> Problem:
+    """Return the problem of a plan that is nested too deeply. `names` lists the plans from the outside to the inside."""
     message = f"plans are nested more than {MAX_SUB_PLANS} deep: {' → '.join(names)}"
     return Problem("bad-sub-plan", at=at, message=message, hint="move the innermost steps into the plan around them")
 
 
-def _document(model: BaseModel, levels: int = 4 + 3 * MAX_SUB_PLANS) -> dict[str, Any]:
+def _to_document(model: BaseModel, levels: int = 4 + 3 * MAX_SUB_PLANS) -> dict[str, Any]:
     """Return the non-default fields of `model` by their document names. Nested models are expanded; other values stay as they are.
 
     All options that were set are kept, because one of the two error policies follows from the other.
     """
     if isinstance(model, ExecutionOptions):
-        return {name: _part(value, levels) for name, value in vars(model).items() if name in model.model_fields_set}
+        return {name: _to_document_value(value, levels) for name, value in vars(model).items() if name in model.model_fields_set}
     known = fields_of(type(model))
     values = {name: getattr(model, name) for name in known}  # a stored plan builds its steps on access
-    fields = {known[name][0]: _part(value, levels) for name, value in values.items() if not _is_default(value, known[name][1])}
+    fields = {known[name][0]: _to_document_value(value, levels) for name, value in values.items() if not _is_default(value, known[name][1])}
     if isinstance(model, ExecutionPlan) and "id" not in model.model_fields_set:
         fields.pop("id", None)
     return fields
@@ -88,7 +88,7 @@ def _is_default(value: Any, default: Any) -> bool:
     return type(value) is type(default) and not isinstance(value, BaseModel) and value == default
 
 
-def _parts(document: dict[str, Any]) -> Iterator[tuple[str, Any, int]]:
+def _document_fields(document: dict[str, Any]) -> Iterator[tuple[str, Any, int]]:
     """Yield path, value and enclosing depth for the fields of the plan and of its steps."""
     for name, value in document.items():
         if name == "steps" and isinstance(value, list):
@@ -99,24 +99,24 @@ def _parts(document: dict[str, Any]) -> Iterator[tuple[str, Any, int]]:
             yield name, value, 1
 
 
-def _part(value: Any, levels: int) -> Any:
+def _to_document_value(value: Any, levels: int) -> Any:
     if isinstance(value, BaseModel) and levels > 0:  # each plan's models nest four levels deep; deeper ones are not part of it
-        return _document(value, levels - 1)
+        return _to_document(value, levels - 1)
     if isinstance(value, list):
-        return [_part(member, levels) if isinstance(member, BaseModel) else member for member in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_to_document_value(member, levels) if isinstance(member, BaseModel) else member for member in value]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, dict):
-        return {key: _part(member, levels) if isinstance(member, BaseModel) else member for key, member in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        return {key: _to_document_value(member, levels) if isinstance(member, BaseModel) else member for key, member in value.items()}  # pyright: ignore[reportUnknownVariableType]
     return value
 
 
-def oversize(parts: Iterable[tuple[str, Any, int]]) -> list[Problem]:
+def find_oversize(parts: Iterable[tuple[str, Any, int]]) -> list[Problem]:
     """Return a problem for the first of `parts`, (path, value, enclosing depth), that nests too deeply, contains itself or expands too far.
 
     Nothing is expanded for the check.
     """
     total = 0
     for at, value, depth in parts:
-        size = _size(value, MAX_DEPTH - depth)
+        size = _expanded_size(value, MAX_DEPTH - depth)
         if size is None:
             code, message, hint = TOO_DEEP
             return [Problem(code, at=at, message=message, hint=hint)]
@@ -126,7 +126,7 @@ def oversize(parts: Iterable[tuple[str, Any, int]]) -> list[Problem]:
     return []
 
 
-def _size(value: Any, levels: int) -> int | None:
+def _expanded_size(value: Any, levels: int) -> int | None:
     """Return how many values `value` expands to, or None beyond `levels` levels. Each container is visited once per level."""
     level: dict[int, tuple[Any, int]] = {id(value): (value, 1)} if _is_container(value) else {}
     total = 0
@@ -151,25 +151,25 @@ def _is_container(value: object) -> bool:
     return isinstance(value, dict | list | tuple)
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _copied(member) for key, member in value.items()}  # pyright: ignore[reportUnknownVariableType]
-    return [_copied(member) for member in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]
+        return {key: _copy(member) for key, member in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    return [_copy(member) for member in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]
 
 
-def _take_over(plan: ExecutionPlan, fresh: ExecutionPlan) -> None:
+def _copy_metadata(plan: ExecutionPlan, fresh: ExecutionPlan) -> None:
     """Copy to `fresh` what the plan holds besides its fields."""
     if "id" not in plan.model_fields_set:
         vars(fresh)["id"] = plan.id  # generated, so it stays unset
     for name in ("_history", "_problems", "_marks", "_file"):
         setattr(fresh, name, getattr(plan, name))
-    copies = _pinned(fresh)
-    for index, (_, pinned) in _pinned(plan).items():
+    copies = _pinned_plans(fresh)
+    for index, (_, pinned) in _pinned_plans(plan).items():
         if index in copies:
-            _take_over(pinned, copies[index][1])
+            _copy_metadata(pinned, copies[index][1])
 
 
-def _number(plan: ExecutionPlan) -> None:
+def _number_steps(plan: ExecutionPlan) -> None:
     """Fill in the ids and places that edits of `plan` left out."""
     if all(isinstance(step, Step) for step in [*plan.steps, *plan.finally_]):  # pyright: ignore[reportUnnecessaryIsInstance]  # Python code may put in a mapping
         plan.number_steps()

@@ -12,12 +12,12 @@ from plan_adapter.validation.findings import Findings
 MANY_GATES = 20
 """How many items of one step may each ask for an approval without a warning."""
 
-_CLAIMED = {
+_UNDERMINED_PROOFS = {
     "unverified": frozenset({"ssh_signature", "totp", "os_user", "form"}),
     # Terminal accounts next to names in a form may be intended. A proof next to a mere claim is a mistake.
     "form": frozenset({"ssh_signature", "totp"}),
 }
-"""Ways to answer that let anyone claim a name, and the proofs that are worthless next to them."""
+"""The proofs that are worthless if the policy also accepts a method that lets anyone claim a name, by that method."""
 
 
 def check_gates(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> None:
@@ -28,7 +28,7 @@ def check_gates(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> N
         _check_known_by(plan.approval, findings)
         _check_entries_once(plan.approval, findings)
         _check_always_execute(plan.approval, calls, findings)
-        _check_is_asked(plan, findings, gates=bool(gated))
+        _check_has_effect(plan, findings, gates=bool(gated))
         _check_times(plan.approval, plan.options.approval_timeout_ms, findings)
     for call in calls:
         if call.step.ask is not None and call.step.expires and not plan.options.approval_timeout_ms:
@@ -42,7 +42,7 @@ def _has_gate(plan: ExecutionPlan, call: Call) -> bool:
     allowed = plan.approval.always_execute if plan.approval is not None else ()
     if any(tool.effect != "read" and tool.name not in allowed for tool in call.goal_tools):  # each call that writes waits
         return True
-    rollback = None if call.undo_tool is None else call.undo_tool.effect
+    rollback = None if call.rollback_tool is None else call.rollback_tool.effect
     return plan.has_gate(call.step, None if call.tool is None else call.tool.effect, rollback=rollback)
 
 
@@ -57,10 +57,10 @@ def _check_names(policy: ApprovalPolicy, findings: Findings) -> None:
 
 
 def _check_known_by(policy: ApprovalPolicy, findings: Findings) -> None:
-    for index, way in enumerate(policy.known_by):
-        if better := [other for other in policy.known_by if other in _CLAIMED.get(way, ())]:
-            message = f"`{way}` lets anyone claim a name, so {' or '.join(dict.fromkeys(better))} proves nothing"
-            findings.warn("weak-proof", f"approval.known_by[{index}]", message, f"remove `{way}`")
+    for index, method in enumerate(policy.known_by):
+        if undermined := [other for other in policy.known_by if other in _UNDERMINED_PROOFS.get(method, ())]:
+            message = f"`{method}` lets anyone claim a name, so {' or '.join(dict.fromkeys(undermined))} proves nothing"
+            findings.warn("weak-proof", f"approval.known_by[{index}]", message, f"remove `{method}`")
 
 
 def _check_entries_once(policy: ApprovalPolicy, findings: Findings) -> None:
@@ -87,14 +87,14 @@ def _check_always_execute(policy: ApprovalPolicy, calls: list[Call], findings: F
             findings.add("bad-goal", f"approval.always_execute[{index}]", message, "name a tool of a goal, or remove the entry")
 
 
-def _check_is_asked(plan: ExecutionPlan, findings: Findings, *, gates: bool) -> None:
+def _check_has_effect(plan: ExecutionPlan, findings: Findings, *, gates: bool) -> None:
     options, policy = plan.options, plan.approval or ApprovalPolicy()
-    says_of_approvals = policy.model_copy(update={"operators": []}) != ApprovalPolicy() or not policy.operators
-    if gates or not says_of_approvals or (options.require_approval and not options.auto_approve):
+    concerns_approvals = policy.model_copy(update={"operators": []}) != ApprovalPolicy() or not policy.operators
+    if gates or not concerns_approvals or (options.require_approval and not options.auto_approve):
         return
-    word = "require_approval: false" if not options.require_approval else "auto_approve: true"
-    message = f"nobody is asked: the plan has `{word}`, and no step has a gate of its own"
-    findings.warn("idle-policy", "approval", message, f"remove it, or `{word}`; it applies only if the settings require an approval")
+    option = "require_approval: false" if not options.require_approval else "auto_approve: true"
+    message = f"nobody is asked: the plan has `{option}`, and no step has a gate of its own"
+    findings.warn("idle-policy", "approval", message, f"remove it, or `{option}`; it applies only if the settings require an approval")
 
 
 def _check_times(policy: ApprovalPolicy, timeout_ms: int, findings: Findings) -> None:
@@ -121,7 +121,7 @@ def _check_items(call: Call, at: str, findings: Findings) -> None:
     items = Prediction(None).of(call.for_each)
     if isinstance(items, list) and len(items) > MANY_GATES:
         message = f"each of {counted(len(items), 'item')} waits for an approval of its own"
-        findings.warn("many-gates", at, message, "let the whole plan be approved instead, or use fewer items")
+        findings.warn("many-gates", at, message, "require one approval for the whole plan instead, or use fewer items")
 
 
 def check_permissions(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> None:
@@ -134,7 +134,7 @@ def check_permissions(plan: ExecutionPlan, calls: list[Call], findings: Findings
         elif name in plan.permissions[:index]:
             findings.warn("duplicate-entry", at, f"`{name[:80]}` is written twice", "remove one of them")
     for call in calls:
-        for field, tool in (("tool_name", call.tool), ("rollback.tool_name", call.undo_tool)):
+        for field, tool in (("tool_name", call.tool), ("rollback.tool_name", call.rollback_tool)):
             if tool is not None and (why := tool.why_not_permitted(plan.permissions)) is not None:
                 hint = "let the step call another tool, or let a person add the name to `permissions` of the plan"
                 findings.add("not-permitted", f"{call.at}.{field}", why, hint)

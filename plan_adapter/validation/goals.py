@@ -8,7 +8,7 @@ from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.findings import Findings
 
-_NOT_OF_GOALS = {
+_NOT_IN_GOALS = {
     "tool_name": "a goal calls its `tools`",
     "parameters": "the model chooses the arguments",
     "input": "the model chooses the arguments",
@@ -20,19 +20,19 @@ _NOT_OF_GOALS = {
 }
 
 
-_SENDS = ("http_get",)
-"""Built-in tools that only read, and still send what their caller writes to any address."""
+_SENDING_TOOLS = ("http_get",)
+"""Built-in tools that only read, but can still send text from their caller to any address."""
 
 
 def check_goal(step: Step, at: str, tools: ToolRegistry, findings: Findings) -> tuple[Tool[..., Any], ...]:
     """Add the problems of a step with a goal, and return the tools that its model may use."""
-    for field, why in _NOT_OF_GOALS.items():
+    for field, why in _NOT_IN_GOALS.items():
         if getattr(step, field) != Step.model_fields[field].get_default(call_default_factory=True):
             findings.add("bad-goal", f"{at}.{field}", f"a goal has no `{field}`: {why}", "remove it, or `goal`")
     if step.group is not None:
         findings.add("not-yet", f"{at}.goal", "a step of a group cannot have a goal yet", "move it out of the group")
     if not (step.goal or "").strip():
-        findings.add("bad-goal", f"{at}.goal", "the goal is empty", "write in words what is wanted")
+        findings.add("bad-goal", f"{at}.goal", "the goal is empty", "describe in words what the model should achieve")
     if not step.tools:
         findings.add("bad-goal", f"{at}.tools", "the goal has no tools, so nothing could be done", "name at least one tool")
     if not Settings().model:
@@ -41,7 +41,7 @@ def check_goal(step: Step, at: str, tools: ToolRegistry, findings: Findings) -> 
     for index, name in enumerate(step.tools):
         if name in step.tools[:index]:
             findings.warn("duplicate-entry", f"{at}.tools[{index}]", f"`{name}` is written twice", "remove one of them")
-        elif name in _SENDS and name in tools and not step.requires_approval:
+        elif name in _SENDING_TOOLS and name in tools and not step.requires_approval:
             message = f"with `{name}` the model can send what it knows to any address, and nobody is asked"
             hint = "name a tool of your own for the addresses that it needs, or write `requires_approval: true`"
             findings.warn("open-read", f"{at}.tools[{index}]", message, hint)

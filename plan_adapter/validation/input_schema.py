@@ -28,13 +28,13 @@ def inputs_schema(inputs: Mapping[str, Input]) -> dict[str, JsonValue]:
     """Return the JSON Schema for all inputs of a plan: one object, with descriptions and defaults."""
     return {
         "type": "object",
-        "properties": {name: _described(declared) for name, declared in inputs.items()},
+        "properties": {name: _described_schema(declared) for name, declared in inputs.items()},
         "required": [name for name, declared in inputs.items() if declared.is_required],
         "additionalProperties": False,
     }
 
 
-def _described(declared: Input) -> dict[str, JsonValue]:
+def _described_schema(declared: Input) -> dict[str, JsonValue]:
     schema = value_schema(declared)
     if declared.description:
         schema["description"] = declared.description
@@ -43,7 +43,7 @@ def _described(declared: Input) -> dict[str, JsonValue]:
     return schema
 
 
-def input_of(schema: Mapping[str, Any]) -> Input:
+def input_from_schema(schema: Mapping[str, Any]) -> Input:
     """Return the input that a property of a form describes."""
     names = {"minLength": "min_length", "minItems": "min_length", "maxLength": "max_length", "maxItems": "max_length"}
     known = {names.get(key, key): value for key, value in schema.items()}
@@ -55,7 +55,7 @@ def input_of(schema: Mapping[str, Any]) -> Input:
 def form_schema(inputs: Mapping[str, Input]) -> dict[str, JsonValue]:
     """Return the schema of the form that starts a deployed runbook, as Prefect's UI reads it: in the order of the plan, with titles."""
     properties: dict[str, JsonValue] = {
-        name: {**_described(declared), "title": declared.title or name, "position": position}
+        name: {**_described_schema(declared), "title": declared.title or name, "position": position}
         for position, (name, declared) in enumerate(inputs.items())
     }
     required: list[JsonValue] = [name for name, declared in inputs.items() if declared.is_required]

@@ -12,11 +12,11 @@ from plan_adapter.expressions import INPUT_NAME, has_expression, matches
 from plan_adapter.options import Input
 from plan_adapter.problems import Problem, did_you_mean
 from plan_adapter.validation.findings import Findings
-from plan_adapter.validation.fresh import oversize
+from plan_adapter.validation.fresh import find_oversize
 from plan_adapter.validation.json_text import parse_json
 from plan_adapter.values import find_bad_values, join, normalize
 
-_WORDS: Mapping[str, str] = {
+_TYPE_NAMES: Mapping[str, str] = {
     "string": "text",
     "integer": "an integer",
     "number": "a number",
@@ -45,14 +45,14 @@ def check_definitions(inputs: Mapping[str, Input], findings: Findings, *, place:
     for name, definition in inputs.items():
         at = join(place, name)
         if not re.fullmatch(INPUT_NAME, name):
-            findings.add("bad-name", at, f"{name[:60]!r} cannot be the name of {what}: a name is {_NAME_IN_WORDS}", _other_name(name))
+            findings.add("bad-name", at, f"{name[:60]!r} cannot be the name of {what}: a name is {_NAME_IN_WORDS}", _name_hint(name))
         elif iskeyword(name) or name in _TAKEN_NAMES:
             findings.add("bad-name", at, f"`{name}` cannot be the name of {what}: expressions or Prefect use it", f"use `{name}_`")
         for field, message, hint in _contradictions(definition):
             findings.add("bad-input-definition", join(at, field), message, hint)
 
 
-def _other_name(name: str) -> str:
+def _name_hint(name: str) -> str:
     """Return a hint for a name that no input can have."""
     similar = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
     if re.fullmatch(INPUT_NAME, similar):
@@ -63,18 +63,18 @@ def _other_name(name: str) -> str:
 def read_values(
     inputs: Mapping[str, Input], given: Mapping[str, object], *, from_text: bool, what: Literal["input", "field"] = "input"
 ) -> tuple[dict[str, JsonValue], list[Problem]]:
-    """Return copies of the values of `inputs`, given or default, and every problem. `what` they are: of a plan, or of a question."""
+    """Return copies of the values of `inputs`, given or default, and every problem. `what`: inputs of a plan or fields of a question."""
     owner = "plan" if what == "input" else "question"
     values, problems = dict[str, JsonValue](), list[Problem]()
     for name, definition in inputs.items():
         at = join(f"{what}s", name)
         if name in given:
-            value, found = _read(given[name], definition, at, from_text=from_text)
+            value, found = _read_value(given[name], definition, at, from_text=from_text)
             problems += found
             values[name] = value
         elif definition.is_required:
             about = f" ({definition.description})" if definition.description else ""
-            hint = f"give {_WORDS[definition.type]}: {'--input ' if what == 'input' else ''}{name}=…"
+            hint = f"give {_TYPE_NAMES[definition.type]}: {'--input ' if what == 'input' else ''}{name}=…"
             problems.append(Problem("missing-input", at=at, message=f"no value for `{name}`{about}", hint=hint))
         else:
             values[name] = _copy(definition.default)
@@ -87,13 +87,15 @@ def read_values(
     return values, problems
 
 
-def _read(value: Any, definition: Input, at: str, *, from_text: bool) -> tuple[JsonValue, list[Problem]]:
+def _read_value(value: Any, definition: Input, at: str, *, from_text: bool) -> tuple[JsonValue, list[Problem]]:
     if from_text and isinstance(value, str):
         try:
-            value = _from_text(value, definition.type)
+            value = _parse_text(value, definition.type)
         except ValueError as error:
-            return None, [Problem("bad-input", at=at, message=f"this is not {_WORDS[definition.type]}{error}", hint=_text_hint(definition))]
-    if problems := oversize([(at, value, 1)]) or find_bad_values(value, at):
+            return None, [
+                Problem("bad-input", at=at, message=f"this is not {_TYPE_NAMES[definition.type]}{error}", hint=_text_hint(definition))
+            ]
+    if problems := find_oversize([(at, value, 1)]) or find_bad_values(value, at):
         return None, problems
     value = normalize(value)
     faults = [
@@ -106,9 +108,9 @@ def _contradictions(definition: Input) -> Iterator[tuple[str, str, str]]:
     """Yield (field, message, hint) for each contradiction in a definition."""
     for field, kinds in _ONLY_FOR.items():
         if getattr(definition, field) is not None and definition.type not in kinds:
-            yield field, f"`{field}` does not apply to {_WORDS[definition.type]}", f"remove it, or write type: {kinds[0]}"
+            yield field, f"`{field}` does not apply to {_TYPE_NAMES[definition.type]}", f"remove it, or write type: {kinds[0]}"
     if definition.pattern is not None and (fault := _pattern_fault(definition.pattern)):
-        yield "pattern", fault, "patterns are those of RE2: no look-around and no back references"
+        yield "pattern", fault, "patterns use RE2 syntax: no look-around and no back references"
         return
     for least, most in (("minimum", "maximum"), ("min_length", "max_length")):
         low, high = getattr(definition, least), getattr(definition, most)
@@ -129,7 +131,7 @@ def _contradictions(definition: Input) -> Iterator[tuple[str, str, str]]:
 def _faults(value: JsonValue, definition: Input) -> Iterator[str]:
     """Yield what is wrong with a value without showing it, because it may be a secret."""
     if not _is_of_type(value, definition.type):
-        yield f"is {_described(value)}, not {_WORDS[definition.type]}"
+        yield f"is {_type_of(value)}, not {_TYPE_NAMES[definition.type]}"
         return
     if definition.enum is not None and not any(_is_same(value, member) for member in definition.enum):
         yield "is none of " + ", ".join(f"`{member}`" for member in definition.enum[:20])
@@ -145,7 +147,7 @@ def _faults(value: JsonValue, definition: Input) -> Iterator[str]:
     if isinstance(value, list) and definition.items is not None:
         wrong = [index for index, member in enumerate(value) if not _is_of_type(member, definition.items)]
         if wrong:
-            yield f"has at [{wrong[0]}] {_described(value[wrong[0]])}, not {_WORDS[definition.items]}"
+            yield f"has {_type_of(value[wrong[0]])} at [{wrong[0]}], not {_TYPE_NAMES[definition.items]}"
 
 
 def _length_faults(length: int, what: str, definition: Input) -> Iterator[str]:
@@ -171,11 +173,11 @@ def _is_of_type(value: JsonValue, kind: str) -> bool:
             return isinstance(value, dict)
 
 
-def _described(value: JsonValue) -> str:
+def _type_of(value: JsonValue) -> str:
     if value is None:
         return "null"
     kinds = ("boolean", "integer", "number", "string", "array", "object")
-    return next((_WORDS[kind] for kind in kinds if _is_of_type(value, kind)), f"a {type(value).__name__}")
+    return next((_TYPE_NAMES[kind] for kind in kinds if _is_of_type(value, kind)), f"a {type(value).__name__}")
 
 
 def _is_same(one: JsonValue, other: JsonValue) -> bool:
@@ -197,8 +199,8 @@ def _pattern_fault(pattern: str) -> str | None:
     return None
 
 
-def _from_text(text: str, kind: str) -> JsonValue:
-    """Return the value of a command line text. Raises ValueError, whose message may say more."""
+def _parse_text(text: str, kind: str) -> JsonValue:
+    """Return the value of a text from the command line. Raises ValueError, sometimes with a message."""
     match kind:
         case "string":
             return text
@@ -219,7 +221,7 @@ def _from_text(text: str, kind: str) -> JsonValue:
 def type_in_words(definition: Input) -> str:
     """Return the type of an input, and how a text of it is written: `an integer`, `a list, in JSON: ["a", "b"]`."""
     example = _EXAMPLES.get(definition.type)
-    return _WORDS[definition.type] + (f", in JSON: {example}" if example else "")
+    return _TYPE_NAMES[definition.type] + (f", in JSON: {example}" if example else "")
 
 
 def _text_hint(definition: Input) -> str:

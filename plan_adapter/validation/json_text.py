@@ -8,7 +8,7 @@ from plan_adapter.values import normalize
 
 
 class NotJSONError(ValueError):
-    """A text is not JSON. If it nearly is, `code` names the problem and the message continues a description of the text."""
+    """A text is not JSON. If it nearly is, `code` names the problem, and the message completes a sentence about the text."""
 
     def __init__(self, code: str = "", message: str = "") -> None:
         """Store `code`."""
@@ -19,14 +19,14 @@ class NotJSONError(ValueError):
 def parse_json(text: str) -> JsonValue:
     """Return the value of the JSON `text`. Raises NotJSONError."""
     try:
-        return normalize(json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant))
+        return normalize(json.loads(text, object_pairs_hook=_build_object, parse_constant=_refuse_constant))
     except NotJSONError:
         raise
     except (ValueError, RecursionError):
         raise NotJSONError from None
 
 
-def _object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+def _build_object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     found: dict[str, JsonValue] = {}
     for key, value in pairs:
         if key in found:
@@ -35,5 +35,5 @@ def _object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     return found
 
 
-def _no_constant(name: str) -> JsonValue:
+def _refuse_constant(name: str) -> JsonValue:
     raise NotJSONError("not-a-number", f": {name} is not a JSON number")

@@ -10,12 +10,12 @@ from plan_adapter.values import join
 FORM_FIELDS = ("decision", "approver", "code", "signature", "note", "digest")
 """The fields of every gate's form, whose names the fields of a question cannot have."""
 
-_OF_A_CALL = (
+_CALL_FIELDS = (
     *("tool_name", "parameters", "input", "goal", "tools", "max_rounds", "for_each", "label", "done_when", "effect", "isolation"),
     *("max_retries", "retry_delay_ms", "retry_backoff", "retry_jitter", "timeout_ms", "requires_approval", "rollback", "rollback_failed"),
     *("runner", "steps", "batch", "max_failures"),
 )
-"""The fields of a step that are about a call, which a question does not make."""
+"""The fields of a step that concern a call. A question makes no call."""
 
 
 def check_question(step: Step, at: str, findings: Findings) -> None:
@@ -26,13 +26,13 @@ def check_question(step: Step, at: str, findings: Findings) -> None:
                 message = f"`{field}` belongs to a question, and the step has no `ask`"
                 findings.add("bad-question", f"{at}.{field}", message, "write it under `approval` of the plan, or remove it")
         return
-    for field in _OF_A_CALL:
+    for field in _CALL_FIELDS:
         if getattr(step, field) != type(step).model_fields[field].get_default(call_default_factory=True):
             findings.add("bad-question", f"{at}.{field}", f"a question has no `{field}`: it calls no tool", "remove it, or `ask`")
     _check_fields(step.ask, f"{at}.ask", findings)
     _check_names(step.approvers, f"{at}.approvers", findings)
     if step.expires == "default" and (required := [name for name, field in step.ask.fields.items() if field.is_required]):
-        message = f"the answer cannot be the defaults: {', '.join(f'`{name}`' for name in required)} has none"
+        message = f"the defaults cannot be the answer: there is no default for {', '.join(f'`{name}`' for name in required)}"
         findings.add("bad-question", f"{at}.expires", message, "write a `default` for each field, or another `expires`")
 
 

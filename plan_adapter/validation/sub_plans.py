@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 CODE = "bad-sub-plan"
 
-_OF_OTHERS = (
+_OTHER_STEP_FIELDS = (
     *("tool_name", "ask", "goal", "parameters", "input", "done_when", "tools", "max_rounds", "steps", "batch", "max_failures", "label"),
     *("max_retries", "retry_delay_ms", "retry_backoff", "retry_jitter", "timeout_ms", "effect", "isolation", "rollback", "rollback_failed"),
     *("runner", "tags", "approvers", "expires"),
 )
-"""The fields of a step that are about a call, a question or a group."""
+"""The fields of a step that concern a call, a question or a group."""
 
 _TYPES: "Mapping[str, tuple[str, ...]]" = {
     "string": ("string",),
@@ -40,15 +40,15 @@ _TYPES: "Mapping[str, tuple[str, ...]]" = {
 
 @dataclass(frozen=True, slots=True)
 class SubPlan:
-    """The plan that a step runs, compiled. Its own steps have ids of the whole plan; its expressions use those of its document."""
+    """The plan that a step runs, compiled. Its steps have the ids of the whole plan; its expressions use the ids of its document."""
 
-    steps: "Mapping[str, tuple[str, ...]]"  # without those of its groups, each with the siblings that it waits for
+    steps: "Mapping[str, tuple[str, ...]]"  # each with the siblings that it waits for; without the steps of groups
     outputs: "Mapping[str, Template]"  # by name
 
 
 def check_sub_plan(step: Step, at: str, findings: Findings) -> None:
     """Add the problems of the fields of a step that runs a plan."""
-    for name in _OF_OTHERS:
+    for name in _OTHER_STEP_FIELDS:
         if getattr(step, name) != Step.model_fields[name].get_default(call_default_factory=True):
             findings.add(CODE, f"{at}.{name}", f"a step that runs a plan has no `{name}`", "write it in the steps of that plan")
     if step.for_each is not None:
@@ -57,7 +57,7 @@ def check_sub_plan(step: Step, at: str, findings: Findings) -> None:
     if step.requires_approval == "each":
         findings.add(CODE, f"{at}.requires_approval", "`each` is for groups", "write true")
     if step.plan is None:
-        findings.add("missing-field", f"{at}.plan", "the step has a plan, and not its name", "write `plan`")
+        findings.add("missing-field", f"{at}.plan", "the step has a plan but not its name", "write `plan`")
     elif step.pinned is None:
         message = f"the plan `{step.plan[:80]}` was not loaded"
         findings.add(
@@ -65,13 +65,13 @@ def check_sub_plan(step: Step, at: str, findings: Findings) -> None:
         )
 
 
-def check_place(step: Step, at: str, where: str, findings: Findings) -> None:
-    """Add the problem of a step at a place `where` no step can run a plan."""
+def check_runs_no_plan(step: Step, at: str, where: str, findings: Findings) -> None:
+    """Add a problem if a step runs a plan although a step of its kind cannot. `where` names the kind."""
     if step.plan is not None or step.pinned is not None:
         findings.add("not-yet", f"{at}.plan", f"{where} cannot run a plan yet", "write its steps here")
 
 
-def check_has_plan(step: Step, at: str, findings: Findings) -> None:
+def check_no_inputs(step: Step, at: str, findings: Findings) -> None:
     """Add the problems of fields that belong to a step that runs a plan."""
     if step.inputs:
         findings.add(CODE, f"{at}.inputs", "`inputs` are for a plan that the step runs, and it has no `plan`", "remove it, or write `plan`")
@@ -81,11 +81,11 @@ def check_inputs(step: Step, at: str, given: Template, findings: Findings) -> No
     """Add the problems of the inputs that a step gives its plan. Values with expressions are checked when the step begins."""
     if step.pinned is None:
         return
-    open_values = {name: kind for name, value in step.inputs.items() if (kind := _kind(value, given)) is not None}
+    open_values = {name: kind for name, value in step.inputs.items() if (kind := _expression_type(value, given)) is not None}
     definitions = {name: definition for name, definition in step.pinned.inputs.items() if name not in open_values}
     literals = {name: value for name, value in step.inputs.items() if name not in open_values or name not in step.pinned.inputs}
     for problem in read_values(definitions, literals, from_text=False)[1]:
-        findings.extend([_of_step(problem, at)])
+        findings.extend([_move_to_step(problem, at)])
     for name, kind in open_values.items():
         definition = step.pinned.inputs.get(name)
         if definition is not None and kind != "dyn" and definition.type not in _TYPES[kind]:
@@ -93,42 +93,42 @@ def check_inputs(step: Step, at: str, given: Template, findings: Findings) -> No
             findings.add("expression-type", join(f"{at}.inputs", name), message, "convert it")
 
 
-def _of_step(problem: Problem, at: str) -> Problem:
-    """Return a problem of an input for the step that gives it."""
+def _move_to_step(problem: Problem, at: str) -> Problem:
+    """Return `problem`, of an input, moved to the step that gives the input."""
     if problem.code == "missing-input":
         return replace(problem, at=f"{at}.inputs", hint="write it under `inputs` of the step")
     return replace(problem, at=f"{at}.{problem.at}")
 
 
-def _kind(value: "JsonValue", given: Template) -> str | None:
-    """Return the type of a value with expressions: that of its single one, or `string` for a longer text. None without expressions."""
+def _expression_type(value: "JsonValue", given: Template) -> str | None:
+    """Return the type of a value with expressions: that of a single expression, or `string` for a longer text. None without expressions."""
     if isinstance(value, str):
         parts = given.texts.get(value)
         if parts is None:
             return None
         return parts[0].kind.partition("(")[0] if len(parts) == 1 and isinstance(parts[0], Expression) else "string"
-    if not any(text in given.texts for text in _texts(value)):
+    if not any(text in given.texts for text in _texts_in(value)):
         return None
     return "map" if isinstance(value, dict) else "list"
 
 
-def _texts(value: "JsonValue") -> "Iterator[str]":
+def _texts_in(value: "JsonValue") -> "Iterator[str]":
     if isinstance(value, str):
         yield value
     members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for member in members:
-        yield from _texts(member)
+        yield from _texts_in(member)
 
 
 def check_as_sub_plan(plan: ExecutionPlan, findings: Findings) -> None:
-    """Add the problems of what a plan has that it can have only by itself."""
-    limits = plan.options
+    """Add a problem for each field of `plan` that it cannot have when another plan runs it."""
+    options = plan.options
     for at, has, what in (
         ("finally", bool(plan.finally_), "`finally` steps"),
         ("concurrency", plan.concurrency is not None, "a concurrency key"),
         ("on_failure", plan.on_failure is not None, "`on_failure`"),
-        ("options.run_window", limits.run_window is not None, "a run window"),
-        ("options.total_timeout_ms", bool(limits.total_timeout_ms), "a total timeout"),
+        ("options.run_window", options.run_window is not None, "a run window"),
+        ("options.total_timeout_ms", bool(options.total_timeout_ms), "a total timeout"),
     ):
         if has:
             message = f"a plan that another plan runs cannot have {what} yet"
@@ -144,6 +144,6 @@ def check_as_sub_plan(plan: ExecutionPlan, findings: Findings) -> None:
 
 
 def fill_inputs(definitions: "Mapping[str, Input]", given: "Mapping[str, JsonValue]") -> "tuple[dict[str, JsonValue], str]":
-    """Return the inputs of a sub-plan, typed and with defaults, and what is wrong with them, or nothing."""
+    """Return the inputs of a sub-plan, typed and with defaults, and what is wrong with them; empty if nothing is."""
     values, problems = read_values(definitions, given, from_text=False)
     return values, "; ".join(f"`{problem.at}`: {problem.message}" for problem in problems)

@@ -17,7 +17,7 @@ from plan_adapter.options import Effect, Runner, strongest
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.problems import Problem
 from plan_adapter.record import RunFolder
-from plan_adapter.run_window import problem_of
+from plan_adapter.run_window import find_window_problem
 from plan_adapter.settings import Settings
 from plan_adapter.tools.goal import goal_tool
 from plan_adapter.tools.question import question_tool
@@ -62,14 +62,14 @@ class ValidatedPlan:
     steps: Mapping[str, Step]  # by id
 
     def effect_of(self, step_id: str) -> Effect:
-        """Return the effect of the call that a step makes: of a goal, the strongest of its tools. One with inner steps calls nothing."""
+        """Return the effect of a step's call: for a goal, the strongest effect of its tools. A step with inner steps calls nothing."""
         step = self.steps[step_id]
         if step_id in self.goal_tools:
             return strongest({tool.effect for tool in self.goal_tools[step_id].values()})
         return "read" if step.inner else step.effect or self.tools[step_id].effect
 
     def runner_of(self, step_id: str) -> Runner | None:
-        """Return where the tool and the rollback of a step run: as it says, else as its group says. None: in the process of the run."""
+        """Return where the tool and the rollback of a step run: as the step or its group says. None: in the process of the run."""
         step = self.steps[step_id]
         return step.runner or (None if step.group is None else self.steps[step.group].runner)
 
@@ -78,9 +78,9 @@ class ValidatedPlan:
         """The ids of the steps whose calls run on Dask."""
         return [step_id for step_id in self.tools if self.runner_of(step_id) == "dask" and self.steps[step_id].ask is None]
 
-    def goal_effects(self, step_id: str, *, asked: bool = True) -> dict[str, Effect]:
-        """Return the effects of the tools of a goal, by name. With `asked`, those that the plan always executes are left out."""
-        allowed = self.plan.approval.always_execute if self.plan.approval is not None and asked else ()
+    def goal_effects(self, step_id: str, *, gated_only: bool = True) -> dict[str, Effect]:
+        """Return the effects of the tools of a goal, by name. With `gated_only`, tools that the plan always executes are left out."""
+        allowed = self.plan.approval.always_execute if self.plan.approval is not None and gated_only else ()
         return {name: tool.effect for name, tool in self.goal_tools.get(step_id, {}).items() if name not in allowed}
 
     def tools_of(self, step_id: str) -> list[Tool[..., Any]]:
@@ -95,7 +95,7 @@ class ValidatedPlan:
 
     @property
     def edges(self) -> Mapping[str, tuple[str, ...]]:
-        """What each step starts after, for pictures: `reduced`, and for the first `finally` steps the last of the others."""
+        """The steps that each step starts after, for pictures: `reduced`, with the first `finally` steps after the last other steps."""
         if not self.finally_order:
             return self.reduced
         before = {first for step_id in self.order for first in self.reduced[step_id]}
@@ -123,7 +123,7 @@ class BoundPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class CompiledPlan:
     """A plan with its compiled calls, valid or not."""
 
     plan: ExecutionPlan
@@ -132,10 +132,10 @@ class Examined:
     outputs: dict[str, Template]
     run_name: Template | None
     concurrency_key: Template | None
-    sub_plans: dict[str, "Examined"]  # by the step that runs it
+    sub_plans: dict[str, "CompiledPlan"]  # by the step that runs it
 
     def all_calls(self, steps: Mapping[str, Step], prefix: str = "") -> list[Call]:
-        """Return the calls of all steps. `steps` are those of the whole plan; the ids of those here begin with `prefix` there."""
+        """Return the calls of all steps. `steps` are those of the whole plan, where the ids of this plan's steps begin with `prefix`."""
         found = list[Call]()
         for call in self.calls:
             found.append(replace(call, step=steps[f"{prefix}{call.step.id}"]) if prefix else call)
@@ -144,9 +144,9 @@ class Examined:
         return found
 
     def all_dependencies(self, prefix: str = "") -> Dependencies:
-        """Return the dependencies of all steps, with ids of the whole plan, where those of the steps here begin with `prefix`."""
+        """Return the dependencies of all steps, with the ids of the whole plan, where the ids of this plan's steps begin with `prefix`."""
         nested = {f"{prefix}{step_id}": one.all_dependencies(f"{prefix}{step_id}.") for step_id, one in self.sub_plans.items()}
-        return self.dependencies.prefixed(prefix, nested) if prefix or nested else self.dependencies
+        return self.dependencies.with_prefix(prefix, nested) if prefix or nested else self.dependencies
 
     def all_outputs(self, prefix: str = "") -> dict[str, Mapping[str, Template]]:
         """Return the outputs of each sub-plan, by the step that runs it."""
@@ -158,43 +158,43 @@ class Examined:
 
 def validate(plan: ExecutionPlan, tools: ToolRegistry) -> ValidatedPlan:
     """Return `plan` as a ValidatedPlan. Raises InvalidPlanError with every problem."""
-    examined, problems = _examine(plan, tools)
-    return _validated(examined, problems)
+    compiled, problems = _examine(plan, tools)
+    return _build_validated(compiled, problems)
 
 
 def validate_recorded(plan: ExecutionPlan, tools: ToolRegistry, *, digest: str) -> ValidatedPlan:
     """Return what `validate` returns, for the plan of a run that the store has just read and compared with `digest`.
 
-    The stored text was written from a validated plan, and nobody else holds the plan. So its types and values are not checked again and it
-    is not copied. Everything that depends on the tools is checked.
+    Types and values are not checked again, because the stored text was written from a validated plan. The plan is not copied, because
+    nobody else holds it. Everything that depends on the tools is checked.
     """
     findings = Findings()
-    return _validated(_compiled(plan, tools, findings), findings.sorted(plan), digest=digest)
+    return _build_validated(_compile(plan, tools, findings), findings.sorted(plan), digest=digest)
 
 
-def _validated(examined: Examined | None, problems: list[Problem], *, digest: str | None = None) -> ValidatedPlan:
-    if examined is None:
+def _build_validated(compiled: CompiledPlan | None, problems: list[Problem], *, digest: str | None = None) -> ValidatedPlan:
+    if compiled is None:
         raise InvalidPlanError(problems)
-    _refuse(problems)
-    calls = examined.all_calls({step.id: step for step in examined.plan.all_steps}) if examined.sub_plans else examined.calls
-    used = _used_tools(tool for call in calls for tool in (call.tool, call.undo_tool, *call.goal_tools))
+    _raise_errors(problems)
+    calls = compiled.all_calls({step.id: step for step in compiled.plan.all_steps}) if compiled.sub_plans else compiled.calls
+    used = _used_tools(tool for call in calls for tool in (call.tool, call.rollback_tool, *call.goal_tools))
     finals = {call.step.id for call in calls if call.is_final}
-    known = examined.all_dependencies()
-    dependencies = known.of_all() if known.inner or known.nested else known.outer
+    known = compiled.all_dependencies()
+    dependencies = known.for_all_steps() if known.inner or known.nested else known.outer
     order = topological_order(dependencies)
     reduced = transitive_reduction(dependencies, order)
     outer = known.outer
-    parts = [_reduced(part.outer) for nested in known.nested.values() for part in nested.parts]
+    parts = [_reduce(part.outer) for nested in known.nested.values() for part in nested.parts]
     return ValidatedPlan(
-        plan=examined.plan,
-        digest=digest or plan_digest(examined.plan),
+        plan=compiled.plan,
+        digest=digest or plan_digest(compiled.plan),
         order=tuple(step_id for step_id in order if step_id not in finals),
         finally_order=tuple(step_id for step_id in order if step_id in finals),
         dependencies=MappingProxyType(dependencies),
         reduced=MappingProxyType(reduced),
-        outer=MappingProxyType(reduced) if outer is dependencies else MappingProxyType(dict(ChainMap(_reduced(outer), *parts))),
-        groups=MappingProxyType({group: _reduced(after) for part in known.parts for group, after in part.inner.items()}),
-        sub_plans=MappingProxyType(_sub_plans(examined, known)),
+        outer=MappingProxyType(reduced) if outer is dependencies else MappingProxyType(dict(ChainMap(_reduce(outer), *parts))),
+        groups=MappingProxyType({group: _reduce(after) for part in known.parts for group, after in part.inner.items()}),
+        sub_plans=MappingProxyType(_build_sub_plans(compiled, known)),
         tools=MappingProxyType({call.step.id: call.tool for call in calls if call.tool is not None}),
         goal_tools=MappingProxyType({call.step.id: {tool.name: tool for tool in call.goal_tools} for call in calls if call.goal_tools}),
         parameters=MappingProxyType({call.step.id: call.parameters for call in calls}),
@@ -203,32 +203,34 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
         labels=MappingProxyType({call.step.id: call.label for call in calls if call.label is not None}),
         done_when=MappingProxyType({call.step.id: call.done_when for call in calls if call.done_when is not None}),
         rollbacks=MappingProxyType({call.step.id: call.rollback for call in calls if call.rollback is not None}),
-        outputs=MappingProxyType(examined.outputs),
-        run_name=examined.run_name,
-        concurrency_key=examined.concurrency_key,
+        outputs=MappingProxyType(compiled.outputs),
+        run_name=compiled.run_name,
+        concurrency_key=compiled.concurrency_key,
         definitions=tuple(used[name].definition() for name in sorted(used)),
         steps=MappingProxyType({call.step.id: call.step for call in calls}),
-        secrets=frozenset(name for call in calls for template in (call.parameters, call.undo) if template for name in template.secrets),
+        secrets=frozenset(
+            name for call in calls for template in (call.parameters, call.rollback_parameters) if template for name in template.secrets
+        ),
     )
 
 
 def _used_tools(tools: Iterable[Tool[..., Any] | None]) -> dict[str, Tool[..., Any]]:
-    """Return those of `tools` that a registry has, by name."""
+    """Return the `tools` that come from a registry, by name."""
     # The plan itself says what a question asks and what a goal is, and a user's tool may be called `ask` or `goal`.
     own = (None, question_tool(), goal_tool())
     return {tool.name: tool for tool in tools if tool is not None and tool not in own}
 
 
-def _reduced(dependencies: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+def _reduce(dependencies: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     return transitive_reduction(dependencies, topological_order(dependencies))
 
 
-def _sub_plans(examined: Examined, known: Dependencies) -> dict[str, SubPlan]:
-    outputs = examined.all_outputs()
-    return {step_id: SubPlan(_reduced(nested.outer), outputs[step_id]) for part in known.parts for step_id, nested in part.nested.items()}
+def _build_sub_plans(compiled: CompiledPlan, known: Dependencies) -> dict[str, SubPlan]:
+    outputs = compiled.all_outputs()
+    return {step_id: SubPlan(_reduce(nested.outer), outputs[step_id]) for part in known.parts for step_id, nested in part.nested.items()}
 
 
-def _refuse(problems: list[Problem]) -> None:
+def _raise_errors(problems: list[Problem]) -> None:
     """Raise InvalidPlanError if there are errors among `problems`."""
     if errors := [problem for problem in problems if problem.severity == "error"]:
         raise InvalidPlanError(errors)
@@ -255,43 +257,43 @@ def bind_inputs(validated: ValidatedPlan, inputs: Mapping[str, object] | None = 
     return BoundPlan(validated, values, approval_digest(validated.digest, values, validated.definitions))
 
 
-def _examine(plan: ExecutionPlan, tools: ToolRegistry) -> tuple[Examined | None, list[Problem]]:
+def _examine(plan: ExecutionPlan, tools: ToolRegistry) -> tuple[CompiledPlan | None, list[Problem]]:
     fresh, mismatches = fresh_copy(plan)
     written = plan._problems  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
     known = {problem.at for problem in written}
-    findings = Findings([*written, *(misfit for misfit in mismatches if misfit.at not in known)])
+    findings = Findings([*written, *(mismatch for mismatch in mismatches if mismatch.at not in known)])
     if fresh is None:
         return None, findings.sorted(plan)
-    examined = _compiled(fresh, tools, findings)
-    return examined, findings.sorted(plan)
+    compiled = _compile(fresh, tools, findings)
+    return compiled, findings.sorted(plan)
 
 
-def _compiled(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> Examined:
+def _compile(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> CompiledPlan:
     _check_plan(fresh, findings)
     check_definitions(fresh.inputs, findings)
     calls = check_calls(fresh, tools, findings)
-    sub_plans = {call.step.id: examined for call in calls if (examined := _compiled_inside(call, tools, findings)) is not None}
+    sub_plans = {call.step.id: compiled for call in calls if (compiled := _compile_sub_plan(call, tools, findings)) is not None}
     check_gates(fresh, calls, findings)
     check_permissions(fresh, calls, findings)
     dependencies = check_dependencies(calls, findings)
-    outputs = _compiled_outputs(fresh, dependencies.outer, findings)
-    run_name = _compiled_run_name(fresh, dependencies.outer, findings)
-    key = _compiled_key(fresh, dependencies.outer, findings)
-    of_plan = [template for template in (run_name, key) if template is not None]
-    _check_inputs_are_used(fresh, calls, [*outputs.values(), *of_plan], findings)
-    return Examined(fresh, calls, dependencies, outputs, run_name, key, sub_plans)
+    outputs = _compile_outputs(fresh, dependencies.outer, findings)
+    run_name = _compile_run_name(fresh, dependencies.outer, findings)
+    key = _compile_key(fresh, dependencies.outer, findings)
+    plan_templates = [template for template in (run_name, key) if template is not None]
+    _check_inputs_are_used(fresh, calls, [*outputs.values(), *plan_templates], findings)
+    return CompiledPlan(fresh, calls, dependencies, outputs, run_name, key, sub_plans)
 
 
-def _compiled_inside(call: Call, tools: ToolRegistry, findings: Findings) -> Examined | None:
+def _compile_sub_plan(call: Call, tools: ToolRegistry, findings: Findings) -> CompiledPlan | None:
     """Return the compiled plan that a step runs, if it runs one, and add its problems, located in the document of that plan."""
     plan = call.step.pinned
     if plan is None or call.is_final or call.step.group is not None:
         return None
     inside = Findings(plan._problems)  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
-    examined = _compiled(plan, tools, inside)
+    compiled = _compile(plan, tools, inside)
     check_as_sub_plan(plan, inside)
-    findings.take(inside.sorted(plan), f"{call.at}.pinned.")
-    return examined
+    findings.add_from_sub_plan(inside.sorted(plan), f"{call.at}.pinned.")
+    return compiled
 
 
 def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
@@ -304,7 +306,7 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
     if {"stop_on_error", "continue_on_error"} <= options.model_fields_set and options.stop_on_error == options.continue_on_error:
         message = f"`stop_on_error` and `continue_on_error` are both {str(options.stop_on_error).lower()}"
         findings.add("contradicting-policies", "options.continue_on_error", message, "write one of them")
-    if options.run_window is not None and (wrong := problem_of(options.run_window)) is not None:
+    if options.run_window is not None and (wrong := find_window_problem(options.run_window)) is not None:
         field, message, hint = wrong
         findings.add("bad-run-window", f"options.run_window.{field}", message, hint)
     if plan.on_failure == "replan" and not Settings().model:
@@ -312,7 +314,7 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
         findings.warn("no-model", "on_failure", message, "set PLAN_ADAPTER_MODEL where the plan runs")
 
 
-def _compiled_outputs(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> dict[str, Template]:
+def _compile_outputs(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> dict[str, Template]:
     """Return the compiled outputs of the plan, which has these `steps`, and add their problems."""
     declared = Declarations(frozenset(steps), plan.inputs, results=plan.result_fields)
     outputs: dict[str, Template] = {}
@@ -322,26 +324,28 @@ def _compiled_outputs(plan: ExecutionPlan, steps: Iterable[str], findings: Findi
     return outputs
 
 
-def _compiled_run_name(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> Template | None:
+def _compile_run_name(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> Template | None:
     """Return the compiled name of the flow run, if the plan gives one, and add its problems."""
     if plan.run_name is None:
         return None
     if not plan.run_name.strip():
         findings.add("bad-run-name", "run_name", "the name of the run is empty", "write a text such as `restart ${{ inputs.host }}`")
-    return _of_inputs(plan.run_name, "run_name", ("bad-run-name", "the name of the run"), plan, steps, findings)
+    return _compile_from_inputs(plan.run_name, "run_name", ("bad-run-name", "the name of the run"), plan, steps, findings)
 
 
-def _compiled_key(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> Template | None:
+def _compile_key(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> Template | None:
     """Return the compiled key of runs that exclude each other, if the plan gives one, and add its problems."""
     if plan.concurrency is None:
         return None
     if not plan.concurrency.key.strip():
         findings.add("bad-concurrency", "concurrency.key", "the key is empty", "write a text such as `restart-${{ inputs.host }}`")
-    return _of_inputs(plan.concurrency.key, "concurrency.key", ("bad-concurrency", "the key"), plan, steps, findings)
+    return _compile_from_inputs(plan.concurrency.key, "concurrency.key", ("bad-concurrency", "the key"), plan, steps, findings)
 
 
-def _of_inputs(text: str, at: str, words: tuple[str, str], plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> Template:
-    """Return a compiled text that is needed before any step, so it may use only `inputs`. `words` are the problem's code and subject."""
+def _compile_from_inputs(
+    text: str, at: str, words: tuple[str, str], plan: ExecutionPlan, steps: Iterable[str], findings: Findings
+) -> Template:
+    """Return a compiled text that is needed before any step, so it may use only `inputs`. `words`: the problem's code and subject."""
     template, problems = compile_template(text, Declarations(frozenset(steps), plan.inputs), at=at)
     findings.extend(problems)
     if template.steps:

@@ -173,7 +173,7 @@ async def test_skipped_steps_stay_skipped_and_an_unknown_outcome_stops_replannin
         run = await failed(world, store, plan)  # no model yet
         configured(server)
         run_request = RunRequest(approver=ANA)
-        done = await execute_resume(run.id, tools=world.tools, run_request=run_request, store=store, offline=True, asked=skip_first)
+        done = await execute_resume(run.id, tools=world.tools, run_request=run_request, store=store, offline=True, options=skip_first)
         assert [(one.id, one.status.value) for one in done.steps] == [
             *(("check", "completed"), ("first", "skipped"), ("second", "completed"), ("third_again", "completed"))
         ]
@@ -182,7 +182,7 @@ async def test_skipped_steps_stay_skipped_and_an_unknown_outcome_stops_replannin
         other = await failed(world, store, lost)
         await aresolve_step(other.id, "first", "abort", by="ana", store=store)
         count = len(server.requests)
-        stopped = await execute_resume(other.id, tools=world.tools, run_request=run_request, store=store, offline=True, asked=skip_first)
+        stopped = await execute_resume(other.id, tools=world.tools, run_request=run_request, store=store, offline=True, options=skip_first)
         assert "could not be replanned: whether `first` was done is unknown" in (stopped.message or "")
         assert len(server.requests) == count
 

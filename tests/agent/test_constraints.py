@@ -9,7 +9,7 @@ from plan_adapter import ApprovalRequest, CallbackApprover, PlanStatus, PlanStor
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
 from plan_adapter.documents import dump_plan
-from plan_adapter.draft_text import TO_JUDGE
+from plan_adapter.draft_text import CONSTRAINTS_NOTE
 from plan_adapter.drafts import PlanRequest
 from tests.agent.server import says, scripted
 from tests.agent.test_planner import BACK_UP, DEPLOY, TOOLS, VERIFY, corrections, done
@@ -76,7 +76,7 @@ def test_an_unchecked_constraint_is_shown_wherever_the_plan_is_shown(kind: str, 
             constraint, _, check = line.rpartition(": ")
             shown_as = f"- **not checked**: {constraint}: " if check == "not checked" else f"- order checked: {constraint}: "
             assert shown_as in text, (shown_as, text)
-        assert TO_JUDGE in text
+        assert CONSTRAINTS_NOTE in text
 
 
 def test_a_broken_order_is_sent_back_to_the_model_and_corrected(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

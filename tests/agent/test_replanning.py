@@ -149,7 +149,7 @@ async def test_a_revision_may_change_failed_steps_but_not_possibly_completed_ste
     repaired.step("second").parameters = {"version": "2"}
     done_otherwise = a_plan()
     done_otherwise.step("first").parameters = {"version": "9"}
-    with pytest.raises(RunConflictError, match="what has succeeded: first; start a new run"):
+    with pytest.raises(RunConflictError, match=r"have succeeded \(first\); start a new run"):
         await arevise_run(run.id, done_otherwise, tools=world.tools, by="bo", store=store)
     await arevise_run(run.id, repaired, tools=world.tools, by="bo", store=store)
     done = await aresume_run(run.id, tools=world.tools, approver=ANA, store=store, offline=True)
@@ -158,7 +158,7 @@ async def test_a_revision_may_change_failed_steps_but_not_possibly_completed_ste
     lost.step("second").parameters = {"version": "lost"}
     other = await failed(world, store, lost)
     for version in (repaired, a_plan(steps=a_plan().steps[:2])):
-        with pytest.raises(RunConflictError, match="may have been done, as far as anybody knows: second"):
+        with pytest.raises(RunConflictError, match=r"may have been done \(second\)"):
             await arevise_run(other.id, version, tools=world.tools, by="bo", store=store)
 
 

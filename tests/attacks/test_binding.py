@@ -8,7 +8,7 @@ import pytest
 
 from plan_adapter import PlanRun, ToolRegistry
 from plan_adapter.approvals import Gate
-from plan_adapter.cli.answers import AnswerOptions, Place, answer_here, find_gate
+from plan_adapter.cli.answers import AnswerOptions, GateSelector, answer_in_store, find_gate
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.approval import os_user
@@ -33,9 +33,9 @@ async def revised(world: World, run: PlanRun, text: str = "another look") -> tup
     return new, await world.gate()
 
 
-async def answer(world: World, place: Place, options: AnswerOptions = ANSWERS["approve"]) -> int:
+async def answer(world: World, selector: GateSelector, options: AnswerOptions = ANSWERS["approve"]) -> int:
     """Answer as `plan approve` does in a process without a terminal."""
-    return await answer_here(place, options, world.store, world.settings, as_json=True)
+    return await answer_in_store(selector, options, world.store, world.settings, as_json=True)
 
 
 async def resumed(world: World, run_id: str, *, tools: ToolRegistry | None = None, **given: Any) -> PlanRun:
@@ -95,7 +95,7 @@ async def test_an_answer_to_other_content_is_refused(world: World, kind: str) ->
     )
     for options in ANSWERS.values():
         with pytest.raises(NotApprovedError, match=f"{why} {gate.approval_digest[:12]}"):
-            await answer(world, Place(run.id, digest=given), options)
+            await answer(world, GateSelector(run.id, digest=given), options)
     await assert_nothing_was_answered(world, gate, refusals=len(ANSWERS))
 
 
@@ -104,7 +104,7 @@ async def test_an_answer_to_other_content_is_refused(world: World, kind: str) ->
 )
 async def test_a_malformed_digest_is_refused_before_anything_is_read(given: str) -> None:
     with pytest.raises(UsageError, match="at least 8 characters of an approval digest"):
-        Place("0192f0c4", digest=given)
+        GateSelector("0192f0c4", digest=given)
 
 
 @pytest.mark.parametrize("length", [8, 12, 63, 64])
@@ -113,7 +113,7 @@ async def test_the_digest_that_was_shown_is_accepted(world: World, length: int, 
     run, _ = await world.detached()
     run, gate = await revised(world, run)
     given = gate.approval_digest[:length]
-    assert await answer(world, Place(run.id, digest=given.upper() if is_upper else given)) == 0
+    assert await answer(world, GateSelector(run.id, digest=given.upper() if is_upper else given)) == 0
     (approval,) = await world.store.approvals(run.id)
     assert approval.approval_digest == gate.approval_digest == (await world.store.run(run.id)).approval_digest
 
@@ -135,15 +135,15 @@ async def test_changed_content_cannot_be_approved_without_a_digest(world: World,
         run, gate = await revised(world, run, "and another")
     command = f"plan approve {run.id} --digest {gate.approval_digest[:12]}"
     with pytest.raises(NotApprovedError, match=f"changed since the run was created.*{command}"):
-        await answer(world, Place(run.id))
+        await answer(world, GateSelector(run.id))
     await assert_nothing_was_answered(world, gate)
-    assert await answer(world, Place(run.id, digest=gate.approval_digest[:12])) == 0
+    assert await answer(world, GateSelector(run.id, digest=gate.approval_digest[:12])) == 0
 
 
 @on_both_databases
 async def test_an_answer_overtaken_by_a_revision_does_not_count_for_the_new_version(world: World) -> None:
     run, old = await world.detached()
-    _, read = await find_gate(Place(run.id), world.store)
+    _, read = await find_gate(GateSelector(run.id), world.store)
     run, gate = await revised(world, run)
     for stale in (read, replace(read, id=gate.id)):  # the old gate, and the new one with the content of the old one
         with pytest.raises((NotApprovedError, RunConflictError)):
@@ -157,7 +157,7 @@ async def test_an_answer_overtaken_by_a_revision_does_not_count_for_the_new_vers
 @on_both_databases
 async def test_an_answer_that_races_with_a_revision_never_counts_for_the_new_version(world: World, round_: int) -> None:
     run, gate = await world.detached()
-    racing = answer(world, Place(run.id, digest=gate.approval_digest)), revised(world, run, f"round {round_}")
+    racing = answer(world, GateSelector(run.id, digest=gate.approval_digest)), revised(world, run, f"round {round_}")
     answered, _ = await asyncio.gather(*(racing if round_ % 2 else racing[::-1]), return_exceptions=True)
     now = await world.gate()
     assert now.approval_digest != gate.approval_digest
@@ -173,7 +173,7 @@ async def test_an_answer_to_a_step_counts_only_for_the_call_that_was_shown(world
     gate = await world.gate(step="strike")
     for given in ("0" * 12, (await world.store.run(gate.run_id)).approval_digest[:12]):
         with pytest.raises(NotApprovedError, match=f"--step strike --digest {gate.approval_digest[:12]}"):
-            await answer(world, Place(gate.run_id, "strike", digest=given))
+            await answer(world, GateSelector(gate.run_id, "strike", digest=given))
     await assert_nothing_was_answered(world, gate, refusals=2)
-    assert await answer(world, Place(gate.run_id, digest=gate.approval_digest[:12])) == 0  # names the step, too
+    assert await answer(world, GateSelector(gate.run_id, digest=gate.approval_digest[:12])) == 0  # names the step, too
     assert ((await going).status, world.struck) == (PlanStatus.COMPLETED, ["a"])

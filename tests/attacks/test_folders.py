@@ -81,11 +81,11 @@ def test_a_run_leaves_no_file_readable_by_others_under_any_umask(home: Path, uma
 
 def test_server_files_are_private_under_any_umask(home: Path, umask: int) -> None:
     folder = ServerFolder(home / "server")
-    with folder.starting():
+    with folder.lock_start():
         password = folder.make_password()
         assert folder.make_password() == password
         folder.write_state(ServerState(pid=1, process_start="", host="", port=1, prefect_version="3", started_at=0.0))
-        for descriptor in (folder.open_log(), folder.hold_alive()):
+        for descriptor in (folder.open_log(), folder.acquire_alive_lock()):
             assert descriptor is not None
             os.close(descriptor)
     assert wrong_modes(home) == {}
@@ -123,7 +123,7 @@ def test_an_own_home_readable_by_others_is_made_private(home: Path, before: int)
 
 def test_a_password_readable_by_others_is_replaced(home: Path) -> None:
     folder = ServerFolder(home / "server")
-    with folder.starting():
+    with folder.lock_start():
         password = folder.make_password()
         folder.password_file.chmod(0o644)
         assert folder.make_password() != password
@@ -133,7 +133,7 @@ def test_a_password_readable_by_others_is_replaced(home: Path) -> None:
 def test_a_password_file_that_is_a_link_is_replaced_and_not_followed(home: Path, tmp_path: Path) -> None:
     folder = ServerFolder(home / "server")
     (tmp_path / "theirs").write_text("plan:known\n")
-    with folder.starting():
+    with folder.lock_start():
         folder.password_file.symlink_to(tmp_path / "theirs")
         assert folder.make_password() != "plan:known"
     assert not folder.password_file.is_symlink()
@@ -230,7 +230,7 @@ UNSAFE = [
     pytest.param(link, "{home} is a symbolic link", "set PLAN_ADAPTER_HOME so that it names the folder itself ({parent}/real)", id="link"),
     pytest.param(dangling, "{home} is a symbolic link", "set PLAN_ADAPTER_HOME", id="dangling-link"),
     pytest.param(swappable, "other users may write to {parent} (mode 0777)", "chmod go-w {parent}", id="parent-writable"),
-    pytest.param(swappable_and_new, "could put another folder in the place of {home}", "chmod go-w {parent}", id="parent-writable-new"),
+    pytest.param(swappable_and_new, "could replace {home} with another folder", "chmod go-w {parent}", id="parent-writable-new"),
     pytest.param(owned_by_another, "{home} belongs to the account 54321", "a folder of your own", id="another-owner", marks=as_root),
     pytest.param(
         in_a_folder_owned_by_another, "{parent} belongs to the account 54321", "a folder elsewhere", id="parent-of-another", marks=as_root
@@ -343,5 +343,5 @@ def test_a_server_whose_folder_became_unsafe_is_not_launched(home: Path) -> None
     folder = ServerFolder(home / "server")
     make_folder(home)
     writable(home / "server")
-    with pytest.raises(UnsafePathError), folder.starting():
+    with pytest.raises(UnsafePathError), folder.lock_start():
         launch(folder, None)

@@ -11,8 +11,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from plan_adapter.approvals import ApprovalRequest
-from plan_adapter.engine.form import MAX_TEXT_CHARACTERS, description_of
-from plan_adapter.engine.gate_display import waiting
+from plan_adapter.engine.form import MAX_TEXT_CHARACTERS, form_description
+from plan_adapter.engine.gate_display import waiting_message
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.call_text import step_gate_text
 from plan_adapter.gates.plan_text import plan_gate_text
@@ -198,7 +198,7 @@ def test_the_decision_on_a_hostile_plan_fits_on_the_first_screen(attack: str) ->
 @for_each(attack=ATTACKS)
 def test_the_form_has_one_details_block_that_holds_all_details(attack: str) -> None:
     text = plan_gate_of(ATTACKS[attack])
-    form = description_of(request_of(text))
+    form = form_description(request_of(text))
     tokens = MARKDOWN.parse(form)
     blocks = [token.content.strip() for token in tokens if token.type == "html_block"]
     if len(text) <= MAX_TEXT_CHARACTERS:
@@ -256,8 +256,8 @@ def test_the_log_message_of_a_gate_is_one_line(attack: str) -> None:
     request = ApprovalRequest(
         approval_digest=DIGEST, name=ATTACKS[attack], description=ATTACKS[attack], text="", run_id="r1", step_id="wipe"
     )
-    assert len(waiting(request).splitlines()) == 1
-    assert "plan approve r1 --step wipe" in waiting(request)
+    assert len(waiting_message(request).splitlines()) == 1
+    assert "plan approve r1 --step wipe" in waiting_message(request)
 
 
 @pytest.mark.parametrize("attack", ["digests", "right to left", "1,000 lines", "the end of the details"])

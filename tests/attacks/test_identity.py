@@ -13,7 +13,7 @@ from plan_adapter import NotApprovedError, PlanStatus
 from plan_adapter.approvals import Answer
 from plan_adapter.gates.approval import os_user
 from plan_adapter.gates.policy import Policy
-from plan_adapter.gates.totp import check, code_key, new_seed, seal
+from plan_adapter.gates.totp import check_code, code_key, encrypt_seed, new_seed
 from plan_adapter.options import ApprovalPolicy, KnownBy
 from plan_adapter.settings import Settings
 from plan_adapter.status import RunReason
@@ -74,30 +74,30 @@ ANA = new_seed("ana")[0]
 
 async def enroll_ana(world: World) -> Settings:
     """Enroll ana in the store of `world`; return the settings that hold the key of her seed."""
-    await world.store.codes.enroll("ana", seal("ana", ANA, world.settings), by="ana", known_by="os_user", replaces=False)
+    await world.store.codes.enroll("ana", encrypt_seed("ana", ANA, world.settings), by="ana", known_by="os_user", replaces=False)
     return world.settings
 
 
 async def test_the_seed_of_another_person_is_refused(world: World) -> None:
     settings = await enroll_ana(world)
     mine, code = new_seed("mallory")[0], TOTP(new_seed("mallory")[0])
-    sealed = seal("mallory", mine, settings)
+    sealed = encrypt_seed("mallory", mine, settings)
     await world.store.codes.enroll("mallory", sealed, by="mallory", known_by="os_user", replaces=False)
     row = "INSERT INTO totp_history (name, number, tenant_id, seed, by, known_by, at) SELECT 'ana', 2, '', seed, 'ana', 'os_user', at"
     await world.sql(f"{row} FROM totp_history WHERE name = 'mallory'")
     with pytest.raises(NotApprovedError, match="belongs to somebody else"):
-        await check("ana", code.at(1200), codes=world.store.codes, settings=settings, now=1200)
+        await check_code("ana", code.at(1200), codes=world.store.codes, settings=settings, now=1200)
 
 
 async def test_a_seed_that_was_sealed_with_another_key_is_refused(world: World, tmp_path: Path) -> None:
     settings, mine = await enroll_ana(world), new_seed("ana")[0]
-    sealed = seal("ana", mine, Settings(home=tmp_path / "mallory"))
+    sealed = encrypt_seed("ana", mine, Settings(home=tmp_path / "mallory"))
     await world.sql(
         "INSERT INTO totp_history SELECT name, 2, tenant_id, agent_id, org_id, task_id, :seed, by, known_by, at FROM totp_history",
         seed=sealed,
     )
     with pytest.raises(NotApprovedError, match="another key"):
-        await check("ana", TOTP(mine).at(1200), codes=world.store.codes, settings=settings, now=1200)
+        await check_code("ana", TOTP(mine).at(1200), codes=world.store.codes, settings=settings, now=1200)
 
 
 @pytest.mark.parametrize("by", ["mallory", "", "Ana", "ana ", "ops"])
@@ -108,7 +108,7 @@ async def test_only_the_owner_or_an_operator_can_replace_a_seed(has_operators: b
     if has_operators:
         await world.store.policy.set(NewPolicy(Policy(operators=["ops"], groups={"ops": ["bo"]}), 1, "bo", "os_user"))
     for replaces in (True, False):
-        with pytest.raises(NotApprovedError, match="may not enroll ana; who may: ana"):
+        with pytest.raises(NotApprovedError, match="may not enroll ana; allowed: ana"):
             await world.store.codes.enroll("ana", "sealed", by=by, known_by="os_user", replaces=replaces)
     for allowed in ("ana", *(["bo"] if has_operators else [])):
         await world.store.codes.enroll("ana", f"by {allowed}", by=allowed, known_by="os_user", replaces=True)
@@ -117,7 +117,7 @@ async def test_only_the_owner_or_an_operator_can_replace_a_seed(has_operators: b
 
 async def test_only_operators_of_the_policy_can_enroll_others(world: World) -> None:
     await world.store.policy.set(NewPolicy(Policy(operators=["bo"]), 1, "bo", "os_user"))
-    with pytest.raises(NotApprovedError, match="may not enroll ana; who may: ana, or an operator of the policy: bo"):
+    with pytest.raises(NotApprovedError, match="may not enroll ana; allowed: ana, or an operator of the policy: bo"):
         await world.store.codes.enroll("ana", "sealed", by="mallory", known_by="os_user", replaces=False)
     await world.store.codes.enroll("ana", "sealed", by="bo", known_by="os_user", replaces=False)
 
@@ -154,7 +154,7 @@ def test_a_seed_is_shown_once_and_stored_nowhere_else_in_clear(tmp_path: Path) -
     assert home / "totp.key" in files
     assert [path for path in files if seed.encode() in path.read_bytes()] == []
     again = plan("enroll", "bo", "--force", cwd=tmp_path, PLAN_ADAPTER_HOME=str(home), **FORGED_NAMES | {"LOGNAME": "bo", "USER": "bo"})
-    assert (again.code, f"{ME} may not enroll bo; who may: bo" in again.err) == (6, True)
+    assert (again.code, f"{ME} may not enroll bo; allowed: bo" in again.err) == (6, True)
 
 
 def test_a_person_can_replace_their_own_seed(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, Input, PlanStore, ToolRegistry, UnknownOutcomeError, format_plan, tool
-from plan_adapter.cli.answers import Place, item_of
+from plan_adapter.cli.answers import GateSelector, item_of
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.engine.states import state_of_run
 from plan_adapter.execution.items import MAX_LABEL_CHARACTERS
@@ -228,10 +228,10 @@ async def test_an_item_is_found_by_its_label_or_its_number_and_never_guessed(lab
         run = await arun_plan(nodes_plan(labels, on_error="continue"), tools=nodes.tools, store=store, offline=True)
         for reference, item in ITEM_REFERENCES[labels].items():
             if item is not None:
-                assert (await item_of(Place(run.id, "restart", reference), run, store))[0] == item
+                assert (await item_of(GateSelector(run.id, "restart", reference), run, store))[0] == item
                 continue
             with pytest.raises(UsageError):
-                await item_of(Place(run.id, "restart", reference), run, store)
+                await item_of(GateSelector(run.id, "restart", reference), run, store)
 
 
 @pytest.mark.parametrize("table", ["attempts", "gates"])

@@ -11,7 +11,7 @@ from plan_adapter import NotApprovedError, PlanStatus, ToolError, acancel_run, a
 from plan_adapter.approvals import Answer, StandingApproval
 from plan_adapter.canonical import runbook_digest
 from plan_adapter.errors import StoreError
-from plan_adapter.gates.approval import Asking, text_to_sign
+from plan_adapter.gates.approval import PendingGate, text_to_sign
 from plan_adapter.gates.gate import request_of
 from plan_adapter.gates.identity import ProofContext, approval_from
 from plan_adapter.gates.policy import Policy
@@ -156,7 +156,7 @@ async def test_an_answer_in_a_form_is_checked_against_the_current_policy(world: 
     form = FormAnswers((Answer("approve", "ana", channel="form"),))
     gated = gated_plan(world)
 
-    async def restricted(asking: Asking) -> None:
+    async def restricted(asking: PendingGate) -> None:
         await set_policy(world, approvers=["bo"])
         form.replies.append(await asking.submit(form.answers[0]))
         await asyncio.shield(asking.closed)

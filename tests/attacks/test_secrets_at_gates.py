@@ -83,5 +83,5 @@ async def test_runner_and_approver_are_warned_of_a_secret_that_a_later_step_lack
     assert run.step("use").status == ("failed" if is_missing else "completed")
     warnings = [record.getMessage() for record in caplog.records if LATE_SECRET_WARNING in record.getMessage()]
     assert [message.partition(";")[0] for message in warnings] == (["there is no secret `made`"] if is_missing else [])
-    assert ("The process that asks has no secret `made`" in approver.texts[0]) == is_missing
+    assert ("The process that opened the gate has no secret `made`" in approver.texts[0]) == is_missing
     assert (LATE_SECRET_WARNING in approver.texts[0]) == is_missing

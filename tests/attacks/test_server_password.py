@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter.engine import server_state as server_password
-from plan_adapter.engine.server_state import ServerFolder, other_people, server_environment, why_password
+from plan_adapter.engine.server_state import ServerFolder, other_people, password_reason, server_environment
 
 
 def test_the_server_does_not_inherit_the_callers_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_a_password_is_demanded_when_others_could_reach_the_server(
 ) -> None:
     monkeypatch.setenv("SSH_CONNECTION", ssh)
     monkeypatch.setattr(server_password, "other_people", lambda: others)
-    assert why_password(mode) == why
+    assert password_reason(mode) == why
 
 
 def test_other_people_are_login_accounts_except_services_root_and_this_one() -> None:

@@ -61,7 +61,7 @@ class InstantModel(OpenAIModel):
         super().__init__("m", base_url="http://127.0.0.1:9/v1")
         self.requests: list[dict[str, Any]] = []
 
-    async def _whole(self, request: dict[str, Any]) -> Completion:
+    async def _read_whole_answer(self, request: dict[str, Any]) -> Completion:
         self.requests.append(request)
         text = answer(wrong=CORRECTIONS - len(self.requests) + 1)
         return Completion(text, finish="stop", usage=Usage(1, 1), model="m", has_choice=True)

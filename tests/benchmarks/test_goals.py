@@ -33,7 +33,7 @@ class InstantModel(OpenAIModel):
         super().__init__("m", base_url="http://127.0.0.1:9/v1")
         self.requests = list[dict[str, Any]]()
 
-    async def _whole(self, request: dict[str, Any]) -> Completion:
+    async def _read_whole_answer(self, request: dict[str, Any]) -> Completion:
         self.requests.append(request)
         is_last = len(self.requests) == ROUNDS
         look = model_answer("continue", tool_call=call("look", host=f"web-{len(self.requests)}"))

@@ -85,7 +85,7 @@ def test_rejecting_tool_drift_ends_the_run(plan: Plan, write_tool: WriteTool) ->
     assert plan("resume", run_id, *SHOP, "--detach").code == 6
     assert plan("reject", run_id, "--note", "不").code == 0
     result = plan("resume", run_id, *SHOP)
-    assert (result.code, "was rejected; resuming approves nothing" in result.err) == (3, True)
+    assert (result.code, "was rejected; resuming does not approve it" in result.err) == (3, True)
 
 
 def test_yes_cannot_approve_tool_drift_if_the_policy_forbids_self_approval(

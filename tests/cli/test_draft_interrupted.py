@@ -123,4 +123,4 @@ def test_resuming_a_draft_without_its_tools_says_what_to_pass(plan: Plan, monkey
         configure(monkeypatch, server.url)
         arguments = resume_arguments(plan("draft", TASK, *TOOLS).err)
         result = plan(*arguments[:3])
-    assert (result.code, "give the --tools of its start" in result.err) == (2, True)
+    assert (result.code, "give the --tools it was started with" in result.err) == (2, True)

@@ -78,7 +78,7 @@ def test_an_erasure_interrupted_before_the_files_are_replaced_is_completed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(erase, "_replace", interrupted)
+        patch.setattr(erase, "_replace_results", interrupted)
         assert plan("erase", run_id, "--fields", "inputs.who", "--yes").code == 130
     assert NAME in file.read_text(encoding="utf-8")
     assert NAME not in plan("export", run_id).out

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.gates.approval import signed_text
+from plan_adapter.gates.approval import approval_text_to_sign
 from tests.cases import for_each
 from tests.cli.conftest import Plan
 
@@ -162,7 +162,7 @@ def test_signatures_are_verified_if_the_signers_are_known(plan: Plan, run_id: st
 
 
 def _signature(key: Path, row: dict[str, Any], run_id: str) -> str:
-    text = signed_text(approval_digest=row["approval_digest"], decision=row["decision"], run_id=run_id, gate_id="g-1")
+    text = approval_text_to_sign(approval_digest=row["approval_digest"], decision=row["decision"], run_id=run_id, gate_id="g-1")
     command = ["ssh-keygen", "-Y", "sign", "-q", "-f", str(key), "-n", "prefect-plan-adapter"]
     return subprocess.run(command, input=text, text=True, capture_output=True, check=True).stdout
 
@@ -172,7 +172,7 @@ def _rebuild_audit_log(document: dict[str, Any]) -> None:
     from plan_adapter.store import audit, entries
 
     approval = document["approvals"][0]
-    before = audit.beginning(document["run"])
+    before = audit.genesis_digest(document["run"])
     for entry in document["audit"]:
         if entry["row_id"] == approval["id"]:
             rebuilt = entries.of_use(approval) if entry["kind"] == "approval_used" else entries.of_approval(approval)

@@ -53,7 +53,7 @@ def test_preview_refuses_a_rejected_run(plan: Plan) -> None:
     run_id = plan("run", document(GREET, **NEEDS_APPROVAL), "--offline", *TOOLS, "--detach", "--json").run["id"]
     plan("reject", run_id)
     result = plan("preview", "--resume", run_id, *TOOLS)
-    assert (result.code, "was rejected; resuming approves nothing" in result.err) == (3, True)
+    assert (result.code, "was rejected; resuming does not approve it" in result.err) == (3, True)
 
 
 def test_the_rollback_command_is_suggested_only_while_something_is_left_to_roll_back(plan: Plan) -> None:
@@ -102,7 +102,7 @@ def test_interrupted_reads_have_no_unknown_outcome(processes: Processes, plan: P
     process.wait()
     shown = plan("show", run_id).out
     assert "outcome unknown" not in shown
-    assert "interrupted; it can be called again without harm, and resuming the run calls it again" in shown
+    assert "interrupted; it is safe to call it again, and resuming the run does so" in shown
     assert "plan resume" in plan("show", run_id).err
     cancelled = plan("cancel", run_id).out
     assert (": cancelled: " in cancelled or ": cancelled in " in cancelled, "(cancelled)" in cancelled) == (True, False)

@@ -169,7 +169,7 @@ def test_a_native_document_is_saved_unchanged(plan: Plan, monkeypatch: pytest.Mo
     ("documents", "arguments", "message"),
     [
         ((go(), go(ID="q")), ("--save",), "several plans are called 部署"),
-        ((go(), go(Name="x")), ("--name", "y", "--save"), "holds 2 plans: --name is for one"),
+        ((go(), go(Name="x")), ("--name", "y", "--save"), "holds 2 plans, but --name fits only one"),
         ((go(), go(Name="x")), ("--out", "no"), "no is not a folder"),
         (([],), (), "holds no plan"),
     ],

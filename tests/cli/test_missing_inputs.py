@@ -80,7 +80,7 @@ def test_a_typed_value_is_parsed_like_an_input_option(
 def test_an_empty_line_is_not_accepted(terminals: list[Terminal]) -> None:
     terminal = run_until_asked(terminals, what={})
     terminal.type("\n")
-    terminal.wait_for("  an empty text is not taken here; `--input what=` gives one\nwhat: ")
+    terminal.wait_for("  an empty text is not accepted here; `--input what=` gives one\nwhat: ")
     terminal.type("x\n")
     assert terminal.end() == 0
 

@@ -10,7 +10,7 @@ import pytest
 
 from plan_adapter.gates.approval import os_user
 from plan_adapter.store import entries
-from plan_adapter.store.audit import beginning, entry_digest
+from plan_adapter.store.audit import entry_digest, genesis_digest
 from tests.cli.conftest import CommandResult, Plan
 from tests.cli.gated import signer
 from tests.cli.test_run import GREET, TOOLS, document, step
@@ -239,7 +239,7 @@ def test_a_skipped_step_resolved_as_done_is_completed(plan: Plan) -> None:
 def rebuild_audit_log(found: dict[str, Any]) -> None:
     """Rebuild the audit log, as someone with write access to everything could."""
     receipts = {row["attempt_id"]: row for row in found["receipts"]}
-    before = beginning(found["run"])
+    before = genesis_digest(found["run"])
     for number, entry in enumerate(found["audit"], 1):
         entry["number"] = number
         if entry["kind"] in ("attempt_succeeded", "attempt_failed"):

@@ -14,7 +14,7 @@ from plan_adapter.cli.codes import ExitCode, code_of_run
 from plan_adapter.cli.foreground import choose_display
 from plan_adapter.cli.live import LiveDisplay
 from plan_adapter.cli.progress import CARRIED_LINES, JsonDisplay, PlainDisplay
-from plan_adapter.cli.records import run_end, step_end
+from plan_adapter.cli.records import run_status_line, step_end_text
 from plan_adapter.hooks import Event
 from plan_adapter.status import PlanStatus, RunReason, StepStatus
 from tests.cli.builders import NOW, a_run, a_step, sample_events
@@ -76,12 +76,12 @@ def test_many_carried_steps_are_shown_in_one_line(
 
 
 def test_attempts_of_items_are_not_counted_as_retries() -> None:
-    assert step_end(a_step("a", status=StepStatus.COMPLETED, attempts=3, duration_ms=72)) == "72 ms"
-    assert step_end(a_step("a", status=StepStatus.COMPLETED, attempts=5, retry_count=2, duration_ms=72)) == "72 ms after 2 retries"
+    assert step_end_text(a_step("a", status=StepStatus.COMPLETED, attempts=3, duration_ms=72)) == "72 ms"
+    assert step_end_text(a_step("a", status=StepStatus.COMPLETED, attempts=5, retry_count=2, duration_ms=72)) == "72 ms after 2 retries"
 
 
 def test_a_long_status_message_is_shortened() -> None:
-    assert run_end(a_run(message="x" * 5000)).endswith("; " + "x" * 400 + "…")
+    assert run_status_line(a_run(message="x" * 5000)).endswith("; " + "x" * 400 + "…")
 
 
 def test_json_events_are_one_object_per_line_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:

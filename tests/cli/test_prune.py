@@ -112,7 +112,7 @@ def test_runs_of_plans_with_other_operators_are_kept(plan: Plan, runs: list[str]
     theirs = document(GREET, name="theirs", approval={"operators": ["值班"]})
     run_id = plan("run", theirs, "--offline", "--json", *TOOLS).run["id"]
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"值班": ["ana"]}))
-    assert plan("prune", "--older-than", "0m", "--yes").err == f"deleted 2 records; kept 1: 1 {ME} is no operator of its plan\n"
+    assert plan("prune", "--older-than", "0m", "--yes").err == f"deleted 2 records; kept 1: 1 {ME} is not an operator of its plan\n"
     assert {run["id"] for run in plan("runs", "--json").lines} == {runs[2], run_id}
 
 

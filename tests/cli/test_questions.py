@@ -72,7 +72,7 @@ def test_a_question_cannot_be_approved_and_an_approval_gate_cannot_be_answered(p
         result = plan(*arguments)
         assert (result.code, f"this gate asks a question: `plan answer {run_id} decide --digest" in result.err) == (2, True), result.err
     result = plan("resolve", run_id, "decide", "done", "--result", '{"choice": "run"}')
-    assert f"`decide` asks a question, whose outcome is its answer: `plan answer {run_id} decide` gives one" in result.err
+    assert f"`decide` asks a question: answer it with `plan answer {run_id} decide`" in result.err
     gated = plan("run", document({**GREET, "requires_approval": True}), "--offline", "--json", *TOOLS).run["id"]
     result = plan("answer", gated, "greet", "choice=switch")
     assert (result.code, f"asks for an approval, not a question: `plan approve {gated} --step greet" in result.err) == (2, True)

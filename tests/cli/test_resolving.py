@@ -61,7 +61,7 @@ def test_a_resolution_of_a_step_done_by_hand_is_signed_too(plan: Plan, tmp_path:
         assert plan("resolve", run_id, "fail", "done", "--sign", "--by", "ana").code == 6
     assert plan("resolve", run_id, "fail", "done", "--sign", "--by", "ana").code == 0
     again = plan("resolve", run_id, "fail", "done", "--sign", "--by", "ana")
-    assert (again.code, "has succeeded: there is nothing to say about it" in again.err) == (2, True)
+    assert (again.code, "has succeeded: there is nothing to resolve" in again.err) == (2, True)
     assert plan("resume", run_id, *TOOLS, "--offline").code == 0
 
 

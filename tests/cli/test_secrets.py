@@ -86,7 +86,7 @@ def test_a_run_with_missing_secrets_is_refused_before_its_gate_and_on_resume(pla
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_SECOND", "also-secret")
     run_id = plan("run", "plan.yaml", "--offline", "--detach", "--json").run["id"]
     shown = plan("approve", run_id, "--show").out
-    assert ("The process that asks has no secret `made`" in shown, LATE in shown) == (True, True)
+    assert ("The process that opened the gate has no secret `made`" in shown, LATE in shown) == (True, True)
     assert "without it the run does not start" not in shown
     assert plan("approve", run_id).code == 0
     monkeypatch.delenv("PLAN_ADAPTER_SECRET_SECOND")
@@ -108,4 +108,4 @@ def test_a_gate_lists_the_missing_secrets_of_a_revised_plan(plan: Plan, folder: 
     run_id = plan("run", "plan.yaml", "--offline", "--detach", "--json").run["id"]
     Path("plan.yaml").write_text(approved % 'echo, "${{ secrets.nope }}"', encoding="utf-8")
     assert plan("revise", run_id, "plan.yaml").code == 0
-    assert "The process that asks has no secret `nope`" in plan("approve", run_id, "--show").out
+    assert "The process that opened the gate has no secret `nope`" in plan("approve", run_id, "--show").out

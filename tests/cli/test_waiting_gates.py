@@ -83,7 +83,7 @@ def test_an_answer_that_no_process_picks_up_is_reported(plan: Plan) -> None:
     plan("approve", run_id, "--note", "看过了")
     result = plan("show", run_id)
     assert re.search(rf"- approved by {ME} \(os_user\) at .*: 看过了", result.out)
-    assert result.err == f"it has been answered, but no process is running it: `plan resume {run_id} --offline`\n"
+    assert result.err == f"the gate was answered, but the run has no process: `plan resume {run_id} --offline`\n"
     assert "pending_approval (approved, not resumed yet)" in plan("runs").out
     assert "看过了" in plan("show", run_id, "--json").run["approvals"][0]["note"]
 
@@ -136,7 +136,7 @@ def test_an_unattended_gate_expires_when_it_is_listed(plan: Plan, verb: str) -> 
         (("show",), 0, "nobody answered within 1 ms"),
         (("approve",), 3, "nobody answered until"),
         (("reject",), 3, "nobody answered until"),
-        (("resume", "--offline", *TOOLS), 3, "has expired; resuming approves nothing"),
+        (("resume", "--offline", *TOOLS), 3, "has expired; resuming does not approve it"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

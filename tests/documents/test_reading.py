@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plan_adapter.documents import load_plan, place, read_document, read_file, read_mapping
+from plan_adapter.documents import load_plan, locate, read_document, read_file, read_mapping
 from plan_adapter.documents.nodes import Node
 from plan_adapter.documents.reading import read_text
 from plan_adapter.plan import ExecutionPlan
@@ -139,17 +139,17 @@ def test_json_in_a_yaml_file_and_flow_style_anywhere() -> None:
 def test_every_path_has_a_place_or_the_nearest_one_around_it(at: str, line: int, column: int) -> None:
     plan, _ = read_document(PLAN, file="site.yaml")
     assert plan is not None
-    assert place(plan, at) == ("site.yaml", line, column)
-    assert place(copy.deepcopy(plan), at) == ("site.yaml", line, column)
+    assert locate(plan, at) == ("site.yaml", line, column)
+    assert locate(copy.deepcopy(plan), at) == ("site.yaml", line, column)
 
 
 def test_a_json_document_has_places_too() -> None:
     plan = load_plan('{\n  "Description": "部署",\n  "Steps": [\n    {"ToolName": "t",\n     "DependsOn": []}]}')
-    assert place(plan, "steps[0].depends_on") == (None, 5, 6)
+    assert locate(plan, "steps[0].depends_on") == (None, 5, 6)
 
 
 def test_a_plan_without_a_document_has_no_places() -> None:
-    assert place(ExecutionPlan(description="d"), "steps[0]") == (None, None, None)
+    assert locate(ExecutionPlan(description="d"), "steps[0]") == (None, None, None)
 
 
 def test_marks_do_not_affect_equality() -> None:
@@ -186,7 +186,7 @@ def test_ten_thousand_steps_are_read_in_either_format() -> None:
         f"- id: s{n}\n  tool_name: t\n  parameters: {{n: {n}}}\n" + (f"  depends_on: [s{n - 1}]\n" if n else "") for n in range(10_000)
     ]
     assert load_plan("description: d\nsteps:\n" + "".join(lines)) == plan
-    assert place(plan, "steps[9999].depends_on[0]")[1] == 1
+    assert locate(plan, "steps[9999].depends_on[0]")[1] == 1
 
 
 @pytest.mark.parametrize("size", [1_000_000])
@@ -204,4 +204,4 @@ def test_a_file_is_named_as_the_caller_wrote_it(tmp_path: Path, monkeypatch: pyt
     Path("网站.yaml").write_text(PLAN, encoding="utf-8")
     plan, problems = read_file("网站.yaml")
     assert plan is not None
-    assert (place(plan, "name"), problems) == (("网站.yaml", 2, 1), [])
+    assert (locate(plan, "name"), problems) == (("网站.yaml", 2, 1), [])

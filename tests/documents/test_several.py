@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from plan_adapter.documents import load_plan, read_document, read_documents
-from plan_adapter.documents import place as place_of
+from plan_adapter.documents import load_plan, locate, read_document, read_documents
 
 ONE = {"description": "一", "steps": [{"tool_name": "t"}]}
 TWO = {"Description": "two", "Steps": [{"ToolName": "u", "Parameters": {"a": [1, {"b": "}\n{"}]}}]}
@@ -40,8 +39,8 @@ def test_places_refer_to_the_whole_text() -> None:
     (first, _), (second, _), (_, problems) = read_documents(text, file="x.jsonl")
     assert first is not None
     assert second is not None
-    assert place_of(first, "steps")[1] == 1
-    assert place_of(second, "description") == ("x.jsonl", 2, 2)
+    assert locate(first, "steps")[1] == 1
+    assert locate(second, "description") == ("x.jsonl", 2, 2)
     start = len(json.dumps(ONE)) + 1
     assert [(one.code, one.line, one.column) for one in problems] == [
         ("unknown-field", 2, start + text.split("\n")[1][start:].index('"tool"') + 1)

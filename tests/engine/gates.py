@@ -48,7 +48,7 @@ def request_of(
 
 @dataclass
 class InMemoryGate:
-    """An open gate that keeps its row in memory. Implements `approval.Asking`."""
+    """An open gate that keeps its row in memory. Implements `approval.PendingGate`."""
 
     request: ApprovalRequest
     answers: list[Answer] = field(default_factory=list[Answer])
@@ -99,7 +99,7 @@ class InMemoryGate:
             self.close("answered")
         return wrong
 
-    async def shown(self, *, flow_run_id: str, keyset: str) -> None:
+    async def record_form(self, *, flow_run_id: str, keyset: str) -> None:
         """Record where the form is shown."""
         async with self.changed:
             self.openings.append((flow_run_id, keyset))

@@ -10,7 +10,7 @@ from prefect._internal import control_listener
 from prefect.context import FlowRunContext
 from prefect.runner._control_channel import ControlChannel, ControlSignalStatus
 
-from plan_adapter.engine.internals import concluded_here
+from plan_adapter.engine.internals import conclude_cancellation_here
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ async def signal_cancel(monkeypatch: pytest.MonkeyPatch, hooks: list[object]) ->
         port, token = channel.register(flow_run_id)
         monkeypatch.setenv("PREFECT__CONTROL_PORT", str(port))
         monkeypatch.setenv("PREFECT__CONTROL_TOKEN", token)
-        with concluded_here():
+        with conclude_cancellation_here():
             await asyncio.to_thread(control_listener.start)
             await asyncio.to_thread(control_listener._negotiation_complete.wait)
             return await channel.signal(flow_run_id, "cancel")
@@ -48,7 +48,7 @@ async def test_other_signals_from_the_worker_go_to_prefects_handler(monkeypatch:
     monkeypatch.setattr(FlowRunContext, "get", lambda: SimpleNamespace(flow=SimpleNamespace(on_cancellation_hooks=[])))
     received = list[bytes]()
     monkeypatch.setattr(control_listener, "_handle_intent_byte", lambda _connection, data: received.append(data))
-    with concluded_here():
+    with conclude_cancellation_here():
         control_listener._handle_intent_byte(SimpleNamespace(), b"r")
     assert received == [b"r"]
     monkeypatch.undo()

@@ -12,8 +12,8 @@ from prefect import Flow, flow, get_client
 from prefect.client.schemas.objects import State, StateType
 from prefect.states import Cancelled, Cancelling
 
-from plan_adapter.engine.flow import flow_of, run_flow
-from plan_adapter.engine.flow_runs import cancellation_of
+from plan_adapter.engine.flow import build_flow, run_flow
+from plan_adapter.engine.flow_runs import cancellation_reason
 from plan_adapter.engine.tasks import PrefectStepRunner
 from plan_adapter.errors import InvalidPlanError, NotApprovedError, RunFailedError
 from plan_adapter.readable import prose, safe_name
@@ -37,7 +37,7 @@ async def completed(_inputs: dict[str, Any], _flow_run_id: str) -> PlanRun:
 
 
 def test_the_parameters_of_the_flow_are_the_plans_inputs() -> None:
-    schema = flow_of(validated(inputs=INPUTS), completed).parameters
+    schema = build_flow(validated(inputs=INPUTS), completed).parameters
     assert schema.required == ["host"]
     assert schema.properties["host"] == {
         "type": "string",
@@ -56,7 +56,7 @@ def test_the_parameters_of_the_flow_are_the_plans_inputs() -> None:
 
 
 def test_required_inputs_may_follow_inputs_with_defaults() -> None:
-    compiled = flow_of(validated(inputs={"a": {"default": "x"}, "b": {}}), completed)
+    compiled = build_flow(validated(inputs={"a": {"default": "x"}, "b": {}}), completed)
     parameters = inspect.signature(compiled.fn).parameters
     assert [(name, parameter.default) for name, parameter in parameters.items()] == [("a", "x"), ("b", inspect.Parameter.empty)]
 
@@ -71,20 +71,20 @@ def test_required_inputs_may_follow_inputs_with_defaults() -> None:
     ids=["lengths", "numbers", "lists"],
 )
 def test_the_form_has_every_limit_of_an_input(declared: dict[str, Any], schema: dict[str, Any]) -> None:
-    properties = flow_of(validated(inputs={"a": declared}), completed).parameters.properties
+    properties = build_flow(validated(inputs={"a": declared}), completed).parameters.properties
     assert {key: value for key, value in properties["a"].items() if key not in ("title", "position")} == schema
 
 
 @pytest.mark.parametrize("name", ["schema", "json", "copy", "model_config", "name", "body", "args", "kwargs", "parameters"])
 def test_an_input_may_have_a_name_that_prefect_or_pydantic_uses(name: str, recwarn: pytest.WarningsRecorder) -> None:
-    assert list(flow_of(validated(inputs={name: {}}), completed).parameters.properties) == [name]
+    assert list(build_flow(validated(inputs={name: {}}), completed).parameters.properties) == [name]
     assert not recwarn.list
 
 
 async def test_all_bad_inputs_are_reported_at_once(prefect_server: object) -> None:
     given = {"host": "db-1", "mode": "slower", "share": 1.5, "ports": ["http"]}
     with pytest.raises(InvalidPlanError) as raised:
-        await run_flow(flow_of(validated(inputs=INPUTS), completed), given)
+        await run_flow(build_flow(validated(inputs=INPUTS), completed), given)
     assert {(problem.code, problem.at) for problem in raised.value.problems} == {
         ("bad-input", "inputs.host"),
         ("bad-input", "inputs.mode"),
@@ -96,7 +96,7 @@ async def test_all_bad_inputs_are_reported_at_once(prefect_server: object) -> No
 @pytest.mark.parametrize("given", [{}, {"host": "web-1", "hots": "web-2"}], ids=["missing", "unknown"])
 async def test_missing_and_unknown_inputs_raise_a_type_error_as_in_any_flow(prefect_server: object, given: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match="host"):
-        await run_flow(flow_of(validated(inputs=INPUTS), completed), given)
+        await run_flow(build_flow(validated(inputs=INPUTS), completed), given)
 
 
 @pytest.mark.parametrize(
@@ -113,21 +113,21 @@ async def test_missing_and_unknown_inputs_raise_a_type_error_as_in_any_flow(pref
 )
 def test_a_flow_name_is_the_plan_name_without_forbidden_characters(name: str, safe: str) -> None:
     assert safe_name(name) == safe
-    assert flow_of(validated(name=name, description="x"), completed).name == safe
+    assert build_flow(validated(name=name, description="x"), completed).name == safe
 
 
 def test_markdown_in_a_description_is_escaped() -> None:
-    compiled = flow_of(validated(name="x", description="*Stop* <b>it</b>\n\n[now](http://x)"), completed)
+    compiled = build_flow(validated(name="x", description="*Stop* <b>it</b>\n\n[now](http://x)"), completed)
     assert compiled.description == "\n\n".join([prose("*Stop* <b>it</b>"), prose("[now](http://x)")])
 
 
 def test_the_version_of_a_flow_is_the_digest_of_its_plan() -> None:
     plan = validated()
-    assert flow_of(plan, completed).version == plan.digest[:12]
+    assert build_flow(plan, completed).version == plan.digest[:12]
 
 
 def test_a_flow_of_importable_functions_can_be_pickled() -> None:
-    copy = pickle.loads(cloudpickle.dumps(flow_of(validated(inputs=INPUTS), completed)))
+    copy = pickle.loads(cloudpickle.dumps(build_flow(validated(inputs=INPUTS), completed)))
     assert isinstance(copy, Flow)
     assert copy.parameters.required == ["host"]
 
@@ -178,7 +178,7 @@ async def test_the_flow_run_ends_in_the_state_of_its_run(
     async def body(_inputs: dict[str, Any], _flow_run_id: str) -> PlanRun:
         return run
 
-    state = await run_flow(flow_of(validated(), body), {})
+    state = await run_flow(build_flow(validated(), body), {})
     assert state.state_details.flow_run_id is not None
     shown = (await flow_run(state.state_details.flow_run_id)).state
     assert shown is not None
@@ -193,7 +193,7 @@ async def test_the_body_receives_the_inputs_and_the_flow_run_id(prefect_server: 
         given.append((inputs, flow_run_id))
         return plan_run()
 
-    state = await run_flow(flow_of(validated(name="deploy", inputs=INPUTS), body), {"host": "web-1"})
+    state = await run_flow(build_flow(validated(name="deploy", inputs=INPUTS), body), {"host": "web-1"})
     assert state.state_details.flow_run_id is not None
     shown = await flow_run(state.state_details.flow_run_id)
     [(inputs, flow_run_id)] = given
@@ -203,7 +203,7 @@ async def test_the_body_receives_the_inputs_and_the_flow_run_id(prefect_server: 
 
 
 async def test_awaiting_the_flow_returns_the_run_also_in_a_subflow(prefect_server: object) -> None:
-    plan_flow = flow_of(validated(inputs={"host": {}}), completed)
+    plan_flow = build_flow(validated(inputs={"host": {}}), completed)
 
     @flow
     async def around() -> str:
@@ -220,7 +220,7 @@ async def test_awaiting_the_flow_of_a_failed_run_raises_an_error_with_the_run(pr
         return run
 
     with pytest.raises(RunFailedError) as raised:
-        await flow_of(validated(), body)()
+        await build_flow(validated(), body)()
     assert raised.value.run is run
 
 
@@ -234,7 +234,7 @@ async def test_a_plan_adapter_error_in_the_body_fails_the_flow_run_without_a_tra
         raise NotApprovedError("have it approved")
 
     with pytest.raises(NotApprovedError, match="have it approved"):
-        await run_flow(flow_of(validated(), body), {})
+        await run_flow(build_flow(validated(), body), {})
     async with get_client() as client:
         shown = (await client.read_flow_run(UUID(flow_run_ids[0]))).state
     assert shown is not None
@@ -247,7 +247,7 @@ async def test_a_bug_in_the_body_is_raised(prefect_server: object) -> None:
         raise ZeroDivisionError("oops")
 
     with pytest.raises(ZeroDivisionError, match="oops"):
-        await run_flow(flow_of(validated(), body), {})
+        await run_flow(build_flow(validated(), body), {})
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ async def test_a_resumed_flow_run_keeps_its_id_and_its_task_runs(prefect_server:
         return first
 
     seen: list[str] = []
-    compiled = flow_of(validated(), body)
+    compiled = build_flow(validated(), body)
     before = await run_flow(compiled, {})
     flow_run_id = before.state_details.flow_run_id
     assert flow_run_id is not None
@@ -292,13 +292,13 @@ async def test_a_resumed_flow_run_keeps_its_id_and_its_task_runs(prefect_server:
 )
 async def test_the_run_sees_a_cancellation_in_prefect_and_its_reason(prefect_server: object, requested: State) -> None:
     async def body(_inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
-        assert await cancellation_of(flow_run_id) is None
+        assert await cancellation_reason(flow_run_id) is None
         async with get_client() as client:
             await client.set_flow_run_state(UUID(flow_run_id), requested)
-        reason = await cancellation_of(flow_run_id)
+        reason = await cancellation_reason(flow_run_id)
         return plan_run(STEPS[2:], status=PlanStatus.CANCELLED, reason=RunReason.CANCELLED, message=reason)
 
-    state = await run_flow(flow_of(validated(), body), {})
+    state = await run_flow(build_flow(validated(), body), {})
     assert state.state_details.flow_run_id is not None
     shown = (await flow_run(state.state_details.flow_run_id)).state
     assert shown is not None

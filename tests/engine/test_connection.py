@@ -150,7 +150,7 @@ def test_an_unreachable_server_is_reported_with_its_url_and_source_but_no_passwo
 
 def test_a_url_that_is_not_a_prefect_api_is_reported(prefect_server: Server) -> None:
     with temporary_settings({"api.url": prefect_server.ui_url}):
-        assert "it is no Prefect API (HTTP 404); the URL of a Prefect API usually ends with /api" in server_error()
+        assert "it is not a Prefect API (HTTP 404); the URL of a Prefect API usually ends with /api" in server_error()
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def test_an_unwritable_home_is_found(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (finding,) = bad(diagnose(Settings(home=tmp_path / "file" / "home")))
     assert finding == Finding(
-        ok=False, what=f"home {tmp_path}/file/home cannot be written", hint="set PLAN_ADAPTER_HOME to a folder that can"
+        ok=False, what=f"home {tmp_path}/file/home cannot be written", hint="set PLAN_ADAPTER_HOME to a writable folder"
     )
 
 

@@ -17,9 +17,9 @@ from prefect.states import Cancelled, Cancelling, Completed, Running
 
 from plan_adapter.approvals import GatePolicy
 from plan_adapter.engine.connection import Server
-from plan_adapter.engine.flow import drop
+from plan_adapter.engine.flow import drop_queues
 from plan_adapter.engine.flow_runs import run_flow
-from plan_adapter.engine.form import text_shown
+from plan_adapter.engine.form import without_folding
 from plan_adapter.engine.gate import GateCancelledError, ask_in_form
 from plan_adapter.engine.run_logs import flow_run_logs
 from tests.engine.gates import GOOD, InMemoryGate, SwitchableProxy, flow_run, form_text, request_of, resume, states
@@ -94,8 +94,8 @@ async def test_the_form_reopens_with_the_reason_after_a_refused_answer() -> None
         await resume(flow_run_id, GOOD)
         await paused(gate, 2)
         text = await form_text(flow_run_id, gate.openings[1][1])
-        assert text.startswith("**The answer before was not taken:** ana started this run and may not approve it")
-        assert gate.request.text in text_shown(text)
+        assert text.startswith("**The last answer was refused:** ana started this run and may not approve it")
+        assert gate.request.text in without_folding(text)
         await resume(flow_run_id, {**GOOD, "approver": "bo"})
         await running
     assert [answer.by for answer in gate.answers] == ["ana", "bo"]
@@ -118,7 +118,7 @@ async def test_the_flow_run_log_shows_how_to_answer_refused_answers_and_who_answ
         "waits for an approval: answer with the button Resume (in Prefect's newer UI: in the menu ⋮), "
         f"or with `plan approve {gate.request.run_id} --digest {'d' * 12}`" in lines
     )
-    assert any(line.startswith("not taken: ana started this run and may not approve it") for line in lines)
+    assert any(line.startswith("answer refused: ana started this run and may not approve it") for line in lines)
 
 
 async def test_the_flow_run_continues_at_once_when_the_gate_is_closed_elsewhere() -> None:
@@ -244,7 +244,7 @@ async def test_an_answer_given_while_the_server_was_unreachable_is_found_afterwa
                 await resume(flow_run_id, GOOD)
             await proxy.open()
             assert (await running).is_completed()
-    await drop()  # what is queued for the proxy
+    await drop_queues()  # what is queued for the proxy
     await proxy.end()
     assert len(gate.openings) == 1
     assert [answer.by for answer in gate.answers] == ["ana"]

@@ -15,7 +15,7 @@ from prefect.states import Completed
 from plan_adapter.approvals import ApprovalRequest, Gate, GatePolicy
 from plan_adapter.engine import gate_display as gate_events
 from plan_adapter.engine.flow_runs import run_flow
-from plan_adapter.engine.gate_display import emit, key_of, publish_text
+from plan_adapter.engine.gate_display import artifact_key, emit_gate_event, publish_text
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.plan import new_id
 from plan_adapter.record import PlanRun
@@ -54,7 +54,7 @@ async def test_an_answer_becomes_an_event_that_automations_can_use() -> None:
         known_by="totp",
         note="ok\n" * 1000,
     )
-    emit("answered", gate, run, link="http://ui/run", message="answered", approval=answer)
+    emit_gate_event("answered", gate, run, link="http://ui/run", message="answered", approval=answer)
     await asyncio.to_thread(EventsWorker.instance().wait_until_empty)
     (event,) = await events_of(gate)
     assert event["event"] == "plan.gate.answered"
@@ -89,7 +89,7 @@ async def test_an_event_that_cannot_be_sent_is_logged_and_changes_nothing(
 
     monkeypatch.setattr(gate_events, "emit_event", refuse)
     run, gate = run_and_gate()
-    emit("opened", gate, run, link=None)
+    emit_gate_event("opened", gate, run, link=None)
     assert "plan.gate.opened" in caplog.text
 
 
@@ -106,13 +106,13 @@ async def test_the_text_of_a_gate_is_an_artifact_of_the_flow_run() -> None:
     await run_flow(Flow(ask, name="artifact", persist_result=False), {})
     async with get_client() as client:
         (artifact,) = await client.read_artifacts(artifact_filter=ArtifactFilter.model_validate({"flow_run_id": {"any_": ids}}))
-    assert (artifact.data, artifact.key, artifact.description) == ("# 部署\n", key_of("部署 上线"), "What would run")
+    assert (artifact.data, artifact.key, artifact.description) == ("# 部署\n", artifact_key("部署 上线"), "What would run")
 
 
 @pytest.mark.parametrize(
     ("name", "beginning"), [("deploy-42", "deploy-42"), ("Deploy It", "deploy-it-"), ("部署", ""), ("a" * 500, "a" * 187 + "-")]
 )
 def test_every_name_has_its_own_artifact_key(name: str, beginning: str) -> None:
-    key = key_of(name)
+    key = artifact_key(name)
     assert key.startswith(beginning) and len(key) <= 200 and key.isascii() and key == key.lower()
-    assert key != key_of(name + "!")
+    assert key != artifact_key(name + "!")

@@ -8,9 +8,17 @@ import pytest
 from prefect.utilities.schema_tools.validation import is_valid
 
 from plan_adapter.approvals import Answer, ApprovalRequest, GateKind, GatePolicy
-from plan_adapter.engine.form import MAX_TEXT_CHARACTERS, NotAnAnswerError, answer_of, description_of, form_of, text_shown, values_of
+from plan_adapter.engine.form import (
+    MAX_TEXT_CHARACTERS,
+    NotAnAnswerError,
+    build_form,
+    form_description,
+    form_values,
+    parse_answer,
+    without_folding,
+)
 from plan_adapter.options import Input, KnownBy
-from plan_adapter.validation.input_schema import input_of
+from plan_adapter.validation.input_schema import input_from_schema
 from tests.engine.gates import GOOD, request_of
 
 EVERY_PROOF = ("ssh_signature", "totp", "os_user", "form", "unverified")
@@ -18,11 +26,11 @@ EVERY_PROOF = ("ssh_signature", "totp", "os_user", "form", "unverified")
 
 def accepts(rules: GatePolicy, answer: dict[str, Any]) -> bool:
     """Return whether Prefect's server accepts `answer`."""
-    return is_valid(answer, form_of(request_of(rules=rules)).model_json_schema())
+    return is_valid(answer, build_form(request_of(rules=rules)).model_json_schema())
 
 
 def fields(rules: GatePolicy) -> list[str]:
-    return list(form_of(request_of(rules=rules)).model_json_schema()["properties"])
+    return list(build_form(request_of(rules=rules)).model_json_schema()["properties"])
 
 
 @pytest.mark.parametrize(
@@ -50,11 +58,11 @@ def test_a_form_on_an_open_server_asks_for_no_code_and_names_the_command(
     kind: GateKind, known_by: tuple[KnownBy, ...], names: list[str]
 ) -> None:
     request = replace(request_of(rules=GatePolicy(known_by=known_by)), kind=kind, step_id="lost", run_id="run-1")
-    schema = form_of(request, takes_codes=False).model_json_schema()
+    schema = build_form(request, takes_codes=False).model_json_schema()
     assert [name for name in schema["properties"] if name != "result"] == names
     assert ("signature" in schema["required"]) is ("ssh_signature" in known_by)  # the only proof that is left
     command = {"approval": "plan approve run-1 --step lost --digest", "outcome": "plan resolve run-1 lost done|again|abort --digest"}[kind]
-    hint = description_of(request, takes_codes=False).partition("\n\n")[0]
+    hint = form_description(request, takes_codes=False).partition("\n\n")[0]
     assert "demands no authentication" in hint and f"`{command} " in hint and hint.endswith("--code CODE`.")
 
 
@@ -92,43 +100,45 @@ def test_the_schema_enforces_the_gate_policy(rules: GatePolicy, more: dict[str, 
         ({"approver": "ana"}, "decision is missing"),
         ({**GOOD, "decision": None}, "decision is missing"),
         ({**GOOD, "decision": "Approve"}, "decision is missing"),
-        ({**GOOD, "decision": True}, "`decision` is no text"),
-        ({**GOOD, "approver": ["ana"]}, "`approver` is no text"),
-        ({**GOOD, "approver": "\n"}, "name of who answers is missing"),
+        ({**GOOD, "decision": True}, "`decision` is not text"),
+        ({**GOOD, "approver": ["ana"]}, "`approver` is not text"),
+        ({**GOOD, "approver": "\n"}, "name of the person who answers is missing"),
         ({**GOOD, "approver": "a" * 201}, "`approver` has more than 200 characters"),
         ({**GOOD, "note": "a" * 4001}, "`note` has more than 4000 characters"),
-        ({**GOOD, "note": {"__prefect_kind": "json"}}, "`note` is no text"),
-        ({**GOOD, "decision": "request_changes", "note": ""}, "note is empty: say in it what is to be changed"),
+        ({**GOOD, "note": {"__prefect_kind": "json"}}, "`note` is not text"),
+        ({**GOOD, "decision": "request_changes", "note": ""}, "note is empty: say in it what to change"),
         ({**GOOD, "decision": "request_changes", "note": " \n"}, "note is empty"),
         ({**GOOD, "__prefect_kind": "json"}, "fields that the form does not have: __prefect_kind"),
     ],
 )
 def test_an_incomplete_answer_is_refused_with_the_reason(raw: object, why: str) -> None:
     with pytest.raises(NotAnAnswerError, match=why):
-        answer_of(raw)
+        parse_answer(raw)
 
 
 def test_an_answer_is_read_as_it_was_written() -> None:
     answer = Answer("request_changes", "安娜", "先排空\n再部署", channel="form", code="123456", signature="-----BEGIN")
-    assert answer_of(values_of(answer)) == answer
-    assert answer_of({"decision": "approve", "approver": " ana ", "code": ""}) == Answer("approve", "ana", channel="form")
+    assert parse_answer(form_values(answer)) == answer
+    assert parse_answer({"decision": "approve", "approver": " ana ", "code": ""}) == Answer("approve", "ana", channel="form")
 
 
 def test_the_text_starts_with_the_escaped_reason_for_a_refused_answer() -> None:
-    text = description_of(request_of(), refused="<script>\n# no")
-    assert text.startswith("**The answer before was not taken:** \\<script> # no. **Nothing has run; please answer again.**\n\n")
+    text = form_description(request_of(), refused="<script>\n# no")
+    assert text.startswith("**The last answer was refused:** \\<script> # no. **Nothing has run; please answer again.**\n\n")
 
 
 def test_details_after_the_first_screen_are_folded() -> None:
-    text = description_of(request_of(text="## Approve it?\n\n- **1. a**\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n"))
+    text = form_description(request_of(text="## Approve it?\n\n- **1. a**\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n"))
     summary = "<details><summary><b>All details: read them before you answer</b></summary>"
     assert text == f"## Approve it?\n\n- **1. a**\n\n{summary}\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n\n</details>\n"
-    assert text_shown(text) == request_of(text="## Approve it?\n\n- **1. a**\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n").text
+    assert (
+        without_folding(text) == request_of(text="## Approve it?\n\n- **1. a**\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n").text
+    )
 
 
 def test_a_form_has_no_diagram() -> None:
     diagram = "### Order\n\n```mermaid\nflowchart TD\n```\n\nBlue reads.\n\n"
-    assert "flowchart" not in description_of(
+    assert "flowchart" not in form_description(
         request_of(text=f"## Approve it?\n\n### Steps\n\n- a\n\n{diagram}### Digests\n\n```\nd1\n```\n")
     )
 
@@ -136,13 +146,13 @@ def test_a_form_has_no_diagram() -> None:
 def test_the_decision_is_the_first_field() -> None:
     for kind in get_args(GateKind):
         rules = GatePolicy(known_by=("totp", "ssh_signature", "form"))
-        assert next(iter(form_of(request_of(kind=kind, rules=rules)).model_json_schema()["properties"])) == "decision"
+        assert next(iter(build_form(request_of(kind=kind, rules=rules)).model_json_schema()["properties"])) == "decision"
 
 
 def test_a_long_text_is_cut_before_a_step_and_says_where_the_rest_is() -> None:
     step = "### 部署 step\n\n" + "参数 " * 200 + "\n\n```json\n" + "{}\n" * 20 + "```\n\n"
     request = request_of(text=f"## Approve it?\n\n{step * 300}")
-    kept, _, rest = text_shown(description_of(request)).partition("\n\n**Cut here: ")
+    kept, _, rest = without_folding(form_description(request)).partition("\n\n**Cut here: ")
     assert len(kept) < MAX_TEXT_CHARACTERS
     assert request.text.startswith(kept) and request.text[len(kept) :].startswith("\n### 部署 step")
     assert rest.startswith(f"{len(request.text) - len(kept)} characters more.")
@@ -150,14 +160,14 @@ def test_a_long_text_is_cut_before_a_step_and_says_where_the_rest_is() -> None:
 
 
 def test_a_cut_text_of_a_step_names_the_command_that_shows_the_rest() -> None:
-    text = description_of(request_of(step_id="部署", item=2, text="x\n" * MAX_TEXT_CHARACTERS))
+    text = form_description(request_of(step_id="部署", item=2, text="x\n" * MAX_TEXT_CHARACTERS))
     assert re.search(r"Read all of it before you answer: `plan approve \S+ --step 部署 --item 3 --show`\.\n$", text)
 
 
 def test_a_cut_inside_a_code_block_closes_the_block() -> None:
-    text = description_of(request_of(text="````\n" + "x\n" * MAX_TEXT_CHARACTERS))
+    text = form_description(request_of(text="````\n" + "x\n" * MAX_TEXT_CHARACTERS))
     assert "x\n````\n\n**Cut here:" in text
-    indented = description_of(request_of(text="- a:\n\n  ```\n" + "  x\n" * MAX_TEXT_CHARACTERS))
+    indented = form_description(request_of(text="- a:\n\n  ```\n" + "  x\n" * MAX_TEXT_CHARACTERS))
     assert "x\n  ```\n\n**Cut here:" in indented
 
 
@@ -173,7 +183,7 @@ def question_request() -> ApprovalRequest:
 
 
 def test_the_form_of_a_question_has_its_typed_fields_first() -> None:
-    properties = form_of(question_request()).model_json_schema()["properties"]
+    properties = build_form(question_request()).model_json_schema()["properties"]
     assert [*properties] == ["choice", "nodes", "hosts", "decision", "approver", "note", "digest"]
     assert properties["choice"] == {
         "type": "string",
@@ -182,7 +192,7 @@ def test_the_form_of_a_question_has_its_typed_fields_first() -> None:
         "description": "What now",
         "position": 0,
     }
-    assert {name: input_of(schema) for name, schema in properties.items() if name in QUESTION} == {
+    assert {name: input_from_schema(schema) for name, schema in properties.items() if name in QUESTION} == {
         name: field.model_copy(update={"title": field.title or name}) for name, field in QUESTION.items()
     }
 
@@ -208,14 +218,14 @@ GIVEN: dict[str, Any] = {"choice": "switch", "nodes": 3, "approver": "ana"}
     ],
 )
 def test_the_server_accepts_only_answers_that_fit_the_fields_of_a_question(answer: dict[str, Any], is_taken: bool) -> None:
-    assert is_valid(answer, form_of(question_request()).model_json_schema()) is is_taken
+    assert is_valid(answer, build_form(question_request()).model_json_schema()) is is_taken
 
 
 def test_an_answer_to_a_question_has_its_fields() -> None:
-    answer = answer_of({**GIVEN, "hosts": None, "note": "so"}, "question", QUESTION)
+    answer = parse_answer({**GIVEN, "hosts": None, "note": "so"}, "question", QUESTION)
     assert (answer.decision, answer.by, answer.note, answer.result) == ("approve", "ana", "so", {"choice": "switch", "nodes": 3})
-    assert answer_of(values_of(answer), "question", QUESTION) == answer
-    rejected = answer_of({**GIVEN, "decision": "reject"}, "question", QUESTION)
+    assert parse_answer(form_values(answer), "question", QUESTION) == answer
+    rejected = parse_answer({**GIVEN, "decision": "reject"}, "question", QUESTION)
     assert (rejected.decision, rejected.result) == ("reject", None)
     with pytest.raises(NotAnAnswerError, match="until"):
-        answer_of({**GIVEN, "until": "noon"}, "question", QUESTION)
+        parse_answer({**GIVEN, "until": "noon"}, "question", QUESTION)

@@ -16,7 +16,7 @@ from prefect.states import Completed, Running
 from plan_adapter.approvals import Answer, GatePolicy
 from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.gate import ask_in_form
-from plan_adapter.engine.gate_forms import OpenForm, answer_form, collected_answer, open_forms, resume_released
+from plan_adapter.engine.gate_forms import OpenForm, answer_form, collect_answer, open_forms, resume_released
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from tests.engine.gates import GOOD, InMemoryGate, flow_run, request_of, resume
 
@@ -64,7 +64,7 @@ async def test_open_gates_are_found_and_answered_by_the_api_alone() -> None:
         await answer_form(step_form, Answer("approve", "bo", signature="-----BEGIN SSH SIGNATURE-----"))
         await answer_form(plan_form, Answer("reject", "ana", note="no"))
         await asyncio.gather(plan.closed, step.closed)
-        with pytest.raises(RunConflictError, match="waits for no answer any more"):
+        with pytest.raises(RunConflictError, match="no longer waits for an answer"):
             await answer_form(plan_form, Answer("approve", "bo"))
     assert [answer.signature for answer in step.answers] == ["-----BEGIN SSH SIGNATURE-----"]
     assert not {plan.request.gate_id, step.request.gate_id} & {form.gate_id for form in await open_forms()}
@@ -77,7 +77,7 @@ async def test_answers_that_the_form_refuses_raise_an_error_with_the_reason() ->
         form = await form_at(gate)
         with pytest.raises(RunConflictError, match="'cleo' is not one of"):
             await answer_form(form, Answer("approve", "cleo"))
-        with pytest.raises(RunConflictError, match="takes no ssh_signature"):
+        with pytest.raises(RunConflictError, match="accepts no ssh_signature"):
             await answer_form(form, Answer("approve", "ana", signature="x"))
         assert gate.answers == []
 
@@ -99,11 +99,11 @@ async def test_an_answer_is_collected_after_the_asking_process_ended() -> None:
         await gate.opening()
         asker.cancel()  # to Prefect this looks like a kill: the flow run stays Paused
         await asyncio.wait({asker})
-        assert await collected_answer(gate.gate) is None
+        assert await collect_answer(gate.gate) is None
         await resume(UUID(gate.openings[0][0]), GOOD)
-        assert await collected_answer(gate.gate) == Answer("approve", "ana", "looks right", channel="form")
+        assert await collect_answer(gate.gate) == Answer("approve", "ana", "looks right", channel="form")
         gate.openings.append((gate.openings[0][0], "paused-another"))
-        assert await collected_answer(gate.gate) is None  # the answer of an earlier opening
+        assert await collect_answer(gate.gate) is None  # the answer of an earlier opening
         return Completed()
 
     assert (await run_flow(Flow(ask, name="gate", persist_result=False), {})).is_completed()
@@ -117,14 +117,14 @@ async def test_an_incomplete_answer_raises_an_error_when_it_is_collected() -> No
             gate.openings.append((str(flow_run_id), f"paused-{number}"))
             await acreate_flow_run_input(f"paused-{number}-response", value, flow_run_id=flow_run_id)
             with pytest.raises(NotApprovedError):
-                await collected_answer(gate.gate)
+                await collect_answer(gate.gate)
 
 
 async def test_a_run_that_released_its_worker_finds_the_answer_when_it_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = InMemoryGate(request_of(rules=GatePolicy(release=True)))
 
     async def ask() -> State:
-        if gate.openings and (answer := await collected_answer(gate.gate)) is not None:
+        if gate.openings and (answer := await collect_answer(gate.gate)) is not None:
             await gate.submit(answer)
             return Completed()
         await ask_in_form(gate, poll_seconds=0.1)
@@ -141,7 +141,7 @@ async def test_a_run_that_released_its_worker_finds_the_answer_when_it_restarts(
         "waits for an approval: answer with the button Resume (in Prefect's newer UI: in the menu ⋮), "
         f"or with `plan approve {gate.request.run_id} --digest {'d' * 12}`"
     )
-    assert (state.name, state.message) == ("Suspended", f"`{gate.request.name}` {hint}; it gives its worker back until then")
+    assert (state.name, state.message) == ("Suspended", f"`{gate.request.name}` {hint}; its worker is free until then")
     await answer_form(await form_at(gate), Answer("approve", "ana"))
     assert (await flow_run(flow_run_id)).state_name == "Resuming"
     assert (await run_flow(flow, {}, flow_run_id=str(flow_run_id))).is_completed()

@@ -17,7 +17,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
 from plan_adapter.engine import internals, tasks
-from plan_adapter.engine.internals import BUSY_SECONDS, BUSY_WAITS, advise_retry, missing_prefect_features
+from plan_adapter.engine.internals import BUSY_SECONDS, BUSY_WAITS, add_retry_after, missing_prefect_features
 from plan_adapter.engine.local_server import Server
 from plan_adapter.engine.tasks import PrefectStepRunner
 from tests.engine.calls import ScriptedCall, states_of, task_runs
@@ -98,7 +98,7 @@ async def test_a_missing_prefect_feature_falls_back_to_public_calls_with_a_warni
 async def test_prefects_client_has_the_hook_that_shortens_retries_of_a_busy_server(prefect_server: object) -> None:
     async with internals.busy_retries(), get_client() as client:
         hooks = client._client.event_hooks["response"]
-        assert advise_retry in hooks, ADVICE
+        assert add_retry_after in hooks, ADVICE
         await client.hello()
 
 
@@ -113,14 +113,14 @@ async def test_retries_of_a_busy_server_wait_briefly_and_are_free_for_a_minute()
 
 async def _advised(request: httpx.Request) -> tuple[str | None, str | None]:
     response = httpx.Response(503, request=request)
-    await advise_retry(response)
+    await add_retry_after(response)
     return response.headers.get("Retry-After"), response.headers.get("Prefect-Maintenance")
 
 
 @pytest.mark.parametrize(("status", "headers"), [(200, {}), (429, {}), (503, {"Retry-After": "7"})])
 async def test_other_responses_are_not_changed(status: int, headers: dict[str, str]) -> None:
     response = httpx.Response(status, headers=headers, request=httpx.Request("GET", "http://127.0.0.1/api/health"))
-    await advise_retry(response)
+    await add_retry_after(response)
     assert response.headers.get("Retry-After") == headers.get("Retry-After")
     assert "Prefect-Maintenance" not in response.headers
 

@@ -144,7 +144,7 @@ def test_begin_server_returns_at_once_and_wait_returns_the_server(settings: Sett
 def test_garbage_is_collected_only_on_its_own_thread() -> None:
     program = """
 import threading
-from plan_adapter.engine.server_process import collect_apart
+from plan_adapter.engine.server_process import collect_garbage_in_thread
 
 class Cycle:
     def __init__(self):
@@ -154,7 +154,7 @@ class Cycle:
         collected.set()
 
 where, collected = [], threading.Event()
-collect_apart()
+collect_garbage_in_thread()
 Cycle()
 kept = [[] for _ in range(100_000)]  # enough for any automatic collection
 collected.wait()
@@ -168,7 +168,7 @@ def test_a_locked_database_delays_a_request_by_ten_seconds_at_most(tmp_path: Pat
     program = f"""
 import asyncio
 from sqlalchemy import text
-from plan_adapter.engine.internals import refuse_soon_what_waits_for_a_lock
+from plan_adapter.engine.internals import shorten_lock_wait
 from prefect.server.database.configurations import AioSqliteConfiguration
 
 async def waits():
@@ -176,7 +176,7 @@ async def waits():
     async with engine.connect() as connection:
         print(await connection.scalar(text("PRAGMA busy_timeout")), await connection.scalar(text("PRAGMA journal_mode")))
 
-refuse_soon_what_waits_for_a_lock()
+shorten_lock_wait()
 asyncio.run(waits())
 """
     output, errors = Program(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE).communicate()

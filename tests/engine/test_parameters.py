@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.flow_engine import run_flow, run_flow_in_subprocess
 
 from plan_adapter import flows
-from plan_adapter.engine.flow import flow_of
+from plan_adapter.engine.flow import build_flow
 from plan_adapter.record import PlanRun
 from tests.engine.calls import flow_run as flow_run_of
 from tests.engine.calls import plan_run, validated
@@ -57,7 +57,7 @@ async def test_a_run_with_wrong_parameters_fails_and_says_what_is_wrong(
     prefect_server: object, caplog: pytest.LogCaptureFixture, parameters: dict[str, Any], expected: list[str]
 ) -> None:
     with caplog.at_level(logging.INFO):
-        state = await ended(flow_of(validated(inputs=INPUTS), completed), parameters)
+        state = await ended(build_flow(validated(inputs=INPUTS), completed), parameters)
     assert (state.type, state.name) == (StateType.FAILED, "Failed")
     for text in expected:
         assert text in (state.message or "")
@@ -72,13 +72,13 @@ async def test_valid_parameters_are_completed_with_the_defaults_of_the_plan(pref
         given.append(inputs)
         return plan_run()
 
-    state = await ended(flow_of(validated(inputs=INPUTS), keep), {"environment": "生产"})
+    state = await ended(build_flow(validated(inputs=INPUTS), keep), {"environment": "生产"})
     assert (state.type, given) == (StateType.COMPLETED, [{"environment": "生产", "times": 1}])
 
 
 @pytest.mark.thorough
 async def test_a_served_flow_reports_wrong_parameters_from_the_process_of_the_run(prefect_server: object) -> None:
-    flow = flow_of(validated(inputs=INPUTS), completed)
+    flow = build_flow(validated(inputs=INPUTS), completed)
     flow_run = await deployed(flow, {"zone": "eu"})
     process = run_flow_in_subprocess(flow, flow_run)
     await asyncio.to_thread(process.join)
@@ -96,6 +96,6 @@ async def test_inputs_of_the_deployed_flow_that_are_not_a_mapping_are_refused(
     state = await ended(flows.run_plan, {"plan": "description: x\nsteps: []", "inputs": inputs})
     assert (state.type, state.message) == (
         StateType.FAILED,
-        '`inputs` is no mapping: give the inputs by name, as in {"environment": "prod"}',
+        '`inputs` is not a mapping: give the inputs by name, as in {"environment": "prod"}',
     )
     assert "Traceback" not in caplog.text

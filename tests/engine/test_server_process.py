@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from plan_adapter.engine.internals import record_singly_what_fails_together
+from plan_adapter.engine.internals import record_failed_batches_singly
 
 
 class TaskRunEvent:
@@ -30,7 +30,7 @@ async def test_a_state_that_the_database_refuses_does_not_lose_the_others(
         kept.extend(batch)
 
     monkeypatch.setattr(task_run_recorder, "record_bulk_task_run_events", write)
-    record_singly_what_fails_together()
+    record_failed_batches_singly()
     events: list[Any] = [TaskRunEvent(is_refused=number == 1) for number in range(4)]
     with caplog.at_level(logging.WARNING):
         await task_run_recorder.record_bulk_task_run_events(events)

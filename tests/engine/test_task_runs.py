@@ -226,7 +226,7 @@ async def test_edges_beyond_the_limit_of_an_event_are_dropped() -> None:
     async def wide() -> State:
         steps = PrefectStepRunner()
         for item in range(MAX_EDGES + 1):
-            steps._ids["fetch"].append(UUID(int=item))
+            steps._task_run_ids["fetch"].append(UUID(int=item))
         await steps.show(step_run("report", StepStatus.SKIPPED), ("fetch",))
         return Completed()
 

@@ -9,7 +9,7 @@ import pytest
 from prefect.exceptions import TerminationSignal
 
 from plan_adapter.engine import termination
-from plan_adapter.engine.termination import ended_in_order
+from plan_adapter.engine.termination import end_cleanly_on_sigterm
 
 
 class PrefectHandlerError(BaseException):
@@ -47,7 +47,7 @@ async def test_a_cancelled_run_ends_by_itself(prefect_handler: object) -> None:
         asked.set()
         return True
 
-    async with ended_in_order(is_cancelled):
+    async with end_cleanly_on_sigterm(is_cancelled):
         send_sigterm()
         await asked.wait()
         send_sigterm()  # a parent that signals the process group and also forwards the signal sends it twice
@@ -58,7 +58,7 @@ async def test_a_cancelled_run_ends_by_itself(prefect_handler: object) -> None:
 async def test_a_run_that_was_not_cancelled_is_interrupted_and_cleans_up(prefect_handler: object) -> None:
     cleaned = False
     with pytest.raises(TerminationSignal):
-        async with ended_in_order(not_cancelled):
+        async with end_cleanly_on_sigterm(not_cancelled):
             send_sigterm()
             try:
                 await asyncio.Event().wait()
@@ -74,7 +74,7 @@ async def test_a_run_that_was_not_cancelled_is_interrupted_and_cleans_up(prefect
 
 async def test_a_handler_that_a_nested_flow_run_installs_is_replaced(prefect_handler: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(termination, "KEEP_SECONDS", 0.01)
-    async with ended_in_order(cancelled):
+    async with end_cleanly_on_sigterm(cancelled):
         ours = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, prefect_handler)  # pyright: ignore[reportArgumentType]  # a function
         while signal.getsignal(signal.SIGTERM) is not ours:
@@ -84,7 +84,7 @@ async def test_a_handler_that_a_nested_flow_run_installs_is_replaced(prefect_han
 
 async def test_a_later_signal_goes_to_prefects_handler(prefect_handler: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(termination, "AGAIN_SECONDS", 0.01)
-    async with ended_in_order(cancelled):
+    async with end_cleanly_on_sigterm(cancelled):
         send_sigterm()
         while signal.getsignal(signal.SIGTERM) is not prefect_handler:
             await asyncio.sleep(0.01)
@@ -94,7 +94,7 @@ async def test_a_later_signal_goes_to_prefects_handler(prefect_handler: object, 
 
 async def test_no_handler_is_installed_outside_the_main_thread(prefect_handler: object) -> None:
     async def within() -> object:
-        async with ended_in_order(cancelled):
+        async with end_cleanly_on_sigterm(cancelled):
             return signal.getsignal(signal.SIGTERM)
 
     assert await asyncio.to_thread(lambda: asyncio.run(within())) is prefect_handler
@@ -104,7 +104,7 @@ async def test_cancelling_the_task_from_outside_still_cancels_it() -> None:
     begun = asyncio.Event()
 
     async def body() -> None:
-        async with ended_in_order(cancelled):
+        async with end_cleanly_on_sigterm(cancelled):
             begun.set()
             await asyncio.Event().wait()
 

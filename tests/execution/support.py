@@ -21,7 +21,7 @@ from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import Publish, RunScope
 from plan_adapter.execution.secrets import RunSecrets
 from plan_adapter.execution.status import ending_of
-from plan_adapter.gates.approval import approved_plan, without_approval
+from plan_adapter.gates.approval import approval_not_required, approved_plan
 from plan_adapter.goals import GoalModel
 from plan_adapter.hooks import Event, Hooks
 from plan_adapter.plan import ExecutionPlan, new_id
@@ -100,7 +100,7 @@ class Execution:
             bound.inputs, steps, now, now, PlanStatus.EXECUTING, agent_id="agent-7",
         )  # fmt: skip
         self.scope = RunScope(
-            approved=approved_plan(bound, without_approval(bound, now=now), now=now),
+            approved=approved_plan(bound, approval_not_required(bound, now=now), now=now),
             run=self.run,
             recorder=self.recorder,
             stop=Stop(),

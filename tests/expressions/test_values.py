@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.expressions import Declarations, Variables, compile_template, has_expression
-from plan_adapter.expressions.references import with_constants
+from plan_adapter.expressions.references import replace_strings
 from plan_adapter.status import StepStatus
 from tests.expressions.builders import DECLARED, VALUES, resolve
 
@@ -151,4 +151,4 @@ def test_only_given_names_are_declared() -> None:
     ],
 )
 def test_a_constant_is_replaced_where_it_names_nothing(code: str, expected: str) -> None:
-    assert with_constants(code, "web-1", "x") == expected
+    assert replace_strings(code, "web-1", "x") == expected

@@ -34,7 +34,7 @@ class Variant:
 
 def _intents_are_not_awaited() -> None:
     async def intent(self: Any, attempt: Attempt) -> None:
-        row = {**self._whose, **recorder.attempt_row(attempt)}
+        row = {**self._context_columns, **recorder.attempt_row(attempt)}
         written = recorder.asyncio.get_running_loop().create_future()
         written.add_done_callback(lambda future: future.exception())
         self._batch.intents.append(recorder._Intent(attempt, row, written))
@@ -85,7 +85,7 @@ def _approvals_are_not_required() -> None:
 
 
 def _calls_are_not_compared() -> None:
-    step_gates.is_of_call = lambda row, run, call: (row.run_id, row.step_id, row.item) == (run.id, call.step.id, call.item)
+    step_gates.is_call_answer = lambda row, run, call: (row.run_id, row.step_id, row.item) == (run.id, call.step.id, call.item)
     permission.is_same_content = lambda *_: True
 
 

@@ -16,7 +16,7 @@ from plan_adapter.crash_points import CrashPoint
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.rollback import units_to_roll_back
 from plan_adapter.gates.approval import answer_to
-from plan_adapter.gates.standing import summary_of
+from plan_adapter.gates.standing import new_standing_approval
 from plan_adapter.options import Effect
 from plan_adapter.plan import ExecutionPlan, Step, new_id
 from plan_adapter.record import RunContext
@@ -105,7 +105,7 @@ class Trial:
         if self.scenario.approved_by == "standing":
             validated = validate(self.scenario.plan, TOOLS)
             now = await self.store.now()
-            self.standing = summary_of(validated, by=BY, known_by="os_user", at=now, schedules=[SCHEDULE], max_runs=9)
+            self.standing = new_standing_approval(validated, by=BY, known_by="os_user", at=now, schedules=[SCHEDULE], max_runs=9)
             await self.store.standing.add(self.standing)
 
     async def run_to_end(self) -> None:

@@ -175,7 +175,7 @@ PERMISSION, APPROVALS, GATES = "plan_adapter.store.permission", "plan_adapter.st
 VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
     "no approval check in the transaction of the intent": (
         the_approval_is_deleted_while_steps_run,
-        {f"{PERMISSION}.plan_is_approved": lambda *_: None},
+        {f"{PERMISSION}.why_plan_not_approved": lambda *_: None},
     ),
     "digests are not compared in the transaction of the intent": (
         the_content_is_changed_while_steps_run,
@@ -198,23 +198,23 @@ VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
     ),
     "the use is not counted": (
         an_approval_is_used_twice,
-        {f"{APPROVALS}.use": lambda _, approval, **__: approval, f"{PERMISSION}.plan_is_approved": lambda *_: None},
+        {f"{APPROVALS}.use": lambda _, approval, **__: approval, f"{PERMISSION}.why_plan_not_approved": lambda *_: None},
     ),
     "the gate policy is not checked": (
         somebody_who_is_not_an_approver_approves,
         {f"plan_adapter.runs.{module}.refusal": lambda *_, **__: None for module in ("keeper", "answers")},
     ),
-    "signatures are not verified": (a_wrong_signature_is_given, {"plan_adapter.gates.identity.signer": lambda *_, **__: "ana"}),
+    "signatures are not verified": (a_wrong_signature_is_given, {"plan_adapter.gates.identity.verify_signature": lambda *_, **__: "ana"}),
     "a closed gate takes answers": (an_answer_comes_after_the_gate_was_answered, {f"{GATES}._is_open": true}),
     "a gate never expires": (an_answer_comes_after_the_expiry, {f"{GATES}._is_in_time": true}),
     "any approval of the run is accepted": (
         an_approval_row_has_no_gate,
-        {"plan_adapter.runs.approval.is_of_run": lambda row, run: row.run_id == run.id},
+        {"plan_adapter.runs.approval.is_plan_answer": lambda row, run: row.run_id == run.id},
     ),
     "the digest of a call is not compared": (
         a_step_was_approved_with_other_parameters,
         {
-            "plan_adapter.runs.step_gates.is_of_call": lambda row, _run, call: row.step_id == call.step.id,
+            "plan_adapter.runs.step_gates.is_call_answer": lambda row, _run, call: row.step_id == call.step.id,
             f"{PERMISSION}.is_same_content": lambda *_: True,
         },
     ),
@@ -225,11 +225,11 @@ VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
     "no step is gated": (a_gated_step_is_rejected, {"plan_adapter.runs.step_gates.needs_gate": lambda *_: False}),
     "inputs of standing approvals are not compared": (
         a_scheduled_run_has_uncovered_inputs,
-        {"plan_adapter.runs.standing.covers": lambda *_, **__: None},
+        {"plan_adapter.runs.standing.why_not_covered": lambda *_, **__: None},
     ),
     "uses of standing approvals are not counted": (
         a_standing_approval_is_used_up,
-        {"plan_adapter.runs.standing.covers": lambda *_, **__: None, "plan_adapter.store.standing._is_usable": true},
+        {"plan_adapter.runs.standing.why_not_covered": lambda *_, **__: None, "plan_adapter.store.standing._is_usable": true},
     ),
     "anybody may give a standing approval": (
         a_standing_approval_is_given_by_somebody_who_is_not_an_approver,

@@ -201,7 +201,9 @@ async def test_tool_drift_without_an_approver_changes_nothing_or_leaves_the_run_
     run = await stopped(world, shop)
     before = await world.store.export(run.id)
     other = shop.tools(effect="write", permissions=("net",))
-    with pytest.raises(NotApprovedError, match=r"tools of run .* have changed since it was approved: `ship` \(effect, permissions\); give"):
+    with pytest.raises(
+        NotApprovedError, match=r"tools of run .* have changed since it was approved: `ship` \(effect, permissions\); pass an approver"
+    ):
         await world.resume(run.id, tools=other)
     old = approve(shop.plan(), tools=shop.tools(), by="ana")
     with pytest.raises(NotApprovedError, match="covers other content"):

@@ -219,9 +219,9 @@ async def test_the_last_use_of_a_standing_approval_also_approves_its_step_gates(
     plan = world.plan(gated=True)
     plan.options.require_approval = True
     bound = world.bound(plan)
-    from plan_adapter.gates.standing import digest_of
+    from plan_adapter.gates.standing import standing_digest
 
-    await world.store.standing.add(await standing(world, runbook_digest=digest_of(bound.validated), steps=("strike",), max_runs=1))
+    await world.store.standing.add(await standing(world, runbook_digest=standing_digest(bound.validated), steps=("strike",), max_runs=1))
     run = await execute_plan(
         bound, run_request=world.run_request(FixedApprover("reject"), schedule=SCHEDULE), store=world.store, offline=True
     )

@@ -103,7 +103,7 @@ async def test_approvals_and_resolutions_are_not_interchangeable(world: UnknownO
     task = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
     approval = answer_to(request_of(gate), decision="approve", by="ana", known_by="os_user")
-    with pytest.raises(NotApprovedError, match="takes no approval: `plan resolve"):
+    with pytest.raises(NotApprovedError, match="takes no approval: answer it with `plan resolve"):
         await world.store.gates.answer(gate.id, approval)
     assert await world.store.ledger.find_approval(gate.approval_digest) is None
     assert not task.done()

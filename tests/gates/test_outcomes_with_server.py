@@ -71,7 +71,7 @@ async def test_the_outcome_form_asks_again_after_a_wrong_answer_and_done_continu
     assert (await resume(flow_run_id, {"decision": "approve", "approver": "ana"})).status is SetStateStatus.REJECT
     await resume(flow_run_id, {"decision": "done", "approver": "ana", "result": "{not json"})
     again, flow_run_id = await shown(world, after=gate)
-    assert "**The answer before was not taken:** the result is no JSON" in await form_text(flow_run_id, again.keyset or "")
+    assert "**The last answer was refused:** the result is not JSON" in await form_text(flow_run_id, again.keyset or "")
     await resume(flow_run_id, {"decision": "done", "approver": "ana", "result": '{"order": "订单"}', "note": "看过了"})
     run = await task
     assert (run.status, run.step("send").result, world.sent) == (PlanStatus.COMPLETED, {"order": "订单"}, ["a"])

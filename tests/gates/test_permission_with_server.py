@@ -85,7 +85,7 @@ async def test_a_retried_flow_run_keeps_skipped_steps_skipped(world: World) -> N
     run = await world.store.ledger.run_of_flow(str(state.state_details.flow_run_id))
     assert run is not None
     skipped = ResumeOptions(skipped={"wrong": "没有必要"})
-    resumed = await execute_resume(run.id, tools=tools, run_request=world.run_request(), store=world.store, offline=True, asked=skipped)
+    resumed = await execute_resume(run.id, tools=tools, run_request=world.run_request(), store=world.store, offline=True, options=skipped)
     assert (resumed.status, looked) == (PlanStatus.PARTIAL, ["behind"])
     assert (await rerun(flow, await flow_run(state.state_details.flow_run_id), {})).is_completed()
     done = await world.store.run(run.id)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plan_adapter.options import Effect
-from plan_adapter.pictures import EDGES, mermaid
+from plan_adapter.pictures import MAX_EDGES, mermaid
 from plan_adapter.plan import Step
 
 NODE = r's\d+(?:\["[^"]*"\]|\{\{"[^"]*"\}\}):::(?:read|idempotent_write|write)'
@@ -94,5 +94,5 @@ def test_a_long_chain_is_drawn_by_its_ends() -> None:
 def test_a_plan_with_more_edges_than_mermaid_draws_is_drawn_by_stage() -> None:
     above = [Step(id=f"a{number}", tool_name="t") for number in range(20)]
     below = [Step(id=f"b{number}", tool_name="t", depends_on=[step.id for step in above]) for number in range(20)]
-    assert len(above) * len(below) > EDGES
+    assert len(above) * len(below) > MAX_EDGES
     assert len(nodes(picture(*above, *below))) == 2

@@ -55,7 +55,7 @@ async def test_rollback_after_an_unapproved_version_uses_the_approved_version(en
     assert [(step.id, step.rolled_back) for step in later.steps] == [("build", True), ("ship", False)]
     versions = await world.store.revisions.of_run(run.id)
     assert [(version.by, version.note) for version in versions] == [
-        ("bo", ""), ("li", "what is undone was done under version 1, which was approved"),
+        ("bo", ""), ("li", "rolls back what ran under version 1, which was approved"),
     ]  # fmt: skip
     assert (await world.store.verify(run.id)).ok
     assert (await roll_back(world, run, shop)).message == later.message
@@ -112,7 +112,7 @@ async def test_a_run_whose_process_died_before_rollback_only_rolls_back(world: W
     run = await stopped(world, shop, plan_with_rollback(shop))
     await world.resume(run.id, tools=shop.tools(effect="write"), approver=FixedApprover("reject"))
     (version,) = await world.store.revisions.of_run(run.id)
-    rejected = await world.store.revisions.put_back(
+    rejected = await world.store.revisions.restore(
         run.id, version, world.bound(plan_with_rollback(shop), tools=shop.tools()).validated, by="li"
     )
     assert (rejected.status, rejected.reason, rejected.approval_digest) == (PlanStatus.CANCELLED, "rejected", run.approval_digest)

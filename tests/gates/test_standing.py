@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plan_adapter.approvals import StandingApproval
 from plan_adapter.errors import InvalidPlanError
-from plan_adapter.gates.standing import covers, digest_of, fits, summary_of
+from plan_adapter.gates.standing import new_standing_approval, pattern_allows, standing_digest, why_not_covered
 from plan_adapter.options import Input
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.tools.registry import ToolRegistry
@@ -53,11 +53,11 @@ def standing(**fields: Any) -> StandingApproval:
         "inputs": {"host": "web-[0-9]+"},
         "max_runs": 10,
     }
-    return summary_of(VALIDATED, **(given_fields | fields))
+    return new_standing_approval(VALIDATED, **(given_fields | fields))
 
 
 def why_not(of: StandingApproval, run: BoundPlan | None = None, *, schedule: str | None = SCHEDULE, now: datetime = NOW) -> str | None:
-    return covers(of, run or bound(), schedule=schedule, now=now)
+    return why_not_covered(of, run or bound(), schedule=schedule, now=now)
 
 
 COVERED: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -172,7 +172,7 @@ def test_an_edited_tool_is_not_covered() -> None:
     assert why_not(standing(), bound(validate(runbook(), ToolRegistry([push])))) is None
 
 
-digests = st.one_of(st.text(), st.text("0123456789abcdef", min_size=64, max_size=64), st.just(digest_of(VALIDATED)))
+digests = st.one_of(st.text(), st.text("0123456789abcdef", min_size=64, max_size=64), st.just(standing_digest(VALIDATED)))
 
 
 @given(
@@ -191,7 +191,7 @@ def test_a_run_with_other_content_or_beyond_its_limits_is_not_covered(
     fields = {"runbook_digest": digest, "runs": runs, "max_runs": max_runs, "until": until, "inputs": {"host": pattern}}
     of = replace(standing(), **fields, revoked_at=NOW if revoked else None)  # type: ignore[arg-type]
     if why_not(of, schedule=schedule) is None:
-        assert digest == digest_of(VALIDATED)
+        assert digest == standing_digest(VALIDATED)
         assert schedule == SCHEDULE
         assert not revoked
         assert max_runs is not None or until is not None
@@ -204,23 +204,23 @@ texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0
 
 @given(texts, texts, texts)
 def test_a_pattern_matches_whole_values_only(one: str, other: str, value: str) -> None:
-    assert fits(re.escape(one), value) == (value == one)
-    assert fits(f"{re.escape(one)}|{re.escape(other)}", value) == (value in (one, other))
-    assert fits(re.escape(one) + "|" + re.escape(other), other + one + "x") == (other + one + "x" in (one, other))
+    assert pattern_allows(re.escape(one), value) == (value == one)
+    assert pattern_allows(f"{re.escape(one)}|{re.escape(other)}", value) == (value in (one, other))
+    assert pattern_allows(re.escape(one) + "|" + re.escape(other), other + one + "x") == (other + one + "x" in (one, other))
 
 
 @pytest.mark.parametrize("pattern", ["a)|(?:b", r"\Qa", "a|b)|(c", "(", "a" * 1001, "(?=a)", r"(a)\1", "a\\"])
 def test_an_incomplete_pattern_matches_nothing(pattern: str) -> None:
-    assert not any(fits(pattern, value) for value in ("a", "b", "ab", "a)", "aa", "a" * 1001, pattern))
+    assert not any(pattern_allows(pattern, value) for value in ("a", "b", "ab", "a)", "aa", "a" * 1001, pattern))
 
 
 def test_a_catastrophic_pattern_is_evaluated_quickly() -> None:
-    assert not fits("(a+)+", "a" * 100_000 + "b")
+    assert not pattern_allows("(a+)+", "a" * 100_000 + "b")
 
 
 def test_an_invalid_standing_approval_is_refused_with_every_reason() -> None:
     with pytest.raises(InvalidPlanError) as error:
-        summary_of(
+        new_standing_approval(
             VALIDATED,
             by=" ",
             known_by="os_user",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plan_adapter.approvals import StandingApproval
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.standing import find_standing_problems
-from plan_adapter.gates.standing_files import find_standing_file, read_standing_file, write_standing_file
+from plan_adapter.gates.standing_files import find_standing_file, read_standing_file, standing_file_text
 
 GOOD = f"""\
 # the nightly backup
@@ -182,7 +182,7 @@ def test_a_written_file_reads_back_unchanged(
     if find_standing_problems(standing):
         return
     path = tmp_path_factory.getbasetemp() / "written.approval.yaml"
-    path.write_bytes(write_standing_file(standing).encode())
+    path.write_bytes(standing_file_text(standing).encode())
     read_back, text = read_standing_file(path)
     assert read_back == replace(standing, id=read_back.id, source=str(path))
-    assert write_standing_file(read_back) == text
+    assert standing_file_text(read_back) == text

@@ -8,7 +8,7 @@ import pytest
 
 from plan_adapter import PlanRun, PlanStatus, PlanStore, RunContext, compile_plan, dump_plan, load_plan, validate
 from plan_adapter.engine import flow_runs
-from plan_adapter.gates.standing_files import sign_standing, signature_path, standing_path, write_signed
+from plan_adapter.gates.standing_files import sign_standing, signature_path, standing_path, write_signed_standing
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from plan_adapter.status import RunReason
@@ -25,7 +25,7 @@ async def signed_plan(world: World, ana: Key) -> Path:
     """Return the file of the ordinary plan; beside it is a standing approval for two runs, signed by ana."""
     path = world.folder / "strike.yaml"
     path.write_text(dump_plan(world.plan()), encoding="utf-8")
-    write_signed(sign_standing(await standing(world), key=ana.path), standing_path(path))
+    write_signed_standing(sign_standing(await standing(world), key=ana.path), standing_path(path))
     return path
 
 
@@ -52,7 +52,7 @@ async def unsigned(_world: World, path: Path, _ana: Key) -> None:
 
 
 async def narrowed(world: World, path: Path, ana: Key) -> None:
-    write_signed(sign_standing(await standing(world, schedules=("nightly/other",)), key=ana.path), standing_path(path))
+    write_signed_standing(sign_standing(await standing(world, schedules=("nightly/other",)), key=ana.path), standing_path(path))
 
 
 @pytest.mark.parametrize("change", [removed, unsigned, narrowed])
@@ -93,7 +93,7 @@ async def test_a_compiled_plan_finds_the_signed_file_beside_its_document(
     async def of_schedule() -> flow_runs.Origin:
         return flow_runs.Origin("a schedule", schedule=SCHEDULE)
 
-    monkeypatch.setattr(flow_runs, "origin", of_schedule)
+    monkeypatch.setattr(flow_runs, "read_origin", of_schedule)
     flow = compile_plan(validate(load_plan(path), world.tools()), store=world.store)
     run = await asyncio.wait_for(flow(), 60)
     assert (run.status, world.struck) == (PlanStatus.COMPLETED, ["a"])

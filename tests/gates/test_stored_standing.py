@@ -10,7 +10,7 @@ from plan_adapter import PlanStore
 from plan_adapter.approvals import StandingApproval
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.policy import effective_policy
-from plan_adapter.gates.standing_files import sign_standing, signed_standing, standing_path, verify_standing, write_signed
+from plan_adapter.gates.standing_files import read_signed_standing, sign_standing, standing_path, verify_standing, write_signed_standing
 from plan_adapter.plan import new_id
 from plan_adapter.settings import Settings
 from tests.identity.conftest import Key, allowed, ana, bo, settings
@@ -50,10 +50,10 @@ async def test_a_signature_is_still_valid_after_a_round_trip_through_the_store(s
 
 async def test_a_file_is_identified_by_its_content(store_url: str, ana: Key, settings: Settings, tmp_path: Path) -> None:
     path = standing_path(tmp_path / "nightly.yaml")
-    write_signed(sign_standing(standing(), key=ana.path), path)
-    read = signed_standing(path, policy=effective_policy(settings))
+    write_signed_standing(sign_standing(standing(), key=ana.path), path)
+    read = read_signed_standing(path, policy=effective_policy(settings))
     async with PlanStore(store_url) as store:
         await store.standing.add(read)
         (kept,) = await store.standing.find()
     verify_standing(kept, policy=effective_policy(settings))
-    assert kept.id == signed_standing(path, policy=effective_policy(settings)).id
+    assert kept.id == read_signed_standing(path, policy=effective_policy(settings)).id

@@ -60,7 +60,7 @@ SHOWN: dict[str, Callable[[], str]] = {
         {"DB_PASSWORD": "x", "LANG": "C"},
         results={"drain": {"exit_code": 0, "stdout": "drained"}},
         ends={"drain": "completed"},
-        notices=["the answer before was refused: ana may not answer here"],
+        notices=["The last answer was refused: ana may not answer here"],
         expires_ms=60_000,
     ),
 }

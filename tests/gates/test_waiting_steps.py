@@ -136,7 +136,7 @@ async def test_a_change_request_at_a_step_gate_keeps_the_run_waiting(world: Worl
     while (again := await world.gate(step="strike")).id == gate.id:
         await world.store.changed(0.5)
     assert "bo asks for changes: 先看看" in (await world.store.gates.get(again.id)).text
-    assert {where: answer.note for where, answer in (await world.store.gates.changes_asked()).items()} == {again.id: "先看看"}
+    assert {where: answer.note for where, answer in (await world.store.gates.change_requests()).items()} == {again.id: "先看看"}
     with pytest.raises(RunConflictError, match=r"takes no new version of the plan.*plan cancel"):
         await arevise_run(gate.run_id, world.plan(), tools=world.tools(), by="bo", store=world.store)
     await world.answer(again)

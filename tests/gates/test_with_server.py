@@ -20,7 +20,7 @@ from prefect.states import Cancelled, Completed, Running
 
 from plan_adapter import NotApprovedError, PlanRun, PlanStatus, PrefectApprover, RunConflictError, arun_plan, compile_plan, validate
 from plan_adapter.approvals import Answer, Decision, Gate
-from plan_adapter.engine.gate_forms import answer_form, fields_of, open_forms
+from plan_adapter.engine.gate_forms import answer_form, form_fields, open_forms
 from plan_adapter.engine.internals import rerun
 from plan_adapter.options import ApprovalPolicy
 from plan_adapter.status import RunReason
@@ -89,7 +89,7 @@ async def test_a_question_is_answered_in_a_form_with_its_typed_fields(world: Wor
     schema: Any = await aread_flow_run_input(keys["schema"], flow_run_id=flow_run_id)
     assert {name: schema["properties"][name]["type"] for name in ("choice", "nodes")} == {"choice": "string", "nodes": "integer"}
     (form,) = [one for one in await open_forms() if one.run_id == gate.run_id]  # other tests share the server
-    assert (form.kind, [*await fields_of(form)]) == ("question", ["choice", "nodes"])
+    assert (form.kind, [*await form_fields(form)]) == ("question", ["choice", "nodes"])
     async with get_client() as client:
         refused = await client.resume_flow_run(flow_run_id, run_input={"choice": "run", "approver": "ana"})
     assert refused.status is SetStateStatus.REJECT
@@ -252,7 +252,7 @@ async def test_rerunning_a_waiting_flow_run_does_not_bypass_its_gate_whatever_it
         if parameters["target"] == "b":
             state = await again
             assert state.is_failed()
-            assert "are not those that it was made with" in (state.message or "")
+            assert "was created with another plan or other inputs" in (state.message or "")
         else:
             await shown(world)
             await world.answer(await world.gate(), "reject", by="bo")

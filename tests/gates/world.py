@@ -12,7 +12,7 @@ from plan_adapter import ExecutionPlan, Input, PlanRun, PlanStore, ToolRegistry,
 from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Decision, Gate
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.gates.approval import Asking, answer_to
+from plan_adapter.gates.approval import PendingGate, answer_to
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.options import ApprovalPolicy
 from plan_adapter.plan import new_id
@@ -54,7 +54,7 @@ class FormAnswers:
     replies: list[str | None] = field(default_factory=list)
     private: bool = True  # whether the server requires authentication
 
-    async def ask(self, asking: Asking) -> None:
+    async def ask(self, asking: PendingGate) -> None:
         for answer in self.answers:
             self.replies.append(await asking.submit(answer))
         await asyncio.shield(asking.closed)

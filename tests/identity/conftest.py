@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter.approvals import ApprovalRequest, Decision, GatePolicy
-from plan_adapter.gates.approval import signed_text
+from plan_adapter.gates.approval import approval_text_to_sign
 from plan_adapter.gates.signatures import sign
 from plan_adapter.settings import Settings
 
@@ -66,4 +66,4 @@ def request_at(
 def text_of(request: ApprovalRequest, decision: Decision = "approve") -> str:
     assert request.run_id is not None
     assert request.gate_id is not None
-    return signed_text(approval_digest=request.approval_digest, decision=decision, run_id=request.run_id, gate_id=request.gate_id)
+    return approval_text_to_sign(approval_digest=request.approval_digest, decision=decision, run_id=request.run_id, gate_id=request.gate_id)

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from pyotp.totp import TOTP
 
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.gates.totp import check, code_key, new_seed, seal
+from plan_adapter.gates.totp import check_code, code_key, encrypt_seed, new_seed
 from plan_adapter.settings import Settings
 
 SECRET = base64.b32encode(b"12345678901234567890").decode()
@@ -26,7 +26,7 @@ class Codes:
     """An in-memory store of seeds and used codes."""
 
     def __init__(self, **people: str) -> None:
-        self.seeds = {person: seal(person, seed, settings_with_key()) for person, seed in people.items()}
+        self.seeds = {person: encrypt_seed(person, seed, settings_with_key()) for person, seed in people.items()}
         self.used: set[tuple[str, int]] = set()
 
     async def seed(self, person: str) -> str | None:
@@ -46,7 +46,7 @@ class Codes:
 
 async def refused(code: str, *, person: str = "ana", now: float = 59, codes: Codes | None = None) -> str:
     with pytest.raises(NotApprovedError) as error:
-        await check(person, code, codes=codes or Codes(ana=SECRET), settings=settings_with_key(), now=now)
+        await check_code(person, code, codes=codes or Codes(ana=SECRET), settings=settings_with_key(), now=now)
     return str(error.value)
 
 
@@ -62,14 +62,14 @@ async def refused(code: str, *, person: str = "ana", now: float = 59, codes: Cod
     ],
 )
 async def test_codes_match_the_vectors_of_rfc_6238(now: int, code: str) -> None:
-    counter = await check("ana", code, codes=Codes(ana=SECRET), settings=settings_with_key(), now=now)
+    counter = await check_code("ana", code, codes=Codes(ana=SECRET), settings=settings_with_key(), now=now)
     assert counter == now // 30
 
 
 @pytest.mark.parametrize(("shift", "right"), [(-2, False), (-1, True), (0, True), (1, True), (2, False)])
 async def test_a_code_is_valid_one_step_before_and_after_its_own(shift: int, right: bool) -> None:
     code = TOTP(SECRET).generate_otp(1000 + shift)
-    work = check("ana", code, codes=Codes(ana=SECRET), settings=settings_with_key(), now=1000 * 30 + 7)
+    work = check_code("ana", code, codes=Codes(ana=SECRET), settings=settings_with_key(), now=1000 * 30 + 7)
     if right:
         assert await work == 1000 + shift
     else:
@@ -78,7 +78,7 @@ async def test_a_code_is_valid_one_step_before_and_after_its_own(shift: int, rig
 
 
 async def test_a_code_may_contain_spaces() -> None:
-    assert await check("ana", " 287 082 ", codes=Codes(ana=SECRET), settings=settings_with_key(), now=59) == 1
+    assert await check_code("ana", " 287 082 ", codes=Codes(ana=SECRET), settings=settings_with_key(), now=59) == 1
 
 
 @pytest.mark.parametrize("code", ["", "287083", "2870820", "28708", "２８７０８２", "abcdef", "-87082", "287082\0", "\ud800"])
@@ -88,7 +88,7 @@ async def test_a_wrong_code_is_refused(code: str) -> None:
 
 async def test_a_code_is_valid_once() -> None:
     codes = Codes(ana=SECRET)
-    await check("ana", "287082", codes=codes, settings=settings_with_key(), now=59)
+    await check_code("ana", "287082", codes=codes, settings=settings_with_key(), now=59)
     assert "was already used" in await refused("287082", codes=codes)
 
 
@@ -105,12 +105,12 @@ async def test_codes_of_a_new_seed_are_valid() -> None:
     seed, uri = new_seed("安娜")
     assert uri == f"otpauth://totp/prefect-plan-adapter:%E5%AE%89%E5%A8%9C?secret={seed}&issuer=prefect-plan-adapter"
     codes = Codes(**{"安娜": seed})
-    assert await check("安娜", TOTP(seed).generate_otp(40), codes=codes, settings=settings_with_key(), now=1200) == 40
+    assert await check_code("安娜", TOTP(seed).generate_otp(40), codes=codes, settings=settings_with_key(), now=1200) == 40
 
 
 async def test_one_of_many_concurrent_uses_of_a_code_succeeds() -> None:
     codes = Codes(ana=SECRET)
-    tries = (check("ana", "287082", codes=codes, settings=settings_with_key(), now=59) for _ in range(50))
+    tries = (check_code("ana", "287082", codes=codes, settings=settings_with_key(), now=59) for _ in range(50))
     results = await asyncio.gather(*tries, return_exceptions=True)
     assert [answer for answer in results if answer == 1] == [1]
 

@@ -9,7 +9,7 @@ import pytest
 from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate, GatePolicy
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import text_to_sign
-from plan_adapter.gates.identity import ProofContext, approval_from, known_by, recheck
+from plan_adapter.gates.identity import ProofContext, approval_from, recheck_signature, verify_proof
 from plan_adapter.gates.policy import effective_policy
 from plan_adapter.settings import Settings
 from tests.identity.conftest import Key, request_at, text_of
@@ -23,7 +23,7 @@ def proof_context(settings: Settings, codes: Codes | None = None) -> ProofContex
 
 
 async def verified_as(answer: Answer, request: ApprovalRequest, settings: Settings) -> str:
-    return await known_by(answer, request, proof_context(settings))
+    return await verify_proof(answer, request, proof_context(settings))
 
 
 async def approval(answer: Answer, request: ApprovalRequest, settings: Settings, codes: Codes | None = None) -> Approval:
@@ -45,7 +45,7 @@ async def test_a_signature_identifies_its_person_and_is_stored(settings: Setting
     given = await approval(Answer("approve", "ana", "for tonight", signature=signature), request, settings)
     assert (given.by, given.known_by, given.signature, given.note) == ("ana", "ssh_signature", signature, "for tonight")
     assert (given.approval_digest, given.run_id, given.gate_id) == (request.approval_digest, "run-1", "gate-1")
-    recheck(given, request, effective_policy(settings))
+    recheck_signature(given, request, effective_policy(settings))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ async def test_a_signed_approval_is_verified_again_before_use(settings: Settings
     request = request_at()
     given = await approval(Answer("approve", "ana", signature=ana.signs(text_of(request))), request, settings)
     gate = _gate(request)
-    recheck(given, gate, effective_policy(settings))
+    recheck_signature(given, gate, effective_policy(settings))
     for changed, at in (
         (replace(given, by="bo"), gate),
         (replace(given, signature=None), gate),
@@ -134,11 +134,11 @@ async def test_a_signed_approval_is_verified_again_before_use(settings: Settings
         (given, replace(gate, run_id="run-2")),
     ):
         with pytest.raises(NotApprovedError):
-            recheck(changed, at, effective_policy(settings))
+            recheck_signature(changed, at, effective_policy(settings))
     allowed.write_text(f"ana {bo.public}\n", encoding="utf-8")
     with pytest.raises(NotApprovedError):
-        recheck(given, gate, effective_policy(settings))
-    recheck(replace(given, known_by="os_user"), gate, effective_policy(settings))  # claims no signature
+        recheck_signature(given, gate, effective_policy(settings))
+    recheck_signature(replace(given, known_by="os_user"), gate, effective_policy(settings))  # claims no signature
 
 
 def _gate(request: ApprovalRequest) -> Gate:

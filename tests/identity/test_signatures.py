@@ -11,7 +11,7 @@ import pytest
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates import signatures
 from plan_adapter.gates.policy import effective_policy
-from plan_adapter.gates.signatures import allowed_signers, default_key, sign, signer
+from plan_adapter.gates.signatures import allowed_signers, default_key, sign, verify_signature
 from plan_adapter.settings import Settings
 from tests.identity.conftest import Key, make_key
 
@@ -20,26 +20,26 @@ TEXT = "prefect-plan-adapter approval\ndigest: 0123\n安娜 says yes\n"
 
 def refused(text: str, signature: str, allowed: Path, by: str = "ana") -> str:
     with pytest.raises(NotApprovedError) as error:
-        signer(text, signature, allowed=allowed, by=by)
+        verify_signature(text, signature, allowed=allowed, by=by)
     return str(error.value)
 
 
 def test_a_signature_is_valid_for_its_signer(ana: Key, allowed: Path) -> None:
-    assert signer(TEXT, ana.signs(TEXT), allowed=allowed, by="ana") == "ana"
+    assert verify_signature(TEXT, ana.signs(TEXT), allowed=allowed, by="ana") == "ana"
 
 
 @pytest.mark.parametrize("name", ["安娜", "ana@example.org", "Ana Maria", "-ana", "ana's", "O=Lib,x".replace(",", ";")])
 def test_a_name_may_be_written_in_any_language(ana: Key, tmp_path: Path, name: str) -> None:
     allowed = tmp_path / "signers"
     allowed.write_text(f'"{name}" {ana.public}\n', encoding="utf-8")
-    assert signer(TEXT, ana.signs(TEXT), allowed=allowed, by=name) == name
+    assert verify_signature(TEXT, ana.signs(TEXT), allowed=allowed, by=name) == name
 
 
 def test_a_shared_key_signs_for_either_owner_and_nobody_else(ana: Key, tmp_path: Path) -> None:
     allowed = tmp_path / "signers"
     allowed.write_text(f'ana,bo namespaces="prefect-plan-adapter,git" {ana.public}\ncy {ana.public}\n', encoding="utf-8")
     signature = ana.signs(TEXT)
-    assert [signer(TEXT, signature, allowed=allowed, by=name) for name in ("ana", "bo", "cy")] == ["ana", "bo", "cy"]
+    assert [verify_signature(TEXT, signature, allowed=allowed, by=name) for name in ("ana", "bo", "cy")] == ["ana", "bo", "cy"]
     assert "does not list for di" in refused(TEXT, signature, allowed, "di") or "not of di" in refused(TEXT, signature, allowed, "di")
 
 
@@ -128,7 +128,7 @@ def test_a_certificate_is_valid_for_its_principals(ana: Key, bo: Key, tmp_path: 
     allowed = tmp_path / "signers"
     allowed.write_text(f"* cert-authority {ana.public}\n", encoding="utf-8")
     signature = sign(TEXT, key=tmp_path / "cy-cert.pub")
-    assert signer(TEXT, signature, allowed=allowed, by="cy") == "cy"
+    assert verify_signature(TEXT, signature, allowed=allowed, by="cy") == "cy"
     refused(TEXT, signature, allowed, "ana")
     refused(TEXT, bo.signs(TEXT), allowed, "bo")
     refused(TEXT, ana.signs(TEXT), allowed, "cy")
@@ -139,7 +139,7 @@ def test_ecdsa_and_rsa_keys_can_sign(tmp_path: Path) -> None:
         key = make_key(tmp_path / kind, kind=kind)
         allowed = tmp_path / "signers"
         allowed.write_text(f"ana {key.public}\n", encoding="utf-8")
-        assert signer(TEXT, key.signs(TEXT), allowed=allowed, by="ana") == "ana"
+        assert verify_signature(TEXT, key.signs(TEXT), allowed=allowed, by="ana") == "ana"
 
 
 def test_a_key_that_cannot_sign_is_reported_with_the_reason(tmp_path: Path, ana: Key) -> None:
@@ -174,7 +174,7 @@ def test_a_hanging_ssh_keygen_is_killed(ana: Key, tmp_path: Path, monkeypatch: p
     hanging.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(signatures, "SIGN_SECONDS", 0.2)
-    with pytest.raises(NotApprovedError, match="did not end within"):
+    with pytest.raises(NotApprovedError, match="did not finish within"):
         sign(TEXT, key=ana.path)
 
 

@@ -11,12 +11,12 @@ from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.policy import effective_policy
 from plan_adapter.gates.standing_files import (
     find_standing_file,
+    read_signed_standing,
     sign_standing,
     signature_path,
-    signed_standing,
     standing_path,
     verify_standing,
-    write_signed,
+    write_signed_standing,
 )
 from plan_adapter.settings import Settings
 from tests.identity.conftest import Key
@@ -47,18 +47,18 @@ def approval_path(tmp_path: Path) -> Path:
 
 def test_a_signed_file_returns_its_content_and_its_signer(ana: Key, settings: Settings, approval_path: Path) -> None:
     signed = sign_standing(STANDING, key=ana.path)
-    write_signed(signed, approval_path)
+    write_signed_standing(signed, approval_path)
     assert find_standing_file(approval_path.with_name("nightly.yaml")) == approval_path
-    read = signed_standing(approval_path, policy=effective_policy(settings))
+    read = read_signed_standing(approval_path, policy=effective_policy(settings))
     assert read == replace(signed, id=read.id, source=str(approval_path))
     verify_standing(read, policy=effective_policy(settings))
 
 
 def test_a_file_without_a_signature_is_refused(ana: Key, settings: Settings, approval_path: Path) -> None:
-    write_signed(sign_standing(STANDING, key=ana.path), approval_path)
+    write_signed_standing(sign_standing(STANDING, key=ana.path), approval_path)
     signature_path(approval_path).unlink()
     with pytest.raises(NotApprovedError, match="is not signed"):
-        signed_standing(approval_path, policy=effective_policy(settings))
+        read_signed_standing(approval_path, policy=effective_policy(settings))
 
 
 @pytest.mark.parametrize(
@@ -67,23 +67,23 @@ def test_a_file_without_a_signature_is_refused(ana: Key, settings: Settings, app
     ids=["runs", "pattern", "by", "comment", "line ends"],
 )
 def test_a_changed_file_is_refused(ana: Key, settings: Settings, approval_path: Path, change: tuple[str, str]) -> None:
-    write_signed(sign_standing(STANDING, key=ana.path), approval_path)
+    write_signed_standing(sign_standing(STANDING, key=ana.path), approval_path)
     content = approval_path.read_bytes().decode()
     assert change[0] in content
     approval_path.write_bytes(content.replace(*change).encode())
     with pytest.raises(NotApprovedError, match="the signature does not belong to this answer"):
-        signed_standing(approval_path, policy=effective_policy(settings))
+        read_signed_standing(approval_path, policy=effective_policy(settings))
 
 
 def test_a_file_signed_by_somebody_else_is_refused(bo: Key, settings: Settings, approval_path: Path) -> None:
-    write_signed(sign_standing(STANDING, key=bo.path), approval_path)
+    write_signed_standing(sign_standing(STANDING, key=bo.path), approval_path)
     with pytest.raises(NotApprovedError, match="the key of bo, not of ana"):
-        signed_standing(approval_path, policy=effective_policy(settings))
+        read_signed_standing(approval_path, policy=effective_policy(settings))
 
 
 def test_an_unsigned_approval_is_not_written(approval_path: Path) -> None:
     with pytest.raises(NotApprovedError, match="must be signed"):
-        write_signed(STANDING, approval_path)
+        write_signed_standing(STANDING, approval_path)
     assert find_standing_file(approval_path.with_name("nightly.yaml")) is None
 
 
@@ -98,11 +98,11 @@ def test_a_row_changed_in_the_store_is_refused(
 ) -> None:
     kept = sign_standing(STANDING, key=ana.path)
     if handwritten:
-        write_signed(kept, approval_path)
+        write_signed_standing(kept, approval_path)
         text = "# by hand\n" + approval_path.read_text(encoding="utf-8")
         approval_path.write_text(text, encoding="utf-8")
         signature_path(approval_path).write_text(ana.signs(text))
-        kept = signed_standing(approval_path, policy=effective_policy(settings))
+        kept = read_signed_standing(approval_path, policy=effective_policy(settings))
     verify_standing(kept, policy=effective_policy(settings))
     verify_standing(replace(kept, runs=3), policy=effective_policy(settings))
     with pytest.raises(NotApprovedError):

@@ -73,7 +73,7 @@ ANSWERS = (
 
 
 async def test_no_document_runs_without_approval(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plan_adapter.cli.mcp.operations.MOST_WAITING", len(DOCUMENTS))
+    monkeypatch.setattr("plan_adapter.cli.mcp.operations.MAX_WAITING_RUNS", len(DOCUMENTS))
     (harness.folder / "unapproved.yaml").write_text(DEPLOY, encoding="utf-8")
     begun: dict[str, str] = {}
     async with harness.agent() as agent:

@@ -14,7 +14,7 @@ async def test_a_waiting_run_is_a_paused_flow_run_with_a_form_and_resumes_there(
         assert harness.started == [run_id]
         waiting = await harness.execute(run_id, offline=False)
         (form,) = [form for form in await open_forms() if form.run_id == run_id]
-        assert (form.flow_run_id, form.is_left, harness.deployed) == (waiting.flow_run_id, True, [])
+        assert (form.flow_run_id, form.is_unattended, harness.deployed) == (waiting.flow_run_id, True, [])
         shown = await agent.call("show_run", run=run_id)
         assert (shown["status"], len(shown["gates"])) == ("pending_approval", 1)
         assert f"plan resume {run_id}`" in shown["next"]  # not `--offline`: there is a flow run

@@ -213,7 +213,7 @@ async def test_a_caller_who_is_not_an_operator_is_refused_and_nothing_is_recorde
 
 
 async def test_the_number_of_waiting_runs_of_an_agent_is_limited(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plan_adapter.cli.mcp.operations.MOST_WAITING", 2)
+    monkeypatch.setattr("plan_adapter.cli.mcp.operations.MAX_WAITING_RUNS", 2)
     async with harness.agent() as agent:
         runs = [await agent.call("run_plan", document=DEPLOY, inputs={"version": str(number)}) for number in range(2)]
         assert "wait for people" in (await agent.refused("run_plan", document=DEPLOY, inputs={"version": "3"}))["message"]

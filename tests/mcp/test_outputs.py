@@ -23,7 +23,7 @@ ANSWERS = {
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
 @pytest.mark.parametrize("most", [300, 2000, 40_000])
 def test_an_answer_never_exceeds_its_limit(answer: dict[str, JsonValue], most: int) -> None:
-    shown = cut(answer, most=most)
+    shown = cut(answer, max_characters=most)
     assert shown == answer or (shown["note"] == CUT_NOTE and len(json.dumps(shown, ensure_ascii=False)) <= most + len(CUT_NOTE) + 40)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.errors import InvalidPlanError
-from plan_adapter.gates.policy import EffectivePolicy, Policy, both, effective_policy, read_policy
+from plan_adapter.gates.policy import EffectivePolicy, Policy, effective_policy, intersect, read_policy
 from plan_adapter.settings import Settings
 
 FULL_POLICY = """\
@@ -102,7 +102,7 @@ def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     ],
 )
 def test_missing_lists_restrict_nothing_and_disjoint_lists_accept_nobody(first: Any, second: Any, result: Any) -> None:
-    assert both(first, second) == result
+    assert intersect(first, second) == result
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

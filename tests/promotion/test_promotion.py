@@ -317,7 +317,7 @@ def test_an_input_excluded_by_name_stays_a_literal_and_its_name_stays_reserved()
 def test_the_number_of_proposed_inputs_is_limited() -> None:
     promotion = promote(a_plan(*({"value": f"web-{number}"} for number in range(MOST_INPUTS + 5))), TOOLS)
     assert len(promotion.inputs) == MOST_INPUTS
-    assert promotion.notes[0].startswith("5 literals more")
+    assert promotion.notes[0].startswith("5 more literals")
 
 
 strings = st.sampled_from(

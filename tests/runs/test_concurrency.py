@@ -25,7 +25,7 @@ from plan_adapter.approvals import ApprovalRequest
 from plan_adapter.options import Concurrency, Input, RunWindow
 from plan_adapter.plan import Step
 from plan_adapter.record import PlanRun
-from plan_adapter.run_window import opens_at
+from plan_adapter.run_window import next_opening
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run, execute_plan
 from plan_adapter.status import RunReason
@@ -194,13 +194,13 @@ async def test_a_queued_run_whose_process_died_does_not_block_others(node: Node,
     first = begin(plan("first"), node, store)
     await node.began.wait()
     await store.ledger.claim(dead)
-    assert [one.name for one in await store.ledger.take_key(dead, "web-1")] == ["first"]
+    assert [one.name for one in await store.ledger.acquire_key(dead, "web-1")] == ["first"]
     await store.ledger.release(dead.id)
     await store.ledger.claim(alive)
-    assert [one.name for one in await store.ledger.take_key(alive, "web-1")] == ["first"]
+    assert [one.name for one in await store.ledger.acquire_key(alive, "web-1")] == ["first"]
     node.may_finish.set()
     await first
-    assert await store.ledger.take_key(alive, "web-1") == []
+    assert await store.ledger.acquire_key(alive, "web-1") == []
 
 
 async def test_inputs_that_give_an_empty_key_are_refused(node: Node, store: PlanStore) -> None:
@@ -255,7 +255,7 @@ async def test_a_run_outside_its_run_window_waits_and_can_be_cancelled(node: Nod
 )
 def test_a_run_window_opens_in_its_time_zone(at: str, opens: str | None) -> None:
     window = RunWindow(cron="0 22 * * 1-5", duration_ms=4 * 3_600_000, time_zone="Europe/Berlin")
-    assert opens_at(window, datetime.fromisoformat(at)) == (None if opens is None else datetime.fromisoformat(opens))
+    assert next_opening(window, datetime.fromisoformat(at)) == (None if opens is None else datetime.fromisoformat(opens))
 
 
 @pytest.mark.parametrize(

@@ -197,12 +197,12 @@ async def test_a_partial_resume_runs_finally_steps_and_can_skip_one(world: World
     world.broken.add("b")
     run = await arun_plan(plan_with(step("a"), step("b"), step("c")), tools=world.tools, store=store, offline=True)
     world.broken.clear()
-    recorded = await store.ledger.recorded(run.id)
+    recorded = await store.ledger.snapshot(run.id)
     choices = choices_of(run, validate(recorded.plan, world.tools), recorded.history, ResumeOptions(from_step="b"))
     kinds = [(name, choice.kind) for name, choice in choices.items()]
     assert kinds == [("a", "carried"), ("b", "run"), ("c", "left"), ("tidy", "run"), ("tell", "run")]
     asked = ResumeOptions(from_step="b", skipped={"tidy": "not today"})
-    again = await execute_resume(run.id, tools=world.tools, run_request=RunRequest(), store=store, offline=True, asked=asked)
+    again = await execute_resume(run.id, tools=world.tools, run_request=RunRequest(), store=store, offline=True, options=asked)
     assert world.done[-2:] == ["b", "partial: "]
     assert (again.step("tidy").status, "not today" in (again.step("tidy").reason or "")) == (StepStatus.SKIPPED, True)
 

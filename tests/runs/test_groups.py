@@ -178,7 +178,7 @@ async def test_a_completed_group_is_carried(cluster: Cluster, store: PlanStore) 
     ended = await run(rolling(act("drain"), after=(after,)), cluster, store)
     cluster.broken.clear()
     asked = ResumeOptions(from_step="after")
-    resumed = await execute_resume(ended.id, tools=cluster.tools, run_request=RunRequest(), store=store, offline=True, asked=asked)
+    resumed = await execute_resume(ended.id, tools=cluster.tools, run_request=RunRequest(), store=store, offline=True, options=asked)
     assert (resumed.status, cluster.done) == (PlanStatus.COMPLETED, ["drain a", "drain b", "drain c", "after"])
     assert (resumed.step("nodes").carried, resumed.step("drain").carried) == (True, True)
 

@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolContext, ToolRegistry, dump_plan, tool
 from plan_adapter.approvals import Gate
 from plan_adapter.engine.connection import Server, use_server
-from plan_adapter.engine.flow import drop
+from plan_adapter.engine.flow import drop_queues
 from plan_adapter.engine.local_server import ensure_server, stop_server
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.runs.session import RunRequest
@@ -37,7 +37,7 @@ AWAY_SECONDS = 90.0
 @pytest.fixture
 async def outage(home: Path, prepare_server: PrepareServer) -> AsyncIterator["Outage"]:
     """Yield a server that the test can take down for a while."""
-    await drop()  # Prefect's queues of an earlier test would send to the server of that test
+    await drop_queues()  # Prefect's queues of an earlier test would send to the server of that test
     settings = Settings(home=home)
     prepare_server(home)
     yield Outage(settings, ensure_server(settings, notify=lambda _: None))
@@ -127,7 +127,7 @@ async def test_a_run_continues_without_its_server_and_is_shown_completely_afterw
         completed = dict.fromkeys(["", *(step.id for step in plan.steps)], "Completed")
         assert await shown(run, wanted=completed.__eq__) == completed
         assert await reconcile(store, with_prefect=True) == []
-    await drop()  # otherwise the exit of the process would wait for the server that the fixture stops
+    await drop_queues()  # otherwise the exit of the process would wait for the server that the fixture stops
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
@@ -157,7 +157,7 @@ async def test_a_gate_form_reopens_with_its_server_and_can_be_answered(gated: bo
         right = dict.fromkeys(["", "first", "second"], "Completed") | ({"approve second-0": "Approved"} if gated else {})
         assert await shown(run, wanted=right.__eq__) == right
         assert await reconcile(store, with_prefect=True) == []
-    await drop()
+    await drop_queues()
 
 
 async def paused(store: PlanStore, running: "asyncio.Future[PlanRun]", outage: Outage) -> Gate:

@@ -245,9 +245,9 @@ async def test_the_deployment_finds_a_process_that_dies_while_it_watches(
 
     monkeypatch.setattr(reconciling, "find_interrupted", found)
     monkeypatch.setattr(flows, "find_interrupted", found)
-    monkeypatch.setattr(flows, "LOOK_SECONDS", 0.4)
+    monkeypatch.setattr(flows, "CHECK_INTERVAL_SECONDS", 0.4)
     state = await flows.reconcile(watch_seconds=1, return_state=True)
-    assert (looks, state.message) == ([0, 2, 1], f"1 corrected, 1 for a person: `plan resume {run.id}`")
+    assert (looks, state.message) == ([0, 2, 1], f"1 corrected, 1 left for a person: `plan resume {run.id}`")
     assert (await state_of(run)).name == "Interrupted"
 
 
@@ -255,6 +255,8 @@ def test_the_deployment_detects_a_dead_host_within_a_minute() -> None:
     project = yaml.safe_load((Path(__file__).parents[2] / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))
     [deployment] = [deployment for deployment in project["deployments"] if deployment["name"] == "reconcile"]
     [schedule], watches = deployment["schedules"], deployment["parameters"]["watch_seconds"]
-    between = max(flows.LOOK_SECONDS, schedule["interval"] - watches // flows.LOOK_SECONDS * flows.LOOK_SECONDS)
+    between = max(
+        flows.CHECK_INTERVAL_SECONDS, schedule["interval"] - watches // flows.CHECK_INTERVAL_SECONDS * flows.CHECK_INTERVAL_SECONDS
+    )
     assert Settings().lease_seconds + leases.GRACE_SECONDS + between <= 50  # the rest is for the start of a flow run
     assert watches <= schedule["interval"] - 15  # a flow run that still watches would cancel the next one

@@ -103,9 +103,9 @@ async def test_a_plain_cancel_withdraws_a_requested_rollback_before_it_starts(an
     await world.waiting.wait()
     run_id = (await any_store.runs())[0].id
     await any_store.ledger.request_cancel(run_id, "undo it (by ana)", rollback=True)
-    assert await any_store.ledger.asks_rollback(run_id) is True
+    assert await any_store.ledger.is_rollback_requested(run_id) is True
     await any_store.ledger.request_cancel(run_id, "leave it (by bo)")
-    assert await any_store.ledger.asks_rollback(run_id) is False
+    assert await any_store.ledger.is_rollback_requested(run_id) is False
     run = await running
     assert (run.status, world.put_back, undone(run)) == (PlanStatus.CANCELLED, [], {"one": False, "two": False, "last": False})
     assert "; rolled back: nothing; not rolled back: two (leave it (by bo)), one (`two` must be rolled back first)" in (run.message or "")

@@ -20,7 +20,7 @@ from plan_adapter import ExecutionPlan, NoServerError, PlanRun, PlanStatus, Plan
 from plan_adapter.engine import flow as ending
 from plan_adapter.engine import internals
 from plan_adapter.engine.connection import Server, use_server
-from plan_adapter.engine.flow import drop
+from plan_adapter.engine.flow import drop_queues
 from plan_adapter.engine.local_server import ensure_server, stop_server
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.runs.session import RunRequest
@@ -159,7 +159,7 @@ async def test_a_restarted_server_gets_the_whole_run(server: Server, home: Path,
     with use_server(server):
         assert await task_runs(run) == {"lose": "Completed", "proceed": "Completed"}
         assert await reconcile(store, with_prefect=True) == []
-    await drop()  # otherwise the exit of the process would wait for the server that the fixture stops
+    await drop_queues()  # otherwise the exit of the process would wait for the server that the fixture stops
 
 
 @pytest.mark.thorough
@@ -171,7 +171,7 @@ async def test_a_server_lost_before_the_first_step_is_reported_and_the_run_can_b
 
     tools = ToolRegistry([lose, proceed])
     kill(server)
-    with temporary_settings({"client.max_retries": 0}), pytest.raises(NoServerError, match=r"did not begin run .*No step was called"):  # pyright: ignore[reportArgumentType]
+    with temporary_settings({"client.max_retries": 0}), pytest.raises(NoServerError, match=r"did not start run .*No step was called"):  # pyright: ignore[reportArgumentType]
         await execute_plan(bind_inputs(validate(two_steps(), tools)), run_request=RunRequest(server=server), store=store)
     (waiting,) = await store.runs()
     assert waiting.summary().pending == 2
@@ -190,4 +190,4 @@ async def test_all_states_are_sent_to_the_server_before_a_run_ends(prefect_serve
     )
     assert run.status is PlanStatus.COMPLETED
     assert {type(queue).__name__ for queue in internals.delivery_queues()} == {"EventsWorker", "APILogWorker"}
-    assert internals.undelivered() == 0
+    assert internals.count_undelivered() == 0

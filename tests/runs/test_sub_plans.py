@@ -161,7 +161,7 @@ async def test_a_step_of_a_sub_plan_can_be_skipped(cluster: Cluster, store: Plan
     steps = (do("first", "first"), do("second", "bad", "first"), do("third", "third", "second"))
     failed = await run(around(site(*steps), do("after", "after", "verify")), cluster, store)
     asked = ResumeOptions(skipped={"verify.second": "done by hand"})
-    ended = await execute_resume(failed.id, tools=cluster.tools, run_request=RunRequest(), store=store, offline=True, asked=asked)
+    ended = await execute_resume(failed.id, tools=cluster.tools, run_request=RunRequest(), store=store, offline=True, options=asked)
     assert (ended.status, cluster.done) == (PlanStatus.COMPLETED, ["first", "third", "after"])
 
 
@@ -245,7 +245,7 @@ async def test_a_stored_sub_plan_needs_a_version_or_a_digest(store: PlanStore) -
     for source, message in {
         "store:verify-site": "`store:verify-site` names no version, so what it runs could change",
         "store:verify-site@7": "there is no version 7 of a plan `verify-site`",
-        "store:0123456789abcdef": "no plan is called `0123456789abcdef`, and no digest begins so",
+        "store:0123456789abcdef": "no plan is called `0123456789abcdef`, and no digest begins with it",
     }.items():
         with pytest.raises(InvalidPlanError) as refused:
             await aload_plan(MOVE.format(source), store=store)

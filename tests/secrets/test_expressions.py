@@ -50,7 +50,7 @@ def compiled(value: Any) -> Template:
 def test_only_the_tool_gets_the_value_and_everything_else_the_expression(written: str, value: Any, shown: Any) -> None:
     template = compiled({"deep": [written]})
     assert template.resolve(VARIABLES) == {"deep": [value]}
-    assert template.resolve_openly(VARIABLES) == {"deep": [shown]}
+    assert template.resolve_except_secrets(VARIABLES) == {"deep": [shown]}
 
 
 def test_a_template_lists_the_secrets_it_uses() -> None:
@@ -61,7 +61,8 @@ def test_a_template_lists_the_secrets_it_uses() -> None:
 def test_rendering_the_expression_needs_no_value() -> None:
     nothing = Variables(steps={}, inputs={})
     assert (
-        compiled("${{ secrets.token + steps.check.result.id }}").resolve_openly(nothing) == "${{ secrets.token + steps.check.result.id }}"
+        compiled("${{ secrets.token + steps.check.result.id }}").resolve_except_secrets(nothing)
+        == "${{ secrets.token + steps.check.result.id }}"
     )
 
 

@@ -47,28 +47,28 @@ ALTERED: dict[str, tuple[str, str, str]] = {
     "the outcome of a receipt": (
         "UPDATE receipts SET outcome = 'succeeded' WHERE run_id = '{run}' AND step_id = 'drain'",
         "receipts",
-        "what came of it",
+        "its outcome",
     ),
-    "whose word a receipt is": (f"UPDATE receipts SET \"by\" = 'ana' WHERE {_CHECK}", "receipts", "by whom"),
+    "whose word a receipt is": (f"UPDATE receipts SET \"by\" = 'ana' WHERE {_CHECK}", "receipts", "the person"),
     "the time of a receipt": (
         f"UPDATE receipts SET ended_at = (SELECT created_at FROM runs WHERE id = '{{run}}') WHERE {_CHECK}",
         "receipts",
         "its time",
     ),
     "a receipt that is deleted": (f"DELETE FROM receipts WHERE {_CHECK}", "receipts", "step `check`, attempt 1: the row is missing"),
-    "a receipt that is inserted": (_COPY.replace("{number}", "2"), "receipts", "step `check`, attempt 2: no entry of the audit tells"),
+    "a receipt that is inserted": (_COPY.replace("{number}", "2"), "receipts", "step `check`, attempt 2: the audit log has no entry"),
     "a receipt of another item": (f"UPDATE receipts SET item = 3 WHERE {_CHECK}", "receipts", "missing"),
     "the parameters of an attempt": (f"UPDATE attempts SET parameters = '[]' WHERE {_CHECK}", "attempts", "only its digest covers"),
-    "the tool of an attempt": (f"UPDATE attempts SET tool_name = 'other' WHERE {_CHECK}", "attempts", "its words"),
+    "the tool of an attempt": (f"UPDATE attempts SET tool_name = 'other' WHERE {_CHECK}", "attempts", "its message"),
     "the key of an attempt": (f"UPDATE attempts SET idempotency_key = 'x' WHERE {_CHECK}", "attempts", "altered"),
     "whether an attempt undoes its step": (f"UPDATE attempts SET kind = 'rollback' WHERE {_CHECK}", "attempts", "the row is missing"),
     "whether a receipt undoes its step": (f"UPDATE receipts SET kind = 'rollback' WHERE {_CHECK}", "receipts", "the row is missing"),
     "attempts that are deleted": ("DELETE FROM attempts WHERE run_id = '{run}'", "attempts", "step `check`, attempt 1: the row is missing"),
-    "who approved": ("UPDATE approvals SET \"by\" = 'bo' WHERE run_id = '{run}' AND gate_id IS NULL", "approvals", "by whom"),
+    "who approved": ("UPDATE approvals SET \"by\" = 'bo' WHERE run_id = '{run}' AND gate_id IS NULL", "approvals", "the person"),
     "what was approved": (
         "UPDATE approvals SET approval_digest = 'f' WHERE run_id = '{run}' AND gate_id IS NULL",
         "approvals",
-        "its words",
+        "its message",
     ),
     "how long an approval holds": (
         "UPDATE approvals SET expires_at = at WHERE run_id = '{run}' AND gate_id IS NULL",
@@ -78,21 +78,21 @@ ALTERED: dict[str, tuple[str, str, str]] = {
     "a rejection that becomes an approval": (
         "UPDATE approvals SET decision = 'approve' WHERE run_id = '{run}' AND gate_id IS NOT NULL",
         "approvals",
-        "its words",
+        "its message",
     ),
     "an approval that is given back": (
         "UPDATE approvals SET used_at = NULL WHERE run_id = '{run}' AND gate_id IS NULL",
         "approvals",
-        "what came of it",
+        "its outcome",
     ),
     "an approval that is deleted": ("DELETE FROM approvals WHERE run_id = '{run}' AND gate_id IS NULL", "approvals", "missing"),
     "what a gate showed": ("UPDATE gates SET text = 'harmless' WHERE run_id = '{run}' AND step_id = ''", "gates", "altered"),
     "who may answer at a gate": ("UPDATE gates SET rules = '{{}}' WHERE run_id = '{run}' AND step_id <> ''", "gates", "step `restart`"),
-    "how a gate ended": ("UPDATE gates SET \"end\" = 'expired' WHERE run_id = '{run}' AND step_id <> ''", "gates", "what came of it"),
+    "how a gate ended": ("UPDATE gates SET \"end\" = 'expired' WHERE run_id = '{run}' AND step_id <> ''", "gates", "its outcome"),
     "when a gate was answered": (
         "UPDATE gates SET closed_at = opened_at WHERE run_id = '{run}' AND step_id = ''",
         "gates",
-        "no answer of that moment",
+        "no answer was recorded at that time",
     ),
     "a gate that is deleted": ("DELETE FROM gates WHERE run_id = '{run}' AND step_id = 'restart'", "gates", "missing"),
     "how a step ended": (
@@ -101,13 +101,13 @@ ALTERED: dict[str, tuple[str, str, str]] = {
         "step `drain`",
     ),
     "a step's end that is deleted": ("DELETE FROM step_runs WHERE run_id = '{run}' AND step_id = 'restart'", "step_runs", "missing"),
-    "who revised": ("UPDATE revisions SET \"by\" = 'bo' WHERE run_id = '{run}'", "revisions", "by whom"),
+    "who revised": ("UPDATE revisions SET \"by\" = 'bo' WHERE run_id = '{run}'", "revisions", "the person"),
     "a revision that is deleted": ("DELETE FROM revisions WHERE run_id = '{run}'", "revisions", "missing"),
-    "the status of the run": ("UPDATE runs SET status = 'completed' WHERE id = '{run}'", "runs", "the row of the run is not as entry 19"),
+    "the status of the run": ("UPDATE runs SET status = 'completed' WHERE id = '{run}'", "runs", "does not match entry 19"),
     "what the run is approved for": ("UPDATE runs SET approval_digest = 'f' WHERE id = '{run}'", "runs", "altered"),
     "the definitions of the tools": ("UPDATE runs SET definitions = '[]' WHERE id = '{run}'", "runs", "altered"),
-    "the inputs of the run": ("UPDATE runs SET inputs = '{{}}' WHERE id = '{run}'", "audit", "what the run was created with"),
-    "who asked for the run": ("UPDATE runs SET requested_by = 'ana' WHERE id = '{run}'", "audit", "what the run was created with"),
+    "the inputs of the run": ("UPDATE runs SET inputs = '{{}}' WHERE id = '{run}'", "audit", "the data that the run was created with"),
+    "who asked for the run": ("UPDATE runs SET requested_by = 'ana' WHERE id = '{run}'", "audit", "the data that the run was created with"),
     "the document of the plan": (
         "UPDATE plans SET document = '{{}}' WHERE digest = (SELECT digest FROM runs WHERE id = '{run}')",
         "plans",
@@ -129,7 +129,7 @@ ALTERED: dict[str, tuple[str, str, str]] = {
         "implied_dependencies",
         "missing",
     ),
-    "the epoch of the lease": ("UPDATE leases SET epoch = 9 WHERE run_id = '{run}'", "leases", "has the epoch 9"),
+    "the epoch of the lease": ("UPDATE leases SET epoch = 9 WHERE run_id = '{run}'", "leases", "has epoch 9"),
     "a lease that is deleted": ("DELETE FROM leases WHERE run_id = '{run}'", "leases", "is missing"),
     "the words of an entry": (
         "UPDATE audit SET message = 'nothing' WHERE run_id = '{run}' AND kind = 'cancel_requested'",
@@ -144,7 +144,7 @@ ALTERED: dict[str, tuple[str, str, str]] = {
     "an entry that is deleted": (
         "DELETE FROM audit WHERE run_id = '{run}' AND number = 10",
         "audit",
-        "entry 10: the entry is missing: after 9 comes 11",
+        "entry 10: the entry is missing: entry 9 is followed by entry 11",
     ),
     "entries that are exchanged": (
         "UPDATE audit SET number = -1 WHERE run_id = '{run}' AND number = 10; "
@@ -159,11 +159,11 @@ ALTERED: dict[str, tuple[str, str, str]] = {
         "audit",
         "entry 20: it was altered",
     ),
-    "the end that is cut off": ("DELETE FROM audit WHERE run_id = '{run}' AND number > 18", "runs", "the end of the audit is missing"),
+    "the end that is cut off": ("DELETE FROM audit WHERE run_id = '{run}' AND number > 18", "runs", "the end of the log is missing"),
     "more of the end that is cut off": (
         "DELETE FROM audit WHERE run_id = '{run}' AND number > 12",
         "receipts|step_runs|gates",
-        "no entry of the audit tells",
+        "the audit log has no entry",
     ),
     "the run that is deleted": ("DELETE FROM runs WHERE id = '{run}'", "runs", "missing"),
 }
@@ -253,7 +253,7 @@ async def test_a_resumed_run_whose_audit_entries_were_deleted_is_altered(store: 
     assert [entry.kind for entry in await store.audit(run.id)] == ["run_started"]
     found = await store.verify(run.id)
     assert (found.verdict, found.ok) == ("altered", False)
-    assert "does not tell of the creation of the run" in str(found.problem)
+    assert "does not record the creation of the run" in str(found.problem)
 
 
 async def test_a_run_without_audit_entries_is_not_verifiable_and_never_intact(store: PlanStore, sql: Sql):

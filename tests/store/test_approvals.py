@@ -135,9 +135,9 @@ async def test_a_step_approval_never_approves_a_plan(store: PlanStore):
     of_any_run = an_approval(step_id="drain")
     for approval in (of_step, of_any_run):
         await store.add_approval(approval)
-        with pytest.raises(NotApprovedError, match="is of step `drain`, not of the plan"):
+        with pytest.raises(NotApprovedError, match="is for step `drain`, not for the plan"):
             await store.ledger.use_approval(approval, run_id=run.id)
-        with pytest.raises(NotApprovedError, match="is of step `drain`, not of the plan"):
+        with pytest.raises(NotApprovedError, match="is for step `drain`, not for the plan"):
             await store.ledger.use_approval(replace(approval, step_id=None), run_id=run.id)
     assert await store.ledger.find_approval(DIGEST) is None
 

@@ -78,7 +78,7 @@ async def test_a_process_on_another_host_counts_as_dead_when_its_lease_expires(s
     await _set_owner(sql, run, replace(Owner.this(), place="elsewhere"))
     assert (await store.run(run.id)).reason is None
     assert "on elsewhere" in (await store.ledger.owner(run.id) or "")
-    with pytest.raises(RunConflictError, match="on elsewhere; wait for its end"):
+    with pytest.raises(RunConflictError, match="on elsewhere; wait for it to end"):
         await store.ledger.claim(await store.run(run.id))
     await _set_lease_end(store, sql, run, seconds_ago=14)
     assert (await store.run(run.id)).reason is None

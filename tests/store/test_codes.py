@@ -8,7 +8,7 @@ import pytest
 from pyotp.totp import TOTP
 
 from plan_adapter import NotApprovedError
-from plan_adapter.gates.totp import check, code_key, new_seed, seal
+from plan_adapter.gates.totp import check_code, code_key, encrypt_seed, new_seed
 from plan_adapter.store.store import PlanStore
 from tests.identity.test_codes import settings_with_key
 from tests.sql import Sql
@@ -23,13 +23,15 @@ async def stores(store_url: str) -> AsyncIterator[list[PlanStore]]:
         opened = [await stack.enter_async_context(PlanStore(store_url)) for _ in range(3)]
         await opened[0].upgrade()
         for person, seed in PEOPLE.items():
-            await opened[0].codes.enroll(person, seal(person, seed, settings_with_key()), by=person, known_by="os_user", replaces=False)
+            await opened[0].codes.enroll(
+                person, encrypt_seed(person, seed, settings_with_key()), by=person, known_by="os_user", replaces=False
+            )
         yield opened
 
 
 async def try_code(store: PlanStore, code: str, person: str = "ana", *, counter: int = 40) -> str:
     try:
-        await check(person, code, codes=store.codes, settings=settings_with_key(), now=counter * 30)
+        await check_code(person, code, codes=store.codes, settings=settings_with_key(), now=counter * 30)
     except NotApprovedError as error:
         return str(error)
     return "taken"

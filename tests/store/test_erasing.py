@@ -14,7 +14,7 @@ from plan_adapter.record import PlanRun
 from plan_adapter.status import PlanStatus, StepStatus
 from plan_adapter.store.erased_fields import ERASED, Field, read_fields
 from plan_adapter.store.erasing import Erasure
-from plan_adapter.store.signed import signed_of
+from plan_adapter.store.signed import signed_statements
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.verification import verify
 from tests.sql import Sql
@@ -75,7 +75,7 @@ async def test_an_erased_value_is_gone_from_the_record_and_the_record_still_veri
     assert (told.kind, told.by, told.message) == ("erased", "bo", "inputs.email, steps.check.result.rows[].name")
     (tombstone,) = await store.retention.tombstones(run.id)
     assert (tombstone.kind, tombstone.last_digest, tombstone.fields) == ("erased", before.digest, erasure.fields)
-    assert list(signed_of(await store.export(run.id))) == []
+    assert list(signed_statements(await store.export(run.id))) == []
 
 
 async def test_fields_can_be_erased_one_by_one_and_the_run_pruned_afterwards(store: PlanStore):
@@ -144,7 +144,7 @@ async def test_a_run_with_erased_values_cannot_be_resumed(store: PlanStore):
     await erase(store, run.id, "inputs.email")
     why = r"has erased fields \(inputs.email\), by bo .*: it cannot run again, because its steps would get `\[erased\]`"
     with pytest.raises(RunConflictError, match=why):
-        await store.ledger.recorded(run.id)
+        await store.ledger.snapshot(run.id)
     with pytest.raises(RunConflictError, match=why):
         await store.ledger.claim(await store.run(run.id), keeps_ends=True)
     with pytest.raises(RunConflictError, match=why):
@@ -194,7 +194,7 @@ async def test_an_exported_run_verifies_and_shows_that_a_signed_note_was_erased(
     await erase(store, run.id, "notes")
     document = await store.export(run.id)
     assert verify(document).ok
-    assert [(signed.table, signed.is_erased) for signed in signed_of(document)] == [("approvals", False)]  # no signature covers the note
+    assert [(signed.table, signed.is_erased) for signed in signed_statements(document)] == [("approvals", False)]  # the note is unsigned
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ async def test_a_duplicate_row_in_a_file_is_detected(sqlite: PlanStore) -> None:
     document["receipts"] = [*document["receipts"], document["receipts"][0]]
     problem = verify(document).problem
     assert problem is not None and (problem.table, problem.item) == ("receipts", 0)
-    assert "no entry of the audit tells of this row" in problem.message
+    assert "the audit log has no entry for this row" in problem.message
 
 
 def test_rows_of_a_list_are_read_in_place(tmp_path: Path) -> None:

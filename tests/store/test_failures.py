@@ -74,10 +74,7 @@ async def test_a_locked_file_is_named(tmp_path: Path):
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         message = await error_message(f"sqlite:///{path}?timeout=0.05")
-    assert (
-        message
-        == f"the store {path} is locked by another process and stayed so for 0.05 s; wait for that process or end it, then try again"
-    )
+    assert message == f"the store {path} is locked by another process (waited 0.05 s); wait for that process or end it, then try again"
 
 
 async def test_the_store_waits_for_a_briefly_locked_file(tmp_path: Path):
@@ -102,7 +99,7 @@ async def test_a_read_only_file_is_named(shared_folder: Path):
         message = await error_message(f"sqlite:///{path}")
     shared_folder.chmod(0o755)
     assert message.startswith(f"the store {path} ")
-    assert "written" in message
+    assert "read-only" in message
 
 
 async def test_a_read_only_folder_is_named(shared_folder: Path):
@@ -111,8 +108,8 @@ async def test_a_read_only_folder_is_named(shared_folder: Path):
         message = await error_message(f"sqlite:///{shared_folder / 'plans.db'}")
         below = await error_message(f"sqlite:///{shared_folder / 'deep' / 'plans.db'}")
     shared_folder.chmod(0o755)
-    assert "cannot be made: Permission denied; give another one with PLAN_ADAPTER_DATABASE_URL" in message
-    assert "cannot be made: Permission denied" in below
+    assert "cannot be created: Permission denied; name another with PLAN_ADAPTER_DATABASE_URL" in message
+    assert "cannot be created: Permission denied" in below
     assert list(shared_folder.iterdir()) == []
 
 
@@ -162,10 +159,10 @@ async def test_a_file_that_is_not_a_database_is_named(tmp_path: Path):
     (tmp_path / "text").write_text("not a database, " * 100)
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
-    assert "is no SQLite database" in await error_message(f"sqlite:///{tmp_path / 'text'}")
-    assert "is no file" in await error_message(f"sqlite:///{tmp_path / 'folder'}")
+    assert "is not a SQLite database" in await error_message(f"sqlite:///{tmp_path / 'text'}")
+    assert "is not a file" in await error_message(f"sqlite:///{tmp_path / 'folder'}")
     assert "cannot be" in await error_message(f"sqlite:///{tmp_path / 'file' / 'plans.db'}")
-    assert "is no file" in await error_message("sqlite:////dev/null")
+    assert "is not a file" in await error_message("sqlite:////dev/null")
     assert (tmp_path / "text").read_text() == "not a database, " * 100
 
 
@@ -177,7 +174,7 @@ async def test_a_damaged_file_is_named(tmp_path: Path):
     content = bytearray(path.read_bytes())
     content[4096:] = b"\xa5" * (len(content) - 4096)
     path.write_bytes(content)
-    assert "is damaged: put a copy back" in await error_message(f"sqlite:///{path}")
+    assert "is damaged: restore a backup" in await error_message(f"sqlite:///{path}")
 
 
 async def test_an_empty_file_becomes_a_store(tmp_path: Path):
@@ -191,14 +188,14 @@ async def test_an_empty_file_becomes_a_store(tmp_path: Path):
     [
         ("plans.db", "cannot be understood: write sqlite:///plans.db"),
         ("postgresql://ana:s3cret@host:notaport/db", "cannot be understood"),
-        ("mysql://ana:s3cret@host/db", "no store is kept in `mysql`"),
-        ("postgresql+pg8000://ana:s3cret@host/db", "no store is kept in `postgresql+pg8000`"),
+        ("mysql://ana:s3cret@host/db", "`mysql` is not supported as a store"),
+        ("postgresql+pg8000://ana:s3cret@host/db", "`postgresql+pg8000` is not supported as a store"),
         ("sqlite://", "is kept in a file"),
         ("sqlite:///:memory:", "is kept in a file"),
         ("sqlite:///file:plans.db?uri=true", "is kept in a file"),
         ("sqlite:///plans.db?timeout=soon", "timeout 'soon'"),
-        ("sqlite:///plans.db?mode=ro", "not known here: mode; known: timeout"),
-        ("postgresql://host/db?user=ana&password=s3cret", "not known here: password, user; known: host,"),
+        ("sqlite:///plans.db?mode=ro", "unknown parameters: mode; known: timeout"),
+        ("postgresql://host/db?user=ana&password=s3cret", "unknown parameters: password, user; known: host,"),
     ],
 )
 def test_an_invalid_store_url_is_refused(url: str, message: str):

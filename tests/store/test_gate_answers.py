@@ -108,7 +108,7 @@ async def test_an_answer_is_recorded_only_through_its_gate(store: PlanStore):
     run = await created(store)
     gate = await store.gates.open(a_gate(run), timeout_ms=0)
     forged = an_answer(gate, gate_id=gate.id, run_id=run.id)
-    with pytest.raises(RunConflictError, match="only answering there keeps it"):
+    with pytest.raises(RunConflictError, match="it is recorded by answering that gate"):
         await store.add_approval(forged)
     with pytest.raises(NotApprovedError, match="the store has no approval"):
         await store.ledger.use_approval(forged, run_id=run.id)

@@ -55,7 +55,7 @@ async def test_a_gate_for_other_content_replaces_the_open_one(store: PlanStore):
     new = await store.gates.open(a_gate(run, approval_digest="e" * 64), timeout_ms=0)
     assert (await store.gates.get(old.id)).end == "superseded"
     assert await store.gates.find(run_id=run.id) == [new]
-    with pytest.raises(RunConflictError, match=r"a new version took its place at .*; look at that one"):
+    with pytest.raises(RunConflictError, match=r"a new version replaced it at .*; answer that one"):
         await store.gates.answer(old.id, an_answer(old))
 
 
@@ -112,7 +112,7 @@ async def test_a_gate_its_process_left_stays_open_and_unattended(store: PlanStor
 @pytest.mark.parametrize("status", [PlanStatus.COMPLETED, PlanStatus.CANCELLED, PlanStatus.FAILED, PlanStatus.PARTIAL])
 async def test_no_gate_opens_in_an_ended_run(store: PlanStore, status: PlanStatus):
     run = await created(store, status=status)
-    with pytest.raises(RunConflictError, match=f"run {run.id} has ended, it is {status}"):
+    with pytest.raises(RunConflictError, match=f"run {run.id} has ended .it is {status}.: it opens no gate"):
         await store.gates.open(a_gate(run), timeout_ms=0)
     missing = a_run(a_plan())
     with pytest.raises(RunConflictError, match=f"there is no run {missing.id}"):

@@ -89,7 +89,7 @@ async def test_the_store_waits_for_a_file_locked_beyond_its_timeout(file: PlanSt
     waits, is_back = [record.getMessage() for record in caplog.records]
     assert waits.startswith("the run has been waiting since 2")
     assert waits.endswith(
-        f"60 s at most: the store {tmp_path / 'plans.db'} is locked by another process and stayed so for 0.02 s; "
+        f"60 s at most: the store {tmp_path / 'plans.db'} is locked by another process (waited 0.02 s); "
         "wait for that process or end it, then try again"
     )
     assert is_back.startswith(f"the store {tmp_path / 'plans.db'} is available again after")
@@ -173,7 +173,7 @@ async def test_a_permanent_error_is_not_waited_for(file: PlanStore, caplog: pyte
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     await recorder.intent(an_attempt(run, at=recorder.now()))
-    with pytest.raises(StoreError, match="another process works on the same run"):
+    with pytest.raises(StoreError, match="another process is working on the same run"):
         await recorder.intent(an_attempt(run, at=recorder.now()))
     assert not caplog.records
 

@@ -68,7 +68,7 @@ async def test_the_environment_cannot_name_policy_operators(store: PlanStore, mo
 
 async def test_a_policy_that_requires_a_proof_requires_it_for_the_next_version_too(store: PlanStore):
     await store.policy.set(new(Policy(known_by=["ssh_signature", "totp"])))
-    with pytest.raises(NotApprovedError, match="known by os_user only, and setting the policy needs ssh_signature or totp"):
+    with pytest.raises(NotApprovedError, match="identified by os_user only, but setting the policy needs ssh_signature or totp"):
         await store.policy.set(new(Policy(), 2))
     assert (await store.policy.set(new(Policy(), 2, known_by="totp"))).known_by == "totp"
 
@@ -101,9 +101,9 @@ async def test_the_database_refuses_to_change_a_policy_or_seed(store: PlanStore,
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("UPDATE policy_history SET document = '{}' WHERE number = 2", "version 2 of the store's policy is not as it was written"),
-        ("UPDATE policy_history SET by = 'bo' WHERE number = 2", "version 2 of the store's policy is not as it was written"),
-        ("UPDATE policy_history SET digest = 'x' WHERE number = 1", "version 1 of the store's policy is not as it was written"),
+        ("UPDATE policy_history SET document = '{}' WHERE number = 2", "version 2 of the store's policy was altered"),
+        ("UPDATE policy_history SET by = 'bo' WHERE number = 2", "version 2 of the store's policy was altered"),
+        ("UPDATE policy_history SET digest = 'x' WHERE number = 1", "version 1 of the store's policy was altered"),
         ("DELETE FROM policy_history WHERE number = 1", "version 2 of the store's policy does not follow the one before"),
         ("UPDATE policy_history SET number = 7 WHERE number = 2", "version 7 of the store's policy does not follow the one before"),
     ],

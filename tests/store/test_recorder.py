@@ -108,7 +108,7 @@ async def test_nothing_starts_after_a_failed_commit(store: PlanStore):
     assert all(isinstance(outcome, StoreError) for outcome in outcomes)
     recorder.receipt(a_receipt(first, at=recorder.now()))
     for call in (recorder.intent(an_attempt(run, "restart", at=recorder.now())), recorder.flush()):
-        with pytest.raises(StoreError, match="another process works on the same run"):
+        with pytest.raises(StoreError, match="another process is working on the same run"):
             await call
     assert await store.attempts(run.id) == [first]
     assert await store.receipts(run.id) == []

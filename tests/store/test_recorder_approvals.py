@@ -65,11 +65,11 @@ WRONG = {
     "one that does not exist": ({"approval_id": "nope"}, "has a gate of its own and no approval"),
     "other parameters": (
         {"approval_digest": "e" * 64},
-        r"approved by 安娜 with other content \(cccccccccccc…\) than would be called \(eeee",
+        r"approved by 安娜 with other content \(cccccccccccc…\) than the call has now \(eeee",
     ),
     "no digest": ({"approval_digest": None}, "with other content"),
-    "another item": ({"item": 2}, "of another run, step or item"),
-    "another step": ({"step_id": "check"}, "of another run, step or item"),
+    "another item": ({"item": 2}, "for another run, step or item"),
+    "another step": ({"step_id": "check"}, "for another run, step or item"),
 }
 
 
@@ -89,7 +89,7 @@ async def test_a_gated_call_with_a_mismatched_approval_is_refused(store: PlanSto
     [
         ({"decision": "reject"}, "安娜 did not approve step `drain\\[2\\]`: reject"),
         ({"decision": "request_changes"}, "did not approve"),
-        ({"run_id": "another"}, "of another run, step or item"),
+        ({"run_id": "another"}, "for another run, step or item"),
         ({"expires_at": datetime(2020, 1, 1, tzinfo=UTC)}, "by 安娜 expired at 2020-01-01T00:00:00"),
         ({"standing_id": "nope"}, "there is no standing approval nope"),
     ],
@@ -142,8 +142,8 @@ async def test_a_refused_record_does_not_affect_others_in_the_same_commit(store:
 
 
 PARTS = {
-    "the approval of the plan is not looked for": ("plan_is_approved", lambda _run, _rows: None),
-    "the approval of the call is not looked for": ("call_is_approved", lambda _attempt, _row: None),
+    "the approval of the plan is not looked for": ("why_plan_not_approved", lambda _run, _rows: None),
+    "the approval of the call is not looked for": ("why_call_not_approved", lambda _attempt, _row: None),
     "the digests are not compared": ("is_same_content", lambda _approved, _current: True),
     "the use is not counted": ("count_use", lambda _connection, _approval: None),
     "a use that was counted is not looked at": ("is_use_left", lambda _row: True),

@@ -163,7 +163,7 @@ async def test_every_row_carries_the_context_of_its_run(store: PlanStore, sql: S
     recorder.receipt(a_receipt(attempt, at=recorder.now()))
     recorder.step_ended(ended(run, "check", StepStatus.COMPLETED, at=recorder.now()))
     await recorder.flush()
-    assert await store.ledger.take_key(run, "web-1") == []
+    assert await store.ledger.acquire_key(run, "web-1") == []
     await store.ledger.release(run.id)
     run.status = PlanStatus.PENDING_APPROVAL
     await store.ledger.update(run)

@@ -45,7 +45,7 @@ async def test_only_one_of_several_concurrent_runs_gets_the_last_use(store: Plan
     outcomes = await asyncio.gather(*uses, return_exceptions=True)
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Approval"] * 2 + ["NotApprovedError"] * 7
     assert {str(outcome) for outcome in outcomes if isinstance(outcome, Exception)} == {
-        "the standing approval by 安娜 was for 2 runs, which have used it up"
+        "the standing approval by 安娜 was for 2 runs, and all of them are used"
     }
     assert len(await store.approvals(DIGEST)) == 2
     assert await store.standing.find() == []

@@ -14,8 +14,8 @@ from markdown_it import MarkdownIt
 from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, dump_plan, format_plan, load_plan, pictures, tool
 from plan_adapter.approvals import Approval
 from plan_adapter.cli.app import main
-from plan_adapter.engine.form import NotAnAnswerError, answer_of
-from plan_adapter.engine.gate_display import key_of
+from plan_adapter.engine.form import NotAnAnswerError, parse_answer
+from plan_adapter.engine.gate_display import artifact_key
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.text import without_picture
 from plan_adapter.readable import one_line
@@ -114,7 +114,7 @@ def test_form_text_is_never_interpreted_as_a_decision(field: str, payload: str) 
     text = PAYLOADS[payload]
     raw: dict[str, object] = {"decision": "reject", "approver": "ana", "note": "", field: text}
     try:
-        answer = answer_of(raw)
+        answer = parse_answer(raw)
     except NotAnAnswerError as error:
         assert not HIDING & set(str(error))
         assert field in ("decision", "approver", "code"), error
@@ -127,12 +127,12 @@ def test_form_text_is_never_interpreted_as_a_decision(field: str, payload: str) 
 @for_each(payload=PAYLOADS)
 def test_a_form_answer_that_is_a_prefect_object_is_refused(payload: str) -> None:
     with pytest.raises(NotAnAnswerError):
-        answer_of({"decision": {"__prefect_kind": "jinja", "template": PAYLOADS[payload]}, "approver": "ana"})
+        parse_answer({"decision": {"__prefect_kind": "jinja", "template": PAYLOADS[payload]}, "approver": "ana"})
 
 
 @for_each(payload=PAYLOADS)
 def test_an_artifact_key_holds_only_letters_digits_and_dashes(payload: str) -> None:
-    assert re.fullmatch(r"[a-z0-9][a-z0-9-]*", key_of(f"plan-{PAYLOADS[payload]}"))
+    assert re.fullmatch(r"[a-z0-9][a-z0-9-]*", artifact_key(f"plan-{PAYLOADS[payload]}"))
 
 
 @pytest.fixture(scope="module")

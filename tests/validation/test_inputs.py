@@ -78,8 +78,8 @@ def test_types_are_strict(kind: Any, good: list[Any], bad: list[Any]) -> None:
         (Input(type="array", max_length=1), [1, 2], "has 2 members"),
         (Input(type="integer", minimum=3), 2, "is smaller than 3"),
         (Input(type="number", maximum=3.5), 4, "is larger than 3.5"),
-        (Input(type="array", items="integer"), [1, True], "has at [1] true or false, not an integer"),
-        (Input(type="array", items="string"), ["a", None], "has at [1] null, not text"),
+        (Input(type="array", items="integer"), [1, True], "has true or false at [1], not an integer"),
+        (Input(type="array", items="string"), ["a", None], "has null at [1], not text"),
     ],
 )
 def test_limits_are_enforced(definition: Input, value: Any, says: str) -> None:

@@ -50,7 +50,7 @@ def mcp(
         tool: A tool that the agent's plans may use; may be repeated. If you name one of your own tools, only the named ones are available.
         tools: `package.module:name` of a tool or registry that the agent's plans may use; may be repeated.
         secret: A name that the agent's plans may use as `${{ secrets.NAME }}`; may be repeated. The agent never sees its value.
-        name: The agent's name in the record, where it is `mcp/NAME`; policies name it like this as an operator.
+        name: The agent's name, recorded as `mcp/NAME`; use that form to make it an operator in a policy.
         agent_id: Recorded with every run; the agent then sees only runs with the same value. It sees none of these four ids itself.
         org_id: The organisation, likewise.
         tenant_id: The tenant, likewise.
@@ -61,18 +61,18 @@ def mcp(
     if not name.replace("-", "").replace("_", "").isalnum():
         raise UsageError(f"--name {name}: use letters, digits, - and _")
     context = RunContext(agent_id=agent_id, org_id=org_id, tenant_id=tenant_id, task_id=task_id)
-    wanted = _Wanted(
+    options = _ServerOptions(
         tuple(offer or ()), tuple(plan or ()), tuple(tool or ()), tuple(tools or ()), tuple(secret or ()), name, context, offline=offline
     )
     if not json and importlib.util.find_spec("mcp") is None:
         raise UsageError(NOT_INSTALLED)
-    asyncio.run(_list(wanted) if json else _serve(wanted))
+    asyncio.run(_print_offers(options) if json else _serve(options))
     return ExitCode.DONE
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The command line."""
+class _ServerOptions:
+    """The options of `plan mcp`."""
 
     operations: Sequence[str]
     plans: Sequence[str]
@@ -85,59 +85,59 @@ class _Wanted:
 
 
 @asynccontextmanager
-async def _offered(wanted: _Wanted) -> "AsyncGenerator[Offers]":
-    """Yield the offers. Raises UsageError for an unknown operation, and errors of tools and model."""
+async def _open_offers(options: _ServerOptions) -> "AsyncGenerator[Offers]":
+    """Yield the offers with an open store and model. Raises UsageError for an unknown operation, and errors of tools and model."""
     # These import SQLAlchemy.
     from plan_adapter.cli.mcp.offers import EFFECTS, Offers, Runbook
     from plan_adapter.cli.mcp.operations import Agent, Operations
     from plan_adapter.cli.mcp.workers import Workers
     from plan_adapter.store.store import PlanStore
 
-    settings, agent = Settings(), Agent(wanted.name, wanted.context)
-    if unknown := [name for name in wanted.operations if name not in EFFECTS]:
+    settings, agent = Settings(), Agent(options.name, options.context)
+    if unknown := [name for name in options.operations if name not in EFFECTS]:
         hints = "; ".join(f"`{name}`: {did_you_mean(name, list(EFFECTS))}" for name in unknown)
         raise UsageError(f"there is no such operation to --offer: {hints}")
-    model = model_of(settings) if settings.model and "draft_plan" in (wanted.operations or EFFECTS) else None
-    names = [name for name in wanted.operations or EFFECTS if name != "draft_plan" or model is not None]
-    workers = Workers(settings.home, agent.by, wanted.imports, offline=wanted.offline)
-    tools, everything = drafting_tools_of(wanted.imports, wanted.tool_names), tools_of(wanted.imports)
-    async with PlanStore(settings.store_url, tenant_id=wanted.context.tenant_id) as store:
-        operations = Operations(store, tools, agent, workers, settings, model, wanted.secrets)
+    model = model_of(settings) if settings.model and "draft_plan" in (options.operations or EFFECTS) else None
+    names = [name for name in options.operations or EFFECTS if name != "draft_plan" or model is not None]
+    workers = Workers(settings.home, agent.by, options.imports, offline=options.offline)
+    tools, all_tools = drafting_tools_of(options.imports, options.tool_names), tools_of(options.imports)
+    async with PlanStore(settings.store_url, tenant_id=options.context.tenant_id) as store:
+        operations = Operations(store, tools, agent, workers, settings, model, options.secrets)
         try:
-            yield Offers(operations, names, [Runbook(source, everything) for source in wanted.plans])
+            yield Offers(operations, names, [Runbook(source, all_tools) for source in options.plans])
         finally:
             if model is not None:
                 await model.aclose()
 
 
-async def _list(wanted: _Wanted) -> None:
-    async with _offered(wanted) as offers:
+async def _print_offers(options: _ServerOptions) -> None:
+    async with _open_offers(options) as offers:
         for offer in await offers.all():
             output.json_line({"name": offer.name, "description": offer.description, "effect": offer.effect, "parameters": offer.schema})
 
 
-async def _serve(wanted: _Wanted) -> None:
+async def _serve(options: _ServerOptions) -> None:
     from plan_adapter.cli.mcp.server import serve  # imports the MCP SDK, which is an extra
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the SDK's stdin reader would keep the process alive; no run depends on it
     logging.basicConfig(level=logging.WARNING)  # to stderr: stdout carries the protocol
     async with AsyncExitStack() as stack:
-        with _stdout_aside():
-            offers = await stack.enter_async_context(_offered(wanted))
-            shown = ", ".join(offer.name for offer in await offers.all())
-        output.note(f"plan mcp: serving {shown or 'nothing'} to {offers.operations.agent.by} on stdin and stdout")
+        with _stdout_to_stderr():
+            offers = await stack.enter_async_context(_open_offers(options))
+            offered_names = ", ".join(offer.name for offer in await offers.all())
+        output.note(f"plan mcp: serving {offered_names or 'nothing'} to {offers.operations.agent.by} on stdin and stdout")
         await serve(offers)
 
 
 @contextmanager
-def _stdout_aside() -> Generator[None]:
-    """Send what modules print during import to stderr, before the server takes over stdout."""
+def _stdout_to_stderr() -> Generator[None]:
+    """Redirect what modules print during import to stderr, before the server takes over stdout."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved_stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved_stdout, 1)
+        os.close(saved_stdout)

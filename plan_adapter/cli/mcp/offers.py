@@ -1,4 +1,4 @@
-"""`Offers`: the tools that one agent sees: operations, and the runbooks that were named, each with its inputs as its parameters."""
+"""`Offers`: the tools that one agent sees: the operations, and the named runbooks with their inputs as parameters."""
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -10,8 +10,8 @@ from pydantic import JsonValue
 
 from plan_adapter.agent.plan_tools import function_name, tool_inputs
 from plan_adapter.cli.codes import UsageError
-from plan_adapter.cli.mcp.operations import LONGEST_WAIT, Operations, Output
-from plan_adapter.cli.sources import STORED, is_stored, plan_of
+from plan_adapter.cli.mcp.operations import MAX_WAIT_SECONDS, Operations, Output
+from plan_adapter.cli.sources import STORE_PREFIX, is_stored, plan_of
 from plan_adapter.options import Effect
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import did_you_mean
@@ -36,35 +36,35 @@ EFFECTS: Mapping[str, Effect] = {
 }
 """Every operation that can be offered, and its effect. None answers at a gate or records an outcome."""
 
-DESTROYS = frozenset(("run_plan", "cancel_run", "resume_run"))
+DESTRUCTIVE = frozenset(("run_plan", "cancel_run", "resume_run"))
 """Operations that can destroy something."""
 
-RUNBOOK_WAIT = 10.0
+RUNBOOK_WAIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One tool as the agent sees it; `call` takes its arguments, unchecked, and raises what is wrong with them."""
+    """One tool as the agent sees it. `call` takes unchecked arguments, and raises an error for invalid ones."""
 
     name: str
     title: str
     description: str
     schema: dict[str, JsonValue]
     effect: Effect
-    destroys: bool
+    is_destructive: bool
     call: Callable[[Mapping[str, JsonValue]], Awaitable[Output]]
 
 
 @dataclass(frozen=True, slots=True)
 class Runbook:
-    """A plan that a person named for the agent: from the store, or, with the approval that it then needs in any case, from a file."""
+    """A plan that a person named for the agent: from the store, or from a file. A plan from a file always needs an approval."""
 
-    source: str  # as the command line has it
-    tools: ToolRegistry  # all: a person wrote the plan, not the agent
+    source: str  # as on the command line
+    tools: ToolRegistry  # all tools, because a person wrote the plan
 
-    async def checked(self, operations: Operations) -> ValidatedPlan:
-        """Return the current plan. Its option to need no approval counts only if it comes from the store."""
-        source = self.source if is_stored(self.source) or _is_file(self.source) else f"{STORED}{self.source}"
+    async def load(self, operations: Operations) -> ValidatedPlan:
+        """Return the current plan, validated. Only a stored plan can say that it needs no approval."""
+        source = self.source if is_stored(self.source) or _looks_like_a_file(self.source) else f"{STORE_PREFIX}{self.source}"
         plan = await plan_of(source, operations.store)
         if not is_stored(source):  # an agent may be able to write to a file
             plan.options.require_approval, plan.options.auto_approve = True, False
@@ -80,16 +80,16 @@ class Offers:
     runbooks: Sequence[Runbook] = ()
 
     async def all(self) -> list[Offer]:
-        """Return every offer; a runbook that cannot run now is logged and left out."""
-        offers = [_operation(self.operations, name) for name in EFFECTS if name in self.names]
+        """Return every offer. Runbooks that cannot run now are logged and left out."""
+        offers = [_operation_offer(self.operations, name) for name in EFFECTS if name in self.names]
         taken = set(EFFECTS)
         for runbook in self.runbooks:
             try:
-                plan = (await runbook.checked(self.operations)).plan
-            except Exception as error:  # whatever is wrong with one of them, the others are there
+                plan = (await runbook.load(self.operations)).plan
+            except Exception as error:  # one broken runbook must not hide the others
                 log.warning("the runbook %s is not offered: %s", runbook.source, error)
                 continue
-            offer = _runbook(self.operations, runbook, plan, taken)
+            offer = _runbook_offer(self.operations, runbook, plan, taken)
             if offer.name in taken:
                 log.warning("the runbook %s is not offered: another one is also called `%s`", runbook.source, offer.name)
                 continue
@@ -99,36 +99,38 @@ class Offers:
 
     async def call(self, name: str, arguments: Mapping[str, JsonValue]) -> Output:
         """Call the tool `name` and return its answer. Raises UsageError if there is no such tool."""
-        offers = [_operation(self.operations, name)] if name in self.names else await self.all()
+        offers = [_operation_offer(self.operations, name)] if name in self.names else await self.all()
         for offer in offers:
             if offer.name == name:
                 return await offer.call(arguments)
         raise UsageError(f"there is no tool `{name[:80]}`; {did_you_mean(name, [offer.name for offer in offers])}")
 
 
-def _operation(operations: Operations, name: str) -> Offer:
+def _operation_offer(operations: Operations, name: str) -> Offer:
     tool = Tool(getattr(operations, name), effect=EFFECTS[name])
     title = name.replace("_", " ").capitalize()
-    return Offer(name, title, tool.description, tool.parameters_schema, tool.effect, name in DESTROYS, partial(_call, tool))
+    return Offer(name, title, tool.description, tool.parameters_schema, tool.effect, name in DESTRUCTIVE, partial(_call_tool, tool))
 
 
-async def _call(tool: Tool[..., Any], arguments: Mapping[str, JsonValue]) -> Output:
-    context = ToolContext("", tool.name, 1, "", None, None, None, log, None)  # which no operation asks for
+async def _call_tool(tool: Tool[..., Any], arguments: Mapping[str, JsonValue]) -> Output:
+    context = ToolContext("", tool.name, 1, "", None, None, None, log, None)  # no operation asks for one
     return await tool(**tool.bind(arguments, context))
 
 
-def _runbook(operations: Operations, runbook: Runbook, plan: ExecutionPlan, taken: Collection[str]) -> Offer:
-    how = f"Starts a run, and waits up to {RUNBOOK_WAIT:g} s for its end; where a person must approve it first, the answer says how."
-    description = f"{plan.description.strip()}\n\n{how}"
-    call = partial(_start, operations, runbook)
+def _runbook_offer(operations: Operations, runbook: Runbook, plan: ExecutionPlan, taken: Collection[str]) -> Offer:
+    notice = (
+        f"Starts a run, and waits up to {RUNBOOK_WAIT_SECONDS:g} s for its end; where a person must approve it first, the answer says how."
+    )
+    description = f"{plan.description.strip()}\n\n{notice}"
+    call = partial(_start_runbook, operations, runbook)
     return Offer(function_name(plan.name, taken), plan.name, description, inputs_schema(plan.inputs), "write", True, call)
 
 
-async def _start(operations: Operations, runbook: Runbook, arguments: Mapping[str, JsonValue]) -> Output:
-    validated = await runbook.checked(operations)
+async def _start_runbook(operations: Operations, runbook: Runbook, arguments: Mapping[str, JsonValue]) -> Output:
+    validated = await runbook.load(operations)
     bound = bind_inputs(validated, tool_inputs(validated.plan, arguments))
-    return await operations.start(bound, wait_seconds=min(RUNBOOK_WAIT, LONGEST_WAIT))
+    return await operations.start(bound, wait_seconds=min(RUNBOOK_WAIT_SECONDS, MAX_WAIT_SECONDS))
 
 
-def _is_file(source: str) -> bool:
+def _looks_like_a_file(source: str) -> bool:
     return "/" in source or source.lower().endswith((".yaml", ".yml", ".json"))

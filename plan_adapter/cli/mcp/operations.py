@@ -1,6 +1,6 @@
 """`Operations`: what an agent may do with plans and runs. It cannot answer at a gate, and nothing it submits runs without approval.
 
-The methods are the tools that the server offers: their signatures and docstrings are what the agent reads.
+The methods are the tools that the server offers. The agent reads their signatures and docstrings.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, JsonValue
 
-from plan_adapter.agent.judging import unnamed_secrets
+from plan_adapter.agent.judging import find_unnamed_secrets
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.cli import output
@@ -19,10 +19,10 @@ from plan_adapter.cli.approval_state import approval_state_of
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.drafting import call_line
-from plan_adapter.cli.mcp.outputs import gate_output, run_line, run_output
+from plan_adapter.cli.mcp.outputs import gate_output, run_entry, run_output
 from plan_adapter.cli.mcp.workers import Workers
 from plan_adapter.cli.servers import known_server
-from plan_adapter.cli.sources import STORED, plan_of
+from plan_adapter.cli.sources import STORE_PREFIX, plan_of
 from plan_adapter.documents import dump_plan, read_document
 from plan_adapter.drafts import PlanRequest
 from plan_adapter.errors import InvalidPlanError, RunConflictError
@@ -32,7 +32,7 @@ from plan_adapter.preview import preview_plan
 from plan_adapter.problems import Problem
 from plan_adapter.record import PlanRun, RunContext
 from plan_adapter.runner import acancel_run
-from plan_adapter.runs.approval import end_expired, end_overdue, is_answered, open_detached
+from plan_adapter.runs.approval import end_expired, end_overdue, is_answered, open_detached_gate
 from plan_adapter.runs.secrets import model_redactor
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run
@@ -42,35 +42,35 @@ from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, lint, validate
 
-LONGEST_WAIT = 50.0
+MAX_WAIT_SECONDS = 50.0
 """Seconds: many clients give up on a call after 60."""
-LOOK_SECONDS = 1.0
-DOCUMENT_CHARACTERS = 1_000_000
-MOST_WAITING = 20
-"""So many runs of one agent may wait for people at once."""
-MOST_LISTED = 1000
+POLL_SECONDS = 1.0
+MAX_DOCUMENT_CHARACTERS = 1_000_000
+MAX_WAITING_RUNS = 20
+"""How many runs of one agent may wait for people at once."""
+MAX_LISTED_RUNS = 1000
 
-Wait = Annotated[float, Field(ge=0, le=LONGEST_WAIT)]
+Wait = Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS)]
 Inputs = dict[str, JsonValue]
 Output = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """The caller, as the command line of the server names it; nothing here comes from the agent itself."""
+    """The caller, as the command line of the server names it. Nothing here comes from the agent itself."""
 
     name: str = "agent"
     context: RunContext = field(default_factory=RunContext)
 
     @property
     def by(self) -> str:
-        """The name under which runs start; no operating system account has such a name."""
+        """The name under which the agent's runs start. No operating system account has such a name."""
         return f"mcp/{self.name}"
 
 
 @dataclass(slots=True)
 class Operations:
-    """What `agent` may do with `store`, by plans whose steps call only `tools`."""
+    """The operations of `agent` on `store`. Steps of the agent's plans can call only `tools`."""
 
     store: PlanStore
     tools: ToolRegistry
@@ -78,7 +78,7 @@ class Operations:
     workers: Workers
     settings: Settings
     model: OpenAIModel | None = None
-    secrets: Sequence[str] = ()  # names that a plan of the agent may use
+    secrets: Sequence[str] = ()  # the names that the agent's plans may use
 
     async def list_tools(self) -> Output:
         """List the tools that steps of a plan may call, each with its effect and the schema of its parameters."""
@@ -110,7 +110,7 @@ class Operations:
         if draft.plan is None:
             problems = [_problem_output(problem) for problem in draft.problems]
             return {"draft": draft.id, "plan": None, "failure": draft.failure, "problems": problems}
-        # A name of its own: under that of a runbook it would be what everybody gets who asks for the newest version of that.
+        # Under a runbook's name the draft would become the runbook's newest version.
         version = await self.store.save(draft.plan, author=self.agent.by, name=f"draft/{draft.plan.name}", context=self.agent.context)
         return {
             "draft": draft.id,
@@ -129,9 +129,9 @@ class Operations:
         Args:
             document: The text of the plan, YAML or JSON.
         """
-        plan, problems = _read(document)
+        plan, problems = _read_document(document)
         if plan is not None:
-            problems = self._problems(plan, is_document=True)
+            problems = self._find_problems(plan, is_document=True)
         return {
             "valid": not any(problem.severity == "error" for problem in problems),
             "problems": [_problem_output(problem) for problem in problems],
@@ -145,7 +145,7 @@ class Operations:
             document: The text of a plan, YAML or JSON.
             inputs: The inputs of the run, by name; missing ones are reported.
         """
-        validated = self.checked(await self._plan(plan, document), is_document=document is not None)
+        validated = self.validate_for_approval(await self._load_plan(plan, document), is_document=document is not None)
         missing = [name for name, declared in validated.plan.inputs.items() if declared.is_required and name not in (inputs or {})]
         bound = None if missing else bind_inputs(validated, inputs)
         policy = await self.store.policy.effective(self.settings)
@@ -158,7 +158,7 @@ class Operations:
             gate_effects=policy.gate_effects,
         )
         shown = preview.as_json()
-        del shown["secrets"]  # names, which would be masked as if they were values
+        del shown["secrets"]  # a field of this name would be redacted, although it holds only names
         return {**shown, "needs": [f"secrets.{name}" for name in preview.secrets]}
 
     async def run_plan(
@@ -172,7 +172,7 @@ class Operations:
             inputs: The inputs of the run, by name.
             wait_seconds: How long to wait for the run to end; it continues in any case.
         """
-        validated = self.checked(await self._plan(plan, document), is_document=document is not None)
+        validated = self.validate_for_approval(await self._load_plan(plan, document), is_document=document is not None)
         return await self.start(bind_inputs(validated, inputs), wait_seconds=wait_seconds)
 
     async def show_run(self, run: str, wait_seconds: Wait = 0) -> Output:
@@ -182,7 +182,7 @@ class Operations:
             run: The id of the run, or its beginning.
             wait_seconds: How long to wait for the run to end.
         """
-        return await self._settled((await self._seen(run)).id, wait_seconds)
+        return await self._wait_and_show((await self._find_run(run)).id, wait_seconds)
 
     async def list_runs(self, status: PlanStatus | None = None, limit: Annotated[int, Field(ge=1, le=100)] = 20) -> Output:
         """List runs, newest first.
@@ -192,14 +192,14 @@ class Operations:
             limit: At most this many.
         """
         found = await self.store.runs(limit, status=status, context=self.agent.context)
-        return {"runs": [run_line(run) for run in found]}
+        return {"runs": [run_entry(run) for run in found]}
 
     async def list_gates(self) -> Output:
         """List the gates that wait for a person's answer: the run, who may answer, and with which command. You cannot answer."""
         await end_expired(self.store)
         gates = await self.store.gates.find()
         if self.agent.context != RunContext():
-            seen = {run.id for run in await self.store.runs(MOST_LISTED, context=self.agent.context)}
+            seen = {run.id for run in await self.store.runs(MAX_LISTED_RUNS, context=self.agent.context)}
             gates = [gate for gate in gates if gate.run_id in seen]
         return {"gates": [gate_output(gate) for gate in reversed(gates)]}
 
@@ -210,9 +210,9 @@ class Operations:
             run: The id of the run, or its beginning.
             reason: The reason to record.
         """
-        mine = await self._mine(run)
-        await acancel_run(mine.id, reason=reason, store=self.store, by=self.agent.by)
-        return await self._settled(mine.id, 0)
+        own_run = await self._find_own_run(run)
+        await acancel_run(own_run.id, reason=reason, store=self.store, by=self.agent.by)
+        return await self._wait_and_show(own_run.id, 0)
 
     async def resume_run(self, run: str, wait_seconds: Wait = 10) -> Output:
         """Resume a run that you started, after a person has approved it or after it stopped. Approves nothing itself.
@@ -221,80 +221,85 @@ class Operations:
             run: The id of the run, or its beginning.
             wait_seconds: How long to wait for the run to end; it continues in any case.
         """
-        mine = await end_overdue(await self._mine(run), self.store)
-        if mine.status is PlanStatus.COMPLETED or mine.reason in (RunReason.REJECTED, RunReason.EXPIRED):
-            raise RunConflictError(f"run {mine.id} is over ({mine.reason or mine.status}): start a new one")
+        own_run = await end_overdue(await self._find_own_run(run), self.store)
+        if own_run.status is PlanStatus.COMPLETED or own_run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
+            raise RunConflictError(f"run {own_run.id} has ended ({own_run.reason or own_run.status}): start a new one")
         policy = await self.store.policy.effective(self.settings)
-        refuse_operation(await self.store.get(mine.digest), policy, by=self.agent.by, operation="resume")
-        if not await self.store.gates.find(run_id=mine.id):
-            self.workers.start(mine.id)
-        return await self._settled(mine.id, wait_seconds)
+        refuse_operation(await self.store.get(own_run.digest), policy, by=self.agent.by, operation="resume")
+        if not await self.store.gates.find(run_id=own_run.id):
+            self.workers.start(own_run.id)
+        return await self._wait_and_show(own_run.id, wait_seconds)
 
-    def checked(self, plan: ExecutionPlan, *, is_document: bool) -> ValidatedPlan:
-        """Return `plan`, validated, with approval required whatever it says. Raises InvalidPlanError with every problem."""
-        if errors := [problem for problem in self._problems(plan, is_document=is_document) if problem.severity == "error"]:
+    def validate_for_approval(self, plan: ExecutionPlan, *, is_document: bool) -> ValidatedPlan:
+        """Return `plan`, validated and changed to always require approval. Raises InvalidPlanError with every problem."""
+        if errors := [problem for problem in self._find_problems(plan, is_document=is_document) if problem.severity == "error"]:
             raise InvalidPlanError(errors)
         plan.options.require_approval, plan.options.auto_approve = True, False
         return validate(plan, self.tools)
 
     async def start(self, bound: BoundPlan, *, wait_seconds: float) -> Output:
-        """Return the status of a new run of `bound` after some seconds; it starts unless somebody must approve it first."""
+        """Create a run of `bound`, start it unless somebody must approve it first, and return its status after at most `wait_seconds`."""
         refuse_operation(bound.validated.plan, await self.store.policy.effective(self.settings), by=self.agent.by, operation="run")
-        waiting = await self.store.runs(MOST_LISTED, status=PlanStatus.PENDING_APPROVAL, context=self.agent.context)
-        if sum(run.requested_by == self.agent.by for run in waiting) >= MOST_WAITING:
-            raise RunConflictError(f"{MOST_WAITING} of your runs wait for people: list_gates lists them, cancel_run withdraws one")
-        # A call that is taken back in the middle must not leave a run that nobody was asked about.
-        run = await asyncio.shield(asyncio.ensure_future(self._begin(bound)))
-        if not self.workers.offline and await self._waits(run) and await in_daemon_thread(lambda: known_server(self.settings)) is not None:
-            self.workers.start(run.id)  # which puts the form up on the page of a flow run, and leaves it
-        return await self._settled(run.id, wait_seconds)
+        waiting = await self.store.runs(MAX_LISTED_RUNS, status=PlanStatus.PENDING_APPROVAL, context=self.agent.context)
+        if sum(run.requested_by == self.agent.by for run in waiting) >= MAX_WAITING_RUNS:
+            raise RunConflictError(f"{MAX_WAITING_RUNS} of your runs wait for people: list_gates lists them, cancel_run withdraws one")
+        # If the client cancels the call, it must not leave a run that nobody was asked to approve.
+        run = await asyncio.shield(asyncio.ensure_future(self._create_run(bound)))
+        if (
+            not self.workers.offline
+            and await self._waits_at_gates(run)
+            and await in_daemon_thread(lambda: known_server(self.settings)) is not None
+        ):
+            self.workers.start(run.id)  # the process shows the gate's form on the page of a flow run, and ends
+        return await self._wait_and_show(run.id, wait_seconds)
 
-    async def _begin(self, bound: BoundPlan) -> PlanRun:
+    async def _create_run(self, bound: BoundPlan) -> PlanRun:
         run_request = RunRequest(waits=False, requested_by=self.agent.by, context=self.agent.context, settings=self.settings)
         answered = await is_answered(bound, self.store, run_request)
         run = await create_run(bound, self.store, run_request)
         if answered:
             self.workers.start(run.id)
         else:
-            await open_detached(bound, run, self.store, self.settings)
+            await open_detached_gate(bound, run, self.store, self.settings)
         return run
 
-    async def _waits(self, run: PlanRun) -> bool:
-        """Return whether `run` only waits at gates, whatever its process still does."""
+    async def _waits_at_gates(self, run: PlanRun) -> bool:
+        """Return whether `run` only waits at gates, even if its process has not ended yet."""
         return run.status is PlanStatus.PENDING_APPROVAL and bool(await self.store.gates.find(run_id=run.id))
 
-    async def _settled(self, run_id: str, seconds: float) -> Output:
-        """Return the status of a run once no process runs it, at the latest after some seconds."""
+    async def _wait_and_show(self, run_id: str, seconds: float) -> Output:
+        """Wait until no process runs the run, for at most `seconds`, and return its status."""
         deadline = time.monotonic() + seconds
         while True:
-            was_running = self.workers.is_running(run_id)  # before it is read: what the process wrote last is then seen
+            was_running = self.workers.is_running(run_id)  # before the run is read, so that the last write of the process is seen
             run = await end_overdue(await self.store.run(run_id), self.store)
-            is_running = (was_running and not await self._waits(run)) or (
+            is_running = (was_running and not await self._waits_at_gates(run)) or (
                 run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED
             )
             left = deadline - time.monotonic()
             if run.completed_at is not None or not is_running or left <= 0:
                 break
-            await self.store.changed(min(left, LOOK_SECONDS))
+            await self.store.changed(min(left, POLL_SECONDS))
         state = await approval_state_of(run, self.store, self.settings)
         return run_output(
-            state, is_mine=self._is_mine(run), is_running=is_running, failure=None if was_running else self.workers.failure(run_id)
+            state, is_own=self._is_own(run), is_running=is_running, failure=None if was_running else self.workers.failure(run_id)
         )
 
-    async def _plan(self, plan: str | None, document: str | None) -> ExecutionPlan:
+    async def _load_plan(self, plan: str | None, document: str | None) -> ExecutionPlan:
         if (plan is None) == (document is None):
             raise UsageError("give `plan`, the name of a stored one, or `document`, the text of one")
         if document is not None:
-            found, problems = _read(document)
+            found, problems = _read_document(document)
             if found is None:
                 raise InvalidPlanError(problems)
             return found
-        return await plan_of(f"{STORED}{plan}", self.store)
+        return await plan_of(f"{STORE_PREFIX}{plan}", self.store)
 
-    def _problems(self, plan: ExecutionPlan, *, is_document: bool) -> list[Problem]:
+    def _find_problems(self, plan: ExecutionPlan, *, is_document: bool) -> list[Problem]:
         """Return the problems that `lint` finds, and a problem for everything that an agent may not write.
 
-        That is an effect lower than the tool's, secrets that were not named to it, who approves or operates its plans, and permissions.
+        An agent may not write a lower effect than the tool's, secrets that it was not named, who approves or operates its plans, or
+        permissions.
         """
         found = [
             replace(problem, severity="error", hint="leave the effect out, or raise it") if problem.code == "lowered-effect" else problem
@@ -309,29 +314,29 @@ class Operations:
             found += [Problem("approval-by-agent", at=at, message=message, hint=f"leave `{at.split('.')[-1]}` out") for at in places]
         if any(problem.severity == "error" for problem in found):
             return found
-        return [*found, *unnamed_secrets(validate(plan, self.tools), self.secrets)]
+        return [*found, *find_unnamed_secrets(validate(plan, self.tools), self.secrets)]
 
-    async def _seen(self, beginning: str) -> PlanRun:
-        """Return a run of the agent's context. Raises RunConflictError for any other, as if it did not exist."""
+    async def _find_run(self, beginning: str) -> PlanRun:
+        """Return a run of the agent's context. Raises RunConflictError for any other run, as if it did not exist."""
         run, context = await self.store.run(beginning, with_results=False), self.agent.context
-        wanted: Mapping[str, str | None] = asdict(context)
-        if any(value is not None and getattr(run, name) != value for name, value in wanted.items()):
-            raise RunConflictError(f"no run has the id `{beginning}`, or one that begins so")
+        required: Mapping[str, str | None] = asdict(context)
+        if any(value is not None and getattr(run, name) != value for name, value in required.items()):
+            raise RunConflictError(f"no run has the id `{beginning}`, or an id that begins with it")
         return run
 
-    async def _mine(self, beginning: str) -> PlanRun:
-        run = await self._seen(beginning)
-        if not self._is_mine(run):
+    async def _find_own_run(self, beginning: str) -> PlanRun:
+        run = await self._find_run(beginning)
+        if not self._is_own(run):
             raise RunConflictError(f"run {run.id} was not started by you: you may look at it, and a person can resume or cancel it")
         return run
 
-    def _is_mine(self, run: PlanRun) -> bool:
+    def _is_own(self, run: PlanRun) -> bool:
         return run.requested_by == self.agent.by
 
 
-def _read(document: str) -> tuple[ExecutionPlan | None, list[Problem]]:
-    if len(document) > DOCUMENT_CHARACTERS:
-        message = f"the document has {len(document)} characters; {DOCUMENT_CHARACTERS} are the most"
+def _read_document(document: str) -> tuple[ExecutionPlan | None, list[Problem]]:
+    if len(document) > MAX_DOCUMENT_CHARACTERS:
+        message = f"the document has {len(document)} characters; the limit is {MAX_DOCUMENT_CHARACTERS}"
         return None, [Problem("too-large", message=message, hint="split the plan")]
     return read_document(document)
 

@@ -19,49 +19,49 @@ from plan_adapter.record import PlanRun, StepRun
 from plan_adapter.secrets import ENVIRONMENT_PREFIX
 from plan_adapter.status import PlanStatus, RunReason
 
-MOST_CHARACTERS = 40_000
-"""Of one answer, as JSON."""
+MAX_CHARACTERS = 40_000
+"""The limit of one answer, as JSON."""
 
 CUTS = ((20_000, 200), (4_000, 100), (1_000, 40), (250, 15), (80, 5))
-"""Characters of a text, and members of a list or object, tried one after the other until an answer is short enough."""
+"""Limits for the characters of a text and the members of a list or object. They are tried in order until an answer is short enough."""
 
 CUT_NOTE = "Long values were cut; each place says by how much. `plan show RUN --json` shows a person all of it."
 
 
 def model_output(answer: dict[str, Any], *, hidden: Collection[str] = ()) -> dict[str, JsonValue]:
-    """Return `answer` for a model: secrets redacted, and cut to what it can read."""
-    plain = cast("JsonValue", json.loads(json.dumps(answer, default=_written)))
+    """Return `answer` for a model: without secrets, and cut to a length that it can read."""
+    plain = cast("JsonValue", json.loads(json.dumps(answer, default=_json_default)))
     shown = redacted(plain, hidden=[*hidden, *_known_secrets()])
     return cut(cast("dict[str, JsonValue]", shown))
 
 
-def _written(value: object) -> str:
+def _json_default(value: object) -> str:
     return value.isoformat(timespec="seconds") if isinstance(value, datetime) else str(value)
 
 
-def cut(answer: dict[str, JsonValue], *, most: int = MOST_CHARACTERS) -> dict[str, JsonValue]:
-    """Return `answer`, cut as little as necessary, with a note that says so."""
-    if _size(answer) <= most:
+def cut(answer: dict[str, JsonValue], *, max_characters: int = MAX_CHARACTERS) -> dict[str, JsonValue]:
+    """Return `answer`, cut as little as necessary. A cut answer has a note that says so."""
+    if _size(answer) <= max_characters:
         return answer
     for text, members in CUTS:
-        shown = cast("dict[str, JsonValue]", _cut(answer, text, members))
-        if _size(shown) <= most:
+        shown = cast("dict[str, JsonValue]", _cut_value(answer, text, members))
+        if _size(shown) <= max_characters:
             return {**shown, "note": CUT_NOTE}
-    return {"note": CUT_NOTE, "beginning": json.dumps(answer, ensure_ascii=False)[: most // 2]}
+    return {"note": CUT_NOTE, "beginning": json.dumps(answer, ensure_ascii=False)[: max_characters // 2]}
 
 
 def _size(answer: JsonValue) -> int:
     return len(json.dumps(answer, ensure_ascii=False))
 
 
-def _cut(value: JsonValue, text: int, members: int) -> JsonValue:
+def _cut_value(value: JsonValue, text: int, members: int) -> JsonValue:
     if isinstance(value, str):
         return value if len(value) <= text else f"{value[:text]}… ({len(value) - text} more characters)"
     if isinstance(value, list):
         rest: list[JsonValue] = [f"… ({len(value) - members} more)"] if len(value) > members else []
-        return [*(_cut(member, text, members) for member in value[:members]), *rest]
+        return [*(_cut_value(member, text, members) for member in value[:members]), *rest]
     if isinstance(value, dict):
-        left = {key: _cut(member, text, members) for key, member in list(value.items())[:members]}
+        left = {key: _cut_value(member, text, members) for key, member in list(value.items())[:members]}
         return left | ({"…": f"{len(value) - members} more"} if len(value) > members else {})
     return value
 
@@ -71,7 +71,7 @@ def _known_secrets() -> list[str]:
     return [*named, *credential_values(os.environ)]
 
 
-def run_line(run: PlanRun) -> dict[str, Any]:
+def run_entry(run: PlanRun) -> dict[str, Any]:
     """Return a run as lists show it."""
     return {
         "run": run.id,
@@ -85,16 +85,16 @@ def run_line(run: PlanRun) -> dict[str, Any]:
     }
 
 
-def run_output(state: ApprovalState, *, is_mine: bool, is_running: bool, failure: str | None) -> dict[str, Any]:
+def run_output(state: ApprovalState, *, is_own: bool, is_running: bool, failure: str | None) -> dict[str, Any]:
     """Return a run for the agent: its steps, what it waits for, and what to do next."""
     run = state.run
     return {
-        **run_line(run),
+        **run_entry(run),
         "inputs": run.inputs,
         "outputs": run.outputs,
         "steps": [_step_output(step) for step in run.steps],
         "gates": [gate_output(gate) for gate in state.gates],
-        "next": _next(state, is_mine=is_mine, is_running=is_running, failure=failure),
+        "next": _next_hint(state, is_own=is_own, is_running=is_running, failure=failure),
     }
 
 
@@ -103,18 +103,18 @@ def _step_output(step: StepRun) -> dict[str, Any]:
     return {name: value for name in fields if (value := getattr(step, name)) is not None}
 
 
-def _next(state: ApprovalState, *, is_mine: bool, is_running: bool, failure: str | None) -> str:
+def _next_hint(state: ApprovalState, *, is_own: bool, is_running: bool, failure: str | None) -> str:
     run = state.run
     if run.completed_at is not None:
         return state.hint() or next_command(run)
     if state.gates:
-        then = "; once they have answered, resume_run works, too" if is_mine else ""
+        then = "; once they have answered, resume_run also works" if is_own else ""
         return f"only a person can answer, tell them: {state.hint()}{then}"
     if is_running or (run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED):
         return "it is running: show_run shows its progress"
     if failure is not None:
         return f"its process has ended: {failure}"
-    return (state.hint() or next_command(run)) + ("; resume_run resumes it" if is_mine else "")
+    return (state.hint() or next_command(run)) + ("; resume_run resumes it" if is_own else "")
 
 
 def gate_output(gate: Gate) -> dict[str, Any]:

@@ -33,13 +33,13 @@ def plan_server(offers: Offers) -> Server[Any]:
     hidden = [value for value in asdict(offers.operations.agent.context).values() if value]
 
     async def list_tools(_context: ServerRequestContext[Any], _params: PaginatedRequestParams | None) -> ListToolsResult:
-        return ListToolsResult(tools=[_tool(offer) for offer in await offers.all()])
+        return ListToolsResult(tools=[_mcp_tool(offer) for offer in await offers.all()])
 
     async def call_tool(_context: ServerRequestContext[Any], params: CallToolRequestParams) -> CallToolResult:
         try:
             answer = await offers.call(params.name, params.arguments or {})
         except Exception as error:
-            return _result(_error(error), hidden, is_error=True)
+            return _result(_error_answer(error), hidden, is_error=True)
         return _result(answer, hidden)
 
     return Server(
@@ -53,18 +53,18 @@ def plan_server(offers: Offers) -> Server[Any]:
 
 
 async def serve(offers: Offers) -> None:
-    """Serve on stdin and stdout until the client disconnects; anything else that is printed goes to stderr."""
+    """Serve on stdin and stdout until the client disconnects. Everything else that is printed goes to stderr."""
     server = plan_server(offers)
-    async with stdio_server() as (reads, writes):
-        with redirect_stdout(sys.stderr):  # else what is printed would reach the client at the end
-            await server.run(reads, writes, server.create_initialization_options())
+    async with stdio_server() as (read_stream, write_stream):
+        with redirect_stdout(sys.stderr):  # otherwise printed text would reach the client at the end
+            await server.run(read_stream, write_stream, server.create_initialization_options())
 
 
-def _tool(offer: Offer) -> MCPTool:
+def _mcp_tool(offer: Offer) -> MCPTool:
     hints = ToolAnnotations(
         title=offer.title,
         read_only_hint=offer.effect == "read",
-        destructive_hint=offer.destroys,
+        destructive_hint=offer.is_destructive,
         idempotent_hint=offer.effect != "write",
         open_world_hint=offer.effect == "write",
     )
@@ -77,8 +77,8 @@ def _result(answer: Output, hidden: Collection[str], *, is_error: bool = False) 
     return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=shown, is_error=is_error)
 
 
-def _error(error: Exception) -> Output:
-    """Return an error for the agent; an unexpected one only by its type."""
+def _error_answer(error: Exception) -> Output:
+    """Return an error as the agent sees it. Of an unexpected error the agent sees only the type."""
     if isinstance(error, InvalidPlanError):
         problems = [{name: value for name, value in asdict(problem).items() if value} for problem in error.problems]
         return {"error": "InvalidPlanError", "message": str(error), "problems": problems}
@@ -86,6 +86,6 @@ def _error(error: Exception) -> Output:
         return {"error": "settings", "message": "a setting of this server is wrong: `plan doctor` shows a person which"}
     if isinstance(error, PlanAdapterError | UsageError):
         return {"error": type(error).__name__.removesuffix("Error"), "message": str(error)}
-    kept = output.keep_traceback(error)
-    output.note(f"unexpected {type(error).__name__}" + (f": the traceback is in {kept}" if kept is not None else ""))
-    return {"error": "unexpected", "message": f"unexpected {type(error).__name__}: the log of this server has more for a person"}
+    traceback_path = output.save_traceback(error)
+    output.note(f"unexpected {type(error).__name__}" + (f": the traceback is in {traceback_path}" if traceback_path is not None else ""))
+    return {"error": "unexpected", "message": f"unexpected {type(error).__name__}: a person finds more in the log of this server"}

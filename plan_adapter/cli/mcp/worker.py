@@ -1,7 +1,7 @@
 """The process of one run that an agent started: `python -m plan_adapter.cli.mcp.worker RUN BY offline|'' TOOL…`.
 
-It resumes the run as `plan resume RUN --detach` does, but in the agent's name: as an operator and at gates it is not the person whose
-account it runs under. A signal that ends it cancels the run.
+It resumes the run as `plan resume RUN --detach` does, but in the agent's name: gates and operator checks see the agent, not the person
+whose account the process runs under. A signal that ends the process cancels the run.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ from dataclasses import replace
 from plan_adapter.cli import output
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
-from plan_adapter.cli.mcp.workers import log_of
+from plan_adapter.cli.mcp.workers import worker_log_path
 from plan_adapter.cli.sources import open_store, tools_of
 from plan_adapter.errors import PlanAdapterError
 from plan_adapter.settings import Settings
 
 
 async def resume_run(run_id: str, by: str, tools: Sequence[str], *, offline: bool) -> None:
-    """Return once the run has ended, or only gates are left to wait for."""
+    """Resume the run, and return once it has ended or waits only at gates."""
     from plan_adapter.runs.resume import execute_resume  # imports SQLAlchemy
 
     settings = Settings()
@@ -35,7 +35,7 @@ async def resume_run(run_id: str, by: str, tools: Sequence[str], *, offline: boo
 
 
 def main() -> int:
-    """Return 0 if the run's record has its status, 1 if only the last line of stderr does."""
+    """Return 0 if the run's record says how the run ended or waits, 1 if only the last line of stderr says so."""
     run_id, by, mode, *tools = sys.argv[1:]
     output.prepare_streams()
     try:
@@ -43,7 +43,7 @@ def main() -> int:
     except PlanAdapterError as error:
         output.note(str(error))
         return 1
-    log_of(run_id, Settings().home).unlink(missing_ok=True)
+    worker_log_path(run_id, Settings().home).unlink(missing_ok=True)
     return 0
 
 

@@ -9,7 +9,7 @@ from plan_adapter.approvals import Approval, Gate, StandingApproval
 from plan_adapter.cli.records import gate_place
 from plan_adapter.commands import answer_command, resume_command, resume_command_after_gate
 from plan_adapter.gates.approval import os_user, refusal, requires_approval, why_nobody_may_answer
-from plan_adapter.readable import call_name, duration, listed, moment, prose
+from plan_adapter.readable import call_name, duration, listed, moment, one_line, prose
 from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
 from plan_adapter.status import PlanStatus
@@ -163,6 +163,8 @@ async def _waiting_suffix(run: PlanRun, gates: list[Gate], store: "PlanStore", s
         if answer is None:
             return _in_parentheses(["nobody was asked" if state.is_needed else "needs no approval", "not resumed yet"])
         return _in_parentheses([ANSWERED[answer.decision], "not resumed yet"])
+    if run.status is PlanStatus.EXECUTING and run.reason is None and run.message:  # it waits for a run window or a concurrency key
+        return _in_parentheses([one_line(run.message)])
     return _in_parentheses([str(run.reason)] if run.reason and run.reason.value != run.status.value else [])
 
 

@@ -40,7 +40,7 @@ async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> i
         json: Print one JSON object per gate.
     """
     if limit < 1:
-        raise UsageError("--limit is at least 1")
+        raise UsageError("--limit must be at least 1")
     settings = Settings()
     if api:
         from plan_adapter.cli.remote import list_remotely  # only for `--api`

@@ -122,8 +122,8 @@ async def _resume(
 
 async def _cancel_reason(run: PlanRun, store: "PlanStore") -> str:
     """Return why `run` was cancelled, and by whom if that is recorded. The run's message may be about a later `plan resolve`."""
-    if (resume_options := await store.ledger.cancel_request(run.id)) is not None:
-        return resume_options
+    if (reason := await store.ledger.cancel_request(run.id)) is not None:
+        return reason
     aborted = next((receipt for receipt in reversed(await store.receipts(run.id)) if receipt.is_abort), None)
     if aborted is None:
         return run.message or "no reason was given"
@@ -145,7 +145,7 @@ async def wait_until_unowned(run: PlanRun, store: "PlanStore") -> PlanRun:
     printed = None
     while (owner := await owner_text(run.id, store)) is not None:
         if owner != printed:
-            output.note(f"{owner}; waiting for it to end (Ctrl-C stops waiting, not the run)")
+            output.note(f"{owner}; waiting for that process to end (Ctrl-C stops waiting, not the run)")
             printed = owner
         await store.changed(POLL_SECONDS)
     return run if printed is None else await store.run(run.id)

@@ -62,7 +62,7 @@ async def runs(
     if run is not None:
         raise UsageError(f"`plan runs list` takes no run; `plan show {run}` shows one, `plan runs verify {run}` verifies it")
     if limit < 1:
-        raise UsageError("--limit is at least 1")
+        raise UsageError("--limit must be at least 1")
     from plan_adapter.runs.approval import end_expired  # imports SQLAlchemy
 
     settings = Settings()

@@ -41,7 +41,7 @@ def serve(
     if not sources:
         raise UsageError("serve what? `plan serve RUNBOOK`, with a plan document, a folder of them, or the name of a stored plan")
     if limit is not None and limit < 1:
-        raise UsageError("--limit is at least 1")
+        raise UsageError("--limit must be at least 1")
     plans_or_names = [plans_in(Path(source)) if Path(source).is_dir() else source for source in sources]
     return asyncio.run(_serve(plans_or_names, limit, tools or [], as_json=json))
 

@@ -124,7 +124,7 @@ async def _add_approval(terms: Terms, options: AnswerOptions, settings: Settings
 async def _list_approvals(settings: Settings, *, limit: int, with_ended: bool, as_json: bool) -> int:
     """Print the standing approvals that can still be used, newest first; with `with_ended` also the others, and how they ended."""
     if limit < 1:
-        raise UsageError("--limit is at least 1")
+        raise UsageError("--limit must be at least 1")
     async with open_store(settings) as store:
         found, now = list(reversed(await store.standing.find(include_ended=with_ended)))[:limit], await store.now()
     if as_json:

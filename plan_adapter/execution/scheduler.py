@@ -29,9 +29,9 @@ from plan_adapter.status import Outcome, StepStatus
 
 
 async def execute(scope: RunScope, run_step: StepRunner, *, finals: bool = False) -> None:
-    """Execute the steps of the approved plan of `scope`, or its `finally` steps with `finals`. Returns when everything is durable.
+    """Execute the steps of the approved plan of `scope`, or its `finally` steps with `finals`. Returns once everything is committed.
 
-    Their ends are written into the run of `scope`.
+    How each step ended is recorded in the run of `scope`.
 
     If the run does not wait for people, steps with open gates and their dependents stay pending, and `scope.is_left` is set. Raises
     StoreError if the record cannot be kept; nothing further is started then. A cancellation stops the run like any other, and is raised
@@ -77,35 +77,35 @@ class Scheduler:
         self._groups = dict[str, Group]()  # the groups that have begun, by step
         self._sub_plans = dict[str, SubPlanRun]()  # the sub-plans that have begun, by step
         self._runs = {step.id: step for step in scope.run.steps}
-        self._dependents = dict[str, list[str]]()  # by step that is not carried: the steps that depend on it
-        self._waits_for = dict[str, int]()  # by such step: how many steps it still waits for
-        self._urgency = dict[str, float]()  # by such step: the step with the greatest urgency is called first
-        self._open = len(order)
+        self._dependents = dict[str, list[str]]()  # by step, without carried ones: the steps that depend on it
+        self._waits_for = dict[str, int]()  # likewise: how many steps it still waits for
+        self._urgency = dict[str, float]()  # likewise: the step with the greatest urgency is called first
+        self._unended = len(order)
         self._halt_reason = ""
         self._without_call = set[str]()  # skipped by a person or by their own `when`; their dependents still run
-        self.tasks = TaskSet(scope, "the run", is_over=lambda: not self._open or scope.is_left, after_each=self.open_gates.leave_if_idle)
+        self.tasks = TaskSet(scope, "the run", is_over=lambda: not self._unended or scope.is_left, after_each=self.open_gates.leave_if_idle)
 
     async def carry(self) -> None:
-        """End the steps that succeeded in an earlier start and depend only on such steps. Returns when they are shown and reported."""
+        """Mark as completed what succeeded in an earlier start and depends only on such steps. Returns when it is shown and reported."""
         waits, carried = self._validated.outer, dict[str, StepRun]()
         for step_id in self._order:
             if all(after in carried for after in waits[step_id]) and self._carry(self._steps[step_id]):
                 carried[step_id] = self._runs[step_id]
-        left = {
+        remaining = {
             step_id: tuple(after for after in waits[step_id] if after not in carried) for step_id in self._order if step_id not in carried
         }
-        self._open -= len(carried)
-        inside = {step_id: before for sub_plan in self._validated.sub_plans.values() for step_id, before in sub_plan.steps.items()}
-        self._dependents = graph.successors(left) | graph.successors(inside)
-        self._waits_for = {step_id: len(afters) for step_id, afters in {**left, **inside}.items()}
-        self._urgency = self._urgencies(left)
+        self._unended -= len(carried)
+        inner = {step_id: before for sub_plan in self._validated.sub_plans.values() for step_id, before in sub_plan.steps.items()}
+        self._dependents = graph.successors(remaining) | graph.successors(inner)
+        self._waits_for = {step_id: len(afters) for step_id, afters in {**remaining, **inner}.items()}
+        self._urgency = self._urgencies(remaining)
         if carried:
             await self._run_step.show_carried([*carried], carried, waits, tags_of=lambda step_id: self._steps[step_id].tags)
         for run in carried.values():
             await self._scope.notify_end(run)
 
     def _carry(self, step: Step) -> bool:
-        """End `step` if all of it succeeded before. Return whether it did."""
+        """Mark `step` as completed if all of it succeeded before. Return whether it did."""
         history, run = self._scope.history, self._runs[step.id]
         if step.inner or (step.id, None if step.for_each is None else 0) not in history.succeeded:
             return False
@@ -186,7 +186,7 @@ class Scheduler:
         if choice is not None and choice.kind == "skipped" and not halted:
             self._without_call.add(step.id)
             return self._skip(step, choice.reason)
-        cause = self._failed_dependency(step) or (choice.reason if choice is not None and choice.kind == "left" else "")
+        cause = self._blocking_dependency(step) or (choice.reason if choice is not None and choice.kind == "left" else "")
         if halted and (step.id, None) not in self._scope.history.succeeded:  # a step that succeeded has already ended
             cause = halted
         if cause:
@@ -262,7 +262,7 @@ class Scheduler:
         return self._start_sub_plan(step, inputs)
 
     def _reset(self, step: Step) -> None:
-        """Let a step that nobody has approved yet wait again."""
+        """Set a step that nobody has approved yet back to pending."""
         run = self._runs[step.id]
         run.status, run.started_at = StepStatus.PENDING, None
 
@@ -537,7 +537,7 @@ class Scheduler:
         if show:
             await self._run_step.show(run, self._validated.reduced[step.id], tags=step.tags)
         await self._scope.notify_end(run)
-        self._open -= 1
+        self._unended -= 1
         around = None if step.within is None or step.group is not None else self._sub_plans.get(step.within.id)
         if step.within is not None and around is None:  # a step of a group, or of a sub-plan that is skipped as a whole
             return
@@ -552,7 +552,7 @@ class Scheduler:
 
     # The end of a step.
 
-    def _failed_dependency(self, step: Step) -> str:
+    def _blocking_dependency(self, step: Step) -> str:
         for dependency in self._validated.outer[step.id]:
             run = self._runs[dependency]
             if run.outcome is Outcome.UNKNOWN:

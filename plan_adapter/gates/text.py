@@ -174,7 +174,7 @@ def _strings_in(value: JsonValue) -> list[str]:
 
 
 HEIGHT = 386
-"""The height of the first screen in pixels, in the UI that has less."""
+"""The height of the first screen in pixels, in whichever UI shows less."""
 
 MIN_CALL_HEIGHT = 100
 """The pixels reserved for the calls, whatever else is shown."""

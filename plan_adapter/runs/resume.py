@@ -93,11 +93,13 @@ async def refuse_resume(run: PlanRun, store: PlanStore) -> None:
     if waiting:
         raise RunConflictError(
             f"a process on this host waits for an approval of run {run.id}: `{answer_command(waiting[0])}` answers there, and "
-            f"`plan resume {run.id} --wait` waits for its end"
+            f"`plan resume {run.id} --wait` waits until it has ended"
         )
     is_executing = run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED
     if is_executing and (owner := await store.ledger.owner(run.id)) is not None:
-        raise RunConflictError(f"run {run.id} is executed by {owner}; cancel it first, or `plan resume {run.id} --wait` waits for its end")
+        raise RunConflictError(
+            f"run {run.id} is executed by {owner}; cancel it first, or `plan resume {run.id} --wait` waits until it has ended"
+        )
 
 
 def _refuse_aborted_steps(run: PlanRun, plan: ExecutionPlan, history: RunHistory, *, skipped: Collection[str]) -> None:

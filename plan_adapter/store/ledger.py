@@ -57,7 +57,7 @@ class RunLedger(StorePart):
     async def create(self, run: PlanRun, validated: "ValidatedPlan") -> None:
         """Record a new run with its plan and tool definitions. If the store has a tenant, the run gets that tenant."""
         run.tenant_id = self._with_tenant(run).tenant_id
-        # Built before the transaction begins, because they take long for a large plan.
+        # Built before the transaction begins, because it is slow for a large plan.
         plan, implied = plans.plan_row(validated.plan, run.digest, run), plans.implied_row(validated, run)
         await self._create(plan, implied, _run_row(run, validated, implied["digest"]))
 
@@ -101,13 +101,13 @@ class RunLedger(StorePart):
         their ends. A request to cancel the earlier start is cleared.
 
         Raises RunConflictError if the run changed since it was read, if values of it were erased, or if another process executes it. The
-        other process loses the run when it has ended, or has not renewed its lease for so long that it must be dead or stalled.
+        other process can be displaced once it has ended, or has not renewed its lease for so long that it must be dead or stalled.
         """
         run.updated_at, self._claims[run.id] = await self._claim(run, keeps_ends=keeps_ends)
 
     @writes
     def _claim(self, connection: Connection, run: PlanRun, *, keeps_ends: bool) -> tuple[datetime, Claim]:
-        # `key_share` lets other transactions insert rows that refer to the run, including one that holds the lock awaited here.
+        # `key_share` lets other transactions insert rows that refer to the run, even while they hold the lock that this waits for.
         locked = select(runs.c.status, runs.c.cancel_reason).where(*matches(run.id, self.tenant_id)).with_for_update(key_share=True)
         row = connection.execute(locked).mappings().first()
         if row is None:
@@ -179,7 +179,7 @@ class RunLedger(StorePart):
 
     @writes
     def use_approval(self, connection: Connection, approval: Approval, *, run_id: str) -> Approval:
-        """Use up `approval` for a run, whose context it takes, and return it as used. It is recorded first if needed.
+        """Use up `approval` for a run, and return it as used, with the run's context. It is recorded first if needed.
 
         If several runs want it at once, one gets it. Raises NotApprovedError for the others, for an approval that has expired by the
         database's clock, and for one that was followed by a rejection.
@@ -190,7 +190,7 @@ class RunLedger(StorePart):
 
     @writes
     def request_cancel(self, connection: Connection, run_id: str, reason: str, *, rollback: bool = False) -> None:
-        """Ask the process that executes the run to cancel it, and with `rollback` to roll it back, too. The first reason stays.
+        """Ask the process that executes the run to cancel it, and with `rollback` also to roll it back. The first reason is kept.
 
         Without `rollback`, an earlier request to roll back is withdrawn.
         """

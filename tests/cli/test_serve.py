@@ -55,7 +55,7 @@ def test_a_folder_and_a_file_are_served_without_a_work_pool_until_ctrl_c(plan: P
     [
         ([], "serve what? `plan serve RUNBOOK`"),
         (["FILE", "FILE"], "several plans have the name"),
-        (["FILE", "--limit", "0"], "--limit is at least 1"),
+        (["FILE", "--limit", "0"], "--limit must be at least 1"),
         (["no-such-plan"], "no-such-plan"),
     ],
     ids=["nothing", "twice", "no limit", "unknown"],

@@ -68,13 +68,13 @@ def run_id(owner: Program, plan: Plan) -> str:
 def test_the_refusal_without_wait_suggests_the_option(owner: Program, run_id: str, plan: Plan):
     result = plan("resume", run_id, "--offline")
     assert (result.code, f"is executed by process {owner.pid} on this host" in result.err) == (2, True)
-    assert f"`plan resume {run_id} --wait` waits for its end" in result.err
+    assert f"`plan resume {run_id} --wait` waits until it has ended" in result.err
 
 
 @pytest.mark.parametrize("end", ["completed", "killed"])
 def test_wait_names_the_owner_and_resumes_once_it_has_ended(end: str, owner: Program, run_id: str, processes: Processes):
     waiting = processes.start("resume", run_id, "--wait", "--offline", "--json")
-    line = line_with(waiting.stderr, "waiting for it to end")
+    line = line_with(waiting.stderr, "waiting for that process to end")
     assert f"run {run_id} is owned by process {owner.pid} on this host" in line
     if end == "killed":
         owner.kill()

@@ -1,6 +1,7 @@
 """Tests of when an approved run may start: in its run window, and once no other run has its concurrency key."""
 
 import asyncio
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,12 +23,14 @@ from plan_adapter import (
     tool,
 )
 from plan_adapter.approvals import ApprovalRequest
+from plan_adapter.cli.approval_state import statuses_of
 from plan_adapter.options import Concurrency, Input, RunWindow
 from plan_adapter.plan import Step
 from plan_adapter.record import PlanRun
 from plan_adapter.run_window import next_opening
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run, execute_plan
+from plan_adapter.settings import Settings
 from plan_adapter.status import RunReason
 from plan_adapter.validation import bind_inputs, validate
 from tests.store.conftest import on_both_databases
@@ -130,6 +133,8 @@ async def test_queued_runs_start_in_order_and_can_be_cancelled(node: Node, any_s
         runs.append(begin(plan(name, "queue"), node, any_store))
         await waiting(any_store, number)
     _, third, _ = await waiting(any_store, 3)
+    shown = await statuses_of(await any_store.runs(), any_store, Settings())
+    assert re.fullmatch(r"executing \(waits: run \S+ of `a` has the concurrency key `web-1`\)", shown[third.id])
     await acancel_run(third.id, reason="不需要了", store=any_store)
     assert ((await runs[2]).status, (await runs[2]).message) == (PlanStatus.CANCELLED, "不需要了")
     node.may_finish.set()

@@ -21,6 +21,7 @@ from prefect.settings import temporary_settings
 from prefect.states import Scheduled
 
 from plan_adapter import PlanRun, PlanStatus, PlanStore
+from plan_adapter.status import RunReason
 from tests.deployments.composed import VALUES, Composed, composed, has_namespaces
 
 pytestmark = pytest.mark.thorough
@@ -136,9 +137,11 @@ class Started:
         return len([owner for owner in owners if owner is not None and (not has_namespaces() or owner.endswith(f" on {name}"))])
 
     async def answer(self) -> None:
-        """Approve every waiting step."""
+        """Approve every waiting step, and record every outcome that a run asks for."""
         for gate in await self.store.gates.find():
-            if gate.kind != "outcome":
+            if gate.kind == "outcome":
+                await self.resolve(await self.store.run(gate.run_id))
+            else:
                 self.run("plan", "approve", gate.run_id, "--step", str(gate.step_id), "--digest", gate.approval_digest)
 
     async def end(self) -> None:
@@ -152,20 +155,24 @@ class Started:
             await self.start_lost()
 
     async def resume(self, run: PlanRun) -> None:
-        """Record the outcome of each write whose outcome is unknown, and let a worker resume the run."""
+        """Record the outcome of each write whose outcome is unknown, and let a worker resume the run, unless one is about to."""
         assert run.flow_run_id is not None
+        state = (await self.client.read_flow_run(UUID(run.flow_run_id))).state
+        if state is None or not state.is_final():  # a worker is about to start it, or died before it did
+            await self.start_again(UUID(run.flow_run_id))
+        elif (await self.store.run(run.id)).reason is RunReason.INTERRUPTED:
+            await self.resolve(run)
+            self.run("prefect", "flow-run", "retry", run.flow_run_id)
+
+    async def resolve(self, run: PlanRun) -> None:
+        """Record the outcome of each write of a stopped run whose outcome is unknown."""
         for lost in await self.store.outcomes.unknown(run.id):
             named = f"undo-{lost.step_id}" if lost.kind == "rollback" else lost.step_id
-            line = " ".join([self.flow_runs[UUID(run.flow_run_id)][1], named, *([] if lost.item is None else [NODES[lost.item]])])
+            line = " ".join([self.flow_runs[UUID(str(run.flow_run_id))][1], named, *([] if lost.item is None else [NODES[lost.item]])])
             outcome = "done" if line in self.lines() else "again"
             item = [] if lost.item is None else ["--item", str(lost.item + 1)]
             self.run("plan", "resolve", run.id, lost.step_id, outcome, *item, *(["--rollback"] if lost.kind == "rollback" else []))
             self.done[outcome] += 1
-        state = (await self.client.read_flow_run(UUID(run.flow_run_id))).state
-        if state is not None and state.is_final():
-            self.run("prefect", "flow-run", "retry", run.flow_run_id)
-        else:  # a worker executes it, or its worker died
-            await self.start_again(UUID(run.flow_run_id))
 
     async def start_lost(self) -> None:
         """Start flow runs again that a worker took long ago and that have no run."""

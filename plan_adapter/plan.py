@@ -1,6 +1,6 @@
 """The plan as a value: `ExecutionPlan`, `Step` and `Rollback`.
 
-Field names, defaults and statuses are those of the seeds' ExecutionPlan. A plan is mutable until it is validated.
+Field names, defaults and statuses are those of Aster's ExecutionPlan (see `plan guide aster`). A plan is mutable until it is validated.
 """
 
 from collections.abc import Collection

@@ -47,7 +47,7 @@ class ConstraintStatement:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class DraftDecision:
     """A model's decision. `plan` is set with `plan_done` and only then; it is usable only if `problems` is empty."""
 
     action: Action
@@ -75,7 +75,7 @@ def read_decision(
     max_steps: int | None,
     permissions: Sequence[str] = (),
     remaining: RemainingPlan | None = None,
-) -> Decision:
+) -> DraftDecision:
     """Return the decision in `value`, with every problem of it and of its plan. Never raises for what a model wrote.
 
     `permissions` are those of the plan, which no model can give.
@@ -99,7 +99,7 @@ def read_decision(
         plan = reader.plan(task, max_steps, permissions)
     elif reader.steps is not None:
         reader.add("bad-value", "steps", f"steps with `{action}`", "send steps with `plan_done`, and only then")
-    return Decision(action, plan=plan, problems=tuple(reader.problems), statements=reader.statements(plan), **fields)
+    return DraftDecision(action, plan=plan, problems=tuple(reader.problems), statements=reader.statements(plan), **fields)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plan_adapter.agent.answers import Reading
-from plan_adapter.agent.decision import ConstraintStatement, Decision, Edges, read_decision
+from plan_adapter.agent.decision import ConstraintStatement, DraftDecision, Edges, read_decision
 from plan_adapter.agent.replan import RemainingPlan
 from plan_adapter.drafts import ConstraintCheck, Draft, PlanRequest
 from plan_adapter.errors import InvalidPlanError
@@ -112,7 +112,7 @@ class Judge:
     remaining: RemainingPlan | None = None  # the part of a run's plan that is replaced, unless a whole plan is drafted
     dropped: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # removed dependencies that were already reported
 
-    def check(self, reading: Reading, before: Decision | None = None) -> tuple[Decision | None, list[Problem]]:
+    def check(self, reading: Reading, before: DraftDecision | None = None) -> tuple[DraftDecision | None, list[Problem]]:
         """Return the decision in an answer and its problems. `before` is the last decision that had a plan, which this one must correct."""
         if reading.value is None:
             return None, [Problem("syntax", message=reading.problem, hint="answer with one JSON object")]
@@ -135,7 +135,7 @@ class Judge:
                 problems += self._find_dropped_dependencies(before, decision, {(a, b) for b, names in ancestors.items() for a in names})
         return decision, problems
 
-    def accept(self, decision: Decision) -> None:
+    def accept(self, decision: DraftDecision) -> None:
         """Make the plan of `decision` the draft's plan. The decision must have no problems."""
         draft, plan, request = self.draft, decision.plan, self.draft.request
         assert plan is not None
@@ -159,7 +159,7 @@ class Judge:
         draft.notes += [f"the model removed the dependency of `{then}` on `{first}`" for first, then in removed]
         draft.notes += [f"ignored in the answer, because a model may not decide it: `{name}`" for name in decision.left_out]
 
-    def _find_dropped_dependencies(self, before: Decision, now: Decision, edges: "set[tuple[str, str]] | Edges") -> list[Problem]:
+    def _find_dropped_dependencies(self, before: DraftDecision, now: DraftDecision, edges: "set[tuple[str, str]] | Edges") -> list[Problem]:
         """Return a problem for each dependency that had no problem and was removed. Each is reported once."""
         plan, old = now.plan, before.plan
         assert plan is not None

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from plan_adapter.agent import prompts
 from plan_adapter.agent.answers import read_answer
-from plan_adapter.agent.decision import Decision
+from plan_adapter.agent.decision import DraftDecision
 from plan_adapter.agent.judging import Judge, allowed_tools, find_request_problem
 from plan_adapter.agent.model import Effort, Message, Model, ModelAnswer, Question
 from plan_adapter.agent.redaction import environment_redactor, redact_request, redaction_note, text_for_model
@@ -141,7 +141,7 @@ class Planner:
             await self._options.keep.end(draft)
         return draft
 
-    async def _deepen(self, drafting: "_DraftSession", first: Decision) -> Decision:
+    async def _deepen(self, drafting: "_DraftSession", first: DraftDecision) -> DraftDecision:
         """Return the decision of a second, deep pass, or the first decision if the deep pass fails."""
         draft = drafting.draft
         try:
@@ -193,7 +193,7 @@ class _DraftSession:
     def __post_init__(self) -> None:
         self.last_number = max((call.number for call in self.kept), default=0)
 
-    async def run_phase(self, name: str) -> Decision | None:
+    async def run_phase(self, name: str) -> DraftDecision | None:
         """Return a decision with a valid plan, or None with the draft's `failure` set."""
         form, is_replan = self.form, self.judge.remaining is not None
         opening = form.redact(prompts.opening(self.draft.request, self.judge.tools, deep=name == "deep", is_replan=is_replan))

@@ -444,7 +444,7 @@ class ExecutionPlan(DocumentModel):
         return [plan.approval for plan in plans if plan.approval is not None]
 
     def approvers_at(self, step_id: str | None) -> list[str]:
-        """Return who may answer at the plan gate or at a step's gate, as written. A question may name its own approvers."""
+        """Return the approvers at the plan gate or at a step's gate, as written. A question may name its own."""
         step = self.find_step(step_id)
         if step is not None and step.approvers:
             return step.approvers
@@ -490,7 +490,7 @@ class ExecutionPlan(DocumentModel):
         return next((plan.options.step_timeout_ms for plan in self.plans_around(step) if plan.options.step_timeout_ms), 0)
 
     def on_error_of(self, step: Step) -> Literal["stop", "continue"]:
-        """Return what a failure of `step` does to the plan that contains it."""
+        """Return the error policy of `step`: its own, or else that of the plan that contains it."""
         return step.on_error or self.plans_around(step)[0].options.on_error
 
     def isolation_of(self, step: Step) -> Isolation | None:

@@ -18,7 +18,7 @@ def next_opening(window: RunWindow, now: datetime) -> datetime | None:
 
 
 def find_window_problem(window: RunWindow) -> tuple[str, str, str] | None:
-    """Return what is wrong with a run window, as field, message and hint, or None."""
+    """Return the problem of a run window as field, message and hint, or None."""
     from cronsim import CronSim, CronSimError
 
     try:

@@ -2,9 +2,10 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 COMMIT = b"COMMIT;\0"
@@ -59,9 +60,11 @@ class Proxy:
         self.made.append(cut)
 
 
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, look: Callable[[bytes], None] | None = None) -> None:
     with suppress(ConnectionError):
         while data := await reader.read(65536):
+            if look is not None:
+                look(data)
             writer.write(data)
             await writer.drain()
         writer.close()
@@ -75,6 +78,7 @@ class BusyServer:
     refusals: dict[bytes, int] = field(default_factory=dict[bytes, int])
     own_port: int = 0
     requests: list[bytes] = field(default_factory=list[bytes])  # the first line of each, refused or not
+    refused_by_server: list[bytes] = field(default_factory=list[bytes])  # the first lines of those that the server itself answered with 503
 
     @property
     def url(self) -> str:
@@ -84,7 +88,8 @@ class BusyServer:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward one connection. Each of its requests waits for the answer to the previous one."""
         answers, server = await asyncio.open_connection("127.0.0.1", self.port)
-        answering = asyncio.ensure_future(_pipe(answers, writer))
+        forwarded = list[bytes]()
+        answering = asyncio.ensure_future(_pipe(answers, writer, partial(self._note_refusal, forwarded)))
         try:
             while data := await reader.read(65536):
                 if data.split(b" ", 1)[0] in (b"GET", b"POST", b"PATCH", b"PUT", b"DELETE"):
@@ -94,6 +99,7 @@ class BusyServer:
                         self.refusals[key] -= 1
                         writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\n\r\n{}")
                         continue
+                    forwarded.append(self.requests[-1])
                 server.write(data)
                 await server.drain()
         except ConnectionError:
@@ -102,6 +108,10 @@ class BusyServer:
             answering.cancel()
             writer.transport.abort()
             server.close()
+
+    def _note_refusal(self, forwarded: list[bytes], answer: bytes) -> None:
+        if answer.startswith(b"HTTP/1.1 503 "):
+            self.refused_by_server.append(forwarded[-1])
 
     async def _read_request(self, data: bytes, reader: asyncio.StreamReader) -> bytes:
         head, _, body = data.partition(b"\r\n\r\n")

@@ -74,7 +74,7 @@ class ApprovalState:
         return ["", "## Approvals", "", *lines] if lines else []
 
     def hint(self) -> str | None:
-        """Return what to type now that the run waits or has stopped; None if there is nothing to do."""
+        """Return the hint with the commands to type now, or None if the run neither waits nor has stopped."""
         asks_for_outcome = any(gate.kind == "outcome" for gate in self.gates)
         stopped = None if asks_for_outcome else self.stopped  # the gate's own command covers it
         return "; ".join(part for part in (self._waiting_hint(), stopped) if part) or None
@@ -113,7 +113,7 @@ class ApprovalState:
 
 
 def changes_hint(run: PlanRun, *, tools: Sequence[str] = ()) -> str:
-    """Return what to type after somebody asked for changes."""
+    """Return the hint for a gate at which somebody asked for changes."""
     return f"`plan revise {run.id} FILE` submits a new version; `{resume_command_after_gate(run, tools=tools)}` asks about this one again"
 
 

@@ -129,7 +129,7 @@ class ForegroundRun:
         self._display(event)
 
     def request(self, settings: "Settings", *, identity: "Identity | None" = None) -> "RunRequest":
-        """Return what the caller passes with the run; `identity` proves who makes requests outside a gate."""
+        """Return the request for the run. `identity` proves who makes requests outside a gate."""
         from plan_adapter.runs.session import RunRequest
 
         return RunRequest(
@@ -281,7 +281,7 @@ def show_result(run: "PlanRun", *, as_json: bool, hint: str | None) -> None:
 
 
 def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = (), *, tools: Sequence[str] = ()) -> str:
-    """Return what to type next for `run`. `unknown`: its attempts with an unknown outcome. `tools`: the values of its `--tools`."""
+    """Return the next command to type for `run`. `unknown`: its attempts with an unknown outcome. `tools`: the values of its `--tools`."""
     command = resume_command(run, tools=tools)
     attempt = next((attempt for attempt in unknown if attempt.kind == "step"), None)
     if attempt is not None:

@@ -26,7 +26,7 @@ _REFUSED: dict[OperatorRequestKind, str] = {
 
 
 def choices_of(run: PlanRun, validated: ValidatedPlan, history: RunHistory, options: ResumeOptions) -> dict[str, StepChoice]:
-    """Return what a resume does with each step, by step id. Skipped steps stay skipped, except the one that the run resumes from.
+    """Return the choice of a resume for each step, by step id. Skipped steps stay skipped, except the one that the run resumes from.
 
     Raises RunConflictError, which names every request that cannot be met.
     """

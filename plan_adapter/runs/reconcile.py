@@ -80,7 +80,7 @@ def _has_stopped(run: PlanRun) -> bool:
 
 
 async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
-    """Return what a person can type if `run` has stopped with an unknown outcome or its process is gone; otherwise None."""
+    """Return the hint for a run that stopped with an unknown outcome or whose process is gone, or None for other runs."""
     if (advice := await advice_on(run, store)) is not None:
         instruction = (
             f"`{advice.command}` resumes the run" if advice.then is None else f"record it with `{advice.command}`, then `{advice.then}`"

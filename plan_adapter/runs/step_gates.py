@@ -176,7 +176,7 @@ class CallGates:
         return last if last is not None and last.end == "expired" and last.opened_at >= self.approved.approval.at else None
 
     async def _answer_at(self, closed: Gate, call: GatedCall) -> Approval | GateRefusal | None:
-        """Return what the end of a gate means for its call. None if the call has to be asked about again."""
+        """Return the approval or the refusal of the call at a closed gate, or None if the call has to be asked about again."""
         keeper, answer = self.keeper, await self.keeper.store.gates.answer_to(closed.id)
         if closed.end == "answered" and answer is not None:
             match answer.decision:

@@ -388,16 +388,14 @@ def _compile_call(
     has_item, in_group = step.for_each is not None or step.group is not None, step.group is not None
     compiled = partial(_compile_field, findings)
     rollback_parameters = None if step.rollback is None or step.ask is not None else step.rollback.parameters
-    done_when = step.done_when
-    if done_when is not None and not has_expression(done_when):
-        if step.goal is None:
-            message, hint = "only a goal has a condition in words", "write an expression: `${{ result.… }}`"
-            findings.add("not-yet", f"{at}.done_when", message, hint)
-        done_when = None
-    label = step.label if step.for_each is not None else None
-    if done_when is not None:
+    done_when = None  # of a condition in words, which only a goal has
+    if step.done_when is not None and has_expression(step.done_when):
         names = replace(declared[has_item, True, False], own_result=step.result_fields)
-        done_when = compiled(done_when, f"{at}.done_when", names, "bool")
+        done_when = compiled(step.done_when, f"{at}.done_when", names, "bool")
+    elif step.done_when is not None and step.goal is None:
+        message, hint = "only a goal has a condition in words", "write an expression: `${{ result.… }}`"
+        findings.add("not-yet", f"{at}.done_when", message, hint)
+    label = step.label if step.for_each is not None else None
     return Call(
         step,
         at=at,

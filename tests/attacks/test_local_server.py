@@ -300,7 +300,9 @@ def test_auto_mode_uses_a_server_that_demands_a_password(locked: LockedServer) -
 @pytest.mark.thorough
 def test_a_change_of_the_auth_mode_restarts_the_server_only_if_no_run_waits(locked: LockedServer, waiting: WaitingRun) -> None:
     off, on = (Settings(home=locked.home, local_server_auth=mode) for mode in ("off", "on"))
-    with pytest.raises(NoServerError, match=r"AUTH=off, but the local Prefect server .* demands a password .*type `plan down`"):
+    with pytest.raises(
+        NoServerError, match=r"AUTH=off, but the local Prefect server .* demands a password and has unfinished runs: type `plan down`"
+    ):
         ensure_server(off, notify=pytest.fail)
     assert plan(locked, "cancel", waiting.run_id).returncode == 0
     assert waiting.end() == 4

@@ -49,7 +49,7 @@ ALTERED: dict[str, tuple[str, str, str]] = {
         "receipts",
         "its outcome",
     ),
-    "whose word a receipt is": (f"UPDATE receipts SET \"by\" = 'ana' WHERE {_CHECK}", "receipts", "the person"),
+    "the person of a receipt": (f"UPDATE receipts SET \"by\" = 'ana' WHERE {_CHECK}", "receipts", "the person"),
     "the time of a receipt": (
         f"UPDATE receipts SET ended_at = (SELECT created_at FROM runs WHERE id = '{{run}}') WHERE {_CHECK}",
         "receipts",

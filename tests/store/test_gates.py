@@ -112,7 +112,7 @@ async def test_a_gate_its_process_left_stays_open_and_unattended(store: PlanStor
 @pytest.mark.parametrize("status", [PlanStatus.COMPLETED, PlanStatus.CANCELLED, PlanStatus.FAILED, PlanStatus.PARTIAL])
 async def test_no_gate_opens_in_an_ended_run(store: PlanStore, status: PlanStatus):
     run = await created(store, status=status)
-    with pytest.raises(RunConflictError, match=f"run {run.id} has ended .it is {status}.: it opens no gate"):
+    with pytest.raises(RunConflictError, match=f"run {run.id} has ended \\(it is {status}\\): it opens no gate"):
         await store.gates.open(a_gate(run), timeout_ms=0)
     missing = a_run(a_plan())
     with pytest.raises(RunConflictError, match=f"there is no run {missing.id}"):

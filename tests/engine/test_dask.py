@@ -37,6 +37,18 @@ def on_dask(tool: str, parameters: dict[str, Any], **options: Any) -> ExecutionP
     return plan
 
 
+async def wait_for_cancelled_calls(cluster: DaskCluster) -> None:
+    """Wait until each call that was cancelled has taken back its ticket. The run itself does not wait for that."""
+    loop = cluster._connect().loop.asyncio_loop
+
+    async def wait() -> None:
+        calls = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == "_call"]
+        if calls:
+            await asyncio.wait(calls)
+
+    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(wait(), loop))
+
+
 async def test_a_step_runs_in_a_worker_and_the_run_keeps_its_result_and_log_lines(cluster: DaskCluster):
     execution = Execution(on_dask("look", {"text": "正文"}, step_timeout_ms=60_000), [dask_tools.look], cluster=cluster)
     result: Any = (await execution.go()).step("a").result
@@ -97,6 +109,7 @@ async def test_a_call_that_times_out_in_the_queue_never_starts(cluster: DaskClus
     ).go()
     waited = await Execution(on_dask("write", {"mark": str(second)}, step_timeout_ms=50), tools, cluster=cluster).go()
     assert (held.reason, waited.reason) == ("unknown", "unknown")
+    await wait_for_cancelled_calls(cluster)
     pipe.write_text("", encoding="utf-8")
     await Execution(on_dask("look", {"text": "the worker is free"}), tools, cluster=cluster).go()
     assert (first.exists(), second.exists()) == (True, False)

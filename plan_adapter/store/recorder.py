@@ -4,16 +4,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, TextClause, bindparam, insert, select, text
 
 from plan_adapter.crash_points import reached
 from plan_adapter.errors import NotApprovedError, StoreError
 from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
 from plan_adapter.store import audit, entries, leases, permission
-from plan_adapter.store.columns import Clock, insert_into
+from plan_adapter.store.columns import Clock
 from plan_adapter.store.database import Database
 from plan_adapter.store.digests import JsonRow, json_row
 from plan_adapter.store.patience import PatientDatabase
@@ -69,7 +68,7 @@ class _Batch:
         if self.receipts:
             connection.execute(_INSERT_RECEIPTS, self.receipts)
         if self.ends:
-            connection.execute(_upsert_ends(connection.dialect.name), self.ends)
+            connection.execute(_UPSERT_ENDS, self.ends)
         audit_entries = [entries.of_receipt(json_row(receipts, row)) for row in self.receipts]
         audit_entries += [entries.of_step(json_row(step_runs, row)) for row in self.ends if row["completed_at"] is not None]
         audit_entries += [entries.of_use(row) for row in _used_approvals(connection, unused)] if unused else []
@@ -215,9 +214,16 @@ _INSERT_ATTEMPTS = insert(attempts)
 _INSERT_RECEIPTS = insert(receipts)
 
 
-@cache
-def _upsert_ends(dialect: str) -> Any:
-    # A step that failed or was skipped ends again when its run is resumed.
-    statement = insert_into(step_runs, dialect)
-    written = {column.name: statement.excluded[column.name] for column in step_runs.c if not column.primary_key}
-    return statement.on_conflict_do_update(index_elements=["run_id", "step_id"], set_=written)
+def _upsert_ends() -> TextClause:
+    """Return the statement that writes the ends of steps. A step that failed or was skipped ends again when its run is resumed.
+
+    It is a text because SQLAlchemy compiles its own INSERT with ON CONFLICT again for each commit, which takes a fifth of a step's time.
+    """
+    names = [column.name for column in step_runs.c]
+    columns, values = ", ".join(f'"{name}"' for name in names), ", ".join(f":{name}" for name in names)
+    updates = ", ".join(f'"{column.name}" = excluded."{column.name}"' for column in step_runs.c if not column.primary_key)
+    sql = f"INSERT INTO step_runs ({columns}) VALUES ({values}) ON CONFLICT (run_id, step_id) DO UPDATE SET {updates}"  # noqa: S608  # names of our own
+    return text(sql).bindparams(*(bindparam(column.name, type_=column.type) for column in step_runs.c))
+
+
+_UPSERT_ENDS = _upsert_ends()

@@ -3,10 +3,9 @@
 Field names, defaults and statuses are those of Aster's ExecutionPlan (see `plan guide aster`). A plan is mutable until it is validated.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, Field, JsonValue, PrivateAttr, WithJsonSchema
 from uuid_utils import uuid7
@@ -249,16 +248,19 @@ class Step(DocumentModel):
         """The name of what the step calls: its tool, the plan that it runs, `ask` for a question, or `goal`."""
         return self.tool_name or self.plan or (ASK if self.ask is not None else GOAL if self.goal is not None else "")
 
-    # Kept outside the fields, like a cached_property. A private attribute on each of thousands of steps would double their load time.
-    @property
-    def index(self) -> int:
-        """The step's index in its plan, from 0. The steps inside it follow it."""
-        return vars(self).get("_index", 0)
+    # Where the step is. `number_steps` sets these in `vars(step)`, because private attributes of pydantic would double the load time of
+    # thousands of steps. They are no fields, so documents and equality leave them out.
+    index: ClassVar[int] = 0
+    """The step's index in its plan, from 0. The steps inside it follow it."""
 
-    @property
-    def group(self) -> str | None:
-        """The id of the group that the step belongs to, or None."""
-        return vars(self).get("_group")
+    group: ClassVar[str | None] = None
+    """The id of the group that the step belongs to, or None."""
+
+    within: ClassVar["Step | None"] = None
+    """The step that runs the plan to which this step belongs, or None for a step of the whole plan."""
+
+    _copied_steps: ClassVar[Sequence["Step"]] = ()  # of the plan that this step runs
+    _local_id: ClassVar[str | None] = None  # only in a sub-plan
 
     @property
     def is_group(self) -> bool:
@@ -266,9 +268,9 @@ class Step(DocumentModel):
         return bool(self.steps)
 
     @property
-    def inner(self) -> list["Step"]:
+    def inner(self) -> Sequence["Step"]:
         """The steps of this group, or of the plan that this step runs. The latter's ids begin with this step's id: `verify.check`."""
-        return self.steps or vars(self).get("_inner", [])
+        return self.steps or self._copied_steps
 
     @property
     def result_fields(self) -> Collection[str] | None:
@@ -280,12 +282,6 @@ class Step(DocumentModel):
         return None if self.pinned is None else self.pinned.outputs
 
     @property
-    def within(self) -> "Step | None":
-        """The step that runs the plan to which this step belongs, or None for a step of the whole plan."""
-        place: _Place | None = vars(self).get("_place")
-        return None if place is None else place.within
-
-    @property
     def outer(self) -> str | None:
         """The id of the step around this one: its group, or the step that runs its plan. None if there is none."""
         return self.group or (None if self.within is None else self.within.id)
@@ -293,35 +289,30 @@ class Step(DocumentModel):
     @property
     def local_id(self) -> str:
         """The step's id in the document of its own plan. Expressions there use it."""
-        place: _Place | None = vars(self).get("_place")
-        return self.id if place is None else place.local_id
+        return self._local_id or self.id
 
     @property
     def depth(self) -> int:
         """How many sub-plans the step is inside of."""
         return 0 if self.within is None else 1 + self.within.depth
 
+    def __eq__(self, other: object) -> bool:
+        """Compare what was written. Where the steps are does not count."""
+        return isinstance(other, Step) and step_document(self) == step_document(other)
+
+    __hash__ = None  # type: ignore[assignment]  # a step is mutable
+
     def number_inner(self) -> None:
         """Copy the steps of the plan that this step runs into `inner`, with their ids in the whole plan."""
+        copies = list[Step]()
         if isinstance(self.pinned, ExecutionPlan) and not self.steps:  # Python code may set a mapping, which validation converts
             self.pinned.number_steps()
-            vars(self)["_inner"] = [_copy_inside(self, one) for one in self.pinned.steps]
-        else:
-            vars(self).pop("_inner", None)
+            copies = [_copy_inside(self, one) for one in self.pinned.steps]
+        vars(self)["_copied_steps"] = copies
 
-    def put_at(self, index: int, *, group: str | None = None) -> None:
+    def put_at(self, index: int, *, group: str | None) -> None:
         """Record the step's index in its plan and its group. Called by the plan."""
-        vars(self)["_index"] = index
-        if group is not None or "_group" in vars(self):
-            vars(self)["_group"] = group
-
-
-@dataclass(frozen=True, slots=True, eq=False)  # steps are equal wherever they are, and comparing what is around them would not end
-class _Place:
-    """Where a step of a sub-plan belongs."""
-
-    within: Step
-    local_id: str
+        vars(self).update(index=index, group=group)
 
 
 def _copy_inside(outer: Step, step: Step) -> Step:
@@ -333,7 +324,7 @@ def _copy_inside(outer: Step, step: Step) -> Step:
             "steps": [_copy_inside(outer, one) for one in step.steps],
         }
     )
-    vars(copy)["_place"] = _Place(outer, step.id)
+    vars(copy).update(within=outer, _local_id=step.id)
     return copy
 
 
@@ -370,7 +361,6 @@ class ExecutionPlan(DocumentModel):
     # A cache for `add_step`, which would otherwise scan all steps for each new one.
     _ids: set[str] = PrivateAttr(default_factory=set)
     _counted_steps: int = PrivateAttr(default=0)
-    _nested_steps: int = PrivateAttr(default=0)  # how many steps are inside others
 
     def model_post_init(self, _context: Any, /) -> None:
         """Fill in the name and any missing ids."""
@@ -522,10 +512,9 @@ class ExecutionPlan(DocumentModel):
         taken = self._taken_ids()
         if not step.id:
             step.id = _free_id(f"step_{len(self.steps) + 1}", taken)
-        _assign_indexes([step], "", len(self.steps) + self._nested_steps, taken)
+        _assign_indexes([step], "", len(taken) - len(self.finally_), taken)
         self.steps.append(step)
         self._counted_steps += 1
-        self._nested_steps += len(flattened(step.inner))
         return step
 
     def _taken_ids(self) -> set[str]:
@@ -533,7 +522,6 @@ class ExecutionPlan(DocumentModel):
         count = len(self.steps) + len(self.finally_)
         if count != self._counted_steps:
             self._ids, self._counted_steps = {step.id for step in self.all_steps}, count
-            self._nested_steps = sum(len(flattened(step.inner)) for step in self.steps)
         return self._ids
 
     @property
@@ -597,9 +585,10 @@ def _assign_indexes(steps: Collection[Step], prefix: str, index: int, taken: set
 def _document(model: BaseModel) -> dict[str, JsonValue]:
     """Return the fields that differ from their defaults, in field order. A part with only defaults is omitted."""
     document: dict[str, JsonValue] = {}
+    values = vars(model)
     for name, (alias, default) in fields_of(type(model)).items():
-        value = getattr(model, name)
-        if value == default:
+        value = values[name]
+        if value is default or value == default:
             continue
         if isinstance(value, ExecutionPlan):
             document[alias] = value.to_document()

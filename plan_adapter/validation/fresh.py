@@ -76,9 +76,12 @@ def _to_document(model: BaseModel, levels: int = 4 + 3 * MAX_SUB_PLANS) -> dict[
     """
     if isinstance(model, ExecutionOptions):
         return {name: _to_document_value(value, levels) for name, value in vars(model).items() if name in model.model_fields_set}
-    known = fields_of(type(model))
-    values = {name: getattr(model, name) for name in known}  # a stored plan builds its steps on access
-    fields = {known[name][0]: _to_document_value(value, levels) for name, value in values.items() if not _is_default(value, known[name][1])}
+    values = vars(model)
+    fields = {
+        alias: _to_document_value(values[name], levels)
+        for name, (alias, default) in fields_of(type(model)).items()
+        if values[name] is not default and not _is_default(values[name], default)
+    }
     if isinstance(model, ExecutionPlan) and "id" not in model.model_fields_set:
         fields.pop("id", None)
     return fields

@@ -33,6 +33,23 @@ def test_generated_ids_stay_unique_after_steps_are_added_and_deleted() -> None:
     assert [step.id for step in plan.steps] == ["step_4", "step_3", "step_4_2", "step_4_3"]
 
 
+def test_a_step_added_after_a_group_has_an_index_after_the_steps_of_the_group() -> None:
+    plan = ExecutionPlan(description="d", finally_=[Step(id="tidy", tool_name="t")])
+    plan.steps.append(
+        Step(id="group", description="B", for_each="${{ [1] }}", steps=[Step(id="inner", tool_name="a"), Step(tool_name="b")])
+    )
+    assert plan.add_step("c", "C").index == 3
+
+
+def test_steps_are_equal_wherever_they_are() -> None:
+    inner = ExecutionPlan(description="d", steps=[Step(id="check", tool_name="a")])
+    one, other = (ExecutionPlan(description="d", steps=[Step(id="verify", plan="x", pinned=inner.model_copy(deep=True))]) for _ in range(2))
+    assert (one.steps, one.steps[0].inner) == (other.steps, other.steps[0].inner)
+    assert one.steps[0].inner[0].within is one.steps[0]
+    assert one.steps[0] != inner.steps[0]
+    assert Step(id="a", tool_name="t") == ExecutionPlan(description="d", steps=[Step(tool_name="x"), Step(id="a", tool_name="t")]).steps[1]
+
+
 def test_steps_are_found_by_index_and_id() -> None:
     plan = ExecutionPlan(description="d")
     step = plan.add_step("a", "A")

@@ -183,7 +183,7 @@ async def _content_has_changed(gate: Gate, store: "PlanStore") -> bool:
 
 async def _record_refusal(run_id: str, reason: str, options: AnswerOptions, gate: Gate, store: "PlanStore") -> Exception:
     """Record the refusal in the audit log, and return it as an error."""
-    await store.ledger.note_refusal(
+    await store.ledger.record_refusal(
         run_id, f"{options.decision} is refused: {reason}", by=options.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind
     )
     return NotApprovedError(reason)
@@ -409,7 +409,7 @@ async def _submit_answer(
         return await store.gates.answer(gate.id, approval), approval
     except NotApprovedError as error:
         refusal = f"{options.decision} is refused: {error}"
-        await store.ledger.note_refusal(gate.run_id, refusal, by=options.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind)
+        await store.ledger.record_refusal(gate.run_id, refusal, by=options.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind)
         raise
     except RunConflictError as error:
         run = await end_overdue(await store.run(gate.run_id), store)

@@ -101,7 +101,7 @@ async def _record_resolution(selector: GateSelector, options: AnswerOptions, sto
     if not selector.matches_digest(request.approval_digest):
         call = call_name(selector.step, None, kind=selector.kind)
         reason = f"you answered about {selector.digest}, and another attempt of `{call}` waits now; `plan gates` lists what waits"
-        await store.ledger.note_refusal(
+        await store.ledger.record_refusal(
             run.id, f"{options.decision} is refused: {reason}", by=options.by or os_user(), step_id=selector.step, call_kind=selector.kind
         )
         raise NotApprovedError(reason)

@@ -27,7 +27,7 @@ from plan_adapter.readable import one_line, prose, safe_name
 log = logging.getLogger(__name__)
 
 MAX_NAME_CHARACTERS = 200
-LOOK_SECONDS = 0.5
+CLOSED_CHECK_SECONDS = 0.5
 """How long to wait for a gate that may have been closed before the run got here."""
 
 
@@ -50,7 +50,7 @@ async def release(pending: PendingGate, flow_run_id: UUID, client: PrefectClient
         log.warning("flow run %s keeps its worker while it waits: %s", flow_run_id, type(error).__name__)
         return
     await pending.record_form(flow_run_id=str(flow_run_id), keyset=keyset)  # first, because the process is gone afterwards
-    await asyncio.wait({pending.closed}, timeout=LOOK_SECONDS)
+    await asyncio.wait({pending.closed}, timeout=CLOSED_CHECK_SECONDS)
     if pending.closed.done():
         return
     write_log(message)

@@ -352,8 +352,10 @@ class Pursuit:
 
     @property
     def _is_last(self) -> bool:
-        finals = self._scope.approved.bound.validated.finally_order
-        others = [one for one in self._scope.run.steps if one.id != self._step.id and (one.id in finals) == (self._step.id in finals)]
+        finally_ids = self._scope.approved.bound.validated.finally_order
+        others = [
+            one for one in self._scope.run.steps if one.id != self._step.id and (one.id in finally_ids) == (self._step.id in finally_ids)
+        ]
         return all(one.status.has_ended for one in others)
 
     @property

@@ -213,14 +213,14 @@ class RunHistory(CallHistory):
         skipped = {step_id: why for step_id, why in steps.items() if (step_id, None) not in self.succeeded or step_id in again}
         return replace(self, choices={step_id: StepChoice("skipped", why) for step_id, why in skipped.items()})
 
-    def for_finally_steps(self, finals: Collection[str]) -> "RunHistory":
-        """Return this history for the `finally` steps, whose ids are `finals`. One that succeeded before anything else ran runs again."""
-        others = [at for step_id, at in self.last.items() if step_id not in finals]
+    def for_finally_steps(self, finally_ids: Collection[str]) -> "RunHistory":
+        """Return this history for the `finally` steps (`finally_ids`). One that succeeded before anything else ran runs again."""
+        others = [at for step_id, at in self.last.items() if step_id not in finally_ids]
         since = max([*others, *self.rollbacks.last.values()], default=None)
         outdated = {
             unit: receipt.number
             for unit, receipt in self.succeeded.items()
-            if unit[0] in finals and since is not None and receipt.ended_at <= since
+            if unit[0] in finally_ids and since is not None and receipt.ended_at <= since
         }
         succeeded = {unit: receipt for unit, receipt in self.succeeded.items() if unit not in outdated}
         return replace(self, succeeded=succeeded, outdated=outdated)

@@ -28,8 +28,8 @@ from plan_adapter.record import Attempt, StepRun
 from plan_adapter.status import Outcome, StepStatus
 
 
-async def execute(scope: RunScope, run_step: StepRunner, *, finals: bool = False) -> None:
-    """Execute the steps of the approved plan of `scope`, or its `finally` steps with `finals`. Returns once everything is committed.
+async def execute(scope: RunScope, run_step: StepRunner, *, is_finally: bool = False) -> None:
+    """Execute the steps of the approved plan of `scope`, or its `finally` steps with `is_finally`. Returns once everything is committed.
 
     How each step ended is recorded in the run of `scope`.
 
@@ -37,9 +37,9 @@ async def execute(scope: RunScope, run_step: StepRunner, *, finals: bool = False
     StoreError if the record cannot be kept; nothing further is started then. A cancellation stops the run like any other, and is raised
     again after the running steps have ended.
     """
-    scope.clock = clock = _start_clock(scope, finals=finals)
+    scope.clock = clock = _start_clock(scope, is_finally=is_finally)
     try:
-        scheduler = Scheduler(scope, run_step, clock, finals=finals)
+        scheduler = Scheduler(scope, run_step, clock, is_finally=is_finally)
         await scheduler.carry()
         scheduler.begin()
         with scope.leave.handled_by(scheduler.open_gates.leave):
@@ -49,30 +49,30 @@ async def execute(scope: RunScope, run_step: StepRunner, *, finals: bool = False
     await scope.recorder.flush()
 
 
-def _start_clock(scope: RunScope, *, finals: bool) -> RunClock:
+def _start_clock(scope: RunScope, *, is_finally: bool) -> RunClock:
     """Start the clock of the total timeout, or of the `finally` steps, which stops them. Tools also receive its deadline."""
     options = scope.approved.bound.validated.plan.options
-    milliseconds = options.finally_timeout_ms if finals else options.total_timeout_ms
+    milliseconds = options.finally_timeout_ms if is_finally else options.total_timeout_ms
     if not milliseconds:
         return RunClock(None, lambda: None)
     seconds = milliseconds / 1000
-    which = "timeout of the `finally` steps" if finals else "total timeout"
+    which = "timeout of the `finally` steps" if is_finally else "total timeout"
     return RunClock(seconds, partial(scope.stop.set, "timed_out", f"the {which} of {seconds:g} s was exceeded"))
 
 
 class Scheduler:
     """The steps of one run, or its `finally` steps, started as they become ready. Belongs to one event loop."""
 
-    def __init__(self, scope: RunScope, run_step: StepRunner, clock: RunClock, *, finals: bool) -> None:
-        """Prepare the run of `scope`. `clock` is paused while only gates are open, except for `finals`."""
+    def __init__(self, scope: RunScope, run_step: StepRunner, clock: RunClock, *, is_finally: bool) -> None:
+        """Prepare the run of `scope`. `clock` is paused while only gates are open, except with `is_finally`."""
         self._scope = scope
         # A run that was cancelled must end even if nobody answers, so its `finally` steps do not stop the clock.
-        self.open_gates = OpenGates(scope, clock, pauses=not finals, count_tasks=lambda: len(self.tasks))
+        self.open_gates = OpenGates(scope, clock, pauses=not is_finally, count_tasks=lambda: len(self.tasks))
         self._run_step = run_step
         self._validated = scope.approved.bound.validated
         self._steps = self._validated.steps
-        self._finals = finals
-        order = self._validated.finally_order if finals else self._validated.order
+        self._is_finally = is_finally
+        order = self._validated.finally_order if is_finally else self._validated.order
         self._order = [step_id for step_id in order if self._steps[step_id].group is None and self._steps[step_id].within is None]
         self._groups = dict[str, Group]()  # the groups that have begun, by step
         self._sub_plans = dict[str, SubPlanRun]()  # the sub-plans that have begun, by step
@@ -607,6 +607,6 @@ class Scheduler:
         return end.outcome in ("cancelled", "timed_out") and self._validated.effect_of(step.id) == "write" and end.was_interrupted
 
     def _stops_on_error(self, step: Step) -> bool:
-        if self._finals or step.group is not None:  # a group decides what the failure of one of its steps means
+        if self._is_finally or step.group is not None:  # a group decides what the failure of one of its steps means
             return False
         return self._validated.plan.on_error_of(step) == "stop"

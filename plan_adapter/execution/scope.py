@@ -67,7 +67,7 @@ class RunScope:
     clock: RunClock | None = None  # of the total timeout, once execution has started
     secrets: RunSecrets = field(default_factory=RunSecrets)
     end: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])  # what `finally` steps call `run`
-    why_finals_stopped: str = ""  # if not all `finally` steps could start
+    why_finally_stopped: str = ""  # if not all `finally` steps could start
     inputs: Mapping[str, JsonValue] | None = None  # of a sub-plan; None: those of the run
     inside: dict[str, "RunScope"] = field(default_factory=dict[str, "RunScope"])  # the sub-plans that began, by the step that runs each
 

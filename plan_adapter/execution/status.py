@@ -44,13 +44,13 @@ class Ending(NamedTuple):
     message: str | None
 
 
-def with_finals(ending: Ending, finals: Sequence[StepRun], why_stopped: str = "") -> Ending:
-    """Return how a run ends: `ending`, changed by how its `finally` steps, `finals`, ended.
+def with_finally_steps(ending: Ending, finally_steps: Sequence[StepRun], why_stopped: str = "") -> Ending:
+    """Return how a run ends: `ending`, changed by how its `finally` steps, `finally_steps`, ended.
 
     `why_stopped` says why some of them could not start.
     """
-    unknown = [step for step in finals if step.outcome is Outcome.UNKNOWN]
-    failed = [step for step in finals if step.status is StepStatus.FAILED]
+    unknown = [step for step in finally_steps if step.outcome is Outcome.UNKNOWN]
+    failed = [step for step in finally_steps if step.status is StepStatus.FAILED]
     if not unknown and not failed and not why_stopped:
         return ending
     cause = _unknown_message(unknown) if unknown else _failure_message(failed) if failed else why_stopped

@@ -17,7 +17,7 @@ from plan_adapter.validation.inputs import read_values
 
 ENTRYPOINT = "plan_adapter.deployed.plan_"
 """The beginning of the entrypoint of every deployed runbook; the digest of the plan follows."""
-MOST_STEPS = 50
+MAX_STEPS = 50
 """How many steps the description of a deployment lists."""
 
 
@@ -59,10 +59,10 @@ def _description(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
     plan = validated.plan
     steps = [
         f"{number}. {code(step.id)} ({_describe_call(step, validated)}): {prose(step.description)}"
-        for number, step in enumerate(plan.all_steps[:MOST_STEPS], start=1)
+        for number, step in enumerate(plan.all_steps[:MAX_STEPS], start=1)
     ]
-    if len(plan.all_steps) > MOST_STEPS:
-        steps.append(f"\n… and {len(plan.all_steps) - MOST_STEPS} more steps")
+    if len(plan.all_steps) > MAX_STEPS:
+        steps.append(f"\n… and {len(plan.all_steps) - MAX_STEPS} more steps")
     return "\n".join([prose(plan.description), "", "**Steps**", "", *steps, "", f"**Approval**: {_describe_approval(validated, policy)}"])
 
 

@@ -27,7 +27,7 @@ from plan_adapter.runbooks.github_expressions import parameter_text
 from plan_adapter.runbooks.github_scope import ProducedStep, Scope, WorkflowContext
 from plan_adapter.runbooks.github_scripts import replace_expressions
 
-MOST_EXPANDED = 50
+MAX_EXPANDED = 50
 """The most steps that one job with a matrix becomes."""
 
 _MINUTE = 60_000
@@ -189,7 +189,7 @@ class _Job:
                 if count > before:
                     report.add("kept", f"the matrix, as a `for_each` over {counted(len(items), 'combination')}", self.name)
                 return last
-        limit = max(1, MOST_EXPANDED // max(1, len(real)))
+        limit = max(1, MAX_EXPANDED // max(1, len(real)))
         if len(combinations) > limit:
             report.add("left out", f"{len(combinations) - limit} of {len(combinations)} combinations of the matrix", self.name)
         report.add(

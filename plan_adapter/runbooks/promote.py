@@ -60,7 +60,7 @@ def _identifier(key: str) -> str:
     return name if name[:1].isalpha() else ""
 
 
-MOST_INPUTS = 20
+MAX_INPUTS = 20
 """Nobody fills in more inputs than this. Further candidates stay literals and are counted in a note."""
 
 _COMPARED = 200  # candidates whose other occurrences are counted; a plan with thousands of steps has thousands
@@ -133,7 +133,7 @@ def promote(
     if editor.inputs:
         document["inputs"] = {**cast("dict[str, JsonValue]", document.get("inputs", {})), **editor.definitions()}
     promoted = validate(ExecutionPlan.model_validate(document), tools).plan
-    skipped = f"{counted(editor.skipped, 'more literal')} could be inputs and stayed as they are: at most {MOST_INPUTS} inputs are proposed"
+    skipped = f"{counted(editor.skipped, 'more literal')} could be inputs and stayed as they are: at most {MAX_INPUTS} inputs are proposed"
     return Promotion(promoted, tuple(editor.inputs), (*((skipped,) if editor.skipped else ()), *written_secrets(promoted)))
 
 
@@ -231,7 +231,7 @@ class _RunbookEditor:
     def propose(self, candidate: _Candidate) -> None:
         """Replace a candidate by an input, if it still occurs in enough places."""
         draft = InputReplacement(candidate.value, "x", candidate.is_certain)
-        is_full = len(self.inputs) >= MOST_INPUTS
+        is_full = len(self.inputs) >= MAX_INPUTS
         found = self._find_replacements(draft, candidate, candidate.literals if is_full else self.literals)
         if len(found) < (1 if candidate.is_certain else 2):
             return

@@ -36,7 +36,7 @@ from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
 
-MOST_PENDING = 200
+MAX_PENDING = 200
 """How many of the newest waiting runs `end_expired` checks for an expired gate."""
 
 
@@ -156,7 +156,7 @@ async def end_expired(store: PlanStore, *, run_id: str | None = None) -> None:
             closed, run = await store.gates.expire(gate.id), await store.run(gate.run_id)
             if closed.end == "expired" and run.status is PlanStatus.PENDING_APPROVAL and await _ends_run(closed, run, store):
                 await end_unapproved(run, store, RunReason.EXPIRED, _expiry_message_with_step(closed))
-    waiting = await store.runs(limit=MOST_PENDING, status=PlanStatus.PENDING_APPROVAL) if run_id is None else [await store.run(run_id)]
+    waiting = await store.runs(limit=MAX_PENDING, status=PlanStatus.PENDING_APPROVAL) if run_id is None else [await store.run(run_id)]
     for run in waiting:
         last = next(reversed([gate for gate in await store.gates.find(run_id=run.id, open_only=False) if gate.step_id is None]), None)
         is_over = last is not None and last.end == "expired" and last.approval_digest == run.approval_digest

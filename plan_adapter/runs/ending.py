@@ -15,7 +15,7 @@ from plan_adapter.execution.printing import redacted_prints
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.secrets import redacted_logs
-from plan_adapter.execution.status import Ending, ending_of, with_finals
+from plan_adapter.execution.status import Ending, ending_of, with_finally_steps
 from plan_adapter.record import PlanRun, StepRun
 from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
@@ -88,7 +88,7 @@ async def check_prefect_cancellation(in_prefect: Callable[[], Awaitable[str | No
 
 async def conclude_run(scope: RunScope, store: PlanStore, rollback: Rollback | None, replan_failure: str | None) -> None:
     """Record and report the end of a run whose steps have all ended. `replan_failure` says why replanning failed, if it did."""
-    status, reason, message = with_finals(ending_without_finals(scope), finals_of(scope), scope.why_finals_stopped)
+    status, reason, message = with_finally_steps(ending_without_finally_steps(scope), finally_steps_of(scope), scope.why_finally_stopped)
     scope.run.transition(status, reason=reason, message=message)
     scope.run.outputs, problem = _compute_outputs(scope)
     scope.run.message = scope.run.message or problem
@@ -97,13 +97,13 @@ async def conclude_run(scope: RunScope, store: PlanStore, rollback: Rollback | N
     await end_run(scope, store, rollback)
 
 
-def ending_without_finals(scope: RunScope) -> Ending:
+def ending_without_finally_steps(scope: RunScope) -> Ending:
     """Return how the run ends if no `finally` step fails. All other steps have ended."""
-    finals = scope.approved.bound.validated.finally_order
-    return ending_of([step for step in scope.run.steps if step.id not in finals], scope.stop, scope.refusal, left=scope.history.left)
+    finally_ids = scope.approved.bound.validated.finally_order
+    return ending_of([step for step in scope.run.steps if step.id not in finally_ids], scope.stop, scope.refusal, left=scope.history.left)
 
 
-def finals_of(scope: RunScope) -> list[StepRun]:
+def finally_steps_of(scope: RunScope) -> list[StepRun]:
     """Return the run's `finally` steps."""
     return [step for step in scope.run.steps if step.id in scope.approved.bound.validated.finally_order]
 

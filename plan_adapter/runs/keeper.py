@@ -21,7 +21,7 @@ from plan_adapter.runs.answers import GateAnswers
 from plan_adapter.runs.session import RunRequest, RunSession
 from plan_adapter.store.store import PlanStore
 
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 """How often to check an open gate if the store signals no change."""
 CANCELLATION_SECONDS = 2.0
 
@@ -50,7 +50,7 @@ class OpenGate:
             self._set_closed(await self._answers.close(self.gate, answer, self.request))
         except NotApprovedError as error:
             message = f"{answer.decision} is refused: {error}"
-            await self._store.ledger.note_refusal(
+            await self._store.ledger.record_refusal(
                 self.gate.run_id, message, by=answer.by, step_id=self.gate.step_id, call_kind=self.gate.call_kind
             )
             if answer.channel == "form":  # at a terminal, the approver prints the refusal
@@ -95,8 +95,8 @@ class OpenGate:
             if gate.end is not None:
                 self._set_closed(gate)
                 return
-            left = LOOK_SECONDS if deadline is None else deadline - time.monotonic()
-            await store.changed(min(LOOK_SECONDS, max(0.01, left)))
+            left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
+            await store.changed(min(POLL_SECONDS, max(0.01, left)))
 
     async def watch_cancellation(self, cancel_reason: Callable[[], Awaitable[str | None]]) -> None:
         """Cancel the run, and its gate, once `cancel_reason` returns a reason."""

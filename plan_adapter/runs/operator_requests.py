@@ -102,7 +102,7 @@ async def record_operator_request(
         known_by, signature = await identity.prove(because, request, store)
     except NotApprovedError as error:
         refused = f"{_REFUSED[kind]}: {error}"
-        await store.ledger.note_refusal(
+        await store.ledger.record_refusal(
             run.id, refused, by=identity.by, known_by=identity.channel, step_id=steps[0] if len(steps) == 1 else None
         )
         raise NotApprovedError(refused + _permission_hint(kind, steps, run, rules, identity)) from error

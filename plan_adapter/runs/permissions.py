@@ -20,7 +20,7 @@ async def require_operator(
     try:
         refuse_operation(plan, await store.policy.effective(settings), by=by, operation=operation)
     except NotApprovedError as error:
-        await store.ledger.note_refusal(run.id, str(error), by=by)
+        await store.ledger.record_refusal(run.id, str(error), by=by)
         raise
 
 
@@ -33,7 +33,7 @@ async def require_approver(
     """
     rules = gate_policy_of(plan, await store.policy.effective(settings), requested_by=run.requested_by or "")
     if (why := refusal(rules, by=by, known_by=known_by, decision=decision)) is not None:
-        await store.ledger.note_refusal(run.id, f"{doing}: {why}", by=by, known_by=known_by)
+        await store.ledger.record_refusal(run.id, f"{doing}: {why}", by=by, known_by=known_by)
         raise NotApprovedError(f"{doing}: {why}")
 
 

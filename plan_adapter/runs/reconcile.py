@@ -95,7 +95,7 @@ async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
     return after_aborted_rollback(run.id, aborted[0], history.labels) if aborted else None
 
 
-MOST_RUNS = 1000
+MAX_RUNS = 1000
 """How many of the newest runs of each status are checked."""
 
 REACTION = timedelta(seconds=15)
@@ -146,8 +146,8 @@ async def find_interrupted(store: PlanStore, *, with_prefect: bool) -> list[Find
 
 
 async def _find_cancelled(store: PlanStore) -> AsyncGenerator[Finding]:
-    waiting = await store.runs(limit=MOST_RUNS, status=PlanStatus.PENDING_APPROVAL)
-    executed = await store.runs(limit=MOST_RUNS, status=PlanStatus.EXECUTING)
+    waiting = await store.runs(limit=MAX_RUNS, status=PlanStatus.PENDING_APPROVAL)
+    executed = await store.runs(limit=MAX_RUNS, status=PlanStatus.EXECUTING)
     unattended = [run for run in executed if run.reason is RunReason.INTERRUPTED] + waiting
     names = {run.id: run.name for run in unattended}
     for run_id, reason in (await apply_cancellations(unattended, store)).items():
@@ -170,7 +170,7 @@ async def _find_expired(store: PlanStore, *, with_prefect: bool) -> AsyncGenerat
 
 
 async def _find_dead_processes(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
-    for run in reversed(await store.runs(limit=MOST_RUNS, status=PlanStatus.EXECUTING)):
+    for run in reversed(await store.runs(limit=MAX_RUNS, status=PlanStatus.EXECUTING)):
         if run.reason is not RunReason.INTERRUPTED:
             continue
         advice = await advice_on(run, store)
@@ -186,7 +186,7 @@ async def _find_dead_processes(store: PlanStore, *, with_prefect: bool) -> Async
 
 
 async def _find_answered(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
-    for run in reversed(await store.runs(limit=MOST_RUNS, status=PlanStatus.PENDING_APPROVAL)):
+    for run in reversed(await store.runs(limit=MAX_RUNS, status=PlanStatus.PENDING_APPROVAL)):
         gates = await store.gates.find(run_id=run.id, open_only=False)
         if (finding := await _find_answered_steps(run, store)) is not None:
             yield finding
@@ -246,7 +246,7 @@ async def _resume_released(gate: Gate, answer: Approval, *, with_prefect: bool) 
 
 async def _find_wrong_states(store: PlanStore) -> AsyncGenerator[Finding]:
     since = await store.now() - RECENT
-    for run in reversed(await store.runs(limit=MOST_RUNS)):
+    for run in reversed(await store.runs(limit=MAX_RUNS)):
         has_ended = run.completed_at is not None and run.completed_at >= since
         is_executed = run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED
         if (has_ended or is_executed) and (shown := await _reconcile_in_prefect(run, store, hint="")) is not None:

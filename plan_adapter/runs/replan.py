@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from plan_adapter.agent.planner import Asker, Budget
     from plan_adapter.drafts import Draft, ModelCall
 
-MOST_REPLANS = 2
+MAX_REPLANS = 2
 """How many times a run is replanned automatically."""
 
 AUTOMATIC_REPLAN = "on_failure: replan"
@@ -94,7 +94,7 @@ async def wants_replanning(run: PlanRun, plan: ExecutionPlan, store: PlanStore) 
     """Return whether `run`, which a failed step has ended, is replanned automatically once more."""
     if plan.on_failure != "replan":
         return False
-    return sum(revision.by == AUTOMATIC_REPLAN for revision in await store.revisions.of_run(run.id)) < MOST_REPLANS
+    return sum(revision.by == AUTOMATIC_REPLAN for revision in await store.revisions.of_run(run.id)) < MAX_REPLANS
 
 
 async def draft_automatically(

@@ -55,7 +55,7 @@ async def verify_resolution(answer: Answer, request: ApprovalRequest, store: Pla
         known_by = await verify_answer(answer, request, ProofContext(await store.policy.effective(settings), settings, store.codes))
     except NotApprovedError as error:
         message = f"`{one_line(call_name(request.step_id or '', None, kind=request.call_kind))}` is not resolved: {error}"
-        await store.ledger.note_refusal(request.run_id or "", message, by=answer.by, known_by=answer.channel)
+        await store.ledger.record_refusal(request.run_id or "", message, by=answer.by, known_by=answer.channel)
         unit = (request.step_id or "", request.item)
         command = resolve_command(request.run_id or "", unit, answer.decision, label=request.label, kind=request.call_kind)
         has_proof = answer.code is not None or answer.signature is not None

@@ -10,7 +10,7 @@ from plan_adapter.execution.ports import Cluster
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.rollback_units import units_to_roll_back
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.status import Ending, ended_status, with_finals
+from plan_adapter.execution.status import Ending, ended_status, with_finally_steps
 from plan_adapter.execution.sub_plans import sub_plan_inputs
 from plan_adapter.gates.approval import approved_plan
 from plan_adapter.gates.policy import EffectivePolicy
@@ -19,7 +19,7 @@ from plan_adapter.plan import ExecutionPlan, flattened
 from plan_adapter.record import PlanRun
 from plan_adapter.runs.approval import is_plan_answer
 from plan_adapter.runs.clusters import cluster_of
-from plan_adapter.runs.ending import end_run, finals_of
+from plan_adapter.runs.ending import end_run, finally_steps_of
 from plan_adapter.runs.folders import refuse_rollback_elsewhere
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.operator_requests import record_operator_request
@@ -62,7 +62,9 @@ async def _roll_back_with(cluster: Cluster | None, session: RunSession) -> PlanR
         await execute_rollback(rollback, store, session.backend.cancellation)
         await execute_finals(scope, keeper, ended, rollback)
     finally:
-        status, why, message = with_finals(Ending(ended, run.reason, run.message), finals_of(scope), scope.why_finals_stopped)
+        status, why, message = with_finally_steps(
+            Ending(ended, run.reason, run.message), finally_steps_of(scope), scope.why_finally_stopped
+        )
         run.transition(status, reason=why, message=message)
         await end_run(scope, store, rollback)
         await keeper.finish_forms()
@@ -130,11 +132,11 @@ async def _used_approval(run: PlanRun, store: PlanStore) -> Approval:
 
 def _end_steps(scope: RunScope) -> None:
     """Make the results of the steps available to expressions, and end the steps that a dead process left unfinished."""
-    finals, planned = finals_of(scope), scope.approved.bound.validated.steps
+    finally_steps, planned = finally_steps_of(scope), scope.approved.bound.validated.steps
     tried = {step_id for step_id, _ in scope.history.attempts}
     _begin_sub_plans(scope)
     for step in scope.run.steps:
-        if step in finals:  # they run after the rollback
+        if step in finally_steps:  # they run after the rollback
             continue
         if step.completed_at is None:
             receipt = scope.history.succeeded.get((step.id, None))

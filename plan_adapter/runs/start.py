@@ -33,7 +33,14 @@ from plan_adapter.runs.approval import (
     refuse_approver,
 )
 from plan_adapter.runs.clusters import cluster_of, refuse_without_dask
-from plan_adapter.runs.ending import check_prefect_cancellation, conclude_run, ending_without_finals, leave_waiting, release_run, watch_run
+from plan_adapter.runs.ending import (
+    check_prefect_cancellation,
+    conclude_run,
+    ending_without_finally_steps,
+    leave_waiting,
+    release_run,
+    watch_run,
+)
 from plan_adapter.runs.folders import current_folder, in_folder
 from plan_adapter.runs.goals import goal_model_of, refuse_without_model
 from plan_adapter.runs.keeper import GateKeeper
@@ -171,9 +178,9 @@ async def _execute_with(
                 )
                 await execute_rollback(rollback, store, None if was_cancelled_in_prefect else backend.cancellation)
         except asyncio.CancelledError:
-            await execute_finals(scope, keeper, ending_without_finals(scope).status, rollback)
+            await execute_finals(scope, keeper, ending_without_finally_steps(scope).status, rollback)
             raise
-        await execute_finals(scope, keeper, ending_without_finals(scope).status, rollback)
+        await execute_finals(scope, keeper, ending_without_finally_steps(scope).status, rollback)
         if scope.is_left:
             await leave_waiting(run, store)
             return None
@@ -208,7 +215,7 @@ async def execute_finals(scope: RunScope, keeper: GateKeeper, status: PlanStatus
     run.transition(PlanStatus.EXECUTING, reason=run.reason, message=run.message)
     history = (await keeper.store.ledger.history(run.id)).for_finally_steps(validated.finally_order)
     run.steps = [*main, *(step for step in _pending_steps(validated, history) if step.id in validated.finally_order)]
-    finals_scope = replace(
+    finally_scope = replace(
         scope,
         stop=Stop(),
         history=replace(history, choices=scope.history.choices),
@@ -216,15 +223,15 @@ async def execute_finals(scope: RunScope, keeper: GateKeeper, status: PlanStatus
         end=end,
     )
     policy = await keeper.store.policy.effective(keeper.run_request.settings)
-    finals_scope.gates = CallGates(scope.approved, keeper, finals_scope.stop, policy, history.asked)
-    enable_outcome_gates(finals_scope, keeper)
-    async with watch_run(finals_scope, keeper.store, _no_cancel_request, None):
-        await execute(finals_scope, session.backend.run_step, finals=True)
-    scope.is_left, scope.refusal = finals_scope.is_left, scope.refusal or finals_scope.refusal
-    if finals_scope.stop.is_set and any(
-        step.status is StepStatus.SKIPPED and step.reason == finals_scope.stop.message for step in run.steps
+    finally_scope.gates = CallGates(scope.approved, keeper, finally_scope.stop, policy, history.asked)
+    enable_outcome_gates(finally_scope, keeper)
+    async with watch_run(finally_scope, keeper.store, _no_cancel_request, None):
+        await execute(finally_scope, session.backend.run_step, is_finally=True)
+    scope.is_left, scope.refusal = finally_scope.is_left, scope.refusal or finally_scope.refusal
+    if finally_scope.stop.is_set and any(
+        step.status is StepStatus.SKIPPED and step.reason == finally_scope.stop.message for step in run.steps
     ):
-        scope.why_finals_stopped = finals_scope.stop.message
+        scope.why_finally_stopped = finally_scope.stop.message
 
 
 async def _no_cancel_request() -> str | None:
@@ -238,7 +245,7 @@ async def _replan_after_failure(scope: RunScope, keeper: GateKeeper) -> tuple[Bo
     ends the drafting.
     """
     run, store, validated = scope.run, keeper.store, scope.approved.bound.validated
-    ending = ending_without_finals(scope)
+    ending = ending_without_finally_steps(scope)
     if ending.reason not in FAILURES or not await wants_replanning(run, validated.plan, store):
         return None, None
     run.transition(ending.status, reason=ending.reason, message=ending.message)
@@ -306,7 +313,7 @@ async def _prepare_rollback(scope: RunScope, session: RunSession) -> Rollback | 
     run, store, plan = session.run, session.store, scope.approved.bound.validated.plan
     if not scope.approved.bound.validated.rollbacks:
         return None
-    ending = ending_without_finals(scope)
+    ending = ending_without_finally_steps(scope)
     if ending.status is PlanStatus.COMPLETED:
         return None
     run.transition(ending.status, reason=ending.reason, message=ending.message)

@@ -10,7 +10,7 @@ from plan_adapter.problems import Problem
 from plan_adapter.readable import one_line
 from plan_adapter.record import RunContext
 from plan_adapter.run_window import next_opening
-from plan_adapter.runs.ending import finals_of
+from plan_adapter.runs.ending import finally_steps_of
 from plan_adapter.status import StepStatus
 from plan_adapter.store.concurrency import RunBefore
 from plan_adapter.store.store import PlanStore
@@ -60,7 +60,7 @@ async def wait_for_turn(scope: RunScope, store: PlanStore) -> bool:
         if not message:
             return True
         await asyncio.wait({scope.stop.future}, timeout=POLL_SECONDS)
-    for step in finals_of(scope):
+    for step in finally_steps_of(scope):
         step.status, step.reason, step.completed_at = StepStatus.SKIPPED, scope.stop.message, scope.recorder.now()
         scope.recorder.step_ended(step)
     return False

@@ -208,7 +208,7 @@ class RunLedger(StorePart):
         return connection.scalar(select(runs.c.cancel_rollback).where(*matches(run_id, self.tenant_id)))
 
     @writes
-    def note_refusal(
+    def record_refusal(
         self,
         connection: Connection,
         run_id: str,

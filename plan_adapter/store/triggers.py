@@ -8,7 +8,7 @@ from sqlalchemy import DDL, Table, event
 def make_append_only(table: Table) -> None:
     """Add triggers that reject updates and deletes in `table`. Only the table's owner can drop them."""
     name = table.name
-    refusal = f"the {name.replace('_', ' ')} is only added to"
+    refusal = f"rows of {name} cannot be changed or deleted"
     statements = {
         "sqlite": tuple(
             f"CREATE TRIGGER {name}_refuses_{change.lower()} BEFORE {change} ON {name} BEGIN SELECT RAISE(ABORT, '{refusal}'); END"
@@ -16,7 +16,7 @@ def make_append_only(table: Table) -> None:
         ),
         "postgresql": (
             "CREATE OR REPLACE FUNCTION plan_adapter_refuse_change() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN RAISE EXCEPTION 'the % is only added to', replace(TG_TABLE_NAME, '_', ' '); END $$",
+            "$$ BEGIN RAISE EXCEPTION 'rows of % cannot be changed or deleted', TG_TABLE_NAME; END $$",
             f"CREATE TRIGGER {name}_refuses_changes BEFORE UPDATE OR DELETE ON {name} FOR EACH ROW "
             "EXECUTE FUNCTION plan_adapter_refuse_change()",
         ),
@@ -30,7 +30,7 @@ def guard_audit_log(table: Table) -> None:
     old, new = (", ".join(f"{row}.{column}" for column in columns) for row in ("OLD", "NEW"))
     has_tombstone = "EXISTS (SELECT 1 FROM tombstones WHERE run_id = OLD.run_id AND kind = '{kind}')"
     pruned, erased = has_tombstone.format(kind="pruned"), has_tombstone.format(kind="erased")
-    refusal = "the audit is only added to"
+    refusal = "rows of audit cannot be changed or deleted"
     conditions = {"UPDATE": f"{erased} AND instr(NEW.message, '[erased]') AND ({new}) IS ({old})", "DELETE": pruned}
     statements = {
         "sqlite": tuple(

@@ -80,8 +80,8 @@ def check_dependencies(calls: list[Call], findings: Findings) -> Dependencies:
     outer = _dependencies(first, excluded, findings, inherited=inherited)
     _check_chained_lists(first, outer, findings)
     _check_failed_dependencies([call for call in calls if not call.is_final], findings)
-    finals = _dependencies(last, excluded | {call.step.id: _ORDINARY_STEP for call in first}, findings)
-    return Dependencies(outer | {step_id: after for step_id, after in finals.items() if step_id not in outer}, inner, {})
+    of_finally = _dependencies(last, excluded | {call.step.id: _ORDINARY_STEP for call in first}, findings)
+    return Dependencies(outer | {step_id: after for step_id, after in of_finally.items() if step_id not in outer}, inner, {})
 
 
 def _check_chained_lists(calls: list[Call], dependencies: Mapping[str, tuple[str, ...]], findings: Findings) -> None:

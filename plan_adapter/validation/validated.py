@@ -178,7 +178,7 @@ def _build_validated(compiled: CompiledPlan | None, problems: list[Problem], *, 
     _raise_errors(problems)
     calls = compiled.all_calls({step.id: step for step in compiled.plan.all_steps}) if compiled.sub_plans else compiled.calls
     used = _used_tools(tool for call in calls for tool in (call.tool, call.rollback_tool, *call.goal_tools))
-    finals = {call.step.id for call in calls if call.is_final}
+    finally_ids = {call.step.id for call in calls if call.is_final}
     known = compiled.all_dependencies()
     dependencies = known.for_all_steps() if known.inner or known.nested else known.outer
     order = topological_order(dependencies)
@@ -188,8 +188,8 @@ def _build_validated(compiled: CompiledPlan | None, problems: list[Problem], *, 
     return ValidatedPlan(
         plan=compiled.plan,
         digest=digest or plan_digest(compiled.plan),
-        order=tuple(step_id for step_id in order if step_id not in finals),
-        finally_order=tuple(step_id for step_id in order if step_id in finals),
+        order=tuple(step_id for step_id in order if step_id not in finally_ids),
+        finally_order=tuple(step_id for step_id in order if step_id in finally_ids),
         dependencies=MappingProxyType(dependencies),
         reduced=MappingProxyType(reduced),
         outer=MappingProxyType(reduced) if outer is dependencies else MappingProxyType(dict(ChainMap(_reduce(outer), *parts))),

@@ -34,7 +34,7 @@ from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.gate import request_of
 from plan_adapter.listing import REPLAN_FACT
-from plan_adapter.runs.replan import AUTOMATIC_REPLAN, MOST_REPLANS
+from plan_adapter.runs.replan import AUTOMATIC_REPLAN, MAX_REPLANS
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.store.tables import runs
@@ -76,7 +76,7 @@ async def test_a_run_is_replanned_at_most_twice_and_then_rolled_back(
     with scripted(worse) as server:
         configured(server)
         run = await arun_plan(replanning_plan(), tools=world.tools, inputs={"host": "web-1"}, approver=ANA, store=store, offline=True)
-        assert len(server.requests) == MOST_REPLANS == 2
+        assert len(server.requests) == MAX_REPLANS == 2
         assert {request["max_completion_tokens"] for request in server.requests} == {777}
     assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
     assert world.did == ["look web-1", "deploy 1", "deploy bad-2", "deploy bad-3", "deploy bad-4", "undo 1"]

@@ -25,7 +25,7 @@ from plan_adapter.store.store import PlanStore
 
 POOL = "released"
 WAIT_SECONDS = 120
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 LIMIT_MS = 8_000  # longer than a run takes from its gate to the end of its process
 
 PLAN = """
@@ -67,7 +67,7 @@ class Worksite:
                 found = [await client.read_flow_run(flow_run_id) for flow_run_id in flow_run_ids]
                 if all(map(condition, found)):
                     return found
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
 
     async def run(self, flow_run_id: UUID) -> PlanRun:
         """Return the run of a flow run."""
@@ -83,13 +83,13 @@ class Worksite:
                 [gate] = await self.store.gates.find(run_id=run.id, open_only=False)
                 if gate.attended is False:
                     return await self.store.gates.get(gate.id)
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
 
     async def until_expired(self, gate: Gate) -> None:
         """Wait until `gate` has expired by the store's clock."""
         assert gate.expires_at is not None
         while await self.store.now() <= gate.expires_at:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
 
 def is_suspended(run: FlowRun) -> bool:

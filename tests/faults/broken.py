@@ -138,12 +138,12 @@ def _nothing_is_redacted() -> None:
 
 
 def _every_run_completes() -> None:
-    original = ending.with_finals
+    original = ending.with_finally_steps
 
-    def with_finals(*given: Any) -> Ending:
+    def with_finally_steps(*given: Any) -> Ending:
         return original(*given)._replace(status=PlanStatus.COMPLETED, reason=None)
 
-    ending.with_finals = with_finals
+    ending.with_finally_steps = with_finally_steps
 
 
 def _done_counts_as_again() -> None:

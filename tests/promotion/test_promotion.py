@@ -13,7 +13,7 @@ from plan_adapter.documents import is_test_file, load_plan
 from plan_adapter.expressions import Variables
 from plan_adapter.options import Input
 from plan_adapter.plan import ExecutionPlan, Rollback, Step
-from plan_adapter.runbooks.promote import MOST_INPUTS, Promotion, promote
+from plan_adapter.runbooks.promote import MAX_INPUTS, Promotion, promote
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool, tool
 from plan_adapter.validation import bind_inputs, find_problems, validate
@@ -315,8 +315,8 @@ def test_an_input_excluded_by_name_stays_a_literal_and_its_name_stays_reserved()
 
 
 def test_the_number_of_proposed_inputs_is_limited() -> None:
-    promotion = promote(a_plan(*({"value": f"web-{number}"} for number in range(MOST_INPUTS + 5))), TOOLS)
-    assert len(promotion.inputs) == MOST_INPUTS
+    promotion = promote(a_plan(*({"value": f"web-{number}"} for number in range(MAX_INPUTS + 5))), TOOLS)
+    assert len(promotion.inputs) == MAX_INPUTS
     assert promotion.notes[0].startswith("5 more literals")
 
 

@@ -413,7 +413,7 @@ def _guard_audit() -> None:
     old, new = (", ".join(f'{row}."{column}"' for column in _AUDIT) for row in ("OLD", "NEW"))
     told = "EXISTS (SELECT 1 FROM tombstones WHERE run_id = OLD.run_id AND kind = '{kind}')"
     pruned, erased = told.format(kind="pruned"), told.format(kind="erased")
-    refusal = "the audit is only added to"
+    refusal = "rows of audit cannot be changed or deleted"
     if op.get_bind().dialect.name == "postgresql":
         op.execute(
             "CREATE OR REPLACE FUNCTION plan_adapter_refuse_audit_change() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
@@ -439,14 +439,14 @@ def _refuse_changes(table: str) -> None:
     if op.get_bind().dialect.name == "postgresql":
         op.execute(
             "CREATE OR REPLACE FUNCTION plan_adapter_refuse_change() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN RAISE EXCEPTION 'the % is only added to', replace(TG_TABLE_NAME, '_', ' '); END $$"
+            "$$ BEGIN RAISE EXCEPTION 'rows of % cannot be changed or deleted', TG_TABLE_NAME; END $$"
         )
         op.execute(
             f"CREATE TRIGGER {table}_refuses_changes BEFORE UPDATE OR DELETE ON {table} FOR EACH ROW "
             "EXECUTE FUNCTION plan_adapter_refuse_change()"
         )
         return
-    refusal = f"the {table.replace('_', ' ')} is only added to"
+    refusal = f"rows of {table} cannot be changed or deleted"
     for change in ("UPDATE", "DELETE"):
         op.execute(
             f"CREATE TRIGGER {table}_refuses_{change.lower()} BEFORE {change} ON {table} BEGIN SELECT RAISE(ABORT, '{refusal}'); END"

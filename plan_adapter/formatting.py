@@ -104,7 +104,7 @@ class Dependencies:
 
     def inside(self, outer: str) -> "Dependencies":
         """Return these dependencies for a step of the sub-plan that the step `outer` runs."""
-        return Dependencies(tuple(f"{outer}.{one}" for one in self.named), tuple(f"{outer}.{one}" for one in self.implied))
+        return Dependencies(tuple(f"{outer}.{step_id}" for step_id in self.named), tuple(f"{outer}.{step_id}" for step_id in self.implied))
 
 
 def dependencies_of(plan: ExecutionPlan) -> dict[str, Dependencies]:
@@ -114,7 +114,7 @@ def dependencies_of(plan: ExecutionPlan) -> dict[str, Dependencies]:
     )
     outer_steps = [step for step in flattened(plan.steps) if step.within is None]
     step_lists = (outer_steps, plan.finally_)  # `finally` steps wait only for each other
-    found = {step.id: _dependencies(step, declarations, [one.id for one in steps]) for steps in step_lists for step in steps}
+    found = {step.id: _dependencies(step, declarations, [sibling.id for sibling in steps]) for steps in step_lists for step in steps}
     for step in outer_steps:
         if step.pinned is not None:
             found |= {f"{step.id}.{inner}": after.inside(step.id) for inner, after in dependencies_of(step.pinned).items()}
@@ -287,10 +287,10 @@ def _call_lines(calls: Sequence[StepCallRecord], run_id: str) -> list[str]:
 def _round_lines(calls: Sequence[StepCallRecord], rounds: "Sequence[RoundRecord]") -> list[str]:
     """Return the lines of a goal's parameters, totals and rounds. The calls are part of the rounds."""
     lines = [f"   - parameters: {code(_cut(as_text(call.parameters)))}" for call in calls if call.item is None]
-    tokens, in_calls = sum(one.tokens for one in rounds), sum(call.duration_ms or 0 for call in calls)
+    tokens, in_calls = sum(record.tokens for record in rounds), sum(call.duration_ms or 0 for call in calls)
     lines.append(f"   - {counted(len(rounds), 'round')}, {counted(tokens, 'token')}, {duration(in_calls)} in calls of tools")
-    for one in rounds:
-        first, *rest = one.lines()
+    for record in rounds:
+        first, *rest = record.lines()
         lines += [f"   - {first}", *(f"      - {line}" for line in rest)]
     return lines
 

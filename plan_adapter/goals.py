@@ -119,7 +119,7 @@ class Goal:
     @property
     def evidence(self) -> tuple[Evidence, ...]:
         """The evidence of all rounds so far."""
-        return tuple(one.evidence for one in self.rounds if one.evidence is not None)
+        return tuple(each.evidence for each in self.rounds if each.evidence is not None)
 
 
 class Verdict(BaseModel):

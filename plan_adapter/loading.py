@@ -69,7 +69,7 @@ def _is_stored(source: str | Path) -> bool:
 def _require_valid(plan: "ExecutionPlan | None", problems: list[Problem]) -> "ExecutionPlan":
     """Return `plan`. Raises InvalidPlanError if its document, or that of a plan that it runs, has problems."""
     if plan is not None:
-        problems = [problem for one in (plan, *plan.sub_plans) for problem in one._problems]  # pyright: ignore[reportPrivateUsage]  # of the reader
+        problems = [problem for each in (plan, *plan.sub_plans) for problem in each._problems]  # pyright: ignore[reportPrivateUsage]  # of the reader
     if plan is None or problems:
         raise InvalidPlanError(problems)
     return plan
@@ -110,7 +110,7 @@ def _pin_files(outer_plans: "tuple[ExecutionPlan, ...]", paths: tuple[Path, ...]
         path = (paths[-1].parent / step.plan).resolve()
         if step.pinned is not None and not path.exists():
             continue
-        names = [one.name for one in (*paths, path)]
+        names = [file.name for file in (*paths, path)]
         if path in paths:
             _add_sub_plan_problem(plan, at, f"the plans run each other in a circle: {' → '.join(names)}", "remove one of these steps")
         elif len(paths) > MAX_SUB_PLANS:
@@ -138,15 +138,15 @@ async def pin_stored(unpinned: Sequence[UnpinnedStep], store: "PlanStore | None"
 
         async with PlanStore() as opened:
             return await pin_stored(unpinned, opened)
-    for one in unpinned:
+    for reference in unpinned:
         try:
-            one.step.pinned = await _pinned_plan(one.step.plan or "", store)
+            reference.step.pinned = await _pinned_plan(reference.step.plan or "", store)
         except StoreError as error:
-            if one.step.pinned is not None:  # the document comes from another machine and contains the plan
+            if reference.step.pinned is not None:  # the document comes from another machine and contains the plan
                 continue
             hint = f"name a version, as in `{STORE_PREFIX}verify-site@3`: `plan versions NAME` lists them"
-            _add_sub_plan_problem(one.outer_plans[-1], one.at, str(error), hint)
-    for plan in {id(one.outer_plans[0]): one.outer_plans[0] for one in unpinned}.values():
+            _add_sub_plan_problem(reference.outer_plans[-1], reference.at, str(error), hint)
+    for plan in {id(reference.outer_plans[0]): reference.outer_plans[0] for reference in unpinned}.values():
         plan.number_steps()
     return None
 

@@ -307,7 +307,7 @@ class Step(DocumentModel):
         copies = list[Step]()
         if isinstance(self.pinned, ExecutionPlan) and not self.steps:  # Python code may set a mapping, which validation converts
             self.pinned.number_steps()
-            copies = [_copy_inside(self, one) for one in self.pinned.steps]
+            copies = [_copy_inside(self, step) for step in self.pinned.steps]
         vars(self)["_copied_steps"] = copies
 
     def put_at(self, index: int, *, group: str | None) -> None:
@@ -321,7 +321,7 @@ def _copy_inside(outer: Step, step: Step) -> Step:
         update={
             "id": f"{outer.id}.{step.id}",
             "depends_on": [f"{outer.id}.{after}" for after in step.depends_on],
-            "steps": [_copy_inside(outer, one) for one in step.steps],
+            "steps": [_copy_inside(outer, inner) for inner in step.steps],
         }
     )
     vars(copy).update(within=outer, _local_id=step.id)
@@ -466,7 +466,7 @@ class ExecutionPlan(DocumentModel):
     @property
     def result_fields(self) -> dict[str, Collection[str]]:
         """The fields of each step's result, by step id, if the plan determines them. Steps of sub-plans are left out."""
-        own = (one for step in [*self.steps, *self.finally_] for one in (step, *step.steps))
+        own = (own_step for step in [*self.steps, *self.finally_] for own_step in (step, *step.steps))
         return {step.id: fields for step in own if (fields := step.result_fields) is not None}
 
     def find_step(self, step_id: str | None) -> Step | None:

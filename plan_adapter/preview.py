@@ -189,7 +189,7 @@ class Predictions:
             given = self.of(step).of(self._validated.parameters[step.id])
             known = {name: value for name, value in given.items() if not _is_unresolved(value)} if isinstance(given, dict) else {}
             declared = step.pinned.inputs if step.pinned is not None else {}
-            defaults = {name: one.default for name, one in declared.items() if name not in step.inputs}
+            defaults = {name: declaration.default for name, declaration in declared.items() if name not in step.inputs}
             self._sub_plan_inputs[step.id] = defaults | known
         return self._sub_plan_inputs[step.id]
 
@@ -202,13 +202,13 @@ def _is_unresolved(value: JsonValue) -> bool:
 def _outer_first(validated: ValidatedPlan) -> list[str]:
     """Return all steps in the order of their dependencies, each followed by the steps inside it."""
     order = (*validated.order, *validated.finally_order)
-    return [one for step_id in order if validated.steps[step_id].outer is None for one in _with_inner(step_id, validated)]
+    return [other_id for step_id in order if validated.steps[step_id].outer is None for other_id in _with_inner(step_id, validated)]
 
 
 def _with_inner(step_id: str, validated: ValidatedPlan) -> list[str]:
     sub_plan = validated.sub_plans.get(step_id)
     inner = validated.groups.get(step_id, ()) if sub_plan is None else sub_plan.steps
-    return [step_id, *(one for inside in inner for one in _with_inner(inside, validated))]
+    return [step_id, *(inner_id for inside in inner for inner_id in _with_inner(inside, validated))]
 
 
 def run_name(validated: ValidatedPlan, inputs: Mapping[str, JsonValue] | None) -> str | None:
@@ -230,7 +230,7 @@ def run_name(validated: ValidatedPlan, inputs: Mapping[str, JsonValue] | None) -
 def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, gate_effects: Collection[Effect]) -> StepPreview:
     effect = validated.effect_of(step.id)
     depends_on = tuple(
-        one for one in validated.dependencies[step.id] if validated.steps[one].outer == step.outer
+        before for before in validated.dependencies[step.id] if validated.steps[before].outer == step.outer
     )  # the outer step names the others
     parameters = prediction.of(validated.parameters[step.id])
     for_each = validated.for_each.get(step.group or step.id)

@@ -148,8 +148,8 @@ def _has_other_members(gid: int) -> bool:
         members = set(grp.getgrgid(gid).gr_mem)
     except KeyError:
         members = set[str]()
-    members -= {one.pw_name for one in accounts if one.pw_uid in trusted}
-    return bool(members) or any(one.pw_gid == gid and one.pw_uid not in trusted for one in accounts)
+    members -= {account.pw_name for account in accounts if account.pw_uid in trusted}
+    return bool(members) or any(account.pw_gid == gid and account.pw_uid not in trusted for account in accounts)
 
 
 def _trusted_uids() -> set[int]:

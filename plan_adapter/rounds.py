@@ -146,16 +146,16 @@ def answer_of(result: JsonValue) -> RoundAnswer:
 def evidence_text(evidence: Sequence[Evidence]) -> str:
     """Return evidence as a Markdown table. Text from tools and people cannot break out of its cell."""
     lines = ["| Evidence | Round | From | Succeeded | Result |", "|---|---|---|---|---|"]
-    for one in evidence:
-        summary = prose(_cut(one.summary)).replace("|", "&#124;")
-        lines.append(f"| {one.id} | {one.round} | {code(one.name)} | {'yes' if one.success else 'no'} | {summary} |")
+    for item in evidence:
+        summary = prose(_cut(item.summary)).replace("|", "&#124;")
+        lines.append(f"| {item.id} | {item.round} | {code(item.name)} | {'yes' if item.success else 'no'} | {summary} |")
     return "\n".join(lines)
 
 
 def rounds_of(receipts: Sequence[Receipt], attempts: Sequence[Attempt], answers: Sequence[Approval]) -> dict[str, list[RoundRecord]]:
     """Return the rounds of each goal in order, by step id. `answers` are people's answers at the gates of the run."""
     done = [receipt for receipt in receipts if receipt.outcome is Outcome.SUCCEEDED and receipt.item is not None]
-    checks = {(one.step_id, one.item): one.result for one in done if one.kind == "check" and isinstance(one.result, dict)}
+    checks = {(check.step_id, check.item): check.result for check in done if check.kind == "check" and isinstance(check.result, dict)}
     calls = _last_calls(receipts, attempts)
     replies = dict[tuple[str, int | None], list[RoundReply]]()
     for row in answers:
@@ -163,13 +163,13 @@ def rounds_of(receipts: Sequence[Receipt], attempts: Sequence[Attempt], answers:
             given = RoundReply(row.decision, row.by, row.known_by, row.at, row.note, row.result)
             replies.setdefault((row.step_id, row.item), []).append(given)
     found = dict[str, list[RoundRecord]]()
-    for one in sorted((one for one in done if one.kind == "decision"), key=lambda one: one.item or 0):
-        unit, answer = (one.step_id, one.item), answer_of(one.result)
-        record = _round_record(one, answer, cast("dict[str, Any]", checks.get(unit, {})))
+    for decision in sorted((decision for decision in done if decision.kind == "decision"), key=lambda decision: decision.item or 0):
+        unit, answer = (decision.step_id, decision.item), answer_of(decision.result)
+        record = _round_record(decision, answer, cast("dict[str, Any]", checks.get(unit, {})))
         call = (
             None if record.tool is None else calls.get(unit)
         )  # a decision without a tool asks a question, whose recorded call only holds the answer
-        found.setdefault(one.step_id, []).append(replace(record, replies=tuple(replies.get(unit, ())), call=call))
+        found.setdefault(decision.step_id, []).append(replace(record, replies=tuple(replies.get(unit, ())), call=call))
     return found
 
 
@@ -196,12 +196,12 @@ def _round_record(receipt: Receipt, answer: RoundAnswer, check: dict[str, Any]) 
 def _last_calls(receipts: Sequence[Receipt], attempts: Sequence[Attempt]) -> dict[tuple[str, int | None], RoundCall]:
     """Return the last call of each item of a step, by step and item."""
     ends, found = {receipt.attempt_id: receipt for receipt in receipts}, dict[tuple[str, int | None], RoundCall]()
-    for one in sorted(attempts, key=lambda one: one.number):
-        if one.kind == "step" and one.item is not None:
-            end, arguments = ends.get(one.id), redacted(one.parameters, expressions=False)
-            call = RoundCall(one.tool_name, arguments, is_allowed=one.effect != "read" and one.approval_id is None)
+    for attempt in sorted(attempts, key=lambda attempt: attempt.number):
+        if attempt.kind == "step" and attempt.item is not None:
+            end, arguments = ends.get(attempt.id), redacted(attempt.parameters, expressions=False)
+            call = RoundCall(attempt.tool_name, arguments, is_allowed=attempt.effect != "read" and attempt.approval_id is None)
             if end is not None:
                 call = replace(call, outcome=end.outcome.value, duration_ms=end.duration_ms, result=end.result, error=end.error)
                 call = replace(call, by=end.by, known_by=end.known_by, note=end.note)
-            found[one.step_id, one.item] = call
+            found[attempt.step_id, attempt.item] = call
     return found

@@ -44,10 +44,10 @@ def read_verdict(reading: Reading, goal: Goal) -> tuple[VerdictWord, str] | str:
     if reading.value is None:
         return reading.problem
     verdict, reason = reading.value.get("verdict"), reading.value.get("reason")
-    found: VerdictWord | None = next((one for one in VERDICTS if one == verdict), None)
+    found: VerdictWord | None = next((word for word in VERDICTS if word == verdict), None)
     if found is None:
         return f"`verdict` is {_short_json(verdict)}, not one of {_quote_names(VERDICTS)}"
-    cited, known = reading.value.get("receipts"), {one.id for one in goal.evidence}
+    cited, known = reading.value.get("receipts"), {evidence.id for evidence in goal.evidence}
     if found == "met" and not (isinstance(cited, list) and cited and known.issuperset(map(str, cited))):
         return f"`met` needs the ids of the evidence in `receipts`, which are {_quote_names(sorted(known))}"
     return found, reason if isinstance(reason, str) else ""
@@ -157,7 +157,7 @@ class _GoalDecisionReader:
 
     def _check_goal_check(self, action: GoalAction, goal_check: str) -> None:
         if not goal_check:
-            known = _quote_names([one.id for one in self.goal.evidence])
+            known = _quote_names([evidence.id for evidence in self.goal.evidence])
             hint = f"say point by point why done_when is met, citing evidence ({known or 'there is none yet'})"
             self.faults.append(f"`{action}` without `goal_check`: {hint}")
 

@@ -90,7 +90,7 @@ def round_messages(goal: Goal, redactor: Redactor, cache: MutableMapping[Round, 
 
 def verifier_messages(goal: Goal, redactor: Redactor) -> tuple[Message, ...]:
     """Return the messages that ask for a verdict. They contain nothing that the model claims."""
-    evidence = [_evidence_entry(one) | {"arguments": one.arguments, "summary": one.summary} for one in goal.evidence]
+    evidence = [_evidence_entry(item) | {"arguments": item.arguments, "summary": item.summary} for item in goal.evidence]
     blocks = [block("goal", goal.goal), block("done_when", _done_when(goal)), block("evidence", [*evidence])]
     return _redact_messages((Message("system", VERIFIER), Message("user", "\n\n".join(blocks))), redactor)
 
@@ -103,8 +103,8 @@ def verdict_correction(problem: str) -> Message:
 def _compact_history(goal: Goal, redactor: Redactor, cache: MutableMapping[Round, Pair]) -> tuple[list[Pair], list[JsonValue]]:
     """Return the newest rounds as pairs of messages, and the older ones as lines."""
     pairs, left = list[Pair](), HISTORY_CHARACTERS
-    for one in reversed(goal.rounds):
-        pair = cache.get(one) or cache.setdefault(one, _to_messages(one, goal, redactor))
+    for goal_round in reversed(goal.rounds):
+        pair = cache.get(goal_round) or cache.setdefault(goal_round, _to_messages(goal_round, goal, redactor))
         left -= sum(len(message.content) for message in pair)
         if left < 0 and pairs:
             break
@@ -121,28 +121,28 @@ def _replace_repetitions(pairs: list[Pair]) -> list[Pair]:
     return shown
 
 
-def _to_messages(one: Round, goal: Goal, redactor: Redactor) -> Pair:
-    decision = one.answer.decision
-    answer_text = one.answer.text if decision is None else to_json_line(decision.model_dump(mode="json", exclude_defaults=True))
+def _to_messages(goal_round: Round, goal: Goal, redactor: Redactor) -> Pair:
+    decision = goal_round.answer.decision
+    answer_text = goal_round.answer.text if decision is None else to_json_line(decision.model_dump(mode="json", exclude_defaults=True))
     return Message("assistant", _cut_redacted(answer_text, RESULT_CHARACTERS, redactor) or "(nothing)"), Message(
-        "user", _outcome_text(one, goal, redactor)
+        "user", _outcome_text(goal_round, goal, redactor)
     )
 
 
-def _outcome_text(one: Round, goal: Goal, redactor: Redactor) -> str:
-    decision = one.answer.decision
+def _outcome_text(goal_round: Round, goal: Goal, redactor: Redactor) -> str:
+    decision = goal_round.answer.decision
     if decision is None:
-        faults = [f"- {fault}" for fault in one.answer.faults]
+        faults = [f"- {fault}" for fault in goal_round.answer.faults]
         names = ", ".join(str(definition["name"]) for definition in goal.tools)
         last = "Answer again with the whole object."
         return "\n".join(["The answer cannot be used:", *faults, f"{ALLOWED}one call of {names}.", last])
-    if one.refusal:
-        return block("refused", {"round": one.number, "why": one.refusal})
-    if one.evidence is None:
-        return f"Round {one.number} called nothing. Call a tool, ask, or end the step."
-    source = {"question": decision.speak} if one.evidence.source == "user_reply" else {"tool": one.evidence.name}
-    fields: dict[str, JsonValue] = {"evidence": one.evidence.id, **source, "success": one.evidence.success}
-    return block("result", fields | {"result": _redact_and_cut(one.observation, redactor)})
+    if goal_round.refusal:
+        return block("refused", {"round": goal_round.number, "why": goal_round.refusal})
+    if goal_round.evidence is None:
+        return f"Round {goal_round.number} called nothing. Call a tool, ask, or end the step."
+    source = {"question": decision.speak} if goal_round.evidence.source == "user_reply" else {"tool": goal_round.evidence.name}
+    fields: dict[str, JsonValue] = {"evidence": goal_round.evidence.id, **source, "success": goal_round.evidence.success}
+    return block("result", fields | {"result": _redact_and_cut(goal_round.observation, redactor)})
 
 
 def _step_context(goal: Goal, redactor: Redactor) -> JsonValue:
@@ -172,26 +172,29 @@ def _cut_if_long(value: JsonValue, redactor: Redactor) -> JsonValue:
 def _summary_lines(rounds: Sequence[Round], redactor: Redactor) -> list[JsonValue]:
     """Return a line for each round: the decision and the outcome."""
     parts = [
-        (one.number, *(_cut_redacted(text, LINE_CHARACTERS, redactor) for text in (_describe_decision(one), _describe_outcome(one))))
-        for one in rounds
+        (
+            goal_round.number,
+            *(_cut_redacted(text, LINE_CHARACTERS, redactor) for text in (_describe_decision(goal_round), _describe_outcome(goal_round))),
+        )
+        for goal_round in rounds
     ]
     return [f"{number}. {decided}: {ended}" for number, decided, ended in parts]
 
 
-def _describe_decision(one: Round) -> str:
-    decision = one.answer.decision
+def _describe_decision(goal_round: Round) -> str:
+    decision = goal_round.answer.decision
     if decision is None:
         return "answer that could not be used"
     call = "" if decision.tool_call is None else f" {decision.tool_call.name}({to_json_line(decision.tool_call.arguments)})"
     return decision.action + call
 
 
-def _describe_outcome(one: Round) -> str:
-    if one.answer.decision is None:
-        return "; ".join(one.answer.faults)
-    if one.evidence is not None:
-        return f"{one.evidence.id} {'succeeded' if one.evidence.success else 'failed'}"
-    return f"refused: {one.refusal}" if one.refusal else "no call"
+def _describe_outcome(goal_round: Round) -> str:
+    if goal_round.answer.decision is None:
+        return "; ".join(goal_round.answer.faults)
+    if goal_round.evidence is not None:
+        return f"{goal_round.evidence.id} {'succeeded' if goal_round.evidence.success else 'failed'}"
+    return f"refused: {goal_round.refusal}" if goal_round.refusal else "no call"
 
 
 def _evidence_entry(evidence: Evidence) -> dict[str, JsonValue]:
@@ -199,7 +202,7 @@ def _evidence_entry(evidence: Evidence) -> dict[str, JsonValue]:
 
 
 def _current_state(goal: Goal, redactor: Redactor) -> str:
-    evidence = [_evidence_entry(one) | {"summary": _cut_redacted(one.summary, LINE_CHARACTERS, redactor)} for one in goal.evidence]
+    evidence = [_evidence_entry(item) | {"summary": _cut_redacted(item.summary, LINE_CHARACTERS, redactor)} for item in goal.evidence]
     number = len(goal.rounds) + 1
     state: dict[str, JsonValue] = {
         "plan": [*goal.plan],

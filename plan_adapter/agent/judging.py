@@ -97,7 +97,8 @@ def find_unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str], rem
                 at = f"{place}.{field_name}"
                 message = f"the plan may not use the secret {', '.join(f'`{name}`' for name in unnamed)}"
                 hint = "".join(
-                    f"; `{name}` with {', '.join(f'`{one}`' for one in sorted(tools))}" for name, tools in already_passed.items()
+                    f"; `{name}` with {', '.join(f'`{tool_name}`' for tool_name in sorted(tools))}"
+                    for name, tools in already_passed.items()
                 )
                 problems.append(Problem("unnamed-secret", at=at, message=message, hint=f"it may use: {named}{hint}"))
     return problems

@@ -42,7 +42,7 @@ class RemainingPlan:
         """Return the part of `validated` that has not run according to `history`, which must have no unknown outcomes."""
         plan = validated.plan
         outer = {
-            one.id: step.id for step in plan.steps for one in flattened([step])
+            inner.id: step.id for step in plan.steps for inner in flattened([step])
         }  # a step is kept whole once any step inside it has started
         started = {outer[step_id] for step_id, _ in (*history.succeeded, *history.repeatable) if step_id in outer}
         ancestors = ancestors_of(validated.dependencies)
@@ -102,7 +102,7 @@ def replan_context(run: PlanRun, remaining: RemainingPlan, history: RunHistory, 
         _describe_replaced(step, runs.get(step.id), partial(cut, most=share)) for step in plan.steps if step.id not in remaining.kept
     ]
     context: dict[str, JsonValue] = {
-        "plan": {"description": plan.description, "inputs": {name: one.description for name, one in plan.inputs.items()}},
+        "plan": {"description": plan.description, "inputs": {name: declaration.description for name, declaration in plan.inputs.items()}},
         "run": {"status": run.status.value, "reason": run.reason and run.reason.value, "message": cut(run.message, share)},
         "stays": cast("JsonValue", stays),
         "not_done": cast("JsonValue", not_done),
@@ -117,7 +117,7 @@ def _describe_kept(step: Step, history: RunHistory, cut: _Cut) -> dict[str, Json
     """Return a kept step and its results. A step with items may be partly done, and continues with the remaining items."""
     results = {item: receipt.result for (step_id, item), receipt in history.succeeded.items() if step_id == step.id}
     if step.inner:
-        inner = {one.id for one in flattened(step.inner)}
+        inner = {inner_step.id for inner_step in flattened(step.inner)}
         results_by_call = {call_name(*unit): receipt.result for unit, receipt in history.succeeded.items() if unit[0] in inner}
         result_fields: dict[str, JsonValue] = {"results": cut(results_by_call)}
     elif step.for_each is None:

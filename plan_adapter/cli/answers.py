@@ -116,7 +116,9 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
         request = replace(request, rules=rules)
     is_named = gate.step_id is None or selector.step is not None or selector.digest is not None
     if not selector.matches_digest(gate.approval_digest):
-        was_asked = any(selector.matches_digest(one.approval_digest) for one in await store.gates.find(run_id=run.id, open_only=False))
+        was_asked = any(
+            selector.matches_digest(asked_gate.approval_digest) for asked_gate in await store.gates.find(run_id=run.id, open_only=False)
+        )
         raise await _record_refusal(
             run.id, wrong_digest_message(selector, gate, command_of(gate, options), was_asked=was_asked), options, gate, store
         )
@@ -175,8 +177,8 @@ async def with_result(options: AnswerOptions, request: ApprovalRequest, *, may_a
 async def _content_has_changed(gate: Gate, store: "PlanStore") -> bool:
     """Return whether this gate has asked about other content before, or the plan was revised."""
     gates = await store.gates.find(run_id=gate.run_id, open_only=False)
-    same_place = [one for one in gates if (one.step_id, one.item) == (gate.step_id, gate.item)]
-    if any(one.kind != "outcome" and one.approval_digest != gate.approval_digest for one in same_place):
+    same_place = [other for other in gates if (other.step_id, other.item) == (gate.step_id, gate.item)]
+    if any(other.kind != "outcome" and other.approval_digest != gate.approval_digest for other in same_place):
         return True
     return gate.step_id is None and bool(await store.revisions.of_run(gate.run_id))
 

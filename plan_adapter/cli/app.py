@@ -244,8 +244,10 @@ def _unused_tokens_message(error: "UnusedCliTokensError") -> str:
 def _settings_message(error: "ValidationError") -> str:
     """Return which environment variables are wrong and what they may be, but never their values."""
     errors = error.errors(include_input=False, include_url=False)
-    names = ("_".join(str(part) for part in one["loc"]).upper() for one in errors)
-    return "; ".join(f"PLAN_ADAPTER_{name}: {one['msg'].removeprefix('Value error, ')}" for name, one in zip(names, errors, strict=True))
+    names = ("_".join(str(part) for part in detail["loc"]).upper() for detail in errors)
+    return "; ".join(
+        f"PLAN_ADAPTER_{name}: {detail['msg'].removeprefix('Value error, ')}" for name, detail in zip(names, errors, strict=True)
+    )
 
 
 def _print_error(kind: str, message: str, code: ExitCode, *, as_json: bool) -> int:

@@ -129,7 +129,9 @@ async def approval_state_of(
 
     gates, answers, stopped = await store.gates.find(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
     used_ids = {row.standing_id for row in answers if row.standing_id is not None}
-    standing = {one.id: one for one in await store.standing.find(include_ended=True) if one.id in used_ids} if used_ids else {}
+    standing = (
+        {approval.id: approval for approval in await store.standing.find(include_ended=True) if approval.id in used_ids} if used_ids else {}
+    )
     labels = await store.ledger.labels(run.id) if any(row.item is not None for row in answers) else {}
     revisions = await store.revisions.of_run(run.id)
     state = ApprovalState(run, gates, answers, revisions, await store.now(), offline, tools, stopped, standing, labels)

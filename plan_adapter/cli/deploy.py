@@ -129,7 +129,7 @@ async def _deploy(
         runbooks = checked_runbooks(plans, tools, policy, inputs, options)
         server = await in_daemon_thread(pending.wait)
         if server.is_local and is_local(settings.store_url):
-            runbooks = [(validated, _with_local_store(one, settings.store_url)) for validated, one in runbooks]
+            runbooks = [(validated, _with_local_store(deployment, settings.store_url)) for validated, deployment in runbooks]
         with use_server(server):
             done = await apply_runbooks(runbooks, store, is_dry=is_dry, yes=yes, as_json=as_json)
     print_deployments(done, server, is_dry=is_dry, as_json=as_json)
@@ -140,11 +140,11 @@ async def _deploy(
     return ExitCode.DONE
 
 
-def _with_local_store(one: "RunbookDeployment", store_url: str) -> "RunbookDeployment":
+def _with_local_store(deployment: "RunbookDeployment", store_url: str) -> "RunbookDeployment":
     """Return the deployment with settings for workers on this machine, which share its local server and its store."""
-    variables = dict(one.options.job_variables or {})
+    variables = dict(deployment.options.job_variables or {})
     env = {"PLAN_ADAPTER_DATABASE_URL": store_url, "PLAN_ADAPTER_ALLOW_LOCAL_STORE": "true", **variables.get("env", {})}
-    return replace(one, options=replace(one.options, job_variables={**variables, "env": env}))
+    return replace(deployment, options=replace(deployment.options, job_variables={**variables, "env": env}))
 
 
 def _parse_schedule(cron: str | None, interval: str | None, rrule: str | None, time_zone: str | None) -> "SCHEDULE_TYPES | None":
@@ -269,7 +269,7 @@ async def apply_runbooks(
         for validated, _ in runbooks:
             await store.save(validated.plan, author=os_user())
         # One after the other: a server on SQLite takes four times as long for concurrent writes.
-        return [await client.apply(one) for one in planned]
+        return [await client.apply(deployment) for deployment in planned]
 
 
 async def _create_missing_pools(planned: "Sequence[PlannedDeployment]", client: "Deployer", *, yes: bool, as_json: bool) -> None:
@@ -292,27 +292,32 @@ async def _missing_pools(planned: "Sequence[PlannedDeployment]", client: "Deploy
 
 def _pool_names(deployments: "Sequence[PlannedDeployment]") -> list[str]:
     """Return the work pools of the deployments, each once. A deployment served by a process has none."""
-    return list(dict.fromkeys(one.pool for one in deployments if one.pool is not None))
+    return list(dict.fromkeys(deployment.pool for deployment in deployments if deployment.pool is not None))
 
 
 def print_deployments(done: "Sequence[PlannedDeployment]", server: Server, *, is_dry: bool, as_json: bool) -> None:
     """Print what happened to each deployment, or what would happen."""
-    for one in done:
-        form = None if one.deployment_id is None else server.form_url(one.deployment_id)
+    for deployment in done:
+        form = None if deployment.deployment_id is None else server.form_url(deployment.deployment_id)
         if as_json:
-            fields = {"deployment": one.name, "id": one.deployment_id, "action": one.action, "changes": list(one.changes)}
-            output.json_line({**fields, "pool": one.pool, "form": form, "dry_run": is_dry})
+            fields = {
+                "deployment": deployment.name,
+                "id": deployment.deployment_id,
+                "action": deployment.action,
+                "changes": list(deployment.changes),
+            }
+            output.json_line({**fields, "pool": deployment.pool, "form": form, "dry_run": is_dry})
             continue
-        what = f"would be {one.action}" if is_dry and one.action != "unchanged" else one.action
-        changes = f": {', '.join(one.changes)}" if one.changes else ""
-        output.line(f"{one.name}: {what}{changes}")
+        what = f"would be {deployment.action}" if is_dry and deployment.action != "unchanged" else deployment.action
+        changes = f": {', '.join(deployment.changes)}" if deployment.changes else ""
+        output.line(f"{deployment.name}: {what}{changes}")
         if form is not None and len(done) == 1:
             output.line(f"form: {form}")
 
 
 def _print_counts(done: "Sequence[PlannedDeployment]") -> None:
     if len(done) > 1:
-        counts = Counter(one.action for one in done)
+        counts = Counter(deployment.action for deployment in done)
         parts = [f"{counts[action]} {action}" for action in ("created", "updated", "unchanged") if counts[action]]
         output.note(f"{counted(len(done), 'runbook')}: {', '.join(parts)}")
 

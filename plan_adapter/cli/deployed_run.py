@@ -172,7 +172,7 @@ class _RunFollower:
             self._has_started = True
             self._display(Event("run_started", run))
         new = [*self._new_gate_events(gate_events), *(self._new_step_events(run) if self._has_started else ())]
-        for _, event in sorted(new, key=lambda one: one[0]):
+        for _, event in sorted(new, key=lambda entry: entry[0]):
             self._display(event)
 
     def _new_gate_events(self, events: list[tuple[datetime, Event]]) -> Iterator[tuple[datetime, Event]]:

@@ -85,14 +85,14 @@ async def import_plans(
     versions = [None] * len(imported)
     if save:
         async with open_store(Settings()) as store:
-            versions = [await store.save(one.plan, author=os_user()) for one in imported]
-    for one, destination, version in zip(imported, destinations, versions, strict=True):
+            versions = [await store.save(each.plan, author=os_user()) for each in imported]
+    for converted, destination, version in zip(imported, destinations, versions, strict=True):
         if json:
-            output.json_line({"plan": one.plan.to_document(), "notes": [*one.notes], "saved": version_json(version)})
+            output.json_line({"plan": converted.plan.to_document(), "notes": [*converted.notes], "saved": version_json(version)})
         if destination is not None and (destination.path is not None or not (json or save)):
-            destination.write_plan(one.plan)
-        for text in one.notes:
-            output.note(f"note: {one.plan.name}: {text}")
+            destination.write_plan(converted.plan)
+        for text in converted.notes:
+            output.note(f"note: {converted.plan.name}: {text}")
         if version is not None:
             output.note(f"saved version {version.version} of {version.name}, by {version.author}")
     return ExitCode.DONE
@@ -155,7 +155,7 @@ def _destinations(
     plans: "list[ImportedPlan]", out: Path | None, *, force: bool, tools: tuple[str, ...], is_needed: bool
 ) -> list[Destination | None]:
     """Return where each plan goes. Raises UsageError, before anything is written, if a plan cannot go there."""
-    names = [one.plan.name for one in plans]
+    names = [plan.plan.name for plan in plans]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"several plans are called {', '.join(repeated[:5])}: give each its own `name`")
     if len(plans) == 1:

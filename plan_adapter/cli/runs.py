@@ -128,7 +128,8 @@ def check_tombstone_signatures(signatures: "Sequence[TombstoneSignature]", polic
     from plan_adapter.store.signed import SignedStatement  # imports SQLAlchemy
 
     checks = [
-        _check_signature(SignedStatement("tombstones", str(one.number), one.by, one.text, one.signature), policy) for one in signatures
+        _check_signature(SignedStatement("tombstones", str(signature.number), signature.by, signature.text, signature.signature), policy)
+        for signature in signatures
     ]
     for check in checks:
         if check["problem"] is not None:

@@ -37,12 +37,12 @@ def flow_check(decision: ExecuteDecision, *, is_last: bool) -> Check:
 
 def citation_fault(decision: ExecuteDecision, evidence: Sequence[Evidence]) -> str:
     """Return what is wrong with the evidence that `goal_check` cites, or an empty text. The model is sent the answer."""
-    known, cited = [one.id for one in evidence], cited_evidence(decision.goal_check)
+    known, cited = [item.id for item in evidence], cited_evidence(decision.goal_check)
     if not known:
         return "there is no evidence yet: call a tool first, with `continue` for a read and `confirm` for a write"
     if not cited:
         return f"`goal_check` has to cite evidence by its id: {_quoted(known)}"
-    if unknown := [one for one in cited if one not in known]:
+    if unknown := [evidence_id for evidence_id in cited if evidence_id not in known]:
         return f"`goal_check` cites {_quoted(unknown)}, which does not exist: the evidence is {_quoted(known)}"
     return ""
 
@@ -58,13 +58,13 @@ def safety_check(evidence: Sequence[Evidence], *, is_judged: bool, objections: S
         reasons.append("done_when was judged with this evidence, and is not met: find new evidence, or use `abort`")
     if reasons:
         return failed("; ".join(reasons))
-    writes = sum(one.source == "write_receipt" for one in evidence)
+    writes = sum(item.source == "write_receipt" for item in evidence)
     return passed(f"{counted(writes, 'write')}, each confirmed or in `always_execute`" if writes else "nothing was written")
 
 
 async def guard_reasons(tools: Mapping[str, Tool[..., Any]], evidence: Sequence[Evidence], context: ToolContext) -> list[str]:
     """Return why the guards of the tools that wrote do not let the step end. A guard that fails does not let it end either."""
-    called = dict.fromkeys(one.name for one in evidence if one.source == "write_receipt")
+    called = dict.fromkeys(item.name for item in evidence if item.source == "write_receipt")
     reasons = list[str]()
     for guard in {id(guard): guard for name in called if (guard := tools[name].guard) is not None}.values():
         try:

@@ -323,13 +323,15 @@ class Pursuit:
             return Verdict(verdict="met" if why is None else "not_met", reason=why or "")
         if self._parameters.get("done_when"):
             return await model.verify(self.goal)
-        if any(one.success for one in self._evidence if one.id in cited_evidence(decision.goal_check)):
+        if any(item.success for item in self._evidence if item.id in cited_evidence(decision.goal_check)):
             return Verdict(verdict="met", reason="a cited call succeeded, and there is no `done_when`")
         return Verdict(verdict="not_met", reason="`goal_check` cites only calls that failed, and there is no `done_when` to judge them by")
 
     async def _ask_if_met(self, item: int, why: str) -> str:
         """Ask a person whether the goal is met, because the verifier cannot tell. Return why it is not met, or an empty text."""
-        found = "\n".join(f"- {one.id} `{one.name}` {'succeeded' if one.success else 'failed'}: {one.summary}" for one in self._evidence)
+        found = "\n".join(
+            f"- {item.id} `{item.name}` {'succeeded' if item.success else 'failed'}: {item.summary}" for item in self._evidence
+        )
         question = (
             f"Is this met: {self._parameters['done_when']}\n\nThe model that judges it cannot tell: {why}\n\nWhat was done:\n\n{found}"
         )
@@ -348,22 +350,24 @@ class Pursuit:
 
     @property
     def _evidence(self) -> list[Evidence]:
-        return [one.evidence for one in self._rounds if one.evidence is not None]
+        return [each.evidence for each in self._rounds if each.evidence is not None]
 
     @property
     def _is_last(self) -> bool:
         finally_ids = self._scope.approved.bound.validated.finally_order
         others = [
-            one for one in self._scope.run.steps if one.id != self._step.id and (one.id in finally_ids) == (self._step.id in finally_ids)
+            step
+            for step in self._scope.run.steps
+            if step.id != self._step.id and (step.id in finally_ids) == (self._step.id in finally_ids)
         ]
-        return all(one.status.has_ended for one in others)
+        return all(step.status.has_ended for step in others)
 
     @property
     def goal(self) -> Goal:
         """The goal as the model sees it in the next round."""
         scope, step = self._scope, self._step
         bound, parameters = scope.approved.bound, {key: str(value) for key, value in self._parameters.items()}
-        names = [bound.validated.steps[one].local_id for one in bound.validated.dependencies[step.id]]
+        names = [bound.validated.steps[step_id].local_id for step_id in bound.validated.dependencies[step.id]]
         before = {name: scope.values[name]["result"] for name in names if name in scope.values}
         inputs = bound.inputs if scope.inputs is None else dict(scope.inputs)
         context: dict[str, JsonValue] = {"inputs": inputs} if inputs else {}
@@ -374,7 +378,7 @@ class Pursuit:
             done_when=parameters.get("done_when") or step.done_when or "",
             tools=tuple(ToolRegistry(self._tools.values()).definitions()),
             effects={name: tool.effect for name, tool in self._tools.items()},
-            plan=tuple(f"{one.id}: {one.status.value}" for one in scope.run.steps),
+            plan=tuple(f"{run.id}: {run.status.value}" for run in scope.run.steps),
             is_last=self._is_last,
             context=context | ({"steps": before} if before else {}),
             rounds=tuple(self._rounds),
@@ -382,7 +386,7 @@ class Pursuit:
         )
 
     def _result(self, summary: str) -> JsonValue:
-        evidence = [one.model_dump(mode="json") for one in self._evidence]
+        evidence = [item.model_dump(mode="json") for item in self._evidence]
         return {"summary": summary, "rounds": len(self._rounds), "evidence": list[JsonValue](evidence), "results": self._results}
 
 

@@ -52,8 +52,8 @@ class Group:
         self.step = step
         self.labels = labels
         self.is_advancing = False  # a call of `next_call` is being made
-        self.calls = {one.id: Items(one, labels, is_list=True) for one in step.steps}
-        self._names = {one.id: one.local_id for one in step.steps}  # what expressions call them
+        self.calls = {inner_step.id: Items(inner_step, labels, is_list=True) for inner_step in step.steps}
+        self._names = {inner_step.id: inner_step.local_id for inner_step in step.steps}  # what expressions call them
         self._dependencies = validated.groups[step.id]
         self._dependents = graph.successors(self._dependencies)
         self._items = [self._new_item(scope, value) for value in values]
@@ -99,10 +99,10 @@ class Group:
 
     def hold_until_approved(self, item: int, step_id: str) -> bool:
         """Hold a step back if its item, or the group, is not approved yet. Return whether it is held. `approve` or `refuse` releases it."""
-        one = self._items[item]
-        if one.is_approved or not self.step.requires_approval:
+        progress = self._items[item]
+        if progress.is_approved or not self.step.requires_approval:
             return False
-        one.held.append(step_id)
+        progress.held.append(step_id)
         return True
 
     def is_first_held(self, item: int) -> bool:
@@ -116,19 +116,19 @@ class Group:
     def gated_call(self, item: int) -> GatedCall:
         """Return the item, or the group, as it would run now, to be approved. The digest covers its steps, their tools and the items."""
         first, is_each = self._items[item], self.step.requires_approval == "each"
-        parameters: dict[str, JsonValue] = {"item": first.value} if is_each else {"items": [one.value for one in self._items]}
+        parameters: dict[str, JsonValue] = {"item": first.value} if is_each else {"items": [progress.value for progress in self._items]}
         number, label = (item, self.labels[item]) if is_each else (None, None)
         gated = first.scope.gated_call(self.step, self.step.steps, "group", parameters, item=number, label=label)
-        ended = [item for item, one in zip(self.items(), self._items, strict=True) if len(one.values) == len(self._dependencies)]
+        ended = [item for item, progress in zip(self.items(), self._items, strict=True) if len(progress.values) == len(self._dependencies)]
         return replace(gated, ended_items=tuple(ended) if is_each else ())
 
     def approve(self, item: int) -> None:
         """Start the steps that waited for the approval of the item, or of the group."""
         for index in self._items_approved_with(item):
-            one = self._items[index]
-            one.is_approved = True
-            self._ready += ((index, step_id) for step_id in one.held)
-            one.held.clear()
+            progress = self._items[index]
+            progress.is_approved = True
+            self._ready += ((index, step_id) for step_id in progress.held)
+            progress.held.clear()
 
     def refuse(self, item: int, cause: str) -> None:
         """Leave out the steps that waited for the approval of the item, or of the group, because of `cause`."""
@@ -138,13 +138,13 @@ class Group:
 
     def cause(self, item: int, step_id: str) -> str:
         """Return why a step of an item cannot be called, or an empty text."""
-        one = self._items[item]
-        if one.halted:
-            return one.halted
-        first = next((before for before in self._dependencies[step_id] if before in one.left_out), None)
+        progress = self._items[item]
+        if progress.halted:
+            return progress.halted
+        first = next((before for before in self._dependencies[step_id] if before in progress.left_out), None)
         if first is None:
             return ""
-        return f"`{first}` {'failed' if one.values[self._names[first]]['status'] == StepStatus.FAILED else 'was skipped'}"
+        return f"`{first}` {'failed' if progress.values[self._names[first]]['status'] == StepStatus.FAILED else 'was skipped'}"
 
     def leave_out(self, item: int, step_id: str, cause: str) -> None:
         """Record that a step of an item is not called, because of `cause`. Steps that depend on it are not called either."""
@@ -158,27 +158,27 @@ class Group:
 
     def record_end(self, item: int, step_id: str, end: AttemptEnd | None) -> None:
         """Record how a call ended. `end` is None if the call was not made."""
-        one, state = self._items[item], self.calls[step_id]
+        progress, state = self._items[item], self.calls[step_id]
         state.end(item, end)
-        one.values[self._names[step_id]] = _step_value(end)
+        progress.values[self._names[step_id]] = _step_value(end)
         if end is not None:
-            one.ends.append(end)
+            progress.ends.append(end)
             if end.outcome != "succeeded":
-                one.failure = one.failure or f"`{step_id}` {'is unknown' if end.outcome == 'unknown' else 'failed'}: {end.error}"
+                progress.failure = progress.failure or f"`{step_id}` {'is unknown' if end.outcome == 'unknown' else 'failed'}: {end.error}"
                 if state.step.on_error != "continue" or end.outcome != "failed":
-                    one.halted = one.halted or f"`{step_id}` failed"
+                    progress.halted = progress.halted or f"`{step_id}` failed"
                 else:
-                    one.left_out[step_id] = f"`{step_id}` failed"
+                    progress.left_out[step_id] = f"`{step_id}` failed"
         for after in self._dependents[step_id]:
-            one.missing[after] -= 1
-            if not one.missing[after]:
+            progress.missing[after] -= 1
+            if not progress.missing[after]:
                 self._ready.append((item, after))
-        if len(one.values) == len(self._dependencies):
-            self._record_item_end(one)
+        if len(progress.values) == len(self._dependencies):
+            self._record_item_end(progress)
 
-    def _record_item_end(self, one: _Item) -> None:
+    def _record_item_end(self, progress: _Item) -> None:
         self._ended += 1
-        self._failed += bool(one.failure)
+        self._failed += bool(progress.failure)
         if self._failed > self._failures_allowed:
             self._halt_reason = self._halt_reason or f"{counted(self._failed, 'item')} of `{self.step.id}` failed"
 
@@ -191,27 +191,27 @@ class Group:
     def results(self) -> list[dict[str, JsonValue]]:
         """Return, for each item, the results of its steps that succeeded, by id."""
         done = StepStatus.COMPLETED.value
-        return [{step_id: end["result"] for step_id, end in one.values.items() if end["status"] == done} for one in self._items]
+        return [{step_id: end["result"] for step_id, end in progress.values.items() if end["status"] == done} for progress in self._items]
 
     def items(self) -> list[GroupItem]:
         """Return the label and the status of each item."""
         names = [label or str(number) for number, label in enumerate(self.labels, start=1)]
-        return [GroupItem(name, one.status) for name, one in zip(names, self._items, strict=True)]
+        return [GroupItem(name, progress.status) for name, progress in zip(names, self._items, strict=True)]
 
     @property
     def is_skipped(self) -> bool:
         """Whether no call was made, although there are items."""
-        return not any(one.ends for one in self._items) and any(one.left_out for one in self._items)
+        return not any(progress.ends for progress in self._items) and any(progress.left_out for progress in self._items)
 
     def summary(self) -> AttemptEnd:
         """Return the end of the group."""
-        bad = [end for one in self._items for end in one.ends if end.outcome != "succeeded"]
-        missing = [one for one in self._items if one.left_out and not one.failure]
+        bad = [end for progress in self._items for end in progress.ends if end.outcome != "succeeded"]
+        missing = [progress for progress in self._items if progress.left_out and not progress.failure]
         if not bad and not missing:
             return AttemptEnd("succeeded", 0)
-        texts = [f"{item.label}: {one.failure}" for item, one in zip(self.items(), self._items, strict=True) if one.failure]
+        texts = [f"{item.label}: {progress.failure}" for item, progress in zip(self.items(), self._items, strict=True) if progress.failure]
         shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
-        causes = [cause for one in missing for cause in one.left_out.values()]
+        causes = [cause for progress in missing for cause in progress.left_out.values()]
         left = f"{len(missing)} of {counted(len(self._items), 'item')} did not complete: {causes[0]}" if missing else ""
         worst = min(bad, key=lambda end: WORST_FIRST.index(end.outcome), default=AttemptEnd("failed", 0))
         error = "; ".join(text for text in (shown, left) if text)

@@ -49,14 +49,16 @@ def recorded_items(plan: ExecutionPlan, run: PlanRun, step_id: str) -> list[str 
 def _declarations(plan: ExecutionPlan, within: Step | None) -> Declarations:
     """Return what expressions of the plan that `within` runs may use, or those of `plan` itself if it is None."""
     inputs = plan.inputs if within is None or within.pinned is None else within.pinned.inputs
-    return Declarations(steps={one.local_id for one in plan.all_steps if one.within is within}, inputs=inputs, item=True)
+    return Declarations(steps={step.local_id for step in plan.all_steps if step.within is within}, inputs=inputs, item=True)
 
 
 def _recorded_variables(steps: Mapping[str, Step], plan: ExecutionPlan, run: PlanRun, within: Step | None) -> Variables:
     """Return what expressions of the plan that `within` runs, or of the whole plan, see by the record. Raises ExpressionError."""
-    kept = [one for one in run.steps if one.status in (StepStatus.COMPLETED, StepStatus.SKIPPED)]  # other steps may still end differently
-    own = [one for one in kept if one.id in steps and steps[one.id].within is within]
-    ends = {steps[one.id].local_id: as_value(one.status, one.result, one.error) for one in own}
+    kept = [
+        step for step in run.steps if step.status in (StepStatus.COMPLETED, StepStatus.SKIPPED)
+    ]  # other steps may still end differently
+    own = [step for step in kept if step.id in steps and steps[step.id].within is within]
+    ends = {steps[step.id].local_id: as_value(step.status, step.result, step.error) for step in own}
     if within is None or within.pinned is None:
         return Variables(steps=ends, inputs=run.inputs)
     given, _ = compile_template({**within.inputs}, _declarations(plan, within.within), at="inputs")

@@ -67,8 +67,8 @@ class Rollback:
         """
         self.scope = replace(scope, history=history, stop=Stop(), clock=None, gates=None, refusal=None)
         ended = dict[str, RunScope]()  # the scopes of the sub-plans
-        for step_id, one in scope.inside.items():
-            ended[step_id] = replace(self.scope, values=one.values, inputs=one.inputs, inside=ended)
+        for step_id, inner_scope in scope.inside.items():
+            ended[step_id] = replace(self.scope, values=inner_scope.values, inputs=inner_scope.inputs, inside=ended)
         self.scope.inside = ended
         self.halt = Stop()  # setting it prevents further calls; a stop of the scope also ends running ones
         self._history = history
@@ -426,7 +426,7 @@ class Rollback:
     def report(self) -> RollbackReport:
         """Return what is rolled back, what is not and why, and what cannot be."""
         if self.unknown_outcome is not None:
-            units = [(one.step_id, one.item) for node in self._undoable for one in self._done[node]]
+            units = [(attempt.step_id, attempt.item) for node in self._undoable for attempt in self._done[node]]
             left = [call_name(*unit, self._labels.get(unit)) for unit in units]
             return RollbackReport(self.unknown_outcome, can_continue=False, left=tuple(left))
         reasons = dict[Unit, str]()

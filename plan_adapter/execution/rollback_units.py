@@ -60,7 +60,7 @@ def rollback_graph(validated: ValidatedPlan, history: RunHistory) -> dict[Unit, 
         step = validated.steps[step_id]
         if step.group is None:
             after = tuple(validated.sub_plans[step_id].steps) if step_id in validated.sub_plans else _dependencies_of(step, validated)
-            before = tuple((one, None) for one in after)
+            before = tuple((step_id_before, None) for step_id_before in after)
             found[step_id, None] = _add_items(found, validated.groups.get(step_id, {}), before, history)
     return found
 

@@ -160,8 +160,8 @@ class Scheduler:
             return self._halt(cause)
         state = self._sub_plans[step.within.id]
         state.halted = state.halted or cause
-        for one in flattened(step.within.inner):
-            self.open_gates.withdraw(one.id)
+        for inner in flattened(step.within.inner):
+            self.open_gates.withdraw(inner.id)
         return self._halt_around(step.within, cause) if self._stops_on_error(step.within) else None
 
     def _why_halted(self, step: Step) -> str:
@@ -202,8 +202,8 @@ class Scheduler:
             items = self._items_of(step)
         except ExpressionError as error:
             self._finish(step, AttemptEnd("failed", 0, error=str(error)))
-            for one in step.inner:
-                self._skip(one, f"`{step.id}` failed")
+            for inner in step.inner:
+                self._skip(inner, f"`{step.id}` failed")
             return self.tasks.spawn(self._close(step, show=True))
         if step.goal is not None:
             return self.tasks.spawn(self._pursue(step))
@@ -244,7 +244,7 @@ class Scheduler:
         inputs = sub_plan_inputs(self._scope, step)
         run, gates = self._runs[step.id], self._gates_of(step)
         run.status, run.started_at = StepStatus.RUNNING, self._scope.recorder.now()
-        is_done = all((one.id, None) in self._scope.history.succeeded for one in flattened(step.inner) if not one.inner)
+        is_done = all((inner.id, None) in self._scope.history.succeeded for inner in flattened(step.inner) if not inner.inner)
         if gates is None or is_done:
             self._start_sub_plan(step, inputs)
         else:
@@ -279,7 +279,7 @@ class Scheduler:
         runs = [self._runs[step_id] for step_id in sub_plan.steps]
         end = end_of_sub_plan(runs, self._without_call)
         if end is None:
-            why = state.refused or next(one.reason or "" for one in runs if one.id not in self._without_call)
+            why = state.refused or next(inner.reason or "" for inner in runs if inner.id not in self._without_call)
             run.status, run.reason, run.completed_at = StepStatus.SKIPPED, why, self._scope.recorder.now()
             return await self._close(step, show=True)
         if end.outcome == "succeeded":
@@ -288,7 +288,7 @@ class Scheduler:
             except ExpressionError as error:
                 end = AttemptEnd("failed", 0, error=str(error))
         self._finish(step, end, was_refused=was_refused(state, runs), continues=state.continues)
-        run.carried = all(one.carried for one in runs)
+        run.carried = all(inner.carried for inner in runs)
         return await self._close(step, show=True)
 
     async def _pursue(self, step: Step) -> None:
@@ -580,8 +580,8 @@ class Scheduler:
         return list(enumerate(items))
 
     def _skip(self, step: Step, reason: str) -> None:
-        for one in step.inner:
-            self._skip(one, reason)
+        for inner in step.inner:
+            self._skip(inner, reason)
         run = self._runs[step.id]
         run.status, run.reason, run.completed_at = StepStatus.SKIPPED, reason, self._scope.recorder.now()
         self.tasks.spawn(self._close(step, show=True))

@@ -100,8 +100,8 @@ class RunScope:
         The digest covers the steps, their tools and the parameters. `kind` is `group`, or `plan` for a step that runs a plan.
         """
         bound = self.approved.bound
-        tool_steps = [one for one in inner if one.id in bound.validated.tools]
-        tools = {tool.name: tool.definition() for one in tool_steps for tool in bound.validated.tools_of(one.id)}
+        tool_steps = [inner_step for inner_step in inner if inner_step.id in bound.validated.tools]
+        tools = {tool.name: tool.definition() for inner_step in tool_steps for tool in bound.validated.tools_of(inner_step.id)}
         definition: dict[str, JsonValue] = {"name": kind, "tools": [tools[name] for name in sorted(tools)]}
         folder = None if bound.folder is None else bound.folder.content
         return GatedCall(
@@ -109,7 +109,7 @@ class RunScope:
             step_run=self.run.step(step.id),
             name=call_name(step.id, item, label),
             item=item,
-            effect=strongest({bound.validated.effect_of(one.id) for one in tool_steps}),
+            effect=strongest({bound.validated.effect_of(inner_step.id) for inner_step in tool_steps}),
             parameters=parameters,
             approval_digest=call_digest(step, item, parameters, definition, folder),
             label=label,

@@ -66,7 +66,7 @@ def ending_of(steps: Sequence[StepRun], stop: Stop, refusal: GateRefusal | None 
 
     `refusal` comes from a step gate; a failed step takes precedence over it. `left` are the steps that nobody requested this time.
     """
-    completed = any(one.status is StepStatus.COMPLETED for step in steps for one in (step, *step.items))
+    completed = any(part.status is StepStatus.COMPLETED for step in steps for part in (step, *step.items))
     ended = [step for step in steps if step.status is StepStatus.FAILED]
     failed = [step for step in ended if refusal is None or step.reason != NOT_APPROVED]
     unknown = [step for step in steps if step.outcome is Outcome.UNKNOWN]

@@ -175,7 +175,7 @@ def with_current_policy(gate_policy: GatePolicy, plan: ExecutionPlan, policy: Ef
 def names_without_group(plan: ExecutionPlan, policy: EffectivePolicy) -> list[str]:
     """Return who may answer or operate, as `plan` names them, without groups and their members: single people, or missing groups."""
     known = {*policy.groups, *(member for members in policy.groups.values() for member in members)}
-    policies = [one.approval for one in (plan, *plan.sub_plans) if one.approval is not None]
+    policies = [each.approval for each in (plan, *plan.sub_plans) if each.approval is not None]
     named = [name for own in policies for name in (*own.approvers, *own.operators)]
     return [name for name in dict.fromkeys((*named, *plan.approvers_of_questions)) if name not in known and "/" not in name]
 

@@ -125,10 +125,10 @@ def _goal_section(goal: Mapping[str, JsonValue], rounds: Sequence[RoundRecord], 
     """Return the section on a goal and the outcomes of its newest rounds."""
     lines = ["### The goal", ""]
     lines += [line for name, value in sorted(goal.items(), reverse=True) for line in value_lines(code(name), mask.redact(name, value))]
-    shown = [one for one in rounds if one.call is not None or one.replies][-SHOWN_ROUNDS:]
-    for one in shown:
-        call = None if one.call is None else replace(one.call, result=mask.redact("result", one.call.result))
-        lines += [f"- round {one.round}: {fact}" for fact in (*one.replies, call) if fact is not None]
+    shown = [record for record in rounds if record.call is not None or record.replies][-SHOWN_ROUNDS:]
+    for record in shown:
+        call = None if record.call is None else replace(record.call, result=mask.redact("result", record.call.result))
+        lines += [f"- round {record.round}: {fact}" for fact in (*record.replies, call) if fact is not None]
     return [*lines, ""] if goal or shown else []
 
 
@@ -155,11 +155,11 @@ def _outer_gate_text(
 ) -> str:
     """Return the text of the gate of a group, of one item of it, or of a sub-plan: the steps that will run, and for what."""
     validated, mask, predictions = bound.validated, ValueMask.of(bound), Predictions(bound.validated, bound.inputs)
-    steps = [one for one in flattened(outer.inner) if not one.inner]
-    effects: dict[str, Effect] = {one.id: validated.effect_of(one.id) for one in steps}
+    steps = [step for step in flattened(outer.inner) if not step.inner]
+    effects: dict[str, Effect] = {step.id: validated.effect_of(step.id) for step in steps}
     # As far as it is known before the first step.
-    known = {one.id: predictions.of(one, item=parameters.get("item") if one.group is not None else None) for one in steps}
-    undone = {one.id: preview_rollback(one.id, validated, known[one.id]) for one in steps}
+    known = {step.id: predictions.of(step, item=parameters.get("item") if step.group is not None else None) for step in steps}
+    undone = {step.id: preview_rollback(step.id, validated, known[step.id]) for step in steps}
     final = [code(step_id) for step_id, effect in effects.items() if effect != "read" and undone[step_id] is None]
     danger = f"**Cannot be undone: {', '.join(final)}.**" if final else "It only reads, or can be undone."
     first = [*notice_lines(notices), *heading_lines(f"Approve {words(name)}?", outer.description)]
@@ -167,20 +167,20 @@ def _outer_gate_text(
     of_plan = "" if outer.plan is None else f" of the plan {code(outer.plan)}"
     first += [f"It runs {counted(len(effects), 'step')}{of_plan}, for:", "", *asked, ""]
     if ended_items:  # the failed ones first
-        ends = [f"{prose(one.label)} {one.status}" for one in sorted(ended_items, key=lambda one: one.status is not StepStatus.FAILED)]
+        ends = [f"{prose(item.label)} {item.status}" for item in sorted(ended_items, key=lambda item: item.status is not StepStatus.FAILED)]
         first += [f"Before it: {listed(ends, SHOWN_ITEMS)}.", ""]
-    first += [f"- **{words(one.id)}** ({EFFECTS_SHOWN[effects[one.id]]}): {code(one.called)}" for one in steps]
+    first += [f"- **{words(step.id)}** ({EFFECTS_SHOWN[effects[step.id]]}): {code(step.called)}" for step in steps]
     first += ["", f"{danger} A part of {plan_title(validated.plan)}. {expiry_sentence(validated.plan, expires_ms, outer)}", ""]
     rest = ["### The steps", ""]
-    for one in steps:
-        rest += [f"- {code(one.id)}: {_attempt_limits(one, validated.plan.timeout_ms_of(one))}"]
-        predicted = known[one.id].of(validated.parameters[one.id])
-        arguments = mask.redact_parameters(one.tool_name or "", predicted if isinstance(predicted, dict) else {})
-        rest += [line for key, value in arguments for line in value_lines(f"{code(one.id)} {code(key)}", value)]
-        if (undo := undone[one.id]) is not None:
-            rest.append(f"- {code(one.id)} is undone by {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}), without another approval")
+    for step in steps:
+        rest += [f"- {code(step.id)}: {_attempt_limits(step, validated.plan.timeout_ms_of(step))}"]
+        predicted = known[step.id].of(validated.parameters[step.id])
+        arguments = mask.redact_parameters(step.tool_name or "", predicted if isinstance(predicted, dict) else {})
+        rest += [line for key, value in arguments for line in value_lines(f"{code(step.id)} {code(key)}", value)]
+        if (undo := undone[step.id]) is not None:
+            rest.append(f"- {code(step.id)} is undone by {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}), without another approval")
             arguments = mask.redact_parameters(undo.tool_name, undo.parameters)
-            rest += [line for key, value in arguments for line in value_lines(f"{code(one.id)} undone with {code(key)}", value)]
+            rest += [line for key, value in arguments for line in value_lines(f"{code(step.id)} undone with {code(key)}", value)]
     rest += ["", *description_section(outer.description), *redaction_note(mask)]
     return gate_document(first, [*rest, *digests_section(validated.digest, approval_digest=approval_digest)])
 

@@ -41,7 +41,7 @@ def as_aster(validated: ValidatedPlan) -> tuple[dict[str, JsonValue], list[str]]
         "Steps": steps,
     }
     for step in plan.steps:
-        after = [one for one in validated.dependencies[step.id] if validated.steps[one].outer is None]
+        after = [before for before in validated.dependencies[step.id] if validated.steps[before].outer is None]
         steps.append({"ID": step.id, "Index": step.index, **_pascal_fields(step, _STEP_FIELDS), "DependsOn": after})
     return document, [*_left_out_notes(plan), *_expression_notes(validated)]
 

@@ -345,17 +345,21 @@ def combinations_of(matrix: Mapping[str, list[Any]]) -> list[Document]:
     axes = {str(key): values for key, values in matrix.items() if key not in ("include", "exclude")}
     excluded = [mapping(entry) for entry in matrix.get("exclude", [])]
     found = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())] if axes else []
-    found = [one for one in found if not any(all(one.get(key) == value for key, value in entry.items()) for entry in excluded)]
-    originals = [dict(one) for one in found]
+    found = [
+        combination
+        for combination in found
+        if not any(all(combination.get(key) == value for key, value in entry.items()) for entry in excluded)
+    ]
+    originals = [dict(combination) for combination in found]
     for entry in [mapping(entry) for entry in matrix.get("include", [])]:
         matching = [
-            one
-            for one, original in zip(found, originals, strict=False)
+            combination
+            for combination, original in zip(found, originals, strict=False)
             if all(original[key] == value for key, value in entry.items() if key in original)
         ]
         if matching and axes:
-            for one in matching:
-                one.update(entry)
+            for combination in matching:
+                combination.update(entry)
         else:
             found.append(dict(entry))
     return found
@@ -380,4 +384,4 @@ def _step_name(step: Document, index: int) -> str:
 
 
 def _as_texts(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else [str(one) for one in members(value)]
+    return [value] if isinstance(value, str) else [str(member) for member in members(value)]

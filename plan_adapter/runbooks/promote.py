@@ -159,9 +159,14 @@ class _Candidates:
 
     def ordered(self) -> list[_Candidate]:
         """Return the candidates: those known to vary first, then those with most occurrences, also inside other texts, then the longest."""
-        found = sorted(self._found.values(), key=lambda one: (not one.is_varied, -len(one.literals), -len(str(one.value))))
-        rank = {id(one): (not one.is_varied, -self._count_places(one), -len(str(one.value))) for one in found[:_COMPARED]}
-        return [*sorted(found[:_COMPARED], key=lambda one: rank[id(one)]), *found[_COMPARED:]]
+        found = sorted(
+            self._found.values(), key=lambda candidate: (not candidate.is_varied, -len(candidate.literals), -len(str(candidate.value)))
+        )
+        rank = {
+            id(candidate): (not candidate.is_varied, -self._count_places(candidate), -len(str(candidate.value)))
+            for candidate in found[:_COMPARED]
+        }
+        return [*sorted(found[:_COMPARED], key=lambda candidate: rank[id(candidate)]), *found[_COMPARED:]]
 
     def _count_places(self, candidate: _Candidate) -> int:
         draft = InputReplacement(candidate.value, "x", candidate.is_certain)
@@ -204,13 +209,13 @@ class _Candidates:
                     self._add(literal.value, literal, "it occurs in several places")
 
     def _add(self, value: Any, literal: Literal, reason: str, *, kind: str = "", is_varied: bool = False) -> None:
-        one = self._found.setdefault(_candidate_key(value, literal), _Candidate(value))
-        one.kind = one.kind or kind
-        one.is_varied = one.is_varied or is_varied
-        if reason not in one.reasons:
-            one.reasons.append(reason)
-        if literal not in one.literals[-1:]:
-            one.literals.append(literal)
+        candidate = self._found.setdefault(_candidate_key(value, literal), _Candidate(value))
+        candidate.kind = candidate.kind or kind
+        candidate.is_varied = candidate.is_varied or is_varied
+        if reason not in candidate.reasons:
+            candidate.reasons.append(reason)
+        if literal not in candidate.literals[-1:]:
+            candidate.literals.append(literal)
 
 
 @dataclass(slots=True)
@@ -226,7 +231,9 @@ class _RunbookEditor:
 
     def definitions(self) -> dict[str, JsonValue]:
         """Return the proposed inputs in document form."""
-        return {one.name: one.definition.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for one in self.inputs}
+        return {
+            proposed.name: proposed.definition.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for proposed in self.inputs
+        }
 
     def propose(self, candidate: _Candidate) -> None:
         """Replace a candidate by an input, if it still occurs in enough places."""
@@ -269,7 +276,7 @@ class _RunbookEditor:
     def _replace_in_expressions(self, replacing: InputReplacement) -> None:
         """Replace constants in conditions and outputs by the input, so that they keep their meaning."""
         steps = cast("list[dict[str, JsonValue]]", self.document["steps"])
-        inner = [one for step in steps for one in cast("list[dict[str, JsonValue]]", step.get("steps", []))]
+        inner = [inner_step for step in steps for inner_step in cast("list[dict[str, JsonValue]]", step.get("steps", []))]
         for step in (*steps, *inner):
             for name in ("when", "for_each", "done_when"):
                 text = step.get(name)
@@ -327,7 +334,7 @@ def _difference(mine: Any, theirs: Any) -> tuple[Any, Any]:
     start = next((at for at in range(shorter) if words[at] != others[at]), shorter)
     rest = shorter - start
     end = next((at for at in range(rest) if words[-1 - at] != others[-1 - at]), rest)
-    part, other = ("".join(one[start : len(one) - end]) for one in (words, others))
+    part, other = ("".join(parts[start : len(parts) - end]) for parts in (words, others))
     return (part, other) if part.strip() and other.strip() else (mine, theirs)
 
 

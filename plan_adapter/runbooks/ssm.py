@@ -165,7 +165,11 @@ def _convert_default(value: Any, kind: str) -> Any:
             return None if value is None else str(value)
         case "array":
             found = _from_json(value)
-            return [str(one) if isinstance(one, int | float) else one for one in members(found)] if isinstance(found, list) else None
+            return (
+                [str(member) if isinstance(member, int | float) else member for member in members(found)]
+                if isinstance(found, list)
+                else None
+            )
         case _:
             found = _from_json(value)
             return mapping(found) if isinstance(found, dict) else None
@@ -272,7 +276,7 @@ class _Conversion:
             report.add("changed", note, name)
         for key in action.left_out:
             report.add("left out", f"`{key}` of `{step.get('action')}`", name)
-        when, taken = self._when_condition(name), {str(one["id"]) for one in self.steps}
+        when, taken = self._when_condition(name), {str(step["id"]) for step in self.steps}
         first = step_id(name, taken)
         for ending, call in calls.steps.items():
             own = first if not ending else step_id(first + ending, taken)
@@ -325,8 +329,12 @@ class _Conversion:
 
 def _declared_outputs(step: Document) -> list[tuple[str, str, str]]:
     """Return name, selector and type of each output that a step declares."""
-    outputs = [mapping(one) for one in members(step.get("outputs"))]
-    return [(str(one.get("Name")), str(one.get("Selector", "$")), str(one.get("Type", "String"))) for one in outputs if one.get("Name")]
+    outputs = [mapping(output) for output in members(step.get("outputs"))]
+    return [
+        (str(output.get("Name")), str(output.get("Selector", "$")), str(output.get("Type", "String")))
+        for output in outputs
+        if output.get("Name")
+    ]
 
 
 def _insert_first_output(parameters: Document, first: str) -> Document:

@@ -123,7 +123,7 @@ def _inode(path: str) -> str:
 def _same_inodes(recorded: str, now: str) -> bool:
     # Ignore device numbers: on many file systems they change when the machine restarts.
     pairs = zip(recorded.split(), now.split(), strict=False)
-    return all(NO_INODE in (one, other) or one.partition(":")[2] == other.partition(":")[2] for one, other in pairs)
+    return all(NO_INODE in (old, other) or old.partition(":")[2] == other.partition(":")[2] for old, other in pairs)
 
 
 def _path_text(path: str) -> str:

@@ -234,7 +234,7 @@ async def execute_in_flow(
 
 async def _load_current_version(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest) -> BoundPlan:
     """Return the current version of the run's plan if `bound` is an earlier one. Raises NotApprovedError for any other plan or inputs."""
-    if bound.inputs == run.inputs and any(one.digest == bound.validated.digest for one in await store.revisions.of_run(run.id)):
+    if bound.inputs == run.inputs and any(revision.digest == bound.validated.digest for revision in await store.revisions.of_run(run.id)):
         tools = run_request.tools or tools_of_plan(bound.validated)
         return bind_recorded_plan(run, (await store.ledger.snapshot(run.id)).plan, tools)
     raise NotApprovedError(

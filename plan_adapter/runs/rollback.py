@@ -108,7 +108,7 @@ def rollback_needs_approver(plan: ExecutionPlan, policy: EffectivePolicy) -> boo
     This is the case if calls of the plan have step gates. Rollback calls have none: the plan's approval covers rollbacks after a failure,
     and a person who requests any other rollback approves it with that request.
     """
-    effects = {effect for one in (plan, *plan.sub_plans) for effect in (one.approval or ApprovalPolicy()).effects}
+    effects = {effect for each in (plan, *plan.sub_plans) for effect in (each.approval or ApprovalPolicy()).effects}
     return bool(effects or policy.gate_effects) or any(step.requires_approval or plan.asks_before(step) for step in plan.all_steps)
 
 
@@ -142,7 +142,7 @@ def _end_steps(scope: RunScope) -> None:
             receipt = scope.history.succeeded.get((step.id, None))
             if receipt is not None:
                 step.status, step.outcome, step.result = StepStatus.COMPLETED, Outcome.SUCCEEDED, receipt.result
-            elif step.attempts or not tried.isdisjoint(one.id for one in flattened([planned[step.id]])):
+            elif step.attempts or not tried.isdisjoint(inner.id for inner in flattened([planned[step.id]])):
                 step.status, step.outcome, step.reason = StepStatus.FAILED, Outcome.FAILED, "cancelled"
                 step.error = "its process ended before it did"
             else:

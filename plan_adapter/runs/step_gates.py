@@ -122,7 +122,7 @@ class CallGates:
             return ()
         store, run_id = self.keeper.store, self.keeper.run.id
         found = rounds_of(await store.receipts(run_id), await store.attempts(run_id), await store.approvals(run_id))
-        return [one for one in found.get(call.step.id, ()) if one.round <= (call.item or 0)]
+        return [record for record in found.get(call.step.id, ()) if record.round <= (call.item or 0)]
 
     @property
     def _plan(self) -> ExecutionPlan:

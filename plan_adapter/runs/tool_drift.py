@@ -87,7 +87,9 @@ def replaced_version(revisions: list[Revision], answers: list[Approval]) -> Revi
     Several versions may have followed the last approval. The next approver has to see everything that changed since.
     """
     approved = {answer.approval_digest for answer in answers if answer.step_id is None and answer.used_at is not None}
-    return next((one for one in reversed(revisions) if one.approval_digest in approved), revisions[-1] if revisions else None)
+    return next(
+        (revision for revision in reversed(revisions) if revision.approval_digest in approved), revisions[-1] if revisions else None
+    )
 
 
 def tool_drift_lines(bound: BoundPlan, run: PlanRun, replaced: Revision | None) -> list[str]:

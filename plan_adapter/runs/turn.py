@@ -77,7 +77,7 @@ async def _find_obstacle(scope: RunScope, store: PlanStore) -> tuple[str, bool]:
         return "", False
     before = await store.ledger.acquire_key(scope.run, key)
     if before and concurrency.when_busy == "cancel_older":
-        await _cancel_older([one for one in before if one.name == scope.run.name], scope, store)
+        await _cancel_older([other for other in before if other.name == scope.run.name], scope, store)
     return _busy_message(before[0], key) if before else "", bool(before) and concurrency.when_busy == "refuse"
 
 

@@ -225,7 +225,7 @@ def _manual_attempt(connection: Connection, run: Row, call: CallPlace, *, at: da
     if step is None:
         raise RunConflictError(f"no step of run {run['id']} is called `{call.step_id}`")
     if step.inner:
-        names, what = ", ".join(f"`{one.id}`" for one in step.inner[:5]), "is a group" if step.is_group else "runs a plan"
+        names, what = ", ".join(f"`{inner_step.id}`" for inner_step in step.inner[:5]), "is a group" if step.is_group else "runs a plan"
         raise RunConflictError(f"`{step.id}` {what} and calls no tool: name one of its steps, {names}")
     if step.ask is not None:
         raise RunConflictError(f"`{step.id}` asks a question: answer it with `plan answer {run['id']} {step.id}`")

@@ -125,7 +125,7 @@ def get(connection: Connection, tenant: str | None, name_or_digest: str, version
         return _load(connection, tenant, name_or_digest)
     found = versions_of(connection, tenant, name_or_digest)
     if version is not None:
-        found = [one for one in found if one.version == version]
+        found = [saved for saved in found if saved.version == version]
     if found:
         return _load(connection, tenant, found[0].digest)
     if version is not None:

@@ -83,7 +83,7 @@ def row_of(connection: Connection, tenant: str | None, id_prefix: str, *columns:
     query = wanted.where(runs.c.id.startswith(id_prefix.lower(), autoescape=True)).order_by(runs.c.id).limit(6)
     found: Sequence[Row] = connection.execute(seen_by(tenant, query, runs)).mappings().all()
     if not found:
-        gone = [one for one in tombstones.of_run(connection, tenant, id_prefix) if one.kind == "pruned"]
+        gone = [tombstone for tombstone in tombstones.of_run(connection, tenant, id_prefix) if tombstone.kind == "pruned"]
         pruned = f": {gone[0]}; `plan runs verify {gone[0].run_id}` shows its tombstone" if gone else ""
         raise RunConflictError(f"no run has the id `{id_prefix}`, or an id that begins with it{pruned}")
     if len(found) > 1:

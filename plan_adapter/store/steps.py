@@ -42,7 +42,7 @@ def step_runs_of(
     for end in connection.execute(select(step_runs).where(step_runs.c.run_id.in_(found))).mappings():
         found[end["run_id"]].ends[end["step_id"]] = end
     planned = _planned_steps(connection, rows)
-    lack_ends = {run_id for run_id, one in found.items() if one.why_ended is not None and len(one.ends) < len(planned[run_id])}
+    lack_ends = {run_id for run_id, run in found.items() if run.why_ended is not None and len(run.ends) < len(planned[run_id])}
     unended = [row for row in rows if row["status"] == PlanStatus.EXECUTING or row["id"] in lack_ends]
     for attempt in _current_attempts(connection, unended):
         found[attempt["run_id"]].attempts[attempt["step_id"]].append(attempt)
@@ -96,9 +96,9 @@ def steps_of_document(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the steps of a plan's document, each followed by the steps inside it, whose ids are those of the whole plan."""
     steps = list[dict[str, Any]]()
     for step in document["steps"]:
-        steps += [step, *({**one, "group": step["id"], "in_items": True} for one in step.get("steps", ()))]
+        steps += [step, *({**inner_step, "group": step["id"], "in_items": True} for inner_step in step.get("steps", ()))]
         if "pinned" in step:
-            steps += [_inner_step(step, one) for one in steps_of_document(step["pinned"])]
+            steps += [_inner_step(step, inner_step) for inner_step in steps_of_document(step["pinned"])]
     return [*steps, *document.get("finally", ())]
 
 
@@ -108,7 +108,7 @@ def _inner_step(outer: dict[str, Any], step: dict[str, Any]) -> dict[str, Any]:
     return {
         **step,
         "id": f"{prefix}.{step['id']}",
-        "depends_on": [f"{prefix}.{one}" for one in step.get("depends_on", ())],
+        "depends_on": [f"{prefix}.{before}" for before in step.get("depends_on", ())],
         "group": f"{prefix}.{step['group']}" if "group" in step else prefix,
         "local_id": step.get("local_id", step["id"]),
         "given": [outer.get("inputs", {}), *step.get("given", ())],

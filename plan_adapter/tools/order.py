@@ -27,7 +27,7 @@ class OrderGuard(Generic[T]):
     def restored(self, now: Sequence[T]) -> list[T]:
         """Return `now` with the common items back in the order of the baseline. All other items stay where they are."""
         common, items = self._common(now), list(now)
-        by_rank = sorted(common, key=lambda one: one[1])
+        by_rank = sorted(common, key=lambda pair: pair[1])
         for (to, _), (at, _) in zip(common, by_rank, strict=True):
             items[to] = now[at]
         return items

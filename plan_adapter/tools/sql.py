@@ -100,8 +100,8 @@ async def sql_execute(
     """
     statements = [statement] if isinstance(statement, str) else statement
     each = parameters if isinstance(parameters, list) else [parameters or {}]
-    for one in statements:
-        _refuse_outside_access(_without_comments(one))
+    for text in statements:
+        _refuse_outside_access(_without_comments(text))
     async with _connection(url, is_reading=False) as connection:
         return {"rowcount": await _run_interruptible(connection, _run_statements(connection, statements, each))}
 

@@ -149,9 +149,9 @@ def _check_inner(
             if getattr(step, name):
                 hint = "move it out of the group, or give the group the longer list"
                 findings.add("bad-group", f"{place}.{name}", f"a step of a group cannot have {what}", hint)
-        one = step.model_copy(update={"for_each": None, "label": None, "steps": []}) if step.for_each or step.steps else step
-        check_runs_no_plan(one, place, "a step of a group", findings)
-        calls.append(_check_call(one, place, declared, tools, findings, on_dask=group.runner == "dask"))
+        plain_step = step.model_copy(update={"for_each": None, "label": None, "steps": []}) if step.for_each or step.steps else step
+        check_runs_no_plan(plain_step, place, "a step of a group", findings)
+        calls.append(_check_call(plain_step, place, declared, tools, findings, on_dask=group.runner == "dask"))
     return calls
 
 
@@ -267,9 +267,9 @@ def _check_goal_step(step: Step, at: str, declared: Declared, tools: ToolRegistr
     prompt: dict[str, JsonValue] = {"goal": step.goal}
     if step.done_when is not None and not has_expression(step.done_when):
         prompt["done_when"] = step.done_when
-    one = step if step.for_each is None else step.model_copy(update={"for_each": None, "label": None})
-    one = one if step.rollback is None else one.model_copy(update={"rollback": None})
-    return replace(_compile_call(one, (goal_tool(), None), prompt, (at, at), declared, findings), goal_tools=goal_tools)
+    plain_step = step if step.for_each is None else step.model_copy(update={"for_each": None, "label": None})
+    plain_step = plain_step if step.rollback is None else plain_step.model_copy(update={"rollback": None})
+    return replace(_compile_call(plain_step, (goal_tool(), None), prompt, (at, at), declared, findings), goal_tools=goal_tools)
 
 
 def _check_label(step: Step, at: str, findings: Findings) -> None:

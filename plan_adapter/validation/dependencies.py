@@ -29,7 +29,7 @@ class Dependencies:
         for step_id, own in self.outer.items():
             after = own or before
             steps = self.inner.get(step_id, {})
-            found |= {one: siblings or after for one, siblings in steps.items()}
+            found |= {inner_id: siblings or after for inner_id, siblings in steps.items()}
             if step_id in self.nested:
                 steps = self.nested[step_id].outer
                 found |= self.nested[step_id].for_all_steps(after)
@@ -39,7 +39,7 @@ class Dependencies:
     def with_prefix(self, prefix: str, nested: dict[str, "Dependencies"]) -> "Dependencies":
         """Return these dependencies with `prefix` before each id, and with `nested` as the plans that steps run."""
         return Dependencies(
-            _add_prefix(self.outer, prefix), {f"{prefix}{one}": _add_prefix(of, prefix) for one, of in self.inner.items()}, nested
+            _add_prefix(self.outer, prefix), {f"{prefix}{group_id}": _add_prefix(of, prefix) for group_id, of in self.inner.items()}, nested
         )
 
     @property
@@ -49,7 +49,7 @@ class Dependencies:
 
 
 def _add_prefix(dependencies: Mapping[str, tuple[str, ...]], prefix: str) -> dict[str, tuple[str, ...]]:
-    return {f"{prefix}{step_id}": tuple(f"{prefix}{one}" for one in after) for step_id, after in dependencies.items()}
+    return {f"{prefix}{step_id}": tuple(f"{prefix}{before}" for before in after) for step_id, after in dependencies.items()}
 
 
 _ORDINARY_STEP = "bad-finally", "is not a `finally` step; `finally` steps run after all other steps anyway", "remove it"

@@ -60,7 +60,7 @@ def _pinned_plans(plan: ExecutionPlan) -> dict[int, tuple[str | None, ExecutionP
     steps: Any = plan.steps
     real = [step if isinstance(step, Step) else None for step in (steps if isinstance(steps, list) else ())]  # pyright: ignore[reportUnknownVariableType]
     pinned = {index: (step.plan, step.pinned) for index, step in enumerate(real) if step is not None}
-    return {index: (name, one) for index, (name, one) in pinned.items() if isinstance(one, ExecutionPlan)}
+    return {index: (name, inner) for index, (name, inner) in pinned.items() if isinstance(inner, ExecutionPlan)}
 
 
 def too_deep_problem(at: str, names: Iterable[str]) -> Problem:

@@ -180,15 +180,15 @@ def _type_of(value: JsonValue) -> str:
     return next((_TYPE_NAMES[kind] for kind in kinds if _is_of_type(value, kind)), f"a {type(value).__name__}")
 
 
-def _is_same(one: JsonValue, other: JsonValue) -> bool:
+def _is_same(value: JsonValue, other: JsonValue) -> bool:
     """Return whether two values are the same JSON. Python's `True == 1` does not count."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
-    return one == other
+    if isinstance(value, bool) or isinstance(other, bool):
+        return value is other
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(_is_same, value, other))
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(_is_same(value[key], other[key]) for key in value)
+    return value == other
 
 
 def _pattern_fault(pattern: str) -> str | None:

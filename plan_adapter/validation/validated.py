@@ -145,7 +145,7 @@ class CompiledPlan:
 
     def all_dependencies(self, prefix: str = "") -> Dependencies:
         """Return the dependencies of all steps, with the ids of the whole plan, where the ids of this plan's steps begin with `prefix`."""
-        nested = {f"{prefix}{step_id}": one.all_dependencies(f"{prefix}{step_id}.") for step_id, one in self.sub_plans.items()}
+        nested = {f"{prefix}{step_id}": sub_plan.all_dependencies(f"{prefix}{step_id}.") for step_id, sub_plan in self.sub_plans.items()}
         return self.dependencies.with_prefix(prefix, nested) if prefix or nested else self.dependencies
 
     def all_outputs(self, prefix: str = "") -> dict[str, Mapping[str, Template]]:

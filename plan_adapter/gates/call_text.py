@@ -24,6 +24,7 @@ from plan_adapter.gates.text import (
     retry_summary,
     secrets_lines,
     short_description,
+    undo_sentence,
     value_lines,
 )
 from plan_adapter.listing import field_line
@@ -160,8 +161,8 @@ def _outer_gate_text(
     # As far as it is known before the first step.
     known = {step.id: predictions.of(step, item=parameters.get("item") if step.group is not None else None) for step in steps}
     undone = {step.id: preview_rollback(step.id, validated, known[step.id]) for step in steps}
-    final = [code(step_id) for step_id, effect in effects.items() if effect != "read" and undone[step_id] is None]
-    danger = f"**Cannot be undone: {', '.join(final)}.**" if final else "It only reads, or can be undone."
+    writing = [step_id for step_id, effect in effects.items() if effect != "read"]
+    danger = undo_sentence([step_id for step_id in writing if undone[step_id] is None], writes=bool(writing), limit=len(writing))
     first = [*notice_lines(notices), *heading_lines(f"Approve {words(name)}?", outer.description)]
     asked = [line for key, value in parameters.items() for line in value_lines(key, mask.redact(key, value))]
     of_plan = "" if outer.plan is None else f" of the plan {code(outer.plan)}"

@@ -28,6 +28,7 @@ from plan_adapter.gates.text import (
     redaction_note,
     retry_summary,
     secrets_lines,
+    undo_sentence,
     value_block,
     value_lines,
 )
@@ -260,11 +261,8 @@ def plan_gate_text(
 
 def _risk_and_expiry(preview: Preview, expires_ms: int) -> list[str]:
     """Return the sentences below the steps on the first screen."""
-    final = list_names([step.step.id for step in preview.irreversible])
-    if preview.irreversible:
-        danger = f"**Cannot be undone: {final}.**"
-    else:
-        danger = "Every write can be undone." if any(step.effect != "read" for step in preview.steps) else "It only reads."
+    writes = any(step.effect != "read" for step in preview.steps)
+    danger = undo_sentence([step.step.id for step in preview.irreversible], writes=writes)
     return [f"{danger} {expiry_sentence(preview.plan, expires_ms, None)}", ""]
 
 

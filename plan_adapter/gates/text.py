@@ -28,6 +28,13 @@ def list_names(ids: Sequence[str], limit: int = 5) -> str:
     return listed([code(name) for name in ids], limit)
 
 
+def undo_sentence(irreversible: Sequence[str], *, writes: bool, limit: int = 5) -> str:
+    """Return the sentence on the first screen of a gate that says which steps cannot be undone. `writes`: whether any step does."""
+    if irreversible:
+        return f"**Cannot be undone: {list_names(irreversible, limit)}.**"
+    return "Every write can be undone." if writes else "It only reads."
+
+
 def secrets_lines(secrets: Sequence[str]) -> list[str]:
     """Return the line that names the secrets passed to tools, or no line if there are none."""
     return [f"- uses the secrets: {list_names(secrets, MAX_LISTED)}"] if secrets else []

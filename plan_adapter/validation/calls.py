@@ -240,8 +240,8 @@ def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, fi
 
 
 def _check_group_fields(step: Step, at: str, findings: Findings) -> None:
-    for name in ("batch", "max_failures"):
-        if getattr(step, name) != Step.model_fields[name].default:
+    for name, is_set in (("batch", step.batch is not None), ("max_failures", step.max_failures != 0)):
+        if is_set:
             findings.add("bad-group", f"{at}.{name}", f"only a group has `{name}`, and this step has no `steps`", "remove it")
     if step.requires_approval == "each":
         findings.add("bad-group", f"{at}.requires_approval", "`each` is for groups", "write true: each item then has its own gate")

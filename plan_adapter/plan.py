@@ -429,8 +429,9 @@ class ExecutionPlan(DocumentModel):
 
     def policies_at(self, step: Step | None) -> list[ApprovalPolicy]:
         """Return the policies of the plan gate or of the gate of `step`, innermost first. The plan that `step` itself runs is innermost."""
-        own = [] if step is None or step.pinned is None else [step.pinned]
-        plans = [self] if step is None else [*own, *self.plans_around(step)]
+        plans: list[ExecutionPlan] = [self] if step is None else self.plans_around(step)
+        if step is not None and step.pinned is not None:
+            plans.insert(0, step.pinned)
         return [plan.approval for plan in plans if plan.approval is not None]
 
     def approvers_at(self, step_id: str | None) -> list[str]:

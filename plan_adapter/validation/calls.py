@@ -431,7 +431,9 @@ def _compile_label(findings: Findings, text: str, at: str, declared: Declaration
 
 def _may_have_secrets(tool: Tool[..., Any] | None) -> bool:
     """Return whether `tool` may receive secrets. Questions are shown, goals go to a model, and Prefect stores what run_deployment gets."""
-    deployment = sys.modules.get("plan_adapter.tools.deployment")  # if nobody has imported the module, no tool is from it
-    if tool in (question_tool(), goal_tool()):
+    if tool is None:
+        return True
+    if tool is question_tool() or tool is goal_tool():
         return False
-    return tool is None or deployment is None or tool.source is not deployment.run_deployment.source
+    deployment = sys.modules.get("plan_adapter.tools.deployment")  # if nobody has imported the module, no tool is from it
+    return deployment is None or tool.source is not deployment.run_deployment.source

@@ -102,7 +102,7 @@ _IS_FAILED = re.compile(r"""steps(?:\.(\w+)|\[["']([\w-]+)["']\])\.status\s*==\s
 def _check_failed_dependencies(calls: list[Call], findings: Findings) -> None:
     """Warn about a condition that asks whether a step failed: naming the step makes a dependency, so the condition is never reached."""
     for call in calls:
-        for found in _IS_FAILED.finditer(call.step.when or ""):
+        for found in _IS_FAILED.finditer(call.step.when) if call.step.when else ():
             name = found[1] or found[2]
             message = f"`{call.step.id}` is skipped if `{name}` fails, so this is never true"
             hint = f"undo `{name}` with a `rollback`, or move `{call.step.id}` to `finally`"

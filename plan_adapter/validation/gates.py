@@ -39,9 +39,10 @@ def check_gates(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> N
 
 
 def _has_gate(plan: ExecutionPlan, call: Call) -> bool:
-    allowed = plan.approval.always_execute if plan.approval is not None else ()
-    if any(tool.effect != "read" and tool.name not in allowed for tool in call.goal_tools):  # each call that writes waits
-        return True
+    if call.goal_tools:
+        allowed = plan.approval.always_execute if plan.approval is not None else ()
+        if any(tool.effect != "read" and tool.name not in allowed for tool in call.goal_tools):  # each call that writes waits
+            return True
     rollback = None if call.rollback_tool is None else call.rollback_tool.effect
     return plan.has_gate(call.step, None if call.tool is None else call.tool.effect, rollback=rollback)
 

@@ -148,6 +148,7 @@ audit = Table(
     Column("row_id", Text),  # of the row that the entry is about, if step, item and attempt do not identify it
     Column("row_digest", Text),  # of that row
     Column("digest", Text, nullable=False),  # of the entry and the digest before it
+    # A long run has tens of thousands of entries, and every start looks for requests.
     Index("ix_audit_operator_requests", "run_id", "kind", sqlite_where=IS_OPERATOR_REQUEST, postgresql_where=IS_OPERATOR_REQUEST),
     sqlite_with_rowid=False,
 )

@@ -1,16 +1,13 @@
 """Tests of operator requests: each applies once, and a start that has not seen it cannot claim the run."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, event
 
 from plan_adapter.errors import RunConflictError
 from plan_adapter.record import PlanRun
-from plan_adapter.store.operator_requests import OperatorRequest, skipped_steps_of
+from plan_adapter.store.operator_requests import OperatorRequest
 from plan_adapter.store.store import PlanStore
-from tests.sql import Sql
 from tests.store.builders import begun, created
 
 WHY = "它没有用\x00"
@@ -57,19 +54,3 @@ async def test_a_run_in_progress_accepts_a_rollback_request_but_no_skip(store: P
     asked = (await store.audit(run.id))[-1]
     assert (asked.kind, asked.step_id, asked.by, asked.known_by) == ("rollback_requested", None, "安娜", "os_user")
     assert (await store.verify(run.id)).ok
-
-
-async def test_operator_requests_are_found_without_reading_the_audit_log(tmp_path: Path) -> None:
-    """A long run has tens of thousands of audit entries, and SQLite uses an index only if it covers the whole query."""
-    url = f"sqlite:///{tmp_path}/plans.db"
-    async with PlanStore(url) as store:
-        await store.now()
-
-        def ways(connection: Connection) -> list[str]:
-            asked = list[str]()
-            event.listen(connection, "before_cursor_execute", lambda *given: asked.append(given[2]))
-            assert skipped_steps_of(connection, "r-1") == {}
-            plans = [connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", ("r-1",)).all() for statement in list(asked)]
-            return [str(row[-1]) for plan in plans for row in plan]
-
-        assert await Sql(url).run(ways) == ["SEARCH audit USING COVERING INDEX ix_audit_operator_requests (run_id=? AND kind=?)"]

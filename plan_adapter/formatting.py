@@ -156,7 +156,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
             effect=step.effect,
             depends_on=after.all,
             implied=after.implied,
-            parameters=step.parameters or ({"input": step.input} if step.input else step.inputs),
+            parameters=_given_values(step),
             attempt_limits=attempt_limits_text(step, timeout) if timeout or step.max_retries else "",
             gate=_has_gate(plan, step),
             rollback=None if step.rollback is None else (None, step.rollback.parameters),
@@ -166,6 +166,13 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
         )
         lines += indented(listed, step.depth)
     return lines
+
+
+def _given_values(step: Step) -> Mapping[str, JsonValue]:
+    """Return what a step passes on, as written: the question, the parameters, the raw input, or the inputs of the plan that it runs."""
+    if step.ask is not None:
+        return {"question": step.ask.question}
+    return step.parameters or ({"input": step.input} if step.input else step.inputs)
 
 
 def _has_gate(plan: ExecutionPlan, step: Step) -> bool:

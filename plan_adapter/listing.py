@@ -154,7 +154,8 @@ def attempt_limits_text(step: Step, timeout_ms: int) -> str:
     delay = f" after {duration(step.retry_delay_ms)}" if step.retry_delay_ms else ""
     growth = f", each wait {step.retry_backoff:g} times the previous one" if step.retry_backoff > 1 and step.max_retries > 1 else ""
     retries = counted(step.max_retries, "retry", "retries")
-    return f"{timeout} per attempt, {'up to ' if step.max_retries > 1 else ''}{retries}{delay}{growth}"
+    jitter = f", varied by up to {step.retry_jitter:.0%}" if delay and step.retry_jitter else ""
+    return f"{timeout} per attempt, {'up to ' if step.max_retries > 1 else ''}{retries}{delay}{growth}{jitter}"
 
 
 def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Effect] = ()) -> list[str]:

@@ -157,7 +157,7 @@ def _step_lines(preview: StepPreview, number: int, mask: ValueMask, *, gate: boo
         parts += [*sub_plan_facts(step), f"digest {code(plan_digest(step.pinned)[:12])}"]
     for_each = None if step.is_group else step.for_each
     conditions = {"when": step.when, "for each": for_each, "label": step.label, "done when": step.done_when, "on error": step.on_error}
-    conditions["runs on"] = step.runner
+    conditions |= {"runs on": step.runner, "runs in": step.isolation, "tags": ", ".join(step.tags) or None}
     given = mask.redact_parameters(step.tool_name or "", preview.parameters)
     parameters = [(code(name), value) for name, value in given if step.goal is None or name != "done_when"]  # it is one of the conditions
     _add_parts(step.id, [*((label, text) for label, text in conditions.items() if text is not None), *parameters], parts, blocks)
@@ -170,6 +170,8 @@ def _step_lines(preview: StepPreview, number: int, mask: ValueMask, *, gate: boo
     if step.ask is not None:
         effect = effect.replace(EFFECTS_SHOWN[preview.effect], "**asks a person**")
         parts += [f"field {field_line(name, field).removeprefix('- ')}" for name, field in step.ask.fields.items()]
+        parts += [f"may answer: {list_names(step.approvers, MAX_LISTED)}"] if step.approvers else []
+        parts += [f"without an answer in time: {step.expires}"] if step.expires else []
     effect += " · **asks again**" if gate and step.ask is None else ""
     asks = ["**asks first**"] if step.inner and gate else []
     facts = asks if step.inner else [effect]

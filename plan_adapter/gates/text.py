@@ -52,7 +52,8 @@ def retry_summary(step: Step) -> str:
     """Return how often a step is retried, and after how long."""
     delay = f" after {duration(step.retry_delay_ms)}" if step.retry_delay_ms else ""
     growth = f", each × {step.retry_backoff:g}" if delay and step.retry_backoff > 1 and step.max_retries > 1 else ""
-    return counted(step.max_retries, "retry", "retries") + delay + growth
+    jitter = f", ± {step.retry_jitter:.0%}" if delay and step.retry_jitter else ""
+    return counted(step.max_retries, "retry", "retries") + delay + growth + jitter
 
 
 SHORT_COLUMNS = 72

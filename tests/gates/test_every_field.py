@@ -1,0 +1,120 @@
+"""Every field of a step is shown to the approver, in `plan show`, and in the handbook. A new field needs an example here."""
+
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from plan_adapter.formatting import format_plan
+from plan_adapter.gates.plan_text import plan_gate_text
+from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.tool import tool
+from plan_adapter.validation import bind_inputs, validate
+
+INNER = {"description": "Inner", "inputs": {"x": {"type": "string", "default": "a"}}, "steps": [{"id": "i", "tool_name": "do"}]}
+CALL: dict[str, Any] = {"tool_name": "do", "description": "Do it"}
+READ: dict[str, Any] = {"tool_name": "look"}
+LIST: dict[str, Any] = {**CALL, "for_each": "${{ ['a', 'b'] }}"}
+GROUP: dict[str, Any] = {"for_each": "${{ ['a', 'b'] }}", "steps": [{"id": "inside", "tool_name": "do"}]}
+ASK: dict[str, Any] = {"ask": {"question": "Which?", "fields": {"x": {}}}}
+GOAL: dict[str, Any] = {"goal": "Find it", "tools": ["look"]}
+SUB_PLAN: dict[str, Any] = {"plan": "inner.yaml", "pinned": INNER}
+UNDO: dict[str, Any] = {**CALL, "rollback": {"tool_name": "undo"}}
+RETRY: dict[str, Any] = {**CALL, "effect": "write", "max_retries": 2, "retry_delay_ms": 5000}
+
+EXAMPLES: dict[str, tuple[dict[str, Any], Any]] = {
+    "id": (CALL, "renamed"),
+    "tool_name": (CALL, "look"),
+    "ask": (ASK, {"question": "Who?", "fields": {"x": {}}}),
+    "approvers": (ASK, ["ana"]),
+    "expires": (ASK, "skip"),
+    "goal": (GOAL, "Find another"),
+    "description": (CALL, "Do something else"),
+    "for_each": (LIST, "${{ ['c'] }}"),
+    "label": (LIST, "number ${{ item }}"),
+    "steps": (GROUP, [{"id": "inside", "tool_name": "look"}]),
+    "batch": (GROUP, 2),
+    "max_failures": (GROUP, 3),
+    "plan": (SUB_PLAN, "other.yaml"),
+    "inputs": (SUB_PLAN, {"x": "b"}),
+    "pinned": (SUB_PLAN, {**INNER, "steps": [{"id": "i", "tool_name": "look"}]}),
+    "parameters": (CALL, {"text": "c"}),
+    "input": (CALL, '{"text": "c"}'),
+    "when": (CALL, "${{ 1 > 2 }}"),
+    "done_when": (CALL, "${{ result == 'x' }}"),
+    "tools": (GOAL, ["do"]),
+    "max_rounds": (GOAL, 7),
+    "max_retries": (CALL, 7),
+    "retry_delay_ms": (RETRY, 7000),
+    "retry_backoff": (RETRY, 7.0),
+    "retry_jitter": (RETRY, 0.5),
+    "timeout_ms": (CALL, 7000),
+    "effect": (READ, "write"),
+    "isolation": (CALL, "process"),
+    "runner": (CALL, "dask"),
+    "depends_on": (CALL, ["first"]),
+    "requires_approval": (CALL, True),
+    "on_error": (CALL, "continue"),
+    "rollback": (UNDO, {"tool_name": "undo", "parameters": {"text": "c"}}),
+    "tags": (CALL, ["web"]),
+    "rollback_failed": (UNDO, True),
+    "metadata": (CALL, {"x": "y"}),
+}
+"""A step, and another value of the field."""
+
+NOT_SHOWN = {"metadata"}  # notes that the engine ignores; the digest covers them
+
+
+@tool(effect="write")
+def do(text: str = "") -> str:
+    """Do it."""
+    return text
+
+
+@tool(effect="read")
+def look(text: str = "") -> str:
+    """Look."""
+    return text
+
+
+@tool(effect="write")
+def undo(text: str = "") -> None:
+    """Undo it."""
+
+
+TOOLS = ToolRegistry([do, look, undo])
+
+
+def plan_with(step: dict[str, Any]) -> ExecutionPlan:
+    options = {"approval_timeout_ms": 60_000, "allow_parallel": True}
+    steps = [{"id": "first", "tool_name": "look"}, {"id": "a", **step}]
+    return ExecutionPlan.model_validate({"description": "d", "id": "p", "options": options, "steps": steps})
+
+
+def gate_text(step: dict[str, Any]) -> str:
+    validated = validate(plan_with(step), TOOLS)
+    gated = [each.id for each in validated.plan.all_steps if validated.has_gate(each)]
+    whole = plan_gate_text(bind_inputs(validated), gated=gated, approval_digest="d1" * 32, expires_ms=60_000)
+    return whole.partition("### Digests")[0]
+
+
+def test_every_field_has_an_example() -> None:
+    assert EXAMPLES.keys() == Step.model_fields.keys()
+
+
+@pytest.mark.parametrize("field", EXAMPLES)
+def test_a_field_is_shown_to_the_approver(field: str) -> None:
+    step, other = EXAMPLES[field]
+    assert (gate_text(step) == gate_text({**step, field: other})) == (field in NOT_SHOWN)
+
+
+@pytest.mark.parametrize("field", EXAMPLES)
+def test_a_field_is_in_the_handbook(field: str) -> None:
+    assert f"`{field}`" in (files("plan_adapter") / "guide" / "plans.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("field", EXAMPLES)
+def test_a_field_is_shown_by_plan_show(field: str) -> None:
+    step, other = EXAMPLES[field]
+    assert (format_plan(plan_with(step)) == format_plan(plan_with({**step, field: other}))) == (field in NOT_SHOWN)

@@ -19,6 +19,11 @@ OperatorRequestKind: TypeAlias = Literal["skip", "run_from", "rollback"]
 """What an operator can request outside a gate: skip steps, run from a skipped step after all, or roll the run back."""
 
 Decision: TypeAlias = Literal["approve", "reject", "request_changes"]
+"""An answer at a gate. Each closes its gate; only `approve` lets anything run."""
+
+ANSWERED: Mapping[Decision, str] = {"approve": "approved", "reject": "rejected", "request_changes": "changes requested"}
+"""The verb that reports an answer, by decision."""
+
 GateKind: TypeAlias = Literal["approval", "question", "outcome"]
 """What a gate asks: whether the plan or a call may run, a question of the plan, or how a call with an unknown outcome ended.
 

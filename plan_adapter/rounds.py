@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.approvals import Approval, Decision
+from plan_adapter.approvals import ANSWERED, Approval, Decision
 from plan_adapter.goals import Evidence, ExecuteDecision, RoundAnswer
 from plan_adapter.readable import as_text, code, counted, cut, duration, moment, one_line, prose, redacted
 from plan_adapter.record import Attempt, Receipt
@@ -19,7 +19,7 @@ CELL_CHARACTERS = 300
 CHECKS = ("flow", "evidence", "safety")
 """The checks that a goal must pass before it ends."""
 
-REPLIES: Mapping[Decision, str] = {"approve": "confirmed", "reject": "rejected", "request_changes": "changes requested"}
+REPLIES: Mapping[Decision, str] = {**ANSWERED, "approve": "confirmed"}
 """How a person answered the confirmation of a call, by decision."""
 
 

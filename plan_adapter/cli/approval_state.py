@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from plan_adapter.approvals import Approval, Gate, StandingApproval
+from plan_adapter.approvals import ANSWERED, Approval, Gate, StandingApproval
 from plan_adapter.cli.records import gate_place
 from plan_adapter.commands import answer_command, resume_command, resume_command_after_gate
 from plan_adapter.gates.approval import os_user, refusal, requires_approval, why_nobody_may_answer
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from plan_adapter.store.revisions import Revision
     from plan_adapter.store.store import PlanStore
 
-ANSWERED = {"approve": "approved", "reject": "rejected", "request_changes": "changes requested"}
 RELEASED = "its worker was released; the run continues once somebody answers"
 ATTENDED = {True: "a process is waiting", False: "no process is waiting", None: "a process on another host may be waiting"}
 

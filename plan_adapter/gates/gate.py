@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate, GateKind, GatePolicy
+from plan_adapter.approvals import ANSWERED, Answer, Approval, ApprovalRequest, Gate, GateKind, GatePolicy
 from plan_adapter.gates.approval import PendingGate
 from plan_adapter.options import CallKind, Input
 from plan_adapter.plan import new_id
@@ -112,6 +112,5 @@ def closing_message(gate: Gate, answer: Approval | None, resolution: Receipt | N
         return f"{gate.end}, recorded by {resolution.by} ({resolution.known_by})" + (f": {resolution.note}" if resolution.note else "")
     if answer is None:
         return expiry_message(gate) if gate.end == "expired" else gate.end or ""
-    done = "answered" if gate.kind == "question" else "approved"
-    verb = {"approve": done, "reject": "rejected", "request_changes": "changes requested"}[answer.decision]
+    verb = "answered" if gate.kind == "question" and answer.decision == "approve" else ANSWERED[answer.decision]
     return f"{verb} by {answer.by} ({answer.known_by})" + (f": {answer.note}" if answer.note else "")

@@ -62,9 +62,9 @@ def _resolve_path(path: str) -> tuple[Path, Path]:
     try:
         root = (Settings().files_root or Path.cwd()).expanduser().resolve()
         place = (root / path).resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL, or a deleted current folder
+        is_link = place.is_symlink()  # Python 3.13 and later leave a loop of links unresolved
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL, a name that is too long, or a deleted current folder
         raise ToolError(f"{path!r} is not a valid path here: {error}") from error
-    # Python 3.13 and later leave a loop of links unresolved.
-    if place == root or not place.is_relative_to(root) or place.is_symlink():
+    if place == root or not place.is_relative_to(root) or is_link:
         raise ToolError(f"{path!r} does not lead to a file in {root}, the folder for files (PLAN_ADAPTER_FILES_ROOT)")
     return root, place

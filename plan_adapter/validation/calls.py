@@ -106,6 +106,7 @@ def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) ->
 
 
 def _check_step(step: Step, at: str, declared: Declared, tools: ToolRegistry, findings: Findings) -> Call:
+    """Return a step of the plan's `steps`, compiled. A check of every step, also in groups and `finally`, belongs in `check_calls`."""
     if step.plan is not None or step.pinned is not None:
         check_sub_plan(step, at, findings)
         call = _compile_call(step, (None, None), step.inputs, (at, f"{at}.inputs"), declared, findings)

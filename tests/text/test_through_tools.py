@@ -20,7 +20,8 @@ every_payload = for_each(payload=PAYLOADS)
 
 def test_no_payload_was_interpreted(payload_run: PayloadRun) -> None:
     assert {step.id for step in payload_run.run.steps if step.reason is not None and "unknown" in step.reason} == set()
-    assert len(payload_run.receipts) == 2 + 15 * len(PAYLOADS), "each payload came to each place"
+    places = [step for step in payload_run.run.steps if step.id not in ("give", "table")]
+    assert len(payload_run.receipts) == 2 + len(places) * len(PAYLOADS), "each payload has one call at each place"
     assert nothing_was_interpreted(payload_run.folder)
     assert not [unit for unit, receipt in payload_run.receipts.items() if PRODUCT in f"{receipt.result}{receipt.error}"]
 

@@ -38,7 +38,7 @@ def test_the_root_defaults_to_the_current_folder(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "path", ["../outside.txt", "a/../../outside.txt", "/etc/passwd", "link.txt", "folder/outside.txt", "loop", ".", "", "a\0b"]
+    "path", ["../outside.txt", "a/../../outside.txt", "/etc/passwd", "link.txt", "folder/outside.txt", "loop", ".", "", "a\0b", "x" * 300]
 )
 def test_paths_outside_the_root_are_refused(root: Path, tmp_path: Path, path: str) -> None:
     (root / "link.txt").symlink_to(tmp_path / "outside.txt")

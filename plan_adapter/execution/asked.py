@@ -40,6 +40,7 @@ class OpenGates:
         """
         gated.waiting.add_done_callback(lambda _: self.leave_if_idle())
         with self._track(gated):
+            await self._scope.recorder.flush()  # whoever sees the gate also sees the end of every step before it
             answer = await gates.ask(gated)
         self._scope.is_left = self._scope.is_left or is_unanswered(gated, answer)
         return answer

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, RunConflictError, StepStatus, arevise_run
-from plan_adapter.approvals import Answer, Gate
+from plan_adapter.approvals import Answer, ApprovalRequest, Gate
 from plan_adapter.cli.progress import plain_lines
 from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
+from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.hooks import Event
 from plan_adapter.options import ApprovalPolicy
@@ -49,6 +50,18 @@ async def resumed(world: World, run_id: str, *, waits: bool = False, approver: A
     run_request = replace(world.run_request(approver), waits=waits)
     work = execute_resume(run_id, tools=world.tools(), run_request=run_request, store=world.store, offline=True, record_pending=True)
     return await asyncio.wait_for(work, BOUND_SECONDS)
+
+
+async def test_whoever_sees_a_gate_also_sees_the_end_of_the_step_before_it(world: World) -> None:
+    seen = list[StepStatus]()
+
+    async def look(request: ApprovalRequest) -> str:
+        if request.step_id == "strike":
+            seen.extend(step.status for step in (await world.store.run(request.run_id or "")).steps if step.id == "look")
+        return "approve"
+
+    await detached(world, world.plan(gated=True), approver=CallbackApprover(look))
+    assert seen == [StepStatus.COMPLETED]
 
 
 async def test_a_detached_run_stops_once_only_gates_remain(world: World) -> None:

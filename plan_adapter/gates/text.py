@@ -105,6 +105,8 @@ class ValueMask:
 
 def columns_of(text: str) -> int:
     """Return how many columns `text` takes in a fixed-width font."""
+    if text.isascii():
+        return len(text)
     return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
 
 

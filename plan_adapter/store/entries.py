@@ -11,7 +11,7 @@ from plan_adapter.record import Attempt
 from plan_adapter.store.digests import JsonRow, instant_text, row_digest
 from plan_adapter.store.rows import NO_ITEM, item_column
 
-# `verification` finds the row that an entry describes by the beginning of its kind: `step_` a step's end, `gate_` a gate.
+# `verification._place_of` finds the row that an entry describes by its kind, or by how it begins: `step_` a step's end, `gate_` a gate.
 AuditKind: TypeAlias = Literal[
     "run_created",
     "approved",

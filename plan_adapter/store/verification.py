@@ -15,7 +15,7 @@ from plan_adapter.readable import one_line
 from plan_adapter.store import entries
 from plan_adapter.store.audit import entry_digest, genesis_digest
 from plan_adapter.store.digests import JsonRow, row_digest
-from plan_adapter.store.entries import RUN_KINDS, Entry
+from plan_adapter.store.entries import DECISION_ENTRIES, RUN_KINDS, Entry
 from plan_adapter.store.rows import NO_ITEM
 from plan_adapter.store.tombstones import Erased
 
@@ -271,7 +271,7 @@ def _place_of(entry: JsonRow) -> Place | None:
         return "receipts", attempt
     if kind.startswith("step_"):
         return "step_runs", (entry["step_id"],)
-    if kind in ("approved", "rejected", "changes_requested", "approval_used", "gate_answered"):
+    if kind in (*DECISION_ENTRIES.values(), "approval_used", "gate_answered"):
         return "approvals", (entry["row_id"],)
     if kind.startswith("gate_"):
         return "gates", (entry["row_id"],)

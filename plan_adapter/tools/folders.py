@@ -13,7 +13,7 @@ _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | 
 
 
 def read_below(root: Path, place: Path, *, limit: int) -> bytes:
-    """Return the content of the file at `place`, below `root`. Both must be free of links.
+    """Return the content of the file at `place`, below `root`. Both must be free of links and of `..`: nothing here refuses `..`.
 
     Raises OSError, and ToolError for anything that is not a regular file or has more bytes than `limit`.
     """
@@ -33,7 +33,9 @@ def read_below(root: Path, place: Path, *, limit: int) -> bytes:
 
 
 def write_below(root: Path, place: Path, content: bytes, *, mode: int | None = None, folder_mode: int = 0o777) -> None:
-    """Write `content` to the file at `place`, below `root`, atomically and durably. Both must be free of links.
+    """Write `content` to the file at `place`, below `root`, atomically and durably.
+
+    Both must be free of links and of `..`: nothing here refuses `..`.
 
     Missing folders are created with `folder_mode`. The file gets `mode`, or if that is None, the mode of the existing file or what the
     umask allows a new one. Raises OSError, and ToolError for a folder.
@@ -87,7 +89,7 @@ def _make_folder(name: str, mode: int, folder: int) -> None:
 
 
 def _mode_of(folder: int, place: Path) -> int | None:
-    """Return the mode of the existing file, or None if there is none. Raises ToolError for a folder."""
+    """Return the mode of the regular file, or None if the name is free or a link, pipe or device. Raises ToolError for a folder."""
     try:
         status = os.stat(place.name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

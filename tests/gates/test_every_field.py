@@ -1,4 +1,7 @@
-"""Every field of a step is shown to the approver, in `plan show`, and in the handbook. A new field needs an example here."""
+"""Every field of a step is shown at the plan's gate, in `plan show FILE`, and in the handbook. A new field needs an example here.
+
+Nothing here tests the gates of steps, or `plan show RUN`.
+"""
 
 from importlib.resources import files
 from typing import Any

@@ -22,8 +22,7 @@ def canonical_document(plan: ExecutionPlan) -> dict[str, JsonValue]:
 
     Raises InvalidPlanError for a plan whose document had problems, because it is not what the author wrote.
     """
-    problems = [problem for each in (plan, *plan.sub_plans) for problem in each._problems]  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
-    if problems:
+    if problems := plan.document_problems:
         raise InvalidPlanError(problems)
     return _canonical(plan.to_document())
 

@@ -169,7 +169,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
 
 
 def _given_values(step: Step) -> Mapping[str, JsonValue]:
-    """Return what a step passes on, as written: the question, the parameters, the raw input, or the inputs of the plan that it runs."""
+    """Return the values of a step as written: its question, parameters, raw input, or the inputs of its plan."""
     if step.ask is not None:
         return {"question": step.ask.question}
     return step.parameters or ({"input": step.input} if step.input else step.inputs)

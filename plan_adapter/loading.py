@@ -69,7 +69,7 @@ def _is_stored(source: str | Path) -> bool:
 def _require_valid(plan: "ExecutionPlan | None", problems: list[Problem]) -> "ExecutionPlan":
     """Return `plan`. Raises InvalidPlanError if its document, or that of a plan that it runs, has problems."""
     if plan is not None:
-        problems = [problem for each in (plan, *plan.sub_plans) for problem in each._problems]  # pyright: ignore[reportPrivateUsage]  # of the reader
+        problems = plan.document_problems
     if plan is None or problems:
         raise InvalidPlanError(problems)
     return plan

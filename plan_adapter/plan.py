@@ -249,7 +249,7 @@ class Step(DocumentModel):
         return self.tool_name or self.plan or (ASK if self.ask is not None else GOAL if self.goal is not None else "")
 
     # Where the step is. `number_steps` sets these in `vars(step)`, because private attributes of pydantic would double the load time of
-    # thousands of steps. They are no fields, so documents and equality leave them out.
+    # thousands of steps. They are not fields, so documents and equality leave them out.
     index: ClassVar[int] = 0
     """The step's index in its plan, from 0. The steps inside it follow it."""
 
@@ -388,6 +388,11 @@ class ExecutionPlan(DocumentModel):
     def history(self) -> dict[str, JsonValue]:
         """What the document recorded about an earlier execution, per step under `steps`. Contains neither approval nor receipts."""
         return self._history
+
+    @property
+    def document_problems(self) -> list[Problem]:
+        """The problems that the readers of this plan's document, and of those of the plans that it runs, have found."""
+        return [problem for plan in (self, *self.sub_plans) for problem in plan._problems]
 
     @property
     def default_name(self) -> str:

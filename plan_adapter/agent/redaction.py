@@ -57,7 +57,7 @@ def _changed_paths(before: JsonValue, after: JsonValue, at: str) -> list[str]:
     if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
         parts = [(before[key], after[key], f"{at}.{key}" if at else key) for key in before]
     elif isinstance(before, list) and isinstance(after, list):
-        parts = [(old, other, f"{at}[{number}]") for number, (old, other) in enumerate(zip(before, after, strict=True))]
+        parts = [(old, new, f"{at}[{number}]") for number, (old, new) in enumerate(zip(before, after, strict=True))]
     else:
         return [at]
-    return [place for old, other, where in parts for place in _changed_paths(old, other, where)]
+    return [place for old, new, where in parts for place in _changed_paths(old, new, where)]

@@ -378,7 +378,7 @@ class Pursuit:
             done_when=parameters.get("done_when") or step.done_when or "",
             tools=tuple(ToolRegistry(self._tools.values()).definitions()),
             effects={name: tool.effect for name, tool in self._tools.items()},
-            plan=tuple(f"{run.id}: {run.status.value}" for run in scope.run.steps),
+            plan=tuple(f"{step_run.id}: {step_run.status.value}" for step_run in scope.run.steps),
             is_last=self._is_last,
             context=context | ({"steps": before} if before else {}),
             rounds=tuple(self._rounds),

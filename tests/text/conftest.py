@@ -107,7 +107,7 @@ def plan_for_every_tool(url: str, database: str) -> ExecutionPlan:
         effect = "read" if name in ("run_command", "bash", "http_send", "sql_execute") else None
         depends_on = ["table"] if place.startswith("sql") else []
         plan.add_step(name, place, parameters, id=place, for_each=items, effect=effect, depends_on=depends_on, on_error="continue")
-    plan.step("log").depends_on.append("content")  # a dependency on calls of which some fail, with `on_error: continue`
+    plan.step("log").depends_on.append("content")  # some of its calls fail, and `on_error: continue` lets the run go on
     return plan
 
 

@@ -17,8 +17,8 @@ OPTIONAL = [wanted for extra in PROJECT["project"]["optional-dependencies"].valu
 
 
 def test_every_requirement_is_pinned_to_a_matching_version() -> None:
-    wanted = [Requirement(text) for text in PROJECT["project"]["dependencies"] + OPTIONAL + PROJECT["dependency-groups"]["dev"]]
-    unfit = [str(one) for one in wanted if PINNED[canonicalize_name(one.name)] not in one.specifier]
+    requirements = [Requirement(text) for text in PROJECT["project"]["dependencies"] + OPTIONAL + PROJECT["dependency-groups"]["dev"]]
+    unfit = [str(requirement) for requirement in requirements if PINNED[canonicalize_name(requirement.name)] not in requirement.specifier]
     assert unfit == [], "run `make lock`"
 
 

@@ -146,8 +146,8 @@ def test_every_public_name_is_in_dir() -> None:
 
 def test_every_public_name_has_its_own_docstring() -> None:
     documented = {name: getattr(plan_adapter, name) for name in NAMES}
-    inherited = {name: {getattr(base, "__doc__", None) for base in getattr(one, "__mro__", ())[1:]} for name, one in documented.items()}
-    assert [name for name, one in documented.items() if not one.__doc__ or one.__doc__ in inherited[name]] == []
+    inherited = {name: {getattr(base, "__doc__", None) for base in getattr(value, "__mro__", ())[1:]} for name, value in documented.items()}
+    assert [name for name, value in documented.items() if not value.__doc__ or value.__doc__ in inherited[name]] == []
 
 
 def test_the_store_has_these_methods_and_parts(tmp_path: Path) -> None:

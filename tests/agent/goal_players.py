@@ -38,11 +38,11 @@ class Seen:
 
     def result(self, name: str) -> Any:
         """Return the newest result of a successful call of the tool `name`, or None."""
-        return next((one["result"] for one in reversed(self.results) if one.get("tool") == name and one["success"]), None)
+        return next((result["result"] for result in reversed(self.results) if result.get("tool") == name and result["success"]), None)
 
     def proof(self, *names: str) -> str:
         """Return the ids of the evidence from successful calls of the tools `names`."""
-        return ", ".join(one["id"] for one in self.evidence if one["name"] in names and one["success"])
+        return ", ".join(evidence["id"] for evidence in self.evidence if evidence["name"] in names and evidence["success"])
 
     def end(self, goal_check: str) -> Answer:
         """Return the decision that ends the step."""
@@ -69,13 +69,13 @@ def writes(name: str, /, **arguments: Any) -> Answer:
 def seen(request: Request) -> Seen:
     """Return what a request for a decision shows."""
     messages = [message for message in request["messages"] if message["role"] == "user"]
-    found = [blocks(message["content"]) for message in messages]
-    now = next(one["now"] for one in reversed(found) if "now" in one)
+    contents = [blocks(message["content"]) for message in messages]
+    now = next(content["now"] for content in reversed(contents) if "now" in content)
     pinned = next(message["content"] for message in reversed(messages) if "now (JSON):" in message["content"])
     return Seen(
         now,
-        [one["result"] for one in found if "result" in one],
-        [one["refused"]["why"] for one in found if "refused" in one],
+        [content["result"] for content in contents if "result" in content],
+        [content["refused"]["why"] for content in contents if "refused" in content],
         pinned.startswith("The answer cannot be used:"),
         "\n".join(message["content"] for message in request["messages"]),
     )
@@ -101,7 +101,7 @@ def playing(player: Player, *, verifier: Verifier | None = None, plan: Answer | 
 
 def _verdict(request: Request, verifier: Verifier | None) -> Answer:
     evidence = blocks(request["messages"][1]["content"])["evidence"]
-    good = [one["id"] for one in evidence if one["success"]]
+    good = [item["id"] for item in evidence if item["success"]]
     verdict = "met" if verifier is None and good else "not_met" if verifier is None else verifier(evidence)
     return {"verdict": verdict, "receipts": good, "reason": "依据证据"}
 

@@ -117,7 +117,7 @@ class ScriptedServer:
         for name in sorted(self.refuses_fields & request.keys()):
             return Reply(status=400, error=f"Unsupported parameter: '{name}'")
         if request.get("reasoning_effort", "high") not in self.efforts:
-            effort, known = request["reasoning_effort"], ", ".join(f"'{one}'" for one in sorted(self.efforts))
+            effort, known = request["reasoning_effort"], ", ".join(f"'{level}'" for level in sorted(self.efforts))
             return Reply(
                 status=400,
                 error=f"Unsupported value: 'reasoning_effort' does not support '{effort}' with this model. Supported values are: {known}.",

@@ -174,22 +174,26 @@ async def test_skipped_steps_stay_skipped_and_an_unknown_outcome_stops_replannin
         configured(server)
         run_request = RunRequest(approver=ANA)
         done = await execute_resume(run.id, tools=world.tools, run_request=run_request, store=store, offline=True, options=skip_first)
-        assert [(one.id, one.status.value) for one in done.steps] == [
+        assert [(step.id, step.status.value) for step in done.steps] == [
             *(("check", "completed"), ("first", "skipped"), ("second", "completed"), ("third_again", "completed"))
         ]
         lost = load_plan(PLAN.replace('"1"', "lost"))
         lost.on_failure = "replan"
-        other = await failed(world, store, lost)
-        await aresolve_step(other.id, "first", "abort", by="ana", store=store)
+        lost_run = await failed(world, store, lost)
+        await aresolve_step(lost_run.id, "first", "abort", by="ana", store=store)
         count = len(server.requests)
-        stopped = await execute_resume(other.id, tools=world.tools, run_request=run_request, store=store, offline=True, options=skip_first)
+        stopped = await execute_resume(
+            lost_run.id, tools=world.tools, run_request=run_request, store=store, offline=True, options=skip_first
+        )
         assert "could not be replanned: whether `first` was done is unknown" in (stopped.message or "")
         assert len(server.requests) == count
 
 
 def test_on_failure_is_part_of_the_digest_and_warns_without_a_model(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PLAN_ADAPTER_MODEL", raising=False)
-    assert [(one.code, one.at, one.severity) for one in lint(replanning_plan(), world.tools)] == [("no-model", "on_failure", "warning")]
+    assert [(problem.code, problem.at, problem.severity) for problem in lint(replanning_plan(), world.tools)] == [
+        ("no-model", "on_failure", "warning")
+    ]
     assert canonical_document(replanning_plan())["on_failure"] == "replan"
     monkeypatch.setenv("PLAN_ADAPTER_MODEL", "m")
     assert lint(replanning_plan(), world.tools) == []

@@ -38,7 +38,7 @@ async def test_a_model_must_use_another_tool_if_the_permission_is_missing() -> N
     assert "`reorder` needs the permission `allow_reorder`, which the plan does not give" in correction
     assert "let the step call another tool" in correction
     assert draft.plan is not None
-    assert ([one.tool_name for one in draft.plan.steps], draft.plan.permissions) == (["look"], [])
+    assert ([step.tool_name for step in draft.plan.steps], draft.plan.permissions) == (["look"], [])
 
 
 async def test_an_empty_permission_is_refused_before_a_model_is_asked() -> None:

@@ -57,8 +57,8 @@ async def test_the_decision_schema_is_strict_and_lists_the_arguments_of_each_too
     schema = first["schema"]
     assert schema["required"] == ["action", "speak", "reason", "goal_check", "tool_call", "abort"]
     calls = schema["properties"]["tool_call"]["anyOf"][0]["anyOf"]
-    assert [one["properties"]["name"]["enum"] for one in calls] == [["label"], ["look"], ["restart"]]
-    assert [sorted(one["properties"]["arguments"]["properties"]) for one in calls] == [
+    assert [call["properties"]["name"]["enum"] for call in calls] == [["label"], ["look"], ["restart"]]
+    assert [sorted(call["properties"]["arguments"]["properties"]) for call in calls] == [
         ["host", "name"],
         ["host", "labels", "lines"],
         ["host"],

@@ -91,7 +91,7 @@ def test_each_round_is_a_pair_and_only_the_last_message_has_the_pinned_block() -
     assert messages[11].content.startswith("Round 5 called nothing.")
     now = blocks(messages[11])["now"]
     assert (now["round"], now["rounds_left"]) == (6, 55)
-    assert [(one["id"], one["summary"]) for one in now["evidence"]] == [("E1", '"it is up"'), ("E4", "web-2")]
+    assert [(evidence["id"], evidence["summary"]) for evidence in now["evidence"]] == [("E1", '"it is up"'), ("E4", "web-2")]
 
 
 def test_a_correction_has_every_fault_and_the_choices_but_not_the_answer() -> None:
@@ -143,7 +143,7 @@ def test_a_long_history_keeps_the_newest_rounds_whole_and_a_line_for_each_older_
     assert sum(len(message.content) for message in whole) <= max(HISTORY_CHARACTERS, 3 * RESULT_CHARACTERS)
     assert [line.split(".")[0] for line in earlier] == [str(number) for number in range(1, len(earlier) + 1)]
     assert all(len(line) <= 2 * LINE_CHARACTERS + 10 for line in earlier)
-    assert [one["id"] for one in blocks(history[-1])["now"]["evidence"]] == [one.id for one in goal.evidence]
+    assert [evidence["id"] for evidence in blocks(history[-1])["now"]["evidence"]] == [evidence.id for evidence in goal.evidence]
     if size == 10:
         assert earlier == []
 
@@ -200,11 +200,11 @@ def test_fault_10_no_secret_and_no_password_reaches_a_model() -> None:
     redactor.add(SECRET)
     leaky = {"env": f"{'x' * (RESULT_CHARACTERS - 15)}{SECRET}", "password": "hunter2", "url": "https://u:hunter2@h/", SECRET: 1}
     rounds = [looked(1, leaky), corrected(2, SECRET, f"no {SECRET}"), refused(3, f"use {SECRET}"), looked(4, leaky["env"], host=SECRET)]
-    goal = a_goal(
+    long_goal = a_goal(
         *rounds, *(looked(number, "y" * 3000) for number in range(5, 20)), goal=SECRET, context={"api": {"token": "hunter2"}, "x": SECRET}
     )
-    for one in (goal, a_goal(*rounds, goal=SECRET)):
-        text = json.dumps([message.content for message in sent(one, redactor)], ensure_ascii=False)
+    for goal in (long_goal, a_goal(*rounds, goal=SECRET)):
+        text = json.dumps([message.content for message in sent(goal, redactor)], ensure_ascii=False)
         assert SECRET not in text
         assert SECRET[:6] not in text
         assert "hunter2" not in text

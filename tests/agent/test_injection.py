@@ -251,10 +251,10 @@ async def _assert_harmless(draft: Draft, tools: ToolRegistry, store: PlanStore) 
     assert plan.on_failure is None
     validated = validate(plan, tools)
     assert validated.secrets == frozenset()
-    for one in plan.steps:
-        assert one.effect is None or EFFECTS.index(one.effect) >= EFFECTS.index(validated.tools[one.id].effect)
-        assert one.tool_name in ("look", "deploy")
-        assert (one.when, one.for_each, one.on_error, one.isolation) == (None, None, None, None)
+    for step in plan.steps:
+        assert step.effect is None or EFFECTS.index(step.effect) >= EFFECTS.index(validated.tools[step.id].effect)
+        assert step.tool_name in ("look", "deploy")
+        assert (step.when, step.for_each, step.on_error, step.isolation) == (None, None, None, None)
     with pytest.raises(NotApprovedError):
         await arun_plan(plan, tools=tools, store=store, offline=True)
 
@@ -333,12 +333,12 @@ def _assert_remaining_steps_harmless(plan: ExecutionPlan, old: ValidatedPlan) ->
     }
     validated = validate(plan, NAMED)
     assert validated.secrets <= {"registry"}
-    for one in plan.steps[1:]:
-        assert one.tool_name in ("look", "deploy")
-        assert one.requires_approval or one.tool_name == "look"
-        assert one.effect is None or EFFECTS.index(one.effect) >= EFFECTS.index(validated.tools[one.id].effect)
-        assert (one.when, one.for_each, one.on_error, one.isolation) == (None, None, None, None)
-        assert "registry" not in validated.parameters[one.id].secrets or one.tool_name == "deploy"
+    for step in plan.steps[1:]:
+        assert step.tool_name in ("look", "deploy")
+        assert step.requires_approval or step.tool_name == "look"
+        assert step.effect is None or EFFECTS.index(step.effect) >= EFFECTS.index(validated.tools[step.id].effect)
+        assert (step.when, step.for_each, step.on_error, step.isolation) == (None, None, None, None)
+        assert "registry" not in validated.parameters[step.id].secrets or step.tool_name == "deploy"
 
 
 def test_there_are_at_least_three_hundred_cases() -> None:

@@ -48,11 +48,11 @@ async def test_a_goal_is_drafted_approved_run_and_summarized(
     with use_server(prefect_server):
         async with get_client() as client:
             of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_id]))
-            artifacts = {one.key: str(one.data) for one in await client.read_artifacts(artifact_filter=of_run)}
+            artifacts = {artifact.key: str(artifact.data) for artifact in await client.read_artifacts(artifact_filter=of_run)}
             in_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
             done = {step.id for step in run.steps if step.status is StepStatus.COMPLETED}
-            while not done <= {one.name for one in await client.read_task_runs(flow_run_filter=in_run)}:  # task runs arrive a moment later
-                await asyncio.sleep(0.05)
+            while not done <= {task_run.name for task_run in await client.read_task_runs(flow_run_filter=in_run)}:
+                await asyncio.sleep(0.05)  # task runs arrive a moment later
     assert "draft" in artifacts
     if decision == "reject":
         assert (state.name, run.status) == ("Rejected", PlanStatus.CANCELLED)

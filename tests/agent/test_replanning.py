@@ -45,15 +45,15 @@ async def test_completed_steps_are_kept_and_remaining_steps_are_drafted_from_the
         draft = await drafted(run, "换成二号版本", server, world, store)
         context = context_of(server.requests[0])
         assert "换成二号版本" in user_message(server.requests[0])
-    assert [(one["id"], "result" in one) for one in context["stays"]] == [("check", True), ("first", True)]
+    assert [(step["id"], "result" in step) for step in context["stays"]] == [("check", True), ("first", True)]
     assert context["stays"][0]["result"].endswith("characters more)")  # truncated
-    assert [(one["id"], one["status"]) for one in context["not_done"]] == [("second", "failed"), ("third", "skipped")]
+    assert [(step["id"], step["status"]) for step in context["not_done"]] == [("second", "failed"), ("third", "skipped")]
     assert "没有 bad-2 这个版本" in context["not_done"][0]["error"]
     assert context["ids_taken"] == ["check", "first", "second"]
     plan = draft.plan
     assert plan is not None
     old, new = canonical_document(a_plan()), canonical_document(plan)
-    assert [one["id"] for one in new["steps"]] == ["check", "first", "redeploy", "third"]
+    assert [step["id"] for step in new["steps"]] == ["check", "first", "redeploy", "third"]
     assert new["steps"][:2] == old["steps"][:2]
     assert [new[name] for name in ("inputs", "outputs", "metadata", "name", "description")] == [
         old[name] for name in ("inputs", "outputs", "metadata", "name", "description")
@@ -86,7 +86,7 @@ async def test_an_id_with_attempts_is_sent_back_to_the_model_and_generated_ids_a
         "steps[1].id: [taken-id",
     ]
     assert draft.plan is not None
-    assert [one.id for one in draft.plan.steps] == ["check", "first", "step_1_"]
+    assert [step.id for step in draft.plan.steps] == ["check", "first", "step_1_"]
 
 
 async def test_a_step_that_an_output_refers_to_is_required_and_may_keep_its_id(world: World, store: PlanStore) -> None:
@@ -99,8 +99,8 @@ async def test_a_step_that_an_output_refers_to_is_required_and_may_keep_its_id(w
     await arevise_run(run.id, draft.plan, tools=world.tools, by="bo", store=store)
     done = await aresume_run(run.id, tools=world.tools, approver=ANA, store=store, offline=True)
     assert (done.status, done.outputs, done.step("second").attempts) == (PlanStatus.COMPLETED, {"二": "2 on web-1"}, 2)
-    assert [(one.step_id, one.number) for one in await store.receipts(run.id)][-2:] == [("second", 1), ("second", 2)]
-    keys = {one.idempotency_key for one in await store.attempts(run.id) if one.step_id == "second"}
+    assert [(receipt.step_id, receipt.number) for receipt in await store.receipts(run.id)][-2:] == [("second", 1), ("second", 2)]
+    keys = {attempt.idempotency_key for attempt in await store.attempts(run.id) if attempt.step_id == "second"}
     assert len(keys) == 2  # the new content is another call
     assert (await store.verify(run.id)).problem is None
 
@@ -119,7 +119,7 @@ steps:
         (stays,) = context_of(server.requests[0])["stays"]
     assert (stays["id"], stays["results"]) == ("all", {"0": "1"})
     assert draft.plan is not None
-    assert [one.id for one in draft.plan.steps] == ["all", "other"]
+    assert [step.id for step in draft.plan.steps] == ["all", "other"]
     await arevise_run(run.id, draft.plan, tools=world.tools, by="bo", store=store)
     again = await aresume_run(run.id, tools=world.tools, approver=ANA, store=store, offline=True)
     assert again.step("other").status is StepStatus.COMPLETED
@@ -170,9 +170,9 @@ async def test_attempts_of_a_removed_step_are_kept_and_other_steps_are_rolled_ba
     shorter.steps = [*shorter.steps[:2], shorter.steps[2].model_copy(update={"id": "other", "parameters": {"version": "bad-3"}})]
     await arevise_run(run.id, shorter, tools=world.tools, by="bo", store=store)
     again = await aresume_run(run.id, tools=world.tools, store=store, offline=True)
-    assert (again.status, [one.id for one in again.steps]) == (PlanStatus.PARTIAL, ["check", "first", "other"])
+    assert (again.status, [step.id for step in again.steps]) == (PlanStatus.PARTIAL, ["check", "first", "other"])
     assert world.did[-1] == "undo 1"
-    assert {(one.kind, one.step_id) for one in await store.attempts(run.id)} == {
+    assert {(attempt.kind, attempt.step_id) for attempt in await store.attempts(run.id)} == {
         ("step", "check"),
         ("step", "first"),
         ("step", "second"),

@@ -291,7 +291,7 @@ def test_a_home_below_a_sticky_folder_is_accepted(home: Path) -> None:
 
 def test_a_home_below_a_folder_of_the_accounts_own_group_is_accepted(home: Path) -> None:
     own = os.getegid()
-    members = [one for one in pwd.getpwall() if one.pw_gid == own and one.pw_uid not in (0, os.geteuid())]
+    members = [account for account in pwd.getpwall() if account.pw_gid == own and account.pw_uid not in (0, os.geteuid())]
     if members:
         pytest.skip("this account shares its group")
     home.parent.chmod(0o770)
@@ -300,7 +300,7 @@ def test_a_home_below_a_folder_of_the_accounts_own_group_is_accepted(home: Path)
 
 
 def test_a_folder_of_a_shared_group_is_refused(home: Path) -> None:
-    shared = next((one.pw_gid for one in pwd.getpwall() if one.pw_uid not in (0, os.geteuid())), None)
+    shared = next((account.pw_gid for account in pwd.getpwall() if account.pw_uid not in (0, os.geteuid())), None)
     if os.geteuid() != 0 or shared is None:
         pytest.skip("only root can change the group of a folder")
     os.chown(home.parent, -1, shared)

@@ -22,7 +22,7 @@ HOOKS = tuple(field.name for field in fields(Hooks))
 
 
 def _steps(given: tuple[Any, ...]) -> list[StepRun]:
-    return [one for one in given if isinstance(one, StepRun)]
+    return [argument for argument in given if isinstance(argument, StepRun)]
 
 
 def _set_status(run: PlanRun, *given: Any) -> None:
@@ -307,7 +307,7 @@ def test_hooks_get_copies_that_share_no_mutable_value_with_the_run(tmp_path: Pat
     )
     own = {id(part) for part in _parts(run)}
     assert seen
-    assert not own & {id(part) for given in seen for one in given for part in _parts(one)}
+    assert not own & {id(part) for arguments in seen for argument in arguments for part in _parts(argument)}
 
 
 def _parts(value: Any) -> list[Any]:

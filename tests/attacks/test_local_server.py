@@ -169,11 +169,11 @@ def test_the_process_list_does_not_show_the_password(locked: LockedServer) -> No
 def test_messages_show_the_password_file_but_never_the_password(locked: LockedServer) -> None:
     (notice,) = locked.notices
     assert f"its pages ask for a password: `cat {locked.folder.password_file}` prints it" in notice
-    (found,) = [one for one in diagnose(Settings(home=locked.home)) if "local Prefect server" in one.what]
-    assert f"`cat {locked.folder.password_file}` prints it" in found.hint
+    (finding,) = [finding for finding in diagnose(Settings(home=locked.home)) if "local Prefect server" in finding.what]
+    assert f"`cat {locked.folder.password_file}` prints it" in finding.hint
     status = server_status(Settings(home=locked.home))
     assert locked.server.password_file == status.password_file == locked.folder.password_file
-    for text in (notice, found.what, found.hint, repr(status), repr(status.server()), repr(locked.server)):
+    for text in (notice, finding.what, finding.hint, repr(status), repr(status.server()), repr(locked.server)):
         assert locked.password.removeprefix("plan:") not in text
 
 

@@ -43,9 +43,9 @@ class Origin:
     def leaked(self) -> list[str]:
         """The requests that carried a secret of the step, or a cookie set by another origin."""
         return [
-            one
-            for one in self.seen
-            if "s3cret" in one or "YW5hOnMzY3JldA" in one or (f"given=by-{self.port}" not in one and "given=" in one)
+            request
+            for request in self.seen
+            if "s3cret" in request or "YW5hOnMzY3JldA" in request or (f"given=by-{self.port}" not in request and "given=" in request)
         ]
 
 

@@ -38,7 +38,7 @@ def test_a_password_is_demanded_when_others_could_reach_the_server(
 def test_other_people_are_login_accounts_except_services_root_and_this_one() -> None:
     import pwd
 
-    shells = {one.pw_name: one.pw_shell for one in pwd.getpwall()}
+    shells = {account.pw_name: account.pw_shell for account in pwd.getpwall()}
     assert {"root", "daemon", "nobody"}.isdisjoint(other_people())
     assert pwd.getpwuid(os.geteuid()).pw_name not in other_people()
     assert all(not shells[name].endswith(("/nologin", "/false")) for name in other_people())

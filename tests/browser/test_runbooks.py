@@ -51,9 +51,9 @@ async def serve(workspace: Workspace) -> AsyncIterator[Callable[..., "RunbookSer
         return served[-1]
 
     yield begin
-    for one in served:
-        one.process.terminate()
-        one.process.wait()
+    for server in served:
+        server.process.terminate()
+        server.process.wait()
 
 
 class RunbookServer:

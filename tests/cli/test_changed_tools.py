@@ -56,7 +56,7 @@ def failed(plan: Plan, **fields: Any) -> str:
 
 
 def step_states(result: CommandResult) -> dict[str, tuple[str, bool, int]]:
-    return {one["id"]: (one["status"], one["carried"], one["attempts"]) for one in result.run["steps"]}
+    return {step["id"]: (step["status"], step["carried"], step["attempts"]) for step in result.run["steps"]}
 
 
 def test_resuming_after_tool_drift_waits_for_a_new_approval_and_runs_the_rest(plan: Plan, write_tool: WriteTool) -> None:

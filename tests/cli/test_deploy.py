@@ -97,7 +97,7 @@ def test_an_update_lists_its_changes_and_keeps_omitted_options(plan: Plan, name:
     assert after.parameters == before.parameters == {"host": "web-1"}
     assert after.global_concurrency_limit is not None
     assert after.global_concurrency_limit.limit == 1
-    assert [(one.schedule.cron, one.schedule.timezone) for one in after.schedules] == [("0 3 * * *", "Asia/Shanghai")]  # type: ignore[union-attr]
+    assert [(entry.schedule.cron, entry.schedule.timezone) for entry in after.schedules] == [("0 3 * * *", "Asia/Shanghai")]  # type: ignore[union-attr]
     assert plan("undeploy", name).out == f"{name}/{name}: deleted\n"
     assert "Prefect has no deployment" in plan("undeploy", name).err
 

@@ -94,7 +94,7 @@ def test_a_goal_is_met_and_its_rounds_are_shown(plan: Plan, run_with_model: Any)
     (step,) = plan("show", run_id, "--json").run["steps"]
     assert tuple(step["result"]) == GOAL_RESULT
     assert step["result"]["results"]["place"]["name"] == "高数作业"
-    assert [(one["action"], one["tool"], one["verdict"]) for one in step["rounds"]] == [
+    assert [(record["action"], record["tool"], record["verdict"]) for record in step["rounds"]] == [
         ("continue", "find_free", None),
         ("confirm", "place", None),
         ("done", None, "met"),
@@ -160,7 +160,7 @@ def test_an_unattended_run_waits_for_each_write(plan: Plan, run_with_model: Any)
 
 def test_plan_answer_answers_a_question_from_the_model(plan: Plan, run_with_model: Any) -> None:
     def asking(seen: Seen) -> dict[str, Any]:
-        answers = [one for one in seen.evidence if one["source"] == "user_reply"]
+        answers = [evidence for evidence in seen.evidence if evidence["source"] == "user_reply"]
         return seen.end(answers[0]["id"]) if answers else decides("ask_user", speak="哪一天？")
 
     result = run_with_model(asking, "run", document(), "--offline", "--detach", "--json", *TOOLS)
@@ -200,7 +200,7 @@ def test_a_claim_without_evidence_is_refused_three_times_and_then_fails(plan: Pl
     result = run_with_model(unproven, "run", document(), "--offline", "--yes", "--json", *TOOLS)
     assert (result.code, result.run["status"], result.run["reason"]) == (1, "failed", "step_failed")
     (step,) = plan("show", result.run["id"], "--json").run["steps"]
-    assert [(one["action"], one["verdict"]) for one in step["rounds"]] == [("done", "not_met")] * 3
+    assert [(record["action"], record["verdict"]) for record in step["rounds"]] == [("done", "not_met")] * 3
     assert "evidence: there is no evidence yet" in step["error"]
 
 
@@ -215,12 +215,12 @@ def test_tools_in_always_execute_need_no_confirmation(plan: Plan, run_with_model
     path = document(approval={"always_execute": ["place"]})
     result = run_with_model(good, "run", path, "--offline", "--detach", "--json", *TOOLS)
     assert result.code == 0, result.err
-    assert [(one["step"], one["message"]) for one in result.lines if one.get("event") == "spoken"] == [
+    assert [(line["step"], line["message"]) for line in result.lines if line.get("event") == "spoken"] == [
         ("plan_week", "好的"),
         ("plan_week", "place?"),
         ("plan_week", "好的"),
     ]
-    assert any("- `slot`: `1`" in one["message"] for one in result.lines if one.get("event") == "log")
+    assert any("- `slot`: `1`" in line["message"] for line in result.lines if line.get("event") == "log")
 
 
 def test_preview_shows_which_tools_a_model_may_call(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

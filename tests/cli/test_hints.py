@@ -135,7 +135,7 @@ def test_the_steps_of_a_run_that_ended_at_its_gate_are_skipped_with_that_reason(
     assert plan("show", run_id, "--json").run["steps"][0]["status"] == "pending"
     plan(verb, run_id)
     run = plan("show", run_id, "--json").run
-    assert [(one["status"], one["reason"]) for one in run["steps"]] == [("skipped", run["message"])]
+    assert [(step["status"], step["reason"]) for step in run["steps"]] == [("skipped", run["message"])]
     assert "1 skipped" in plan("show", run_id).out
 
 

@@ -29,7 +29,7 @@ def go(**fields: Any) -> Document:
 
 def write(*documents: Any, name: str = "plans.jsonl") -> str:
     """Write one document per line and return the name of the file."""
-    Path(name).write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in documents), encoding="utf-8")
+    Path(name).write_text("".join(json.dumps(document, ensure_ascii=False) + "\n" for document in documents), encoding="utf-8")
     return name
 
 
@@ -86,7 +86,9 @@ def test_each_plan_of_a_file_is_written_to_its_own_file(plan: Plan, form: str) -
         file = write(*documents)
     else:
         file = "plans.json"
-        written = json.dumps(documents, indent=2) if form == "array" else "\n".join(json.dumps(one, indent=2) for one in documents)
+        written = (
+            json.dumps(documents, indent=2) if form == "array" else "\n".join(json.dumps(document, indent=2) for document in documents)
+        )
         Path(file).write_text(written)
     assert plan("import", file, *TOOLS).code == 2
     Path("out").mkdir()

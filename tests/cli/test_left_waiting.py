@@ -28,7 +28,7 @@ def approved_and_resumed(plan: Plan, run_id: str, *where: str) -> dict[str, Any]
 
 
 def statuses(run: dict[str, Any]) -> dict[str, str]:
-    return {one["id"]: one["status"] for one in run["steps"]}
+    return {step["id"]: step["status"] for step in run["steps"]}
 
 
 # Without a terminal.

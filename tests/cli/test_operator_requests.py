@@ -51,7 +51,7 @@ def test_a_signed_request_skips_a_step_if_the_policy_requires_a_signature(plan: 
     assert (refusal["step_id"], refusal["by"], refusal["known_by"]) == ("check", os_user(), "os_user")
     done = resume(plan, run_id, *SKIP_CHECK, *BY_ANA)
     assert done.code == 0, done.err
-    assert [(one["id"], one["status"], one["reason"]) for one in done.run["steps"]] == [
+    assert [(step["id"], step["status"], step["reason"]) for step in done.run["steps"]] == [
         ("greet", "completed", None),
         ("check", "skipped", "skipped by ana: 它没有用"),
         ("tell", "completed", None),
@@ -109,7 +109,7 @@ def test_a_signed_request_rolls_a_run_back(plan: Plan) -> None:
     request, signature = audit(plan, run_id, "rollback_requested", "signed")
     assert (request["by"], request["known_by"], request["message"]) == ("ana", "ssh_signature", "放错了 (by ana)")
     verified = plan("runs", "verify", run_id, "--json").run
-    assert [(one["table"], one["problem"]) for one in verified["signatures"]] == [("approvals", None), ("audit", None)]
+    assert [(row["table"], row["problem"]) for row in verified["signatures"]] == [("approvals", None), ("audit", None)]
     assert verified["signatures"][1]["id"] == signature["row_id"]
 
 
@@ -171,7 +171,7 @@ def test_a_skipped_step_stays_skipped_after_a_kill_and_a_resume(plan: Plan, tmp_
     process.wait()
     done = resume(plan, run_id)
     assert done.code == 0, done.err
-    ends = {one["id"]: (one["status"], one["reason"]) for one in done.run["steps"]}
+    ends = {step["id"]: (step["status"], step["reason"]) for step in done.run["steps"]}
     assert ends["check"] == ("skipped", f"skipped by {os_user()}: 它没有用")
     assert ends["later"][0] == "completed"
     assert [entry["step_id"] for entry in audit(plan, run_id, "skip_requested", "run_from_requested")] == ["check"]
@@ -187,7 +187,7 @@ def run_with_skipped_step(plan: Plan, *steps: dict[str, Any], **options: Any) ->
 def previewed_steps(plan: Plan, run_id: str, *options: str) -> dict[str, str]:
     result = plan("preview", "--resume", run_id, *TOOLS, "--json", *options)
     assert result.code == 0, result.err
-    return {one["id"]: one["fate"] for one in result.run["steps"]}
+    return {step["id"]: step["fate"] for step in result.run["steps"]}
 
 
 def test_only_an_explicit_from_runs_a_skipped_step_again(plan: Plan) -> None:

@@ -134,7 +134,7 @@ def test_a_plan_can_mix_calls_and_goals(pursue: Pursue) -> None:
 
     def greets(seen: Seen) -> Answer:
         assert "你好, 世界" in seen.text  # the result of the first step
-        whom = [one for one in ("甲", "乙") if one not in str(seen.evidence)]
+        whom = [name for name in ("甲", "乙") if name not in str(seen.evidence)]
         return decides("continue", tool_call={"name": "greet", "arguments": {"who": whom[0]}}) if whom else seen.end(seen.proof("greet"))
 
     with scripted(playing(greets, plan=done(FIRST, goal))) as server:
@@ -142,13 +142,13 @@ def test_a_plan_can_mix_calls_and_goals(pursue: Pursue) -> None:
     assert result.code == 0, result.err
     assert result.lines[-1] == {"facts": FACTS, "summary": "完成了。"}
     reached = next(step for step in result.lines[-2]["steps"] if step["id"] == "all")["result"]
-    assert [one["summary"] for one in reached["evidence"]] == ['{"text":"你好, 甲"}', '{"text":"你好, 乙"}']
+    assert [evidence["summary"] for evidence in reached["evidence"]] == ['{"text":"你好, 甲"}', '{"text":"你好, 乙"}']
 
 
 async def artifacts_of(flow_run_id: str) -> dict[str | None, Any]:
     async with get_client() as client:
         of_run = ArtifactFilterFlowRunId(any_=[UUID(flow_run_id)])
-        return {one.key: one.data for one in await client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=of_run))}
+        return {artifact.key: artifact.data for artifact in await client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=of_run))}
 
 
 @pytest.mark.thorough

@@ -47,8 +47,11 @@ def test_revise_with_words_makes_a_model_replan_the_remaining_steps(plan: Plan, 
     assert plan("approve", run_id, "--digest", digest_of(plan, run_id)).code == 0
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0
     shown = plan("show", run_id, "--json").run
-    assert [(one["id"], one["status"], one["attempts"]) for one in shown["steps"]] == [("first", "completed", 1), ("again", "completed", 1)]
-    assert [(one["id"], one["attempts"], one["error"]) for one in shown["earlier_steps"]] == [("second", 1, "RuntimeError: 镜像不通")]
+    assert [(step["id"], step["status"], step["attempts"]) for step in shown["steps"]] == [
+        ("first", "completed", 1),
+        ("again", "completed", 1),
+    ]
+    assert [(step["id"], step["attempts"], step["error"]) for step in shown["earlier_steps"]] == [("second", 1, "RuntimeError: 镜像不通")]
     assert "- `second` (`fail`): did not succeed in 1 attempt: `RuntimeError: 镜像不通`" in plan("show", run_id).out
     assert "换一个镜像再试" in plan("show", "--draft").out
     assert plan("runs", "verify", run_id).code == 0
@@ -89,7 +92,7 @@ def test_an_automatically_replanned_run_waits_for_an_approval(plan: Plan, monkey
     with scripted(says(GOOD)) as server:
         configure(monkeypatch, server.url)
         run_id = broken(plan, on_failure="replan")
-        steps = [one["event"] for one in plan("run", "plan.json", "--offline", "--json", "--yes", *TOOLS).lines[:-1]]
+        steps = [line["event"] for line in plan("run", "plan.json", "--offline", "--json", "--yes", *TOOLS).lines[:-1]]
         again = plan("run", "plan.json", "--offline", *TOOLS)
     assert (again.code, "`second` failed: RuntimeError: 镜像不通: a model redrafts the remaining steps" in again.err) == (6, True)
     assert "replanning" in steps

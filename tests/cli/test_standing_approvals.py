@@ -36,7 +36,7 @@ def test_a_standing_approval_is_given_listed_and_revoked(plan: Plan) -> None:
     assert plan("standing", "--json").lines == []
     assert "`--all` also lists those that have ended" in plan("standing", "list").err
     assert f"revoked by {ME} at " in plan("standing", "list", "--all").out
-    assert [one["id"] for one in plan("standing", "list", "--all", "--json").lines] == [standing["id"]]
+    assert [line["id"] for line in plan("standing", "list", "--all", "--json").lines] == [standing["id"]]
 
 
 def test_a_run_shows_its_standing_approval_and_who_gave_it(plan: Plan) -> None:

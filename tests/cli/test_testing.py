@@ -102,7 +102,7 @@ def test_a_folder_is_deployed_without_its_test_files(plan: Plan) -> None:
     from plan_adapter.cli.deploy import plans_in
 
     write("cases: {}", name="runbooks/web")
-    assert [one.description for one in plans_in(Path("runbooks"))] == ["Restart one web node"]
+    assert [runbook.description for runbook in plans_in(Path("runbooks"))] == ["Restart one web node"]
 
 
 @pytest.mark.parametrize("hook", yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8")), ids=lambda hook: hook["id"])

@@ -48,7 +48,10 @@ def test_a_runbook_has_no_problems(name: str) -> None:
 def test_a_runbook_can_be_deployed_with_a_form_that_explains_each_input(name: str) -> None:
     validated = validate(load_plan(RUNBOOKS / f"{name}.yaml"), ToolRegistry.with_builtins())
     deployment = runbook_deployment(validated, effective_policy(Settings()), inputs={}, options=DeploymentOptions())
-    assert (deployment.name, deployment.form["required"]) == (name, [key for key, one in validated.plan.inputs.items() if one.is_required])
+    assert (deployment.name, deployment.form["required"]) == (
+        name,
+        [key for key, definition in validated.plan.inputs.items() if definition.is_required],
+    )
     assert all(field["description"] for field in deployment.form["properties"].values())
 
 

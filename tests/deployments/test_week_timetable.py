@@ -44,7 +44,7 @@ def by_subject(seen: Seen) -> Answer:
         return reads("list_tasks", status="pending")
     if free is None:
         return reads("find_free")
-    count = sum(one["name"] == "place" and one["success"] for one in seen.evidence)
+    count = sum(evidence["name"] == "place" and evidence["success"] for evidence in seen.evidence)
     if count < len(tasks):
         return writes("place", task=tasks[count]["state_id"], **free[count + len(seen.refusals)])
     if not seen.proof("min_context_switch"):

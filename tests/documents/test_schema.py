@@ -54,7 +54,7 @@ def test_valid_documents_match_the_schema(text: str, schema: Draft202012Validato
 def sound(document: dict[str, Any]) -> dict[str, Any]:
     """`document` without the values that only validation refuses."""
     outer = [*document.get("steps", []), *document.get("finally", [])]
-    for step in [*outer, *(inner for one in outer for inner in one.get("steps", []))]:
+    for step in [*outer, *(inner for outer_step in outer for inner in outer_step.get("steps", []))]:
         step.pop("goal", None)
         step.pop("tool_name", None)
         step.pop("plan", None)

@@ -23,7 +23,7 @@ TWO = {"Description": "two", "Steps": [{"ToolName": "u", "Parameters": {"a": [1,
 )
 def test_each_plan_of_a_text_is_read(text: str) -> None:
     read = read_documents(text, file="x")
-    assert [plan for plan, _ in read] == [load_plan(json.dumps(one)) for one in (ONE, TWO)]
+    assert [plan for plan, _ in read] == [load_plan(json.dumps(document)) for document in (ONE, TWO)]
     assert [problems for _, problems in read] == [[], []]
 
 
@@ -42,22 +42,22 @@ def test_places_refer_to_the_whole_text() -> None:
     assert locate(first, "steps")[1] == 1
     assert locate(second, "description") == ("x.jsonl", 2, 2)
     start = len(json.dumps(ONE)) + 1
-    assert [(one.code, one.line, one.column) for one in problems] == [
+    assert [(problem.code, problem.line, problem.column) for problem in problems] == [
         ("unknown-field", 2, start + text.split("\n")[1][start:].index('"tool"') + 1)
     ]
 
 
 def test_an_invalid_json_line_does_not_hide_the_next_one() -> None:
     (_, first), (_, second), (third, _) = read_documents('{"description": }\n{"description": "d", "nope": 1}\n' + json.dumps(TWO))
-    assert [(one.code, one.line) for one in first] == [("syntax", 1)]
-    assert [(one.code, one.line) for one in second] == [("no-steps", 2), ("unknown-field", 2)]
+    assert [(problem.code, problem.line) for problem in first] == [("syntax", 1)]
+    assert [(problem.code, problem.line) for problem in second] == [("no-steps", 2), ("unknown-field", 2)]
     assert third is not None
 
 
 def test_a_truncated_array_is_reported_with_its_place() -> None:
     *whole, (_, problems) = read_documents(json.dumps([ONE, ONE])[:-3])
     assert len(whole) == 1
-    assert [one.code for one in problems] == ["syntax"]
+    assert [problem.code for problem in problems] == ["syntax"]
 
 
 @pytest.mark.parametrize("text", ["[]", " [ ] \n"])

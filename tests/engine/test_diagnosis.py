@@ -51,9 +51,9 @@ def test_a_forbidden_local_server_is_found_if_no_other_is_configured(tmp_path: P
 
 
 def test_a_configured_server_that_answers_is_reported_with_its_source(prefect_server: Server, tmp_path: Path) -> None:
-    found = diagnose(Settings(home=tmp_path))
-    assert bad(found) == []
-    lines = [one.what for one in found]
+    findings = diagnose(Settings(home=tmp_path))
+    assert bad(findings) == []
+    lines = [finding.what for finding in findings]
     assert f"Prefect server {prefect_server.api_url} answers (set by the environment variable PREFECT_API_URL)" in lines
     assert lines[-1] == "the Prefect server demands no authentication"
 

@@ -83,20 +83,22 @@ def test_a_hanging_server_is_reported_with_its_log_and_can_be_stopped(running: S
 def test_the_doctor_shows_the_port_forward_and_the_log_tail_of_a_hanging_server(running: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "198.51.100.7 50022 192.0.2.9 22")
     state, log = state_of(running), folder_of(running).log
-    [found] = [
-        one for one in diagnose(running) if one.what.endswith(f"process {state.pid}, http://127.0.0.1:{state.port} answers; log: {log}")
+    [finding] = [
+        finding
+        for finding in diagnose(running)
+        if finding.what.endswith(f"process {state.pid}, http://127.0.0.1:{state.port} answers; log: {log}")
     ]
-    assert found.ok
-    assert f"ssh -N -L {state.port}:127.0.0.1:{state.port} " in found.hint
+    assert finding.ok
+    assert f"ssh -N -L {state.port}:127.0.0.1:{state.port} " in finding.hint
     log.write_text("the last words\n")
     os.kill(state.pid, signal.SIGSTOP)
     try:
-        *_, found = diagnose(running)
+        *_, finding = diagnose(running)
     finally:
         os.kill(state.pid, signal.SIGCONT)
-    assert not found.ok
-    assert found.what.endswith("does not answer")
-    assert found.hint == f"`plan down`, then run again; log: {log}\n  the last words"
+    assert not finding.ok
+    assert finding.what.endswith("does not answer")
+    assert finding.hint == f"`plan down`, then run again; log: {log}\n  the last words"
 
 
 @pytest.mark.thorough

@@ -90,8 +90,8 @@ async def _is_pending(run: PlanRun, name: str) -> bool:
 
     async with get_client() as client:
         wanted = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run.flow_run_id or "")]))
-        found = await client.read_task_runs(flow_run_filter=wanted)
-    return [(one.name, one.state_type) for one in found] == [(name, StateType.PENDING)]
+        task_runs = await client.read_task_runs(flow_run_filter=wanted)
+    return [(task_run.name, task_run.state_type) for task_run in task_runs] == [(name, StateType.PENDING)]
 
 
 async def test_each_hook_of_a_task_is_called_once_with_the_steps_task_run(store: PlanStore) -> None:

@@ -145,7 +145,7 @@ async def _all_task_runs(run: PlanRun, count: int) -> dict[str, UUID]:
     async with get_client() as client:
         while True:
             wanted = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run.flow_run_id or "")]))
-            found = await client.read_task_runs(flow_run_filter=wanted)
-            if len(found) == count:
-                return {one.name: one.id for one in found}
+            task_runs = await client.read_task_runs(flow_run_filter=wanted)
+            if len(task_runs) == count:
+                return {task_run.name: task_run.id for task_run in task_runs}
             await asyncio.sleep(0.1)

@@ -43,7 +43,7 @@ async def test_the_model_gets_the_rejection_reason_and_cannot_repeat_the_same_ca
     model = ScriptedModel([writes(note="hello"), writes(note="hello"), writes(note="hello, please"), ends("E1")])
     run = await goal_execution(model, board, gates).go()
     assert (run.status, board.notes, len(gates.asked)) == (PlanStatus.COMPLETED, ["hello, please"], 2)
-    first, again = (one.rounds[-1].refusal for one in model.seen[1:3])
+    first, again = (goal.rounds[-1].refusal for goal in model.seen[1:3])
     assert first == "bo rejected it: say it politely"
     assert again == (
         "a person refused exactly this call: bo rejected it: say it politely; change it, ask the person with `ask_user`, or use `abort`"
@@ -140,7 +140,7 @@ async def test_an_always_executed_call_opens_no_gate_and_logs_the_gate_text():
         "**It writes and cannot be undone.** It calls `post` with:",
         "- `note`: `*hello*`",
     ]
-    assert [one.tool_name for one in execution.recorder.attempts if one.allowed_by is not None] == ["post"]
+    assert [attempt.tool_name for attempt in execution.recorder.attempts if attempt.allowed_by is not None] == ["post"]
 
 
 async def test_model_messages_are_emitted_as_events_unless_a_gate_shows_them():

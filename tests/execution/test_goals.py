@@ -43,11 +43,11 @@ async def test_the_model_sees_the_goal_its_tools_the_plan_and_earlier_results():
     await Execution(plan, board.tools, goal_model=model, gates=ScriptedGates()).go()
     goal = model.seen[0]
     assert (goal.goal, goal.step_id, goal.step_index, goal.is_last) == ('Tell of ["an old note"]', "report", 1, True)
-    assert [(one["name"], one["description"]) for one in goal.tools] == [("look", "Read the notes."), ("post", "Post a note.")]
+    assert [(tool["name"], tool["description"]) for tool in goal.tools] == [("look", "Read the notes."), ("post", "Post a note.")]
     assert goal.effects == {"look": "read", "post": "write"}
     assert goal.plan == ("first: completed", "report: running")
     assert goal.context == {"steps": {"first": ["an old note"]}}
-    assert [one.number for one in model.seen[1].rounds] == [1]
+    assert [goal_round.number for goal_round in model.seen[1].rounds] == [1]
 
 
 async def test_arguments_from_the_model_are_never_evaluated_as_expressions():
@@ -130,7 +130,7 @@ async def test_ending_a_goal_checks_flow_evidence_and_safety_each_with_a_reason(
     model.verdicts.append(Verdict(verdict="met", reason="E1 says hello"))
     execution = Execution(plan, board.tools, goal_model=model, gates=ScriptedGates())
     assert (await execution.go()).status is PlanStatus.COMPLETED
-    refused, met = [one.result for one in execution.recorder.receipts if one.kind == "check"]
+    refused, met = [receipt.result for receipt in execution.recorder.receipts if receipt.kind == "check"]
     assert (refused["verdict"], refused["flow"]["passed"], refused["evidence"]["passed"]) == ("not_met", not flow, False)
     assert flow in refused["flow"]["reason"]
     assert refused["evidence"]["reason"] == evidence
@@ -237,7 +237,7 @@ async def test_the_verifier_judges_a_condition_in_words():
     run = await goal_execution(model, done_when="A note says hello").go()
     assert run.status is PlanStatus.COMPLETED
     assert model.seen[2].rounds[-1].refusal == "evidence: nothing was posted"
-    assert [one.done_when for one in model.judged] == ["A note says hello"] * 2
+    assert [goal.done_when for goal in model.judged] == ["A note says hello"] * 2
 
 
 @pytest.mark.parametrize(("is_met", "rounds"), [(True, 2), (False, 4)])

@@ -93,7 +93,7 @@ async def test_a_failing_preview_is_only_logged(preview, why):
     done = execution(preview, published)
     assert (await done.go()).status is PlanStatus.COMPLETED
     assert (published.texts, done.log) == ([], [f"the preview `{preview.__name__}` failed: {why}"])
-    assert [one.outcome for one in done.recorder.receipts] == [Outcome.SUCCEEDED]
+    assert [receipt.outcome for receipt in done.recorder.receipts] == [Outcome.SUCCEEDED]
 
 
 async def test_a_preview_that_takes_too_long_is_stopped(monkeypatch):

@@ -272,7 +272,7 @@ def items_of(step: Step) -> list[int | None]:
 def units_of(step: Step, plan: ExecutionPlan) -> list[Unit]:
     """Return the calls of a step of `plan`, or those of its inner steps."""
     if step.inner:
-        return [unit for one in step.inner for unit in units_of(one, plan)]
+        return [unit for inner in step.inner for unit in units_of(inner, plan)]
     return [(step.id, item) for item in items_of(step if step.group is None else plan.step(step.group))]
 
 

@@ -83,13 +83,13 @@ def completed_goals_cite_evidence(evidence: Evidence) -> Iterator[Violation]:
         if (row := evidence.done.get((step_id, None))) is None:
             continue
         result = json.loads(row["result"])
-        found = {one["id"]: one for one in result["evidence"]}
+        items = {item["id"]: item for item in result["evidence"]}
         cited = _CITED.match(result["summary"])
-        if cited is None or cited[1] not in found:
-            yield Violation("no evidence", f"{step_id} completed, but `{result['summary']}` cites none of {sorted(found)}")
-        for one in found.values():
-            if one["success"] != ((step_id, one["round"] - 1) in evidence.done):
-                yield Violation("no evidence", f"{one['id']} of {step_id} differs from the receipt of round {one['round']}")
+        if cited is None or cited[1] not in items:
+            yield Violation("no evidence", f"{step_id} completed, but `{result['summary']}` cites none of {sorted(items)}")
+        for item in items.values():
+            if item["success"] != ((step_id, item["round"] - 1) in evidence.done):
+                yield Violation("no evidence", f"{item['id']} of {step_id} differs from the receipt of round {item['round']}")
         check = evidence.answer("check", step_id, result["rounds"] - 1)
         person = evidence.done.get((step_id, result["rounds"] - 1))
         is_met = check is not None and (check["verdict"] == "met" or (check["verdict"] == "cannot_tell" and person is not None))

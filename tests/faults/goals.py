@@ -90,14 +90,16 @@ class LoggedModel:
     async def verify(self, goal: Goal) -> Verdict:
         """Return the verdict of `done_when` on this attempt to end the goal."""
         text = self._log("check", goal)
-        tries = sum(one.answer.decision is not None and one.answer.decision.action == "next_plan" for one in goal.rounds)
+        tries = sum(
+            goal_round.answer.decision is not None and goal_round.answer.decision.action == "next_plan" for goal_round in goal.rounds
+        )
         verdicts = goal.done_when.split()
         verdict: Any = verdicts[min(tries, len(verdicts) - 1)]
         return Verdict(verdict=verdict, reason=text, tokens=1)
 
     def _log(self, kind: Literal["decision", "check"], goal: Goal) -> str:
-        earlier_answers = [one.answer.text for one in goal.rounds]
-        observed = [token_of(one.observation) for one in goal.rounds]
+        earlier_answers = [goal_round.answer.text for goal_round in goal.rounds]
+        observed = [token_of(goal_round.observation) for goal_round in goal.rounds]
         text = os.urandom(6).hex()
         call = ModelCall(kind, goal.step_id, len(goal.rounds), text, earlier_answers, observed, dict(goal.context), os.getpid())
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -122,7 +124,7 @@ def token_of(result: JsonValue) -> str | None:
 
 
 def _decision(kind: str, goal: Goal, text: str) -> ExecuteDecision:
-    last = next((token for one in reversed(goal.rounds) if (token := token_of(one.observation)) is not None), "")
+    last = next((token for goal_round in reversed(goal.rounds) if (token := token_of(goal_round.observation)) is not None), "")
     number = len(goal.rounds)
     match kind:
         case "ask":

@@ -45,13 +45,13 @@ async def both_at_once(trial: Trial, _sleep_at: Sequence[Target]) -> bool:
     reports = [await process.final_report() for process in pair]
     trial.events.append(f"both at once: {reports}")
     after = await _count_starts(trial)
-    if wrong := [one for one in reports if one.error not in (None, "RunConflictError")]:
+    if wrong := [report for report in reports if report.error not in (None, "RunConflictError")]:
         trial.violations.append(Violation("two runners", f"a process neither succeeded nor was refused: {wrong}"))
     if after > before + 1 and not await _ended_before_newest_start(trial, after):
         trial.violations.append(Violation("two runners", f"both processes executed the run: {reports}"))
-    if after == before and all(one.error for one in reports):
+    if after == before and all(report.error for report in reports):
         trial.violations.append(Violation("two runners", f"no process executed the run: {reports}"))
-    return any(one.error == "RunConflictError" for one in reports)
+    return any(report.error == "RunConflictError" for report in reports)
 
 
 async def one_is_held(trial: Trial, sleep_at: Sequence[Target]) -> bool:

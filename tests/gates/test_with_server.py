@@ -88,7 +88,7 @@ async def test_a_question_is_answered_in_a_form_with_its_typed_fields(world: Wor
     keys = keyset_from_base_key(str(gate.keyset))
     schema: Any = await aread_flow_run_input(keys["schema"], flow_run_id=flow_run_id)
     assert {name: schema["properties"][name]["type"] for name in ("choice", "nodes")} == {"choice": "string", "nodes": "integer"}
-    (form,) = [one for one in await open_forms() if one.run_id == gate.run_id]  # other tests share the server
+    (form,) = [form for form in await open_forms() if form.run_id == gate.run_id]  # other tests share the server
     assert (form.kind, [*await form_fields(form)]) == ("question", ["choice", "nodes"])
     async with get_client() as client:
         refused = await client.resume_flow_run(flow_run_id, run_input={"choice": "run", "approver": "ana"})

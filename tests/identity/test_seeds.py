@@ -60,7 +60,7 @@ def test_concurrent_processes_create_one_key(home: Settings) -> None:
     )
     processes = [Program(code, home.home, stdout=subprocess.PIPE) for _ in range(4)]
     sealed = [process.communicate()[0].strip() for process in processes]
-    assert [decrypt_seed("ana", one, home) for one in sealed] == [SEED] * 4
+    assert [decrypt_seed("ana", seed, home) for seed in sealed] == [SEED] * 4
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o666])

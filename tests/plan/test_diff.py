@@ -73,7 +73,7 @@ def test_a_step_that_moved_to_finally_is_reported_as_removed_and_added() -> None
 @given(plans, plans)
 @pytest.mark.thorough
 def test_a_diff_is_empty_exactly_if_the_digests_are_equal(old: ExecutionPlan, new: ExecutionPlan) -> None:
-    for one, other in ((old, new), (old, old.model_copy(deep=True))):
-        if any(len({step.id for step in it.steps}) < len(it.steps) for it in (one, other)):
+    for before, after in ((old, new), (old, old.model_copy(deep=True))):
+        if any(len({step.id for step in plan.steps}) < len(plan.steps) for plan in (before, after)):
             return  # duplicate ids are refused before plans are compared
-        assert bool(diff_plans(one, other)) == (plan_digest(one) != plan_digest(other))
+        assert bool(diff_plans(before, after)) == (plan_digest(before) != plan_digest(after))

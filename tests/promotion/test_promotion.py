@@ -52,7 +52,7 @@ def command(*argv: str, **fields: Any) -> ExecutionPlan:
 
 def proposed(promotion: Promotion) -> dict[str, JsonValue]:
     """Return the proposed inputs and their defaults."""
-    return {one.name: one.definition.default for one in promotion.inputs}
+    return {proposal.name: proposal.definition.default for proposal in promotion.inputs}
 
 
 class Result(dict[str, JsonValue]):
@@ -164,13 +164,17 @@ def test_values_that_differ_in_another_version_are_proposed() -> None:
     other = a_plan({"value": "send 蓝 to all", "count": 4, "mode": "fast"}, {"value": {"switch": False}})
     promotion = promote(plan, TOOLS, others=[("version 1", other), ("run 7", plan)])
     assert proposed(promotion) == {"value": "红", "count": 3, "switch": True}
-    assert {one.name: one.definition.type for one in promotion.inputs} == {"value": "string", "count": "integer", "switch": "boolean"}
+    assert {proposal.name: proposal.definition.type for proposal in promotion.inputs} == {
+        "value": "string",
+        "count": "integer",
+        "switch": "boolean",
+    }
     assert promotion.plan.steps[0].parameters == {
         "value": "send ${{ inputs.value }} to all",
         "count": "${{ inputs.count }}",
         "mode": "fast",
     }
-    reasons = {one.name: one.reasons for one in promotion.inputs}
+    reasons = {proposal.name: proposal.reasons for proposal in promotion.inputs}
     assert reasons["count"] == ("it was 4 in version 1",)
 
 
@@ -259,7 +263,7 @@ def test_a_script_in_a_commands_arguments_gets_no_inputs(argv: tuple[str, ...]) 
     both.steps.append(command(*argv).steps[0])
     promotion = promote(both, TOOLS)
     assert promotion.plan.steps[-1].parameters == {"argv": [*argv]}
-    assert "run.parameters.argv[2]" in {at for one in promotion.inputs for at in one.remains}
+    assert "run.parameters.argv[2]" in {at for proposal in promotion.inputs for at in proposal.remains}
 
 
 def test_a_script_recognized_by_its_key_gets_no_inputs() -> None:
@@ -393,5 +397,5 @@ def test_runbooks_written_by_hand_stay_valid(path: Path) -> None:
     promotion = promote(plan, tools)
     assert find_problems(promotion.plan, tools) == []
     if path.stem in WITHOUT_RESULTS:
-        own = {name: "https://given" for name, one in plan.inputs.items() if one.is_required}
+        own = {name: "https://given" for name, definition in plan.inputs.items() if definition.is_required}
         assert calls(promotion.plan, tools, own) == calls(plan, tools, own)

@@ -8,7 +8,7 @@ from tests.runbooks.builders import FIXTURES, calls, convert, job, noted, only, 
 
 def test_a_workflow_keeps_its_inputs_scripts_order_and_gate() -> None:
     plan, notes = convert((FIXTURES / "release.yml").read_text(), "release.yml")
-    inputs = {name: (one.type, one.default, one.enum) for name, one in plan.inputs.items()}
+    inputs = {name: (definition.type, definition.default, definition.enum) for name, definition in plan.inputs.items()}
     assert inputs == {
         "version": ("string", None, None),
         "target_env": ("string", "staging", ["staging", "production"]),

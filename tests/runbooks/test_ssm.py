@@ -10,7 +10,10 @@ from tests.runbooks.builders import FIXTURES, automation, calls, convert, noted,
 
 def test_a_document_keeps_its_parameters_calls_branches_and_gate() -> None:
     plan, notes = convert((FIXTURES / "restart.yaml").read_text(), "restart.yaml")
-    inputs = {name: (one.type, one.default, one.pattern or one.enum or one.items) for name, one in plan.inputs.items()}
+    inputs = {
+        name: (definition.type, definition.default, definition.pattern or definition.enum or definition.items)
+        for name, definition in plan.inputs.items()
+    }
     assert inputs == {
         "InstanceId": ("string", None, "^i-[0-9a-f]+$"),
         "Mode": ("string", "soft", ["soft", "hard"]),

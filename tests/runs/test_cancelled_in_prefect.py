@@ -117,7 +117,7 @@ async def test_open_task_runs_and_gates_of_a_killed_process_end_with_its_run(sto
     async with get_client() as client:
         task_runs: dict[str, TaskRun] = {}
         while "again" not in task_runs or task_runs["again"].state_name != "Completed":  # the server learns of it by events
-            task_runs = {one.name: one for one in await client.read_task_runs(flow_run_filter=of_run)}
+            task_runs = {task_run.name: task_run for task_run in await client.read_task_runs(flow_run_filter=of_run)}
         task_run = task_runs["again"]
         await client.set_task_run_state(task_run.id, Running(), force=True)
         gate = await client.create_flow_run(Flow(lambda: None, name="approve"), parent_task_run_id=task_runs["look"].id, state=Pending())

@@ -199,10 +199,10 @@ async def test_a_queued_run_whose_process_died_does_not_block_others(node: Node,
     first = begin(plan("first"), node, store)
     await node.began.wait()
     await store.ledger.claim(dead)
-    assert [one.name for one in await store.ledger.acquire_key(dead, "web-1")] == ["first"]
+    assert [run_before.name for run_before in await store.ledger.acquire_key(dead, "web-1")] == ["first"]
     await store.ledger.release(dead.id)
     await store.ledger.claim(alive)
-    assert [one.name for one in await store.ledger.acquire_key(alive, "web-1")] == ["first"]
+    assert [run_before.name for run_before in await store.ledger.acquire_key(alive, "web-1")] == ["first"]
     node.may_finish.set()
     await first
     assert await store.ledger.acquire_key(alive, "web-1") == []

@@ -52,7 +52,7 @@ async def test_a_run_starts_a_cluster_redacts_secrets_and_shuts_it_down(
         receipts = await store.receipts(run.id)
     assert (run.status, run.reason) == (PlanStatus.COMPLETED, None)
     seen: list[Any] = [receipt.result for receipt in receipts if receipt.step_id == "see"]
-    assert [(one["text"], one["credentials"]) for one in seen] == [("甲 ***", []), ("乙 ***", [])]
+    assert [(result["text"], result["credentials"]) for result in seen] == [("甲 ***", []), ("乙 ***", [])]
     lines = [event.message for event in events if event.kind == "log"]
     assert lines == ["printed 甲 ***", "logged 甲 ***", "printed 乙 ***", "logged 乙 ***"]
     assert "correct-horse" not in "".join(capfd.readouterr())
@@ -71,7 +71,7 @@ async def test_a_rollback_runs_on_the_configured_cluster_like_its_step(store: Pl
             run = await arun_plan(plan, tools=tools, store=store, offline=True)
             receipts = await store.receipts(run.id)
         worker = existing.workers[0].address
-    assert [(one.kind, one.step_id, one.result) for one in receipts if one.error is None] == [
+    assert [(receipt.kind, receipt.step_id, receipt.result) for receipt in receipts if receipt.error is None] == [
         ("step", "a", worker),
         ("rollback", "a", worker),
     ]

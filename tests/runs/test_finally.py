@@ -107,7 +107,7 @@ async def test_finally_steps_run_last_in_order_and_know_how_the_run_ended(world:
     run = await arun_plan(plan_with(step("a"), step("b")), tools=world.tools, store=store, offline=True)
     assert (run.status, world.done) == (PlanStatus.COMPLETED, ["a", "b", "tidy", "completed: "])
     stored = await store.run(run.id)
-    assert [(one.id, one.index, one.status) for one in stored.steps] == [
+    assert [(step.id, step.index, step.status) for step in stored.steps] == [
         (name, index, StepStatus.COMPLETED) for index, name in enumerate(["a", "b", "tidy", "tell"])
     ]
     assert (stored.step("tidy").result, stored.summary().total_steps) == ("tidy done", 4)
@@ -353,8 +353,8 @@ async def test_a_kill_between_finally_steps_loses_and_repeats_nothing(tmp_path: 
 async def test_finally_steps_are_task_runs_of_the_flow_run(world: World, store: PlanStore, prefect_server: Server) -> None:
     world.broken.add("b")
     run = await arun_plan(plan_with(step("a"), step("b")), tools=world.tools, store=store)
-    found = await task_runs(UUID(run.flow_run_id), ["a", "b", "tidy", "tell"])
-    states = {name: one.state_name for name, one in found.items()}
+    by_name = await task_runs(UUID(run.flow_run_id), ["a", "b", "tidy", "tell"])
+    states = {name: task_run.state_name for name, task_run in by_name.items()}
     assert states == {"a": "Completed", "b": "Failed", "tidy": "Completed", "tell": "Completed"}
     assert world.done == ["a", "tidy", "partial: b"]
 

@@ -70,7 +70,7 @@ async def test_the_record_has_every_decision_call_and_check(store: PlanStore) ->
     stored = await store.run(run.id)
     assert stored.step("report").result["summary"] == "好"
     assert stored.step("report").result == run.step("report").result
-    calls = [(one.kind, one.item, one.tool_name, one.label) for one in await store.attempts(run.id)]
+    calls = [(attempt.kind, attempt.item, attempt.tool_name, attempt.label) for attempt in await store.attempts(run.id)]
     assert calls == [
         ("decision", 0, "decide", None),
         ("step", 0, "look", "round 1: look()"),
@@ -87,7 +87,7 @@ async def test_a_goal_without_a_configured_model_is_refused_before_any_gate_open
     asked = list[str]()
     with pytest.raises(InvalidPlanError, match="PLAN_ADAPTER_MODEL") as error:
         await started(goal_plan(), Board(), RunRequest(approver=approving(asked)), store)
-    assert [(one.code, one.at) for one in error.value.problems] == [("no-model", "steps[0].goal")]
+    assert [(problem.code, problem.at) for problem in error.value.problems] == [("no-model", "steps[0].goal")]
     assert asked == []
 
 
@@ -126,7 +126,7 @@ async def test_an_always_executed_call_is_in_the_audit_log(store: PlanStore) -> 
     bound = bind_inputs(validate(plan, ToolRegistry(board.tools)))
     run = await execute_plan(bound, run_request=RunRequest(goal_model=model, approver=approving([])), store=store, offline=True)
     assert (run.status, board.notes) == (PlanStatus.COMPLETED, ["hello"])
-    (entry,) = [one for one in await store.audit(run.id) if one.kind == "always_executed"]
+    (entry,) = [entry for entry in await store.audit(run.id) if entry.kind == "always_executed"]
     evidence = run.step("report").result["evidence"][1]
     assert (entry.step_id, entry.item, entry.call_kind, entry.by) == ("report", 1, "step", run.approved_by)
     assert entry.message == f"post (write), arguments {evidence['arguments_digest'][:12]}…"
@@ -170,7 +170,7 @@ async def test_a_failed_goal_gets_new_rounds_on_resume_and_keeps_its_evidence(st
     ended = await resumed(failed, Board(), request, store)
     assert ended.status is PlanStatus.COMPLETED
     assert [len(goal.rounds) for goal in model.seen[begun:]] == [begun, begun + 1]
-    assert [one.id for one in model.seen[-1].evidence] == ["E1", "E2"]
+    assert [evidence.id for evidence in model.seen[-1].evidence] == ["E1", "E2"]
 
 
 async def test_a_completed_goal_is_carried_when_another_step_is_resumed(store: PlanStore) -> None:
@@ -210,19 +210,21 @@ async def test_each_decision_call_and_check_is_a_task_run(store: PlanStore, pref
     assert (run.status, board.notes) == (PlanStatus.COMPLETED, ["hello"])
     names = ["decision report[1]", "report[round 1: look()]", "decision report[2]", "report[round 2: post(note=hello)]"]
     names += ["decision report[3]", "check report[3]", "report", "after"]
-    found = await task_runs(UUID(run.flow_run_id), names)
-    assert {one.state_name for one in found.values()} == {"Completed"}
-    known = {one.id: name for name, one in found.items()}
+    by_name = await task_runs(UUID(run.flow_run_id), names)
+    assert {task_run.state_name for task_run in by_name.values()} == {"Completed"}
+    known = {task_run.id: name for name, task_run in by_name.items()}
     for before, name in pairwise(names):
-        assert before in {known[one.id] for one in found[name].task_inputs["wait_for"] if isinstance(one, TaskRunResult)}
+        assert before in {
+            known[task_input.id] for task_input in by_name[name].task_inputs["wait_for"] if isinstance(task_input, TaskRunResult)
+        }
     async with get_client() as client:
         (artifact,) = await client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["evidence-report"])))
         (preview,) = await client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["preview-report"])))
-    assert (artifact.flow_run_id, artifact.task_run_id) == (UUID(run.flow_run_id), found["report"].id)
+    assert (artifact.flow_run_id, artifact.task_run_id) == (UUID(run.flow_run_id), by_name["report"].id)
     assert "| E2 | 2 | `post` | yes | 1 |" in str(artifact.data)
     assert (preview.flow_run_id, preview.data) == (UUID(run.flow_run_id), "- hello")
-    assert [text for _, text in await logs_of(found["decision report[1]"], 2)] == ["continue look(): because", "好"]
-    assert [text for _, text in await logs_of(found["decision report[2]"], 1)] == ["confirm post(note=hello): because"]
+    assert [text for _, text in await logs_of(by_name["decision report[1]"], 2)] == ["continue look(): because", "好"]
+    assert [text for _, text in await logs_of(by_name["decision report[2]"], 1)] == ["confirm post(note=hello): because"]
 
 
 async def test_an_exhausted_goal_ends_its_flow_run_as_exhausted(store: PlanStore, prefect_server: Server) -> None:
@@ -283,7 +285,7 @@ def _dies_once(life: Life, process_number: list[int]) -> bool:
             runs = await store.runs()
             if not runs or runs[0].plan_id != plan.id:
                 return await started(plan, board, request, store)
-            (run,) = [one for one in runs if one.plan_id == plan.id]
+            (run,) = [run for run in runs if run.plan_id == plan.id]
             if run.status is PlanStatus.COMPLETED:
                 return await store.run(run.id)
             for lost in await store.outcomes.unknown(run.id):

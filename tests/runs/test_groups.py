@@ -43,9 +43,9 @@ async def test_one_item_ends_before_the_next_begins(cluster: Cluster, store: Pla
     )
     ended = await run(rolling(after=(after,)), cluster, store)
     assert ended.status is PlanStatus.COMPLETED
-    assert cluster.done == [f"{what} {node}" for node in "abc" for what in ("drain", "restart", "check")] + ["a b c"]
+    assert cluster.done == [f"{action} {node}" for node in "abc" for action in ("drain", "restart", "check")] + ["a b c"]
     stored = await store.run(ended.id)
-    assert [(one.id, one.index, one.group) for one in stored.steps] == [
+    assert [(step.id, step.index, step.group) for step in stored.steps] == [
         ("nodes", 0, None),
         ("drain", 1, "nodes"),
         ("restart", 2, "nodes"),
@@ -95,7 +95,7 @@ async def test_no_item_starts_after_a_failed_item_and_completed_items_are_rolled
     ended = await run(plan, cluster, store)
     assert (ended.status, ended.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
     assert cluster.done == ["before", "drain a", "restart a", "check a", "drain b", "undrain a", "unbefore"]
-    statuses = {one.id: one.status.value for one in ended.steps}
+    statuses = {step.id: step.status.value for step in ended.steps}
     assert statuses == {
         "before": "completed",
         "nodes": "failed",
@@ -203,7 +203,7 @@ async def test_a_cancelled_run_starts_no_further_steps(cluster: Cluster, store: 
     await acancel_run((await store.runs())[0].id, reason="不再需要", store=store)
     ended = await running
     assert (ended.status, cluster.done) == (PlanStatus.CANCELLED, ["drain a"])
-    assert {one.id: one.status.value for one in ended.steps} == {"nodes": "failed", "drain": "skipped", "restart": "failed"}
+    assert {step.id: step.status.value for step in ended.steps} == {"nodes": "failed", "drain": "skipped", "restart": "failed"}
 
 
 async def test_an_empty_list_completes(cluster: Cluster, store: PlanStore) -> None:
@@ -213,7 +213,7 @@ async def test_an_empty_list_completes(cluster: Cluster, store: PlanStore) -> No
 
 async def test_a_false_condition_skips_the_whole_group(cluster: Cluster, store: PlanStore) -> None:
     ended = await run(rolling(when="${{ 1 > 2 }}"), cluster, store)
-    assert {one.status.value for one in ended.steps} == {"skipped"}
+    assert {step.status.value for step in ended.steps} == {"skipped"}
     assert cluster.done == []
 
 
@@ -288,13 +288,13 @@ async def test_each_call_is_a_task_run_after_the_previous_call_of_its_item(
     before = Step(id="before", tool_name="look", parameters={"what": "before"})
     plan = rolling(act("drain"), act("restart", "drain"), before=(before,), depends_on=["before"])
     ended = await arun_plan(plan, tools=cluster.tools, store=store)
-    found = await task_runs(UUID(ended.flow_run_id), ["before", "drain[a]", "restart[a]", "drain[b]", "restart[b]", "nodes"])
-    states = {name: one.state_name for name, one in found.items()}
+    by_name = await task_runs(UUID(ended.flow_run_id), ["before", "drain[a]", "restart[a]", "drain[b]", "restart[b]", "nodes"])
+    states = {name: task_run.state_name for name, task_run in by_name.items()}
     assert states == {**dict.fromkeys(states, "Completed"), "restart[b]": "Failed", "nodes": "Failed"}
-    names = {one.id: name for name, one in found.items()}
+    names = {task_run.id: name for name, task_run in by_name.items()}
 
     def upstream(name: str) -> set[str]:
-        return {names[one.id] for one in found[name].task_inputs["wait_for"] if isinstance(one, TaskRunResult)}
+        return {names[task_input.id] for task_input in by_name[name].task_inputs["wait_for"] if isinstance(task_input, TaskRunResult)}
 
     assert (upstream("drain[b]"), upstream("restart[b]")) == ({"before"}, {"drain[b]"})
     assert upstream("nodes") == {"restart[a]", "restart[b]"}

@@ -74,8 +74,8 @@ async def test_expressions_in_a_sub_plan_see_its_own_names(cluster: Cluster, sto
     )
     ended = await run(plan, cluster, store)
     assert ended.status is PlanStatus.COMPLETED
-    restarted = [f"restart drain each {one} done done of x" for one in ("a", "x")]
-    drained = [f"drain each {one} done" for one in ("a", "x")]
+    restarted = [f"restart drain each {item} done done of x" for item in ("a", "x")]
+    drained = [f"drain each {item} done" for item in ("a", "x")]
     assert cluster.done == [
         "each a",
         "each x",
@@ -83,7 +83,7 @@ async def test_expressions_in_a_sub_plan_see_its_own_names(cluster: Cluster, sto
         restarted[0],
         drained[1],
         restarted[1],
-        "; ".join(f"{one} done" for one in restarted),
+        "; ".join(f"{call} done" for call in restarted),
         "completed",
     ]
     stored = await store.run(ended.id)
@@ -262,10 +262,10 @@ async def test_a_document_cannot_replace_a_named_sub_plan_with_its_own_copy(tmp_
         forged.steps[0].plan = name
         (tmp_path / "move.yaml").write_text(dump_plan(forged), encoding="utf-8")
         plan = await aload_plan(tmp_path / "move.yaml", store=store)
-        assert [one.description for one in plan.sub_plans] == ["the approved one"]
+        assert [sub_plan.description for sub_plan in plan.sub_plans] == ["the approved one"]
     forged.steps[0].plan = "store:of-another-machine@1"
     (tmp_path / "move.yaml").write_text(dump_plan(forged), encoding="utf-8")
-    assert [one.description for one in (await aload_plan(tmp_path / "move.yaml", store=store)).sub_plans] == ["another one"]
+    assert [sub_plan.description for sub_plan in (await aload_plan(tmp_path / "move.yaml", store=store)).sub_plans] == ["another one"]
 
 
 PROGRAM = """
@@ -323,14 +323,16 @@ async def test_the_steps_of_a_sub_plan_are_task_runs_after_their_dependencies(
     plan = around(site(), do("after", "${{ steps.verify.result.marked }}"), before=(do("before", "before"),))
     ended = await arun_plan(plan, tools=cluster.tools, store=store)
     assert ended.status is PlanStatus.COMPLETED
-    found = await task_runs(UUID(ended.flow_run_id), ["before", "verify.check", "verify.mark", "verify", "after"])
-    assert {one.state_name for one in found.values()} == {"Completed"}
-    names = {one.id: name for name, one in found.items()}
+    by_name = await task_runs(UUID(ended.flow_run_id), ["before", "verify.check", "verify.mark", "verify", "after"])
+    assert {task_run.state_name for task_run in by_name.values()} == {"Completed"}
+    names = {task_run.id: name for name, task_run in by_name.items()}
 
     def upstream(name: str) -> set[str]:
-        return {names[one.id] for one in found[name].task_inputs.get("wait_for", ()) if isinstance(one, TaskRunResult)}
+        return {
+            names[task_input.id] for task_input in by_name[name].task_inputs.get("wait_for", ()) if isinstance(task_input, TaskRunResult)
+        }
 
-    assert {name: upstream(name) for name in found} == {
+    assert {name: upstream(name) for name in by_name} == {
         "before": set(),
         "verify.check": {"before"},
         "verify.mark": {"verify.check"},

@@ -72,7 +72,7 @@ async def test_only_one_of_several_concurrent_runs_gets_the_same_approval(store:
     )
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Approval", *["NotApprovedError"] * 8]
     assert len(await store.approvals(DIGEST)) == 1
-    await asyncio.gather(*(one.close() for one in stores))
+    await asyncio.gather(*(store.close() for store in stores))
 
 
 async def test_an_approval_for_one_run_is_not_used_by_another(store: PlanStore):

@@ -132,7 +132,7 @@ async def test_one_of_fifty_concurrent_contradictory_answers_wins(store: PlanSto
     assert {(type(error), f"{kept.by} answered at " in str(error), f": {kept.decision}" in str(error)) for error in refused} == {
         (RunConflictError, True, True)
     }
-    await asyncio.gather(*(one.close() for one in stores[1:]))
+    await asyncio.gather(*(store.close() for store in stores[1:]))
 
 
 ANSWERING = """

@@ -74,7 +74,7 @@ async def test_stores_that_open_the_same_gate_concurrently_share_one(store: Plan
     opened = await asyncio.gather(*(stores[number % 3].gates.open(a_gate(run), timeout_ms=0) for number in range(9)))
     assert len({gate.id for gate in opened}) == 1
     assert sorted(gate.openings for gate in opened) == list(range(1, 10))
-    await asyncio.gather(*(one.close() for one in stores))
+    await asyncio.gather(*(store.close() for store in stores))
 
 
 @pytest.mark.parametrize("digest", ["d" * 64, "e" * 64], ids=["the same content", "other content"])
@@ -92,7 +92,7 @@ async def test_a_gate_whose_process_died_is_unattended_and_can_be_reopened(store
     run = await created(store)
     gate = await store.gates.open(a_gate(run), timeout_ms=60_000)
     await _set_owner(sql, gate.id, dead_owner())
-    assert [one.attended for one in (await store.gates.get(gate.id), *await store.gates.find())] == [False, False]
+    assert [stored_gate.attended for stored_gate in (await store.gates.get(gate.id), *await store.gates.find())] == [False, False]
     again = await store.gates.open(a_gate(run), timeout_ms=5)
     assert (again.id, again.expires_at, again.attended, again.openings) == (gate.id, gate.expires_at, True, 2)
 

@@ -246,7 +246,7 @@ async def _release(store: PlanStore, run: PlanRun) -> Any:
 
 async def _gate(store: PlanStore, run: PlanRun) -> Any:
     gate = await store.gates.open(a_gate(run, "drain"), timeout_ms=0)
-    return [one.id for one in await store.gates.find(run_id=run.id)] == [gate.id]
+    return [stored_gate.id for stored_gate in await store.gates.find(run_id=run.id)] == [gate.id]
 
 
 async def _answer(store: PlanStore, run: PlanRun) -> Any:

@@ -53,7 +53,7 @@ async def test_saving_the_newest_content_again_adds_no_version(store: PlanStore)
     assert await store.save(a_plan("one"), author="ana") == first
     second = await store.save(a_plan("two"), author="ben")
     third = await store.save(a_plan("one"), author="ana")
-    assert [one.version for one in (first, second, third)] == [1, 2, 3]
+    assert [version.version for version in (first, second, third)] == [1, 2, 3]
     assert await store.versions("site") == [third, second, first]
     assert await store.versions("nothing") == []
 
@@ -107,7 +107,7 @@ async def test_concurrent_saves_of_one_name_get_distinct_version_numbers(store_u
     stores = [PlanStore(store_url) for _ in range(4)]
     plans = [a_plan(f"change {number}") for number in range(12)]
     saved = await asyncio.gather(*(stores[index % 4].save(plan, author="ana") for index, plan in enumerate(plans)))
-    assert sorted(one.version for one in saved) == list(range(1, 13))
+    assert sorted(version.version for version in saved) == list(range(1, 13))
     await asyncio.gather(*(store.close() for store in stores))
 
 

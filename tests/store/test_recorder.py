@@ -117,7 +117,7 @@ async def test_nothing_starts_after_a_failed_commit(store: PlanStore):
 async def test_only_one_of_two_processes_can_begin_the_same_attempt(store_url: str, store: PlanStore):
     run = await begun(store)
     async with PlanStore(store_url) as other:
-        recorders = [await one.ledger.recorder(run) for one in (store, other)]
+        recorders = [await ledger.recorder(run) for ledger in (store.ledger, other.ledger)]
         outcomes = await asyncio.gather(
             *(recorder.intent(an_attempt(run, at=recorder.now())) for recorder in recorders), return_exceptions=True
         )

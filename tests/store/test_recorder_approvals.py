@@ -137,7 +137,11 @@ async def test_a_refused_record_does_not_affect_others_in_the_same_commit(store:
     )
     assert [type(outcome).__name__ for outcome in outcomes] == ["NotApprovedError", "NoneType", "NoneType", "NoneType"]
     assert len(commits) == 1
-    assert [(one.step_id, one.item) for one in await store.attempts(run.id)] == [("check", None), ("drain", 1), ("restart", None)]
+    assert [(attempt.step_id, attempt.item) for attempt in await store.attempts(run.id)] == [
+        ("check", None),
+        ("drain", 1),
+        ("restart", None),
+    ]
     assert [receipt.result for receipt in await store.receipts(run.id)] == ["checked"]
 
 

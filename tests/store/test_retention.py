@@ -120,10 +120,10 @@ async def test_only_matching_runs_that_ended_before_the_cutoff_are_listed(store:
     other.status, other.completed_at = PlanStatus.COMPLETED, await store.now()
     await store.ledger.update(other)
     now = await later(store)
-    assert [one.id for one in await store.retention.old_runs(run.completed_at or now)] == []
-    assert [one.id for one in await store.retention.old_runs(now)] == [run.id, other.id]
-    assert [one.id for one in await store.retention.old_runs(now, names=["other"])] == [other.id]
-    assert [one.id for one in await store.retention.old_runs(now, status=PlanStatus.FAILED)] == [run.id]
+    assert [old_run.id for old_run in await store.retention.old_runs(run.completed_at or now)] == []
+    assert [old_run.id for old_run in await store.retention.old_runs(now)] == [run.id, other.id]
+    assert [old_run.id for old_run in await store.retention.old_runs(now, names=["other"])] == [other.id]
+    assert [old_run.id for old_run in await store.retention.old_runs(now, status=PlanStatus.FAILED)] == [run.id]
 
 
 async def test_all_pages_of_old_runs_are_read(store: PlanStore, monkeypatch: pytest.MonkeyPatch):

@@ -48,7 +48,10 @@ async def test_a_new_version_replaces_the_old_one_in_the_same_run(store: PlanSto
     (first,) = await store.revisions.of_run(run.id)
     assert (first.number, first.digest, first.approval_digest, first.by, first.note) == (1, run.digest, DIGEST, "安娜", "两次")
     await store.revisions.revise(run.id, validated(a_plan("三次")), "f" * 64, by="bo", note="")
-    assert [(one.number, one.digest) for one in await store.revisions.of_run(run.id)] == [(1, run.digest), (2, revised.digest)]
+    assert [(revision.number, revision.digest) for revision in await store.revisions.of_run(run.id)] == [
+        (1, run.digest),
+        (2, revised.digest),
+    ]
     entries = [(entry.kind, entry.by, entry.message) for entry in await store.audit(run.id) if entry.kind == "revised"]
     assert entries == [("revised", "安娜", "两次"), ("revised", "bo", None)]
 

@@ -50,7 +50,7 @@ async def test_only_one_of_several_concurrent_runs_gets_the_last_use(store: Plan
     assert len(await store.approvals(DIGEST)) == 2
     assert await store.standing.find() == []
     assert (await store.standing.find(include_ended=True))[0].runs == 2
-    await asyncio.gather(*(one.close() for one in stores))
+    await asyncio.gather(*(store.close() for store in stores))
 
 
 async def test_a_standing_approval_expired_by_the_database_clock_is_not_used(store: PlanStore):
@@ -78,7 +78,7 @@ async def test_a_revoked_standing_approval_is_not_used(store: PlanStore):
     assert (revoked.id, revoked.revoked_by) == (standing.id, "bo")
     assert revoked.revoked_at is not None
     assert await store.standing.revoke("aaaa1", by="eve") == revoked
-    assert [one.id for one in await store.standing.find()] == ["aaaa2222"]
+    assert [approval.id for approval in await store.standing.find()] == ["aaaa2222"]
     run = await created(store)
     with pytest.raises(NotApprovedError, match="the standing approval was revoked by bo at 20"):
         await store.standing.use(standing.id, run_id=run.id, approval_digest=DIGEST)
@@ -117,9 +117,9 @@ async def test_a_standing_approval_is_only_for_its_own_tenant(store_url: str, st
         with pytest.raises(StoreError, match="no standing approval"):
             await umbrella.standing.revoke(standing.id, by="bo")
         theirs = await created(umbrella)
-        for one in (umbrella, store):
+        for tenant_store in (umbrella, store):
             with pytest.raises(NotApprovedError, match="there is no standing approval"):
-                await one.standing.use(standing.id, run_id=theirs.id, approval_digest=DIGEST)
+                await tenant_store.standing.use(standing.id, run_id=theirs.id, approval_digest=DIGEST)
 
 
 async def test_a_one_time_code_is_accepted_once(store: PlanStore, store_url: str):

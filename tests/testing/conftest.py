@@ -87,6 +87,6 @@ def problems(write_cases: WriteCases) -> Callable[..., list[str]]:
     def find(cases: str, *, plan: str = RESTART) -> list[str]:
         with pytest.raises(InvalidPlanError) as caught:
             write_cases(cases, plan=plan)
-        return [f"{one.line}:{one.column} {one.code} {one.message}; {one.hint}" for one in caught.value.problems]
+        return [f"{problem.line}:{problem.column} {problem.code} {problem.message}; {problem.hint}" for problem in caught.value.problems]
 
     return find

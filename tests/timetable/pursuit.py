@@ -51,7 +51,7 @@ class Pursuit:
     @property
     def decisions(self) -> list[Request]:
         """Return the requests for a decision."""
-        return [one for one in self.requests if one["response_format"]["json_schema"]["name"] == "goal_decision"]
+        return [request for request in self.requests if request["response_format"]["json_schema"]["name"] == "goal_decision"]
 
 
 async def pursue(
@@ -85,7 +85,7 @@ def places_a_task(name: str = "高数作业", day: int = DAY) -> Player:
             return reads("list_tasks", status="pending")
         if free is None:
             return reads("find_free", day=day)
-        task = next(one["state_id"] for one in pending if one["name"] == name)
+        task = next(pending_task["state_id"] for pending_task in pending if pending_task["name"] == name)
         return writes("place", task=task, **free[len(seen.refusals) % len(free)])
 
     return answer

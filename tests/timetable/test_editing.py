@@ -50,16 +50,16 @@ def edits(seen: Seen) -> Answer:
 
 
 async def test_the_week_changes_only_when_a_person_approves_the_save(timetable: Path, store: PlanStore, configured: Configure) -> None:
-    found = list[dict[str, Any]]()
+    asked = list[dict[str, Any]]()
 
     def answer(request: ApprovalRequest) -> bool:
-        found.append({"text": request.text, "placed": placed()})
+        asked.append({"text": request.text, "placed": placed()})
         return True
 
     done = await pursue(edits, store, configured, plan=PLAN, person=Person(answer=answer), tools=editing.TOOLS)
     assert (done.run.status, placed()) == (PlanStatus.COMPLETED, {"高数作业": (2, 1)})
-    assert [one["placed"] for one in found] == [{}], "the model's edit asks nobody and changes only the copy"
-    assert "save_week" in found[0]["text"].replace("\\", "")
+    assert [request["placed"] for request in asked] == [{}], "the model's edit asks nobody and changes only the copy"
+    assert "save_week" in asked[0]["text"].replace("\\", "")
     assert done.run.step("save").result is True
 
 
@@ -80,7 +80,7 @@ async def test_a_save_does_not_overwrite_a_concurrent_change(timetable: Path, st
 
 def breaks_order(seen: Seen) -> Answer:
     """Move a task to the end of the week, and move it back if ending the goal is refused."""
-    match [one["name"] for one in seen.evidence].count("put"):
+    match [evidence["name"] for evidence in seen.evidence].count("put"):
         case 0:
             return writes("put", task=3, day=7, slot=6)
         case 1 if "out of order" in str(seen.refusals):

@@ -30,7 +30,7 @@ async def test_a_good_model_reaches_the_goal_and_every_write_is_confirmed(store:
     assert len(done.person.asked) == 1
     assert "place" in done.person.asked[0].text
     assert result(done)["rounds"] == 4
-    assert [(one["id"], one["name"], one["source"], one["success"]) for one in result(done)["evidence"]] == [
+    assert [(evidence["id"], evidence["name"], evidence["source"], evidence["success"]) for evidence in result(done)["evidence"]] == [
         ("E1", "list_tasks", "tool_observation", True),
         ("E2", "find_free", "tool_observation", True),
         ("E3", "place", "write_receipt", True),
@@ -40,7 +40,9 @@ async def test_a_good_model_reaches_the_goal_and_every_write_is_confirmed(store:
 async def test_a_sloppy_model_is_corrected_and_reaches_the_goal(store: PlanStore, configured: Configure) -> None:
     done = await pursue(sloppy(places_a_task()), store, configured)
     assert (done.run.status, placed()) == (PlanStatus.COMPLETED, {"高数作业": (2, 1)})
-    corrections = [one["messages"][-1]["content"] for one in done.decisions if "cannot be used" in one["messages"][-1]["content"]]
+    corrections = [
+        request["messages"][-1]["content"] for request in done.decisions if "cannot be used" in request["messages"][-1]["content"]
+    ]
     assert len(corrections) == 4
     faults = (
         "is a list",
@@ -164,10 +166,10 @@ async def test_a_tool_without_permission_is_refused_and_the_model_uses_another_o
     switched = week.switches()
     done = await pursue(reorders, store, configured, plan=REORDER.replace("PERMISSIONS", permissions))
     assert done.run.status is PlanStatus.COMPLETED
-    assert [one["name"] for one in result(done)["evidence"]] == [used]
+    assert [evidence["name"] for evidence in result(done)["evidence"]] == [used]
     assert len(done.person.asked) == 1
     assert week.switches() < switched
-    refused = any("`min_context_switch` needs the permission `allow_reorder`" in str(one["messages"]) for one in done.decisions)
+    refused = any("`min_context_switch` needs the permission `allow_reorder`" in str(request["messages"]) for request in done.decisions)
     assert refused is (used == "swap")
     assert result(done, "guard")["moved"] != []
 
@@ -193,7 +195,7 @@ async def test_a_persons_reply_is_evidence_and_reaches_the_model(store: PlanStor
 
     done = await pursue(answer, store, configured, person=Person(reply={"answer": "星期五"}))
     assert (done.run.status, placed()) == (PlanStatus.COMPLETED, {"高数作业": (5, 6)})
-    assert [(one["id"], one["source"], one["name"]) for one in result(done)["evidence"]] == [
+    assert [(evidence["id"], evidence["source"], evidence["name"]) for evidence in result(done)["evidence"]] == [
         ("E1", "user_reply", "ask_user"),
         ("E2", "write_receipt", "place"),
     ]

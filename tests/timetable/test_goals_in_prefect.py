@@ -43,6 +43,6 @@ async def test_each_round_is_shown_as_task_runs(
         run = await store.run(listed.id)
         async with get_client() as client:
             in_run = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run.flow_run_id)]))
-            while not {one.name for one in await client.read_task_runs(flow_run_filter=in_run)} >= TASK_RUNS:
+            while not {task_run.name for task_run in await client.read_task_runs(flow_run_filter=in_run)} >= TASK_RUNS:
                 await asyncio.sleep(0.05)  # they arrive as events, a moment later
     assert placed() == {"高数作业": (2, 1)}

@@ -119,7 +119,7 @@ ALL = [pytest.param(slice(start, start + PART), id=f"from {start}", marks=pytest
 
 
 def honest(evidence: Sequence[Answer]) -> str:
-    return "met" if any(one["source"] == "write_receipt" and one["success"] for one in evidence) else "not_met"
+    return "met" if any(item["source"] == "write_receipt" and item["success"] for item in evidence) else "not_met"
 
 
 def plan_of(cases: Sequence[Case], tools: Sequence[str]) -> str:

@@ -51,7 +51,7 @@ async def test_a_plan_in_words_is_drafted_approved_and_run(
     store: PlanStore, configured: Callable[[ScriptedServer], ScriptedServer]
 ) -> None:
     plan = await drafted(PLAN)
-    assert [(step.goal, step.done_when) for step in plan.steps] == [(one["content"], one.get("done_when")) for one in PLAN["plan_steps"]]
+    assert [(step.goal, step.done_when) for step in plan.steps] == [(step["content"], step.get("done_when")) for step in PLAN["plan_steps"]]
     assert all(step.tools == week.TOOLS.names() for step in plan.steps)
     players = dict(zip((step.id for step in plan.steps), (checks_overview, places_a_task(day=4), confirms), strict=True))
     person = Person()

@@ -115,7 +115,7 @@ def test_a_plan_of_ten_thousand_steps_is_validated(implied: bool) -> None:
 
 @pytest.mark.parametrize("when", ["${{ steps.a.status == 'failed' }}", '${{ true && steps["a"].status=="failed" }}'])
 def test_a_condition_on_a_failed_dependency_is_a_warning(when: str) -> None:
-    (problem,) = [one for one in lint(plan(step("a"), step("b", when=when)), TOOLS) if one.code == "never-true"]
+    (problem,) = [problem for problem in lint(plan(step("a"), step("b", when=when)), TOOLS) if problem.code == "never-true"]
     assert (problem.severity, problem.at) == ("warning", "steps[1].when")
     other = plan(step("a"), step("b", when="${{ steps.a.status == 'completed' }}"))
-    assert "never-true" not in {one.code for one in lint(other, TOOLS)}
+    assert "never-true" not in {problem.code for problem in lint(other, TOOLS)}

@@ -71,7 +71,7 @@ def test_a_field_that_a_goal_does_not_have_is_reported_in_its_condition() -> Non
 
 def test_an_unconfirmed_read_of_any_address_is_a_warning() -> None:
     open_read = plan(goal(tools=["http_get"]))
-    assert [(one.code, one.at) for one in lint(open_read, ToolRegistry.with_builtins())] == [("open-read", "steps[0].tools[0]")]
+    assert [(problem.code, problem.at) for problem in lint(open_read, ToolRegistry.with_builtins())] == [("open-read", "steps[0].tools[0]")]
     assert lint(plan(goal(tools=["http_get"], requires_approval=True)), ToolRegistry.with_builtins()) == []
 
 

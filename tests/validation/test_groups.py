@@ -75,7 +75,7 @@ def test_steps_of_a_group_accept_the_same_spellings_as_steps() -> None:
 def test_writes_chained_over_one_list_are_a_warning(cluster: Cluster) -> None:
     each = {"for_each": "${{ ['a', 'b'] }}"}
     plan = ExecutionPlan(description="x", steps=[act("drain", **each), act("restart", "drain", for_each="${{['a','b']}}")])
-    (problem,) = [one for one in lint(plan, cluster.tools) if one.code == "chained-for-each-writes"]
+    (problem,) = [problem for problem in lint(plan, cluster.tools) if problem.code == "chained-for-each-writes"]
     assert (problem.severity, problem.at) == ("warning", "steps[1].for_each")
     plan.steps[0].effect = plan.steps[1].effect = "read"
-    assert "chained-for-each-writes" not in {one.code for one in lint(plan, cluster.tools)}
+    assert "chained-for-each-writes" not in {problem.code for problem in lint(plan, cluster.tools)}

@@ -2,7 +2,7 @@
 
 PlanAdapterError
 ├── InvalidPlanError      correct the plan or its inputs: every problem is in `.problems`
-├── NotApprovedError      have the plan approved, or pass an approver
+├── NotApprovedError      there is no valid approval, or the caller may not do this; the message says which
 ├── NoServerError         start or reach a Prefect server, or run with `offline=True`
 ├── RunConflictError      the run is in another state, or another process owns it
 ├── StoreError            the database cannot be used; the message says why and what to do
@@ -13,6 +13,7 @@ PlanAdapterError
 │   └── UnknownOutcomeError   … or that cannot tell whether it did its work
 ├── ModelError            a language model cannot be asked; the message says why and what to do
 ├── DraftError            there is no valid plan for a task; the reason and every round are in `.draft`
+├── DeploymentError       correct the runbook or its deployment; the message says how
 ├── ExpressionError       an expression failed at run time; its step fails
 └── RunFailedError        only from `run.raise_for_status()`; the run is in `.run`
 """

@@ -25,10 +25,13 @@ _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
 
 async def stored_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
     """Return the plan that `store:NAME` (the newest version) or `store:NAME@VERSION` names. Raises StoreError."""
-    name, at, version = source.removeprefix(STORE_PREFIX).rpartition("@")
-    if at and not version.isdecimal():
+    reference = source.removeprefix(STORE_PREFIX)
+    name, at, version = reference.rpartition("@")
+    if not at:
+        return await store.get(reference)
+    if not version.isdecimal():
         raise StoreError(f"`{source}`: a version is a number, as in `{STORE_PREFIX}{name}@3`")
-    return await store.get(name, version=int(version)) if at else await store.get(version)
+    return await store.get(name, version=int(version))
 
 
 async def aload_plan(source: str | Path, *, store: "PlanStore | None" = None) -> "ExecutionPlan":

@@ -245,8 +245,8 @@ class Step(DocumentModel):
 
     @property
     def called(self) -> str:
-        """The name of what the step calls: its tool, the plan that it runs, `ask` for a question, or `goal`."""
-        return self.tool_name or self.plan or (ASK if self.ask is not None else GOAL if self.goal is not None else "")
+        """What the step calls: the name of its tool or of the plan that it runs, `ask` for a question, `goal`, or `group`."""
+        return self.tool_name or self.plan or (ASK if self.ask is not None else GOAL if self.goal is not None else "group")
 
     # Where the step is. `number_steps` sets these in `vars(step)`, because private attributes of pydantic would double the load time of
     # thousands of steps. They are not fields, so documents and equality leave them out.

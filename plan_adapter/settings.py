@@ -104,7 +104,7 @@ class Settings(BaseSettings):
     """
 
     model: str | None = None
-    """The name of the language model that drafts plans, as its server knows it."""
+    """The name of the language model that drafts plans, pursues goals and replans, as its server knows it."""
 
     model_url: str | None = None
     """The base URL of the model's server, which must support OpenAI's chat completions. None: OPENAI_BASE_URL, else OpenAI."""

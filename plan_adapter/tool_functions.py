@@ -42,7 +42,7 @@ def as_functions(
 
     A call is a run of one step, tagged `agent`: a tool that only reads is called at once, and any other waits until a person approves
     exactly this call, in Prefect's UI or with `plan approve`. Pass an `approver` to ask elsewhere, or with `offline`. `approval` says who
-    may. `permissions` are those that the tools get; a tool that needs another one is never called.
+    may approve a call. `permissions` are those that the tools get; a tool that needs another one is never called.
     The arguments are data: `${{ }}` in them is not evaluated. The other parameters are those of `arun_plan`.
 
     A function returns the tool's result as JSON. It raises ToolError, whose message the agent may read, if the arguments do not fit or the

@@ -7,7 +7,7 @@ from plan_adapter.agent.answers import read_answer
 from plan_adapter.agent.judging import Judge, allowed_tools, find_request_problem
 from plan_adapter.agent.model import Message
 from plan_adapter.agent.redaction import redact_request, redaction_note
-from plan_adapter.agent.requests import form_in_words
+from plan_adapter.agent.requests import schema_prompt
 from plan_adapter.agent.schema import draft_outline
 from plan_adapter.drafts import Draft, ModelCall, PlanRequest, Usage
 from plan_adapter.errors import DraftError
@@ -38,7 +38,7 @@ def prompt_for_chat(request: PlanRequest, tools: ToolRegistry, *, redactor: Reda
         raise DraftError(why, Draft(request, CHAT))
     redactor = Redactor() if redactor is None else redactor
     system, user = prompts.opening(redact_request(request, redactor)[0], tools)
-    form = form_in_words(draft_outline(max_steps=request.max_steps))
+    form = schema_prompt(draft_outline(max_steps=request.max_steps))
     return system, Message("user", f"{redactor.text(user.content)}\n\n{form}")
 
 

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from plan_adapter.agent import goal_prompts
 from plan_adapter.agent.goal_decision import read_goal_decision, read_verdict
 from plan_adapter.agent.model import Message, Model, Question
-from plan_adapter.agent.redaction import text_for_model
+from plan_adapter.agent.redaction import redact_text
 from plan_adapter.agent.schema import goal_outline, goal_schema, verdict_schema
 from plan_adapter.execution.secrets import Redactor
 from plan_adapter.goals import Goal, Round, RoundAnswer, Verdict
@@ -48,7 +48,7 @@ class PromptedGoalModel:
             Question(messages, self._decision_schema(goal), "goal_decision", goal_outline(), self._answer_tokens)
         )
         decision, faults = read_goal_decision(answer.reading, goal, self._tools)
-        text = cut(text_for_model(answer.text, self._redactor), TEXT_CHARACTERS)
+        text = cut(redact_text(answer.text, self._redactor), TEXT_CHARACTERS)
         return RoundAnswer(decision=decision, faults=faults, text=text, model=answer.model, tokens=answer.usage.total)
 
     async def verify(self, goal: Goal) -> Verdict:
@@ -65,7 +65,7 @@ class PromptedGoalModel:
             tokens += answer.usage.total
             found = read_verdict(answer.reading, goal)
             if not isinstance(found, str):
-                return Verdict(verdict=found[0], reason=text_for_model(found[1], self._redactor), tokens=tokens)
+                return Verdict(verdict=found[0], reason=redact_text(found[1], self._redactor), tokens=tokens)
             problem = found
             previous = Message("assistant", self._redactor.text(answer.text) or "(nothing)")
             question = replace(question, messages=(*question.messages, previous, goal_prompts.verdict_correction(problem)))

@@ -13,7 +13,7 @@ from plan_adapter.agent.answers import read_answer
 from plan_adapter.agent.decision import DraftDecision
 from plan_adapter.agent.judging import Judge, allowed_tools, find_request_problem
 from plan_adapter.agent.model import Effort, Message, Model, ModelAnswer, Question
-from plan_adapter.agent.redaction import environment_redactor, redact_request, redaction_note, text_for_model
+from plan_adapter.agent.redaction import environment_redactor, redact_request, redact_text, redaction_note
 from plan_adapter.agent.replan import RemainingPlan
 from plan_adapter.agent.schema import draft_outline, draft_schema
 from plan_adapter.drafts import Draft, ModelCall, PlanRequest
@@ -275,7 +275,7 @@ class _DraftSession:
         asked = time.monotonic()
         reply = await self.options.asker(question)
         self.began += time.monotonic() - asked  # time spent waiting for a person does not count
-        return None if reply is None else text_for_model(reply, self.form.redactor)
+        return None if reply is None else redact_text(reply, self.form.redactor)
 
     def _earlier_reply(self, question: str) -> str | None:
         """Return the person's answer to this question from before the process died, or None."""

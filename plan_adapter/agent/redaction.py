@@ -38,8 +38,8 @@ def redact_request(request: PlanRequest, redactor: Redactor) -> tuple[PlanReques
     return shown, _changed_paths(before, after, "")
 
 
-def text_for_model(text: str, redactor: Redactor) -> str:
-    """Return a person's text as a model may see it."""
+def redact_text(text: str, redactor: Redactor) -> str:
+    """Return `text` without known secrets and passwords in URLs."""
     return redactor.text(without_passwords(text))
 
 

@@ -35,13 +35,13 @@ def request_of(question: Question, rung: Rung, refused: set[str], *, strict: dic
         request["response_format"] = {"type": "json_schema", "json_schema": {"name": question.name, "schema": schema}}
     elif rung == "json_object":
         request["response_format"] = {"type": "json_object"}
-        messages.append({"role": "user", "content": form_in_words(question.outline or schema)})
+        messages.append({"role": "user", "content": schema_prompt(question.outline or schema)})
     elif rung == "tool_call":
         function = {"name": question.name, "description": "Give your answer.", "parameters": schema}
         request["tools"] = [{"type": "function", "function": function}]
         request["tool_choice"] = {"type": "function", "function": {"name": question.name}}
     else:
-        messages.append({"role": "user", "content": form_in_words(question.outline or schema)})
+        messages.append({"role": "user", "content": schema_prompt(question.outline or schema)})
     return request
 
 
@@ -58,7 +58,7 @@ def _accepted_effort(wanted: Effort | None, refused: set[str]) -> Effort | None:
     return next((effort for effort in possible if f"reasoning_effort={effort}" not in refused), None)
 
 
-def form_in_words(schema: Mapping[str, JsonValue]) -> str:
-    """Return a description of the answer's form in words, for servers that cannot enforce a schema."""
+def schema_prompt(schema: Mapping[str, JsonValue]) -> str:
+    """Return the instruction to answer with one JSON object, followed by its JSON Schema, for servers that cannot enforce a schema."""
     text = json.dumps(schema, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return f"Answer with one JSON object and nothing else. Its JSON Schema:\n{text}"

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 
 from plan_adapter.agent.model import Message, Model, Question
 from plan_adapter.agent.prompts import block
-from plan_adapter.agent.redaction import text_for_model
+from plan_adapter.agent.redaction import redact_text
 from plan_adapter.errors import ModelError
 from plan_adapter.execution.secrets import Redactor
 from plan_adapter.readable import counted, cut, redacted
@@ -53,7 +53,7 @@ async def summarize(goal: str, run: PlanRun, model: Model, redactor: Redactor) -
         "steps": [_step_record(step, redactor) for step in run.steps],
         "outputs": redacted(dict(run.outputs), expressions=False),
     }
-    asked = f"{block('goal', text_for_model(goal, redactor))}\n\n{block('record', record)}"
+    asked = f"{block('goal', redact_text(goal, redactor))}\n\n{block('record', record)}"
     messages = (Message("system", SYSTEM), Message("user", redactor.text(asked)))
     try:
         answer = await model.ask(Question(messages, _SCHEMA, "summary", max_tokens=SUMMARY_TOKENS))
@@ -62,7 +62,7 @@ async def summarize(goal: str, run: PlanRun, model: Model, redactor: Redactor) -
     text = (answer.reading.value or {}).get("summary")
     if not isinstance(text, str) or not text.strip():
         return RunSummary(facts_of(run), failure=answer.reading.problem or "the answer has no summary")
-    return RunSummary(facts_of(run), by_model=text_for_model(text.strip(), redactor))
+    return RunSummary(facts_of(run), by_model=redact_text(text.strip(), redactor))
 
 
 def facts_of(run: PlanRun) -> str:

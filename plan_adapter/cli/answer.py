@@ -27,7 +27,7 @@ async def answer(
         run: The id of a run or its beginning, or of a flow run; `plan gates` lists what waits.
         step: The step that asks.
         fields: `field=value`, one for each field of the question. Fields with a default may be left out.
-        digest: The digest of what you read, or at least its first 8 characters: the answer counts for that question only.
+        digest: The digest of what you read, or at least its first 8 characters: the answer applies only to that question.
             Without it you confirm at the terminal; a script can then answer only a question that has not changed.
         note: A note to record with the answer.
         sign: Sign the answer with your SSH key.

@@ -67,7 +67,7 @@ class GateSelector:
     run: str  # an id, its beginning, or the id of a flow run
     step: str | None = None  # None: the gate of the plan, or the only open gate of a step, once confirmed at a terminal
     item: str | None = None  # its label or its number from 1
-    digest: str | None = None  # the beginning of an approval digest: the answer counts for that content only
+    digest: str | None = None  # the beginning of an approval digest: the answer applies only to that content
     kind: CallKind = "step"  # of the call whose outcome is recorded
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class GateSelector:
             raise UsageError("--digest needs at least 8 characters of an approval digest (0-9, a-f), as `plan gates` prints it")
 
     def matches_digest(self, approval_digest: str) -> bool:
-        """Return whether the answer counts for this content."""
+        """Return whether the answer applies to this content."""
         return self.digest is None or approval_digest.startswith(self.digest.casefold())
 
 

@@ -40,7 +40,7 @@ class ApprovalState:
     )  # those that gave it answers, by id
     labels: "Mapping[Unit, str]" = field(default_factory=dict[tuple[str, int | None], str])  # of items
     is_needed: bool = True  # whether the plan needs an approval, under the policy of today
-    stale: str | None = None  # why the last answer no longer counts, if it approved the plan and a resume would ask again
+    stale: str | None = None  # why the last approval of the plan is stale, if a resume would ask again
 
     @property
     def answer(self) -> Approval | None:
@@ -100,7 +100,7 @@ class ApprovalState:
         if self.requested_changes is not None:
             return changes_hint(run, tools=self.tools)
         if self.stale is not None:
-            return f"the approval by {prose(self.answer.by)} no longer counts: {self.stale}; `{self._resume_command}` asks again"
+            return f"the approval by {prose(self.answer.by)} is stale: {self.stale}; `{self._resume_command}` asks again"
         return f"the gate was answered, but the run has no process: `{self._resume_command}`"
 
     @property
@@ -159,7 +159,7 @@ async def _waiting_suffix(run: PlanRun, gates: list[Gate], store: "PlanStore", s
     if run.status is PlanStatus.PENDING_APPROVAL:
         state = await approval_state_of(run, store, settings)
         if state.stale is not None:
-            return _in_parentheses(["the approval no longer counts"])
+            return _in_parentheses(["the approval is stale"])
         answer = state.requested_changes or state.answer
         if answer is None:
             return _in_parentheses(["nobody was asked" if state.is_needed else "needs no approval", "not resumed yet"])

@@ -46,4 +46,4 @@ def _tool_suffix(plan: ExecutionPlan, name: str) -> str:
     if step is None:
         return ""
     description = f": {one_line(step.description)}" if step.description else ""
-    return f" ({step.called or 'goal'}{description})"
+    return f" ({step.called}{description})"

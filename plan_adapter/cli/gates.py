@@ -50,7 +50,7 @@ async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> i
         found, now = await _open_gates(store, settings), await store.now()
         changes = await store.gates.change_requests() if found else {}
     if not found and lacks_store_of_server(settings):
-        from plan_adapter.cli.remote import list_remotely  # only for `--api`
+        from plan_adapter.cli.remote import list_remotely  # only if this machine's store is not the server's
 
         return await list_remotely(settings, limit=limit, as_json=json)
     _print_gates(found, now, changes, settings, limit=limit, as_json=json)

@@ -49,7 +49,7 @@ async def resolve(
         step: The step whose outcome is unknown.
         resolution: done, again or abort.
         item: The item of the step's `for_each`: its label (`web-2`) or its number from 1.
-        digest: The digest that `plan gates` prints, or at least its first 8 characters: the answer counts for that attempt only.
+        digest: The digest that `plan gates` prints, or at least its first 8 characters: the answer applies only to that attempt.
         result: With `done`: the step's result as JSON, which later steps can refer to; default: null.
         note: How you know; it is recorded with your name.
         rollback: The outcome is that of the step's rollback.

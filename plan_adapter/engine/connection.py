@@ -77,7 +77,7 @@ def configured_api_url() -> str | None:
         raise NoServerError(f"Prefect's settings cannot be read: {_describe_settings_error(error)}") from error
 
 
-def under_worker() -> bool:
+def in_flow_run_process() -> bool:
     """Whether a Prefect worker or runner started this process to execute a flow run."""
     return bool(os.environ.get("PREFECT__FLOW_RUN_ID"))
 

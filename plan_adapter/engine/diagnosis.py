@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from plan_adapter.engine.connection import configured_api_url, ui_hint, under_worker, url_source
+from plan_adapter.engine.connection import configured_api_url, in_flow_run_process, ui_hint, url_source
 from plan_adapter.engine.local_server import configured_server, server_status
 from plan_adapter.engine.server_auth import demands_authentication
 from plan_adapter.engine.server_state import ServerFolder, login_hint
@@ -95,7 +95,7 @@ def _check_authentication(api_url: str) -> Finding:
     unknown = "it is not known whether the Prefect server demands authentication"
     what = "the Prefect server demands no authentication" if is_demanded is False else unknown
     hint = (
-        "anyone who can reach it can answer gates under any name: a form proves nobody's identity, and one-time codes count only with "
+        "anyone who can reach it can answer gates under any name: a form proves nobody's identity, and one-time codes are accepted only by "
         "`plan approve RUN --code`; require ssh_signature, totp or os_user in `known_by`"
     )
     return Finding(ok=True, what=what, hint=hint)
@@ -104,7 +104,7 @@ def _check_authentication(api_url: str) -> Finding:
 def _check_local_server(settings: Settings) -> Iterator[Finding]:
     status = server_status(settings)
     if status.state == "none":
-        if settings.local_server == "never" or under_worker():
+        if settings.local_server == "never" or in_flow_run_process():
             what = "Prefect's settings name no API URL, and a local server may not be started"
             yield Finding(ok=False, what=what, hint="set PREFECT_API_URL, or run with --offline")
         else:

@@ -143,7 +143,7 @@ def form_description(request: ApprovalRequest, *, refused: str | None = None, ta
     first, rest = split_text(_truncate(without_picture(request.text), request))
     parts = [first, *([_FOLD, rest, "</details>"] if rest else [])]
     if not takes_codes:
-        parts.insert(0, f"**No one-time code counts in this form.** {open_form_notice(request)}")
+        parts.insert(0, f"**This form does not accept one-time codes.** {open_form_notice(request)}")
     if refused:
         consequence = "Nothing has run" if request.step_id is None else "This call was not made"
         consequence = "Nothing was decided" if request.kind != "approval" else consequence

@@ -17,7 +17,7 @@ from prefect.input import keyset_from_base_key
 from prefect.states import Cancelled, Completed, Failed, Suspended
 
 from plan_adapter.approvals import Approval, ApprovalRequest, Decision, Gate, GateKind
-from plan_adapter.engine.connection import under_worker
+from plan_adapter.engine.connection import in_flow_run_process
 from plan_adapter.engine.form import ARTIFACT, build_form, form_description
 from plan_adapter.engine.gate_display import LogWriter, called_step, form_labels, log_writer, publish_text, read_labels, waiting_message
 from plan_adapter.engine.gate_prompt import FINISH_SECONDS, FIRST_WAIT, LONGEST_WAIT, SERVER_ERRORS, GateCancelledError, Prompt, takes_codes
@@ -101,7 +101,7 @@ async def ask_in_form(pending: PendingGate, *, poll_seconds: float = POLL_SECOND
         raise RuntimeError("a form can only be shown inside a running flow")
     if pending.request.step_id is None:
         write_log, publishing = log_writer(flow), asyncio.create_task(_publish(pending.request))
-        if pending.request.rules.release and flow.flow_run.deployment_id is not None and under_worker():
+        if pending.request.rules.release and flow.flow_run.deployment_id is not None and in_flow_run_process():
             await asyncio.wait({publishing}, timeout=FINISH_SECONDS)
             await release(pending, flow.flow_run.id, flow.client, write_log)
         prompt = Prompt(pending, flow.flow_run.id, flow.client, poll_seconds=poll_seconds, write_log=write_log)
@@ -243,7 +243,7 @@ async def _closing_state(pending: PendingGate, approval_of: ApprovalOf | None) -
     if gate is not None and gate.end in _RESOLUTION_STATES:
         return _RESOLUTION_STATES[gate.end]()
     if gate is not None and gate.end is None:
-        return Cancelled(name="Left", message="left: no process waits here any more; `plan gates` shows how to answer")
+        return Cancelled(name="Unattended", message="no process waits at this gate any more; `plan gates` shows how to answer it")
     if gate is None or gate.end != "answered":
         end = "cancelled" if gate is None else gate.end or "cancelled"
         return Cancelled(name=end.capitalize(), message=f"{end}: {_UNANSWERED.get(end, 'the run ends')}")

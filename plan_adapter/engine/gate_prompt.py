@@ -199,7 +199,7 @@ class Prompt:
             raise _RequestFailedError(f"{type(error).__name__}: {one_line(str(error))[:200]}") from error
 
     async def _back_off(self, failure: "_RequestFailedError | None" = None) -> bool:
-        """Wait, longer each time, to avoid a race with a user's script. Return whether the gate was closed meanwhile."""
+        """Wait with exponential back-off. Return whether the gate was closed meanwhile."""
         if failure is not None:
             self._warn_once(failure)
         wait, self._wait = self._wait, min(2 * self._wait, LONGEST_WAIT)

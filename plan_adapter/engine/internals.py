@@ -394,7 +394,7 @@ def shorten_lock_wait() -> None:
 
 
 def missing_prefect_features(feature: Feature | None = None) -> list[str]:
-    """Return the names that the installed Prefect lacks and `feature` needs; without `feature`, those that any feature needs."""
+    """Return a message for each name or parameter that the installed Prefect lacks and `feature` (or, without it, any feature) needs."""
     listener, engine = control_listener, flow_engine
     task_run_fields = {"id", "name", "flow_run_id", "flow_run_run_count", "task_key", "dynamic_key", "task_inputs", "labels", "tags"}
     features: dict[Feature, list[str]] = {
@@ -432,7 +432,7 @@ def missing_prefect_features(feature: Feature | None = None) -> list[str]:
 
 
 def _missing_parameters(name: str, function: Callable[..., Any] | None, given: set[str]) -> list[str]:
-    """Return which of `given` the `function` does not take, and which parameters it requires that are not in `given`."""
+    """Return a message for each of `given` that `function` does not take, and for each parameter that it requires beside them."""
     if function is None:
         return [f"Prefect has no `{name}`"]
     parameters = inspect.signature(function).parameters

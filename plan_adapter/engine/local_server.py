@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from plan_adapter.engine.connection import Server, check_server, configured_api_url, quiet_import, under_worker, use_server
+from plan_adapter.engine.connection import Server, check_server, configured_api_url, in_flow_run_process, quiet_import, use_server
 from plan_adapter.engine.server_state import ServerFolder, ServerState, launch, login_hint, password_reason, server_url
 from plan_adapter.errors import NoServerError
 from plan_adapter.private_files import UnsafePathError
@@ -87,7 +87,7 @@ def begin_server(settings: Settings, *, notify: Notify) -> PendingServer:
     try:
         if configured_api_url() is not None:
             return PendingServer(partial(configured_server, settings))
-        if settings.local_server == "never" or under_worker():
+        if settings.local_server == "never" or in_flow_run_process():
             return PendingServer(partial(_raise, NoServerError(_why_not_allowed(settings))))
         return PendingServer(_find_or_launch(_folder(settings), settings.local_server_auth, notify))
     except NoServerError as error:

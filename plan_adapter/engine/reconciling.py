@@ -19,8 +19,8 @@ from plan_adapter.status import PlanStatus, RunReason, StepStatus
 _ENDED_MESSAGE = "the run has ended"
 _OPEN_STATES = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING)
 
-MAX_REASON_CHARACTERS = 1000
-"""How much of a run's reason its flow run's message always contains. The message may be cut."""
+COMPARED_CHARACTERS = 1000
+"""How much of a run's message is compared with its flow run's, which may be truncated."""
 
 
 async def reconcile_flow_run(run: PlanRun, *, hint: str, is_unchanged: Callable[[], Awaitable[bool]]) -> str | None:
@@ -38,7 +38,7 @@ async def reconcile_flow_run(run: PlanRun, *, hint: str, is_unchanged: Callable[
         async with get_client() as client:
             shown = (await client.read_flow_run(UUID(run.flow_run_id))).state
             wanted = _wanted_state(run, hint)
-            if shown is None or wanted is None or (_matches(shown, wanted) and _has_reason(shown, run)) or not await is_unchanged():
+            if shown is None or wanted is None or (_matches(shown, wanted) and _shows_message(shown, run)) or not await is_unchanged():
                 return None
             await client.set_flow_run_state(UUID(run.flow_run_id), wanted, force=True)
             if run.completed_at is not None:
@@ -83,7 +83,7 @@ def _matches(shown: State, wanted: State) -> bool:
     return shown.type == wanted.type
 
 
-def _has_reason(shown: State, run: PlanRun) -> bool:
-    """Return whether the state's message contains the reason for a cancellation. A worker may replace it with its own message."""
+def _shows_message(shown: State, run: PlanRun) -> bool:
+    """Return whether the state shows the message of a cancelled run. A worker may replace it with its own."""
     is_over = run.completed_at is not None and run.reason is RunReason.CANCELLED
-    return not is_over or (run.message or "")[:MAX_REASON_CHARACTERS] in (shown.message or "")
+    return not is_over or (run.message or "")[:COMPARED_CHARACTERS] in (shown.message or "")

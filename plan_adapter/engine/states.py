@@ -18,7 +18,7 @@ MAX_NOTE_CHARACTERS = 500
 INTERRUPTED = "Interrupted"
 """The state name of a flow run that no process executes any more and that can be resumed. Its type is Crashed."""
 WAITING = "Waiting"
-"""The state name of a flow run that waits for an approval without a process."""
+"""The state name of a flow run that waits for an approval while no process executes it."""
 WAITING_SECONDS = 10 * 365 * 24 * 3600
 """How long Prefect lets such a flow run wait. The run's gates have their own deadlines."""
 _MORE_CHARACTERS = 30
@@ -71,7 +71,7 @@ def state_of_run(run: PlanRun) -> State:
     Inside this process the state holds `run`, or the RunFailedError that `await flow()` raises. Neither leaves the process.
     """
     if run.status is PlanStatus.PENDING_APPROVAL:
-        message = f"waiting for an approval without a process; `plan show {run.id}` says what to type"
+        message = f"waiting for an approval; no process is running. `plan show {run.id}` says what to type"
         return Paused(name=WAITING, message=message, timeout_seconds=WAITING_SECONDS)
     message = _truncate(": ".join(part for part in (_completed_count(run), run.message, _rejection_note(run)) if part))
     if run.status is PlanStatus.COMPLETED:

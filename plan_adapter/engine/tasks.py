@@ -253,16 +253,16 @@ class Attempts:
         return self._end_without_hooks(state_of_call(self._end))
 
     def _end_without_hooks(self, state: State) -> State:
-        """Return `state` as the end of the task, and keep Prefect, which takes it for a success, from committing or rolling back.
+        """Return `state` as the end of the task, without its commit and rollback hooks: Prefect takes a returned state for a success.
 
-        Prefect logs an empty traceback once no retry is left. With one more, `retry_condition_fn` ends the attempts without it.
+        Prefect logs an empty traceback when a task has used its last retry. One more retry, which `retry_condition_fn` declines, avoids it.
         """
         self.task.on_commit_hooks, self.task.on_rollback_hooks = [], []
         self.task.retries += 1
         return state
 
 
-def _is_retry_due(_task: Task[..., object], _run: TaskRun, state: State) -> bool:  # a function: a callable object ends retries
+def _is_retry_due(_task: Task[..., object], _run: TaskRun, state: State) -> bool:  # Prefect accepts only a plain function
     return isinstance(state.data, ToolError)
 
 

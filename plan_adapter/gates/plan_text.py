@@ -46,10 +46,8 @@ CHARACTERS_SHOWN = 200
 """How much of an old or new value is shown."""
 
 
-def changes_section(
-    earlier: ExecutionPlan, preview: Preview, *, kept: Collection[str], schemas: Mapping[str, dict[str, JsonValue]]
-) -> list[str]:
-    """Return the section on how the plan of `preview` differs from `earlier`. `kept` are the steps whose approvals stay valid."""
+def changes_section(earlier: ExecutionPlan, preview: Preview, *, schemas: Mapping[str, dict[str, JsonValue]]) -> list[str]:
+    """Return the section on how the plan of `preview` differs from `earlier`."""
     before, now = _steps_by_name(earlier, preview)
     diff = diff_plans(earlier, preview.plan)
     lines = ["### What changed", ""]
@@ -66,7 +64,6 @@ def changes_section(
     same = [name for name in now if name not in touched]
     lines += ["- nothing"] if not diff else []
     lines += [f"- unchanged: {list_names(same, MAX_LISTED)}"] if same else []
-    lines += [f"- still approved: {list_names(list(kept), MAX_LISTED)}"] if kept else []
     return [*lines, ""]
 
 
@@ -222,7 +219,6 @@ def plan_gate_text(
     expires_ms: int,
     earlier: ExecutionPlan | None = None,
     notices: Sequence[str] = (),
-    kept: Collection[str] = (),
     tools: Sequence[str] = (),
     origin: Sequence[str] = (),
     folder: str = "",
@@ -230,7 +226,7 @@ def plan_gate_text(
 ) -> str:
     """Return the text of a plan gate: what it calls and what cannot be undone on the first screen, then every detail.
 
-    `gated` are the steps that ask again before they run, and `kept` those whose approvals stay valid. `expires_ms` 0 means no limit.
+    `gated` are the steps that ask again before they run. `expires_ms` 0 means no limit.
     `tools` is the section on changed tools, `origin` the one on what a model was asked for, and `folder` is where the run works. If the
     text exceeds `limit_bytes`, steps at the end of the list are omitted, with a note; nothing else is.
     """
@@ -243,7 +239,7 @@ def plan_gate_text(
     ]
     risk = _risk_and_expiry(preview, expires_ms)
     first += [*first_steps(preview, gates, mask, height=max(HEIGHT - height_of([*first, *risk]), MIN_CALL_HEIGHT)), "", *risk]
-    before = [] if earlier is None else changes_section(earlier, preview, kept=kept, schemas=mask.schemas)
+    before = [] if earlier is None else changes_section(earlier, preview, schemas=mask.schemas)
     before += [
         *tools,
         *_run_section(preview, gates, folder),

@@ -69,7 +69,8 @@ def _description(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
 def _describe_call(step: Step, validated: ValidatedPlan) -> str:
     within = f", in {one_line(step.outer)}" if step.outer is not None else ""
     if step.tool_name is None:
-        return f"{'group' if step.is_group else f'plan {one_line(step.plan)}' if step.plan is not None else 'question'}{within}"
+        plan = f"plan {one_line(step.plan)}" if step.plan is not None else step.called
+        return f"{'question' if step.ask is not None else plan}{within}"
     return f"{one_line(step.tool_name)}, {validated.effect_of(step.id)}{within}"
 
 

@@ -45,7 +45,7 @@ async def earlier_answer_notices(
     stale = list[str]()
     for row in answers:
         if (why := await why_stale(row, plan, run, store, settings)) is not None:
-            stale.append(f"the approval by {row.by} no longer counts: {why}")
+            stale.append(f"the approval by {row.by} is stale: {why}")
     return changes, stale
 
 

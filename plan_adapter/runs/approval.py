@@ -29,7 +29,7 @@ from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.secrets import missing_secret_notices
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.standing import use_standing_approval
-from plan_adapter.runs.tool_drift import code_notices, replaced_version, tool_drift_lines
+from plan_adapter.runs.tool_drift import code_notices, tool_drift_lines, version_to_compare
 from plan_adapter.secrets import SecretChain
 from plan_adapter.settings import Settings
 from plan_adapter.status import PlanStatus, RunReason
@@ -309,7 +309,7 @@ async def _prepare_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
     rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "", revised_by=revisions[-1].by if revisions else "")
     changes, stale = await earlier_answer_notices(await _answers(run, bound, store), plan, run, store, settings)
     await _record_waiting(run, store, message="; ".join(stale) or None)
-    replaced = replaced_version(revisions, answers)
+    replaced = version_to_compare(revisions, answers)
     moved = move_text(replaced.folder, run.folder) if replaced is not None else None
     text = plan_gate_text(
         bound,

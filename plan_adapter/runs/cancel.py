@@ -15,7 +15,7 @@ ANSWER_SECONDS = 5.0
 """How long to wait for Prefect to say why the process is being stopped. The worker kills the process after 30 seconds."""
 
 RESUMING_ENTRIES = frozenset({"run_created", "run_started", "new_version", "gate_opened"})
-"""Audit log entries after which an earlier cancellation in Prefect no longer counts."""
+"""Audit log entries after which an earlier cancellation in Prefect is ignored."""
 
 
 async def apply_cancellations(runs: Collection[PlanRun], store: PlanStore) -> dict[str, str]:

@@ -66,7 +66,7 @@ def _original_folder_hints(run: PlanRun, now: RunFolder | None) -> list[str]:
     if run.folder is None or why_elsewhere(run.folder, now, by_path=True) is None:
         return []
     if Path(run.folder.path).is_dir() or run.flow_run_id is None:
-        return [_hint_in_folder(run.folder, resume_command_after_gate(run))]
+        return [f"{_command_in_folder(run.folder, resume_command_after_gate(run))} resumes it there"]
     return [
         f"the folder is not on this machine; if a deployment started it, `prefect flow-run retry {run.flow_run_id}` resumes it on a worker"
     ]
@@ -77,7 +77,7 @@ def refuse_rollback_elsewhere(run: PlanRun, settings: Settings) -> None:
     why = why_elsewhere(run.folder, current_folder(settings), by_path=True)
     if why is not None and run.folder is not None:
         raise NotApprovedError(
-            f"run {run.id} {why}: it can be rolled back only where it ran; {_hint_in_folder(run.folder, rollback_command(run))}"
+            f"run {run.id} {why}: it can be rolled back only where it ran: {_command_in_folder(run.folder, rollback_command(run))}"
         )
 
 
@@ -107,9 +107,9 @@ def move_text(before: RunFolder | None, now: RunFolder | None) -> str | None:
     return f"the folder of the run changed: from {folder_text(before)} to {folder_text(now)}{replaced}"
 
 
-def _hint_in_folder(folder: RunFolder, command: str) -> str:
+def _command_in_folder(folder: RunFolder, command: str) -> str:
     files = "" if folder.files_root == folder.path else f"PLAN_ADAPTER_FILES_ROOT={shlex.quote(folder.files_root)} "
-    return f"`cd {shlex.quote(folder.path)} && {files}{command}` resumes it there"
+    return f"`cd {shlex.quote(folder.path)} && {files}{command}`"
 
 
 def _inode(path: str) -> str:

@@ -4,7 +4,7 @@ The draft becomes a new version of the run's plan, which is approved like any ot
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from plan_adapter.commands import resolve_command, unit_names
@@ -45,6 +45,7 @@ class Replanner:
     asker: "Asker | None" = None
     budget: "Budget | None" = None
     on_call: "Callable[[ModelCall], None] | None" = None
+    settings: Settings = field(default_factory=Settings)  # they say where the secrets to redact are
 
     async def draft(
         self, run: PlanRun, task: str, *, validated: ValidatedPlan, tools: ToolRegistry, history: RunHistory, store: PlanStore
@@ -57,7 +58,7 @@ class Replanner:
 
         remaining = RemainingPlan.of(validated, history)
         names = {str(definition["name"]) for definition in validated.definitions}
-        redactor = await model_redactor(Settings(), self.secrets)
+        redactor = await model_redactor(self.settings, {*validated.secrets, *self.secrets})
         request = PlanRequest(task, context=replan_context(run, remaining, history, redactor), available_secrets=self.secrets)
         planner = Planner(
             self.model,
@@ -113,7 +114,7 @@ async def draft_automatically(
     tools = run_request.tools or tools_of_plan(validated)
     custom_tools = set(tools.names()) - set(ToolRegistry.with_builtins().names())
     model = model_of(run_request.settings)
-    replanner = Replanner(model, custom_tools, budget=Budget.of(run_request.settings))
+    replanner = Replanner(model, custom_tools, budget=Budget.of(run_request.settings), settings=run_request.settings)
     try:
         draft = await replanner.draft(run, AFTER_FAILURE, validated=validated, tools=tools, history=history, store=store)
     finally:

@@ -25,7 +25,7 @@ from plan_adapter.runs.rollback import refuse_unknown_outcome, roll_back, with_a
 from plan_adapter.runs.secrets import refuse_missing_secrets
 from plan_adapter.runs.session import RunRequest, RunSession, look_up_secrets_on, opened_store, server_of
 from plan_adapter.runs.start import RunAction, create_run, execute_run, execute_session, prefect_backend
-from plan_adapter.runs.tool_drift import adopt_tools, bind_recorded_plan, differs_only_in_tools, refuse_changed_tools
+from plan_adapter.runs.tool_drift import adopt_tools, bind_recorded_plan, has_same_plan_and_inputs, refuse_changed_tools
 from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
@@ -215,7 +215,7 @@ async def execute_in_flow(
         else:
             await require_resume_operator(run, bound.validated.plan, opened, run_request)
             await refuse_resume(run, opened)
-            if not differs_only_in_tools(bound, run):
+            if not has_same_plan_and_inputs(bound, run):
                 bound, run_request = await _load_current_version(bound, run, opened, run_request), replace(run_request, approval=None)
             else:
                 bound = in_folder(bound, run.folder)

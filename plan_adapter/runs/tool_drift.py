@@ -35,7 +35,7 @@ def bind_recorded_plan(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry, *
         raise InvalidPlanError(problems) from None
 
 
-def differs_only_in_tools(bound: BoundPlan, run: PlanRun) -> bool:
+def has_same_plan_and_inputs(bound: BoundPlan, run: PlanRun) -> bool:
     """Return whether the plan and inputs of `bound` are those of `run`. The tools may differ."""
     return bound.approval_digest == approval_digest(run.digest, run.inputs, bound.validated.definitions)
 
@@ -81,7 +81,7 @@ def describe_tool_changes(changes: list[ToolChange]) -> str:
     return "; ".join(f"`{change.name}` ({change.summary})" for change in changes)
 
 
-def replaced_version(revisions: list[Revision], answers: list[Approval]) -> Revision | None:
+def version_to_compare(revisions: list[Revision], answers: list[Approval]) -> Revision | None:
     """Return the version to compare the current one with: the last approved version, or else the last one replaced.
 
     Several versions may have followed the last approval. The next approver has to see everything that changed since.

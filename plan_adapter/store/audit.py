@@ -48,7 +48,7 @@ class _Head(NamedTuple):
 
 
 class Link(NamedTuple):
-    """An entry that shows whether the transaction that appended it was committed."""
+    """The last entry of a transaction. After a lost connection, it shows whether the transaction was committed."""
 
     run_id: str
     number: int

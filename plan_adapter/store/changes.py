@@ -2,7 +2,7 @@
 
 Writers call `signal` in their transaction. While somebody waits, and for a short time after, the store is watched for signals from any
 process; each signal starts a new generation. A caller cannot miss a signal between its read and its wait: each read notes the current
-generation in the caller's context, and a wait returns at once if a newer one is known.
+generation in the caller's context, and a wait returns within `PAUSE_SECONDS` if a newer one is known.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ LINGER_SECONDS = 3.0
 """How long the watch continues after the last wait, so that a caller that reads and waits in a loop does not restart it each time."""
 
 PAUSE_SECONDS = 0.01
-"""The length of a wait that is already behind. It keeps a caller whose reads are not visible in its context from spinning."""
+"""The shortest wait. It prevents a busy loop in a caller that reads in another task than it waits in."""
 
 _Waiter: TypeAlias = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
 

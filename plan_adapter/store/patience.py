@@ -54,7 +54,7 @@ class _Write(Generic[T]):
 class PatientDatabase:
     """Wraps `database` for one run, and retries failures that may pass for up to `seconds`.
 
-    After a call has timed out, the run ends. Further calls do not wait until the database responds again.
+    After a call has timed out, the run ends, and further calls fail at once until one succeeds.
     """
 
     def __init__(self, database: Database, seconds: float) -> None:
@@ -126,7 +126,7 @@ class PatientDatabase:
         self._has_timed_out = True
         waited = f". The run waited {self._seconds:g} s for it (PLAN_ADAPTER_STORE_PATIENCE_SECONDS)" if self._seconds else ""
         raise StoreError(
-            f"{error}{waited}. The run stops here with all that is recorded: once this is fixed, `plan resume` continues it"
+            f"{error}{waited}. The run stopped, and everything up to here is recorded: fix the database, then `plan resume` continues it"
         ) from error
 
     def _warn(self, error: TransientStoreError) -> None:

@@ -35,7 +35,7 @@ _LIMITS = frozenset({"timeout_ms", "max_retries", "retry_delay_ms", "retry_backo
 class Revision:
     """A replaced version of a run's plan: its content, and who replaced it, why and when. Numbers count from 1.
 
-    The version with the next number replaced it, or the run's current version. `definitions` are those of its tools.
+    The revision with the next number replaced it; the run's current plan replaced the last one. `definitions` are those of its tools.
     """
 
     number: int
@@ -91,7 +91,7 @@ class Revisions(StorePart):
 
     @writes
     def restore(self, connection: Connection, run_id: str, version: Revision, validated: "ValidatedPlan", *, by: str) -> PlanRun:
-        """Restore a replaced version of the plan in a run that has ended, and return the run, which stays ended.
+        """Restore a replaced version of the plan in a run that failed or was cancelled, and return the run, which stays ended.
 
         `validated` is the plan of `version`. The run's current version becomes a replaced one. Raises RunConflictError for a run that has
         not ended.
@@ -107,7 +107,7 @@ class Revisions(StorePart):
             **({} if version.folder is None else {"folder": folder_column(version.folder)}),
         }
         audit_entries, now = _replace(
-            connection, run, content, by=by, note=f"rolls back what ran under version {version.number}, which was approved"
+            connection, run, content, by=by, note=f"restored approved version {version.number} to roll back its steps"
         )
         audit.append(
             connection, run["id"], [*audit_entries, entries.of_run(now, "new_version", message=validated.digest), entries.of_run_end(now)]

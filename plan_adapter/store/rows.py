@@ -47,7 +47,7 @@ def load_json(text: str) -> Any:
 
 
 def context_columns(context: HasContext) -> dict[str, str | None]:
-    """Return the columns that identify the owner of a row."""
+    """Return the context columns of a row."""
     return {"tenant_id": context.tenant_id or "", "agent_id": context.agent_id, "org_id": context.org_id, "task_id": context.task_id}
 
 
@@ -57,7 +57,7 @@ def context_of(row: Row) -> RunContext:
 
 
 def attempt_row(attempt: Attempt) -> dict[str, Any]:
-    """Return the row of an intent, without its context columns."""
+    """Return the row of an attempt, without its context columns."""
     return {
         "id": attempt.id,
         "run_id": attempt.run_id,

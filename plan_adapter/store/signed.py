@@ -31,7 +31,7 @@ class SignedStatement:
     text: str
     signature: str | None
     step_id: str | None = None
-    call_kind: str | None = None  # of a receipt: whether the call is the step or its rollback
+    call_kind: str | None = None  # of a receipt: the `CallKind` of its call
     is_erased: bool = False  # part of what was signed has been erased, so the signature cannot be checked any more
 
 

@@ -58,7 +58,7 @@ class PlanStore(StorePart):
 
     - `gates`: where runs wait for answers.
     - `outcomes`: the writes whose outcome is unknown, and their resolutions.
-    - `operator_requests`: requests outside gates, to skip steps or to roll back.
+    - `operator_requests`: requests outside gates: skip a step, run a skipped step after all, or roll the run back.
     - `revisions`: the versions of runs' plans.
     - `standing`: standing approvals.
     - `policy`: the policy that holds for every run.

@@ -1,4 +1,4 @@
-"""The tables. Every row has its owner's columns: `tenant_id` (empty for none), `agent_id`, `org_id`, `task_id`.
+"""The tables. Rows carry the context of their run or plan: `tenant_id` (empty for none), `agent_id`, `org_id`, `task_id`.
 
 JSON is stored as text, because PostgreSQL's own JSON types refuse or reorder what a tool may return.
 """
@@ -235,7 +235,7 @@ def _attempt_key() -> list[Column[Any]]:
     return [
         Column("run_id", Text, primary_key=True),
         Column("step_id", Text, primary_key=True),
-        Column("kind", Text, primary_key=True),  # step or rollback
+        Column("kind", Text, primary_key=True),  # a `CallKind`
         Column("item", Integer, primary_key=True, autoincrement=False),  # -1 for a step without `for_each`
         Column("number", Integer, primary_key=True, autoincrement=False),
     ]

@@ -8,7 +8,7 @@ from plan_adapter.tools.tool import Tool
 
 
 async def pursue(goal: str, done_when: str = "") -> None:
-    """Stand for the end of a goal, which the rounds of the run decide."""
+    """Do nothing. A goal's step records its own end as a call of this tool, after its last round."""
 
 
 @cache

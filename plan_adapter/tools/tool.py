@@ -235,17 +235,24 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
     Args:
         fn: The function.
-        options: `effect` (`read`, `idempotent_write` or `write`; undeclared counts as `write`); `name` (default: the function's);
-            `description` (default: the docstring's); `isolation` (`process` for work that a timeout must be able to kill);
-            `permissions` that the tool needs; `literal_parameters`, in which a plan may not use expressions, because their text
-            is code; `probe`, a function, sync or async, that checks whether a write was done if its outcome is unknown, because it
-            timed out or its process died. It receives those of the tool's parameters that it names, and the `ToolContext` of the
-            lost attempt if it asks for one. It returns `Done(result)`, `NotDone()`, or None if it cannot tell; `preview`, a function
-            or a tool that reads, and that is called after each successful write with those of its parameters that it names, and the
-            `ToolContext` if it asks for one. It returns Markdown, which is published as an artifact. If it fails, that is only logged;
-            `guard`, a function or a tool that reads, without parameters except the `ToolContext`. It is called before a goal whose model
-            called this tool may end, and returns why it may not, or None. If it fails, the goal may not end either. Any other option
-            raises ToolDefinitionError, which suggests the nearest one.
+        options: All optional.
+
+            - `effect`: `read`, `idempotent_write` or `write` (the default).
+            - `name` and `description`: by default the function's name and its docstring.
+            - `isolation`: `process` for work that a timeout must be able to kill; by default `thread`.
+            - `permissions`: the permissions that the tool needs; a plan that calls it must give them.
+            - `literal_parameters`: parameters in which a plan may not use expressions, because their text is code.
+            - `probe`: a function, sync or async, that checks whether an interrupted write was done. It returns `Done(result)`,
+              `NotDone()`, or None if it cannot tell.
+            - `preview`: a function, or a tool that reads, that is called after each successful write. It returns Markdown, which is
+              published as an artifact. If it fails, the failure is only logged.
+            - `guard`: a function, or a tool that reads, that is called before a goal whose model called this tool may end. It returns
+              why the goal may not end, or None. If it fails, the goal may not end.
+
+            A `probe` and a `preview` receive those of the tool's parameters that they name. All three receive the `ToolContext` of the
+            call if they have a parameter with this annotation.
+
+    Raises ToolDefinitionError for any other option, with the nearest known one.
     """
     if unknown := options.keys() - _OPTIONS:
         hints = "; ".join(f"`{name}`: {did_you_mean(name, _OPTIONS)}" for name in sorted(unknown))

@@ -1,5 +1,6 @@
 """Tests of replanning at the request of a person or an agent: a model drafts the remaining steps of a run from its record."""
 
+from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from plan_adapter import (
     arevise_run,
     arun_plan,
     load_plan,
+    secrets,
 )
 from plan_adapter.canonical import canonical_document
 from plan_adapter.execution.history import RunHistory
@@ -72,6 +74,25 @@ async def test_completed_steps_are_kept_and_remaining_steps_are_drafted_from_the
     assert (await store.verify(run.id)).problem is None
     assert {row["step_id"] for row in (await store.export(run.id))["attempts"]} == {"check", "first", "second", "redeploy", "third"}  # type: ignore[union-attr, index, call-overload]
     assert (await store.drafts.get(draft.id)).plan == plan
+
+
+def vault(name: str) -> str | None:
+    """Return the value of the secret `token`, which only somebody who knows its name can look up."""
+    return "value-of-the-token" if name == "token" else None
+
+
+async def test_the_model_does_not_see_the_values_of_secrets_that_only_the_plan_names(
+    world: World, store: PlanStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = EntryPoints([EntryPoint("vault", f"{__name__}:vault", "plan_adapter.secrets")])
+    monkeypatch.setattr(secrets, "entry_points", lambda group: points.select(group=group))
+    plan = a_plan()
+    plan.step("third").parameters = {"host": "${{ secrets.token }}"}
+    run = await failed(world, store, plan)
+    with scripted(GOOD) as server:
+        await drafted(run, "Deploy 2 with value-of-the-token", server, world, store)
+    assert "Deploy 2 with ***" in user_message(server.requests[0])
+    assert "value-of-the-token" not in str(server.requests)
 
 
 async def test_an_id_with_attempts_is_sent_back_to_the_model_and_generated_ids_avoid_it(world: World, store: PlanStore) -> None:

@@ -147,7 +147,7 @@ async def test_an_approval_that_a_stricter_policy_refuses_becomes_stale(world: W
     run, gate = await world.detached(gated_plan(world))
     await world.answer(gate)
     await set_policy(world, approvers=["bo"])
-    with pytest.raises(NotApprovedError, match="no longer counts: ana may not answer here; only bo may"):
+    with pytest.raises(NotApprovedError, match="is stale: ana may not answer here; only bo may"):
         await world.resume(run.id)
     assert world.struck == []
 
@@ -206,7 +206,7 @@ async def test_a_signature_counts_only_with_a_key_of_the_policy(world: World, tm
     with pytest.raises(NotApprovedError, match="the signature is by a key that the allowed signers of the store's policy"):
         await approval_from(forged, request, ProofContext(policy, world.settings, world.store.codes))
     await world.store.gates.answer(gate.id, replace(world.approval(gate), known_by="ssh_signature", signature=forged.signature))
-    with pytest.raises(NotApprovedError, match="no longer counts"):
+    with pytest.raises(NotApprovedError, match="is stale"):
         await world.resume(run.id)
     assert world.struck == []
 

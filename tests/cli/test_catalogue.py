@@ -41,6 +41,21 @@ def test_saving_creates_a_new_version_only_if_the_content_changed(plan: Plan) ->
     assert (other["name"], other["version"], other["author"]) == ("other", 1, ME)
 
 
+def test_a_difference_says_what_a_new_step_calls(plan: Plan) -> None:
+    plan("save", _written(FIRST))
+    group = '  - {id: nodes, for_each: "${{ [1, 2] }}", steps: [{id: one, tool_name: http_get, parameters: {url: "http://127.0.0.1/"}}]}\n'
+    goal = "  - {id: free, goal: Free a slot, tools: [http_get]}\n"
+    assert plan("diff", "store:重启", _written(FIRST + group + goal)).out.splitlines() == [
+        "+ step nodes is new (group)",
+        "+ step free is new (goal)",
+    ]
+
+
+def _written(text: str) -> str:
+    Path("restart.yaml").write_text(text, encoding="utf-8")
+    return "restart.yaml"
+
+
 def test_a_plan_with_problems_is_not_saved(plan: Plan) -> None:
     Path("restart.yaml").write_text(FIRST.replace("http_get", "no_such_tool"), encoding="utf-8")
     assert plan("save", "restart.yaml").code == 2

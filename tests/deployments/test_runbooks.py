@@ -67,6 +67,15 @@ def test_the_description_of_a_deployment_names_questions_and_groups() -> None:
     assert described["rolling-restart"].endswith("**Approval**: each run waits for anyone and asks again before `nodes`")
 
 
+def test_the_description_of_a_deployment_names_goals() -> None:
+    plan = load_plan(
+        "name: free\ndescription: Free a slot\nsteps: [{id: free, goal: Free a slot on Monday, tools: [read_file], description: Free it}]"
+    )
+    validated = validate(plan, ToolRegistry.with_builtins())
+    deployment = runbook_deployment(validated, effective_policy(Settings()), inputs={}, options=DeploymentOptions())
+    assert "1. `free` (goal): Free it\n" in deployment.description
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_runbook_starts_with_the_schema_line_for_editors(name: str) -> None:
     first = (RUNBOOKS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]

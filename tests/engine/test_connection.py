@@ -15,8 +15,8 @@ from plan_adapter.engine.connection import (
     Server,
     check_server,
     configured_api_url,
+    in_flow_run_process,
     ui_hint,
-    under_worker,
     url_source,
     use_server,
     without_credentials,
@@ -121,9 +121,9 @@ def test_a_profile_in_the_users_home_is_found(folder: Path) -> None:
 
 
 def test_a_process_with_a_flow_run_id_runs_under_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not under_worker()
+    assert not in_flow_run_process()
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "0d8ad9c5-0000-0000-0000-000000000000")
-    assert under_worker()
+    assert in_flow_run_process()
 
 
 # Servers named by the settings.

@@ -247,7 +247,7 @@ async def test_an_answer_that_violates_the_policy_opens_no_gate_even_if_it_is_in
     await world.answer(gate, known_by="os_user")
     while (again := await world.gate(step=gate.step_id)).id == gate.id:
         await world.store.changed(0.5)
-    assert "the approval by ana no longer counts" in (await world.store.gates.get(again.id)).text
+    assert "the approval by ana is stale" in (await world.store.gates.get(again.id)).text
     assert (await world.end(task)).reason is RunReason.REJECTED
     assert world.struck == []
 

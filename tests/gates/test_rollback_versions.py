@@ -55,7 +55,7 @@ async def test_rollback_after_an_unapproved_version_uses_the_approved_version(en
     assert [(step.id, step.rolled_back) for step in later.steps] == [("build", True), ("ship", False)]
     versions = await world.store.revisions.of_run(run.id)
     assert [(version.by, version.note) for version in versions] == [
-        ("bo", ""), ("li", "rolls back what ran under version 1, which was approved"),
+        ("bo", ""), ("li", "restored approved version 1 to roll back its steps"),
     ]  # fmt: skip
     assert (await world.store.verify(run.id)).ok
     assert (await roll_back(world, run, shop)).message == later.message

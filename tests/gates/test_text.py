@@ -208,9 +208,7 @@ def test_a_new_version_lists_changes_and_highlights_raised_privileges() -> None:
 
 def test_notes_of_other_people_come_first() -> None:
     plan = bound(restart_plan(), host="web-1", api_token="t")
-    shown = plan_gate_text(
-        plan, gated=[], approval_digest=DIGEST, expires_ms=0, notices=["ana asks for changes: # only\none"], kept=["drain"]
-    )
+    shown = plan_gate_text(plan, gated=[], approval_digest=DIGEST, expires_ms=0, notices=["ana asks for changes: # only\none"])
     assert shown.startswith("**⚠️ ana asks for changes: # only one**\n\n## Approve restart-service?\n")
 
 

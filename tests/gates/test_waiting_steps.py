@@ -205,7 +205,7 @@ async def test_a_stale_approval_is_reported_and_asked_for_again(world: World) ->
     await world.answer(gate)
     world.settings = Settings(approvers=("sre",), groups={"sre": ["bo"]})
     waiting = await resumed(world, run.id)
-    message = "the approval by ana no longer counts: ana may not answer here; only bo may"
+    message = "the approval by ana is stale: ana may not answer here; only bo may"
     assert (waiting.status, waiting.message) == (PlanStatus.PENDING_APPROVAL, message)
     again = await world.gate()
     assert (again.id != gate.id, message in (await world.store.gates.get(again.id)).text) == (True, True)
@@ -221,7 +221,7 @@ async def test_a_call_approval_that_violates_the_current_policy_is_asked_for_aga
     world.settings = Settings(approvers=("bo",))
     assert (await resumed(world, run.id)).status is PlanStatus.PENDING_APPROVAL
     again = await world.gate(step="strike")
-    assert "the approval by ana no longer counts" in (await world.store.gates.get(again.id)).text
+    assert "the approval by ana is stale" in (await world.store.gates.get(again.id)).text
     await world.answer(again, by="bo")
     assert ((await resumed(world, run.id)).status, world.struck) == (PlanStatus.COMPLETED, ["a"])
 

@@ -117,14 +117,14 @@ async def test_nothing_is_written_or_waited_for_after_the_patience_is_used_up(
     run = await begun(store)
     recorder = await store.ledger.recorder(run)
     with locked(tmp_path):
-        with pytest.raises(StoreError, match=r"is locked .* stops here with all that is recorded: .* `plan resume`") as raised:
+        with pytest.raises(StoreError, match=r"is locked .* everything up to here is recorded: .* `plan resume`") as raised:
             await recorder.intent(an_attempt(run, at=recorder.now()))
         assert ("PLAN_ADAPTER_STORE_PATIENCE_SECONDS" in str(raised.value), "has been waiting since" in caplog.text) == (
             seconds > 0,
             seconds > 0,
         )
         caplog.clear()
-        with pytest.raises(StoreError, match="stops here"):
+        with pytest.raises(StoreError, match="The run stopped"):
             await store.ledger.release(run.id)
         assert not caplog.records
     assert await store.attempts(run.id) == []

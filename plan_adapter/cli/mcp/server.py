@@ -1,4 +1,4 @@
-"""The server that speaks MCP: the only door to its SDK."""
+"""The MCP server. No other module imports the MCP SDK."""
 
 import json
 import sys

@@ -35,7 +35,7 @@ async def resume_run(run_id: str, by: str, tools: Sequence[str], *, offline: boo
 
 
 def main() -> int:
-    """Return 0 if the run's record says how the run ended or waits, 1 if only the last line of stderr says so."""
+    """Return 0 if the store records how the run ended or what it waits for, 1 if only the log does."""
     run_id, by, mode, *tools = sys.argv[1:]
     output.prepare_streams()
     try:

@@ -62,5 +62,5 @@ class Workers:
 
 
 def worker_log_path(run_id: str, home: Path) -> Path:
-    """Return the path of the log of a run's process. The log is removed once the run's record says what it says."""
+    """Return the path of the log of a run's process. The log is deleted once the store records the same."""
     return home / "mcp" / f"{run_id}.log"

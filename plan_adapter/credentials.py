@@ -24,7 +24,7 @@ _DATABASE_VARIABLE = re.compile(r"PLAN_ADAPTER_DATABASE_URL|PREFECT_(?:API|SERVE
 _OWN_VARIABLE = re.compile(r"PLAN_ADAPTER_.*|OPENAI_.*")
 
 
-def without_credentials(environment: Mapping[str, str], *, keeps_settings: bool = False) -> dict[str, str]:
+def environment_without_credentials(environment: Mapping[str, str], *, keeps_settings: bool = False) -> dict[str, str]:
     """Return `environment` for a command: without PLAN_ADAPTER_*, OPENAI_* and Prefect's credentials.
 
     All other variables belong to the user and stay: PATH, HOME, AWS_ACCESS_KEY_ID. With `keeps_settings`, for a process that runs this

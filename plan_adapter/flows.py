@@ -18,7 +18,7 @@ from plan_adapter.blocks import LanguageModel, PlanStoreDatabase
 from plan_adapter.canonical import plan_digest
 from plan_adapter.draft_text import cost_of, draft_text
 from plan_adapter.drafts import Draft, PlanRequest
-from plan_adapter.engine.drafting import ask_in_form, current_flow_run, publish_draft, publish_summary, run_as_task
+from plan_adapter.engine.drafting import ask_model_question, current_flow_run, publish_draft, publish_summary, run_as_task
 from plan_adapter.errors import ModelError, PlanAdapterError, StoreError
 from plan_adapter.loading import aload_plan
 from plan_adapter.plan import ExecutionPlan
@@ -183,7 +183,7 @@ async def _draft(request: PlanRequest, registry: ToolRegistry, model: Model, sto
     planner = Planner(
         model,
         registry,
-        asker=ask_in_form,
+        asker=ask_model_question,
         budget=Budget.of(Settings()),
         keep=store.drafts,
         redactor=await model_redactor(Settings(), request.available_secrets),

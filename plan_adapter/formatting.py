@@ -160,7 +160,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
             attempt_limits=attempt_limits_text(step, timeout) if timeout or step.max_retries else "",
             gate=_has_gate(plan, step),
             rollback=None if step.rollback is None else (None, step.rollback.parameters),
-            is_final=number > count,
+            is_finally_step=number > count,
             at_once=plan.items_at_once(step),
             goal=() if step.goal is None else goal_facts(step, dict.fromkeys(step.tools), always),
         )

@@ -23,15 +23,15 @@ def step_listing(
     items: int | None = None,
     gate: bool = False,
     rollback: tuple[Effect | None, Mapping[str, JsonValue]] | None = None,
-    is_final: bool = False,
+    is_finally_step: bool = False,
     at_once: int = 1,
     goal: Collection[str] = (),
 ) -> list[str]:
     """Return the lines of one step.
 
     `implied` are the dependencies that come only from a reference. `attempt_limits` is the phrase about timeout and retries. `gate` means
-    that the step has its own gate. `rollback` is the effect, if known, and the parameters of its rollback. `is_final` marks a `finally`
-    step. `at_once` is how many items of a group are in progress at once. `goal` are the facts about a goal.
+    that the step has its own gate. `rollback` is the effect, if known, and the parameters of its rollback. `at_once` is how many items of
+    a group are in progress at once. `goal` are the facts about a goal.
     """
     what = (
         "group"
@@ -44,7 +44,7 @@ def step_listing(
     )
     head = f"{number}. **{prose(step.id)}** {what}" + (f" ({effect})" if effect and not step.inner else "")
     lines = [head + (f": {prose(step.description)}" if step.description else "")]
-    lines += ["   - always runs, after all other steps have ended"] if is_final else []
+    lines += ["   - always runs, after all other steps have ended"] if is_finally_step else []
     if depends_on:
         lines.append("   - after " + ", ".join(code(d) + (" (by reference)" if d in implied else "") for d in depends_on))
     lines += [f"   - in the group {code(step.group)}"] if step.group is not None else []

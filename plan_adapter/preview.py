@@ -39,7 +39,7 @@ class StepPreview:
     worst_case_ms: float | None  # if every attempt takes its full timeout; None means no limit
     gate: bool = False  # whether it has its own gate; with `for_each`, whether each item has one
     rollback: RollbackPreview | None = None
-    is_final: bool = False  # whether it is a `finally` step, which always runs, after all others
+    is_finally_step: bool = False  # whether it is a `finally` step, which always runs, after all others
     at_once: int = 1  # how many items of a group are in progress at once
     goal_facts: tuple[str, ...] = ()  # what a model may do for its goal, in words
 
@@ -62,7 +62,7 @@ class StepPreview:
             **({"group": step.group} if step.group is not None else {}),
             **({"within": step.within.id} if step.within is not None else {}),
             "worst_case_ms": self.worst_case_ms,
-            "finally": self.is_final,
+            "finally": self.is_finally_step,
             **({"rollback": asdict(self.rollback)} if self.rollback is not None else {}),
         }
 
@@ -249,7 +249,7 @@ def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, 
         worst_case_ms=0.0 if step.inner else None if once is None or items is None else once * items,
         gate=validated.has_gate(step, gate_effects=gate_effects),
         rollback=preview_rollback(step.id, validated, prediction),
-        is_final=step.id in validated.finally_order,
+        is_finally_step=step.id in validated.finally_order,
         goal_facts=_goal_facts(step, validated),
     )
 
@@ -356,7 +356,7 @@ def _no_timeout_note(preview: Preview) -> str:
     if preview.worst_case_ms is not None:
         return ""
     is_bounded = bool(preview.plan.options.finally_timeout_ms)
-    endless = [code(step.step.id) for step in preview.steps if step.worst_case_ms is None and not (step.is_final and is_bounded)]
+    endless = [code(step.step.id) for step in preview.steps if step.worst_case_ms is None and not (step.is_finally_step and is_bounded)]
     return f" (no timeout: {', '.join(endless[:5])}{', …' if len(endless) > 5 else ''})"
 
 
@@ -380,7 +380,7 @@ def _step_lines(preview: StepPreview, number: int) -> list[str]:
         at_once=preview.at_once,
         gate=preview.gate,
         rollback=None if preview.rollback is None else (preview.rollback.effect, preview.rollback.parameters),
-        is_final=preview.is_final,
+        is_finally_step=preview.is_finally_step,
         goal=preview.goal_facts,
     )
-    return [head, *([] if preview.depends_on or preview.is_final else ["   - waits for no other step"]), *lines]
+    return [head, *([] if preview.depends_on or preview.is_finally_step else ["   - waits for no other step"]), *lines]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
-from plan_adapter.engine.connection import Server, configured_api_url, use_server, without_credentials
+from plan_adapter.engine.connection import Server, configured_api_url, url_without_credentials, use_server
 from plan_adapter.errors import NoServerError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def known_server(settings: "Settings") -> Server | None:
 
     if url := os.environ.get("PREFECT_API_URL"):
         ui = os.environ.get("PREFECT_UI_URL") or url.rstrip("/").removesuffix("/api")
-        return Server(api_url=without_credentials(url), ui_url=without_credentials(ui))
+        return Server(api_url=url_without_credentials(url), ui_url=url_without_credentials(ui))
     return server_status(settings).server()
 
 

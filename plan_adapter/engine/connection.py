@@ -88,7 +88,8 @@ def current_server() -> Server:
 
     settings = get_current_settings()
     return Server(
-        api_url=without_credentials(settings.api.url or ""), ui_url=without_credentials(settings.ui_url) if settings.ui_url else None
+        api_url=url_without_credentials(settings.api.url or ""),
+        ui_url=url_without_credentials(settings.ui_url) if settings.ui_url else None,
     )
 
 
@@ -115,11 +116,11 @@ def check_server() -> Server:
             client.raise_for_api_version_mismatch_once()
     except Exception as error:
         raise NoServerError(
-            f"the Prefect server {without_credentials(settings.api.url)} cannot be used: {_describe_error(error)}. "
+            f"the Prefect server {url_without_credentials(settings.api.url)} cannot be used: {_describe_error(error)}. "
             f"Its URL comes from {url_source()}; no other server is started instead. "
             "Fix it, unset it to get a local server, or run without one: `--offline` (`offline=True` in Python)."
         ) from error
-    return Server(api_url=without_credentials(settings.api.url), ui_url=without_credentials(settings.ui_url) if settings.ui_url else None)
+    return current_server()
 
 
 @contextlib.contextmanager
@@ -216,7 +217,7 @@ def ui_hint(url: str) -> list[str]:
     return [url, f"from your own machine, first: ssh -N -L {parts.port}:127.0.0.1:{parts.port}{other_port} {os_user()}@{host}"]
 
 
-def without_credentials(url: str) -> str:
+def url_without_credentials(url: str) -> str:
     """Return `url` without user, password, query and fragment."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any, TypeAlias, TypeVar, cast
 from uuid import uuid4
 
-from plan_adapter.credentials import without_credentials
+from plan_adapter.credentials import environment_without_credentials
 from plan_adapter.errors import ToolError, UnknownOutcomeError, error_message
 
 log = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ def _start_local_cluster(processes: int) -> Generator[tuple[str, Security]]:
     import distributed
 
     command = [sys.executable, "-P", "-m", "plan_adapter.engine.dask_process"]
-    environment = without_credentials(os.environ, keeps_settings=True)
+    environment = environment_without_credentials(os.environ, keeps_settings=True)
     process = subprocess.Popen(  # noqa: S603  # this interpreter, with fixed arguments
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment, start_new_session=True
     )

@@ -37,7 +37,7 @@ async def run_as_task(name: str, ask: Callable[[], Awaitable[T]]) -> T:
     return await call()
 
 
-async def ask_in_form(question: str) -> str | None:
+async def ask_model_question(question: str) -> str | None:
     """Show `question` in a form of the current flow run. Return the person's answer, or None if nobody answered in time."""
     fields: dict[str, Any] = {
         "answer": (str, Field(min_length=1, max_length=20_000, title="Answer", description="The model continues with it."))

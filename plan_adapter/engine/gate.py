@@ -85,7 +85,7 @@ ApprovalOf: TypeAlias = Callable[[str], Awaitable[Approval | None]]
 """Returns the answer that closed the gate with this id, as `PlanStore.gates.answer_to` does."""
 
 
-async def ask_in_form(pending: PendingGate, *, poll_seconds: float = POLL_SECONDS, approval_of: ApprovalOf | None = None) -> None:
+async def show_gate_form(pending: PendingGate, *, poll_seconds: float = POLL_SECONDS, approval_of: ApprovalOf | None = None) -> None:
     """Show the form of a gate until the gate is closed, by an answer in the form or in any other way.
 
     Call this in the context of a flow run. It returns up to a few seconds after `pending.closed`, when Prefect shows the flow run as

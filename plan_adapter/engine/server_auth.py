@@ -3,7 +3,7 @@
 import ssl
 from uuid import UUID
 
-from plan_adapter.engine.connection import quiet_import, without_credentials
+from plan_adapter.engine.connection import quiet_import, url_without_credentials
 
 ASK_SECONDS = 10.0
 
@@ -16,7 +16,7 @@ def demands_authentication(api_url: str) -> bool | None:
     The server itself is asked: credentials in the client do not prove that the server requires them. A clear answer is cached for the
     process. Call it in a thread: it may take `ASK_SECONDS`.
     """
-    url = without_credentials(api_url).rstrip("/")
+    url = url_without_credentials(api_url).rstrip("/")
     if (known := _known_answers.get(url)) is not None:
         return known
     found = _request_without_credentials(url)

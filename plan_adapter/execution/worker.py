@@ -16,7 +16,7 @@ import anyio.to_process
 from anyio.abc import Process
 from pydantic import JsonValue
 
-from plan_adapter.credentials import without_credentials
+from plan_adapter.credentials import environment_without_credentials
 from plan_adapter.errors import ToolDefinitionError, ToolError, UnknownOutcomeError, error_message
 from plan_adapter.execution.ports import Cluster
 from plan_adapter.execution.printing import capture_all_prints, prints_of_call
@@ -71,7 +71,7 @@ def _result_from(answer: "Answer", logger: logging.Logger | None) -> JsonValue:
 
 async def _open_worker(command: Sequence[str], **options: Any) -> Process:
     """Start a worker process without our credentials. `-P` keeps it from importing libraries from the current folder."""
-    environment = without_credentials(os.environ, keeps_settings=True)
+    environment = environment_without_credentials(os.environ, keeps_settings=True)
     return await anyio.open_process([command[0], "-P", *command[1:]], **options, env=environment)
 
 

@@ -82,7 +82,7 @@ def raised_notices(earlier: ExecutionPlan, preview: Preview) -> list[str]:
 def _steps_by_name(earlier: ExecutionPlan, preview: Preview) -> tuple[dict[str, Step], dict[str, StepPreview]]:
     """Return the steps before and now by their names in a `PlanDiff`: the id, with `finally.` before that of a `finally` step."""
     before = {step.id: step for step in flattened(earlier.steps)} | {f"{FINALLY}{step.id}": step for step in earlier.finally_}
-    return before, {(FINALLY if step.is_final else "") + step.step.id: step for step in preview.steps}
+    return before, {(FINALLY if step.is_finally_step else "") + step.step.id: step for step in preview.steps}
 
 
 def _changed_step_name(change: Change, now: Collection[str]) -> str:
@@ -163,7 +163,7 @@ def _step_lines(preview: StepPreview, number: int, mask: ValueMask, *, gate: boo
         parts.append(f"**undone by** {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}){failed}")
         arguments = [(f"undone with {code(name)}", value) for name, value in mask.redact_parameters(undo.tool_name, undo.parameters)]
         _add_parts(step.id, arguments, parts, blocks)
-    effect = EFFECTS_SHOWN[preview.effect] + (" · **always runs, at the end**" if preview.is_final else "")
+    effect = EFFECTS_SHOWN[preview.effect] + (" · **always runs, at the end**" if preview.is_finally_step else "")
     if step.ask is not None:
         effect = effect.replace(EFFECTS_SHOWN[preview.effect], "**asks a person**")
         parts += [f"field {field_line(name, field).removeprefix('- ')}" for name, field in step.ask.fields.items()]

@@ -287,7 +287,7 @@ def _step_row(number: int, preview: StepPreview, gates: frozenset[str], mask: Va
     if step.plan is not None:
         asks = ", asks first" if step.id in gates else ""
         return f"- **{number}. {words(step.id)}**: plan {code(step.plan)}, {sub_plan_facts(step)[0]}{asks}"
-    asks = (", always at the end" if preview.is_final else "") + (", asks again" if step.id in gates and step.ask is None else "")
+    asks = (", always at the end" if preview.is_finally_step else "") + (", asks again" if step.id in gates and step.ask is None else "")
     does = EFFECTS_SHOWN[preview.effect] if step.ask is None else "asks a person"
     row = f"- **{number}. {words(step.id)}**{items} ({does}{asks}): {'; '.join(preview.goal_facts) or code(step.called)}"
     parameters = mask.redact_parameters(step.tool_name or "", preview.parameters)

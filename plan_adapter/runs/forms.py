@@ -5,7 +5,7 @@ import logging
 
 from plan_adapter.approvals import Approval, Gate
 from plan_adapter.engine.connection import Server, current_server
-from plan_adapter.engine.gate import GateCancelledError, ask_in_form
+from plan_adapter.engine.gate import GateCancelledError, show_gate_form
 from plan_adapter.engine.gate_display import emit_gate_event, publish_text
 from plan_adapter.engine.gate_forms import collect_answer, resume_released
 from plan_adapter.engine.gate_prompt import leave_form
@@ -43,7 +43,7 @@ def prefect_forms(flow_run_id: str, store: PlanStore, server: Server | None) -> 
 
     async def ask(pending: PendingGate) -> str | None:
         try:
-            await ask_in_form(pending, approval_of=store.gates.answer_to)
+            await show_gate_form(pending, approval_of=store.gates.answer_to)
         except GateCancelledError as error:
             return str(error)
         return None

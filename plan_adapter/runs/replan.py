@@ -78,10 +78,10 @@ async def refuse_replanning(run: PlanRun, plan: ExecutionPlan, history: RunHisto
         raise RunConflictError(f"run {run.id} has completed: start a new run")
     if run.status is PlanStatus.EXECUTING and (owner := await store.ledger.owner(run.id)) is not None:
         raise RunConflictError(f"run {run.id} is executed by {owner}: wait for it to end, or `plan cancel {run.id}` ends it")
-    refuse_unknown_outcome(run, plan, history)
+    refuse_unknown_outcome_to_revise(run, plan, history)
 
 
-def refuse_unknown_outcome(run: PlanRun, plan: ExecutionPlan, history: RunHistory) -> None:
+def refuse_unknown_outcome_to_revise(run: PlanRun, plan: ExecutionPlan, history: RunHistory) -> None:
     """Raise RunConflictError if `run` has an unknown outcome, including one that an `abort` left unknown."""
     unknown = [*history.unknown, *aborted_steps(plan, history)]
     if unknown:
@@ -110,7 +110,7 @@ async def draft_automatically(
     from plan_adapter.agent.configured import model_of
     from plan_adapter.agent.planner import Budget
 
-    refuse_unknown_outcome(run, validated.plan, history)
+    refuse_unknown_outcome_to_revise(run, validated.plan, history)
     tools = run_request.tools or tools_of_plan(validated)
     custom_tools = set(tools.names()) - set(ToolRegistry.with_builtins().names())
     model = model_of(run_request.settings)

@@ -21,7 +21,7 @@ from plan_adapter.runs.goals import refuse_without_model
 from plan_adapter.runs.operator_requests import choices_of, with_operator_requests
 from plan_adapter.runs.permissions import require_resume_operator
 from plan_adapter.runs.replan import tools_of_plan
-from plan_adapter.runs.rollback import refuse_unknown_outcome, roll_back, with_approved_rollbacks
+from plan_adapter.runs.rollback import refuse_unknown_outcome_to_roll_back, roll_back, with_approved_rollbacks
 from plan_adapter.runs.secrets import refuse_missing_secrets
 from plan_adapter.runs.session import RunRequest, RunSession, look_up_secrets_on, opened_store, server_of
 from plan_adapter.runs.start import RunAction, create_run, execute_run, execute_session, prefect_backend
@@ -69,7 +69,7 @@ def _action_for(run: PlanRun, history: RunHistory, last_reason: RunReason | None
     if not history.has_rollbacks and not is_ending:
         return execute_run
     if run.status is PlanStatus.EXECUTING:
-        refuse_unknown_outcome(run, history)
+        refuse_unknown_outcome_to_roll_back(run, history)
         return roll_back
     raise rolled_back_error(run)
 

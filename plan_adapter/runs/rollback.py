@@ -25,7 +25,7 @@ from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.operator_requests import record_operator_request
 from plan_adapter.runs.permissions import require_operator
 from plan_adapter.runs.session import RunRequest, RunSession, server_of
-from plan_adapter.runs.start import enable_outcome_gates, execute_finals, execute_rollback, execute_session, scope_of
+from plan_adapter.runs.start import enable_outcome_gates, execute_finally_steps, execute_rollback, execute_session, scope_of
 from plan_adapter.runs.tool_drift import bind_recorded_plan, describe_tool_changes, find_changed_tools
 from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.store.revisions import Revision
@@ -60,7 +60,7 @@ async def _roll_back_with(cluster: Cluster | None, session: RunSession) -> PlanR
     ended = ended_status(reason, completed=any(step.status is StepStatus.COMPLETED for step in run.steps))
     try:
         await execute_rollback(rollback, store, session.backend.cancellation)
-        await execute_finals(scope, keeper, ended, rollback)
+        await execute_finally_steps(scope, keeper, ended, rollback)
     finally:
         status, why, message = with_finally_steps(
             Ending(ended, run.reason, run.message), finally_steps_of(scope), scope.why_finally_stopped
@@ -112,7 +112,7 @@ def rollback_needs_approver(plan: ExecutionPlan, policy: EffectivePolicy) -> boo
     return bool(effects or policy.gate_effects) or any(step.requires_approval or plan.asks_before(step) for step in plan.all_steps)
 
 
-def refuse_unknown_outcome(run: PlanRun, history: RunHistory) -> None:
+def refuse_unknown_outcome_to_roll_back(run: PlanRun, history: RunHistory) -> None:
     """Raise RunConflictError if the outcome of a step is unknown, because rolling back around it could do harm."""
     if unknown := history.unknown_steps:
         names = ", ".join(f"`{step_id}`" for step_id in unknown)
@@ -183,7 +183,7 @@ async def rollback_run(
         return await store.run(run.id)
     run = await store.run(run.id)
     history = await store.ledger.history(run.id)
-    refuse_unknown_outcome(run, history)
+    refuse_unknown_outcome_to_roll_back(run, history)
     if not units_to_roll_back(plan, history) and not was_interrupted:
         return run
     if tools is None:

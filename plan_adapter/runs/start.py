@@ -178,9 +178,9 @@ async def _execute_with(
                 )
                 await execute_rollback(rollback, store, None if was_cancelled_in_prefect else backend.cancellation)
         except asyncio.CancelledError:
-            await execute_finals(scope, keeper, ending_without_finally_steps(scope).status, rollback)
+            await execute_finally_steps(scope, keeper, ending_without_finally_steps(scope).status, rollback)
             raise
-        await execute_finals(scope, keeper, ending_without_finally_steps(scope).status, rollback)
+        await execute_finally_steps(scope, keeper, ending_without_finally_steps(scope).status, rollback)
         if scope.is_left:
             await leave_waiting(run, store)
             return None
@@ -192,7 +192,7 @@ async def _execute_with(
     return None
 
 
-async def execute_finals(scope: RunScope, keeper: GateKeeper, status: PlanStatus, rollback: Rollback | None) -> None:
+async def execute_finally_steps(scope: RunScope, keeper: GateKeeper, status: PlanStatus, rollback: Rollback | None) -> None:
     """Execute the plan's `finally` steps once all others have ended, with `status` as `run.status`. Sets `scope.is_left` if they wait.
 
     Their expressions also see what `rollback` undid, if there was one.

@@ -24,7 +24,7 @@ from plan_adapter.store.columns import SQLITE_NOW, sqlite_now
 from plan_adapter.store.database import Database
 from plan_adapter.store.failures import as_store_errors
 
-Identity: TypeAlias = tuple[int, int]
+FileId: TypeAlias = tuple[int, int]
 """Device and inode."""
 
 LOG_SUFFIXES = ("-wal", "-shm")
@@ -37,14 +37,14 @@ class OpenFiles:
     def __init__(self, path: Path) -> None:
         """Start without knowledge of the files at `path`."""
         self._path = path
-        self._known = dict[str, Identity]()  # by suffix
+        self._known = dict[str, FileId]()  # by suffix
         self._sizes = dict[str, int]()
 
     def connect(self, timeout: float) -> sqlite3.Connection:
         """Open the database, which must exist. Raises StoreLostError if an earlier connection had a different file."""
         for suffix in LOG_SUFFIXES:  # closed with the earlier connection
             self._known.pop(suffix, None)
-        before = self._identity("")
+        before = self._file_id("")
         connection = sqlite3.connect(f"{self._path.as_uri()}?mode=rw", uri=True, timeout=timeout)
         try:
             self._record_file("", before)
@@ -57,7 +57,7 @@ class OpenFiles:
         """Record the files that the connection opened for its first transaction."""
         if LOG_SUFFIXES[0] not in self._known and connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
             for suffix in LOG_SUFFIXES:
-                self._record_file(suffix, self._identity(suffix))
+                self._record_file(suffix, self._file_id(suffix))
 
     def check(self) -> None:
         """Raise StoreLostError unless every open file is still at its path with its full content."""
@@ -73,13 +73,13 @@ class OpenFiles:
             self._check_content(sizes[""])
         self._sizes = sizes
 
-    def _record_file(self, suffix: str, before: Identity | None) -> None:
+    def _record_file(self, suffix: str, before: FileId | None) -> None:
         """Record the file at the path. It must be open in this process, and have existed before it was opened."""
-        found = self._identity(suffix)
+        found = self._file_id(suffix)
         if found is None or found != before or not _is_open_here(found) or self._known.setdefault(suffix, found) != found:
             raise self._lost_error(suffix, "deleted or moved" if found is None else "replaced by another file")
 
-    def _identity(self, suffix: str) -> Identity | None:
+    def _file_id(self, suffix: str) -> FileId | None:
         found = self._status(suffix)
         return None if found is None else (found.st_dev, found.st_ino)
 
@@ -115,7 +115,7 @@ class OpenFiles:
         )
 
 
-def _is_open_here(identity: Identity) -> bool:
+def _is_open_here(file_id: FileId) -> bool:
     """Return whether this process has the file open, or True if that is unknown."""
     try:
         names = os.listdir("/dev/fd")  # noqa: PTH208
@@ -126,7 +126,7 @@ def _is_open_here(identity: Identity) -> bool:
             status = os.fstat(int(name))
         except OSError:  # the listing's own descriptor, or one closed meanwhile
             continue
-        if (status.st_dev, status.st_ino) == identity:
+        if (status.st_dev, status.st_ino) == file_id:
             return True
     return False
 

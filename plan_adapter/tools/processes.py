@@ -14,7 +14,7 @@ from logging import Logger
 from pathlib import Path
 from typing import IO
 
-from plan_adapter.credentials import without_credentials
+from plan_adapter.credentials import environment_without_credentials
 from plan_adapter.errors import ToolError
 from plan_adapter.tools.tool import Redaction, ToolContext
 
@@ -181,7 +181,7 @@ def _start(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdi
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 cwd=cwd,
-                env={**without_credentials(os.environ), **env},
+                env={**environment_without_credentials(os.environ), **env},
                 start_new_session=True,
             )
     except OSError as error:

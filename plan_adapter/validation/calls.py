@@ -48,7 +48,7 @@ class Call:
 
     step: Step
     at: str  # its path in the document
-    is_final: bool  # whether it is a `finally` step
+    is_finally_step: bool  # whether it is a `finally` step
     tool: Tool[..., Any] | None
     parameters: Template
     when: Template | None
@@ -101,7 +101,7 @@ def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) ->
     for index, step in enumerate(plan.finally_):
         at = f"finally[{index}]"
         _check_finally(step, at, findings)
-        calls.append(replace(_check_call(step, at, declared, tools, findings), is_final=True))
+        calls.append(replace(_check_call(step, at, declared, tools, findings), is_finally_step=True))
     return calls
 
 
@@ -400,7 +400,7 @@ def _compile_call(
     return Call(
         step,
         at=at,
-        is_final=False,
+        is_finally_step=False,
         tool=tools[0],
         parameters=compiled(parameters, place, declared[has_item, False, _may_have_secrets(tools[0])]),
         when=None if step.when is None else compiled(step.when, f"{at}.when", declared[in_group, False, False], "bool"),

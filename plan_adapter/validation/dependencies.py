@@ -65,8 +65,8 @@ def check_dependencies(calls: list[Call], findings: Findings) -> Dependencies:
 
     A `finally` step starts after all other steps, so it depends only on other `finally` steps.
     """
-    first = [call for call in calls if not call.is_final and call.step.group is None]
-    last = [call for call in calls if call.is_final]
+    first = [call for call in calls if not call.is_finally_step and call.step.group is None]
+    last = [call for call in calls if call.is_finally_step]
     excluded: dict[str, tuple[str, str, str]] = {call.step.id: _FINALLY_STEP for call in last}
     excluded |= {call.step.id: _inside_group(call.step.group) for call in calls if call.step.group is not None}
     inner, inherited = dict[str, dict[str, tuple[str, ...]]](), dict[str, list[str]]()
@@ -79,7 +79,7 @@ def check_dependencies(calls: list[Call], findings: Findings) -> Dependencies:
             )
     outer = _dependencies(first, excluded, findings, inherited=inherited)
     _check_chained_lists(first, outer, findings)
-    _check_failed_dependencies([call for call in calls if not call.is_final], findings)
+    _check_failed_dependencies([call for call in calls if not call.is_finally_step], findings)
     of_finally = _dependencies(last, excluded | {call.step.id: _ORDINARY_STEP for call in first}, findings)
     return Dependencies(outer | {step_id: after for step_id, after in of_finally.items() if step_id not in outer}, inner, {})
 

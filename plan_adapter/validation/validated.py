@@ -178,7 +178,7 @@ def _build_validated(compiled: CompiledPlan | None, problems: list[Problem], *, 
     _raise_errors(problems)
     calls = compiled.all_calls({step.id: step for step in compiled.plan.all_steps}) if compiled.sub_plans else compiled.calls
     used = _used_tools(tool for call in calls for tool in (call.tool, call.rollback_tool, *call.goal_tools))
-    finally_ids = {call.step.id for call in calls if call.is_final}
+    finally_ids = {call.step.id for call in calls if call.is_finally_step}
     known = compiled.all_dependencies()
     dependencies = known.for_all_steps() if known.inner or known.nested else known.outer
     order = topological_order(dependencies)
@@ -287,7 +287,7 @@ def _compile(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> C
 def _compile_sub_plan(call: Call, tools: ToolRegistry, findings: Findings) -> CompiledPlan | None:
     """Return the compiled plan that a step runs, if it runs one, and add its problems, located in the document of that plan."""
     plan = call.step.pinned
-    if plan is None or call.is_final or call.step.group is not None:
+    if plan is None or call.is_finally_step or call.step.group is not None:
         return None
     inside = Findings(plan._problems)  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
     compiled = _compile(plan, tools, inside)

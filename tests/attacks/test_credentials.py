@@ -7,7 +7,7 @@ import os
 import pytest
 
 from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, arun_plan, tool
-from plan_adapter.credentials import credential_values, without_credentials
+from plan_adapter.credentials import credential_values, environment_without_credentials
 from plan_adapter.tools.shell import bash, run_command
 from tests.secrets.test_canary import dump
 
@@ -56,7 +56,7 @@ def test_credentials_are_withheld_from_child_processes_and_redacted(name: str) -
     written, secret = CREDENTIALS[name]
     environment = {name: written, "PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "users-own-business"}
     kept = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "users-own-business"}
-    assert without_credentials(environment) == without_credentials(environment, keeps_settings=True) == kept
+    assert environment_without_credentials(environment) == environment_without_credentials(environment, keeps_settings=True) == kept
     assert {written, secret} <= set(credential_values(environment))
 
 

@@ -18,8 +18,8 @@ from plan_adapter.engine.connection import (
     in_flow_run_process,
     ui_hint,
     url_source,
+    url_without_credentials,
     use_server,
-    without_credentials,
 )
 from plan_adapter.errors import NoServerError
 from plan_adapter.gates.approval import os_user
@@ -192,7 +192,7 @@ def test_the_certificate_in_the_settings_is_used(prefect_server: Server, tmp_pat
     ],
 )
 def test_a_url_is_shown_without_credentials(url: str, shown: str) -> None:
-    assert without_credentials(url) == shown
+    assert url_without_credentials(url) == shown
 
 
 # Using a server.

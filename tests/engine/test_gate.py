@@ -20,7 +20,7 @@ from plan_adapter.engine.connection import Server
 from plan_adapter.engine.flow import drop_queues
 from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.form import without_folding
-from plan_adapter.engine.gate import GateCancelledError, ask_in_form
+from plan_adapter.engine.gate import GateCancelledError, show_gate_form
 from plan_adapter.engine.run_logs import flow_run_logs
 from tests.engine.gates import GOOD, InMemoryGate, SwitchableProxy, flow_run, form_text, request_of, resume, states
 
@@ -33,7 +33,7 @@ async def asked(gate: InMemoryGate) -> AsyncGenerator["asyncio.Task[State]"]:
 
     async def ask() -> State:
         try:
-            await ask_in_form(gate, poll_seconds=0.1, approval_of=gate.approval_of)
+            await show_gate_form(gate, poll_seconds=0.1, approval_of=gate.approval_of)
         except GateCancelledError as error:
             return Cancelled(message=error.reason)
         return Completed(message="done")

@@ -15,7 +15,7 @@ from prefect.states import Completed, Running
 
 from plan_adapter.approvals import Answer, GatePolicy
 from plan_adapter.engine.flow_runs import run_flow
-from plan_adapter.engine.gate import ask_in_form
+from plan_adapter.engine.gate import show_gate_form
 from plan_adapter.engine.gate_forms import OpenForm, answer_form, collect_answer, open_forms, resume_released
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from tests.engine.gates import GOOD, InMemoryGate, flow_run, request_of, resume
@@ -29,7 +29,7 @@ async def asked(*gates: InMemoryGate) -> AsyncGenerator[None]:
 
     def run(gate: InMemoryGate) -> "asyncio.Task[State]":
         async def ask() -> State:
-            await ask_in_form(gate, poll_seconds=0.1)
+            await show_gate_form(gate, poll_seconds=0.1)
             return Completed()
 
         return asyncio.create_task(run_flow(Flow(ask, name="gate", persist_result=False), {}))
@@ -95,7 +95,7 @@ async def test_an_answer_is_collected_after_the_asking_process_ended() -> None:
     gate = InMemoryGate(request_of())
 
     async def ask() -> State:
-        asker = asyncio.create_task(ask_in_form(gate, poll_seconds=60))
+        asker = asyncio.create_task(show_gate_form(gate, poll_seconds=60))
         await gate.opening()
         asker.cancel()  # to Prefect this looks like a kill: the flow run stays Paused
         await asyncio.wait({asker})
@@ -127,7 +127,7 @@ async def test_a_run_that_released_its_worker_finds_the_answer_when_it_restarts(
         if gate.openings and (answer := await collect_answer(gate.gate)) is not None:
             await gate.submit(answer)
             return Completed()
-        await ask_in_form(gate, poll_seconds=0.1)
+        await show_gate_form(gate, poll_seconds=0.1)
         return Completed()
 
     flow = Flow(ask, name="released", persist_result=False)
@@ -153,7 +153,7 @@ async def test_a_released_run_restarts_when_its_gate_is_answered_elsewhere(monke
     gate = InMemoryGate(request_of(rules=GatePolicy(release=True)))
 
     async def ask() -> State:
-        await ask_in_form(gate, poll_seconds=0.1)
+        await show_gate_form(gate, poll_seconds=0.1)
         return Completed()
 
     flow = Flow(ask, name="released", persist_result=False)

@@ -14,7 +14,7 @@ from prefect.states import Cancelled, Cancelling, Completed, Running
 
 from plan_adapter.approvals import Answer
 from plan_adapter.engine.flow_runs import run_flow
-from plan_adapter.engine.gate import GateCancelledError, ask_in_form
+from plan_adapter.engine.gate import GateCancelledError, show_gate_form
 from plan_adapter.errors import StoreError
 from tests.engine.gates import GOOD, InMemoryGate, flow_run, request_of, resume
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
 async def ask(gate: InMemoryGate) -> None:
-    await ask_in_form(gate, poll_seconds=0.1, approval_of=gate.approval_of)
+    await show_gate_form(gate, poll_seconds=0.1, approval_of=gate.approval_of)
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ from typing import Protocol, assert_never
 
 from plan_adapter.approvals import Decision, GateKind
 from plan_adapter.options import CallKind
-from plan_adapter.readable import call_name, item_option, listed
+from plan_adapter.readable import call_name, item_option
 from plan_adapter.record import PlanRun
 
 MAX_NAMES = 20
@@ -38,11 +38,6 @@ class Question(Protocol):
 def unit_names(units: Iterable[tuple[str, int | None]], labels: Mapping[tuple[str, int | None], str]) -> list[str]:
     """Return the names of steps, and of items by their labels, formatted as code."""
     return [f"`{call_name(*unit, labels.get(unit))}`" for unit in units]
-
-
-def names(step_ids: Iterable[str]) -> str:
-    """Return the ids as code, separated by commas. A long list is cut after `MAX_NAMES` ids."""
-    return listed([f"`{step_id}`" for step_id in step_ids], MAX_NAMES)
 
 
 def resolve_command(

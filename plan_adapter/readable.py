@@ -113,6 +113,11 @@ def call_name(step_id: str, item: int | None, label: str | None = None, *, kind:
     return name if item is None else f"{name}[{label or item + 1}]"
 
 
+def call_in_words(step_id: str, kind: "CallKind") -> str:
+    """Return the calls of a step as part of a sentence, with the id as code: "`restart`", or "the rollback of `restart`"."""
+    return f"the rollback of `{step_id}`" if kind == "rollback" else f"`{call_name(step_id, None, kind=kind)}`"
+
+
 def item_option(item: int | None, label: str | None = None) -> str:
     """Return the command option that names an item, or "" for None. It uses the label if no shell would interpret it."""
     if item is None:

@@ -61,7 +61,7 @@ class RunReason(StrEnum):
     REJECTED = "rejected"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
-    UNKNOWN = "unknown"  # a write began, and whether it happened is unknown
+    UNKNOWN = "unknown"  # a write began, and its outcome is unknown
     INTERRUPTED = "interrupted"  # its process died
     EXHAUSTED = "exhausted"  # a goal was not met within its budget
 

@@ -111,7 +111,7 @@ async def _call_tool(tool: Tool[..., Any], calls: _AgentCalls, given: Mapping[st
     if run.status is PlanStatus.COMPLETED:
         return step.result
     if step.outcome is Outcome.UNKNOWN:
-        raise UnknownOutcomeError(f"whether `{tool.name}` was done is unknown: {step.error}; see `plan show {run.id}`")
+        raise UnknownOutcomeError(f"the outcome of `{tool.name}` is unknown: {step.error}; see `plan show {run.id}`")
     if step.outcome is Outcome.FAILED:
         raise ToolError(step.error or f"`{tool.name}` failed")
     why = ": ".join(part for part in (run.message, run.rejection_note) if part) or (run.reason or RunReason.CANCELLED).value

@@ -54,6 +54,9 @@ class RetryPolicy:
         return planned * (1 + random.uniform(-self.jitter, self.jitter)) if self.jitter else planned  # noqa: S311  # not used for security
 
 
+NO_RETRY = RetryPolicy(retries=0, delay=0.0, backoff=1.0, jitter=0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class CallTarget:
     """What a call invokes: the tool, its parameters and its retry policy. `kind` separates a rollback from its step."""

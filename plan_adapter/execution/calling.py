@@ -178,5 +178,5 @@ async def ask_probe(
         if isinstance(answer, Done | NotDone):
             return answer
         failure = "cannot tell" if answer is None else f"returned {type(answer).__name__} instead of Done, NotDone or None"
-    context.logger.warning("whether attempt %d was done is unknown: the probe `%s` %s", context.attempt, probe.name, failure)
+    context.logger.warning("the outcome of attempt %d is unknown: the probe `%s` %s", context.attempt, probe.name, failure)
     return None

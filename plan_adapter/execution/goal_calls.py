@@ -10,10 +10,10 @@ from pydantic import JsonValue
 from plan_adapter.approvals import Approval
 from plan_adapter.errors import ToolError
 from plan_adapter.execution.asked import OpenGates, is_unanswered
-from plan_adapter.execution.call_arguments import CallTarget, RetryPolicy
+from plan_adapter.execution.call_arguments import NO_RETRY, CallTarget, RetryPolicy
 from plan_adapter.execution.items import shown_label
-from plan_adapter.execution.ports import AttemptEnd, GateRefusal, StepRunner, UnknownOutcome
-from plan_adapter.execution.rollback_status import NEVER_KNOWN
+from plan_adapter.execution.ports import BEGUN_EARLIER, AttemptEnd, GateRefusal, StepRunner, UnknownOutcome
+from plan_adapter.execution.rollback_status import OUTCOME_UNKNOWN
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.step import Call
 from plan_adapter.expressions import Template
@@ -26,8 +26,6 @@ from plan_adapter.status import Outcome, RunReason
 from plan_adapter.tools.goal import goal_tool
 from plan_adapter.tools.question import question_tool
 from plan_adapter.tools.tool import Tool, ToolContext
-
-_NO_RETRY = RetryPolicy(0, 0.0, 1.0, 0.0)
 
 
 class GoalEndedError(Exception):
@@ -147,7 +145,7 @@ class GoalCalls:
             tool=tool,
             parameters=Template(parameters),  # without expressions, so that a model reads only what it was given
             effect=tool.effect,
-            retry=RetryPolicy.of(step) if kind != "step" else _NO_RETRY,
+            retry=RetryPolicy.of(step) if kind != "step" else NO_RETRY,
             timeout_seconds=None if tool.effect != "read" else self._seconds_left,
             upstream=self._scope.approved.bound.validated.reduced[step.id] if self._last_key is None else (self._last_key,),
             kind=kind,
@@ -222,8 +220,7 @@ class GoalCalls:
         """Ask the tool's probe, then a person, how an attempt of an earlier start ended. Return None if the call is to be made again."""
         end = await self._ask_probe(call, attempt) if call.has_probe else None
         if end is None:
-            why = "an earlier start of this run began this write, and whether it was done is unknown"
-            return await self._ask_for_outcome(call, attempt, AttemptEnd("unknown", attempt.number, error=why))
+            return await self._ask_for_outcome(call, attempt, AttemptEnd("unknown", attempt.number, error=BEGUN_EARLIER))
         return None if end.not_done else end
 
     async def _ask_probe(self, call: Call, attempt: Attempt) -> AttemptEnd | None:
@@ -249,7 +246,7 @@ class GoalCalls:
         if resolved.resolution == "done":
             return AttemptEnd("succeeded", attempt.number, result=resolved.result)
         self._scope.stop.set("cancelled", resolved.words)
-        raise GoalEndedError(AttemptEnd("failed", attempt.number, error=f"{resolved.words}; {NEVER_KNOWN}", can_retry=False))
+        raise GoalEndedError(AttemptEnd("failed", attempt.number, error=f"{resolved.words}; {OUTCOME_UNKNOWN}", can_retry=False))
 
     async def _run_call(self, call: Call) -> AttemptEnd:
         self._open_gates.count_call(1)

@@ -164,7 +164,8 @@ class Group:
         if end is not None:
             progress.ends.append(end)
             if end.outcome != "succeeded":
-                progress.failure = progress.failure or f"`{step_id}` {'is unknown' if end.outcome == 'unknown' else 'failed'}: {end.error}"
+                how = f"the outcome of `{step_id}` is unknown" if end.outcome == "unknown" else f"`{step_id}` failed"
+                progress.failure = progress.failure or f"{how}: {end.error}"
                 if state.step.on_error != "continue" or end.outcome != "failed":
                     progress.halted = progress.halted or f"`{step_id}` failed"
                 else:

@@ -91,6 +91,10 @@ class UnknownOutcome:
     """Done once the run ends and nobody needs to be asked."""
 
 
+BEGUN_EARLIER = "an earlier start of this run began this write, and its outcome is unknown"
+"""Why the outcome of an attempt of an earlier start is unknown."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedResolution:
     """A person's resolution of an unknown outcome. It is already recorded."""

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from plan_adapter import graph
 from plan_adapter.commands import MAX_NAMES, resolve_command, unit_names
 from plan_adapter.errors import ExpressionError
-from plan_adapter.execution.call_arguments import CallTarget, RetryPolicy
+from plan_adapter.execution.call_arguments import NO_RETRY, CallTarget
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.execution.items import item_labels
@@ -16,7 +16,7 @@ from plan_adapter.execution.ports import AttemptEnd, RecordedResolution, StepRun
 from plan_adapter.execution.rollback_status import (
     CHECK_BY_HAND,
     ITEM_NOT_COMPLETED,
-    ROLLBACK_NEVER_KNOWN,
+    ROLLBACK_OUTCOME_UNKNOWN,
     RollbackReport,
     possibly_done_note,
     report_of,
@@ -33,8 +33,6 @@ from plan_adapter.status import Outcome, StepStatus
 
 SHOWN_CHARACTERS = 300
 """How much of an error the status message shows. The receipt keeps all of it."""
-
-_NO_RETRY = RetryPolicy(retries=0, delay=0.0, backoff=1.0, jitter=0.0)
 
 
 @dataclass(slots=True)
@@ -127,7 +125,7 @@ class Rollback:
         units = list(self._history.unknown)
         command = resolve_command(run_id, units[0], label=self._labels.get(units[0]))
         return (
-            f"rolled back: nothing, because whether {', '.join(unit_names(units, self._labels))} was done is unknown: `{command}`, "
+            f"rolled back: nothing, because the outcome of {', '.join(unit_names(units, self._labels))} is unknown: `{command}`, "
             f"then `plan cancel {run_id} --rollback`"
         )
 
@@ -194,7 +192,7 @@ class Rollback:
         unit = (step_rollback.step.id, receipt.item)
         if unit in self._history.rollbacks.aborted:  # it may have been done, so somebody must resolve it before it is called again
             command = resolve_command(self.scope.run.id, unit, "done|again", label=self._labels.get(unit), kind="rollback")
-            error = f"{ROLLBACK_NEVER_KNOWN}: check, then `{command}` and `plan cancel {self.scope.run.id} --rollback`"
+            error = f"{ROLLBACK_OUTCOME_UNKNOWN}: check, then `{command}` and `plan cancel {self.scope.run.id} --rollback`"
             return self._record_end(step_rollback, receipt.item, AttemptEnd("failed", 0, error=error, can_retry=False), cause=error)
         try:
             call = self._new_call(step_rollback, receipt)
@@ -263,7 +261,7 @@ class Rollback:
         if resolved.resolution == "done":
             end = AttemptEnd("succeeded", attempt.number, result=resolved.result, reason=resolved.words)
             return await self._call_ended(step_rollback, call, end, halts=True)
-        error = f"{resolved.words}; {ROLLBACK_NEVER_KNOWN}"
+        error = f"{resolved.words}; {ROLLBACK_OUTCOME_UNKNOWN}"
         return await self._call_ended(
             step_rollback, call, AttemptEnd("failed", attempt.number, error=error, can_retry=False), halts=True, cause=error
         )
@@ -359,7 +357,7 @@ class Rollback:
             tool=rollback.tool,
             parameters=rollback.parameters,
             effect=rollback.tool.effect,
-            retry=_NO_RETRY,
+            retry=NO_RETRY,
             upstream=self._upstream(step_rollback.node),
             result=receipt.result,
         )
@@ -391,7 +389,7 @@ class Rollback:
         if self._is_unknown(step, end):
             run_id = self.scope.run.id
             command = resolve_command(run_id, (step.id, item), label=self._labels.get((step.id, item)), kind="rollback")
-            return f"whether its rollback was done is unknown: `{command}`, then `plan cancel {run_id} --rollback`"
+            return f"{ROLLBACK_OUTCOME_UNKNOWN}: `{command}`, then `plan cancel {run_id} --rollback`"
         error = end.error or "no reason was given"
         shown = error if len(error) <= SHOWN_CHARACTERS else error[:SHOWN_CHARACTERS] + "…"
         return f"its rollback failed: {shown}" if end.outcome == "failed" else f"its rollback was ended: {shown}"

@@ -10,10 +10,10 @@ from plan_adapter.plan import ExecutionPlan
 from plan_adapter.readable import call_name, listed
 from plan_adapter.record import RollbackStatus
 
-NEVER_KNOWN = "whether it was done is unknown"
+OUTCOME_UNKNOWN = "its outcome is unknown"
 """Why a write failed if a person aborted the run without resolving its outcome."""
 
-ROLLBACK_NEVER_KNOWN = "whether its rollback was done is unknown"
+ROLLBACK_OUTCOME_UNKNOWN = "the outcome of its rollback is unknown"
 """The same for a call that rolls a step back."""
 
 CHECK_BY_HAND = "failed, check by hand"
@@ -87,7 +87,7 @@ def recorded_report(plan: ExecutionPlan, history: RunHistory) -> RollbackReport:
         elif unit in not_undone:
             reasons[unit] = ITEM_NOT_COMPLETED
         elif unit in rollbacks.unknown or unit in rollbacks.aborted:
-            reasons[unit] = ROLLBACK_NEVER_KNOWN
+            reasons[unit] = ROLLBACK_OUTCOME_UNKNOWN
         else:
             reasons[unit] = "not reached"
     return report_of(reasons, history.labels, notes=possibly_done_note(plan, history))
@@ -109,15 +109,15 @@ def aborted_steps(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
 
 def after_abort(run_id: str, units: Sequence[Unit], labels: Mapping[Unit, str], *, is_undone: bool) -> str:
     """Return what a person can do about `units` with an unknown outcome in an ended run. `is_undone`: the run was rolled back."""
-    known = f"whether {listed(unit_names(units, labels), MAX_NAMES)} was done is unknown"
+    known = f"the outcome of {listed(unit_names(units, labels), MAX_NAMES)} is unknown"
     undoes = f"`plan cancel {run_id} --rollback` rolls it back, if it declares a rollback"
     if is_undone:
         command = resolve_command(run_id, units[0], "done", label=labels.get(units[0]))
-        return f"{known}, and it is not rolled back: check it; if it was done, `{command}` records that, and {undoes}"
+        return f"{known}, and the call is not rolled back: check it; if it was done, `{command}` records that, and {undoes}"
     command = resolve_command(run_id, units[0], "done|again", label=labels.get(units[0]))
     return (
-        f"{known}, and it is neither rolled back nor repeated: check it, record the outcome with `{command}`, then `plan resume {run_id}`; "
-        f"if it was done, {undoes}"
+        f"{known}, and the call is neither rolled back nor repeated: check it, record the outcome with `{command}`, "
+        f"then `plan resume {run_id}`; if it was done, {undoes}"
     )
 
 
@@ -125,6 +125,6 @@ def after_aborted_rollback(run_id: str, unit: Unit, labels: Mapping[Unit, str]) 
     """Return what a person can do about the rollback of `unit`, which was aborted with an unknown outcome."""
     command = resolve_command(run_id, unit, "done|again", label=labels.get(unit), kind="rollback")
     return (
-        f"whether the rollback of {unit_names([unit], labels)[0]} was done is unknown, and it is not repeated: check it, record the "
+        f"the outcome of the rollback of {unit_names([unit], labels)[0]} is unknown, and the call is not repeated: check it, record the "
         f"outcome with `{command}`, then `plan cancel {run_id} --rollback` rolls back the rest"
     )

@@ -15,8 +15,8 @@ from plan_adapter.execution.goals import Pursuit
 from plan_adapter.execution.groups import Group, group_result
 from plan_adapter.execution.items import Items, item_labels
 from plan_adapter.execution.limits import RunClock
-from plan_adapter.execution.ports import AttemptEnd, GateRefusal, StepGates, StepRunner, UnknownOutcome
-from plan_adapter.execution.rollback_status import NEVER_KNOWN
+from plan_adapter.execution.ports import BEGUN_EARLIER, AttemptEnd, GateRefusal, StepGates, StepRunner, UnknownOutcome
+from plan_adapter.execution.rollback_status import OUTCOME_UNKNOWN
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.execution.step import Call
@@ -415,8 +415,7 @@ class Scheduler:
         """Ask the tool's probe, then people, how an attempt of an earlier start ended, and continue from there."""
         end = await self._ask_probe(call, attempt) if call.has_probe else None
         if end is None:
-            why = "an earlier start of this run began this write, and whether it was done is unknown"
-            return await self._resolve_outcome(state, call, attempt, AttemptEnd("unknown", attempt.number, error=why))
+            return await self._resolve_outcome(state, call, attempt, AttemptEnd("unknown", attempt.number, error=BEGUN_EARLIER))
         if end.not_done:
             return self._request_with_approval(state, call)
         return await self._call_ended(state, call, end)
@@ -442,7 +441,7 @@ class Scheduler:
             end = AttemptEnd("succeeded", attempt.number, result=resolved.result, reason=resolved.words)
         elif resolved is not None:
             is_abort = resolved.resolution == "abort"
-            error = f"{resolved.words}; {NEVER_KNOWN}" if is_abort else resolved.words
+            error = f"{resolved.words}; {OUTCOME_UNKNOWN}" if is_abort else resolved.words
             end = AttemptEnd("failed", attempt.number, error=error, can_retry=False)
             if is_abort:
                 self._scope.stop.set("cancelled", resolved.words)

@@ -90,7 +90,7 @@ def ending_of(steps: Sequence[StepRun], stop: Stop, refusal: GateRefusal | None 
 
 
 def _unknown_message(steps: Sequence[StepRun]) -> str:
-    return f"whether {', '.join(f'`{step.id}`' for step in steps)} was done is unknown"
+    return f"the outcome of {', '.join(f'`{step.id}`' for step in steps)} is unknown"
 
 
 def _failure_message(failed: Sequence[StepRun]) -> str:

@@ -256,7 +256,7 @@ class Call:
             )
             end = None if answer is None else self._end_from_probe(answer, attempt)
         except Exception as error:
-            context.logger.warning("whether attempt %d was done is unknown: %s", attempt.number, self._error_text(error))
+            context.logger.warning("the outcome of attempt %d is unknown: %s", attempt.number, self._error_text(error))
             return None
         if answer is None or end is None:
             return None
@@ -328,7 +328,7 @@ class Call:
 
     def _timeout_text(self) -> str:
         limit = f"no answer within {self.timeout_seconds:g} s"
-        return f"{limit}; it writes, so whether it was done is unknown" if self.effect == "write" else limit
+        return f"{limit}; it writes, so its outcome is unknown" if self.effect == "write" else limit
 
     def _stopped_end(self, *, was_interrupted: bool = False) -> AttemptEnd:
         stop = self._scope.stop

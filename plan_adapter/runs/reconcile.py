@@ -6,11 +6,11 @@ from datetime import timedelta
 from typing import Literal, assert_never
 
 from plan_adapter.approvals import Approval, Gate
-from plan_adapter.commands import names, resolve_command, resume_command, resume_command_after_gate, rollback_command
+from plan_adapter.commands import MAX_NAMES, resolve_command, resume_command, resume_command_after_gate, rollback_command
 from plan_adapter.execution.rollback_status import aborted_steps, after_abort, after_aborted_rollback
 from plan_adapter.gates.approval import gate_policy_of
 from plan_adapter.gates.gate import new_gate
-from plan_adapter.readable import call_name, one_line
+from plan_adapter.readable import call_in_words, call_name, listed, one_line
 from plan_adapter.record import PlanRun
 from plan_adapter.runs.approval import end_expired, end_rejected
 from plan_adapter.runs.cancel import apply_cancellations
@@ -32,16 +32,15 @@ class Advice:
 async def advice_on(run: PlanRun, store: PlanStore) -> Advice | None:
     """Return what to report about `run` and what to type, or None if it needs nothing: it is running, or ended with every outcome known."""
     has_died = run.reason is RunReason.INTERRUPTED
-    facts = ["its process is gone"] if has_died else []
     if not _has_stopped(run):
         return None
     if unknown := await store.outcomes.unknown(run.id):
         first = unknown[0]
-        called = names(dict.fromkeys(call_name(attempt.step_id, None, kind=attempt.kind) for attempt in unknown))
-        message = ", and ".join([*facts, f"whether {called} was done is unknown"])
+        called = listed(list(dict.fromkeys(call_in_words(attempt.step_id, attempt.kind) for attempt in unknown)), MAX_NAMES)
+        message = f"{'its process died; ' if has_died else ''}the outcome of {called} is unknown"
         next_command = rollback_command(run) if any(attempt.kind == "rollback" for attempt in unknown) else resume_command(run)
         return Advice(message, resolve_command(run.id, (first.step_id, first.item), label=first.label, kind=first.kind), next_command)
-    return Advice("its process is gone; no outcome is unknown", resume_command(run), None) if has_died else None
+    return Advice("its process died; no outcome is unknown", resume_command(run), None) if has_died else None
 
 
 async def unasked_outcomes(store: PlanStore, settings: Settings, *, open_digests: Collection[str]) -> list[Gate]:

@@ -86,8 +86,8 @@ def refuse_unknown_outcome_to_revise(run: PlanRun, plan: ExecutionPlan, history:
     unknown = [*history.unknown, *aborted_steps(plan, history)]
     if unknown:
         raise RunConflictError(
-            f"whether {', '.join(unit_names(unknown, history.labels))} was done is unknown, and a new version of the plan could repeat it: "
-            f"`{resolve_command(run.id, unknown[0], label=history.labels.get(unknown[0]))}` records the outcome"
+            f"the outcome of {', '.join(unit_names(unknown, history.labels))} is unknown, and a new version of the plan could repeat "
+            f"the call: `{resolve_command(run.id, unknown[0], label=history.labels.get(unknown[0]))}` records the outcome"
         )
 
 

@@ -117,7 +117,7 @@ def refuse_unknown_outcome_to_roll_back(run: PlanRun, history: RunHistory) -> No
     if unknown := history.unknown_steps:
         names = ", ".join(f"`{step_id}`" for step_id in unknown)
         raise RunConflictError(
-            f"run {run.id} is not rolled back while it is unknown whether {names} was done: `plan resolve {run.id} {unknown[0]} "
+            f"run {run.id} is not rolled back while the outcome of {names} is unknown: `plan resolve {run.id} {unknown[0]} "
             f"done|again|abort`, then `plan cancel {run.id} --rollback`"
         )
 

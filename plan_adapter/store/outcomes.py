@@ -15,10 +15,10 @@ from sqlalchemy import Connection, Select, insert, select, update
 from plan_adapter.approvals import Resolution
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import Unit
-from plan_adapter.execution.rollback_status import NEVER_KNOWN
+from plan_adapter.execution.rollback_status import OUTCOME_UNKNOWN
 from plan_adapter.options import CallKind
 from plan_adapter.plan import new_id
-from plan_adapter.readable import call_name
+from plan_adapter.readable import call_in_words, call_name
 from plan_adapter.record import ABORTED, Attempt, Receipt
 from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 from plan_adapter.store import audit, entries, gates, plans, runs
@@ -290,8 +290,8 @@ def _apply_to_run(connection: Connection, run: Row, attempt: Attempt, record: Re
     elif record.resolution == "abort":
         changed |= {"status": PlanStatus.CANCELLED.value, "reason": RunReason.CANCELLED.value, "completed_at": database_now()}
     elif left:
-        names = ", ".join(sorted({f"`{call_name(other.step_id, None, kind=other.kind)}`" for other in left}))
-        changed["message"] = f"{summary}; whether {names} was done is still unknown"
+        names = ", ".join(sorted({call_in_words(other.step_id, other.kind) for other in left}))
+        changed["message"] = f"{summary}; the outcome of {names} is still unknown"
     elif run["reason"] == RunReason.UNKNOWN.value:
         changed["reason"] = RunReason.INTERRUPTED.value
     renewed = update(run_table).where(run_table.c.id == run["id"]).values(**changed).returning(run_table)
@@ -309,4 +309,4 @@ def _end_of_step(attempt: Attempt, record: ResolutionRecord, summary: str) -> di
     """Return the step's columns until the run is resumed. Only the next start knows whether all items of a step are done."""
     if record.resolution == "done" and attempt.item is None:
         return {"status": StepStatus.COMPLETED.value, "outcome": Outcome.SUCCEEDED.value, "error": None, "reason": summary}
-    return {"outcome": Outcome.FAILED.value, "error": summary if record.resolution != "abort" else f"{summary}; {NEVER_KNOWN}"}
+    return {"outcome": Outcome.FAILED.value, "error": summary if record.resolution != "abort" else f"{summary}; {OUTCOME_UNKNOWN}"}

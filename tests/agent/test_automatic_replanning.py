@@ -185,7 +185,7 @@ async def test_skipped_steps_stay_skipped_and_an_unknown_outcome_stops_replannin
         stopped = await execute_resume(
             lost_run.id, tools=world.tools, run_request=run_request, store=store, offline=True, options=skip_first
         )
-        assert "could not be replanned: whether `first` was done is unknown" in (stopped.message or "")
+        assert "could not be replanned: the outcome of `first` is unknown" in (stopped.message or "")
         assert len(server.requests) == count
 
 

@@ -151,7 +151,7 @@ async def test_no_model_is_asked_for_a_run_that_cannot_be_revised(world: World, 
     lost = a_plan()
     lost.steps[2].parameters = {"version": "lost"}
     found = {
-        "whether `second` was done is unknown.*plan resolve": (await failed(world, store, lost)).id,
+        "the outcome of `second` is unknown.*plan resolve": (await failed(world, store, lost)).id,
         "was rolled back": (await failed(world, store, undoable())).id,
         "has completed": (await failed(world, store, a_plan(steps=a_plan().steps[:2]))).id,
         "records the outcome": (await failed(world, store, lost, host="web-2")).id,

@@ -130,7 +130,7 @@ async def test_failures_raise_errors_that_the_agent_can_read(make_functions: Mak
     functions = make_functions(agree)
     with pytest.raises(ToolError, match="the channel is closed"):
         await functions["post"]("fails")
-    with pytest.raises(UnknownOutcomeError, match="whether `post` was done is unknown: the connection broke; see `plan show "):
+    with pytest.raises(UnknownOutcomeError, match="the outcome of `post` is unknown: the connection broke; see `plan show "):
         await functions["post"]("lost")
 
 

@@ -201,7 +201,7 @@ async def test_an_item_with_an_unknown_outcome_is_not_rolled_back_unless_resolve
     async with PlanStore(store_url) as store:
         run = await arun_plan(nodes_plan(rollback_failed=True), tools=nodes.tools, store=store, offline=True)
         assert nodes.undone == []
-        assert f"whether `restart[web-2]` was done is unknown: `plan resolve {run.id} restart done|again|abort --item web-2`" in (
+        assert f"the outcome of `restart[web-2]` is unknown: `plan resolve {run.id} restart done|again|abort --item web-2`" in (
             run.message or ""
         )
         resolved = await aresolve_step(run.id, "restart", "abort", by="ana", known_by="os_user", item=1, store=store)

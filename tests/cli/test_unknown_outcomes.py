@@ -48,10 +48,10 @@ def test_show_suggests_the_next_command_for_a_killed_run(effect: str, processes:
     run_id = plan("runs", "--json").lines[0]["id"]
     hint = plan("show", run_id).err
     if effect == "read":
-        assert hint == f"its process is gone; no outcome is unknown: `plan resume {run_id} --offline` resumes the run\n"
+        assert hint == f"its process died; no outcome is unknown: `plan resume {run_id} --offline` resumes the run\n"
         return
     assert hint == (
-        f"its process is gone, and whether `slow` was done is unknown: record it with "
+        f"its process died; the outcome of `slow` is unknown: record it with "
         f"`plan resolve {run_id} slow done|again|abort`, then `plan resume {run_id} --offline`\n"
     )
 
@@ -105,21 +105,23 @@ def test_an_aborted_outcome_is_shown_until_it_is_resolved(plan: Plan) -> None:
     resolve = f"record it with `plan resolve {run_id} slow done|again|abort`, then `plan resume {run_id} --offline`"
     assert resolve in plan("show", run_id).err
     known, undoes = (
-        "whether `slow` was done is unknown",
+        "the outcome of `slow` is unknown",
         f"`plan cancel {run_id} --rollback` rolls it back, if it declares a rollback\n",
     )
     hint = (
-        f"{known}, and it is neither rolled back nor repeated: check it, record the outcome with "
+        f"{known}, and the call is neither rolled back nor repeated: check it, record the outcome with "
         f"`plan resolve {run_id} slow done|again`, then `plan resume {run_id}`; if it was done, {undoes}"
     )
     assert plan("resolve", run_id, "slow", "abort").err == hint
     refused = plan("resume", run_id, "--offline")
     assert (refused.code, f"`plan resolve {run_id} slow done|again`" in refused.err) == (2, True)
     shown = plan("show", run_id)
-    assert "recorded `abort` for `slow`; whether it was done is unknown" in shown.out
+    assert "recorded `abort` for `slow`; its outcome is unknown" in shown.out
     assert shown.err == hint
     undone = plan("cancel", run_id, "--rollback", "--offline")
-    hint = f"{known}, and it is not rolled back: check it; if it was done, `plan resolve {run_id} slow done` records that, and {undoes}"
+    hint = (
+        f"{known}, and the call is not rolled back: check it; if it was done, `plan resolve {run_id} slow done` records that, and {undoes}"
+    )
     assert (undone.code, hint in undone.err, Path("prepared").exists()) == (1, True, False)
     assert plan("show", run_id).err == hint
     assert "rolled back: prep; started, and possibly done: `slow`" in undone.out
@@ -137,7 +139,7 @@ def test_an_unknown_outcome_is_shown_even_with_nothing_else_to_undo(plan: Plan) 
     run_id = plan("run", str(path), "--offline", "--json").run["id"]
     plan("resolve", run_id, "slow", "abort")
     result = plan("cancel", run_id, "--rollback", "--offline")
-    assert (result.code, "whether `slow` was done is unknown" in result.err) == (1, True)
+    assert (result.code, "the outcome of `slow` is unknown" in result.err) == (1, True)
 
 
 def test_an_outcome_can_still_be_recorded_after_abort_and_the_run_resumes(plan: Plan) -> None:

@@ -223,7 +223,7 @@ async def test_the_resolution_of_a_person_decides_how_the_step_ends(
     if status is PlanStatus.COMPLETED:
         assert run.step("send").result == ({"order": "订单"} if sent else {"order": 1})
     else:
-        assert run.message == ("ana ends it" if resolution is not None else "whether `send` was done is unknown")
+        assert run.message == ("ana ends it" if resolution is not None else "the outcome of `send` is unknown")
 
 
 async def test_other_branches_continue_while_an_outcome_gate_is_open() -> None:
@@ -268,4 +268,4 @@ async def test_stopping_a_run_withdraws_its_outcome_gate() -> None:
     execution.outcomes = Never()
     run = await execution.go()
     assert (run.status, run.step("send").outcome) == (PlanStatus.CANCELLED, Outcome.UNKNOWN)
-    assert run.message == "enough; whether `send` was done is unknown"
+    assert run.message == "enough; the outcome of `send` is unknown"

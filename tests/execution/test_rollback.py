@@ -100,7 +100,7 @@ async def test_a_rollback_that_times_out_has_an_unknown_outcome_and_waits_for_a_
     run_id = execution.run.id
     commands = f"`plan resolve {run_id} b done|again|abort --rollback`, then `plan cancel {run_id} --rollback`"
     assert rollback.report().words == (
-        f"rolled back: nothing; not rolled back: b (whether its rollback was done is unknown: {commands}), "
+        f"rolled back: nothing; not rolled back: b (the outcome of its rollback is unknown: {commands}), "
         "a (`b` must be rolled back first), broken (failed, check by hand)"
     )
     again = rollback_of(execution)
@@ -138,7 +138,7 @@ async def test_nothing_is_rolled_back_while_the_outcome_of_a_step_is_unknown() -
     execution, rollback = await run_and_undo(plan, world)
     assert (execution.run.reason, world.undone) == (RunReason.UNKNOWN, [])
     assert rollback.report().words == (
-        f"rolled back: nothing, because whether `slow` was done is unknown: `plan resolve {execution.run.id} slow done|again|abort`, "
+        f"rolled back: nothing, because the outcome of `slow` is unknown: `plan resolve {execution.run.id} slow done|again|abort`, "
         f"then `plan cancel {execution.run.id} --rollback`"
     )
 

@@ -174,4 +174,4 @@ async def test_a_rollback_continues_after_its_run_stopped_and_can_be_stopped_its
     rollback.scope.stop.set("cancelled", "enough (by ana)")
     await running
     assert world.undone == ["c", "b"]
-    assert rollback.report().words.startswith("rolled back: c; not rolled back: b (whether its rollback was done is unknown: ")
+    assert rollback.report().words.startswith("rolled back: c; not rolled back: b (the outcome of its rollback is unknown: ")

@@ -247,7 +247,7 @@ def _step_in_its_document(plan: ExecutionPlan, step: Step) -> Step:
 def _is_expected(report: Report) -> bool:
     """Return whether the product may raise this error between two processes of one run."""
     revoked = report.error == NotApprovedError.__name__ and "revoked" in report.message
-    waits = report.error == RunConflictError.__name__ and ("waits" in report.message or "while it is unknown" in report.message)
+    waits = report.error == RunConflictError.__name__ and ("waits" in report.message or "is not rolled back while" in report.message)
     return revoked or waits
 
 

@@ -177,7 +177,7 @@ async def test_cancelling_at_the_outcome_gate_ends_the_rollback_and_closes_the_g
     await acancel_run(gate.run_id, reason="leave it (by bo)", store=world.store)
     run = await task
     assert (await world.store.gates.get(gate.id)).end == "cancelled"
-    assert "not rolled back: two (whether its rollback was done is unknown: `plan resolve " in (run.message or "")
+    assert "not rolled back: two (the outcome of its rollback is unknown: `plan resolve " in (run.message or "")
     assert (run.reason, world.calls) == (RunReason.STEP_FAILED, ["two"])
 
 
@@ -209,7 +209,7 @@ async def test_the_probe_of_the_tool_resolves_the_outcome_if_it_can(probe_result
 
 async def test_abort_stops_the_rollback_until_the_outcome_is_resolved(world: RollbackWorld) -> None:
     run = await world.start_with_form(FormAnswers((Answer("abort", "ana", channel="form"),)))
-    message = "two (ana recorded `abort` for `rollback two`; whether its rollback was done is unknown)"
+    message = "two (ana recorded `abort` for `rollback two`; the outcome of its rollback is unknown)"
     assert f"not rolled back: {message}, one (`two` must be rolled back first)" in (run.message or "")
     later = await world.roll_back(run, Person([]))
     command = f"`plan resolve {run.id} two done|again --rollback` and `plan cancel {run.id} --rollback`"

@@ -152,7 +152,7 @@ async def test_runs_cancelled_in_the_ui_end_with_the_reason(
             run = await store.ledger.run_of_flow(str(flow_run_id))
             assert run is not None
             assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.CANCELLED), asks
-            assert run.message == REASON + ("; whether `w` was done is unknown" if not asks else "")
+            assert run.message == REASON + ("; the outcome of `w` is unknown" if not asks else "")
             if asks != "plan":
                 assert run.steps[1].status is StepStatus.SKIPPED
                 assert REASON in (run.steps[1].reason or "")

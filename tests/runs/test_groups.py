@@ -190,6 +190,7 @@ async def test_an_unknown_outcome_stops_its_item_and_can_be_resolved(cluster: Cl
     )
     ended = await run(plan, cluster, store)
     assert (ended.reason, ended.step("nodes").outcome) == (RunReason.UNKNOWN, "unknown")
+    assert "the outcome of `restart` is unknown: no answer within " in (ended.step("nodes").error or "")
     assert cluster.done == ["drain a"]
     await aresolve_step(ended.id, "restart", "done", item=0, by="ana", result="restart a done", store=store)
     resumed = await aresume_run(ended.id, tools=cluster.tools, store=store, offline=True)

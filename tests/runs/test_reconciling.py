@@ -76,7 +76,7 @@ async def test_an_interrupted_run_is_reported_with_its_resume_command(store: Pla
 async def test_an_interrupted_write_is_reported_with_its_resolve_command(store: PlanStore, leave_behind: LeaveBehind) -> None:
     run = await leave_behind(in_write=True)
     [finding] = await reconcile(store, with_prefect=False)
-    assert "whether `restart` was done is unknown" in finding.message
+    assert "the outcome of `restart` is unknown" in finding.message
     assert finding.command == f"plan resolve {run.id} restart done|again|abort"
 
 

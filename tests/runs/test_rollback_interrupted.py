@@ -11,6 +11,7 @@ import pytest
 from plan_adapter import PlanStatus, PlanStore, RunConflictError, ToolRegistry, acancel_run, aresolve_step, aresume_run, arun_plan, tool
 from plan_adapter.plan import Rollback
 from plan_adapter.record import RollbackStatus
+from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.runs.resume import resume_action
 from plan_adapter.runs.rollback import roll_back
 from plan_adapter.status import Outcome, RunReason
@@ -25,10 +26,10 @@ async def test_nothing_is_rolled_back_while_an_outcome_is_unknown(store: PlanSto
     run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
     assert (run.reason, world.put_back) == (RunReason.UNKNOWN, [])
     assert (run.message or "").endswith(
-        f"; rolled back: nothing, because whether `last` was done is unknown: `plan resolve {run.id} last done|again|abort`, "
+        f"; rolled back: nothing, because the outcome of `last` is unknown: `plan resolve {run.id} last done|again|abort`, "
         f"then `plan cancel {run.id} --rollback`"
     )
-    with pytest.raises(RunConflictError, match="while it is unknown whether `last` was done"):
+    with pytest.raises(RunConflictError, match="while the outcome of `last` is unknown"):
         await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
     await aresolve_step(run.id, "last", "done", by="ana", store=store)
     later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
@@ -45,7 +46,7 @@ async def test_an_aborted_write_is_rolled_back_only_once_it_is_recorded_as_done(
     plan.step("last").rollback = Rollback(tool_name="undrain", parameters={"node": "last"})
     run = await arun_plan(plan, tools=world.tools, store=any_store, offline=True)
     ended = await aresolve_step(run.id, "last", "abort", by="ana", store=any_store)
-    assert ended.step("last").error == "ana recorded `abort` for `last`; whether it was done is unknown"
+    assert ended.step("last").error == "ana recorded `abort` for `last`; its outcome is unknown"
     if is_resolved:
         await aresolve_step(run.id, "last", "done", by="ana", note="我看过了", store=any_store)
     later = await acancel_run(run.id, rollback=True, tools=world.tools, store=any_store)
@@ -119,12 +120,14 @@ async def test_ending_a_killed_rollback_keeps_the_reason_of_the_run(
     async with PlanStore(store_url) as store:
         run = (await store.runs())[0]
         assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
+        [finding] = await reconcile(store, with_prefect=False)
+        assert finding.message == "its process died; the outcome of the rollback of `two` is unknown"
         if command == "abort":
             ended = await aresolve_step(run.id, "two", "abort", by="ana", note="我去看", rollback=True, store=store)
-            note, two = "ana recorded `abort` for `rollback two` (我去看)", "whether its rollback was done is unknown"
+            note, two = "ana recorded `abort` for `rollback two` (我去看)", "the outcome of its rollback is unknown"
         else:
             ended = await acancel_run(run.id, reason="leave it (by ana)", store=store)
-            note, two = "leave it (by ana)", "whether its rollback was done is unknown"
+            note, two = "leave it (by ana)", "the outcome of its rollback is unknown"
         assert (ended.status, ended.reason, ended.completed_at is not None) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, True)
         assert ended.message == (
             f"`last` failed: ValueError: nothing answers; rolled back: three; not rolled back: two ({two}), one (not reached); {note}"
@@ -140,12 +143,12 @@ async def test_aborting_a_rollback_of_an_ended_run_changes_only_its_message(stor
     plan.step("two").rollback = Rollback(tool_name="hang")
     plan.step("two").timeout_ms = 50
     run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
-    assert "whether its rollback was done is unknown" in (run.message or "")
+    assert "the outcome of its rollback is unknown" in (run.message or "")
     ended = await aresolve_step(run.id, "two", "abort", by="ana", rollback=True, store=store)
     assert (ended.status, ended.reason, ended.completed_at) == (run.status, run.reason, run.completed_at)
     assert ended.message == (
         "`last` failed: ValueError: nothing answers; rolled back: nothing; "
-        "not rolled back: two (whether its rollback was done is unknown), one (not reached); ana recorded `abort` for `rollback two`"
+        "not rolled back: two (the outcome of its rollback is unknown), one (not reached); ana recorded `abort` for `rollback two`"
     )
     assert (await store.verify(run.id)).ok
 

@@ -199,6 +199,7 @@ async def test_an_unknown_outcome_in_a_sub_plan_is_resolved_by_its_step_id(clust
     hang = Step(id="hang", tool_name="hang", parameters={"what": "x"}, timeout_ms=1)
     failed = await run(around(site(hang, do("after", "after", "hang"))), cluster, store)
     assert (failed.reason, failed.step("verify").outcome) == (RunReason.UNKNOWN, "unknown")
+    assert "the outcome of `verify.hang` is unknown: no answer within " in (failed.step("verify").error or "")
     await aresolve_step(failed.id, "verify.hang", "done", by="ana", store=store)
     ended = await aresume_run(failed.id, tools=cluster.tools, store=store, offline=True)
     assert (ended.status, cluster.done) == (PlanStatus.COMPLETED, ["after"])

@@ -1,4 +1,4 @@
-"""Gates and answers: `Gate`, `ApprovalRequest`, `Answer`, `Approval`, `StandingApproval`, and the rules that an answer must satisfy.
+"""Gates and answers: `Gate`, `ApprovalRequest`, `Answer`, `Approval`, `StandingApproval`, and the gate policy that an answer must satisfy.
 
 Times are aware datetimes in UTC, by the store's clock.
 """
@@ -97,7 +97,7 @@ class Gate:
     name: str  # of the plan
     description: str  # of the plan, or of the step; or the question that it asks
     text: str  # Markdown: exactly what would run
-    rules: GatePolicy
+    gate_policy: GatePolicy
     opened_at: datetime
     expires_at: datetime | None = None
     closed_at: datetime | None = None
@@ -114,7 +114,7 @@ class Gate:
     @property
     def is_released(self) -> bool:
         """Whether the run has released its worker and starts again by itself once the gate is answered."""
-        return self.rules.release and self.attended is False and (self.keyset or "").startswith("suspended-")
+        return self.gate_policy.release and self.attended is False and (self.keyset or "").startswith("suspended-")
 
     def is_over(self, now: datetime) -> bool:
         """Return whether an open gate has expired at `now` and no process is there to close it."""
@@ -135,7 +135,7 @@ class ApprovalRequest:
     gate_id: str | None = None
     opened_at: datetime | None = None
     expires_at: datetime | None = None
-    rules: GatePolicy = field(default_factory=GatePolicy)
+    gate_policy: GatePolicy = field(default_factory=GatePolicy)
     refused: str | None = None  # why the previous answer was refused
     kind: GateKind = "approval"
     operator_request: OperatorRequestKind | None = None  # a request made outside any gate; the answer approves it

@@ -112,8 +112,8 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
     refuse_mismatched_answer(request, options.decision, options.fields)
     policy = await store.policy.effective(settings)
     if gate.attended is False or policy.number is not None:
-        rules = with_current_policy(gate.rules, await store.get(run.digest), policy, step_id=gate.step_id)
-        request = replace(request, rules=rules)
+        gate_policy = with_current_policy(gate.gate_policy, await store.get(run.digest), policy, step_id=gate.step_id)
+        request = replace(request, gate_policy=gate_policy)
     is_named = gate.step_id is None or selector.step is not None or selector.digest is not None
     if not selector.matches_digest(gate.approval_digest):
         was_asked = any(
@@ -138,7 +138,7 @@ async def answer_in_store(selector: GateSelector, options: AnswerOptions, store:
     next_text = what_happens_next(gate, run, approval_decision(options))
     if (
         options.decision != "request_changes"
-        and gate.rules.release
+        and gate.gate_policy.release
         and not await _wake_released_run(closed, approval, settings)
         and gate.is_released
     ):

@@ -80,7 +80,7 @@ class ApprovalState:
 
     def _waiting_hint(self) -> str | None:
         run = self.run
-        if self.gates and (reason := why_nobody_may_answer(self.gates[0].rules)) is not None:
+        if self.gates and (reason := why_nobody_may_answer(self.gates[0].gate_policy)) is not None:
             return f"nobody may answer: {reason}; `plan cancel {run.id}` ends the run"
         if self.gates:
             commands = ", ".join(f"`{answer_command(gate)}`" for gate in self.gates[:5])
@@ -197,7 +197,7 @@ def _gate_line(gate: Gate, now: datetime) -> str:
         "question": f"waits for an answer to the question {what}",
         "outcome": f"waits for the outcome of step {prose(gate_place(gate))}",
     }[gate.kind]
-    names = gate.rules.approvers
+    names = gate.gate_policy.approvers
     who = "" if names is None else f"; only {listed([prose(name) for name in names], 5) or 'nobody'} may answer"
     return f"- **{asked}**{since}{until}{who}; {RELEASED if gate.is_released else ATTENDED[gate.attended]}"
 
@@ -208,7 +208,7 @@ def _note_suffix(note: str) -> str:
 
 def caller_refusal(gate: Gate) -> str | None:
     """Return why the caller may not approve at `gate`, and who may instead; None if they may, perhaps with a proof."""
-    return refusal(replace(gate.rules, known_by=None), by=os_user(), known_by="os_user", decision="approve")
+    return refusal(replace(gate.gate_policy, known_by=None), by=os_user(), known_by="os_user", decision="approve")
 
 
 def time_left(expires_at: datetime | None, now: datetime) -> str:

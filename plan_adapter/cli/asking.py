@@ -27,9 +27,9 @@ class YesApprover:
     approves_in_advance = True
     """The approval was given before the content existed, so it does not cover what a model drafts during the run."""
 
-    def check_policy(self, rules: GatePolicy) -> None:
+    def check_policy(self, gate_policy: GatePolicy) -> None:
         """Raise YesRefusedError if the policy would refuse the approval."""
-        if (reason := refusal(rules, by=os_user(), known_by="os_user", decision="approve")) is not None:
+        if (reason := refusal(gate_policy, by=os_user(), known_by="os_user", decision="approve")) is not None:
             raise YesRefusedError(reason)
 
     async def ask(self, request: ApprovalRequest) -> Approval:

@@ -112,13 +112,13 @@ def _field_text(name: str, field: "Input") -> str:
 
 
 def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:
-    rules = gate.rules
-    excluded = {} if rules.self_approval else {rules.revised_by: "who revised it", rules.requested_by: "who started it"}
-    approvers = None if rules.approvers is None else [name for name in rules.approvers if name not in excluded]
+    gate_policy = gate.gate_policy
+    excluded = {} if gate_policy.self_approval else {gate_policy.revised_by: "who revised it", gate_policy.requested_by: "who started it"}
+    approvers = None if gate_policy.approvers is None else [name for name in gate_policy.approvers if name not in excluded]
     who = "anyone" if approvers is None else ", ".join(approvers) or "nobody"
     others = ", ".join(f"not {name}, {why}" for name, why in excluded.items() if name)
     other = f" ({others})" if others else ""
-    known = f", with {' or '.join(rules.known_by)}" if rules.known_by is not None else ""
+    known = f", with {' or '.join(gate_policy.known_by)}" if gate_policy.known_by is not None else ""
     return (
         gate.run_id,
         gate.name,

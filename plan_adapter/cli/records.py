@@ -54,7 +54,7 @@ def gate_json(gate: Gate) -> dict[str, Any]:
 
     An unknown outcome that no gate asks about has no id.
     """
-    rules = gate.rules
+    gate_policy = gate.gate_policy
     return {
         "id": gate.id or None,
         "asks": gate.kind,
@@ -70,11 +70,11 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "opened_at": gate.opened_at,
         "expires_at": gate.expires_at,
         "end": gate.end,
-        "approvers": rules.approvers,
-        "known_by": rules.known_by,
-        "self_approval": rules.self_approval,
-        "requested_by": rules.requested_by,
-        "revised_by": rules.revised_by,
+        "approvers": gate_policy.approvers,
+        "known_by": gate_policy.known_by,
+        "self_approval": gate_policy.self_approval,
+        "requested_by": gate_policy.requested_by,
+        "revised_by": gate_policy.revised_by,
         "fields": {name: field.model_dump(mode="json", exclude_defaults=True) for name, field in gate.fields.items()},
         "flow_run_id": gate.flow_run_id,
         "attended": gate.attended,

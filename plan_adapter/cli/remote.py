@@ -168,7 +168,7 @@ def _approval_request(form: "OpenForm", text: str, fields: "Mapping[str, Input]"
         item=form.item,
         label=form.label,
         gate_id=form.gate_id,
-        rules=GatePolicy(known_by=form.known_by),
+        gate_policy=GatePolicy(known_by=form.known_by),
         kind=form.kind,
         call_kind=form.call_kind,
         fields=fields,

@@ -176,8 +176,8 @@ def _check_and_sign(
 ) -> "StandingApproval":
     """Return `standing`, signed if `--sign` was given. Raises NotApprovedError if the policy refuses the approval."""
     known_by = "ssh_signature" if options.sign else "os_user"
-    rules = gate_policy_of(validated.plan, policy, requested_by="")
-    if reason := refusal(rules, by=standing.by, known_by=known_by, decision="approve"):
+    gate_policy = gate_policy_of(validated.plan, policy, requested_by="")
+    if reason := refusal(gate_policy, by=standing.by, known_by=known_by, decision="approve"):
         raise NotApprovedError(reason)
     if not options.sign:
         return standing

@@ -66,8 +66,8 @@ def build_form(request: ApprovalRequest, *, takes_codes: bool = True) -> type[Ru
             Literal[get_args(Decision)],
             Field(title="Decision", description="For request_changes, say in the note what to change."),
         ),
-        "approver": (str, _approver_field(request.rules)),
-        **_proof_fields(request.rules, command="plan approve --sign", takes_codes=takes_codes),
+        "approver": (str, _approver_field(request.gate_policy)),
+        **_proof_fields(request.gate_policy, command="plan approve --sign", takes_codes=takes_codes),
         "note": (str, _note_field()),
         "digest": (str, _digest_field(request)),
     }
@@ -85,8 +85,8 @@ def _build_question_form(request: ApprovalRequest, *, takes_codes: bool) -> type
             Literal["answer", "reject"],
             Field(default="answer", title="Decision", description="With reject the run ends, whatever the other fields say."),
         ),
-        "approver": (str, _approver_field(request.rules)),
-        **_proof_fields(request.rules, command="plan answer --sign", takes_codes=takes_codes),
+        "approver": (str, _approver_field(request.gate_policy)),
+        **_proof_fields(request.gate_policy, command="plan answer --sign", takes_codes=takes_codes),
         "note": (str, _note_field()),
         "digest": (str, _digest_field(request)),
     }
@@ -118,8 +118,8 @@ def _build_outcome_form(request: ApprovalRequest, *, takes_codes: bool) -> type[
                 description='With done: what the call returned, as JSON (text in quotes: "v3"). Leave it empty for none.',
             ),
         ),
-        "approver": (str, _approver_field(request.rules)),
-        **_proof_fields(request.rules, command="plan resolve --api --sign", takes_codes=takes_codes),
+        "approver": (str, _approver_field(request.gate_policy)),
+        **_proof_fields(request.gate_policy, command="plan resolve --api --sign", takes_codes=takes_codes),
         "note": (str, _note_field("How you know.")),
         "digest": (str, _digest_field(request)),
     }
@@ -224,8 +224,8 @@ def form_values(answer: Answer) -> dict[str, JsonValue]:
     return values | {name: proof for name, proof in proofs.items() if proof}
 
 
-def _approver_field(rules: GatePolicy) -> Any:
-    listed = list(rules.approvers) if rules.approvers and len(rules.approvers) <= MAX_LISTED_APPROVERS else None
+def _approver_field(gate_policy: GatePolicy) -> Any:
+    listed = list(gate_policy.approvers) if gate_policy.approvers and len(gate_policy.approvers) <= MAX_LISTED_APPROVERS else None
     return Field(
         min_length=1,
         max_length=MAX_NAME_CHARACTERS,
@@ -235,9 +235,9 @@ def _approver_field(rules: GatePolicy) -> Any:
     )
 
 
-def _proof_fields(rules: GatePolicy, *, command: str, takes_codes: bool) -> dict[str, Any]:
+def _proof_fields(gate_policy: GatePolicy, *, command: str, takes_codes: bool) -> dict[str, Any]:
     """Return the fields in which people prove their identity. A field is required if the gate accepts no other proof."""
-    known_by = tuple(method for method in rules.known_by or () if method != "totp" or takes_codes)
+    known_by = tuple(method for method in gate_policy.known_by or () if method != "totp" or takes_codes)
     fields = dict[str, Any]()
     if "totp" in known_by:
         is_only_proof = known_by == ("totp",)

@@ -101,7 +101,7 @@ async def show_gate_form(pending: PendingGate, *, poll_seconds: float = POLL_SEC
         raise RuntimeError("a form can only be shown inside a running flow")
     if pending.request.step_id is None:
         write_log, publishing = log_writer(flow), asyncio.create_task(_publish(pending.request))
-        if pending.request.rules.release and flow.flow_run.deployment_id is not None and in_flow_run_process():
+        if pending.request.gate_policy.release and flow.flow_run.deployment_id is not None and in_flow_run_process():
             await asyncio.wait({publishing}, timeout=FINISH_SECONDS)
             await release(pending, flow.flow_run.id, flow.client, write_log)
         prompt = Prompt(pending, flow.flow_run.id, flow.client, poll_seconds=poll_seconds, write_log=write_log)

@@ -85,7 +85,7 @@ def form_labels(request: ApprovalRequest, keyset: str, refused: str | None) -> d
         "digest": request.approval_digest,
         "opened_at": _format_time(request.opened_at),
         "expires_at": _format_time(request.expires_at),
-        "known_by": None if request.rules.known_by is None else ",".join(request.rules.known_by),
+        "known_by": None if request.gate_policy.known_by is None else ",".join(request.gate_policy.known_by),
         "keyset": keyset,
         "refused": refused,
         "kind": request.kind,

@@ -229,7 +229,7 @@ def keyset_name(key: str) -> str:
 
 async def takes_codes(request: ApprovalRequest) -> bool:
     """Return whether the form of `request` accepts one-time codes: only if people sign in to the server, or if none is required."""
-    if "totp" not in (request.rules.known_by or ()):
+    if "totp" not in (request.gate_policy.known_by or ()):
         return True
     return await asyncio.to_thread(demands_authentication, current_server().api_url) is True
 

@@ -78,7 +78,7 @@ class Rule:
         """Return whether the rule matches `request`."""
         return (
             (self.digests is None or request.approval_digest in self.digests)
-            and (self.requested_by is None or request.rules.requested_by in self.requested_by)
+            and (self.requested_by is None or request.gate_policy.requested_by in self.requested_by)
             and fnmatchcase(request.name, self.plan)
             and self._matches_step(request.step_id)
             and (self.when is None or self.when(request))

@@ -61,10 +61,10 @@ async def verify_answer(answer: Answer, request: ApprovalRequest, proof_context:
             f"{request.approval_digest[:12]}; read it again, then answer"
         )
     decision = "reject" if request.kind == "outcome" else decision_of(answer)
-    if reason := refusal(request.rules, by=answer.by, known_by=_best_proof(answer, request), decision=decision):
+    if reason := refusal(request.gate_policy, by=answer.by, known_by=_best_proof(answer, request), decision=decision):
         raise NotApprovedError(reason)
     proof = await verify_proof(answer, request, proof_context)
-    if reason := refusal(request.rules, by=answer.by, known_by=proof, decision=decision):
+    if reason := refusal(request.gate_policy, by=answer.by, known_by=proof, decision=decision):
         raise NotApprovedError(reason)
     return proof
 
@@ -89,7 +89,7 @@ def _best_proof(answer: Answer, request: ApprovalRequest) -> KnownBy:
         proofs.insert(0, "totp")
     if answer.signature is not None:
         proofs.insert(0, "ssh_signature")
-    accepted = request.rules.known_by
+    accepted = request.gate_policy.known_by
     fitting: list[KnownBy] = [proof for proof in proofs if accepted is None or accepted.count(proof)]
     return fitting[0] if fitting else proofs[0]
 

@@ -151,11 +151,11 @@ class TerminalApprover:
             return
         say("\n" + gate_summary(request))
         if request.kind == "outcome":
-            reason = refusal(request.rules, by=self._user, known_by="os_user", decision="reject")
+            reason = refusal(request.gate_policy, by=self._user, known_by="os_user", decision="reject")
             if reason is not None:
                 say(f"you cannot answer here: {reason}; {_proof_hint(request)}")
             return
-        reason = refusal(request.rules, by=self._user, known_by="os_user", decision="approve")
+        reason = refusal(request.gate_policy, by=self._user, known_by="os_user", decision="approve")
         if reason is not None:
             say(f"you cannot {'answer' if request.kind == 'question' else 'approve it'} here: {reason}; {_proof_hint(request)}")
 

@@ -27,8 +27,8 @@ async def why_stale(answer: Approval, plan: ExecutionPlan, run: PlanRun, store: 
     if answer.decision != "approve" or answer.gate_id is None or answer.used_at is not None:
         return None
     policy = await store.policy.effective(settings)
-    rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "", step_id=answer.step_id)
-    if (reason := refusal(rules, by=answer.by, known_by=answer.known_by, decision=answer.decision)) is not None:
+    gate_policy = gate_policy_of(plan, policy, requested_by=run.requested_by or "", step_id=answer.step_id)
+    if (reason := refusal(gate_policy, by=answer.by, known_by=answer.known_by, decision=answer.decision)) is not None:
         return reason
     try:
         await asyncio.to_thread(recheck_signature, answer, await store.gates.get(answer.gate_id), policy)
@@ -120,8 +120,8 @@ class GateAnswers:
         if policy.number is None or request.run_id is None:
             return request
         run = await self.store.run(request.run_id, with_steps=False)
-        rules = with_current_policy(request.rules, await self.store.get(run.digest), policy, step_id=request.step_id)
-        return replace(request, rules=rules)
+        gate_policy = with_current_policy(request.gate_policy, await self.store.get(run.digest), policy, step_id=request.step_id)
+        return replace(request, gate_policy=gate_policy)
 
     async def _refuse_open_form(self, answer: Answer, request: ApprovalRequest) -> None:
         """Raise NotApprovedError for a one-time code in a form that anyone can read and submit."""

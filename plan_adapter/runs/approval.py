@@ -115,7 +115,7 @@ async def open_detached_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, s
 class PolicyCheckingApprover(Protocol):
     """An approver that knows in advance whether its approval would be accepted."""
 
-    def check_policy(self, rules: GatePolicy) -> None:
+    def check_policy(self, gate_policy: GatePolicy) -> None:
         """Raise NotApprovedError if the gate policy would refuse the approval."""
         ...
 
@@ -173,7 +173,7 @@ async def _ends_run(gate: Gate, run: PlanRun, store: PlanStore) -> bool:
     while step is not None and step.within is not None and plan.on_error_of(step) == "stop":
         step = step.within  # its failure is one of the plan around it
     on_error = plan.options.on_error if step is None else plan.on_error_of(step)
-    return gate.rules.expires == "reject" and on_error == "stop"
+    return gate.gate_policy.expires == "reject" and on_error == "stop"
 
 
 def _expiry_message_with_step(gate: Gate) -> str:
@@ -231,13 +231,13 @@ async def _check_given_answer(given: Approval, bound: BoundPlan, run: PlanRun, k
     revisions = await keeper.store.revisions.of_run(run.id)
     revised_by = revisions[-1].by if revisions else ""
     policy = await keeper.store.policy.effective(keeper.run_request.settings)
-    rules = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "", revised_by=revised_by)
+    gate_policy = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "", revised_by=revised_by)
     if given.decision == "request_changes":
         raise NotApprovedError(f"{given.by} asks for changes: {given.note}")
     if given.approval_digest == bound.approval_digest:
         if given.known_by in ("ssh_signature", "totp"):
             raise NotApprovedError("signatures and codes are accepted only at a gate: start the run, then answer there")
-        if (reason := refusal(rules, by=given.by, known_by=given.known_by, decision=given.decision)) is not None:
+        if (reason := refusal(gate_policy, by=given.by, known_by=given.known_by, decision=given.decision)) is not None:
             raise NotApprovedError(reason)
     return given
 
@@ -306,7 +306,7 @@ async def _prepare_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
     plan = bound.validated.plan
     answers, revisions = await store.approvals(run.id), await store.revisions.of_run(run.id)
     policy = await store.policy.effective(settings)
-    rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "", revised_by=revisions[-1].by if revisions else "")
+    gate_policy = gate_policy_of(plan, policy, requested_by=run.requested_by or "", revised_by=revisions[-1].by if revisions else "")
     changes, stale = await earlier_answer_notices(await _answers(run, bound, store), plan, run, store, settings)
     await _record_waiting(run, store, message="; ".join(stale) or None)
     replaced = version_to_compare(revisions, answers)
@@ -329,7 +329,7 @@ async def _prepare_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
             *await missing_secret_notices(bound.validated, settings, secrets),
         ],
     )
-    return new_gate(run, approval_digest=bound.approval_digest, description=plan.description, text=text, rules=rules)
+    return new_gate(run, approval_digest=bound.approval_digest, description=plan.description, text=text, gate_policy=gate_policy)
 
 
 def _unknown_names(plan: ExecutionPlan, policy: EffectivePolicy) -> list[str]:

@@ -26,7 +26,7 @@ async def end_released(store: PlanStore) -> None:
     No process watches the deadline of such a run, so the next flow run that starts calls this. An unreachable server is only logged.
     """
     now = await store.now()
-    expired = [gate for gate in await store.gates.find() if gate.rules.release and gate.is_over(now)]
+    expired = [gate for gate in await store.gates.find() if gate.gate_policy.release and gate.is_over(now)]
     if not expired:
         return
     await end_expired(store)

@@ -64,7 +64,7 @@ class OpenGate:
 
     async def take(self, approval: Approval) -> str | None:
         """Submit the answer of an approver in this process. Returns the same as `submit`."""
-        reason = refusal(self.gate.rules, by=approval.by, known_by=approval.known_by, decision=approval.decision)
+        reason = refusal(self.gate.gate_policy, by=approval.by, known_by=approval.known_by, decision=approval.decision)
         if reason is not None:
             return reason
         try:
@@ -186,7 +186,7 @@ class GateKeeper:
         """Open `gate` and return it. A gate left open by an earlier start is reused, with the approvers of the current policy."""
         opened = await self.store.gates.open(gate, timeout_ms=timeout_ms)
         reached("gate-opened")
-        return replace(opened, rules=replace(opened.rules, approvers=gate.rules.approvers))
+        return replace(opened, gate_policy=replace(opened.gate_policy, approvers=gate.gate_policy.approvers))
 
     async def collect_answer(self, gate: Gate) -> Gate | None:
         """Return `gate` closed by an answer given in its form while no process was waiting, or None without a valid one."""
@@ -289,7 +289,7 @@ class GateKeeper:
         # A form watches for cancellation itself, and a step gate ends with its run.
         if self.session.backend.cancellation is not None and open_gate.gate.step_id is None and not self.run_request.asks_in_form:
             yield open_gate.watch_cancellation(self.session.backend.cancellation)
-        if open_gate.gate.rules.remind_after_ms:
+        if open_gate.gate.gate_policy.remind_after_ms:
             yield self._remind(open_gate)
 
     async def _ask_in_form(self, forms: GateForms, open_gate: OpenGate) -> None:
@@ -314,7 +314,7 @@ class GateKeeper:
 
     async def _remind(self, open_gate: OpenGate) -> None:
         while not open_gate.closed.done():
-            await asyncio.sleep(open_gate.gate.rules.remind_after_ms / 1000)
+            await asyncio.sleep(open_gate.gate.gate_policy.remind_after_ms / 1000)
             self._emit("reminder", open_gate.gate)
             log.warning("run %s still waits for an answer: `plan gates` shows the gate", self.run.id)
 
@@ -332,7 +332,7 @@ class GateKeeper:
         """Record that this process stopped waiting at the gate. If a released run was answered at this moment, resume it."""
         await self.store.gates.leave(gate.id)
         answer = await self.store.gates.answer_to(gate.id)
-        if answer is not None and gate.rules.release and self.forms is not None:
+        if answer is not None and gate.gate_policy.release and self.forms is not None:
             await self.forms.resume_released(await self.store.gates.get(gate.id), answer)
 
     async def _notify(

@@ -94,9 +94,9 @@ async def record_operator_request(
     Raises NotApprovedError, which is also written to the audit log. Raises RunConflictError if the run has changed in the meantime.
     """
     policy = await store.policy.effective(run_request.settings)
-    rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "") if rollback_needs_approver else GatePolicy()
+    gate_policy = gate_policy_of(plan, policy, requested_by=run.requested_by or "") if rollback_needs_approver else GatePolicy()
     digest = await store.operator_requests.digest_of(run.id, kind, steps)
-    request = ApprovalRequest(digest, run.name, run.description, text="", run_id=run.id, rules=rules, operator_request=kind)
+    request = ApprovalRequest(digest, run.name, run.description, text="", run_id=run.id, gate_policy=gate_policy, operator_request=kind)
     identity, because = _identity(run_request), escape_unstorable(because)
     try:
         known_by, signature = await identity.prove(because, request, store)
@@ -105,7 +105,7 @@ async def record_operator_request(
         await store.ledger.record_refusal(
             run.id, refused, by=identity.by, known_by=identity.channel, step_id=steps[0] if len(steps) == 1 else None
         )
-        raise NotApprovedError(refused + _permission_hint(kind, steps, run, rules, identity)) from error
+        raise NotApprovedError(refused + _permission_hint(kind, steps, run, gate_policy, identity)) from error
     run.updated_at = await store.operator_requests.record(
         run.id, OperatorRequest(kind, tuple(steps), because, identity.by, known_by, digest, signature)
     )
@@ -121,7 +121,7 @@ class _UnverifiedIdentity:
         self.by = by
 
     async def prove(self, _because: str, request: ApprovalRequest, _store: PlanStore) -> tuple[str, str | None]:
-        if reason := refusal(request.rules, by=self.by, known_by=self.channel, decision="approve"):
+        if reason := refusal(request.gate_policy, by=self.by, known_by=self.channel, decision="approve"):
             raise NotApprovedError(reason)
         return self.channel, None
 
@@ -130,13 +130,13 @@ def _identity(run_request: RunRequest) -> Identity:
     return run_request.identity or _UnverifiedIdentity(run_request.requested_by)
 
 
-def _permission_hint(kind: OperatorRequestKind, steps: Sequence[str], run: PlanRun, rules: GatePolicy, identity: Identity) -> str:
+def _permission_hint(kind: OperatorRequestKind, steps: Sequence[str], run: PlanRun, gate_policy: GatePolicy, identity: Identity) -> str:
     """Return how a caller without a proof of identity can make the request: the command and its options."""
     if identity.has_proof:
         return ""
     flags = {"skip": "".join(f" --skip {step_id}" for step_id in steps) + " --because …", "run_from": f" --from {''.join(steps)}"}
     command = rollback_command(run) if kind == "rollback" else resume_command(run) + flags[kind]
-    proofs = proof_options(rules, command, by=identity.by, decision="approve")
+    proofs = proof_options(gate_policy, command, by=identity.by, decision="approve")
     if proofs:
         return proofs
     revised = f"; `plan revise {run.id} FILE` without the step asks at the plan's gate instead" if kind == "skip" else ""

@@ -31,8 +31,8 @@ async def require_approver(
 
     `doing` begins the error message.
     """
-    rules = gate_policy_of(plan, await store.policy.effective(settings), requested_by=run.requested_by or "")
-    if (why := refusal(rules, by=by, known_by=known_by, decision=decision)) is not None:
+    gate_policy = gate_policy_of(plan, await store.policy.effective(settings), requested_by=run.requested_by or "")
+    if (why := refusal(gate_policy, by=by, known_by=known_by, decision=decision)) is not None:
         await store.ledger.record_refusal(run.id, f"{doing}: {why}", by=by, known_by=known_by)
         raise NotApprovedError(f"{doing}: {why}")
 
@@ -42,12 +42,12 @@ async def require_resume_operator(run: PlanRun, plan: ExecutionPlan, store: Plan
     await require_operator(plan, run, store, run_request.settings, by=run_request.operator, operation="resume")
 
 
-def proof_options(rules: GatePolicy, command: str, *, by: str, decision: Decision) -> str:
+def proof_options(gate_policy: GatePolicy, command: str, *, by: str, decision: Decision) -> str:
     """Return which options would make `command` acceptable, as the end of an error message; empty if no option would."""
-    options = [option for proof, option in _PROOFS.items() if rules.known_by is None or proof in rules.known_by]
+    options = [option for proof, option in _PROOFS.items() if gate_policy.known_by is None or proof in gate_policy.known_by]
     if not options:
         return ""
-    needs_name = refusal(replace(rules, known_by=None), by=by, known_by="", decision=decision) is not None
+    needs_name = refusal(replace(gate_policy, known_by=None), by=by, known_by="", decision=decision) is not None
     return f"; use `{command}` with {' or '.join(options)}{' and --by NAME' if needs_name else ''}"
 
 

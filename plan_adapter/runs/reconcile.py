@@ -62,7 +62,7 @@ async def unasked_outcomes(store: PlanStore, settings: Settings, *, open_digests
             approval_digest=digest,
             description="",
             text="",
-            rules=gate_policy_of(plan, policy, requested_by=run.requested_by or ""),
+            gate_policy=gate_policy_of(plan, policy, requested_by=run.requested_by or ""),
             step_id=attempt.step_id,
             item=attempt.item,
             label=attempt.label,
@@ -235,7 +235,7 @@ async def _unused_answers(run: PlanRun, store: PlanStore) -> str:
 
 async def _resume_released(gate: Gate, answer: Approval, *, with_prefect: bool) -> bool:
     """Resume the run, and return True, if it released its worker at `gate` and `with_prefect` allows it."""
-    if not with_prefect or not gate.rules.release:
+    if not with_prefect or not gate.gate_policy.release:
         return False
     from plan_adapter.engine.gate_forms import resume_released  # imports Prefect
 

@@ -39,7 +39,7 @@ async def resolution_request(
         step_id=step_id,
         item=item,
         label=label,
-        rules=gate_policy_of(plan, await store.policy.effective(settings), requested_by=run.requested_by or ""),
+        gate_policy=gate_policy_of(plan, await store.policy.effective(settings), requested_by=run.requested_by or ""),
         kind="outcome",
         call_kind=kind,
     )
@@ -59,7 +59,7 @@ async def verify_resolution(answer: Answer, request: ApprovalRequest, store: Pla
         unit = (request.step_id or "", request.item)
         command = resolve_command(request.run_id or "", unit, answer.decision, label=request.label, kind=request.call_kind)
         has_proof = answer.code is not None or answer.signature is not None
-        hint = "" if has_proof else proof_options(request.rules, command, by=answer.by, decision="reject")
+        hint = "" if has_proof else proof_options(request.gate_policy, command, by=answer.by, decision="reject")
         raise NotApprovedError(message + hint) from error
     return ResolutionRecord(
         answer.decision, answer.by, known_by, answer.note, answer.result, digest=request.approval_digest, signature=answer.signature

@@ -50,8 +50,8 @@ async def use_standing_approval(bound: BoundPlan, run: PlanRun, store: PlanStore
 
 def _refusal(standing: StandingApproval, plan: ExecutionPlan, policy: EffectivePolicy) -> str | None:
     """Return why the person who gave `standing` is not allowed to approve this plan, or None."""
-    rules = gate_policy_of(plan, policy, requested_by="")  # started by a schedule
-    return refusal(rules, by=standing.by, known_by=standing.known_by, decision="approve")
+    gate_policy = gate_policy_of(plan, policy, requested_by="")  # started by a schedule
+    return refusal(gate_policy, by=standing.by, known_by=standing.known_by, decision="approve")
 
 
 async def _verify(standing: StandingApproval, policy: EffectivePolicy) -> None:

@@ -79,7 +79,7 @@ class CallGates:
     async def _draft_gate(self, call: GatedCall, answers: list[Approval]) -> Gate:
         keeper, run = self.keeper, self.keeper.run
         policy = await keeper.store.policy.effective(keeper.run_request.settings)
-        rules = gate_policy_of(self._plan, policy, requested_by=run.requested_by or "", step_id=call.step.id)
+        gate_policy = gate_policy_of(self._plan, policy, requested_by=run.requested_by or "", step_id=call.step.id)
         before = [step for step in run.steps if step.id in self.approved.bound.validated.dependencies[call.step.id]]
         changes, stale = await earlier_answer_notices(
             [row for row in answers if row.decision == "approve" or row.at >= self.approved.approval.at],
@@ -108,7 +108,7 @@ class CallGates:
             approval_digest=call.approval_digest,
             description=call.step.description if call.step.ask is None else _question_of(call),
             text=text,
-            rules=rules,
+            gate_policy=gate_policy,
             step_id=call.step.id,
             item=call.item,
             label=call.label,
@@ -188,11 +188,11 @@ class CallGates:
                     return None
                 case _:
                     assert_never(answer.decision)
-        if closed.end == "expired" and closed.rules.expires == "default":
+        if closed.end == "expired" and closed.gate_policy.expires == "default":
             return await self._answer_with_defaults(closed, call)
         if closed.end == "expired":
             message = f"{expiry_message(closed)} at the gate of `{closed.step_id}`"
-            return GateRefusal(RunReason.EXPIRED, message, ends_run=closed.rules.expires == "reject")
+            return GateRefusal(RunReason.EXPIRED, message, ends_run=closed.gate_policy.expires == "reject")
         if self.stop.is_set:
             return GateRefusal(RunReason.CANCELLED, self.stop.message, ends_run=False)
         if call.withdrawn.done():
@@ -261,7 +261,7 @@ class OutcomeGates:
         run, step, attempt = self.keeper.run, unknown_outcome.step, unknown_outcome.attempt
         bound, store = self.approved.bound, self.keeper.store
         policy = await store.policy.effective(self.keeper.run_request.settings)
-        rules = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "")
+        gate_policy = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "")
         text = outcome_text(bound, step, attempt, why=unknown_outcome.why, made_by=await store.outcomes.start_of(attempt), run_id=run.id)
         digest = outcome_digest(attempt.id)
         return new_gate(
@@ -269,7 +269,7 @@ class OutcomeGates:
             approval_digest=digest,
             description=unknown_outcome.step_run.description,
             text=text,
-            rules=rules,
+            gate_policy=gate_policy,
             step_id=attempt.step_id,
             item=attempt.item,
             label=attempt.label,

@@ -68,9 +68,14 @@ class Gates(StorePart):
                 raise RunConflictError(f"process {other.pid} on this host waits at this gate of run {gate.run_id}; answer there, or end it")
         signal(connection)
         if kept is not None and kept["approval_digest"] == gate.approval_digest:
-            shown = {"text": gate.text, "rules": _rules_text(gate.rules), "openings": gates.c.openings + 1, "owner": str(owner)}
+            shown = {
+                "text": gate.text,
+                "gate_policy": _gate_policy_text(gate.gate_policy),
+                "openings": gates.c.openings + 1,
+                "owner": str(owner),
+            }
             row = connection.execute(update(gates).where(gates.c.id == kept["id"]).values(shown).returning(gates)).mappings().one()
-            if (row["text"], row["rules"]) != (kept["text"], kept["rules"]):
+            if (row["text"], row["gate_policy"]) != (kept["text"], kept["gate_policy"]):
                 audit.append(connection, gate.run_id, [entries.of_gate(json_row(gates, row))])
             return gate_of(row)
         superseded = _close(connection, at, "superseded")
@@ -207,7 +212,7 @@ def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) 
         item=item_of(row),
         text=row.get("text") or "",
         fields={name: Input(**field) for name, field in json.loads(row["fields"] or "{}").items()},
-        rules=_gate_policy_of(row["rules"]),
+        gate_policy=_gate_policy_of(row["gate_policy"]),
         attended=None if row["closed_at"] is not None else _is_attended(owner) if attended is None else attended[owner],
     )
 
@@ -247,7 +252,7 @@ def _gate_row(connection: Connection, gate: Gate, timeout_ms: int) -> dict[str, 
         "step_id": gate.step_id or "",
         "item": item_column(gate.item),
         "fields": _fields_text(gate),
-        "rules": _rules_text(gate.rules),
+        "gate_policy": _gate_policy_text(gate.gate_policy),
         "opened_at": now,
         "expires_at": now + timedelta(milliseconds=timeout_ms) if timeout_ms else None,
         "flow_run_id": gate.flow_run_id,
@@ -343,15 +348,15 @@ def _fields_text(gate: Gate) -> str | None:
     return dump_json(cast("JsonValue", fields)) if fields else None
 
 
-def _rules_text(rules: GatePolicy) -> str:
-    return json.dumps(asdict(rules), ensure_ascii=False)
+def _gate_policy_text(gate_policy: GatePolicy) -> str:
+    return json.dumps(asdict(gate_policy), ensure_ascii=False)
 
 
 def _gate_policy_of(text: str) -> GatePolicy:
-    rules: dict[str, Any] = json.loads(text)
+    gate_policy: dict[str, Any] = json.loads(text)
     for name in ("approvers", "known_by"):
-        rules[name] = None if rules[name] is None else tuple(rules[name])
-    return GatePolicy(**rules)
+        gate_policy[name] = None if gate_policy[name] is None else tuple(gate_policy[name])
+    return GatePolicy(**gate_policy)
 
 
 _ENDED = ("completed", "failed", "cancelled", "partial")

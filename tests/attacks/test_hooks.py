@@ -231,7 +231,7 @@ async def test_hooks_cannot_change_a_recorded_run_with_a_gate(mutation: Callable
     assert (await world.store.verify(run.id)).ok
 
 
-@pytest.mark.parametrize("name", ["approval_digest", "step_id", "run_id", "gate_id", "text", "rules"])
+@pytest.mark.parametrize("name", ["approval_digest", "step_id", "run_id", "gate_id", "text", "gate_policy"])
 async def test_approvers_cannot_change_their_request(name: str, world: World) -> None:
     seen = list[ApprovalRequest]()
 

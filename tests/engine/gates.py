@@ -27,7 +27,7 @@ def request_of(
     step_id: str | None = None,
     item: int | None = None,
     kind: GateKind = "approval",
-    rules: GatePolicy | None = None,
+    gate_policy: GatePolicy | None = None,
     text: str = "## Approve deploy?\n\n- **1. a** (read): `b`\n\n### Steps\n\n- **1. a**: `b`\n",
 ) -> ApprovalRequest:
     """Return a request to approve a plan or a step."""
@@ -42,7 +42,7 @@ def request_of(
         kind=kind,
         gate_id=new_id(),
         opened_at=datetime.now(UTC),
-        rules=rules or GatePolicy(),
+        gate_policy=gate_policy or GatePolicy(),
     )
 
 
@@ -76,7 +76,7 @@ class InMemoryGate:
             name=asked.name,
             description=asked.description,
             text=asked.text,
-            rules=asked.rules,
+            gate_policy=asked.gate_policy,
             opened_at=asked.opened_at or datetime.now(UTC),
             flow_run_id=flow_run_id,
             keyset=keyset,
@@ -92,7 +92,7 @@ class InMemoryGate:
         wrong = (
             self.check(answer)
             if self.check
-            else refusal(self.request.rules, by=answer.by, known_by=answer.channel, decision=answer.decision)
+            else refusal(self.request.gate_policy, by=answer.by, known_by=answer.channel, decision=answer.decision)
         )
         if wrong is None:
             self.approval = answer_to(self.request, decision=answer.decision, by=answer.by, known_by=answer.channel, note=answer.note)

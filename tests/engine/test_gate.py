@@ -88,7 +88,7 @@ async def test_every_decision_reaches_the_gate(decision: str) -> None:
 
 
 async def test_the_form_reopens_with_the_reason_after_a_refused_answer() -> None:
-    gate = InMemoryGate(request_of(rules=GatePolicy(self_approval=False, requested_by="ana")))
+    gate = InMemoryGate(request_of(gate_policy=GatePolicy(self_approval=False, requested_by="ana")))
     async with asked(gate) as running:
         flow_run_id = await paused(gate)
         await resume(flow_run_id, GOOD)
@@ -104,7 +104,7 @@ async def test_the_form_reopens_with_the_reason_after_a_refused_answer() -> None
 
 @pytest.mark.thorough
 async def test_the_flow_run_log_shows_how_to_answer_refused_answers_and_who_answered() -> None:
-    gate = InMemoryGate(request_of(rules=GatePolicy(self_approval=False, requested_by="ana")))
+    gate = InMemoryGate(request_of(gate_policy=GatePolicy(self_approval=False, requested_by="ana")))
     async with asked(gate) as running:
         flow_run_id = await paused(gate)
         await resume(flow_run_id, GOOD)

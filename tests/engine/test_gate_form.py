@@ -24,17 +24,17 @@ from tests.engine.gates import GOOD, request_of
 EVERY_PROOF = ("ssh_signature", "totp", "os_user", "form", "unverified")
 
 
-def accepts(rules: GatePolicy, answer: dict[str, Any]) -> bool:
+def accepts(gate_policy: GatePolicy, answer: dict[str, Any]) -> bool:
     """Return whether Prefect's server accepts `answer`."""
-    return is_valid(answer, build_form(request_of(rules=rules)).model_json_schema())
+    return is_valid(answer, build_form(request_of(gate_policy=gate_policy)).model_json_schema())
 
 
-def fields(rules: GatePolicy) -> list[str]:
-    return list(build_form(request_of(rules=rules)).model_json_schema()["properties"])
+def fields(gate_policy: GatePolicy) -> list[str]:
+    return list(build_form(request_of(gate_policy=gate_policy)).model_json_schema()["properties"])
 
 
 @pytest.mark.parametrize(
-    ("rules", "names"),
+    ("gate_policy", "names"),
     [
         (GatePolicy(), ["decision", "approver", "note", "digest"]),
         (GatePolicy(known_by=("form",)), ["decision", "approver", "note", "digest"]),
@@ -42,8 +42,8 @@ def fields(rules: GatePolicy) -> list[str]:
         (GatePolicy(known_by=EVERY_PROOF), ["decision", "approver", "code", "signature", "note", "digest"]),
     ],
 )
-def test_the_form_has_only_the_fields_that_its_policy_needs(rules: GatePolicy, names: list[str]) -> None:
-    assert fields(rules) == names
+def test_the_form_has_only_the_fields_that_its_policy_needs(gate_policy: GatePolicy, names: list[str]) -> None:
+    assert fields(gate_policy) == names
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_the_form_has_only_the_fields_that_its_policy_needs(rules: GatePolicy, n
 def test_a_form_on_an_open_server_asks_for_no_code_and_names_the_command(
     kind: GateKind, known_by: tuple[KnownBy, ...], names: list[str]
 ) -> None:
-    request = replace(request_of(rules=GatePolicy(known_by=known_by)), kind=kind, step_id="lost", run_id="run-1")
+    request = replace(request_of(gate_policy=GatePolicy(known_by=known_by)), kind=kind, step_id="lost", run_id="run-1")
     schema = build_form(request, takes_codes=False).model_json_schema()
     assert [name for name in schema["properties"] if name != "result"] == names
     assert ("signature" in schema["required"]) is ("ssh_signature" in known_by)  # the only proof that is left
@@ -67,7 +67,7 @@ def test_a_form_on_an_open_server_asks_for_no_code_and_names_the_command(
 
 
 @pytest.mark.parametrize(
-    ("rules", "more", "taken"),
+    ("gate_policy", "more", "taken"),
     [
         pytest.param(GatePolicy(known_by=("totp",)), {}, False, id="no code where it is the only proof"),
         pytest.param(GatePolicy(known_by=("totp",)), {"code": "12345"}, False, id="five digits"),
@@ -86,8 +86,8 @@ def test_a_form_on_an_open_server_asks_for_no_code_and_names_the_command(
         ),
     ],
 )
-def test_the_schema_enforces_the_gate_policy(rules: GatePolicy, more: dict[str, Any], taken: bool) -> None:
-    assert accepts(rules, {**GOOD, **more}) is taken
+def test_the_schema_enforces_the_gate_policy(gate_policy: GatePolicy, more: dict[str, Any], taken: bool) -> None:
+    assert accepts(gate_policy, {**GOOD, **more}) is taken
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_a_form_has_no_diagram() -> None:
 
 def test_the_decision_is_the_first_field() -> None:
     for kind in get_args(GateKind):
-        rules = GatePolicy(known_by=("totp", "ssh_signature", "form"))
-        assert next(iter(build_form(request_of(kind=kind, rules=rules)).model_json_schema()["properties"])) == "decision"
+        gate_policy = GatePolicy(known_by=("totp", "ssh_signature", "form"))
+        assert next(iter(build_form(request_of(kind=kind, gate_policy=gate_policy)).model_json_schema()["properties"])) == "decision"
 
 
 def test_a_long_text_is_cut_before_a_step_and_says_where_the_rest_is() -> None:

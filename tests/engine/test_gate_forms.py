@@ -49,7 +49,7 @@ async def form_at(gate: InMemoryGate) -> OpenForm:
 
 async def test_open_gates_are_found_and_answered_by_the_api_alone() -> None:
     signed = GatePolicy(approvers=("ana", "bo"), known_by=("ssh_signature",))
-    plan, step = InMemoryGate(request_of()), InMemoryGate(request_of(step_id="部署", rules=signed))
+    plan, step = InMemoryGate(request_of()), InMemoryGate(request_of(step_id="部署", gate_policy=signed))
     step.check = lambda answer: None if answer.signature == "-----BEGIN SSH SIGNATURE-----" else "no signature"
     async with asked(plan, step):
         await asyncio.gather(plan.opening(), step.opening())
@@ -71,7 +71,7 @@ async def test_open_gates_are_found_and_answered_by_the_api_alone() -> None:
 
 
 async def test_answers_that_the_form_refuses_raise_an_error_with_the_reason() -> None:
-    gate = InMemoryGate(request_of(rules=GatePolicy(approvers=("ana",))))
+    gate = InMemoryGate(request_of(gate_policy=GatePolicy(approvers=("ana",))))
     async with asked(gate):
         await gate.opening()
         form = await form_at(gate)
@@ -83,7 +83,7 @@ async def test_answers_that_the_form_refuses_raise_an_error_with_the_reason() ->
 
 
 async def test_a_refused_api_answer_is_reported_on_the_form() -> None:
-    gate = InMemoryGate(request_of(rules=GatePolicy(self_approval=False, requested_by="ana")))
+    gate = InMemoryGate(request_of(gate_policy=GatePolicy(self_approval=False, requested_by="ana")))
     async with asked(gate):
         await gate.opening()
         await answer_form(await form_at(gate), Answer("approve", "ana"))
@@ -121,7 +121,7 @@ async def test_an_incomplete_answer_raises_an_error_when_it_is_collected() -> No
 
 
 async def test_a_run_that_released_its_worker_finds_the_answer_when_it_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = InMemoryGate(request_of(rules=GatePolicy(release=True)))
+    gate = InMemoryGate(request_of(gate_policy=GatePolicy(release=True)))
 
     async def ask() -> State:
         if gate.openings and (answer := await collect_answer(gate.gate)) is not None:
@@ -150,7 +150,7 @@ async def test_a_run_that_released_its_worker_finds_the_answer_when_it_restarts(
 
 @pytest.mark.thorough
 async def test_a_released_run_restarts_when_its_gate_is_answered_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = InMemoryGate(request_of(rules=GatePolicy(release=True)))
+    gate = InMemoryGate(request_of(gate_policy=GatePolicy(release=True)))
 
     async def ask() -> State:
         await show_gate_form(gate, poll_seconds=0.1)

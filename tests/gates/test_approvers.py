@@ -21,7 +21,7 @@ def request(*, name: str = "nightly-backup", step: str | None = None, by: str = 
         gate_id="gate-1",
         step_id=step,
         item=2 if step else None,
-        rules=GatePolicy(requested_by=by),
+        gate_policy=GatePolicy(requested_by=by),
     )
 
 

@@ -76,8 +76,8 @@ def test_a_conflict_of_plan_and_stored_policy_does_not_blame_an_environment_vari
 )
 def test_an_environment_variable_that_excludes_everyone_is_named(policy: Any, settings: Any, why: str) -> None:
     plan = ExecutionPlan(description="x", approval=ApprovalPolicy(**policy))
-    rules = gate_policy_of(plan, effective_policy(Settings(**settings)), requested_by="")
-    assert f"{why} excludes everything" in (refusal(rules, by="ana", known_by="os_user", decision="approve") or "")
+    gate_policy = gate_policy_of(plan, effective_policy(Settings(**settings)), requested_by="")
+    assert f"{why} excludes everything" in (refusal(gate_policy, by="ana", known_by="os_user", decision="approve") or "")
 
 
 def failing(*, policy: ApprovalPolicy) -> tuple[ExecutionPlan, ToolRegistry]:

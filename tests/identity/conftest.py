@@ -58,9 +58,11 @@ def settings(allowed: Path) -> Settings:
 
 
 def request_at(
-    *, gate_id: str = "gate-1", run_id: str = "run-1", digest: str = "d" * 64, rules: GatePolicy | None = None
+    *, gate_id: str = "gate-1", run_id: str = "run-1", digest: str = "d" * 64, gate_policy: GatePolicy | None = None
 ) -> ApprovalRequest:
-    return ApprovalRequest(digest, "restart", "Restart a node", "text", run_id=run_id, gate_id=gate_id, rules=rules or GatePolicy())
+    return ApprovalRequest(
+        digest, "restart", "Restart a node", "text", run_id=run_id, gate_id=gate_id, gate_policy=gate_policy or GatePolicy()
+    )
 
 
 def text_of(request: ApprovalRequest, decision: Decision = "approve") -> str:

@@ -97,7 +97,7 @@ async def test_a_signature_needs_a_gate(settings: Settings, ana: Key) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "message"),
+    ("gate_policy", "message"),
     [
         (GatePolicy(approvers=("bo",)), "ana may not answer here; only bo may"),
         (GatePolicy(known_by=("ssh_signature",)), "needs ssh_signature"),
@@ -105,18 +105,18 @@ async def test_a_signature_needs_a_gate(settings: Settings, ana: Key) -> None:
     ],
     ids=["approvers", "known_by", "self"],
 )
-async def test_a_refused_answer_does_not_use_up_the_code(settings: Settings, rules: GatePolicy, message: str) -> None:
+async def test_a_refused_answer_does_not_use_up_the_code(settings: Settings, gate_policy: GatePolicy, message: str) -> None:
     codes = Codes(ana=SECRET)
     with pytest.raises(NotApprovedError, match=message):
-        await approval(Answer("approve", "ana", code=CODE), request_at(rules=rules), settings, codes)
+        await approval(Answer("approve", "ana", code=CODE), request_at(gate_policy=gate_policy), settings, codes)
     assert codes.used == set()
 
 
 async def test_the_proof_that_satisfies_the_policy_is_used(settings: Settings, ana: Key) -> None:
-    request = request_at(rules=GatePolicy(known_by=("totp",)))
+    request = request_at(gate_policy=GatePolicy(known_by=("totp",)))
     answer = Answer("approve", "ana", code=CODE, signature=ana.signs(text_of(request)))
     assert (await approval(answer, request, settings)).known_by == "totp"
-    only_user = request_at(rules=GatePolicy(known_by=("os_user",)))
+    only_user = request_at(gate_policy=GatePolicy(known_by=("os_user",)))
     assert (await approval(replace(answer, channel="os_user"), only_user, settings)).known_by == "os_user"
 
 
@@ -153,7 +153,7 @@ def _gate(request: ApprovalRequest) -> Gate:
         name=request.name,
         description=request.description,
         text=request.text,
-        rules=request.rules,
+        gate_policy=request.gate_policy,
         opened_at=datetime.now(UTC),
     )
 

@@ -148,4 +148,4 @@ async def test_only_the_approvers_of_a_sub_plan_can_answer_its_gates(cluster: Cl
     bound = bind_inputs(validate(plan, cluster.tools))
     left = await execute_plan(bound, run_request=RunRequest(waits=False), store=store, offline=True, record_pending=True)
     (gate,) = await store.gates.find(run_id=left.id)
-    assert (gate.step_id, gate.rules.approvers) == ("verify.first", ("duty",))
+    assert (gate.step_id, gate.gate_policy.approvers) == ("verify.first", ("duty",))

@@ -169,7 +169,7 @@ def a_gate(run: PlanRun, step_id: str | None = None, **fields: Any) -> Gate:
         "name": run.name,
         "description": run.description,
         "text": "重启 `web-1`",
-        "rules": GatePolicy(approvers=("安娜", "bo"), known_by=("totp",), requested_by="bo"),
+        "gate_policy": GatePolicy(approvers=("安娜", "bo"), known_by=("totp",), requested_by="bo"),
         "opened_at": datetime.now(UTC),
     }
     return Gate(**known | fields)

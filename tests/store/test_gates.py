@@ -44,8 +44,8 @@ async def test_reopening_an_open_gate_keeps_it_and_counts_the_opening(store: Pla
     run = await created(store)
     first = await store.gates.open(a_gate(run), timeout_ms=60_000)
     await store.gates.show(first.id, flow_run_id="f-1", keyset="k-1")
-    again = await store.gates.open(a_gate(run, text="with a note", rules=GatePolicy(), name="x"), timeout_ms=5)
-    assert again == replace(first, text="with a note", rules=GatePolicy(), openings=2, flow_run_id="f-1", keyset="k-1")
+    again = await store.gates.open(a_gate(run, text="with a note", gate_policy=GatePolicy(), name="x"), timeout_ms=5)
+    assert again == replace(first, text="with a note", gate_policy=GatePolicy(), openings=2, flow_run_id="f-1", keyset="k-1")
     assert await store.gates.find(run_id=run.id, open_only=False) == [again]
 
 
@@ -202,11 +202,11 @@ async def test_a_tenant_sees_only_its_own_gates(store_url: str):
 
 async def test_a_thousand_open_gates_are_listed_without_their_texts(store: PlanStore, sql: Sql):
     runs = [await _pending(store, number) for number in range(10)]
-    now, owner, rules = await store.now(), str(Owner.this()), '{"approvers": ["安娜"], "known_by": null}'
+    now, owner, gate_policy = await store.now(), str(Owner.this()), '{"approvers": ["安娜"], "known_by": null}'
     rows = [
         {
             "id": f"g-{number:04}", "tenant_id": "", "run_id": runs[number % 10].id, "step_id": f"s{number}", "item": -1,
-            "approval_digest": DIGEST_OF_CALL, "name": "站点", "description": "x" * 200, "rules": rules, "opened_at": now,
+            "approval_digest": DIGEST_OF_CALL, "name": "站点", "description": "x" * 200, "gate_policy": gate_policy, "opened_at": now,
             "openings": 1, "kind": "approval", "call_kind": "step", "owner": owner, "text": "长" * 5_000,
         }
         for number in range(1000)

@@ -119,15 +119,15 @@ def _next_hint(state: ApprovalState, *, is_own: bool, is_running: bool, failure:
 
 def gate_output(gate: Gate) -> dict[str, Any]:
     """Return a gate for the agent: what it asks about, who may answer, and with which command."""
-    rules = gate.rules
+    gate_policy = gate.gate_policy
     return {
         "run": gate.run_id,
         "plan": gate.name,
         "gate": gate_place(gate),
         "asks": {"approval": "for an approval", "question": "a question", "outcome": "for the outcome of a write"}[gate.kind],
         "description": gate.description,
-        "approvers": "anyone who reaches the store" if rules.approvers is None else [*rules.approvers],
-        "known_by": "in any way" if rules.known_by is None else [*rules.known_by],
+        "approvers": "anyone who reaches the store" if gate_policy.approvers is None else [*gate_policy.approvers],
+        "known_by": "in any way" if gate_policy.known_by is None else [*gate_policy.known_by],
         "digest": gate.approval_digest,
         "command": answer_command(gate),
         "opened_at": gate.opened_at,

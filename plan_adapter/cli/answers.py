@@ -14,7 +14,7 @@ from plan_adapter.cli.questions import read_field_values, refuse_mismatched_answ
 from plan_adapter.cli.records import gate_json, gate_place
 from plan_adapter.cli.servers import available_server, lacks_store_of_server, show_end_in_prefect
 from plan_adapter.cli.sources import find_run
-from plan_adapter.commands import SHOWN_DIGITS, Question, answer_command, resume_command_after_gate, show_command
+from plan_adapter.commands import SHOWN_DIGITS, Question, answer_command, resume_command, resume_command_after_gate, show_command
 from plan_adapter.engine.connection import use_server
 from plan_adapter.errors import NoServerError, NotApprovedError, RunConflictError
 from plan_adapter.gates.approval import answer_to, os_user, text_to_sign, with_current_policy
@@ -374,7 +374,14 @@ async def _why_no_gate(run: PlanRun, selector: GateSelector, store: "PlanStore")
             is_changes = answer is not None and answer.decision == "request_changes"
             return f"run {run.id}: {error}; " + (changes_hint(run) if is_changes else f"`{resume_command_after_gate(run)}` resumes it")
     if run.status is PlanStatus.PENDING_APPROVAL:
-        return f"nobody has been asked about run {run.id} yet: `plan resume {run.id}` asks"
+        if not gates:
+            return f"nobody has been asked about run {run.id} yet: `{resume_command(run)}` asks"
+        waiting = [f"`{answer_command(gate)}`" for gate in gates if gate.end is None][:5]
+        where = "the plan" if selector.step is None else f"step `{selector.step}`"
+        item = "" if selector.item is None else f", item `{one_line(selector.item)}`,"
+        return f"{where}{item} of run {run.id} does not wait for this answer; " + (
+            f"what waits: {', '.join(waiting)}" if waiting else f"`{resume_command_after_gate(run)}` resumes the run"
+        )
     return f"run {run.id} does not wait for an approval: it is {run.status}" + (f" ({run.reason})" if run.reason else "")
 
 

@@ -12,7 +12,7 @@ from plan_adapter.gates.approval import os_user, refusal, requires_approval, why
 from plan_adapter.readable import call_name, duration, listed, moment, one_line, prose
 from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
-from plan_adapter.status import PlanStatus
+from plan_adapter.status import PlanStatus, RunReason
 
 if TYPE_CHECKING:
     from plan_adapter.execution.history import Unit
@@ -41,6 +41,7 @@ class ApprovalState:
     labels: "Mapping[Unit, str]" = field(default_factory=dict[tuple[str, int | None], str])  # of items
     is_needed: bool = True  # whether the plan needs an approval, under the policy of today
     stale: str | None = None  # why the last approval of the plan is stale, if a resume would ask again
+    closed: Sequence[Gate] = ()  # its closed gates at steps, oldest first, if it waits for a resume
 
     @property
     def answer(self) -> Approval | None:
@@ -61,6 +62,19 @@ class ApprovalState:
             return None
         return last
 
+    @property
+    def unapplied(self) -> list[str]:
+        """How gates of steps were closed, for each that the run applies only when it resumes, such as `rejected at restart`."""
+        last = {(gate.step_id, gate.item): gate for gate in self.closed if gate.kind != "outcome"}
+        unused = {row.gate_id: row for row in self.answers if row.used_at is None}
+        ends = list[str]()
+        for gate in last.values():
+            if (row := unused.get(gate.id)) is not None:
+                ends.append(f"{'answered' if gate.kind == 'question' else ANSWERED[row.decision]} at {prose(gate_place(gate))}")
+            elif gate.end == "expired" and gate is self.closed[-1]:
+                ends.append(f"expired at {prose(gate_place(gate))}")
+        return ends
+
     def lines(self) -> list[str]:
         """Return a Markdown section; empty if nobody was ever asked."""
         events = [(row.at, _version_line(row)) for row in self.replaced]
@@ -73,10 +87,20 @@ class ApprovalState:
         return ["", "## Approvals", "", *lines] if lines else []
 
     def hint(self) -> str | None:
-        """Return the hint with the commands to type now, or None if the run neither waits nor has stopped."""
+        """Return the hint with the commands to type now, or None if there is nothing to do."""
         asks_for_outcome = any(gate.kind == "outcome" for gate in self.gates)
         stopped = None if asks_for_outcome else self.stopped  # the gate's own command covers it
-        return "; ".join(part for part in (self._waiting_hint(), stopped) if part) or None
+        return "; ".join(part for part in (self._waiting_hint(), stopped) if part) or self._ended_hint()
+
+    def _ended_hint(self) -> str | None:
+        run = self.run
+        if not run.status.has_ended or run.status is PlanStatus.COMPLETED:
+            return None
+        if run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
+            return "this is final: `plan run` starts a new run"
+        if run.rollback is not None or any(step.rolled_back for step in run.steps):  # the rollback's own lines say what is left
+            return None
+        return f"`{resume_command(run, tools=self.tools)}` resumes the run; completed steps are kept"
 
     def _waiting_hint(self) -> str | None:
         run = self.run
@@ -101,6 +125,8 @@ class ApprovalState:
             return changes_hint(run, tools=self.tools)
         if self.stale is not None:
             return f"the approval by {prose(self.answer.by)} is stale: {self.stale}; `{self._resume_command}` asks again"
+        if self.unapplied:
+            return f"{listed(self.unapplied, 5)}, but the run has no process: `{self._resume_command}` resumes it, with what was answered"
         return f"the gate was answered, but the run has no process: `{self._resume_command}`"
 
     @property
@@ -136,6 +162,7 @@ async def approval_state_of(
     state = ApprovalState(run, gates, answers, revisions, await store.now(), offline, tools, stopped, standing, labels)
     if run.status is not PlanStatus.PENDING_APPROVAL or gates:
         return state
+    state = replace(state, closed=[gate for gate in await store.gates.find(run_id=run.id, open_only=False) if gate.step_id is not None])
     plan = await store.get(run.digest)
     if state.answer is None:
         return replace(state, is_needed=requires_approval(plan, await store.policy.effective(settings)))
@@ -163,7 +190,7 @@ async def _waiting_suffix(run: PlanRun, gates: list[Gate], store: "PlanStore", s
         answer = state.requested_changes or state.answer
         if answer is None:
             return _in_parentheses(["nobody was asked" if state.is_needed else "needs no approval", "not resumed yet"])
-        return _in_parentheses([ANSWERED[answer.decision], "not resumed yet"])
+        return _in_parentheses([*(state.unapplied[:3] or [ANSWERED[answer.decision]]), "not resumed yet"])
     if run.status is PlanStatus.EXECUTING and run.reason is None and run.message:  # it waits for a run window or a concurrency key
         return _in_parentheses([one_line(run.message)])
     return _in_parentheses([str(run.reason)] if run.reason and run.reason.value != run.status.value else [])

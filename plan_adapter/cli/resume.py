@@ -94,7 +94,7 @@ async def _resume(
         found = await store.run(run, with_steps=False)
         if (found.status, found.reason) == (PlanStatus.CANCELLED, RunReason.CANCELLED):
             at, why = moment(found.completed_at), one_line(await _cancel_reason(found, store))
-            output.note(f"run {found.id} was cancelled at {at}: {why}; it is resumed now")
+            output.note(f"run {found.id} was cancelled at {at}: {why}")
         server = await in_daemon_thread(pending.wait) if pending is not None else None
         while True:
             now = await wait_until_unowned(found, store) if wait else found

@@ -18,7 +18,7 @@ from plan_adapter.validation import bind_inputs, validate
 from tests.cli.conftest import Plan, digest_of
 from tests.cli.gated import ME, resumed, waiting
 from tests.cli.some_tools import greet
-from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document
+from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
 
 
 def test_open_gates_are_listed_newest_first_with_everything_an_answer_needs(plan: Plan) -> None:
@@ -86,6 +86,40 @@ def test_an_answer_that_no_process_picks_up_is_reported(plan: Plan) -> None:
     assert result.err == f"the gate was answered, but the run has no process: `plan resume {run_id} --offline`\n"
     assert "pending_approval (approved, not resumed yet)" in plan("runs").out
     assert "看过了" in plan("show", run_id, "--json").run["approvals"][0]["note"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "fields", "shown"),
+    [
+        ("approve", {}, "approved at a"),
+        ("reject", {}, "rejected at a"),
+        (None, {"approval": {"expires": "skip"}, "options": {"require_approval": False, "approval_timeout_ms": 1}}, "expired at a"),
+    ],
+    ids=["approved", "rejected", "expired"],
+)
+def test_a_run_says_how_a_step_was_answered_while_no_process_waited(
+    plan: Plan, verb: str | None, fields: dict[str, Any], shown: str
+) -> None:
+    run_id = waiting_at_step(plan, **fields)
+    if verb is not None:
+        plan(verb, run_id, "--step", "a")
+    assert f"pending_approval ({shown}, not resumed yet)" in plan("runs").out
+    assert f"{shown}, but the run has no process: `plan resume {run_id} --offline`" in plan("show", run_id).err
+
+
+def test_an_answer_at_the_wrong_place_says_what_waits(plan: Plan) -> None:
+    run_id = waiting_at_step(plan)
+    result = plan("approve", run_id, "--step", "b")
+    assert (result.code, "nobody has been asked" in result.err) == (2, False)
+    assert f"step `b` of run {run_id} does not wait for this answer; what waits: `plan approve {run_id} --step a" in result.err
+
+
+def waiting_at_step(plan: Plan, **fields: Any) -> str:
+    """Return the id of a run that no process executes, and that waits at its step `a`."""
+    first = step("a", "greet", parameters={"who": "A"}, requires_approval=True)
+    result = plan("run", document(first, step("b", "greet", parameters={"who": "B"}, depends_on=["a"]), **fields), "--offline", *TOOLS)
+    assert result.code == 6, result.err
+    return plan("runs", "--json").lines[0]["id"]
 
 
 def test_requested_changes_are_shown_wherever_the_run_is_shown(plan: Plan) -> None:

@@ -26,6 +26,7 @@ class _Item:
     values: dict[str, dict[str, JsonValue]]  # what expressions see of the steps that have ended
     ends: list[AttemptEnd] = field(default_factory=list[AttemptEnd])  # of the calls that were made
     left_out: dict[str, str] = field(default_factory=dict[str, str])  # steps without a call, and why; not those whose `when` is false
+    was_skipped: bool = False  # a person skipped one of its steps; the others are still called
     halted: str = ""  # why no further step of the item starts
     failure: str = ""  # the first failure, in words
     is_approved: bool = False
@@ -36,7 +37,7 @@ class _Item:
         """How the item ended, once all its steps have."""
         if self.failure:
             return StepStatus.FAILED
-        return StepStatus.SKIPPED if self.left_out else StepStatus.COMPLETED
+        return StepStatus.SKIPPED if self.left_out or self.was_skipped else StepStatus.COMPLETED
 
 
 class Group:
@@ -151,9 +152,10 @@ class Group:
         self._items[item].left_out[step_id] = cause
         self.calls[step_id].cause = self.calls[step_id].cause or cause
 
-    def skip(self, item: int, step_id: str) -> None:
-        """Record that a step of an item is not called. Steps that depend on it still are."""
-        self.calls[step_id].skipped_by_condition += 1
+    def skip(self, item: int, step_id: str, *, by_person: bool) -> None:
+        """Record that a step of an item is not called: a person skipped it, or else its condition is false. Its dependents still are."""
+        self.calls[step_id].without_call += 1
+        self._items[item].was_skipped |= by_person
         self.record_end(item, step_id, None)
 
     def record_end(self, item: int, step_id: str, end: AttemptEnd | None) -> None:

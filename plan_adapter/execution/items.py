@@ -122,7 +122,7 @@ class Items:
         self.halted = False  # an item failed and the step stops on errors, so no further item starts
         self.refused = ""  # why a call was not approved
         self.cause = ""  # in a group: why a call was not made
-        self.skipped_by_condition = 0  # in a group: calls that were not made because their condition was false
+        self.without_call = 0  # in a group: calls that were not made because a person skipped the step or their condition was false
         self.continues = False  # whether the run continues without the calls that were not approved
         self._is_list = is_list
         self._ends: list[AttemptEnd | None] = [None] * count
@@ -130,7 +130,7 @@ class Items:
     @property
     def missing(self) -> int:
         """How many calls never started."""
-        return self._ends.count(None) - self.open - self.skipped_by_condition
+        return self._ends.count(None) - self.open - self.without_call
 
     @property
     def is_refused(self) -> bool:

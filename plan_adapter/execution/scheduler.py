@@ -340,7 +340,7 @@ class Scheduler:
         if (step_id, item) in self._scope.history.succeeded:
             return self._queue(state, item, group.value_of(item))
         if choice is not None and choice.kind == "skipped":
-            return group.skip(item, step_id)
+            return group.skip(item, step_id, by_person=self._is_wanted(group, item, step_id))
         cause = (
             self._why_halted(group.step)
             or group.cause(item, step_id)
@@ -356,7 +356,14 @@ class Scheduler:
             is_true = self._condition_is_true(state.step, group.scope_of(item), group.value_of(item))
         except ExpressionError as error:
             return group.record_end(item, step_id, AttemptEnd("failed", 0, error=str(error)))
-        return self._queue(state, item, group.value_of(item)) if is_true else group.skip(item, step_id)
+        return self._queue(state, item, group.value_of(item)) if is_true else group.skip(item, step_id, by_person=False)
+
+    def _is_wanted(self, group: Group, item: int, step_id: str) -> bool:
+        """Return whether a step that a person skipped would be called for an item: its condition is not false."""
+        try:
+            return self._condition_is_true(self._steps[step_id], group.scope_of(item), group.value_of(item))
+        except ExpressionError:
+            return True
 
     async def _ask_for_group_approval(self, gates: StepGates, group: Group, item: int) -> None:
         """Ask for the approval of an item, or of the whole group, and start it once approved."""
@@ -515,12 +522,16 @@ class Scheduler:
             await self._close_items(state)
 
     async def _close_items(self, state: Items) -> None:
+        choice = self._scope.history.choices.get(state.step.id)
+        if choice is not None and choice.kind == "skipped" and state.without_call:
+            done = f"completed for {state.carried} of {counted(state.count, 'item')}; " if state.carried else ""
+            return self._skip(state.step, done + choice.reason)
         cause = state.refused or state.cause or self._why_halted(state.step)
-        if state.missing + state.skipped_by_condition == state.count > 0:
+        if state.missing + state.without_call == state.count > 0:
             return self._skip(state.step, cause or f"its condition is false for every item: {state.step.when}")
         if state.step.group is not None and state.is_cut_short:
             run = self._runs[state.step.id]
-            called = f"called for {state.count - state.missing - state.skipped_by_condition} of {counted(state.count, 'item')}"
+            called = f"called for {state.count - state.missing - state.without_call} of {counted(state.count, 'item')}"
             run.status, run.reason = StepStatus.SKIPPED, f"{called}: {cause}"
             self._end_now(run)
             return await self._close(state.step, show=False)

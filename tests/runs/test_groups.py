@@ -172,6 +172,53 @@ async def test_a_run_resumes_in_the_middle_of_an_item(cluster: Cluster, store: P
     assert [item.status.value for item in (await store.run(ended.id)).step("nodes").items] == ["completed"] * 3
 
 
+async def test_a_step_that_a_person_skips_is_not_shown_as_completed(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken.add("restart b")
+    labels = "${{ steps.nodes.result.map(one, one.label + ' ' + one.status).join(', ') + ' for ' + steps.nodes.status }}"
+    after = Step(id="after", tool_name="do", parameters={"what": labels}, depends_on=["nodes"])
+    plan = rolling(act("drain"), act("restart", "drain"), act("check", "restart"), after=(after,))
+    failed = await run(plan, cluster, store)
+    asked, request = ResumeOptions(skipped={"restart": "b is dead"}), RunRequest(requested_by="ana")
+    ended = await execute_resume(failed.id, tools=cluster.tools, run_request=request, store=store, offline=True, options=asked)
+    assert ended.status is PlanStatus.COMPLETED
+    assert cluster.done[4:] == ["check b", "drain c", "check c", "a completed, b skipped, c skipped for completed"]
+    stored = await store.run(failed.id)
+    for kept in (ended, stored):
+        restart, nodes = kept.step("restart"), kept.step("nodes")
+        assert (restart.status, restart.reason) == (StepStatus.SKIPPED, "completed for 1 of 3 items; skipped by ana: b is dead")
+        assert [tuple(item) for item in nodes.items] == [("a", "completed"), ("b", "skipped"), ("c", "skipped")]
+        assert isinstance(nodes.result, list)
+        assert [one["status"] for one in nodes.result if isinstance(one, dict)] == ["completed", "skipped", "skipped"]
+        assert (nodes.status, kept.step("drain").status, kept.step("check").status) == (StepStatus.COMPLETED,) * 3
+    assert "skipped by ana: b is dead" in format_plan(stored)
+
+
+async def test_an_item_that_did_not_need_a_skipped_step_completes(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken.add("restart b")
+    plan = rolling(act("drain"), act("restart", "drain", when="${{ item == 'b' }}"))
+    failed = await run(plan, cluster, store)
+    asked, request = ResumeOptions(skipped={"restart": "b is dead"}), RunRequest(requested_by="ana")
+    ended = await execute_resume(failed.id, tools=cluster.tools, run_request=request, store=store, offline=True, options=asked)
+    assert (ended.status, ended.step("restart").reason) == (PlanStatus.COMPLETED, "skipped by ana: b is dead")
+    assert [item.status.value for item in ended.step("nodes").items] == ["completed", "skipped", "completed"]
+
+
+async def test_a_skipped_step_of_a_group_runs_when_the_run_resumes_from_it(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken |= {"restart b", "after"}
+    after = Step(id="after", tool_name="do", parameters={"what": "after"}, depends_on=["nodes"])
+    failed = await run(rolling(act("drain"), act("restart", "drain"), after=(after,)), cluster, store)
+    for options in (ResumeOptions(skipped={"restart": "b is dead"}), ResumeOptions()):
+        again = await execute_resume(
+            failed.id, tools=cluster.tools, run_request=RunRequest(requested_by="ana"), store=store, offline=True, options=options
+        )
+        assert again.step("restart").reason == "completed for 1 of 3 items; skipped by ana: b is dead"
+    cluster.broken.clear()
+    asked = ResumeOptions(from_step="restart")
+    ended = await execute_resume(failed.id, tools=cluster.tools, run_request=RunRequest(), store=store, offline=True, options=asked)
+    assert (ended.status, cluster.done[-3:]) == (PlanStatus.COMPLETED, ["restart b", "restart c", "after"])
+    assert [item.status.value for item in ended.step("nodes").items] == ["completed"] * 3
+
+
 async def test_a_completed_group_is_carried(cluster: Cluster, store: PlanStore) -> None:
     cluster.broken.add("after")
     after = Step(id="after", tool_name="do", parameters={"what": "after"}, depends_on=["nodes"])

@@ -1,5 +1,7 @@
 """`plan cancel`."""
 
+from typing import TYPE_CHECKING
+
 from plan_adapter.cli import output
 from plan_adapter.cli.answers import AnswerOptions, CallerIdentity
 from plan_adapter.cli.asking import is_at_terminal
@@ -9,8 +11,14 @@ from plan_adapter.cli.records import run_json, run_status_line
 from plan_adapter.cli.servers import show_end_in_prefect
 from plan_adapter.cli.sources import open_store, tools_of
 from plan_adapter.gates.approval import os_user
+from plan_adapter.readable import code as as_code
+from plan_adapter.readable import listed
+from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
-from plan_adapter.status import PlanStatus
+from plan_adapter.status import PlanStatus, StepStatus
+
+if TYPE_CHECKING:
+    from plan_adapter.store.store import PlanStore
 
 STOP_REQUESTED = "the process that runs it has been asked to stop"
 
@@ -58,13 +66,31 @@ async def cancel(
         found = await acancel_run(run, reason=recorded_reason, store=store)
         if is_unattended and found.status is PlanStatus.CANCELLED:
             await show_end_in_prefect(found.id, store, Settings())
+        notes = await _what_is_left(found, store) if found.status is PlanStatus.CANCELLED else []
     if json:
         output.json_line(run_json(found, steps=False))
     else:
         output.line(run_status_line(found))
+    for note in notes:
+        output.note(note)
     if found.status is PlanStatus.EXECUTING:
         output.note(STOP_REQUESTED)
     return ExitCode.DONE
+
+
+async def _what_is_left(run: PlanRun, store: "PlanStore") -> list[str]:
+    """Return notes on what a cancelled run left behind: an unknown outcome, and `finally` steps that no process ran."""
+    from plan_adapter.runs.reconcile import hint_of  # imports SQLAlchemy
+
+    found = await store.run(run.id)
+    final = {step.id for step in (await store.get(found.digest)).finally_}
+    not_run = [as_code(step.id) for step in found.steps if step.id in final and step.status is StepStatus.SKIPPED]
+    has_begun = any(step.attempts for step in found.steps)
+    notes = (
+        [f"the `finally` steps did not run, because no process executes the run: {listed(not_run, 10)}"] if not_run and has_begun else []
+    )
+    hint = await hint_of(found, store)
+    return notes if hint is None else [*notes, hint]
 
 
 async def _roll_back(run: str, reason: str, tools: list[str], options: AnswerOptions, *, offline: bool, json: bool) -> int:

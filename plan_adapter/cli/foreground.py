@@ -230,7 +230,7 @@ class ForegroundRun:
         if self._interrupts or not self._leave.ask():
             return False
         self._left_at, self._interrupts = now, 1
-        output.note(f"{INTERRUPTED[signum]}: the run still waits for its approval")
+        output.note(f"{INTERRUPTED[signum]}: the run still waits for an answer")
         return True
 
     def _on_hangup(self) -> None:

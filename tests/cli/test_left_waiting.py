@@ -99,7 +99,7 @@ def test_a_signal_at_a_gate_leaves_the_run_waiting(
     for _ in range(times):  # ending a process group and forwarding the signal sends it twice
         os.kill(terminal.process.pid, number)
     assert terminal.end() == 6
-    assert "the run still waits for its approval" in terminal.shown
+    assert "the run still waits for an answer" in terminal.shown
     assert "Traceback" not in terminal.shown
     run_id = assert_still_waiting(plan)
     assert statuses(approved_and_resumed(plan, run_id, *where)) == {"greet": "completed"}

@@ -114,10 +114,18 @@ def test_an_answer_at_the_wrong_place_says_what_waits(plan: Plan) -> None:
     assert f"step `b` of run {run_id} does not wait for this answer; what waits: `plan approve {run_id} --step a" in result.err
 
 
+def test_a_cancelled_run_without_a_process_says_that_its_finally_steps_did_not_run(plan: Plan) -> None:
+    run_id = waiting_at_step(plan, **{"finally": [step("unlock", "greet", parameters={"who": "C"})]})
+    result = plan("cancel", run_id)
+    assert result.err == "the `finally` steps did not run, because no process executes the run: `unlock`\n"
+
+
 def waiting_at_step(plan: Plan, **fields: Any) -> str:
-    """Return the id of a run that no process executes, and that waits at its step `a`."""
-    first = step("a", "greet", parameters={"who": "A"}, requires_approval=True)
-    result = plan("run", document(first, step("b", "greet", parameters={"who": "B"}, depends_on=["a"]), **fields), "--offline", *TOOLS)
+    """Return the id of a run that no process executes, that has completed a step, and that waits at its step `a`."""
+    first = step("first", "greet", parameters={"who": "F"})
+    asking = step("a", "greet", parameters={"who": "A"}, requires_approval=True, depends_on=["first"])
+    last = step("b", "greet", parameters={"who": "B"}, depends_on=["a"])
+    result = plan("run", document(first, asking, last, **fields), "--offline", *TOOLS)
     assert result.code == 6, result.err
     return plan("runs", "--json").lines[0]["id"]
 

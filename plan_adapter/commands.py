@@ -117,6 +117,11 @@ def rollback_command(run: PlanRun, *, tools: Sequence[str] = ()) -> str:
     return f"plan cancel {run.id} --rollback{offline_option(run)}{tools_option(tools)}"
 
 
+def rollback_hint(run: PlanRun) -> str:
+    """Return the hint for a run that is to be rolled back, once all its outcomes are known."""
+    return f"`{rollback_command(run)}` rolls the run back; to finish it instead, `{resume_command(run)}`"
+
+
 def offline_option(run: PlanRun) -> str:
     """Return ` --offline` if `run` started without Prefect, and an empty text otherwise."""
     return " --offline" if run.started_at is not None and run.flow_run_id is None else ""

@@ -353,7 +353,7 @@ async def item_of(selector: GateSelector, run: PlanRun, store: "PlanStore") -> t
 
 async def _why_no_gate(run: PlanRun, selector: GateSelector, store: "PlanStore") -> str:
     """Return why no gate is open, and what to type."""
-    from plan_adapter.cli.foreground import next_command  # only where no gate is open
+    from plan_adapter.cli.foreground import next_command_of  # only where no gate is open
 
     if selector.step is not None and selector.step not in [step.id for step in run.steps]:
         return f"run {run.id} has no step `{selector.step}`; steps: {', '.join(step.id for step in run.steps[:20])}"
@@ -362,7 +362,7 @@ async def _why_no_gate(run: PlanRun, selector: GateSelector, store: "PlanStore")
         plan_gate = next(gate for gate in gates if gate.step_id is None and gate.end is None)
         return f"step `{selector.step}` of run {run.id} does not wait yet; the plan itself does: `{answer_command(plan_gate)}`"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL) and run.reason not in (RunReason.REJECTED, RunReason.EXPIRED):
-        return f"run {run.id} does not wait for an answer; it is {run.status}: {next_command(run, await store.outcomes.unknown(run.id))}"
+        return f"run {run.id} does not wait for an answer; it is {run.status}: {await next_command_of(run, store)}"
     closed = [gate for gate in gates if gate.end is not None and gate.kind != "outcome" and _matches(gate, selector)]
     if closed:
         try:  # a closed gate refuses every answer, and the error says why

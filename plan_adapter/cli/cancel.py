@@ -119,7 +119,7 @@ async def _roll_back(run: str, reason: str, tools: list[str], options: AnswerOpt
         if not left and not history.has_rollbacks:
             output.note("nothing was rolled back: no completed step declares a rollback")
         if unknown:
-            output.note(after_abort(found.id, unknown, history.labels, is_undone=history.has_rollbacks))
+            output.note(after_abort(found, unknown, history.labels, is_undone=history.has_rollbacks))
         if await has_unknown_rollback(found.id, store):
             return ExitCode.UNKNOWN
         return ExitCode.FAILED if left or unknown else ExitCode.DONE

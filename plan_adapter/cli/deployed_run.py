@@ -9,7 +9,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.asking import ask_missing_inputs, is_at_terminal
 from plan_adapter.cli.codes import ExitCode, code_with_rollbacks
 from plan_adapter.cli.daemon_thread import in_daemon_thread
-from plan_adapter.cli.foreground import begin_server, choose_display, next_command, show_result
+from plan_adapter.cli.foreground import begin_server, choose_display, next_command_of, show_result
 from plan_adapter.cli.progress import Display
 from plan_adapter.cli.servers import worker_command
 from plan_adapter.cli.sources import STORE_PREFIX, open_store
@@ -119,10 +119,9 @@ async def _follow(flow_run_id: str, client: Deployer, server: Server, store: "Pl
 
 
 async def _next_hint(run: PlanRun, store: "PlanStore") -> str:
-    unknown = await store.outcomes.unknown(run.id)
-    if run.reason is RunReason.INTERRUPTED and not unknown:
+    if run.reason is RunReason.INTERRUPTED and not await store.outcomes.unknown(run.id):
         return f"the process that executed the run has died; `{resume_command(run)}` resumes it"
-    return next_command(run, unknown)
+    return await next_command_of(run, store)
 
 
 async def _gate_events(run: PlanRun, store: "PlanStore", *, known: Collection[str]) -> list[tuple[datetime, Event]]:

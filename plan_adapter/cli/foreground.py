@@ -183,7 +183,7 @@ class ForegroundRun:
         state = await approval_state_of(run, self._store, Settings(), offline=offline, tools=self._imports) if is_open else None
         hint = None if state is None else state.hint()
         if hint is None and run.status is not PlanStatus.COMPLETED:
-            hint = next_command(run, await self._store.outcomes.unknown(run.id), tools=self._imports)
+            hint = await next_command_of(run, self._store, tools=self._imports)
         with contextlib.suppress(UsageError) if self._left_at is not None else contextlib.nullcontext():  # the terminal may have gone
             show_result(run, as_json=self._as_json, hint=hint)
         return (
@@ -280,14 +280,28 @@ def show_result(run: "PlanRun", *, as_json: bool, hint: str | None) -> None:
     output.note(hint or next_command(run))
 
 
-def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = (), *, tools: Sequence[str] = ()) -> str:
-    """Return the next command to type for `run`. `unknown`: its attempts with an unknown outcome. `tools`: the values of its `--tools`."""
+async def next_command_of(run: "PlanRun", store: "PlanStore", *, tools: Sequence[str] = ()) -> str:
+    """Return the next command to type for `run`. No outcome is unknown while a living process executes it."""
+    from plan_adapter.runs.reconcile import is_rollback_due  # imports SQLAlchemy
+
+    if run.completed_at is None and await store.ledger.owner(run.id) is not None:
+        return next_command(run, tools=tools)
+    unknown = await store.outcomes.unknown(run.id)
+    return next_command(run, unknown, tools=tools, is_undone=bool(unknown) and await is_rollback_due(run, store))
+
+
+def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = (), *, tools: Sequence[str] = (), is_undone: bool = False) -> str:
+    """Return the next command to type for `run`.
+
+    `unknown`: its attempts with an unknown outcome. `tools`: the values of its `--tools`. `is_undone`: it is to be rolled back.
+    """
     command = resume_command(run, tools=tools)
     attempt = next((attempt for attempt in unknown if attempt.kind == "step"), None)
     if attempt is not None:
         return (
             f"a write whose outcome is unknown is never retried automatically: check it, record the outcome with "
-            f"`{resolve_command(run.id, (attempt.step_id, attempt.item), label=attempt.label)}`, then `{command}`"
+            f"`{resolve_command(run.id, (attempt.step_id, attempt.item), label=attempt.label)}`, "
+            f"then `{rollback_command(run, tools=tools) if is_undone else command}`"
         )
     if any(step.rolled_back for step in run.steps) or run.rollback is not None:
         rest = (

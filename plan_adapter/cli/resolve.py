@@ -9,7 +9,7 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_json, run_status_line
 from plan_adapter.cli.remote import answer_remotely
 from plan_adapter.cli.sources import find_run, open_store
-from plan_adapter.commands import resolve_command, resume_command, rollback_command
+from plan_adapter.commands import resolve_command, resume_command, rollback_command, rollback_hint
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import os_user
 from plan_adapter.readable import call_name
@@ -41,7 +41,7 @@ async def resolve(
 ) -> int:
     """Record the outcome of a write that was interrupted: it was `done`, run it `again`, or `abort` the run.
 
-    A process that waits for the outcome continues now; otherwise type `plan resume`. `done` also works for a step that failed or has not
+    A process that waits for the outcome continues now; otherwise type what it prints. `done` also works for a step that failed or has not
     run: somebody did it by hand.
 
     Args:
@@ -59,7 +59,7 @@ async def resolve(
         api: Answer through Prefect's API: for a machine that cannot reach the store.
         json: Print the run as a JSON object; with `--api` the form that you answered.
     """
-    from plan_adapter.runs.reconcile import hint_of  # imports SQLAlchemy
+    from plan_adapter.runs.reconcile import hint_of, is_rollback_due  # imports SQLAlchemy
 
     if result is not None and resolution != "done":
         raise UsageError("--result goes with `done` only")
@@ -69,6 +69,7 @@ async def resolve(
     if api:
         return await answer_remotely(selector, options, settings, show=False, as_json=json)
     async with open_store(settings) as store:
+        is_undone = await is_rollback_due(await find_run(run, store), store)  # the resolution replaces the status message
         found = await _record_resolution(selector, options, store, settings)
         has_owner = await store.ledger.owner(found.id) is not None
         unknown = [] if has_owner else await store.outcomes.unknown(found.id)
@@ -84,8 +85,10 @@ async def resolve(
         output.note(f"another outcome is unknown: `{command}`")
     elif hint is not None:
         output.note(hint)
+    elif resolution != "abort" and rollback:
+        output.note(f"`{rollback_command(found)}` continues the rollback")
     elif resolution != "abort":
-        output.note(f"`{rollback_command(found)}` continues the rollback" if rollback else f"`{resume_command(found)}` resumes the run")
+        output.note(rollback_hint(found) if is_undone else f"`{resume_command(found)}` resumes the run")
     return ExitCode.DONE
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from pydantic import JsonValue
 
 from plan_adapter import graph
-from plan_adapter.commands import MAX_NAMES, resolve_command, unit_names
+from plan_adapter.commands import MAX_NAMES, resolve_command, rollback_command, unit_names
 from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.call_arguments import NO_RETRY, CallTarget
 from plan_adapter.execution.cancellation import Stop
@@ -121,12 +121,11 @@ class Rollback:
         """Why nothing can be rolled back now, as text for the status message. None if something can."""
         if not self._history.unknown_steps:
             return None
-        run_id = self.scope.run.id
         units = list(self._history.unknown)
-        command = resolve_command(run_id, units[0], label=self._labels.get(units[0]))
+        command = resolve_command(self.scope.run.id, units[0], label=self._labels.get(units[0]))
         return (
             f"rolled back: nothing, because the outcome of {', '.join(unit_names(units, self._labels))} is unknown: `{command}`, "
-            f"then `plan cancel {run_id} --rollback`"
+            f"then `{rollback_command(self.scope.run)}`"
         )
 
     @property
@@ -192,7 +191,7 @@ class Rollback:
         unit = (step_rollback.step.id, receipt.item)
         if unit in self._history.rollbacks.aborted:  # it may have been done, so somebody must resolve it before it is called again
             command = resolve_command(self.scope.run.id, unit, "done|again", label=self._labels.get(unit), kind="rollback")
-            error = f"{ROLLBACK_OUTCOME_UNKNOWN}: check, then `{command}` and `plan cancel {self.scope.run.id} --rollback`"
+            error = f"{ROLLBACK_OUTCOME_UNKNOWN}: check, then `{command}` and `{rollback_command(self.scope.run)}`"
             return self._record_end(step_rollback, receipt.item, AttemptEnd("failed", 0, error=error, can_retry=False), cause=error)
         try:
             call = self._new_call(step_rollback, receipt)
@@ -387,9 +386,9 @@ class Rollback:
 
     def _why_not_undone(self, step: Step, item: int | None, end: AttemptEnd) -> str:
         if self._is_unknown(step, end):
-            run_id = self.scope.run.id
-            command = resolve_command(run_id, (step.id, item), label=self._labels.get((step.id, item)), kind="rollback")
-            return f"{ROLLBACK_OUTCOME_UNKNOWN}: `{command}`, then `plan cancel {run_id} --rollback`"
+            run = self.scope.run
+            command = resolve_command(run.id, (step.id, item), label=self._labels.get((step.id, item)), kind="rollback")
+            return f"{ROLLBACK_OUTCOME_UNKNOWN}: `{command}`, then `{rollback_command(run)}`"
         error = end.error or "no reason was given"
         shown = error if len(error) <= SHOWN_CHARACTERS else error[:SHOWN_CHARACTERS] + "…"
         return f"its rollback failed: {shown}" if end.outcome == "failed" else f"its rollback was ended: {shown}"

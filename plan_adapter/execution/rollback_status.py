@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plan_adapter.commands import MAX_NAMES, resolve_command, unit_names
+from plan_adapter.commands import MAX_NAMES, resolve_command, resume_command, rollback_command, unit_names
 from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.execution.rollback_units import units_left_alone
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.readable import call_name, listed
-from plan_adapter.record import RollbackStatus
+from plan_adapter.record import PlanRun, RollbackStatus
 
 OUTCOME_UNKNOWN = "its outcome is unknown"
 """Why a write failed if a person aborted the run without resolving its outcome."""
@@ -107,24 +107,24 @@ def aborted_steps(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
     return sorted((unit for unit in history.aborted if unit[0] in places), key=lambda unit: (places[unit[0]], unit[1] or 0))
 
 
-def after_abort(run_id: str, units: Sequence[Unit], labels: Mapping[Unit, str], *, is_undone: bool) -> str:
+def after_abort(run: PlanRun, units: Sequence[Unit], labels: Mapping[Unit, str], *, is_undone: bool) -> str:
     """Return what a person can do about `units` with an unknown outcome in an ended run. `is_undone`: the run was rolled back."""
     known = f"the outcome of {listed(unit_names(units, labels), MAX_NAMES)} is unknown"
-    undoes = f"`plan cancel {run_id} --rollback` rolls it back, if it declares a rollback"
+    undoes = f"`{rollback_command(run)}` rolls it back, if it declares a rollback"
     if is_undone:
-        command = resolve_command(run_id, units[0], "done", label=labels.get(units[0]))
+        command = resolve_command(run.id, units[0], "done", label=labels.get(units[0]))
         return f"{known}, and the call is not rolled back: check it; if it was done, `{command}` records that, and {undoes}"
-    command = resolve_command(run_id, units[0], "done|again", label=labels.get(units[0]))
+    command = resolve_command(run.id, units[0], "done|again", label=labels.get(units[0]))
     return (
         f"{known}, and the call is neither rolled back nor repeated: check it, record the outcome with `{command}`, "
-        f"then `plan resume {run_id}`; if it was done, {undoes}"
+        f"then `{resume_command(run)}`; if it was done, {undoes}"
     )
 
 
-def after_aborted_rollback(run_id: str, unit: Unit, labels: Mapping[Unit, str]) -> str:
+def after_aborted_rollback(run: PlanRun, unit: Unit, labels: Mapping[Unit, str]) -> str:
     """Return what a person can do about the rollback of `unit`, which was aborted with an unknown outcome."""
-    command = resolve_command(run_id, unit, "done|again", label=labels.get(unit), kind="rollback")
+    command = resolve_command(run.id, unit, "done|again", label=labels.get(unit), kind="rollback")
     return (
         f"the outcome of the rollback of {unit_names([unit], labels)[0]} is unknown, and the call is not repeated: check it, record the "
-        f"outcome with `{command}`, then `plan cancel {run_id} --rollback` rolls back the rest"
+        f"outcome with `{command}`, then `{rollback_command(run)}` rolls back the rest"
     )

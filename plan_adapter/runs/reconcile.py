@@ -6,8 +6,9 @@ from datetime import timedelta
 from typing import Literal, assert_never
 
 from plan_adapter.approvals import Approval, Gate
-from plan_adapter.commands import MAX_NAMES, resolve_command, resume_command, resume_command_after_gate, rollback_command
+from plan_adapter.commands import MAX_NAMES, resolve_command, resume_command, resume_command_after_gate, rollback_command, rollback_hint
 from plan_adapter.execution.rollback_status import aborted_steps, after_abort, after_aborted_rollback
+from plan_adapter.execution.rollback_units import units_to_roll_back
 from plan_adapter.gates.approval import gate_policy_of
 from plan_adapter.gates.gate import new_gate
 from plan_adapter.readable import call_in_words, call_name, listed, one_line
@@ -22,11 +23,12 @@ from plan_adapter.store.store import PlanStore
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to report about a stopped run, and the command to type: `plan resume`, or `plan resolve` while an outcome is unknown."""
+    """What to report about a stopped run, and the command to type: `plan resolve` while an outcome is unknown."""
 
     message: str
     command: str
     then: str | None  # the command to type after that
+    effect: str = "resumes the run"  # what the last command does
 
 
 async def advice_on(run: PlanRun, store: PlanStore) -> Advice | None:
@@ -34,13 +36,26 @@ async def advice_on(run: PlanRun, store: PlanStore) -> Advice | None:
     has_died = run.reason is RunReason.INTERRUPTED
     if not _has_stopped(run):
         return None
+    is_undone = await is_rollback_due(run, store)
     if unknown := await store.outcomes.unknown(run.id):
         first = unknown[0]
         called = listed(list(dict.fromkeys(call_in_words(attempt.step_id, attempt.kind) for attempt in unknown)), MAX_NAMES)
         message = f"{'its process died; ' if has_died else ''}the outcome of {called} is unknown"
-        next_command = rollback_command(run) if any(attempt.kind == "rollback" for attempt in unknown) else resume_command(run)
+        is_undone = is_undone or any(attempt.kind == "rollback" for attempt in unknown)
+        next_command = rollback_command(run) if is_undone else resume_command(run)
         return Advice(message, resolve_command(run.id, (first.step_id, first.item), label=first.label, kind=first.kind), next_command)
-    return Advice("its process died; no outcome is unknown", resume_command(run), None) if has_died else None
+    if not has_died:
+        return None
+    message = "its process died; no outcome is unknown"
+    if is_undone:
+        return Advice(message, rollback_command(run), None, effect="rolls the run back")
+    return Advice(message, resume_command(run), None)
+
+
+async def is_rollback_due(run: PlanRun, store: PlanStore) -> bool:
+    """Return whether `run` is to be rolled back: a person requested it and did not withdraw that, or a rollback was due at its end."""
+    requested = await store.ledger.is_rollback_requested(run.id)
+    return run.rollback is not None if requested is None else requested
 
 
 async def unasked_outcomes(store: PlanStore, settings: Settings, *, open_digests: Collection[str]) -> list[Gate]:
@@ -82,16 +97,18 @@ async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
     """Return the hint for a run that stopped with an unknown outcome or whose process is gone, or None for other runs."""
     if (advice := await advice_on(run, store)) is not None:
         instruction = (
-            f"`{advice.command}` resumes the run" if advice.then is None else f"record it with `{advice.command}`, then `{advice.then}`"
+            f"`{advice.command}` {advice.effect}" if advice.then is None else f"record it with `{advice.command}`, then `{advice.then}`"
         )
         return f"{advice.message}: {instruction}"
     if run.completed_at is None:
         return None
-    history = await store.ledger.history(run.id)
-    if run.status is PlanStatus.CANCELLED and (units := aborted_steps(await store.get(run.digest), history)):
-        return after_abort(run.id, units, history.labels, is_undone=history.has_rollbacks)
-    aborted = list(history.rollbacks.aborted)
-    return after_aborted_rollback(run.id, aborted[0], history.labels) if aborted else None
+    history, plan = await store.ledger.history(run.id), await store.get(run.digest)
+    if run.status is PlanStatus.CANCELLED and (units := aborted_steps(plan, history)):
+        return after_abort(run, units, history.labels, is_undone=history.has_rollbacks)
+    if aborted := list(history.rollbacks.aborted):
+        return after_aborted_rollback(run, aborted[0], history.labels)
+    waits = not history.has_rollbacks and bool(units_to_roll_back(plan, history)) and await is_rollback_due(run, store)
+    return rollback_hint(run) if waits else None
 
 
 MAX_RUNS = 1000

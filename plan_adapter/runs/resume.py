@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from plan_adapter.commands import answer_command, resolve_command, unit_names
+from plan_adapter.commands import answer_command, resolve_command, rollback_command, unit_names
 from plan_adapter.engine.connection import use_server
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.history import ResumeOptions, RunHistory
@@ -78,7 +78,7 @@ def rolled_back_error(run: PlanRun) -> RunConflictError:
     """Return the error that says a run was rolled back and cannot be resumed, and what to do instead."""
     return RunConflictError(
         f"run {run.id} was rolled back and cannot be resumed: start a new run (`plan show {run.id}` shows what was rolled back"
-        + (f", `plan cancel {run.id} --rollback` rolls back the rest)" if run.rollback is not None and run.rollback.can_continue else ")")
+        + (f", `{rollback_command(run)}` rolls back the rest)" if run.rollback is not None and run.rollback.can_continue else ")")
     )
 
 

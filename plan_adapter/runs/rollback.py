@@ -4,6 +4,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from plan_adapter.approvals import Approval
+from plan_adapter.commands import resolve_command, rollback_command
 from plan_adapter.errors import ExpressionError, NotApprovedError, RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.ports import Cluster
@@ -115,10 +116,10 @@ def rollback_needs_approver(plan: ExecutionPlan, policy: EffectivePolicy) -> boo
 def refuse_unknown_outcome_to_roll_back(run: PlanRun, history: RunHistory) -> None:
     """Raise RunConflictError if the outcome of a step is unknown, because rolling back around it could do harm."""
     if unknown := history.unknown_steps:
-        names = ", ".join(f"`{step_id}`" for step_id in unknown)
+        names, first = ", ".join(f"`{step_id}`" for step_id in unknown), next(iter(history.unknown))
+        command = resolve_command(run.id, first, label=history.labels.get(first))
         raise RunConflictError(
-            f"run {run.id} is not rolled back while the outcome of {names} is unknown: `plan resolve {run.id} {unknown[0]} "
-            f"done|again|abort`, then `plan cancel {run.id} --rollback`"
+            f"run {run.id} is not rolled back while the outcome of {names} is unknown: `{command}`, then `{rollback_command(run)}`"
         )
 
 

@@ -61,7 +61,7 @@ def test_the_rollback_command_is_suggested_only_while_something_is_left_to_roll_
     result = plan("run", document(UNDOABLE, BROKEN), "--offline", *TOOLS)
     assert f"--rollback --offline {' '.join(TOOLS)}` rolls back the rest; a run that was rolled back cannot be resumed" in result.err
     run_id = plan("runs", "--json").lines[0]["id"]
-    assert f"`plan cancel {run_id} --rollback` rolls back the rest" in plan("resume", run_id, "--offline", *TOOLS).err
+    assert f"`plan cancel {run_id} --rollback --offline` rolls back the rest" in plan("resume", run_id, "--offline", *TOOLS).err
     Path("stuck").unlink()
     undone = plan("cancel", run_id, "--rollback", "--offline", *TOOLS)
     assert (undone.code, "rolls back the rest" in undone.err) == (0, False)

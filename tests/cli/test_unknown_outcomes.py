@@ -102,15 +102,15 @@ def test_a_run_in_progress_has_no_unknown_outcomes(processes: Processes, plan: P
 
 def test_an_aborted_outcome_is_shown_until_it_is_resolved(plan: Plan) -> None:
     run_id = plan("run", slow(timeout=300), "--offline", "--json").run["id"]
-    resolve = f"record it with `plan resolve {run_id} slow done|again|abort`, then `plan resume {run_id} --offline`"
+    resolve = f"record it with `plan resolve {run_id} slow done|again|abort`, then `plan cancel {run_id} --rollback --offline`\n"
     assert resolve in plan("show", run_id).err
     known, undoes = (
         "the outcome of `slow` is unknown",
-        f"`plan cancel {run_id} --rollback` rolls it back, if it declares a rollback\n",
+        f"`plan cancel {run_id} --rollback --offline` rolls it back, if it declares a rollback\n",
     )
     hint = (
         f"{known}, and the call is neither rolled back nor repeated: check it, record the outcome with "
-        f"`plan resolve {run_id} slow done|again`, then `plan resume {run_id}`; if it was done, {undoes}"
+        f"`plan resolve {run_id} slow done|again`, then `plan resume {run_id} --offline`; if it was done, {undoes}"
     )
     assert plan("resolve", run_id, "slow", "abort").err == hint
     refused = plan("resume", run_id, "--offline")
@@ -152,6 +152,42 @@ def test_an_outcome_can_still_be_recorded_after_abort_and_the_run_resumes(plan: 
     assert plan("show", run_id).err == f"`plan resume {run_id} --offline` resumes the run; completed steps are kept\n"
     resumed = plan("resume", run_id, "--offline", "--json")  # the call runs again and times out again
     assert (resumed.code, resumed.run["steps"][1]["attempts"]) == (7, 3)
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["cancelled", "killed"])
+def test_every_hint_of_a_run_to_be_rolled_back_suggests_the_rollback(is_killed: bool, processes: Processes, plan: Plan) -> None:
+    process = processes.start("run", slow(), "--offline")
+    line_with(process.stderr, "slow: started")
+    run_id = plan("runs", "--json").lines[0]["id"]
+    if is_killed:
+        process.kill()
+        process.wait()
+    requested = plan("cancel", run_id, "--rollback", "--offline")
+    undo, finish = f"`plan cancel {run_id} --rollback --offline`", f"`plan resume {run_id} --offline`"
+    resolve = f"`plan resolve {run_id} slow done|again|abort`, then {undo}"
+    if is_killed:
+        assert requested.err.endswith(f"is not rolled back while the outcome of `slow` is unknown: {resolve}\n")
+    else:
+        assert "is unknown" not in requested.err  # the process still executes `slow`
+        _, stderr = process.communicate()
+        assert stderr.splitlines()[-1].endswith(f"record the outcome with {resolve}")
+        assert f"rolled back: nothing, because the outcome of `slow` is unknown: {resolve}" in plan("show", run_id, "--json").run["message"]
+    assert plan("show", run_id).err.endswith(f"record it with {resolve}\n")
+    assert f"then {undo}" in plan("cancel", run_id, "--rollback", "--offline").err
+    hint = f"{undo} rolls the run back; to finish it instead, {finish}\n"
+    assert plan("resolve", run_id, "slow", "done").err == hint
+    assert plan("show", run_id).err == hint
+    assert plan("cancel", run_id, "--rollback", "--offline").code == 0
+    assert (Path("prepared").exists(), Path("slow-undone").exists(), plan("show", run_id).err) == (False, True, "")
+
+
+def test_after_a_timeout_the_recorded_outcome_suggests_the_rollback_first(plan: Plan) -> None:
+    result = plan("run", slow(timeout=300), "--offline")
+    run_id = plan("runs", "--json").lines[0]["id"]
+    undo = f"`plan cancel {run_id} --rollback --offline`"
+    assert result.err.splitlines()[-1].endswith(f"slow done|again|abort`, then {undo}")
+    hint = f"{undo} rolls the run back; to finish it instead, `plan resume {run_id} --offline`\n"
+    assert plan("resolve", run_id, "slow", "done").err == hint
 
 
 UNDONE = """

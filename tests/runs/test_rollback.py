@@ -85,7 +85,7 @@ async def test_a_failed_rollback_reports_its_progress_and_can_be_retried(store: 
         "ValueError: 节点-2 卡住了), one (`two` must be rolled back first)"
     )
     assert run.rollback == RollbackStatus("`last` failed: ValueError: nothing answers", can_continue=True)
-    with pytest.raises(RunConflictError, match=r"`plan cancel .* --rollback` rolls back the rest"):
+    with pytest.raises(RunConflictError, match=r"`plan cancel .* --rollback --offline` rolls back the rest"):
         await aresume_run(run.id, tools=world.tools, store=store, offline=True)
     world.stuck.clear()
     later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)

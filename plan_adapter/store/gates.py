@@ -70,12 +70,12 @@ class Gates(StorePart):
         if kept is not None and kept["approval_digest"] == gate.approval_digest:
             shown = {
                 "text": gate.text,
-                "gate_policy": _gate_policy_text(gate.gate_policy),
+                "rules": _gate_policy_text(gate.gate_policy),
                 "openings": gates.c.openings + 1,
                 "owner": str(owner),
             }
             row = connection.execute(update(gates).where(gates.c.id == kept["id"]).values(shown).returning(gates)).mappings().one()
-            if (row["text"], row["gate_policy"]) != (kept["text"], kept["gate_policy"]):
+            if (row["text"], row["rules"]) != (kept["text"], kept["rules"]):
                 audit.append(connection, gate.run_id, [entries.of_gate(json_row(gates, row))])
             return gate_of(row)
         superseded = _close(connection, at, "superseded")
@@ -212,7 +212,7 @@ def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) 
         item=item_of(row),
         text=row.get("text") or "",
         fields={name: Input(**field) for name, field in json.loads(row["fields"] or "{}").items()},
-        gate_policy=_gate_policy_of(row["gate_policy"]),
+        gate_policy=_gate_policy_of(row["rules"]),
         attended=None if row["closed_at"] is not None else _is_attended(owner) if attended is None else attended[owner],
     )
 
@@ -252,7 +252,7 @@ def _gate_row(connection: Connection, gate: Gate, timeout_ms: int) -> dict[str, 
         "step_id": gate.step_id or "",
         "item": item_column(gate.item),
         "fields": _fields_text(gate),
-        "gate_policy": _gate_policy_text(gate.gate_policy),
+        "rules": _gate_policy_text(gate.gate_policy),
         "opened_at": now,
         "expires_at": now + timedelta(milliseconds=timeout_ms) if timeout_ms else None,
         "flow_run_id": gate.flow_run_id,

@@ -111,7 +111,7 @@ def _inner_step(outer: dict[str, Any], step: dict[str, Any]) -> dict[str, Any]:
         "depends_on": [f"{prefix}.{before}" for before in step.get("depends_on", ())],
         "group": f"{prefix}.{step['group']}" if "group" in step else prefix,
         "local_id": step.get("local_id", step["id"]),
-        "outer_inputs": [outer.get("inputs", {}), *step.get("outer_inputs", ())],  # with other inputs it is another step
+        "given": [outer.get("inputs", {}), *step.get("given", ())],  # part of the digest: with other inputs it is another step
     }
 
 

@@ -319,7 +319,7 @@ gates = Table(
     Column("approval_digest", Text, nullable=False),
     Column("name", SafeText, nullable=False),
     Column("description", SafeText, nullable=False),
-    Column("gate_policy", Text, nullable=False),
+    Column("rules", Text, nullable=False),  # the gate policy; the name is part of the digests of rows
     Column("opened_at", Instant, nullable=False),
     Column("expires_at", Instant),
     Column("closed_at", Instant),

@@ -88,7 +88,7 @@ ALTERED: dict[str, tuple[str, str, str]] = {
     "an approval that is deleted": ("DELETE FROM approvals WHERE run_id = '{run}' AND gate_id IS NULL", "approvals", "missing"),
     "what a gate showed": ("UPDATE gates SET text = 'harmless' WHERE run_id = '{run}' AND step_id = ''", "gates", "altered"),
     "who may answer at a gate": (
-        "UPDATE gates SET gate_policy = '{{}}' WHERE run_id = '{run}' AND step_id <> ''",
+        "UPDATE gates SET rules = '{{}}' WHERE run_id = '{run}' AND step_id <> ''",
         "gates",
         "step `restart`",
     ),

@@ -206,7 +206,7 @@ async def test_a_thousand_open_gates_are_listed_without_their_texts(store: PlanS
     rows = [
         {
             "id": f"g-{number:04}", "tenant_id": "", "run_id": runs[number % 10].id, "step_id": f"s{number}", "item": -1,
-            "approval_digest": DIGEST_OF_CALL, "name": "站点", "description": "x" * 200, "gate_policy": gate_policy, "opened_at": now,
+            "approval_digest": DIGEST_OF_CALL, "name": "站点", "description": "x" * 200, "rules": gate_policy, "opened_at": now,
             "openings": 1, "kind": "approval", "call_kind": "step", "owner": owner, "text": "长" * 5_000,
         }
         for number in range(1000)

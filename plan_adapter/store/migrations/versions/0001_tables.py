@@ -281,7 +281,7 @@ def _gates() -> None:
         *_owner(),
         *_texts("run_id", "step_id"),
         sa.Column("item", sa.Integer, nullable=False),
-        *_texts("approval_digest", "name", "description", "gate_policy"),
+        *_texts("approval_digest", "name", "description", "rules"),
         *_instants("opened_at"),
         *_instants("expires_at", "closed_at", nullable=True),
         *_texts("end", "flow_run_id", "keyset", nullable=True),

@@ -113,6 +113,11 @@ def call_name(step_id: str, item: int | None, label: str | None = None, *, kind:
     return name if item is None else f"{name}[{label or item + 1}]"
 
 
+def failure_of(step_id: str, *, is_unknown: bool) -> str:
+    """Return that a step failed, or that its outcome is unknown, as the beginning of a sentence."""
+    return f"the outcome of `{step_id}` is unknown" if is_unknown else f"`{step_id}` failed"
+
+
 def call_in_words(step_id: str, kind: "CallKind") -> str:
     """Return the calls of a step as part of a sentence, with the id as code: "`restart`", or "the rollback of `restart`"."""
     return f"the rollback of `{step_id}`" if kind == "rollback" else f"`{call_name(step_id, None, kind=kind)}`"

@@ -152,7 +152,12 @@ async def approval_state_of(
     from plan_adapter.runs.answers import why_stale  # imports SQLAlchemy
     from plan_adapter.runs.reconcile import hint_of
 
-    gates, answers, stopped = await store.gates.find(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
+    all_gates, answers, stopped = (
+        await store.gates.find(run_id=run.id, open_only=False),
+        await store.approvals(run.id),
+        await hint_of(run, store),
+    )
+    gates = [gate for gate in all_gates if gate.closed_at is None]
     used_ids = {row.standing_id for row in answers if row.standing_id is not None}
     standing = (
         {approval.id: approval for approval in await store.standing.find(include_ended=True) if approval.id in used_ids} if used_ids else {}
@@ -162,7 +167,7 @@ async def approval_state_of(
     state = ApprovalState(run, gates, answers, revisions, await store.now(), offline, tools, stopped, standing, labels)
     if run.status is not PlanStatus.PENDING_APPROVAL or gates:
         return state
-    state = replace(state, closed=[gate for gate in await store.gates.find(run_id=run.id, open_only=False) if gate.step_id is not None])
+    state = replace(state, closed=[gate for gate in all_gates if gate.step_id is not None])
     plan = await store.get(run.digest)
     if state.answer is None:
         return replace(state, is_needed=requires_approval(plan, await store.policy.effective(settings)))

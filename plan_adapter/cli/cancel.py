@@ -11,7 +11,6 @@ from plan_adapter.cli.records import run_json, run_status_line
 from plan_adapter.cli.servers import show_end_in_prefect
 from plan_adapter.cli.sources import open_store, tools_of
 from plan_adapter.gates.approval import os_user
-from plan_adapter.readable import code as as_code
 from plan_adapter.readable import listed
 from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
@@ -82,14 +81,13 @@ async def _what_is_left(run: PlanRun, store: "PlanStore") -> list[str]:
     """Return notes on what a cancelled run left behind: an unknown outcome, and `finally` steps that no process ran."""
     from plan_adapter.runs.reconcile import hint_of  # imports SQLAlchemy
 
-    found = await store.run(run.id)
-    final = {step.id for step in (await store.get(found.digest)).finally_}
-    not_run = [as_code(step.id) for step in found.steps if step.id in final and step.status is StepStatus.SKIPPED]
-    has_begun = any(step.attempts for step in found.steps)
+    finally_ids = {step.id for step in (await store.get(run.digest)).finally_}
+    not_run = [f"`{step.id}`" for step in run.steps if step.id in finally_ids and step.status is StepStatus.SKIPPED]
+    has_begun = any(step.attempts for step in run.steps)
     notes = (
         [f"the `finally` steps did not run, because no process executes the run: {listed(not_run, 10)}"] if not_run and has_begun else []
     )
-    hint = await hint_of(found, store)
+    hint = await hint_of(run, store)
     return notes if hint is None else [*notes, hint]
 
 

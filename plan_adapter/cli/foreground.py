@@ -287,13 +287,13 @@ async def next_command_of(run: "PlanRun", store: "PlanStore", *, tools: Sequence
     if run.completed_at is None and await store.ledger.owner(run.id) is not None:
         return next_command(run, tools=tools)
     unknown = await store.outcomes.unknown(run.id)
-    return next_command(run, unknown, tools=tools, is_undone=bool(unknown) and await is_rollback_due(run, store))
+    return next_command(run, unknown, tools=tools, rollback_due=bool(unknown) and await is_rollback_due(run, store))
 
 
-def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = (), *, tools: Sequence[str] = (), is_undone: bool = False) -> str:
+def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = (), *, tools: Sequence[str] = (), rollback_due: bool = False) -> str:
     """Return the next command to type for `run`.
 
-    `unknown`: its attempts with an unknown outcome. `tools`: the values of its `--tools`. `is_undone`: it is to be rolled back.
+    `unknown`: its attempts with an unknown outcome. `tools`: the values of its `--tools`. `rollback_due`: it is to be rolled back.
     """
     command = resume_command(run, tools=tools)
     attempt = next((attempt for attempt in unknown if attempt.kind == "step"), None)
@@ -301,7 +301,7 @@ def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = (), *, tools: Se
         return (
             f"a write whose outcome is unknown is never retried automatically: check it, record the outcome with "
             f"`{resolve_command(run.id, (attempt.step_id, attempt.item), label=attempt.label)}`, "
-            f"then `{rollback_command(run, tools=tools) if is_undone else command}`"
+            f"then `{rollback_command(run, tools=tools) if rollback_due else command}`"
         )
     if any(step.rolled_back for step in run.steps) or run.rollback is not None:
         rest = (

@@ -69,7 +69,7 @@ async def resolve(
     if api:
         return await answer_remotely(selector, options, settings, show=False, as_json=json)
     async with open_store(settings) as store:
-        is_undone = await is_rollback_due(await find_run(run, store), store)  # the resolution replaces the status message
+        rollback_due = await is_rollback_due(await find_run(run, store), store)  # the resolution replaces the status message
         found = await _record_resolution(selector, options, store, settings)
         has_owner = await store.ledger.owner(found.id) is not None
         unknown = [] if has_owner else await store.outcomes.unknown(found.id)
@@ -85,10 +85,12 @@ async def resolve(
         output.note(f"another outcome is unknown: `{command}`")
     elif hint is not None:
         output.note(hint)
-    elif resolution != "abort" and rollback:
+    elif resolution == "abort":
+        return ExitCode.DONE
+    elif rollback:
         output.note(f"`{rollback_command(found)}` continues the rollback")
-    elif resolution != "abort":
-        output.note(rollback_hint(found) if is_undone else f"`{resume_command(found)}` resumes the run")
+    else:
+        output.note(rollback_hint(found) if rollback_due else f"`{resume_command(found)}` resumes the run")
     return ExitCode.DONE
 
 

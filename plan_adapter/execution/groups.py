@@ -11,7 +11,7 @@ from plan_adapter.execution.items import Items
 from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, GatedCall
 from plan_adapter.execution.scope import RunScope, as_value
 from plan_adapter.plan import Step
-from plan_adapter.readable import counted
+from plan_adapter.readable import counted, failure_of
 from plan_adapter.record import GroupItem
 from plan_adapter.status import StepStatus
 
@@ -166,8 +166,7 @@ class Group:
         if end is not None:
             progress.ends.append(end)
             if end.outcome != "succeeded":
-                how = f"the outcome of `{step_id}` is unknown" if end.outcome == "unknown" else f"`{step_id}` failed"
-                progress.failure = progress.failure or f"{how}: {end.error}"
+                progress.failure = progress.failure or f"{failure_of(step_id, is_unknown=end.outcome == 'unknown')}: {end.error}"
                 if state.step.on_error != "continue" or end.outcome != "failed":
                     progress.halted = progress.halted or f"`{step_id}` failed"
                 else:

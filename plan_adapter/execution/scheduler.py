@@ -340,7 +340,7 @@ class Scheduler:
         if (step_id, item) in self._scope.history.succeeded:
             return self._queue(state, item, group.value_of(item))
         if choice is not None and choice.kind == "skipped":
-            return group.skip(item, step_id, by_person=self._is_wanted(group, item, step_id))
+            return group.skip(item, step_id, by_person=self._would_be_called(group, item, step_id))
         cause = (
             self._why_halted(group.step)
             or group.cause(item, step_id)
@@ -358,7 +358,7 @@ class Scheduler:
             return group.record_end(item, step_id, AttemptEnd("failed", 0, error=str(error)))
         return self._queue(state, item, group.value_of(item)) if is_true else group.skip(item, step_id, by_person=False)
 
-    def _is_wanted(self, group: Group, item: int, step_id: str) -> bool:
+    def _would_be_called(self, group: Group, item: int, step_id: str) -> bool:
         """Return whether a step that a person skipped would be called for an item: its condition is not false."""
         try:
             return self._condition_is_true(self._steps[step_id], group.scope_of(item), group.value_of(item))

@@ -12,6 +12,7 @@ from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.expressions import Template
 from plan_adapter.plan import Step
+from plan_adapter.readable import failure_of
 from plan_adapter.record import StepRun
 from plan_adapter.status import Outcome, StepStatus
 from plan_adapter.validation.sub_plans import fill_inputs
@@ -46,7 +47,7 @@ def end_of_sub_plan(runs: Collection[StepRun], without_call: Collection[str]) ->
     failed = [run for run in runs if run.status is StepStatus.FAILED]
     missing = [run for run in runs if run.status is StepStatus.SKIPPED and run.id not in without_call]
     if failed:
-        texts = [f"{_how_failed(run)}: {run.error}" for run in failed]
+        texts = [f"{failure_of(run.id, is_unknown=run.outcome is Outcome.UNKNOWN)}: {run.error}" for run in failed]
         shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
         return AttemptEnd(min(map(_outcome, failed), key=WORST_FIRST.index), 0, error=shown)
     if not missing:
@@ -54,10 +55,6 @@ def end_of_sub_plan(runs: Collection[StepRun], without_call: Collection[str]) ->
     if not any(run.status is StepStatus.COMPLETED for run in runs):
         return None
     return AttemptEnd("failed", 0, error=f"`{missing[0].id}` was skipped: {missing[0].reason}")
-
-
-def _how_failed(run: StepRun) -> str:
-    return f"the outcome of `{run.id}` is unknown" if run.outcome is Outcome.UNKNOWN else f"`{run.id}` failed"
 
 
 def _outcome(run: StepRun) -> AttemptOutcome:

@@ -36,18 +36,18 @@ async def advice_on(run: PlanRun, store: PlanStore) -> Advice | None:
     has_died = run.reason is RunReason.INTERRUPTED
     if not _has_stopped(run):
         return None
-    is_undone = await is_rollback_due(run, store)
+    rollback_due = await is_rollback_due(run, store)
     if unknown := await store.outcomes.unknown(run.id):
         first = unknown[0]
         called = listed(list(dict.fromkeys(call_in_words(attempt.step_id, attempt.kind) for attempt in unknown)), MAX_NAMES)
         message = f"{'its process died; ' if has_died else ''}the outcome of {called} is unknown"
-        is_undone = is_undone or any(attempt.kind == "rollback" for attempt in unknown)
-        next_command = rollback_command(run) if is_undone else resume_command(run)
+        rollback_due = rollback_due or any(attempt.kind == "rollback" for attempt in unknown)
+        next_command = rollback_command(run) if rollback_due else resume_command(run)
         return Advice(message, resolve_command(run.id, (first.step_id, first.item), label=first.label, kind=first.kind), next_command)
     if not has_died:
         return None
     message = "its process died; no outcome is unknown"
-    if is_undone:
+    if rollback_due:
         return Advice(message, rollback_command(run), None, effect="rolls the run back")
     return Advice(message, resume_command(run), None)
 
@@ -102,13 +102,14 @@ async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
         return f"{advice.message}: {instruction}"
     if run.completed_at is None:
         return None
-    history, plan = await store.ledger.history(run.id), await store.get(run.digest)
-    if run.status is PlanStatus.CANCELLED and (units := aborted_steps(plan, history)):
+    history = await store.ledger.history(run.id)
+    if run.status is PlanStatus.CANCELLED and (units := aborted_steps(await store.get(run.digest), history)):
         return after_abort(run, units, history.labels, is_undone=history.has_rollbacks)
     if aborted := list(history.rollbacks.aborted):
         return after_aborted_rollback(run, aborted[0], history.labels)
-    waits = not history.has_rollbacks and bool(units_to_roll_back(plan, history)) and await is_rollback_due(run, store)
-    return rollback_hint(run) if waits else None
+    if history.has_rollbacks or not await is_rollback_due(run, store):
+        return None
+    return rollback_hint(run) if units_to_roll_back(await store.get(run.digest), history) else None
 
 
 MAX_RUNS = 1000

@@ -112,6 +112,11 @@ class Gate:
     fields: Mapping[str, Input] = field(default_factory=dict[str, Input])  # of the answer to a question
 
     @property
+    def has_form(self) -> bool | None:
+        """Whether Prefect shows the gate's form. None if the gate was not shown there; False if Prefect does not keep the form."""
+        return None if self.flow_run_id is None else self.keyset is not None
+
+    @property
     def is_released(self) -> bool:
         """Whether the run has released its worker and starts again by itself once the gate is answered."""
         return self.gate_policy.release and self.attended is False and (self.keyset or "").startswith("suspended-")

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.gates import FIND_LIMIT
 from plan_adapter.cli.secrets import location_line, secret_locations
+from plan_adapter.cli.servers import available_server
 from plan_adapter.cli.sources import model_of, open_store, plan_of, policy_of_store, tools_of
+from plan_adapter.commands import answer_command
+from plan_adapter.engine.connection import use_server
 from plan_adapter.engine.diagnosis import Finding, diagnose
-from plan_adapter.errors import InvalidPlanError, ModelError, StoreError, ToolDefinitionError
+from plan_adapter.errors import InvalidPlanError, ModelError, NoServerError, StoreError, ToolDefinitionError
 from plan_adapter.gates.approval import names_without_group
 from plan_adapter.gates.policy import STORES_SIGNERS, EffectivePolicy, effective_policy
 from plan_adapter.readable import counted, duration, one_line
@@ -34,6 +38,7 @@ def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model:
     own_checks = (lambda: _check_tools(tools or []), lambda: _check_model(settings, ask=model))
     policy_checks = (lambda: _check_policy(settings), lambda: _check_signatures(_read_policy(settings)[0]))
     findings = diagnose(settings, checks=(lambda: _check_store(settings), *policy_checks, *own_checks))
+    findings += _check_forms(settings)
     findings += [] if plan is None else _check_plan(plan, tools or [], settings)
     for finding in findings:
         if json:
@@ -53,6 +58,34 @@ def _check_store(settings: Settings) -> Finding:
         return Finding(ok=True, what=f"{asyncio.run(describe_store())} answers")
     except StoreError as error:
         return Finding(ok=False, what=str(error))
+
+
+MAX_FORMS = 50
+"""How many open gates are checked, newest first. Each costs a request."""
+
+
+def _check_forms(settings: Settings) -> list[Finding]:
+    """Return whether Prefect has the forms of the open gates, if there are any and a server is running."""
+
+    async def check() -> list[Finding]:
+        async with open_store(settings) as store:
+            gates = [gate for gate in (await store.gates.find(limit=FIND_LIMIT))[::-1] if gate.flow_run_id is not None][:MAX_FORMS]
+        server = available_server(settings) if gates else None
+        if server is None:
+            return []
+        from plan_adapter.engine.gate_forms import lacks_form  # imports Prefect
+
+        with use_server(server):
+            missing = [gate for gate in gates if await lacks_form(gate)]
+        if not missing:
+            return [Finding(ok=True, what=f"Prefect has the {counted(len(gates), 'form')} of the open gates")]
+        what = "Prefect lacks the form of the gate of {}: it cannot be answered in the UI"
+        return [Finding(ok=False, what=what.format(one_line(gate.name)), hint=f"`{answer_command(gate)}` answers it") for gate in missing]
+
+    try:
+        return asyncio.run(check())
+    except (StoreError, NoServerError):  # another check reports it
+        return []
 
 
 def _check_tools(imports: list[str]) -> Finding:

@@ -124,7 +124,7 @@ class ForegroundRun:
             self._waiting_run_id = event.run.id
         if event.kind == "run_started":
             self._started_run_id, self._resume_command = event.run.id, resume_command(event.run, tools=self._imports)
-        if event.kind in ("gate_opened", "run_started"):
+        if event.kind in ("gate_opened", "gate_shown", "run_started"):
             self._install_handlers()  # a new flow run has installed Prefect's SIGTERM handler
         self._display(event)
 

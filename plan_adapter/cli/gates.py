@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import age, caller_refusal, time_left
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.records import QUESTION_SUFFIXES, gate_json, gate_place
+from plan_adapter.cli.records import NO_FORM, QUESTION_SUFFIXES, gate_json, gate_place
 from plan_adapter.cli.servers import known_server, lacks_store_of_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.commands import SHOWN_DIGITS, answer_command
@@ -96,6 +96,8 @@ def _print_gates(
             question = one_line(gate.description.strip())
             question = question if len(question) <= SHOWN_CHARACTERS else f"{cut(question, SHOWN_CHARACTERS)} …"
             output.line(f"{gate.run_id} {gate_place(gate)} asks: {question} (answer with {fields})")
+        if gate.has_form is False:
+            output.line(f"{gate.run_id} {gate_place(gate)}: {NO_FORM}: `{answer_command(gate)}` answers it")
         if (changed := changes.get(gate.id)) is not None:
             output.line(f"{gate.run_id} {gate_place(gate)}: {one_line(changed.by)} asks for changes: {one_line(changed.note)}")
     more = f"; {len(found) - limit} more: --limit" if len(found) > limit else ""

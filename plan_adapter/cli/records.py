@@ -78,8 +78,12 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "fields": {name: field.model_dump(mode="json", exclude_defaults=True) for name, field in gate.fields.items()},
         "flow_run_id": gate.flow_run_id,
         "attended": gate.attended,
+        "has_form": gate.has_form,
     }
 
+
+NO_FORM = "Prefect does not keep the form of this gate"
+"""What a list of gates says of a gate that cannot be answered in Prefect's UI."""
 
 QUESTION_SUFFIXES: dict[GateKind, str] = {"approval": "", "question": ": a question", "outcome": ": how did it end?"}
 """What a list of gates adds to the step of a gate, by what the gate asks for."""

@@ -23,7 +23,7 @@ from plan_adapter.cli.approval_state import age, time_left
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.questions import refuse_mismatched_answer
-from plan_adapter.cli.records import QUESTION_SUFFIXES
+from plan_adapter.cli.records import NO_FORM, QUESTION_SUFFIXES
 from plan_adapter.cli.servers import running_server
 from plan_adapter.commands import SHOWN_DIGITS, answer_command
 from plan_adapter.engine.connection import Server
@@ -57,6 +57,9 @@ async def list_remotely(settings: "Settings", *, limit: int, as_json: bool) -> i
     elif found:
         columns = ("RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "KNOWN BY")
         output.table(columns, [_row(form, now) for form in found])
+        for form in found:
+            if form.is_lost:
+                output.line(f"{form.run_id}: {NO_FORM}: {_elsewhere(form)}")
         output.note(f"forms of the server {server.api_url}; `{_answer_command(found[0])}` answers the first one")
     else:
         output.note(f"nothing waits for an answer on {server.api_url}")
@@ -71,6 +74,8 @@ async def answer_remotely(selector: GateSelector, options: AnswerOptions, settin
         form = _find_form(await open_forms(), selector, None if show else options)
         page = server.run_url(form.flow_run_id)
         command = _answer_command(form) if form.kind == "outcome" else _answer_command(form, approval_decision(options))
+        if form.is_lost:
+            raise UsageError(f"{NO_FORM}: {_elsewhere(form)}")
         if not show and not selector.matches_digest(form.approval_digest):
             raise NotApprovedError(wrong_digest_message(selector, form, command, was_asked=None, api=True))
         is_named = form.step_id is None or selector.step is not None or show or selector.digest is not None
@@ -193,6 +198,7 @@ def _form_json(form: "OpenForm", server: Server) -> dict[str, Any]:
         "flow_run_id": form.flow_run_id,
         "link": server.run_url(form.flow_run_id),
         "refused": form.refused,
+        "has_form": not form.is_lost,
     }
 
 
@@ -202,6 +208,11 @@ def _row(form: "OpenForm", now: datetime) -> tuple[str, ...]:
     known = " or ".join(form.known_by) if form.known_by is not None else "any way"
     step = (_step_name(form) + QUESTION_SUFFIXES[form.kind]) if form.step_id is not None else "the plan"
     return (form.run_id, form.name, step, form.approval_digest[:SHOWN_DIGITS], since, until, known)
+
+
+def _elsewhere(form: "OpenForm") -> str:
+    """Return how to answer a gate that has no form."""
+    return f"`{answer_command(form)}` answers it, on a machine with the store"
 
 
 def _step_name(form: "OpenForm") -> str:

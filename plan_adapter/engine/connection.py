@@ -21,6 +21,8 @@ from plan_adapter.gates.approval import os_user
 
 Model = TypeVar("Model", bound=BaseModel)
 
+log = logging.getLogger(__name__)
+
 ANSWER_SECONDS = 15.0
 UI_SECONDS = 2.0
 """How long a UI may take to report the paths of its pages while a link is built."""
@@ -121,6 +123,18 @@ def check_server() -> Server:
             "Fix it, unset it to get a local server, or run without one: `--offline` (`offline=True` in Python)."
         ) from error
     return current_server()
+
+
+def server_version() -> str | None:
+    """Return which version of Prefect the server of Prefect's settings runs, or None if it does not say."""
+    from prefect.client.orchestration import get_client
+
+    try:
+        with override_settings({"client.max_retries": 0}), get_client({"timeout": ANSWER_SECONDS}, sync_client=True) as client:
+            return client.api_version()
+    except Exception as error:
+        log.info("the Prefect server does not say its version: %s", _describe_error(error))
+        return None
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from plan_adapter.engine.connection import configured_api_url, in_flow_run_process, ui_hint, url_source
+from plan_adapter.engine.connection import configured_api_url, in_flow_run_process, server_version, ui_hint, url_source
 from plan_adapter.engine.local_server import configured_server, server_status
 from plan_adapter.engine.server_auth import demands_authentication
 from plan_adapter.engine.server_state import ServerFolder, login_hint
@@ -18,6 +18,9 @@ from plan_adapter.settings import Settings
 
 DISTRIBUTION = "prefect-plan-adapter"
 FREE_BYTES = 200_000_000
+
+TESTED_PREFECT = ("3.8.8", "3.9.0", "3.9.1")
+"""The versions of Prefect that `make matrix` tests, each as client with each as server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +83,22 @@ def _check_server(settings: Settings) -> Iterator[Finding]:
         if configured:
             server = configured_server(settings)
             yield Finding(ok=True, what=f"Prefect server {server.api_url} answers (set by {url_source()})")
+            yield _compare_versions(server_version())
             yield _check_authentication(server.api_url)
         else:
             yield from _check_local_server(settings)
     except NoServerError as error:
         yield Finding(ok=False, what=str(error))
+
+
+def _compare_versions(server: str | None) -> Finding:
+    """Report whether this Prefect is tested with a server of that version."""
+    client = importlib.metadata.version("prefect")
+    pair = f"Prefect {client} here, {server or 'an unknown version'} on the server"
+    if client in TESTED_PREFECT and server in TESTED_PREFECT:
+        return Finding(ok=True, what=f"{pair}: this pair is tested")
+    hint = f"tested are {', '.join(TESTED_PREFECT)}, each with each; `plan gates` says if a form is missing in Prefect's UI"
+    return Finding(ok=True, what=f"{pair}: this pair is not tested", hint=hint)
 
 
 def _check_authentication(api_url: str) -> Finding:
@@ -114,6 +128,7 @@ def _check_local_server(settings: Settings) -> Iterator[Finding]:
     if status.state == "healthy":
         login = [login_hint(status.password_file)] if status.password_file is not None else []
         yield Finding(ok=True, what=f"{what} answers; log: {status.log_path}", hint="; ".join([*login, *ui_hint(status.ui_url or "")[1:]]))
+        yield _compare_versions(status.prefect_version)
         yield _check_authentication(status.api_url or "")
     else:
         hint = f"`plan down`, then run again; log: {status.log_path}{ServerFolder(status.log_path.parent).log_tail()}"

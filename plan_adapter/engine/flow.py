@@ -12,12 +12,12 @@ from uuid import UUID
 from prefect import Flow, get_client
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, Pause
 from pydantic import JsonValue, WithJsonSchema
 
 from plan_adapter.engine.connection import describe_server_error, override_settings
 from plan_adapter.engine.flow_runs import CHECKS_ITSELF, name_flow_run, run_flow, tag_flow_run
-from plan_adapter.engine.gate_prompt import keep_unattended_form
+from plan_adapter.engine.gate_pause import keep_unattended_pause, leave_notice
 from plan_adapter.engine.internals import (
     busy_retries,
     confirm_delivery,
@@ -165,11 +165,17 @@ def _flow_function(plan: ExecutionPlan, body: FlowBody, *, with_inputs: bool = T
         assert context is not None and context.flow_run is not None  # only Prefect calls this
         async with busy_retries():  # it changes the client, and so also covers the end of a flow that a worker runs
             await tag_flow_run(context.flow_run, plan.tags)
-        with keep_unattended_form() as form:
+        with keep_unattended_pause() as unattended:
             try:
-                return form.attach_to(state_of_run(await body(inputs, str(context.flow_run.id))))
+                state = state_of_run(await body(inputs, str(context.flow_run.id)))
             except PlanAdapterError as error:
                 return state_of_error(error)
+        if not state.is_paused():
+            return state
+        paused = unattended.state or await leave_notice(state)
+        if paused is None:
+            return state
+        raise Pause(state=paused)  # Prefect's engine then sets no state, which would delete the form
 
     setattr(run_steps, CHECKS_ITSELF, True)
     run_steps.__doc__ = _docstring(inputs_of_plan)

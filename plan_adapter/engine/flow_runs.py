@@ -14,7 +14,7 @@ from prefect import Flow, get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, Pause
 
 from plan_adapter.engine.internals import busy_retries, missing_prefect_features, name_new_flow_run, rerun
 from plan_adapter.errors import NoServerError, RunFailedError
@@ -33,16 +33,22 @@ async def run_flow(
     """Run `flow` in this process and return its final state.
 
     With `flow_run_id`, run it as that flow run, whatever its state. If the server does not have that flow run, or this Prefect cannot run
-    it again, create a new one called `name`. Raises what the flow's function raised, except RunFailedError: a failed run is a result.
+    it again, create a new one called `name`. Raises what the flow's function raised, except RunFailedError: a failed run is a result. So is
+    a paused one.
     """
     async with busy_retries():
         can_rerun = not missing_prefect_features("reruns")
         flow_run = await _find_flow_run(flow_run_id) if flow_run_id is not None and can_rerun else None
-        if flow_run is None:
-            with nullcontext() if name is None else name_new_flow_run(flow, name):
-                state = await flow(**parameters, return_state=True)
-        else:
-            state = await rerun(flow, flow_run, dict(parameters))
+        try:
+            if flow_run is None:
+                with nullcontext() if name is None else name_new_flow_run(flow, name):
+                    state = await flow(**parameters, return_state=True)
+            else:
+                state = await rerun(flow, flow_run, dict(parameters))
+        except Pause as paused:
+            if paused.state is None:
+                raise
+            return paused.state
     error = await state.aresult(raise_on_failure=False)
     if isinstance(error, Exception) and not isinstance(error, RunFailedError):
         raise error

@@ -126,6 +126,11 @@ def _build_outcome_form(request: ApprovalRequest, *, takes_codes: bool) -> type[
     return create_model("Outcome", __base__=RunInput, **fields)
 
 
+def notice_schema() -> dict[str, JsonValue]:
+    """Return the schema of a form without fields that takes no answer."""
+    return {"title": "Notice", "type": "object", "properties": {}, "not": {}}
+
+
 def _digest_field(request: ApprovalRequest) -> Any:
     """Return the field that binds the answer to what the form shows, so that an answer from an outdated page is refused."""
     return Field(default=request.approval_digest[:SHOWN_DIGITS], max_length=MAX_NAME_CHARACTERS, title="Digest: leave it as it is")

@@ -4,23 +4,22 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from prefect import Flow
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import State, StateType
-from prefect.client.schemas.responses import SetStateStatus
 from prefect.context import FlowRunContext
 from prefect.exceptions import Pause
-from prefect.input import keyset_from_base_key
 from prefect.states import Cancelled, Completed, Failed, Suspended
 
 from plan_adapter.approvals import Approval, ApprovalRequest, Decision, Gate, GateKind
 from plan_adapter.engine.connection import in_flow_run_process
-from plan_adapter.engine.form import ARTIFACT, build_form, form_description
-from plan_adapter.engine.gate_display import LogWriter, called_step, form_labels, log_writer, publish_text, read_labels, waiting_message
-from plan_adapter.engine.gate_prompt import FINISH_SECONDS, FIRST_WAIT, LONGEST_WAIT, SERVER_ERRORS, GateCancelledError, Prompt, takes_codes
+from plan_adapter.engine.form import ARTIFACT
+from plan_adapter.engine.gate_display import LogWriter, called_step, log_writer, publish_text, read_labels, waiting_message
+from plan_adapter.engine.gate_pause import SERVER_ERRORS, GatePause, leave_paused
+from plan_adapter.engine.gate_prompt import FINISH_SECONDS, FIRST_WAIT, LONGEST_WAIT, GateCancelledError, Prompt
 from plan_adapter.gates.approval import PendingGate
 from plan_adapter.readable import one_line, prose, safe_name
 
@@ -37,36 +36,19 @@ async def release(pending: PendingGate, flow_run_id: UUID, client: PrefectClient
     When resumed, the flow run starts again from its first line, and `gate_forms.collect_answer` returns the answer. Returns normally, so
     that the caller waits as usual, if the gate is already closed or Prefect cannot suspend the flow run.
 
-    This makes the same calls as `prefect.suspend_flow_run`, but writes the form first and sets a state message.
+    This makes the same calls as `prefect.suspend_flow_run`, but sets a state message.
     """
-    request, key = pending.request, uuid4().hex
-    keyset = f"suspended-{key}"
-    message = f"`{one_line(request.name)[:MAX_NAME_CHARACTERS]}` {waiting_message(request)}; its worker is free until then"
-    suspended = Suspended(pause_key=key, message=message)
-    suspended.state_details.run_input_keyset = {str(part): name for part, name in keyset_from_base_key(keyset).items()}
-    try:
-        await client.update_flow_run_labels(flow_run_id, form_labels(request, keyset, request.refused))
-    except SERVER_ERRORS as error:
-        log.warning("flow run %s keeps its worker while it waits: %s", flow_run_id, type(error).__name__)
-        return
-    await pending.record_form(flow_run_id=str(flow_run_id), keyset=keyset)  # first, because the process is gone afterwards
+    request, pause = pending.request, GatePause(flow_run_id, client, "suspended")
+    await pending.record_form(flow_run_id=str(flow_run_id), keyset=pause.keyset)  # first: who closes the gate from now on resumes the run
     await asyncio.wait({pending.closed}, timeout=CLOSED_CHECK_SECONDS)
     if pending.closed.done():
         return
+    message = f"`{one_line(request.name)[:MAX_NAME_CHARACTERS]}` {waiting_message(request)}; its worker is free until then"
     write_log(message)
-    # Pass only the description: other initial data would replace what the fields describe themselves.
-    can_take_codes = await takes_codes(request)
-    text = form_description(request, refused=request.refused, takes_codes=can_take_codes)
-    form = build_form(request, takes_codes=can_take_codes).with_initial_data(description=text)
-    try:
-        await form.asave(keyset_from_base_key(keyset), flow_run_id)
-        result = await client.set_flow_run_state(flow_run_id, suspended)
-    except SERVER_ERRORS as error:
-        log.warning("flow run %s keeps its worker while it waits: %s", flow_run_id, error)
-        return
-    if result.status is SetStateStatus.ACCEPT:
-        raise Pause(state=result.state or suspended)
-    log.warning("flow run %s keeps its worker while it waits: %s", flow_run_id, getattr(result.details, "reason", None) or result.status)
+    suspended = await leave_paused(pause, Suspended(message=message), pending, write_log=write_log)
+    if suspended is not None:
+        raise Pause(state=suspended)
+    log.warning("flow run %s keeps its worker while it waits", flow_run_id)
 
 
 POLL_SECONDS = 1.0

@@ -50,6 +50,11 @@ def waiting_message(request: ApprovalRequest) -> str:
     return f"waits for {what}{until}: {_UI_INSTRUCTION}, or with `{command}`"
 
 
+def lost_form_message(request: ApprovalRequest) -> str:
+    """Return a sentence that says how to answer the gate of `request`, whose form Prefect does not keep."""
+    return f"Prefect does not keep the form of this gate, so it cannot be answered on its page: `{answer_command(request)}` answers it"
+
+
 LABEL_PREFIX = "plan_adapter."
 MAX_LABEL_CHARACTERS = 1000
 
@@ -72,10 +77,13 @@ class GateLabels:
     kind: GateKind
     label: str | None  # the item's label, None if it is known by number
     call_kind: CallKind
+    is_lost: bool  # Prefect does not keep the form
 
 
-def form_labels(request: ApprovalRequest, keyset: str, refused: str | None) -> dict[str, str | int | float | bool]:
-    """Return the labels of a flow run that shows the form of `request` under `keyset`. An empty text means None."""
+def form_labels(
+    request: ApprovalRequest, keyset: str, refused: str | None, *, is_lost: bool = False
+) -> dict[str, str | int | float | bool]:
+    """Return the labels of a flow run that shows the form of `request` under `keyset`. An empty text means None or False."""
     labels = {
         "gate": request.gate_id,
         "run": request.run_id,
@@ -91,6 +99,7 @@ def form_labels(request: ApprovalRequest, keyset: str, refused: str | None) -> d
         "kind": request.kind,
         "label": request.label,
         "call_kind": request.call_kind,
+        "lost": "yes" if is_lost else None,
     }
     # Prefect merges labels, so outdated ones must be overwritten.
     return {LABEL_PREFIX + name: (value or "")[:MAX_LABEL_CHARACTERS] for name, value in labels.items()}
@@ -117,6 +126,7 @@ def read_labels(labels: Mapping[str, Any]) -> GateLabels | None:
             kind=_KINDS.get(texts.get("kind", ""), "approval"),
             label=one_line(texts["label"]) if texts.get("label") else None,
             call_kind="rollback" if texts.get("call_kind") == "rollback" else "step",
+            is_lost=bool(texts.get("lost")),
         )
     except ValueError:
         return None

@@ -105,6 +105,20 @@ async def form_fields(form: OpenForm) -> dict[str, Input]:
         raise _server_error(error) from error
 
 
+async def lacks_form(gate: Gate) -> bool:
+    """Return whether Prefect's server lacks the form of an open `gate` that was shown there. Raises NoServerError."""
+    if gate.flow_run_id is None or gate.keyset is None:
+        return gate.has_form is False
+    try:
+        async with get_client() as client:
+            found = await client.filter_flow_run_input(UUID(gate.flow_run_id), gate.keyset, limit=10, exclude_keys=set())
+    except ObjectNotFound:
+        return True
+    except httpx.HTTPError as error:
+        raise _server_error(error) from error
+    return keyset_from_base_key(gate.keyset)["schema"] not in {value.key for value in found}
+
+
 async def collect_answer(gate: Gate) -> Answer | None:
     """Return the answer given in the form of this opening of `gate`, or None. Raises NotApprovedError if it is incomplete.
 

@@ -1,34 +1,28 @@
 """`Prompt`: a gate's form on the page of one flow run, shown again until the gate is closed.
 
-It pauses the flow run with the calls that `prefect.pause_flow_run` makes, in a different order: the form exists before the pause, so that
-no answer can arrive too early. Prefect's state is never the answer. If the pause ends without an answer (a client sets Running, or deletes
-the form), the prompt opens the form again under a new key.
+It pauses the flow run with the calls that `prefect.pause_flow_run` makes. Prefect's state is never the answer: if the pause ends without
+one, because a client sets Running, the prompt pauses again under a new key.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager
-from contextvars import Context, ContextVar, copy_context
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, TypeVar
-from uuid import UUID, uuid4
+from uuid import UUID
 
-import httpx
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import State
 from prefect.client.schemas.responses import SetStateStatus
-from prefect.context import FlowRunContext
-from prefect.exceptions import PrefectException
-from prefect.input import acreate_flow_run_input, aread_flow_run_input, keyset_from_base_key
+from prefect.input import aread_flow_run_input
 from prefect.states import Paused, Running
 
 from plan_adapter.approvals import ApprovalRequest
-from plan_adapter.engine.connection import current_server, override_settings
-from plan_adapter.engine.form import NotAnAnswerError, build_form, form_description, parse_answer
-from plan_adapter.engine.gate_display import MAX_REASON_CHARACTERS, LogWriter, form_labels, waiting_message
-from plan_adapter.engine.server_auth import demands_authentication
+from plan_adapter.engine.connection import override_settings
+from plan_adapter.engine.form import NotAnAnswerError, parse_answer
+from plan_adapter.engine.gate_display import MAX_REASON_CHARACTERS, LogWriter, lost_form_message, waiting_message
+from plan_adapter.engine.gate_pause import SERVER_ERRORS, FormLostError, GatePause
 from plan_adapter.gates.approval import PendingGate
 from plan_adapter.readable import call_name, one_line
 
@@ -44,9 +38,6 @@ SLOWDOWN_SECONDS, MAX_SLOWDOWN = 120.0, 5.0
 """An opening is polled half as often after this many seconds, and later down to a fifth as often."""
 CALM_SECONDS = 30.0
 """If an opening lasted this long, nothing keeps ending it, so the wait is reset."""
-
-SERVER_ERRORS = (httpx.HTTPError, PrefectException, OSError, ValueError)
-"""Raised by calls to a server that is unavailable, busy or being replaced. ValueError: the response is not Prefect's."""
 
 
 class GateCancelledError(Exception):
@@ -111,7 +102,7 @@ class Prompt:
             async with asyncio.timeout(FINISH_SECONDS):
                 while self._shown:
                     try:
-                        if _is_pause(await self._call(self._read_state()), None):
+                        if _is_paused(await self._call(self._read_state())):
                             await self._call(self._client.set_flow_run_state(self._flow_run_id, Running(message=message)))
                         self._shown = False
                     except _RequestFailedError:
@@ -121,13 +112,13 @@ class Prompt:
 
     async def _show_once(self, refused: str | None) -> str | None:
         """Show the form once. Return why it must be shown again, or None if it need not be."""
-        key, started_at = uuid4().hex, asyncio.get_running_loop().time()
-        await self._open_form(key, refused)
-        await self._pending.record_form(flow_run_id=str(self._flow_run_id), keyset=keyset_name(key))
-        state = await self._wait_for_pause_end(key)
+        pause, started_at = GatePause(self._flow_run_id, self._client), asyncio.get_running_loop().time()
+        await self._enter(pause)
+        await self._write_form(pause, refused)
+        state = await self._wait_for_pause_end(pause)
         self._shown = False
         _raise_if_cancelled(state)
-        raw = await self._retry(partial(aread_flow_run_input, _response_key(key), flow_run_id=self._flow_run_id))
+        raw = await self._retry(partial(aread_flow_run_input, pause.response_key, flow_run_id=self._flow_run_id))
         if raw is None:
             message = f"the pause ended without an answer (state {state.name if state else 'unknown'})"
             log.warning("the gate of flow run %s still waits for an answer: %s", self._flow_run_id, message)
@@ -142,8 +133,8 @@ class Prompt:
             return str(error)
         return await self._pending.submit(answer)
 
-    async def _wait_for_pause_end(self, key: str) -> State | None:
-        """Return the state that follows the pause with `key`. Raises _GateClosedError if the gate is closed first."""
+    async def _wait_for_pause_end(self, pause: GatePause) -> State | None:
+        """Return the state that follows `pause`. Raises _GateClosedError if the gate is closed first."""
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         while True:
@@ -151,26 +142,37 @@ class Prompt:
             waited = loop.time() - started_at
             if await self._finished_within(self._poll_seconds * min(1 + waited / SLOWDOWN_SECONDS, MAX_SLOWDOWN)):
                 raise _GateClosedError
-            if not _is_pause(state := await self._retry(self._read_state), key):
+            if not pause.is_in(state := await self._retry(self._read_state)):
                 return state
 
-    async def _open_form(self, key: str, refused: str | None) -> None:
-        request = self._pending.request
-        can_take_codes = await takes_codes(request)
-        for write in form_writes(request, self._flow_run_id, self._client, key=key, refused=refused, takes_codes=can_take_codes):
-            await self._retry(write)
-        paused = attach_form(Paused(message=_paused_message(request)), key)
+    async def _enter(self, pause: GatePause) -> None:
+        """Pause the flow run."""
+        paused = pause.attach_to(Paused(message=_paused_message(self._pending.request)))
         self._shown = True
         if await self._try_set_state(paused):
             return
         state = await self._retry(self._read_state)
-        if _is_pause(state, key):  # an earlier request set it, and its response was lost
+        if pause.is_in(state):  # an earlier request set it, and its response was lost
             return
         _raise_if_cancelled(state)
         # A process that died left this state, or someone set it. This process runs the flow run, so Running is correct.
         await self._retry(partial(self._client.set_flow_run_state, self._flow_run_id, Running(), force=True))
         if not await self._try_set_state(paused):
             raise _RequestFailedError("the flow run cannot be paused")
+
+    async def _write_form(self, pause: GatePause, refused: str | None) -> None:
+        """Write the form of the paused flow run. If the server does not keep it, say how to answer instead."""
+        request, flow_run_id = self._pending.request, str(self._flow_run_id)
+        # First, because an answer must be found even if this process ends as soon as the form exists.
+        await self._pending.record_form(flow_run_id=flow_run_id, keyset=pause.keyset)
+        try:
+            await self._retry(partial(pause.write_form, request, refused=refused))
+        except FormLostError as error:
+            self._write_log(lost_form_message(request))
+            log.warning("%s; %s", error, lost_form_message(request))
+            await self._pending.report_form(flow_run_id=flow_run_id, keyset=None)
+        else:
+            await self._pending.report_form(flow_run_id=flow_run_id, keyset=pause.keyset)
 
     async def _try_set_state(self, state: State) -> bool:
         result = await self._retry(partial(self._client.set_flow_run_state, self._flow_run_id, state))
@@ -222,39 +224,6 @@ class Prompt:
         return True
 
 
-def keyset_name(key: str) -> str:
-    """Return the base key under which Prefect keeps the form of the pause with `key`."""
-    return f"paused-{key}"
-
-
-async def takes_codes(request: ApprovalRequest) -> bool:
-    """Return whether the form of `request` accepts one-time codes: only if people sign in to the server, or if none is required."""
-    if "totp" not in (request.gate_policy.known_by or ()):
-        return True
-    return await asyncio.to_thread(demands_authentication, current_server().api_url) is True
-
-
-def form_writes(
-    request: ApprovalRequest, flow_run_id: UUID, client: PrefectClient, *, key: str, refused: str | None, takes_codes: bool
-) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
-    """Return the calls that write the form of the pause with `key`, in order. Each can be repeated."""
-    keyset = keyset_from_base_key(keyset_name(key))
-    form = build_form(request, takes_codes=takes_codes)
-    text = form_description(request, refused=refused, takes_codes=takes_codes)
-    return (
-        lambda: _save(form.asave(keyset, flow_run_id)),
-        lambda: _save(acreate_flow_run_input(keyset["description"], text, flow_run_id=flow_run_id)),
-        partial(client.update_flow_run_labels, flow_run_id, form_labels(request, keyset_name(key), refused)),
-    )
-
-
-def attach_form(paused: State[Any], key: str) -> State[Any]:
-    """Return `paused` as the pause with `key`, which shows the form written under that key."""
-    paused.state_details.pause_key = key
-    paused.state_details.run_input_keyset = {str(part): name for part, name in keyset_from_base_key(keyset_name(key)).items()}
-    return paused
-
-
 def _context_without_retries() -> Context:
     """Return a copy of the context in which Prefect's client does not retry. A prompt has its own waits, which end with the gate."""
     with override_settings({"client.max_retries": 0}):
@@ -271,67 +240,10 @@ def _paused_message(request: ApprovalRequest) -> str:
     return f"Waiting to know how `{call_name(str(request.step_id), request.item, request.label, kind=request.call_kind)}` of {name} ended"
 
 
-def _is_pause(state: State | None, key: str | None) -> bool:
-    """Return whether `state` is the pause with `key`, or any pause if `key` is None."""
-    return state is not None and state.is_paused() and key in (None, state.state_details.pause_key)
-
-
-async def _save(create: Coroutine[Any, Any, None]) -> None:
-    """Await `create`, which writes an input under a new key. If the key exists, an earlier request succeeded and its response was lost."""
-    try:
-        await create
-    except httpx.HTTPStatusError as error:
-        if error.response.status_code != httpx.codes.CONFLICT.value:
-            raise
-
-
-def _response_key(key: str) -> str:
-    return keyset_from_base_key(keyset_name(key))["response"]
+def _is_paused(state: State | None) -> bool:
+    return state is not None and state.is_paused()
 
 
 def _raise_if_cancelled(state: State | None) -> None:
     if state is not None and (state.is_cancelling() or state.is_cancelled()):
         raise GateCancelledError(state.message or "cancelled in Prefect")
-
-
-@dataclass(slots=True)
-class UnattendedForm:
-    """The form of a flow run that ends as Paused. There is no form while `key` is None."""
-
-    key: str | None = None
-
-    def attach_to(self, state: State[Any]) -> State[Any]:
-        """Return `state`, with the form added if it is a pause and there is a form."""
-        return state if self.key is None or not state.is_paused() else attach_form(state, self.key)
-
-
-_unattended_form: ContextVar[UnattendedForm] = ContextVar("plan_adapter_left_form")
-
-
-@contextmanager
-def keep_unattended_form() -> Generator[UnattendedForm]:
-    """Yield a holder for the form that `leave_form` writes, so that the flow's function can attach it to the state it returns."""
-    token = _unattended_form.set(UnattendedForm())
-    try:
-        yield _unattended_form.get()
-    finally:
-        _unattended_form.reset(token)
-
-
-async def leave_form(pending: PendingGate) -> None:
-    """Write a gate's form for the current flow run. The flow's function must then return a paused state.
-
-    If the server is unavailable, the gate has no form; it can be answered elsewhere.
-    """
-    flow, key = FlowRunContext.get(), uuid4().hex
-    if flow is None or flow.flow_run is None or not isinstance(flow.client, PrefectClient):
-        raise RuntimeError("a form can only be left inside a running flow")
-    can_take_codes, refused = await takes_codes(pending.request), pending.request.refused
-    try:
-        for write in form_writes(pending.request, flow.flow_run.id, flow.client, key=key, refused=refused, takes_codes=can_take_codes):
-            await write()
-    except SERVER_ERRORS as error:
-        log.warning("flow run %s waits without a form: %s", flow.flow_run.id, type(error).__name__)
-        return
-    await pending.record_form(flow_run_id=str(flow.flow_run.id), keyset=keyset_name(key))
-    _unattended_form.get().key = key

@@ -71,8 +71,7 @@ def state_of_run(run: PlanRun) -> State:
     Inside this process the state holds `run`, or the RunFailedError that `await flow()` raises. Neither leaves the process.
     """
     if run.status is PlanStatus.PENDING_APPROVAL:
-        message = f"waiting for an approval; no process is running. `plan show {run.id}` says what to type"
-        return Paused(name=WAITING, message=message, timeout_seconds=WAITING_SECONDS)
+        return unattended_state(run.id)
     message = _truncate(": ".join(part for part in (_completed_count(run), run.message, _rejection_note(run)) if part))
     if run.status is PlanStatus.COMPLETED:
         return Completed(message=message, data=run)
@@ -81,6 +80,12 @@ def state_of_run(run: PlanRun) -> State:
         return Cancelled(name=_state_name(run, RunReason.CANCELLED, "Cancelled"), message=message, data=error)
     fallback = "Partial" if run.status is PlanStatus.PARTIAL else "Failed"
     return Failed(name=_state_name(run, RunReason.STEP_FAILED, fallback), message=message, data=error)
+
+
+def unattended_state(run_id: str) -> State:
+    """Return the state of the flow run of a run that waits for an approval while no process executes it."""
+    message = f"waiting for an approval; no process is running. `plan show {run_id}` says what to type"
+    return Paused(name=WAITING, message=message, timeout_seconds=WAITING_SECONDS)
 
 
 def state_of_error(error: PlanAdapterError) -> State:

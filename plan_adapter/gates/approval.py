@@ -53,7 +53,11 @@ class PendingGate(Protocol):
         ...
 
     async def record_form(self, *, flow_run_id: str, keyset: str) -> None:
-        """Record where the gate's form is, so that an answer that nobody waited for can be found."""
+        """Record where the gate's form will be, before it exists, so that an answer that nobody waited for can be found."""
+        ...
+
+    async def report_form(self, *, flow_run_id: str, keyset: str | None) -> None:
+        """Report that the form exists, or, with None as `keyset`, that Prefect does not keep it."""
         ...
 
 

@@ -8,7 +8,7 @@ from plan_adapter.engine.connection import Server, current_server
 from plan_adapter.engine.gate import GateCancelledError, show_gate_form
 from plan_adapter.engine.gate_display import emit_gate_event, publish_text
 from plan_adapter.engine.gate_forms import collect_answer, resume_released
-from plan_adapter.engine.gate_prompt import leave_form
+from plan_adapter.engine.gate_pause import leave_form
 from plan_adapter.engine.server_auth import demands_authentication
 from plan_adapter.errors import NoServerError
 from plan_adapter.gates.approval import PendingGate

@@ -76,9 +76,14 @@ class OpenGate:
             return str(error)
 
     async def record_form(self, *, flow_run_id: str, keyset: str) -> None:
-        """Record which flow run shows the form of this gate."""
+        """Record which flow run will show the form of this gate."""
         await self._store.gates.show(self.gate.id, flow_run_id=flow_run_id, keyset=keyset)
-        if flow_run_id not in (self._form_flow_run_id, self._run.flow_run_id):
+
+    async def report_form(self, *, flow_run_id: str, keyset: str | None) -> None:
+        """Record that the gate has no form if `keyset` is None. Otherwise say where the form is, unless the run's own page shows it."""
+        if keyset is None:
+            await self._store.gates.show(self.gate.id, flow_run_id=flow_run_id, keyset=None)
+        elif flow_run_id not in (self._form_flow_run_id, self._run.flow_run_id):
             self._form_flow_run_id = flow_run_id
             gate = replace(self.gate, flow_run_id=flow_run_id, keyset=keyset)
             notify(self._listener, Event("gate_shown", self._run, gate=gate, in_form=True))
@@ -248,6 +253,7 @@ class GateKeeper:
         closed = await self.ask(gate, left=left)
         if closed.end is not None or self.forms is None or self.forms.leave_open is None:
             return closed
+        await self.finish_forms()  # the flow run must be Running before it can be paused again
         await self.forms.leave_open(self._new_open_gate(gate))
         return await self.store.gates.get(gate.id)  # if it was answered in the meantime, only this process can act on it
 

@@ -154,8 +154,8 @@ class Gates(StorePart):
         signal(connection)
 
     @writes
-    def show(self, connection: Connection, gate_id: str, *, flow_run_id: str, keyset: str) -> None:
-        """Record where the gate's form is shown."""
+    def show(self, connection: Connection, gate_id: str, *, flow_run_id: str, keyset: str | None) -> None:
+        """Record where the gate's form is shown. Without a `keyset`, Prefect shows the gate without a form."""
         changed = connection.execute(update(gates).where(_has_id(gate_id, self.tenant_id)).values(flow_run_id=flow_run_id, keyset=keyset))
         if not changed.rowcount:
             raise RunConflictError(f"there is no gate {gate_id}")

@@ -56,6 +56,7 @@ class InMemoryGate:
     approval: Approval | None = None
     check: Callable[[Answer], str | None] | None = None
     submitted: list[float] = field(default_factory=list[float])
+    recorded: tuple[str, str] = ("", "")
 
     def __post_init__(self) -> None:
         """Open the gate."""
@@ -100,9 +101,14 @@ class InMemoryGate:
         return wrong
 
     async def record_form(self, *, flow_run_id: str, keyset: str) -> None:
-        """Record where the form is shown."""
+        """Record where the form will be shown."""
+        self.recorded = (flow_run_id, keyset)
+
+    async def report_form(self, *, flow_run_id: str, keyset: str | None) -> None:
+        """Record where the form is shown, or that there is none."""
+        assert self.recorded == (flow_run_id, keyset or self.recorded[1])
         async with self.changed:
-            self.openings.append((flow_run_id, keyset))
+            self.openings.append((flow_run_id, keyset or ""))
             self.changed.notify_all()
 
     def close(self, end: GateEnd) -> None:

@@ -9,7 +9,6 @@ from uuid import UUID
 import pytest
 from prefect import Flow, get_client
 from prefect.client.schemas.objects import State
-from prefect.exceptions import Pause
 from prefect.input import acreate_flow_run_input
 from prefect.states import Completed, Running
 
@@ -133,8 +132,7 @@ async def test_a_run_that_released_its_worker_finds_the_answer_when_it_restarts(
     flow = Flow(ask, name="released", persist_result=False)
     flow_run_id = await deployed(flow)
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(flow_run_id))
-    with pytest.raises(Pause):
-        await run_flow(flow, {}, flow_run_id=str(flow_run_id))
+    assert (await run_flow(flow, {}, flow_run_id=str(flow_run_id))).is_paused()
     state = (await flow_run(flow_run_id)).state
     assert state is not None
     hint = (
@@ -159,8 +157,7 @@ async def test_a_released_run_restarts_when_its_gate_is_answered_elsewhere(monke
     flow = Flow(ask, name="released", persist_result=False)
     flow_run_id = await deployed(flow)
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(flow_run_id))
-    with pytest.raises(Pause):
-        await run_flow(flow, {}, flow_run_id=str(flow_run_id))
+    assert (await run_flow(flow, {}, flow_run_id=str(flow_run_id))).is_paused()
     await gate.answered_by("bo")
     assert gate.approval is not None
     await resume_released(gate.gate, gate.approval)

@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from plan_adapter.documents.nodes import Node, Scalar, TreeBuilder, UnreadableError
 from plan_adapter.problems import Problem
+from plan_adapter.values import TOO_DEEP
 
 _CONSTANTS: dict[str, Scalar] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
@@ -102,6 +103,8 @@ def _syntax_error(builder: TreeBuilder, error: yaml.YAMLError, text: str) -> Unr
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         reason = ", ".join(part for part in (error.context, error.problem) if part)
+        if "maximum nesting depth" in reason:  # the limit of libyaml itself, since PyYAML 6.0.4, which reads ahead of the events
+            return builder.unreadable(TOO_DEEP, line, column)
     else:
         found = _UNPRINTABLE.search(text)
         before = text[: found.start()] if found else ""

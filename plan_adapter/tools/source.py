@@ -1,9 +1,11 @@
 """`code_digest`: a digest of a tool's function at call time, to detect later changes."""
 
 import inspect
+from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
 from importlib import metadata
+from types import CodeType
 from typing import Any
 
 from plan_adapter.tools.tool import Tool
@@ -17,10 +19,16 @@ def code_digest(tool: Tool[..., Any]) -> str | None:
     covered.
     """
     try:
-        known = inspect.getsource(tool.source)
+        known = _version_of(tool) if _is_from_string(tool.source) else inspect.getsource(tool.source)
     except (OSError, TypeError, SyntaxError):
         known = _version_of(tool)
     return None if known is None else sha256(known.encode(errors="surrogatepass")).hexdigest()
+
+
+def _is_from_string(function: Callable[..., Any]) -> bool:
+    """Return whether `exec` made `function`. In a program that `python -c` runs, Python 3.13 takes that program for its source."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return isinstance(code, CodeType) and code.co_filename == "<string>"
 
 
 def _version_of(tool: Tool[..., Any]) -> str | None:

@@ -218,7 +218,7 @@ steps: {check: [{result: {exit_code: 0}}, {failure: refused}]}
 expect: {status: failed, rolled_back: ["check[web-1]"]}
 """,
         shared=NODES,
-        plan=ITEMS.replace("    max_retries: 1\n", rollback).replace("options: {require_approval: false, continue_on_error: true}\n", ""),
+        plan=ITEMS.replace("    max_retries: 1\n    requires_approval: true\n", rollback).replace(", continue_on_error: true", ""),
     )
     assert result.passed, result.report()
 

@@ -65,20 +65,8 @@ def service(tmp_path: Path) -> Iterator[Service]:
     (tmp_path / "versions" / "old").mkdir(parents=True)
     (tmp_path / "live").symlink_to("versions/old")
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl(
-        tmp_path,
-        "req",
-        "-x509",
-        *key,
-        "-keyout",
-        "ca.key",
-        "-out",
-        "ca.pem",
-        "-subj",
-        "/CN=Own CA",
-        "-addext",
-        "keyUsage=critical,keyCertSign",
-    )
+    own = ("-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=Own CA")
+    openssl(tmp_path, "req", "-x509", *key, *own, "-addext", "keyUsage=critical,keyCertSign")
     signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-addext", f"subjectAltName=DNS:{HOST}", "-addext", "basicConstraints=critical,CA:FALSE")
     openssl(tmp_path, "req", "-x509", *key, *signed, "-keyout", "live/key.pem", "-out", "live/certificate.pem", "-subj", f"/CN={HOST}")
     service = Service(tmp_path)

@@ -32,6 +32,10 @@ __all__ = ["migrated", "migrated_file", "postgres_database", "postgres_server"]
 FOREIGN = ("PREFECT_", "PLAN_ADAPTER_", "SSH_CONNECTION")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--prefect-server", metavar="URL", help="test with the Prefect server that has this API URL, not with an own one")
+
+
 _before = pytest.StashKey[dict[str, str]]()
 
 
@@ -181,11 +185,16 @@ def _migrate(database: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory, prepare_server: PrepareServer) -> Iterator[Server]:
-    """The session's Prefect server, started on first use and shared by all workers of pytest-xdist.
+def prefect_server(
+    tmp_path_factory: pytest.TempPathFactory, prepare_server: PrepareServer, pytestconfig: pytest.Config
+) -> Iterator[Server]:
+    """The session's Prefect server, started on first use and shared by all workers of pytest-xdist, or that of `--prefect-server`.
 
     In tests that use it, Prefect's settings and the environment point to it.
     """
+    if url := pytestconfig.getoption("--prefect-server"):
+        yield Server(api_url=url, ui_url=url.removesuffix("/api"))
+        return
     shared = _folder_of_all_workers(tmp_path_factory)
     settings = Settings(home=shared / "prefect-server")
     with (shared / "prefect-server.users").open("w") as users:

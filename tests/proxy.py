@@ -72,9 +72,13 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, look
 
 @dataclass
 class BusyServer:
-    """Forwards to the server at `port`, but answers requests that contain a key of `refusals` with 503, as often as its value says."""
+    """Forwards to the server at `port`, but answers requests that contain a key of `refusals` with 503, as often as its value says.
+
+    Requests that contain one of `forgets` are accepted and not forwarded.
+    """
 
     port: int
+    forgets: tuple[bytes, ...] = ()
     refusals: dict[bytes, int] = field(default_factory=dict[bytes, int])
     own_port: int = 0
     requests: list[bytes] = field(default_factory=list[bytes])  # the first line of each, refused or not
@@ -98,6 +102,9 @@ class BusyServer:
                     if (key := next((key for key, left in self.refusals.items() if left and key in data), None)) is not None:
                         self.refusals[key] -= 1
                         writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\n\r\n{}")
+                        continue
+                    if any(key in data for key in self.forgets):
+                        writer.write(b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}")
                         continue
                     forwarded.append(self.requests[-1])
                 server.write(data)

@@ -78,7 +78,7 @@ def _check_forms(settings: Settings) -> list[Finding]:
         with use_server(server):
             missing = [gate for gate in gates if await lacks_form(gate)]
         if not missing:
-            return [Finding(ok=True, what=f"Prefect has the {counted(len(gates), 'form')} of the open gates")]
+            return [Finding(ok=True, what=f"Prefect has a form for {counted(len(gates), 'open gate')}")]
         what = "Prefect lacks the form of the gate of {}: it cannot be answered in the UI"
         return [Finding(ok=False, what=what.format(one_line(gate.name)), hint=f"`{answer_command(gate)}` answers it") for gate in missing]
 

@@ -204,7 +204,7 @@ async def leave_notice(state: State[Any]) -> State[Any] | None:
     paused = await _set_paused(pause, state)
     if paused is not None:
         try:
-            await pause.write_notice(state.message or "")
+            await pause.write_notice(f"This run cannot be answered on this page: {state.message}.")
         except (*SERVER_ERRORS, FormLostError) as error:
             log.info("flow run %s waits without a notice: %s", pause.flow_run_id, type(error).__name__)
     return paused

@@ -67,8 +67,7 @@ async def user(chromium: "Browser", request: pytest.FixtureRequest, prefect_serv
 @pytest.fixture
 def workspace(tmp_path: Path, prefect_server: Server) -> Workspace:
     """An empty folder with its own store, whose plans use the session's server as their local server."""
-    assert prefect_server.log_path is not None
-    return Workspace(folder=tmp_path, server_home=prefect_server.log_path.parent.parent)
+    return Workspace(folder=tmp_path, server=prefect_server)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -79,27 +79,49 @@ class RunPage:
         """Return once the page shows this state; the page polls every few seconds."""
         await self.page.locator("[data-slot=badge]").get_by_text(name, exact=True).first.wait_for()
 
-    async def open_form(self) -> "GateForm":
-        """Open the gate's form with Resume in the menu of a paused run."""
-        await self.page.bring_to_front()  # menus do not open in a background tab
-        await self.wait_for_state("Paused")
-        await self.page.get_by_role("button", name="Open menu").click()
-        await self.page.get_by_role("menuitem", name="Resume").click()
-        form = GateForm(self.page, self.page.get_by_role("dialog", name="Resume Flow Run"), self.user)
+    async def open_form(self, *, state: str = "Paused", first: str = "Decision") -> "GateForm":
+        """Open the gate's form, whose first field has the title `first`, with Resume in the menu of a run in `state`."""
+        form = await self._open_dialog(state)
         # The fields and the text above them load one after the other.
-        await form.field("Decision").wait_for()
+        await form.field(first).wait_for()
         await form.description.get_by_role("heading").first.wait_for()
         return form
 
-    async def open_older_form(self) -> "OlderForm":
-        """Open the gate's form with Resume on the same page of the older UI, in a new tab."""
+    async def press_resume(self, *, state: str) -> str:
+        """Press the button of a form that takes no answer, and return the server's error message."""
+        form = await self._open_dialog(state)
+        await form.description.get_by_text("cannot be answered on this page").wait_for()
+        return await form.submit_invalid()
+
+    async def _open_dialog(self, state: str) -> "GateForm":
+        await self.page.bring_to_front()  # menus do not open in a background tab
+        await self.wait_for_state(state)
+        await self.page.get_by_role("button", name="Open menu").click()
+        await self.page.get_by_role("menuitem", name="Resume").click()
+        return GateForm(self.page, self.page.get_by_role("dialog", name="Resume Flow Run"), self.user)
+
+    async def open_older_form(self, *, first: str = "Decision") -> "OlderForm":
+        """Open the gate's form, which has a field with the title `first`, on the same page of the older UI, in a new tab."""
+        form = await self._open_older_dialog()
+        await form.field(first).wait_for()
+        await form.description.get_by_role("heading").first.wait_for()
+        return form
+
+    async def press_older_resume(self) -> None:
+        """Press the button of a form that takes no answer in the older UI, and check that it keeps the form open and sends nothing."""
+        form, sent = await self._open_older_dialog(), list[str]()
+        form.page.on("request", lambda request: sent.append(request.url) if request.url.endswith("/resume") else None)
+        await form.description.get_by_text("cannot be answered on this page").wait_for()
+        await form.dialog.get_by_role("button", name="Submit").click()
+        await form.dialog.get_by_role("button", name="Close", exact=True).click()
+        assert sent == []
+        await form.page.close()
+
+    async def _open_older_dialog(self) -> "OlderForm":
         page = await self.user.context.new_page()
         await page.goto(self.page.url.replace("/v2/", "/"))
         await page.get_by_role("button", name="Resume").click()
-        form = OlderForm(page, page.locator(".p-modal__card"), self.user)
-        await form.decision.wait_for()
-        await form.description.get_by_role("heading").first.wait_for()
-        return form
+        return OlderForm(page, page.locator(".p-modal__card"), self.user)
 
     async def open_next_form(self, previous: str) -> "GateForm":
         """Reload until the text of the form differs from `previous`, and return the form."""
@@ -257,10 +279,35 @@ class OlderForm:
         """The text above the fields of the form, in a box of its own."""
         return self.dialog.locator(".markdown-renderer").first
 
+    def field(self, title: str) -> "Locator":
+        """The field with this title."""
+        return self.dialog.locator(".schema-form-property").filter(has_text=title)
+
     @property
     def decision(self) -> "Locator":
         """The field of the decision."""
-        return self.dialog.locator(".schema-form-property").filter(has_text="Decision").locator(".p-select")
+        return self.field("Decision").locator(".p-select")
+
+    async def choose(self, title: str, option: str) -> None:
+        """Choose an option of the field `title`. A click opens the list only sometimes, a key always."""
+        await self.page.bring_to_front()
+        await self.field(title).locator(".p-select-button__control").press("ArrowDown")
+        await self.page.locator(".p-select-option").filter(has_text=re.compile(rf"^{re.escape(option)}$")).click()
+
+    async def write(self, title: str, text: str) -> None:
+        """Write `text` into the field `title`."""
+        await self.field(title).locator("textarea").fill(text)
+
+    async def submit(self) -> None:
+        """Press Submit, again if Prefect's server is busy, and check that the server accepts the answer."""
+        for _ in range(MAX_TRIES):
+            async with self.page.expect_response(re.compile("/resume$")) as answered:
+                await self.dialog.get_by_role("button", name="Submit").click()
+            answer = await answered.value
+            if answer.status != SERVICE_UNAVAILABLE:
+                break
+        assert answer.ok, f"{answer.status}: {await answer.text()}"
+        assert (await answer.json())["status"] == "ACCEPT", await answer.text()
 
     async def screenshot(self, name: str) -> None:
         """Save a screenshot of the form as it opens."""

@@ -5,11 +5,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from plan_adapter.engine.connection import Server
 
 TIMEOUT_SECONDS = 90.0
 POLL_SECONDS = 0.1
@@ -26,24 +28,35 @@ async def wait_until(condition: Callable[[], bool], message: Callable[[], str]) 
 
 @dataclass(frozen=True)
 class Workspace:
-    """A folder in which plans run, with its own store and the server of `server_home`."""
+    """A folder in which plans run, with its own store and the session's server."""
 
     folder: Path
-    server_home: Path
+    server: Server
 
     def environment(self, **settings: str) -> dict[str, str]:
-        """The environment of a user who already has a local server."""
+        """The environment of a user who already has a local server, or whose Prefect settings name one."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_API_", "PLAN_ADAPTER_"))}
         store = f"sqlite:///{self.folder / 'plans.db'}"
-        ours = {"PLAN_ADAPTER_HOME": str(self.server_home), "PLAN_ADAPTER_DATABASE_URL": store, "PLAN_ADAPTER_LOCAL_SERVER_AUTH": "off"}
-        return {**kept, **ours, **settings}  # `auto` would restart the shared server with a password if other people have accounts
+        ours = {"PLAN_ADAPTER_DATABASE_URL": store, "PLAN_ADAPTER_LOCAL_SERVER_AUTH": "off"}
+        if self.server.log_path is None:
+            where = {"PREFECT_API_URL": self.server.api_url, "PLAN_ADAPTER_HOME": str(self.folder / "home")}
+        else:
+            where = {"PLAN_ADAPTER_HOME": str(self.server.log_path.parent.parent)}
+        # With `auto`, the shared server would be restarted with a password if other people have accounts.
+        return {**kept, **ours, **where, **settings}
 
     def run(self, document: str, **settings: str) -> "RunningPlan":
         """Start `plan run` of `document`."""
-        path = self.write("plan.yaml", document)
-        out, err = self.folder / "stdout", self.folder / "stderr"
+        return self._begin("run", str(self.write("plan.yaml", document)), **settings)
+
+    def resume(self, run_id: str, **settings: str) -> "RunningPlan":
+        """Start `plan resume` of a run."""
+        return self._begin("resume", run_id, **settings)
+
+    def _begin(self, verb: str, what: str, **settings: str) -> "RunningPlan":
+        out, err = self.folder / f"{verb}.stdout", self.folder / f"{verb}.stderr"
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            command = [*PLAN, "run", str(path), "--json"]
+            command = [*PLAN, verb, what, "--json"]
             process = subprocess.Popen(
                 command, cwd=self.folder, env=self.environment(**settings), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
             )
@@ -132,6 +145,25 @@ class RunningPlan:
         await wait_until(lambda: bool(opened()) or self.process.poll() is not None, lambda: self.output)
         assert opened(), self.output
         return opened()[-1]["gate"]
+
+    async def shown_gates(self) -> AsyncGenerator[dict[str, Any]]:
+        """Yield an event for each gate once it is shown, until the process ends. Only the plan's gate is on the run's own page."""
+        seen = set[str]()
+        while True:
+            await wait_until(lambda: bool(self._new_gates(seen)) or self.process.poll() is not None, lambda: self.output)
+            if not (found := self._new_gates(seen)):
+                return
+            for event in found:
+                seen.add(event["gate"]["id"])
+                yield event
+
+    def _new_gates(self, seen: set[str]) -> list[dict[str, Any]]:
+        shown = [
+            event
+            for event in self.events
+            if event.get("event") == "gate_shown" or (event.get("event") == "gate_opened" and event["gate"]["step"] is None)
+        ]
+        return [event for event in shown if event["gate"]["id"] not in seen]
 
     async def end(self) -> tuple[int, dict[str, Any]]:
         """The exit code and the final run."""

@@ -13,13 +13,17 @@ from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
 import pytest
+from prefect import get_client
+from prefect.client.schemas.responses import SetStateStatus
 from pyotp.totp import TOTP
 
 from plan_adapter.engine.connection import Server
+from plan_adapter.engine.run_logs import flow_run_logs
 from plan_adapter.gates.approval import os_user
 from tests.cli.conftest import CommandResult, Plan
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
 from tests.cli.test_terminal import BOUND_SECONDS, REAL_PLAN, Terminal, environment, piped, terminals
+from tests.proxy import running_busy_server
 
 __all__ = ["terminals"]
 
@@ -161,6 +165,44 @@ def test_sigterm_at_a_gate_leaves_the_run_waiting_in_prefect_too(plan: Plan, lap
     assert answered.code == 0, answered.err
     done = plan("resume", run.run_id, *TOOLS, "--json")
     assert (done.code, done.run["flow_run_id"], state_of(left["flow_run_id"])) == (0, left["flow_run_id"], ("COMPLETED", "Completed"))
+
+
+@pytest.mark.parametrize("place", ["plan", "greet"])
+def test_a_form_that_prefect_does_not_keep_is_reported_with_the_command_that_answers(
+    plan: Plan, laptop: Laptop, prefect_server: Server, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    with running_busy_server(int(prefect_server.api_url.rpartition(":")[2].partition("/")[0])) as proxy:
+        proxy.forgets = (b"/input HTTP/1.1",)
+        monkeypatch.setenv("PREFECT_API_URL", proxy.url)
+        options = NEEDS_APPROVAL if place == "plan" else {}
+        with waiting(document({**GREET, "requires_approval": place == "greet"}, **options)) as run:
+            monkeypatch.setenv("PREFECT_API_URL", prefect_server.api_url)
+            form = wait_for_form(laptop, run.run_id)
+            gate = open_gate(plan, run.run_id)
+            assert (form["has_form"], gate["has_form"]) == (False, False)
+            command = gate["command"]
+            lost = "Prefect does not keep the form of this gate"
+            assert f"{run.run_id} {place}: {lost}: `{command}` answers it" in plan("gates").out
+            assert f"{run.run_id}: {lost}: `{command}` answers it, on a machine with the store" in laptop("gates").out
+            refused = laptop(*command.split()[1:], "--api")
+            assert (refused.code, refused.err.rstrip()) == (2, f"plan: {lost}: `{command}` answers it, on a machine with the store")
+            doctor = plan("doctor")
+            assert doctor.code == 2
+            assert f"it cannot be answered in the UI\n    `{command}` answers it" in doctor.out
+            resumed = resume_in_prefect(UUID(form["flow_run_id"]))
+            assert "Run input schema not found" in resumed
+            assert plan(*command.split()[1:]).code == 0
+            code, _ = run.end()
+    assert code == 0
+    assert any(f"`{command}` answers it" in line.text for line in asyncio.run(flow_run_logs(form["flow_run_id"])))
+
+
+def resume_in_prefect(flow_run_id: UUID) -> str:
+    """Press Resume, and return why the server refuses it."""
+    with get_client(sync_client=True) as client:
+        result = client.resume_flow_run(flow_run_id)
+    assert result.status is SetStateStatus.REJECT
+    return str(getattr(result.details, "reason", ""))
 
 
 @pytest.mark.thorough

@@ -11,6 +11,7 @@ import pytest
 from prefect import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import SetStateStatus
 from prefect.workers.process import ProcessWorker
 
 from plan_adapter.approvals import Gate
@@ -22,6 +23,7 @@ from plan_adapter.gates.gate import request_of
 from plan_adapter.record import PlanRun
 from plan_adapter.status import PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
+from tests.engine.gates import resume
 
 POOL = "released"
 WAIT_SECONDS = 120
@@ -126,8 +128,7 @@ async def test_released_runs_resume_after_an_answer_and_expire_without_one(
         assert [gate.flow_run_id for gate in gates] == [str(in_form), str(in_store), str(unanswered)]
 
         await site.until_expired(gates[2])
-        async with get_client() as client:
-            await client.resume_flow_run(in_form, run_input=ANSWER)
+        assert (await resume(in_form, ANSWER)).status is SetStateStatus.ACCEPT
         approval = answer_to(request_of(gates[1]), decision="approve", by="bo", known_by="os_user")
         await resume_released(await site.store.gates.answer(gates[1].id, approval), approval)
         ended = await site.until(is_final, in_form, in_store, unanswered)

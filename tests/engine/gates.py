@@ -134,9 +134,13 @@ class InMemoryGate:
 
 
 async def resume(flow_run_id: UUID, run_input: dict[str, Any] | None) -> OrchestrationResult[Any]:
-    """Submit the form of `flow_run_id`, as the UI does."""
-    async with get_client() as client:
-        return await client.resume_flow_run(flow_run_id, run_input=run_input)
+    """Submit the form of `flow_run_id` as the UI does, again until it exists: it is written after the pause."""
+    async with asyncio.timeout(WAIT_SECONDS), get_client() as client:
+        while True:
+            result = await client.resume_flow_run(flow_run_id, run_input=run_input)
+            if "schema not found" not in str(getattr(result.details, "reason", "")):
+                return result
+            await asyncio.sleep(0.05)
 
 
 async def flow_run(flow_run_id: UUID) -> FlowRun:

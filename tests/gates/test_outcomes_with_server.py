@@ -44,10 +44,10 @@ async def shown(world: UnknownOutcomeWorld, *, after: Gate | None = None) -> tup
     """Return the open gate and the flow run that shows its form; with `after`, only a newer form counts."""
     while True:
         gate = await world.gate()
-        if gate.flow_run_id is not None and gate.keyset is not None and (after is None or gate.keyset != after.keyset):
-            state = (await flow_run(UUID(gate.flow_run_id))).state
-            if state is not None and state.is_paused():
-                return gate, UUID(gate.flow_run_id)
+        if gate.keyset is not None and (after is None or gate.keyset != after.keyset):
+            forms = [form for form in await open_forms() if form.keyset == gate.keyset]
+            if forms:
+                return gate, UUID(forms[0].flow_run_id)
         await world.store.changed(0.1)
 
 

@@ -1,0 +1,119 @@
+"""The three ways to answer a form in Prefect: its API, as both UIs use it, and each of the UIs."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import UUID
+
+from pydantic import JsonValue
+
+from plan_adapter.approvals import GateKind
+from tests.browser.pages import BrowserUser
+from tests.engine.gates import resume
+
+DECISION_TITLES: dict[GateKind, str] = {"approval": "Decision", "question": "Decision", "outcome": "How it ended"}
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page of a flow run that shows a form: `url` in the newer UI, and the name of the state that it shows."""
+
+    url: str
+    kind: GateKind = "approval"
+    state: str = "Paused"
+
+    @property
+    def flow_run_id(self) -> UUID:
+        """The id of the flow run."""
+        return UUID(self.url.rpartition("/")[2])
+
+
+class Respondent(Protocol):
+    """Someone who answers forms."""
+
+    async def answer(self, page: Page, decision: str, **fields: str) -> None:
+        """Give this decision under the name of ana. `fields` are those of a question, by title."""
+        ...
+
+    async def press_resume(self, page: Page) -> None:
+        """Press Resume on a page whose form takes no answer, and return once the server has refused that."""
+        ...
+
+
+@dataclass(frozen=True)
+class ApiRespondent:
+    """Answers through the API. `names` maps the titles of a question's fields to their names."""
+
+    names: dict[str, str]
+
+    async def answer(self, page: Page, decision: str, **fields: str) -> None:
+        """Send the answer, again until the form exists."""
+        await wait_for_state(page.flow_run_id, page.state)
+        values: dict[str, JsonValue] = {"decision": decision, "approver": "ana"}
+        result = await resume(page.flow_run_id, {**values, **{self.names[title]: value for title, value in fields.items()}})
+        assert result.status.value == "ACCEPT", getattr(result.details, "reason", result)
+
+    async def press_resume(self, page: Page) -> None:
+        """Send an empty answer."""
+        for run_input in (None, {}):
+            result = await resume(page.flow_run_id, run_input)
+            assert result.status.value == "REJECT", result
+
+
+@dataclass(frozen=True)
+class NewerUi:
+    """Answers in the newer UI, V2."""
+
+    user: BrowserUser
+
+    async def answer(self, page: Page, decision: str, **fields: str) -> None:
+        """Fill in the form and submit it."""
+        run = await self.user.open_run(page.url)
+        form = await run.open_form(state=page.state, first=DECISION_TITLES[page.kind])
+        await form.choose(DECISION_TITLES[page.kind], decision)
+        for title, value in fields.items():
+            await form.choose(title, value)
+        await form.field("Your name").fill("ana")
+        await form.submit()
+        await run.page.close()
+
+    async def press_resume(self, page: Page) -> None:
+        """Open the form and press its button."""
+        run = await self.user.open_run(page.url)
+        assert "'an answer at the terminal' is a required property" in await run.press_resume(state=page.state)
+        await run.page.close()
+
+
+@dataclass(frozen=True)
+class OlderUi:
+    """Answers in the older UI, V1, which `prefect server start` opens."""
+
+    user: BrowserUser
+
+    async def answer(self, page: Page, decision: str, **fields: str) -> None:
+        """Fill in the form and submit it."""
+        run = await self.user.open_run(page.url)
+        form = await run.open_older_form(first=DECISION_TITLES[page.kind])
+        await form.choose(DECISION_TITLES[page.kind], decision)
+        for title, value in fields.items():
+            await form.choose(title, value)
+        await form.write("Your name", "ana")
+        await form.submit()
+        await form.page.close()
+        await run.page.close()
+
+    async def press_resume(self, page: Page) -> None:
+        """Open the form and press its button."""
+        run = await self.user.open_run(page.url)
+        await run.press_older_resume()
+        await run.page.close()
+
+
+async def wait_for_state(flow_run_id: UUID, *names: str) -> str:
+    """Return the name of the state of the flow run once it is one of `names`."""
+    from tests.engine.gates import flow_run
+
+    async with asyncio.timeout(120):
+        while (name := (await flow_run(flow_run_id)).state_name) not in names:
+            await asyncio.sleep(0.1)
+    return str(name)

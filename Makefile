@@ -1,6 +1,6 @@
 # `make demo` and `make test` first set up what is missing. They need only Python 3.11 or later, make and git.
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests thorough check format generated browser faults bench blocks automations lock clean
+.PHONY: help demo test tests thorough check format generated browser faults matrix bench blocks automations lock clean
 
 PYTHON := .venv/bin/python
 STAMP := .venv/ready
@@ -44,6 +44,9 @@ browser: $(STAMP)  ## test gates in Prefect's UI with Chromium; screenshots go t
 faults: $(STAMP)  ## kill runs N (1000) times at crash points, race them N/2 times from SEED on, and check their records; with GOALS=1, runs with goals
 	@$(PYTHON) -m tests.faults N=$(N) SEED=$(SEED) GOALS=$(GOALS) REPLAY=$(REPLAY)
 
+matrix: $(STAMP)  ## run the tests with each Python at hand and several versions of Prefect: an hour or more; ONLY=text runs the cells with that name
+	@$(PYTHON) -m tests.matrix $(ONLY)
+
 bench: $(STAMP)  ## measure against hand-written Prefect flows
 	@$(PYTHON) -m pytest tests/benchmarks -m benchmark -s -n 0
 
@@ -58,7 +61,7 @@ lock:  ## pin the newest versions that pyproject.toml allows
 	@.ci/setup lock
 
 clean:  ## remove the virtual environment and everything generated
-	rm -rf .venv dist .pytest_cache .ruff_cache .hypothesis screenshots
+	rm -rf .venv .matrix dist .pytest_cache .ruff_cache .hypothesis screenshots
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml requirements.lock .ci/setup

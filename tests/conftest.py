@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Dialect, Engine, event
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from plan_adapter.engine.connection import Server, use_server
+from plan_adapter.engine.connection import Server, override_settings, use_server
 from plan_adapter.engine.local_server import ensure_server, stop_server
 from plan_adapter.private_files import make_folder
 from plan_adapter.settings import Settings
@@ -216,7 +216,8 @@ def _point_prefect_at_the_server(request: pytest.FixtureRequest) -> Iterator[Non
         yield
         return
     server: Server = request.getfixturevalue("prefect_server")
-    with _prefect_api_url(server.api_url), use_server(server, quiet=False):
+    configured = {} if server.is_local else {"api.url": server.api_url, "ui_url": server.ui_url}
+    with _prefect_api_url(server.api_url), override_settings(configured), use_server(server, quiet=False):
         yield
 
 

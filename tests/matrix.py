@@ -1,0 +1,217 @@
+"""`make matrix`: run all tests with each Python at hand and several versions of Prefect, and those of gates with each client and server.
+
+    python -m tests.matrix [NAME ...]
+
+runs the cells whose names contain one of the NAMEs, by default all of them. It prints a table in Markdown. The environments and logs are in
+`.matrix`.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from plan_adapter.engine.diagnosis import TESTED_PREFECT
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / ".matrix"
+PYTHONS = ("3.11", "3.12", "3.13")
+NEWEST_SQLALCHEMY = "sqlalchemy>=2.1"
+"""Newer than pyproject.toml allows, which says why."""
+SHOWN = ("prefect", "sqlalchemy", "fastapi", "pydantic", "openai")
+START_SECONDS = 120.0
+
+GATES = (
+    "tests/browser/test_every_gate.py",
+    "tests/engine/test_gate.py",
+    "tests/engine/test_gate_forms.py",
+    "tests/engine/test_gate_steps.py",
+    "tests/gates/test_with_server.py",
+    "tests/gates/test_outcomes_with_server.py",
+)
+"""The tests of forms, which each pair of client and server runs."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment with this package: everything as new as pyproject.toml allows, but for `requirements`."""
+
+    python: str
+    requirements: tuple[str, ...] = ()
+    forced: tuple[str, ...] = ()  # installed against the limits of pyproject.toml
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return "-".join([self.python, *(re.sub(r"[^\w.]+", "-", text) for text in (*self.requirements, *self.forced))])
+
+    @property
+    def interpreter(self) -> Path:
+        """Its Python."""
+        return FOLDER / self.name / "bin" / "python"
+
+    def make(self) -> None:
+        """Create it, unless this process has already."""
+        if self.name in _made:
+            return
+        shutil.rmtree(FOLDER / self.name, ignore_errors=True)
+        run = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([str(interpreters()[self.python]), "-m", "venv", str(FOLDER / self.name)], check=True)
+        self.call(*run, "--upgrade", "pip>=25.1")  # it knows `--group`
+        self.call(*run, "--editable", ".[mcp,dask]", "--group", "dev", *self.requirements)
+        if self.forced:
+            self.call(*run, "--upgrade", *self.forced)
+        _made.add(self.name)
+
+    def call(self, *arguments: str) -> None:
+        """Run its Python with these arguments."""
+        subprocess.run([str(self.interpreter), *arguments], cwd=ROOT, check=True, stderr=subprocess.DEVNULL)
+
+    def packages(self) -> tuple[str, ...]:
+        """Return what is installed, as `name==version`."""
+        command = [str(self.interpreter), "-m", "pip", "freeze", "--exclude-editable"]
+        return tuple(subprocess.run(command, check=True, capture_output=True, text=True).stdout.lower().split())
+
+    def versions(self) -> str:
+        """Return the versions of the packages that matter most."""
+        installed = dict(package.split("==") for package in self.packages() if "==" in package)
+        return ", ".join(f"{name} {installed[name]}" for name in SHOWN)
+
+
+_made = set[str]()
+_tested: "dict[tuple[object, ...], str]" = {}  # by what was run with which packages, the name of its cell
+
+
+@dataclass
+class Cell:
+    """Tests to run in an environment, with a server of another environment if there is one."""
+
+    name: str
+    environment: Environment
+    tests: Sequence[str] = ()
+    options: Sequence[str] = ()
+    server: Environment | None = None
+    outcome: str = ""
+    seconds: float = 0.0
+    is_passed: bool = field(default=False)
+
+    def run(self) -> None:
+        """Run the tests and keep the last line of pytest."""
+        began = time.monotonic()
+        log = FOLDER / "logs" / f"{self.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.environment.make()
+        if self.server is not None:
+            self.server.make()
+        content = (self.environment.python, self.environment.packages(), self.tests, self.server and self.server.packages())
+        if content in _tested:
+            self.outcome, self.is_passed = f"the same packages as {_tested[content]}", True
+            return
+        _tested[content] = self.name
+        with contextlib.ExitStack() as stack:
+            where = () if self.server is None else ("--prefect-server", stack.enter_context(started(self.server)))
+            command = [str(self.environment.interpreter), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-loadscope-reorder"]
+            with log.open("wb") as out:
+                code = subprocess.run([*command, *self.options, *where, *self.tests], cwd=ROOT, stdout=out, stderr=out).returncode
+        lines = [line for line in log.read_text("utf-8", "replace").splitlines() if re.search(r"\d+ (passed|failed|error)", line)]
+        self.outcome = re.sub(r" in [\d.]+s.*|=", "", lines[-1]).strip() if lines else f"exit code {code}"
+        self.is_passed, self.seconds = code == 0, time.monotonic() - began
+
+    def row(self) -> str:
+        """Return the row of the table."""
+        server = "its own" if self.server is None else self.server.versions().partition(",")[0]
+        result = self.outcome if self.is_passed else f"**FAILED**: {self.outcome}"
+        return f"| {self.name} | {self.environment.versions()} | {server} | {result} | {self.seconds / 60:.1f} min |"
+
+
+def interpreters() -> dict[str, Path]:
+    """Return the interpreters at hand by version: those on the PATH that run, and those of pyenv."""
+    found = dict[str, Path]()
+    for version in PYTHONS:
+        pyenv = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python"))
+        for candidate in (shutil.which(f"python{version}"), *map(str, pyenv)):
+            if candidate is not None and subprocess.run([candidate, "-c", ""], capture_output=True).returncode == 0:
+                found[version] = Path(candidate)
+                break
+    return found
+
+
+def cells() -> list[Cell]:
+    """Return what to run: each Python with the oldest, the newest tested and the newest Prefect, then each pair of versions."""
+    at_hand, parallel = list(interpreters()), ("--numprocesses", "4")
+    versions = [*((f"prefect=={version}",) for version in (TESTED_PREFECT[0], TESTED_PREFECT[-1])), ()]
+    all_tests = [
+        Cell(f"{python} {' '.join(requirements) or 'newest'}", Environment(python, requirements), options=parallel)
+        for python in at_hand
+        for requirements in versions
+    ]
+    newest = Environment(at_hand[-1], forced=(NEWEST_SQLALCHEMY,))
+    all_tests.append(Cell(f"{at_hand[-1]} newest with SQLAlchemy 2.1", newest, options=parallel))
+    with_prefect = {version: Environment(at_hand[0], (f"prefect=={version}",)) for version in TESTED_PREFECT}
+    pairs = [
+        Cell(
+            f"client {client} server {server}",
+            with_prefect[client],
+            GATES,
+            ("--numprocesses", "3", "-m", "not benchmark"),
+            with_prefect[server],
+        )
+        for client in TESTED_PREFECT
+        for server in TESTED_PREFECT
+    ]
+    return [*all_tests, *pairs]
+
+
+@contextlib.contextmanager
+def started(environment: Environment) -> Iterator[str]:
+    """Yield the API URL of a Prefect server of `environment`, with default settings and an empty database."""
+    home = FOLDER / "server-home"
+    shutil.rmtree(home, ignore_errors=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/api"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    ours = {"PREFECT_HOME": str(home), "DO_NOT_TRACK": "1", "PREFECT_API_URL": url}
+    command = [str(environment.interpreter), "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    with (FOLDER / "logs" / "server.log").open("wb") as log, subprocess.Popen(command, env=kept | ours, stdout=log, stderr=log) as server:
+        try:
+            _wait_until_healthy(f"{url}/health", server)
+            yield url
+        finally:
+            server.terminate()
+
+
+def _wait_until_healthy(url: str, server: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and server.poll() is None:
+        with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=5):
+            return
+        time.sleep(0.2)
+    raise RuntimeError(f"the server did not start: see {FOLDER / 'logs' / 'server.log'}")
+
+
+def main(names: Sequence[str]) -> int:
+    """Run the cells, print the table, and return the exit code."""
+    chosen = [cell for cell in cells() if not names or any(name in cell.name for name in names)]
+    if missing := [version for version in PYTHONS if version not in interpreters()]:
+        print(f"not at hand, and not tested: Python {', '.join(missing)}", file=sys.stderr)
+    for cell in chosen:
+        cell.run()
+        print(f"{cell.name}: {cell.outcome}, {cell.seconds:.0f} s", file=sys.stderr, flush=True)
+    print("| cell | client | server | tests | time |\n|---|---|---|---|---|")
+    print("\n".join(cell.row() for cell in chosen))
+    return 0 if all(cell.is_passed for cell in chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -16,7 +16,7 @@ from prefect import Flow
 
 from plan_adapter.engine.deployments import read_flow_run_source
 from plan_adapter.engine.flow import failing_flow
-from plan_adapter.errors import InvalidPlanError, PlanAdapterError, ToolDefinitionError
+from plan_adapter.errors import InvalidPlanError, PlanAdapterError, StoreError, StoreSettingsError, ToolDefinitionError
 from plan_adapter.readable import one_line
 from plan_adapter.runner import compile_plan
 from plan_adapter.settings import Settings
@@ -52,6 +52,10 @@ async def _load_flow(digest: str) -> Flow[..., Any]:
         if flow_run_id is None:
             raise
         source = await read_flow_run_source(flow_run_id)
+        if type(error) is StoreError:  # the store answers, and has no such plan
+            error = StoreSettingsError(
+                f"{error}; the runbook was deployed with another store: set PLAN_ADAPTER_DATABASE_URL for the worker, or deploy again"
+            )
         if isinstance(error, InvalidPlanError) and any(problem.code == "unknown-tool" for problem in error.problems):
             error = ToolDefinitionError(f"{error}{_install_hint(source.tool_packages)}")
         return failing_flow(source.parameters, error)

@@ -6,6 +6,7 @@ PlanAdapterError
 ├── NoServerError         start or reach a Prefect server, or run with `offline=True`
 ├── RunConflictError      the run is in another state, or another process owns it
 ├── StoreError            the database cannot be used; the message says why and what to do
+│   ├── StoreSettingsError    … as it is configured: correct a setting, or upgrade the store
 │   ├── LeaseLostError    … for this run, because another process has taken it over
 │   └── StoreLostError    … because its file was deleted, moved, replaced or truncated while in use
 ├── ToolDefinitionError   correct the function that should be a tool, or the import string that names it
@@ -60,6 +61,10 @@ class RunConflictError(PlanAdapterError):
 
 class StoreError(PlanAdapterError):
     """The store cannot be opened, read or written."""
+
+
+class StoreSettingsError(StoreError):
+    """The store cannot be used as it is configured. The same run fails again until a setting is corrected or the store is upgraded."""
 
 
 class LeaseLostError(StoreError):

@@ -51,6 +51,9 @@ class Settings(BaseSettings):
     allow_local_store: bool = False
     """Whether a store on a local path may be used under a Prefect worker, whose disk may not persist."""
 
+    store_host: str = ""
+    """The machine on which the store's file is. Workers on other machines then refuse it. `plan deploy` sets it for the runs it deploys."""
+
     allow_unapproved: bool = True
     """Whether the plan's `require_approval: false` and `auto_approve: true` are honored."""
 

@@ -22,7 +22,7 @@ from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.approval import os_user, requires_approval
 from plan_adapter.problems import Problem
-from plan_adapter.readable import counted
+from plan_adapter.readable import counted, listed
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import is_local
 from plan_adapter.validation import validate
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan
 
 _ScheduleKind: TypeAlias = Literal["cron", "interval", "rrule"]
+
+MAX_PATHS = 5
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _INTERVAL = re.compile(r"(\d+)\s*([smhd]?)")
@@ -128,23 +130,21 @@ async def _deploy(
         policy = await store.policy.effective(settings)
         runbooks = checked_runbooks(plans, tools, policy, inputs, options)
         server = await in_daemon_thread(pending.wait)
-        if server.is_local and is_local(settings.store_url):
-            runbooks = [(validated, _with_local_store(deployment, settings.store_url)) for validated, deployment in runbooks]
+        is_here = is_local(settings.store_url) and await in_daemon_thread(lambda: server.is_on_this_machine)
+        if is_here:
+            runbooks = [(validated, _in_local_store(deployment, settings.store_url)) for validated, deployment in runbooks]
         with use_server(server):
             done = await apply_runbooks(runbooks, store, is_dry=is_dry, yes=yes, as_json=as_json)
     print_deployments(done, server, is_dry=is_dry, as_json=as_json)
     if not as_json:
         _print_counts(done)
         if not is_dry:
-            _print_next_steps(done, [validated for validated, _ in runbooks], policy, server, settings.store_url)
+            _print_next_steps(done, [validated for validated, _ in runbooks], policy, server, settings.store_url, is_here=is_here)
     return ExitCode.DONE
 
 
-def _with_local_store(deployment: "RunbookDeployment", store_url: str) -> "RunbookDeployment":
-    """Return the deployment with settings for workers on this machine, which share its local server and its store."""
-    variables = dict(deployment.options.job_variables or {})
-    env = {"PLAN_ADAPTER_DATABASE_URL": store_url, "PLAN_ADAPTER_ALLOW_LOCAL_STORE": "true", **variables.get("env", {})}
-    return replace(deployment, options=replace(deployment.options, job_variables={**variables, "env": env}))
+def _in_local_store(deployment: "RunbookDeployment", store_url: str) -> "RunbookDeployment":
+    return replace(deployment, options=replace(deployment.options, local_store=store_url))
 
 
 def _parse_schedule(cron: str | None, interval: str | None, rrule: str | None, time_zone: str | None) -> "SCHEDULE_TYPES | None":
@@ -323,11 +323,26 @@ def _print_counts(done: "Sequence[PlannedDeployment]") -> None:
 
 
 def _print_next_steps(
-    done: "Sequence[PlannedDeployment]", plans: "Sequence[ValidatedPlan]", policy: "EffectivePolicy", server: Server, store_url: str
+    done: "Sequence[PlannedDeployment]",
+    plans: "Sequence[ValidatedPlan]",
+    policy: "EffectivePolicy",
+    server: Server,
+    store_url: str,
+    *,
+    is_here: bool,
 ) -> None:
+    from plan_adapter.runbooks.deploy import relative_paths  # imports Prefect
+
+    for planned, validated in zip(done, plans, strict=True):
+        if not planned.create.pull_steps and (paths := relative_paths(validated.plan)):
+            shown = listed(paths, MAX_PATHS)
+            output.note(
+                f"{planned.name}: each run works in a new empty folder of its worker: write absolute paths for {shown}, or use --pull"
+            )
     if any(requires_approval(validated.plan, policy) for validated in plans):
         output.note("each run waits for an approval; `plan standing add` approves scheduled runs in advance")
-    if not server.is_local and is_local(store_url):
-        output.note(f"the store is a file of this machine ({store_url}): workers elsewhere need PLAN_ADAPTER_DATABASE_URL")
+    if is_local(store_url):
+        workers = "workers must run here" if is_here else "workers elsewhere need PLAN_ADAPTER_DATABASE_URL"
+        output.note(f"the store is a file of this machine ({store_url}): {workers}; `plan guide scaling` is about several machines")
     for pool in _pool_names(done):
         output.note(f"`{worker_command(pool, server)}` starts a worker")

@@ -1,14 +1,18 @@
 """A Prefect server that is already running, for commands that start none."""
 
 import os
+import shlex
+import shutil
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
-from plan_adapter.engine.connection import Server, configured_api_url, url_without_credentials, use_server
+from plan_adapter.engine.connection import Server, configured_api_url, is_set_by_environment, url_without_credentials, use_server
 from plan_adapter.errors import NoServerError
 
 if TYPE_CHECKING:
@@ -47,11 +51,18 @@ def known_server(settings: "Settings") -> Server | None:
 
 
 def worker_command(pool: str, server: Server) -> str:
-    """Return the command that starts a worker of `pool`, with the address and password of a local server."""
-    address = f"PREFECT_API_URL={server.api_url} " if server.is_local else ""
+    """Return the command that starts a worker of `pool`, in any terminal: with the address and password that only this process may know."""
+    address = f"PREFECT_API_URL={server.api_url} " if server.is_local or is_set_by_environment() else ""
     if server.password_file is not None:
         address = f'{address}PREFECT_API_AUTH_STRING="$(cat {server.password_file})" '
-    return f"{address}prefect worker start --pool {pool}"
+    return f"{address}{_prefect_program()} worker start --pool {shlex.quote(pool)}"
+
+
+def _prefect_program() -> str:
+    """Return how to start the Prefect of this environment, whose workers can import this package."""
+    own = Path(sys.executable).parent / "prefect"
+    found = shutil.which("prefect")
+    return shlex.quote(str(own)) if own.exists() and (found is None or Path(found).resolve() != own.resolve()) else "prefect"
 
 
 def lacks_store_of_server(settings: "Settings") -> bool:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import re
+import socket
 import sys
 import tomllib
 from collections.abc import Generator, Mapping, Sequence
@@ -49,6 +50,11 @@ class Server:
     def is_local(self) -> bool:
         """Whether this is the local server that this package starts."""
         return self.log_path is not None
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        """Whether the server's address is one of this machine's. May look the name up."""
+        return self.is_local or _is_own_address(urlsplit(self.api_url).hostname or "")
 
     def run_url(self, flow_run_id: UUID | str) -> str | None:
         """Return the URL of a flow run's page, or None if the UI's address is unknown."""
@@ -286,6 +292,24 @@ def _newer_ui(ui_url: str) -> str:
         return ""
     path = newer.rstrip("/").removeprefix(older.rstrip("/"))
     return path if re.fullmatch(r"(/[\w.~-]+)*", path) else ""
+
+
+def _is_own_address(host: str) -> bool:
+    """Return whether a socket of this machine can have the address of `host`."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as probe, contextlib.suppress(OSError):
+            probe.bind(address)
+            return True
+    return False
+
+
+def is_set_by_environment() -> bool:
+    """Return whether the API URL comes from the environment of this process, which other terminals may lack."""
+    return any(name.upper() == "PREFECT_API_URL" and value for name, value in os.environ.items())
 
 
 def _may_be_configured() -> bool:

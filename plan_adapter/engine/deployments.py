@@ -1,5 +1,6 @@
 """Prefect deployments of runbooks: what one consists of, which parts differ from the deployed one, and how it is created or deleted."""
 
+import socket
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +29,9 @@ PLAN_LABEL = "plan-adapter.plan"
 TOOL_LABEL = "plan-adapter.tool."
 """The beginning of a label for each tool that a package defines; its value names the package and its version."""
 
+STORE, ALLOW_LOCAL, STORE_HOST = "PLAN_ADAPTER_DATABASE_URL", "PLAN_ADAPTER_ALLOW_LOCAL_STORE", "PLAN_ADAPTER_STORE_HOST"
+"""Settings of workers. Only `plan deploy` sets the last one, so a store without it was named by a person."""
+
 NAMES_PER_REQUEST = 100
 PAGE = 200
 """The most that Prefect's server returns for one request."""
@@ -50,6 +54,7 @@ class DeploymentOptions:
     concurrency_limit: int | None = None
     paused: bool | None = None
     is_served: bool = False  # by a process of `plan serve`, without a work pool
+    local_store: str | None = None  # the URL of a store in a file of this machine; its workers use it, unless job variables name another
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,10 +309,10 @@ def _deployment_to_create(wanted: RunbookDeployment, existing: DeploymentRespons
         "enforce_parameter_schema": True,
         "parameters": dict(wanted.inputs or {}),
         "work_pool_name": None if options.is_served else default_pool(),
-        "job_variables": dict(options.job_variables or {}),
     }
     if existing is not None:
-        fields |= _kept_fields(existing, keep_inputs=wanted.inputs is None, job_variables=options.job_variables or {})
+        fields |= _kept_fields(existing, keep_inputs=wanted.inputs is None)
+    fields["job_variables"] = _job_variables({} if existing is None else existing.job_variables, options)
     given: dict[str, Any] = {
         "work_pool_name": options.pool,
         "work_queue_name": options.queue,
@@ -319,7 +324,7 @@ def _deployment_to_create(wanted: RunbookDeployment, existing: DeploymentRespons
     return DeploymentCreate(**fields | {name: value for name, value in given.items() if value is not None})
 
 
-def _kept_fields(existing: DeploymentResponse, *, keep_inputs: bool, job_variables: Mapping[str, Any]) -> dict[str, Any]:
+def _kept_fields(existing: DeploymentResponse, *, keep_inputs: bool) -> dict[str, Any]:
     """Return the fields that an existing deployment keeps unless an option changes them."""
     kept: dict[str, Any] = {
         "work_pool_name": existing.work_pool_name,
@@ -327,17 +332,26 @@ def _kept_fields(existing: DeploymentResponse, *, keep_inputs: bool, job_variabl
         "pull_steps": existing.pull_steps,
         "concurrency_limit": _concurrency_limit(existing),
         "schedules": [_copy_schedule(schedule) for schedule in existing.schedules],
-        "job_variables": _merge_job_variables(existing.job_variables, job_variables),
     }
     if keep_inputs:
         kept["parameters"] = existing.parameters
     return {name: value for name, value in kept.items() if value is not None or name == "work_pool_name"}
 
 
-def _merge_job_variables(existing: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the existing job variables updated with the given ones. Environment variables are merged one by one."""
-    env = {**existing.get("env", {}), **given.get("env", {})}
+def _job_variables(existing: Mapping[str, Any], options: DeploymentOptions) -> dict[str, Any]:
+    """Return the existing job variables updated with those of `options`. Environment variables are merged one by one."""
+    given = options.job_variables or {}
+    env = _environment(existing.get("env", {}), given.get("env", {}), options.local_store)
     return {**existing, **given, **({"env": env} if env else {})}
+
+
+def _environment(existing: Mapping[str, str], given: Mapping[str, str], local_store: str | None) -> dict[str, str]:
+    """Return the environment of workers. `local_store` is part of it unless somebody named another store, now or earlier."""
+    if STORE in given:
+        return {**{name: value for name, value in existing.items() if name not in (ALLOW_LOCAL, STORE_HOST)}, **given}
+    if local_store is None or (STORE in existing and STORE_HOST not in existing):
+        return {**existing, **given}
+    return {**existing, STORE: local_store, ALLOW_LOCAL: "true", STORE_HOST: socket.gethostname(), **given}
 
 
 def _copy_schedule(schedule: DeploymentSchedule) -> DeploymentScheduleCreate:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Crashed, Failed, Paused
 
-from plan_adapter.errors import PlanAdapterError, RunFailedError, StoreError
+from plan_adapter.errors import PlanAdapterError, RunFailedError, StoreError, StoreSettingsError
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.readable import one_line
 from plan_adapter.record import PlanRun, StepRun
@@ -89,8 +89,8 @@ def unattended_state(run_id: str) -> State:
 
 
 def state_of_error(error: PlanAdapterError) -> State:
-    """Return the final state of a flow run that `error` ended: Crashed for a StoreError, which fails no run, otherwise Failed."""
-    if isinstance(error, StoreError):
+    """Return the final state of a flow run that `error` ended: Crashed if the store was lost, which fails no run, otherwise Failed."""
+    if isinstance(error, StoreError) and not isinstance(error, StoreSettingsError):
         return Crashed(name=INTERRUPTED, message=_truncate(str(error)), data=error)
     return Failed(message=str(error), data=error)
 

@@ -1,14 +1,16 @@
 """A runbook as a Prefect deployment: its form, its description, and what a worker needs to run it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import packages_distributions, version
+
+from pydantic import JsonValue
 
 from plan_adapter.engine.deployments import DeploymentOptions, RunbookDeployment
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.approval import gate_policy_of, requires_approval
 from plan_adapter.gates.policy import EffectivePolicy
-from plan_adapter.plan import Step
+from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.problems import Problem
 from plan_adapter.readable import code, listed, one_line, prose, safe_name
 from plan_adapter.validation import ValidatedPlan
@@ -45,6 +47,37 @@ def runbook_deployment(
         inputs={name: values[name] for name in inputs} if inputs else None,
         options=options,
     )
+
+
+def relative_paths(plan: ExecutionPlan) -> list[str]:
+    """Return, as Markdown, each path in `plan` that depends on the folder in which a run works: under a worker, a new empty one."""
+    found = list[str]()
+    for at, step in plan.places.items():
+        calls = {at: (step.tool_name, step.parameters)}
+        if step.rollback is not None:
+            calls[f"{at}.rollback"] = (step.rollback.tool_name, step.rollback.parameters)
+        for place, (tool_name, parameters) in calls.items():
+            found += [
+                f"{code(path)} ({place}.parameters.{name})" for name, path in _paths(tool_name or "", parameters) if _is_relative(path)
+            ]
+    return found
+
+
+def _paths(tool_name: str, parameters: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
+    """Yield the parameters of a built-in tool that are paths, by name."""
+    argv, url = parameters.get("argv"), parameters.get("url")
+    if tool_name == "run_command" and isinstance(argv, list) and argv and "/" in str(argv[0]):
+        yield "argv[0]", str(argv[0])
+    if tool_name in ("run_command", "bash"):
+        yield "cwd", str(parameters.get("cwd") or "/")
+    if tool_name in ("sql_query", "sql_execute") and isinstance(url, str) and url.startswith("sqlite:///"):
+        yield "url", url.removeprefix("sqlite:///")
+    if tool_name in ("read_file", "write_file"):
+        yield "path", str(parameters.get("path") or "/")
+
+
+def _is_relative(path: str) -> bool:
+    return not path.startswith(("/", "~", "${{"))
 
 
 def _mention_schedule(problem: Problem) -> Problem:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import URL, Connection
 
-from plan_adapter.errors import RunConflictError, StoreError
+from plan_adapter.errors import RunConflictError, StoreError, StoreSettingsError
 from plan_adapter.record import RunContext
 from plan_adapter.store.changes import Changes
 from plan_adapter.store.rows import HasContext
@@ -36,10 +36,10 @@ class Database(ABC):
     """Runs work in transactions. The first call also checks the schema."""
 
     def __init__(self, url: URL, *, known: frozenset[str]) -> None:
-        """Store `url` without opening it. Raises StoreError for parameters other than `timeout` and those in `known`."""
+        """Store `url` without opening it. Raises StoreSettingsError for parameters other than `timeout` and those in `known`."""
         if unknown := sorted(set(url.query) - known - {"timeout"}):
             shown = ", ".join(sorted(known | {"timeout"}))
-            raise StoreError(f"the store's URL has unknown parameters: {', '.join(unknown)}; known: {shown}")
+            raise StoreSettingsError(f"the store's URL has unknown parameters: {', '.join(unknown)}; known: {shown}")
         self.url = url.difference_update_query(["timeout"])
         self.timeout = _seconds(url.query.get("timeout"))
         self.is_closed = False
@@ -102,7 +102,7 @@ def _seconds(timeout: object) -> float:
     try:
         return float(str(timeout))
     except ValueError:
-        raise StoreError(f"the store's URL has the timeout {timeout!r}; write seconds, as in ?timeout=10") from None
+        raise StoreSettingsError(f"the store's URL has the timeout {timeout!r}; write seconds, as in ?timeout=10") from None
 
 
 class StorePart:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from plan_adapter.errors import StoreError
+from plan_adapter.errors import StoreError, StoreSettingsError
 
 
 class TransientStoreError(StoreError):
@@ -44,18 +44,22 @@ _TRANSIENT_ON_POSTGRESQL = ("08", "25006", "40001", "40P01", "53", "55P03", "57P
 """SQLSTATEs or prefixes of them: connection, standby, serialization and deadlock, resources, locks, shutdown, disk."""
 
 
+_SETTINGS_ON_POSTGRESQL = ("28", "3D000")
+"""SQLSTATEs of a URL with a wrong user, password or database."""
+
+
 @contextmanager
 def as_store_errors(store: str, *, timeout: float) -> Generator[None]:
     """Convert errors of the database or its driver to a StoreError about `store`, without a password.
 
-    Raises TransientStoreError if a retry may succeed.
+    Raises TransientStoreError if a retry may succeed, and StoreSettingsError if the settings are wrong.
     """
     try:
         yield
     except (DBAPIError, sqlite3.Error) as error:  # sqlite3's own: from `sqlite`, which opens and probes the file without SQLAlchemy
         raise _error_class(error)(f"{store} {_problem_text(error, timeout)}") from error
     except ImportError as error:
-        raise StoreError(f"{store} needs the driver `{error.name}`, which is not installed") from error
+        raise StoreSettingsError(f"{store} needs the driver `{error.name}`, which is not installed") from error
     except TimeoutError as error:
         raise TransientStoreError(f"{store} did not answer in time") from error
     except OSError as error:
@@ -81,7 +85,9 @@ def _error_class(error: Exception) -> type[StoreError]:
     is_transient = any(name == code or name.startswith(code + "_") for code in _TRANSIENT_ON_SQLITE) or state.startswith(
         _TRANSIENT_ON_POSTGRESQL
     )
-    return TransientStoreError if is_transient else StoreError
+    if is_transient:
+        return TransientStoreError
+    return StoreSettingsError if state.startswith(_SETTINGS_ON_POSTGRESQL) else StoreError
 
 
 def _problem_text(error: Exception, timeout: float) -> str:

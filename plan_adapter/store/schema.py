@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, insert, inspect, text
 
-from plan_adapter.errors import StoreError
+from plan_adapter.errors import StoreSettingsError
 from plan_adapter.store.tables import REVISION, REVISION_TABLE, metadata
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ def read_revision(connection: Connection) -> str | None:
 
 
 def refuse_unless_current(found: str | None, store: str) -> None:
-    """Raise StoreError, with both revisions and the fix, unless the database has the newest revision."""
+    """Raise StoreSettingsError, with both revisions and the fix, unless the database has the newest revision."""
     if found == REVISION:
         return
     if found is None:
-        raise StoreError(f"{store} has no tables yet, revision {REVISION} is needed: run `plan store upgrade`")
+        raise StoreSettingsError(f"{store} has no tables yet, revision {REVISION} is needed: run `plan store upgrade`")
     _refuse_newer(found, store)
-    raise StoreError(f"{store} has revision {found}, revision {REVISION} is needed: run `plan store upgrade`")
+    raise StoreSettingsError(f"{store} has revision {found}, revision {REVISION} is needed: run `plan store upgrade`")
 
 
 def upgrade(connection: Connection, store: str) -> str:
@@ -86,13 +86,13 @@ def _refuse_newer(found: str, store: str) -> None:
     from alembic.script import ScriptDirectory
 
     if found not in {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}:
-        raise StoreError(
+        raise StoreSettingsError(
             f"{store} has revision {found}, which this version does not know (it needs {REVISION}): install a newer prefect-plan-adapter"
         )
 
 
 def _refuse_foreign(connection: Connection, store: str) -> None:
-    """Raise StoreError for a SQLite file of another application. A PostgreSQL database may be shared."""
+    """Raise StoreSettingsError for a SQLite file of another application. A PostgreSQL database may be shared."""
     if connection.dialect.name == "sqlite" and (names := inspect(connection).get_table_names()):
         shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-        raise StoreError(f"{store} is a database of another application (tables: {shown}); give the plan store a file of its own")
+        raise StoreSettingsError(f"{store} is a database of another application (tables: {shown}); give the plan store a file of its own")

@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 
-from plan_adapter.errors import StoreError, StoreLostError
+from plan_adapter.errors import StoreLostError, StoreSettingsError
 from plan_adapter.private_files import UnsafePathError, make_folder, open_file, refuse_world_writable, tighten_file
 from plan_adapter.store import schema
 from plan_adapter.store.changes import Changes
@@ -191,10 +191,10 @@ class SqliteDatabase(Database):
     """One connection in one thread. SQLite allows only one writing transaction at a time anyway."""
 
     def __init__(self, url: URL, *, home: Path) -> None:
-        """Store the absolute path that `url` names. Raises StoreError for a database in memory."""
+        """Store the absolute path that `url` names. Raises StoreSettingsError for a database in memory."""
         name = url.database or ""
         if name in ("", ":memory:") or name.startswith("file:"):
-            raise StoreError(
+            raise StoreSettingsError(
                 "a plan store is kept in a file: give its path, as in sqlite:////var/lib/plans.db (an absolute path has four slashes)"
             )
         self.path = Path(name).expanduser().absolute()
@@ -267,11 +267,15 @@ class SqliteDatabase(Database):
             os.close(open_file(self.path, os.O_EXCL | os.O_WRONLY))  # SQLite gives its other files the same mode
         except FileExistsError:
             if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
-                raise StoreError(f"{self.label} is not a file; give the path of a file, or of one that does not exist yet") from None
+                raise StoreSettingsError(
+                    f"{self.label} is not a file; give the path of a file, or of one that does not exist yet"
+                ) from None
         except UnsafePathError as error:
-            raise StoreError(f"{self.label} is not opened: {error.strerror}") from error
+            raise StoreSettingsError(f"{self.label} is not opened: {error.strerror}") from error
         except OSError as error:
-            raise StoreError(f"{self.label} cannot be created: {error.strerror}; name another with PLAN_ADAPTER_DATABASE_URL") from error
+            raise StoreSettingsError(
+                f"{self.label} cannot be created: {error.strerror}; name another with PLAN_ADAPTER_DATABASE_URL"
+            ) from error
 
     def _make_engine(self) -> Engine:
         # hide_parameters: an error's text may be logged, and rows may hold values that must not be.

@@ -1,6 +1,7 @@
 """`PlanStore`: plans, versions, runs, approvals and receipts, in a SQLite file or on PostgreSQL."""
 
 import os
+import socket
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from datetime import datetime
@@ -16,7 +17,7 @@ from sqlalchemy.exc import ArgumentError
 
 from plan_adapter.approvals import Approval
 from plan_adapter.canonical import plan_digest
-from plan_adapter.errors import RunConflictError, StoreError
+from plan_adapter.errors import RunConflictError, StoreSettingsError
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import Attempt, PlanRun, Receipt, RunContext
 from plan_adapter.settings import Settings
@@ -273,7 +274,7 @@ _URL_FORMS = "write sqlite:///plans.db, sqlite:////var/lib/plans.db or postgresq
 def _open_database(url: str, *, home: Path) -> Database:
     """Return the database that `url` names, not connected yet. A file inside `home` is protected from other users.
 
-    Raises StoreError for a URL that names no supported store, and for a missing driver.
+    Raises StoreSettingsError for a URL that names no supported store, and for a missing driver.
     """
     parsed = _parse_url(url)
     backend, _, driver = parsed.drivername.partition("+")
@@ -283,28 +284,36 @@ def _open_database(url: str, *, home: Path) -> Database:
         return SqliteDatabase(parsed, home=home)
     if backend in ("postgresql", "postgres") and driver in ("", "asyncpg", "psycopg", "psycopg2"):
         if find_spec("asyncpg") is None:
-            raise StoreError("a store on PostgreSQL needs the driver asyncpg: pip install asyncpg")
+            raise StoreSettingsError("a store on PostgreSQL needs the driver asyncpg: pip install asyncpg")
         from plan_adapter.store.postgresql import PostgresDatabase
 
         return PostgresDatabase(parsed)
-    raise StoreError(f"`{parsed.drivername}` is not supported as a store: {_URL_FORMS}")
+    raise StoreSettingsError(f"`{parsed.drivername}` is not supported as a store: {_URL_FORMS}")
 
 
 def refuse_local_under_worker(url: str, settings: Settings, environ: Mapping[str, str]) -> None:
-    """Raise StoreError if a Prefect worker started this process and `url` is a local path. Its receipts may be lost with the host.
+    """Raise StoreSettingsError if a Prefect worker started this process and `url` is a local path. Its receipts may be lost with the host.
 
-    `settings.allow_local_store` permits it. A flow that its own process runs or serves may use a local path.
+    `settings.allow_local_store` permits it, on the machine `settings.store_host` if that is set. A flow that its own process runs or serves
+    may use a local path.
     """
-    if settings.allow_local_store or not is_local(url) or not _is_under_worker(environ):
+    if not is_local(url) or not _is_under_worker(environ):
         return
-    raise StoreError(
-        "this run is under a Prefect worker, where a store on a local path may vanish with the worker's host, and its receipts with it: "
-        "set PLAN_ADAPTER_DATABASE_URL to a PostgreSQL database, or PLAN_ADAPTER_ALLOW_LOCAL_STORE=true if the path outlives the worker"
-    )
+    if settings.allow_local_store and settings.store_host not in ("", host := socket.gethostname()):
+        raise StoreSettingsError(
+            f"the store is a file of the machine {settings.store_host}, and this worker runs on {host}: start the worker there, or deploy "
+            "again with PLAN_ADAPTER_DATABASE_URL set to a PostgreSQL database that both can reach"
+        )
+    if not settings.allow_local_store:
+        raise StoreSettingsError(
+            "this run is under a Prefect worker, where a store on a local path may vanish with the worker's host, and its receipts with "
+            "it: set PLAN_ADAPTER_DATABASE_URL to a PostgreSQL database, or PLAN_ADAPTER_ALLOW_LOCAL_STORE=true if the path outlives the "
+            "worker"
+        )
 
 
 def is_local(url: str) -> bool:
-    """Return whether the store at `url` is a file, which only this machine's processes can use. Raises StoreError for an invalid URL."""
+    """Return whether the store at `url` is a file, which only processes of its machine can use. Raises StoreSettingsError."""
     return _parse_url(url).get_backend_name() == "sqlite"
 
 
@@ -320,4 +329,4 @@ def _parse_url(url: str) -> URL:
     try:
         return make_url(url)
     except (ArgumentError, ValueError):
-        raise StoreError(f"the store's URL cannot be understood: {_URL_FORMS}") from None  # not shown: it may contain a password
+        raise StoreSettingsError(f"the store's URL cannot be understood: {_URL_FORMS}") from None  # not shown: it may contain a password

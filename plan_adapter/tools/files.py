@@ -29,7 +29,7 @@ def read_file(path: str) -> dict[str, JsonValue]:
     except UnicodeDecodeError as error:
         raise ToolError(f"{path} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}") from error
     except OSError as error:
-        raise ToolError(f"{path} cannot be read: {error.strerror}") from error
+        raise ToolError(f"{path} cannot be read in {root}: {error.strerror}") from error
     return {**_file_result(place, content), "text": text}
 
 
@@ -49,7 +49,7 @@ def write_file(path: str, content: JsonValue) -> dict[str, JsonValue]:
     try:
         write_below(root, place, encoded)
     except OSError as error:
-        raise ToolError(f"{path} cannot be written: {error.strerror}") from error
+        raise ToolError(f"{path} cannot be written in {root}: {error.strerror}") from error
     return _file_result(place, encoded)
 
 

@@ -185,12 +185,20 @@ def _start(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdi
                 start_new_session=True,
             )
     except OSError as error:
-        if cwd is not None and not Path(cwd).is_dir():
-            raise ToolError(f"`{command}` cannot be started: there is no folder {cwd!r} (cwd)") from error
+        folder = Path(cwd or "").absolute()
+        if cwd is not None and not folder.is_dir():
+            raise ToolError(f"`{command}` cannot be started: there is no folder {cwd!r} (cwd){_place(cwd, Path.cwd())}") from error
         reason = "no command of this name is found" if isinstance(error, FileNotFoundError) else error.strerror
+        if "/" in command:
+            reason = f"{reason}{_place(command, folder)}"
         raise ToolError(f"`{command}` cannot be started: {reason}") from error
     except ValueError as error:  # a NUL, an unpaired surrogate, a `=` in the name of a variable
         raise ToolError(f"`{command}` cannot be started: {error}") from error
+
+
+def _place(path: str, folder: Path) -> str:
+    """Return where `path` was looked for, if it is relative: a deployed run works in a folder that people do not expect."""
+    return "" if Path(path).is_absolute() else f" in {folder}"
 
 
 def _watch_exit(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:

@@ -238,7 +238,7 @@ def _parse_url(url: str, *, is_reading: bool) -> "URL":
     if driver is not None:
         target = target.set(drivername=driver)
     if target.drivername == "sqlite+aiosqlite" and is_reading and _is_missing(target.database):
-        raise ToolError(f"the database file {target.database} does not exist")
+        raise ToolError(f"the database file {Path(target.database or '').absolute()} does not exist")
     return target
 
 

@@ -1,6 +1,7 @@
 """Tests of `plan deploy` and `plan undeploy`: what they create, keep and refuse in Prefect."""
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,6 +12,7 @@ from prefect import flow, get_client
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.flows import load_flow_from_entrypoint
 
+from plan_adapter.cli.servers import worker_command
 from plan_adapter.engine.connection import Server
 from tests.cases import for_each
 from tests.cli.conftest import Plan
@@ -93,7 +95,8 @@ def test_an_update_lists_its_changes_and_keeps_omitted_options(plan: Plan, name:
     assert (changed["action"], changed["changes"]) == ("updated", ["version", "description"])
     after = in_prefect(name)
     assert after.version != before.version
-    assert after.job_variables == before.job_variables == {"env": {"PLAN_ADAPTER_TOOLS": "tests.cli.some_tools:greet", "LANG": "C.UTF-8"}}
+    assert after.job_variables == before.job_variables
+    assert after.job_variables["env"].items() >= {"PLAN_ADAPTER_TOOLS": "tests.cli.some_tools:greet", "LANG": "C.UTF-8"}.items()
     assert after.parameters == before.parameters == {"host": "web-1"}
     assert after.global_concurrency_limit is not None
     assert after.global_concurrency_limit.limit == 1
@@ -111,7 +114,21 @@ def test_the_entrypoint_loads_exactly_the_deployed_version(plan: Plan, name: str
     assert (found.name, found.description, list(found.parameters.properties)) == (name, "Ask a node", ["host", "times"])
 
 
-def test_a_folder_is_deployed_completely_or_not_at_all(plan: Plan, name: str) -> None:
+def test_workers_get_the_store_of_this_machine_unless_somebody_names_another(plan: Plan, name: str) -> None:
+    def env(*arguments: str) -> dict[str, str]:
+        deployed(plan, runbook(name), *arguments)
+        return in_prefect(name).job_variables.get("env", {})
+
+    first = env()
+    assert (first["PLAN_ADAPTER_ALLOW_LOCAL_STORE"], first["PLAN_ADAPTER_STORE_HOST"]) == ("true", socket.gethostname())
+    assert first["PLAN_ADAPTER_DATABASE_URL"].startswith("sqlite:////")
+    assert env() == first
+    named = {"PLAN_ADAPTER_DATABASE_URL": "postgresql://store/plans", "LANG": "C.UTF-8"}
+    assert env(*(f"--job-variable=env.{variable}={value}" for variable, value in named.items())) == named
+    assert env() == named
+
+
+def test_a_folder_is_deployed_completely_or_not_at_all(plan: Plan, name: str, prefect_server: Server) -> None:
     folder = Path(name)
     folder.mkdir()
     for number in range(3):
@@ -122,7 +139,7 @@ def test_a_folder_is_deployed_completely_or_not_at_all(plan: Plan, name: str) ->
     result = plan("deploy", folder, "--yes")
     assert result.out.splitlines() == [f"{name}-{number}/{name}-{number}: created" for number in range(3)]
     assert "3 runbooks: 3 created\n" in result.err
-    assert "`prefect worker start --pool plans` starts a worker" in result.err
+    assert f"`{worker_command('plans', prefect_server)}` starts a worker" in result.err
     runbook(f"{name}-0", folder=folder, description="Ask it again")
     runbook(f"{name}-3", {"id": "lost", "tool_name": "no_such_tool", "description": "Lost"}, folder=folder)
     refused = plan("deploy", folder)

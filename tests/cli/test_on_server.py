@@ -2,6 +2,12 @@
 
 import asyncio
 import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -12,6 +18,7 @@ from prefect import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled, Crashed
 
+from plan_adapter.cli.servers import worker_command
 from plan_adapter.engine.connection import Server
 from tests.cli.conftest import Plan
 from tests.cli.test_terminal import Terminal, piped, terminals
@@ -25,6 +32,16 @@ TEST = {
     "description": "Test it",
     "parameters": {"argv": ["test", "${{ inputs.one }}", "=", "${{ inputs.other }}"]},
 }
+
+RELATIVE = """\
+name: {name}-relative
+description: Deploy what is in a folder
+options: {{require_approval: false}}
+steps:
+  - {{id: script, tool_name: run_command, description: Run a script, parameters: {{argv: [./deploy.sh]}}}}
+finally:
+  - {{id: count, tool_name: sql_query, description: Count, parameters: {{url: "sqlite:///shop.db", statement: SELECT 1}}}}
+"""
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -63,7 +80,7 @@ def test_a_detached_run_starts_with_its_inputs_and_those_of_the_deployment(plan:
     page = prefect_server.run_url(flow_run_id)
     assert result.run == {"deployment": f"{name}/{name}", "deployment_id": made["id"], "flow_run_id": flow_run_id, "run_url": page}
     assert in_prefect(flow_run_id).parameters == {"one": "甲", "other": "x"}
-    missing = f"no worker has polled the pool `{name}` in the last minute: `prefect worker start --pool {name}` starts one"
+    missing = f"no worker has polled the pool `{name}` in the last minute: `{worker_command(name, prefect_server)}` starts one"
     assert result.err.splitlines() == [page, missing]
 
 
@@ -123,6 +140,53 @@ def start_and_follow(plan: Plan, terminals: list[Terminal], name: str) -> tuple[
     terminal.wait_for(" starts one\n")
     flow_run_id = terminal.shown.partition("/runs/flow-run/")[2].split()[0]
     return flow_run_id, terminal
+
+
+def test_a_first_deployment_on_ones_own_server_runs_with_the_commands_as_printed(plan: Plan, name: str, tmp_path: Path) -> None:
+    deploy(plan, name, "--pool", name)
+    Path("relative.yaml").write_text(RELATIVE.format(name=name), encoding="utf-8")
+    deployed = plan("deploy", "relative.yaml", "--pool", name)
+    assert "write absolute paths for `./deploy.sh` (steps[0].parameters.argv[0]), `shop.db` (finally[0].parameters.url)" in deployed.err
+    command = re.findall("`(.* worker start .*)` starts a worker", deployed.err)[0]
+    (tmp_path / "elsewhere").mkdir()
+    with started(command, folder=tmp_path / "elsewhere"):
+        done = plan("run", name, "--on-server", "--input", "one=甲", "--input", "other=甲")
+        assert (done.code, done.err.count("completed")) == (0, 1), done.err
+        failed = plan("run", f"{name}-relative", "--on-server", "--json").run
+    assert failed["status"] == "failed"
+    assert re.search(r"`./deploy.sh` cannot be started: no command of this name is found in /\S+", failed["steps"][0]["error"])
+    assert re.search(r"the database file /\S+/shop.db does not exist", failed["steps"][1]["error"])
+
+
+@pytest.mark.thorough
+def test_a_worker_that_lacks_the_store_fails_the_run_and_says_what_to_set(plan: Plan, name: str, tmp_path: Path) -> None:
+    deploy(plan, name, "--pool", name, "--job-variable", "env.PLAN_ADAPTER_STORE_HOST=elsewhere")
+    another = (f"env.PLAN_ADAPTER_DATABASE_URL=sqlite:///{tmp_path / 'another.db'}", "env.PLAN_ADAPTER_ALLOW_LOCAL_STORE=true")
+    deploy(plan, f"{name}2", "--pool", name, "--job-variable", another[0], "--job-variable", another[1])
+    command = re.findall("`(.* worker start .*)` starts a worker", plan("deploy", f"{name}2", "--pool", name).err)[0]
+    with started(command, folder=tmp_path):
+        for runbook, reason in (
+            (name, "the store is a file of the machine elsewhere, and this worker runs on "),
+            (f"{name}2", "the runbook was deployed with another store: set PLAN_ADAPTER_DATABASE_URL for the worker"),
+        ):
+            failed = plan("run", runbook, "--on-server", "--input", "one=甲", "--input", "other=甲")
+            assert (failed.code, reason in failed.out, ": Failed: " in failed.out) == (1, True, True), failed.out
+
+
+@contextmanager
+def started(command: str, *, folder: Path) -> Generator[None]:
+    """Run `command` as typed in a terminal without settings of Prefect or this package, until the block ends."""
+    settings = ("PREFECT_API_URL", "PLAN_ADAPTER_HOME", "PLAN_ADAPTER_DATABASE_URL")
+    environment = {name: value for name, value in os.environ.items() if name not in settings} | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+    with (folder / "worker.log").open("w") as log:
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec env {command}"], cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(timeout=60)
 
 
 @pytest.mark.thorough

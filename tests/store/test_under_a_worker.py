@@ -1,11 +1,12 @@
 """A store on a local path is refused under a Prefect worker: its receipts could be lost with the worker's host."""
 
+import socket
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from plan_adapter.errors import StoreError
+from plan_adapter.errors import StoreError, StoreSettingsError
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore, refuse_local_under_worker
 
@@ -38,6 +39,14 @@ def test_a_local_path_is_accepted_without_a_worker(environ: dict[str, str]):
 @pytest.mark.parametrize("environ", UNDER_A_WORKER)
 def test_a_setting_allows_a_local_path(environ: dict[str, str]):
     refuse_local_under_worker("sqlite:///plans.db", Settings(allow_local_store=True), environ)
+
+
+@pytest.mark.parametrize("environ", UNDER_A_WORKER)
+def test_a_file_of_another_machine_is_refused_under_a_worker(environ: dict[str, str]):
+    refuse_local_under_worker("sqlite:///plans.db", Settings(allow_local_store=True, store_host=socket.gethostname()), environ)
+    with pytest.raises(StoreSettingsError, match="the store is a file of the machine web-7, and this worker runs on "):
+        refuse_local_under_worker("sqlite:///plans.db", Settings(allow_local_store=True, store_host="web-7"), environ)
+    refuse_local_under_worker("sqlite:///plans.db", Settings(allow_local_store=True, store_host="web-7"), SERVED)
 
 
 def test_a_store_reads_its_own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

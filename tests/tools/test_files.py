@@ -101,8 +101,8 @@ def test_a_file_that_cannot_be_read_gives_a_clear_error(root: Path) -> None:
         "folder": "is a folder",
         "pipe": "is not a regular file",
         "big": f"has {READ_LIMIT + 1} bytes; the limit is {READ_LIMIT}",
-        "missing": "missing cannot be read: No such file or directory",
-        "binary/x": "cannot be read: Not a directory",
+        "missing": "missing cannot be read in /\\S+: No such file or directory",
+        "binary/x": "cannot be read in /\\S+: Not a directory",
     }.items():
         with pytest.raises(ToolError, match=message):
             read_file(path)
@@ -119,7 +119,7 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_no_other_file(root: Path) 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
     try:
-        with pytest.raises(ToolError, match=r"a\.txt cannot be written: File too large"):
+        with pytest.raises(ToolError, match=r"a\.txt cannot be written in /\S+: File too large"):
             write_file("a.txt", "x" * 100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -12,13 +12,14 @@ from plan_adapter.cli.secrets import location_line, secret_locations
 from plan_adapter.cli.servers import available_server
 from plan_adapter.cli.sources import model_of, open_store, plan_of, policy_of_store, tools_of
 from plan_adapter.commands import answer_command
-from plan_adapter.engine.connection import use_server
+from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.diagnosis import Finding, diagnose
 from plan_adapter.errors import InvalidPlanError, ModelError, NoServerError, StoreError, ToolDefinitionError
 from plan_adapter.gates.approval import names_without_group
 from plan_adapter.gates.policy import STORES_SIGNERS, EffectivePolicy, effective_policy
 from plan_adapter.readable import counted, duration, one_line
 from plan_adapter.settings import Settings
+from plan_adapter.store.store import is_local
 from plan_adapter.validation import validate
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model:
     own_checks = (lambda: _check_tools(tools or []), lambda: _check_model(settings, ask=model))
     policy_checks = (lambda: _check_policy(settings), lambda: _check_signatures(_read_policy(settings)[0]))
     findings = diagnose(settings, checks=(lambda: _check_store(settings), *policy_checks, *own_checks))
-    findings += _check_forms(settings)
+    server = _running_server(settings)
+    if server is not None:
+        findings += [*_check_store_place(settings, server), *_check_forms(settings, server)]
     findings += [] if plan is None else _check_plan(plan, tools or [], settings)
     for finding in findings:
         if json:
@@ -60,18 +63,36 @@ def _check_store(settings: Settings) -> Finding:
         return Finding(ok=False, what=str(error))
 
 
+def _running_server(settings: Settings) -> Server | None:
+    """Return the server that answers, or None; `diagnose` says why."""
+    try:
+        return available_server(settings)
+    except NoServerError:
+        return None
+
+
+def _check_store_place(settings: Settings, server: Server) -> list[Finding]:
+    """Return a finding if workers on the machine of the Prefect server cannot use the store."""
+    try:
+        if not is_local(settings.store_url) or server.is_on_this_machine:
+            return []
+    except StoreError:  # another check reports it
+        return []
+    hint = "workers elsewhere cannot use it: set PLAN_ADAPTER_DATABASE_URL to a PostgreSQL database; `plan guide scaling`"
+    return [Finding(ok=True, what="the store is a file of this machine, and the Prefect server is on another", hint=hint)]
+
+
 MAX_FORMS = 50
 """How many open gates are checked, newest first. Each costs a request."""
 
 
-def _check_forms(settings: Settings) -> list[Finding]:
-    """Return whether Prefect has the forms of the open gates, if there are any and a server is running."""
+def _check_forms(settings: Settings, server: Server) -> list[Finding]:
+    """Return whether Prefect has the forms of the open gates, if there are any."""
 
     async def check() -> list[Finding]:
         async with open_store(settings) as store:
             gates = [gate for gate in (await store.gates.find(limit=FIND_LIMIT))[::-1] if gate.flow_run_id is not None][:MAX_FORMS]
-        server = available_server(settings) if gates else None
-        if server is None:
+        if not gates:
             return []
         from plan_adapter.engine.gate_forms import lacks_form  # imports Prefect
 

@@ -312,6 +312,8 @@ def _deployment_to_create(wanted: RunbookDeployment, existing: DeploymentRespons
     }
     if existing is not None:
         fields |= _kept_fields(existing, keep_inputs=wanted.inputs is None)
+        if existing.work_pool_name is None and not options.is_served:  # `plan serve` made it
+            fields["work_pool_name"] = default_pool()
     fields["job_variables"] = _job_variables({} if existing is None else existing.job_variables, options)
     given: dict[str, Any] = {
         "work_pool_name": options.pool,

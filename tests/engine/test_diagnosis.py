@@ -1,11 +1,13 @@
 """Tests of the findings of `plan doctor`: each says what was found and how to fix it."""
 
+import importlib.metadata
+import socket
 from pathlib import Path
 
 import pytest
 from prefect.settings import temporary_settings
 
-from plan_adapter.engine.connection import Server
+from plan_adapter.engine.connection import Server, server_version
 from plan_adapter.engine.diagnosis import Finding, diagnose
 from plan_adapter.settings import Settings
 
@@ -56,6 +58,23 @@ def test_a_configured_server_that_answers_is_reported_with_its_source(prefect_se
     lines = [finding.what for finding in findings]
     assert f"Prefect server {prefect_server.api_url} answers (set by the environment variable PREFECT_API_URL)" in lines
     assert lines[-1] == "the Prefect server demands no authentication"
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here"),
+    [("127.0.0.1", True), ("[::1]", True), (socket.gethostname(), True), ("192.0.2.1", False), ("no-such-host.invalid", False)],
+)
+def test_a_server_is_on_this_machine_if_its_address_is(host: str, is_here: bool) -> None:
+    assert Server(f"http://{host}:4200/api", None).is_on_this_machine is is_here
+
+
+def test_the_versions_of_client_and_server_are_compared(prefect_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = importlib.metadata.version("prefect")
+    for tested, verdict in (((here,), "is tested"), (("3.0.0",), "is not tested")):
+        monkeypatch.setattr("plan_adapter.engine.diagnosis.TESTED_PREFECT", tested)
+        pair = next(found for found in diagnose(Settings(home=tmp_path)) if " on the server" in found.what)
+        assert (pair.ok, pair.what) == (True, f"Prefect {here} here, {server_version()} on the server: this pair {verdict}")
+    assert pair.hint.startswith("tested are 3.0.0, each with each")
 
 
 def test_an_unreachable_configured_server_is_found(tmp_path: Path) -> None:

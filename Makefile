@@ -1,12 +1,12 @@
 # `make demo` and `make test` first set up what is missing. They need only Python 3.11 or later, make and git.
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests thorough check format generated browser faults matrix bench blocks automations lock clean
+.PHONY: help demo test tests thorough check format generated browser faults matrix newest release-check bench blocks automations lock clean
 
 PYTHON := .venv/bin/python
 STAMP := .venv/ready
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
 
 demo: $(STAMP)  ## run the CI runbook on a small repository, on a local Prefect server
 	@$(PYTHON) deployments/demo.py
@@ -46,6 +46,12 @@ faults: $(STAMP)  ## kill runs N (1000) times at crash points, race them N/2 tim
 
 matrix: $(STAMP)  ## run the tests with each Python at hand and several versions of Prefect: an hour or more; ONLY=text runs the cells with that name
 	@$(PYTHON) -m tests.matrix $(ONLY)
+
+newest: $(STAMP)  ## run the tests that touch Prefect, the store, the model client and the readers with the newest packages
+	@$(PYTHON) -m tests.matrix newest-packages
+
+release-check: $(STAMP)  ## build sdist and wheel into dist/, install the wheel in an empty environment, and use it as documented
+	@$(PYTHON) -m tests.release
 
 bench: $(STAMP)  ## measure against hand-written Prefect flows
 	@$(PYTHON) -m pytest tests/benchmarks -m benchmark -s -n 0

@@ -24,6 +24,7 @@ from plan_adapter.engine.connection import Server, override_settings, use_server
 from plan_adapter.engine.local_server import ensure_server, stop_server
 from plan_adapter.private_files import make_folder
 from plan_adapter.settings import Settings
+from tests import installed
 from tests.postgres import migrated, postgres_database, postgres_server
 from tests.store.conftest import migrated_file
 
@@ -33,6 +34,7 @@ FOREIGN = ("PREFECT_", "PLAN_ADAPTER_", "SSH_CONNECTION")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--installed", metavar="FOLDER", help="type the commands of the virtual environment in this folder, where tests can")
     parser.addoption("--prefect-server", metavar="URL", help="test with the Prefect server that has this API URL, not with an own one")
 
 
@@ -41,6 +43,8 @@ _before = pytest.StashKey[dict[str, str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Isolate tests and their subprocesses from the user's Prefect, server and store. Prefect reads its settings on import."""
+    if environment := config.getoption("--installed"):
+        installed.folder = Path(environment).absolute() / "bin"
     gc.disable()  # until the end of the collection, which creates little garbage
     config.stash[_before] = dict(os.environ)
     home = tempfile.mkdtemp(prefix="plan-tests-")

@@ -1,9 +1,9 @@
-"""`make matrix`: run all tests with each Python at hand and several versions of Prefect, and those of gates with each client and server.
+"""`make matrix`: all tests with each Python at hand and several versions of Prefect, and those of gates with each client and server.
 
     python -m tests.matrix [NAME ...]
 
-runs the cells whose names contain one of the NAMEs, by default all of them. It prints a table in Markdown. The environments and logs are in
-`.matrix`.
+runs the cells whose names contain one of the NAMEs, by default all of them, and prints a table in Markdown. The environments and logs are
+in `.matrix`. `make newest`, which CI runs after `make test`, is the cell `newest-packages`.
 """
 
 import contextlib
@@ -39,6 +39,14 @@ GATES = (
     "tests/gates/test_outcomes_with_server.py",
 )
 """The tests of forms, which each pair of client and server runs."""
+
+NEWEST = "newest-packages"
+TOUCHED_BY_PACKAGES = (
+    *("tests/engine", "tests/store", "tests/agent", "tests/documents", "tests/gates", "tests/runs", "tests/deployments", "tests/browser"),
+    *("tests/blocks", "tests/secrets", "tests/mcp", "tests/expressions", "tests/test_readme.py", "tests/test_public_api.py"),
+    *("tests/cli/test_with_server.py", "tests/cli/test_gates_with_server.py", "tests/cli/test_deploy.py", "tests/cli/test_on_server.py"),
+)
+"""The tests that touch Prefect, the store, the model client and the readers."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +121,15 @@ class Cell:
         if self.server is not None:
             self.server.make()
         content = (self.environment.python, self.environment.packages(), self.tests, self.server and self.server.packages())
+        if self.name == NEWEST and self.environment.packages() == _locked():
+            self.outcome, self.is_passed = "the same packages as requirements.lock, which `make test` tests", True
+            return
         if content in _tested:
             self.outcome, self.is_passed = f"the same packages as {_tested[content]}", True
             return
         _tested[content] = self.name
         with contextlib.ExitStack() as stack:
-            where = () if self.server is None else ("--prefect-server", stack.enter_context(started(self.server)))
+            where = () if self.server is None else ("--prefect-server", stack.enter_context(started(self.server.interpreter)))
             command = [str(self.environment.interpreter), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-loadscope-reorder"]
             with log.open("wb") as out:
                 code = subprocess.run([*command, *self.options, *where, *self.tests], cwd=ROOT, stdout=out, stderr=out).returncode
@@ -133,10 +144,17 @@ class Cell:
         return f"| {self.name} | {self.environment.versions()} | {server} | {result} | {self.seconds / 60:.1f} min |"
 
 
+def _locked() -> tuple[str, ...]:
+    lines = (ROOT / "requirements.lock").read_text("utf-8").lower().splitlines()
+    return tuple(line for line in lines if not line.startswith("#"))
+
+
 def interpreters() -> dict[str, Path]:
     """Return the interpreters at hand by version: those on the PATH that run, and those of pyenv."""
-    found = dict[str, Path]()
+    found = {own_version(): Path(sys.base_prefix) / "bin" / f"python{own_version()}"}
     for version in PYTHONS:
+        if version in found:
+            continue
         pyenv = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python"))
         for candidate in (shutil.which(f"python{version}"), *map(str, pyenv)):
             if candidate is not None and subprocess.run([candidate, "-c", ""], capture_output=True).returncode == 0:
@@ -145,9 +163,14 @@ def interpreters() -> dict[str, Path]:
     return found
 
 
+def own_version() -> str:
+    """Return the version of this Python, as in 3.11."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
 def cells() -> list[Cell]:
     """Return what to run: each Python with the oldest, the newest tested and the newest Prefect, then each pair of versions."""
-    at_hand, parallel = list(interpreters()), ("--numprocesses", "4")
+    at_hand, parallel = sorted(interpreters(), key=lambda version: int(version.partition(".")[2])), ("--numprocesses", "4")
     versions = [*((f"prefect=={version}",) for version in (TESTED_PREFECT[0], TESTED_PREFECT[-1])), ()]
     all_tests = [
         Cell(f"{python} {' '.join(requirements) or 'newest'}", Environment(python, requirements), options=parallel)
@@ -171,9 +194,14 @@ def cells() -> list[Cell]:
     return [*all_tests, *pairs]
 
 
+def newest() -> Cell:
+    """Return the cell that CI runs: the newest packages, unless they are those of requirements.lock."""
+    return Cell(NEWEST, Environment(own_version()), TOUCHED_BY_PACKAGES, ("--numprocesses", "4"))
+
+
 @contextlib.contextmanager
-def started(environment: Environment) -> Iterator[str]:
-    """Yield the API URL of a Prefect server of `environment`, with default settings and an empty database."""
+def started(interpreter: Path) -> Iterator[str]:
+    """Yield the API URL of a Prefect server of this Python, with default settings and an empty database."""
     home = FOLDER / "server-home"
     shutil.rmtree(home, ignore_errors=True)
     with socket.socket() as free:
@@ -182,7 +210,8 @@ def started(environment: Environment) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}/api"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     ours = {"PREFECT_HOME": str(home), "DO_NOT_TRACK": "1", "PREFECT_API_URL": url}
-    command = [str(environment.interpreter), "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    (FOLDER / "logs").mkdir(parents=True, exist_ok=True)
+    command = [str(interpreter), "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     with (FOLDER / "logs" / "server.log").open("wb") as log, subprocess.Popen(command, env=kept | ours, stdout=log, stderr=log) as server:
         try:
             _wait_until_healthy(f"{url}/health", server)
@@ -202,7 +231,7 @@ def _wait_until_healthy(url: str, server: "subprocess.Popen[bytes]") -> None:
 
 def main(names: Sequence[str]) -> int:
     """Run the cells, print the table, and return the exit code."""
-    chosen = [cell for cell in cells() if not names or any(name in cell.name for name in names)]
+    chosen = [newest()] if list(names) == [NEWEST] else [cell for cell in cells() if not names or any(name in cell.name for name in names)]
     if missing := [version for version in PYTHONS if version not in interpreters()]:
         print(f"not at hand, and not tested: Python {', '.join(missing)}", file=sys.stderr)
     for cell in chosen:

@@ -5,12 +5,12 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from plan_adapter import PlanStore
+from tests import installed
 from tests.conftest import PrepareServer
 
 README = Path(__file__).parent.parent / "README.md"
@@ -41,10 +41,9 @@ def newest_run(home: Path) -> str:
 
 def test_the_tour_works_as_written(tmp_path: Path, prepare_server: PrepareServer) -> None:
     prepare_server(tmp_path / "home")
-    binaries = Path(sys.executable).parent
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PLAN_ADAPTER_"))},
-        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{installed.folder}{os.pathsep}{os.environ['PATH']}",
         "PLAN_ADAPTER_HOME": str(tmp_path / "home"),
     }
     ran = 0

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from plan_adapter.engine.connection import Server
+from tests import installed
 
 TIMEOUT_SECONDS = 90.0
 POLL_SECONDS = 0.1
-PLAN = (sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main())")
 
 
 async def wait_until(condition: Callable[[], bool], message: Callable[[], str]) -> None:
@@ -56,7 +55,7 @@ class Workspace:
     def _begin(self, verb: str, what: str, **settings: str) -> "RunningPlan":
         out, err = self.folder / f"{verb}.stdout", self.folder / f"{verb}.stderr"
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            command = [*PLAN, verb, what, "--json"]
+            command = [str(installed.folder / "plan"), verb, what, "--json"]
             process = subprocess.Popen(
                 command, cwd=self.folder, env=self.environment(**settings), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
             )
@@ -71,7 +70,7 @@ class Workspace:
     async def plan(self, *arguments: str, **settings: str) -> "CommandResult":
         """Run another command of `plan` to its end."""
         process = await asyncio.create_subprocess_exec(
-            *PLAN,
+            str(installed.folder / "plan"),
             *arguments,
             cwd=self.folder,
             env=self.environment(**settings),

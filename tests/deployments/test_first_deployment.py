@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStore
+from tests import installed
 from tests.conftest import PrepareServer
 from tests.test_readme import BLOCK, commands
 
@@ -30,7 +30,7 @@ class Typist:
 
     def __init__(self, folder: Path) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PLAN_ADAPTER_"))}
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        path = f"{installed.folder}{os.pathsep}{os.environ['PATH']}"
         homes = {"HOME": str(folder), "PLAN_ADAPTER_HOME": str(folder / "home"), "PREFECT_HOME": str(folder / "prefect")}
         self.environment = {**kept, "PATH": path, **homes, "DO_NOT_TRACK": "1", "PREFECT_WORKER_QUERY_SECONDS": "1"}
         self.folder = folder

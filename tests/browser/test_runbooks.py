@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tests import installed
 from tests.browser.pages import BrowserUser
-from tests.browser.running import PLAN, Workspace, wait_until
+from tests.browser.running import Workspace, wait_until
 
 INCIDENT = """\
 name: incident-事故
@@ -62,7 +63,7 @@ class RunbookServer:
     def __init__(self, workspace: Workspace, path: Path, options: tuple[str, ...]) -> None:
         self.out = path.with_suffix(".out")
         with self.out.open("wb") as out:
-            command = [*PLAN, "serve", str(path), *options]
+            command = [str(installed.folder / "plan"), "serve", str(path), *options]
             self.process = subprocess.Popen(
                 command, cwd=workspace.folder, env=workspace.environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )

@@ -1,0 +1,91 @@
+"""What the README says about pauses of plain Prefect, without this package: which of them are passed without an answer."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from prefect import get_client
+from prefect.client.schemas.objects import State
+from prefect.states import Running
+
+from tests.engine.gates import flow_run
+
+pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.thorough]
+
+PLAIN = """
+import asyncio, sys
+from uuid import UUID
+from prefect import flow, get_client, pause_flow_run
+from prefect.flow_engine import run_flow
+from prefect.input import RunInput
+
+class Defaults(RunInput):
+    approved: bool = True
+
+class Required(RunInput):
+    approved: bool
+
+@flow(name="plain")
+def plain(form: str):
+    models = {"none": None, "defaults": Defaults, "required": Required}
+    pause_flow_run(wait_for_input=models[form], timeout=600, poll_interval=1)
+    open(sys.argv[3], "a").write("passed\\n")
+
+with get_client(sync_client=True) as client:
+    if sys.argv[2] == "new":
+        found = client.create_flow_run(plain, parameters={"form": sys.argv[1]})
+        print(found.id, flush=True)
+    else:
+        found = client.read_flow_run(UUID(sys.argv[2]))
+run_flow(plain, flow_run=found, parameters={"form": sys.argv[1]}, return_type="state")
+"""
+
+
+@contextmanager
+def started(form: str, which: str, file: Path) -> Iterator[tuple["subprocess.Popen[str]", UUID]]:
+    """Run the flow as a new flow run, or as an existing one, in a process of its own."""
+    command = [sys.executable, "-c", PLAIN, form, which, str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=dict(os.environ)) as process:
+        try:
+            assert process.stdout is not None
+            yield process, UUID(process.stdout.readline().strip() if which == "new" else which)
+        finally:
+            process.kill()
+
+
+async def state_after(flow_run_id: UUID, *, is_paused: bool) -> State:
+    """Return the state of the flow run once it is paused, or once it has ended."""
+    async with asyncio.timeout(120):
+        while True:
+            state = (await flow_run(flow_run_id)).state
+            if state is not None and (state.is_paused() if is_paused else state.is_final()):
+                return state
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(("form", "passes"), [("none", True), ("defaults", True), ("required", False)])
+async def test_running_set_by_a_client_passes_a_pause_without_a_required_field(form: str, passes: bool, tmp_path: Path) -> None:
+    with started(form, "new", tmp_path / "log") as (_, flow_run_id):
+        await state_after(flow_run_id, is_paused=True)
+        async with get_client() as client:
+            await client.set_flow_run_state(flow_run_id, Running(), force=True)
+        state = await state_after(flow_run_id, is_paused=False)
+    assert (state.is_completed(), (tmp_path / "log").exists()) == (passes, passes)
+
+
+@pytest.mark.parametrize(("form", "passes"), [("none", True), ("defaults", True), ("required", False)])
+async def test_a_flow_killed_at_such_a_pause_and_run_again_passes_it(form: str, passes: bool, tmp_path: Path) -> None:
+    with started(form, "new", tmp_path / "log") as (process, flow_run_id):
+        await state_after(flow_run_id, is_paused=True)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    with started(form, str(flow_run_id), tmp_path / "log"):
+        state = await state_after(flow_run_id, is_paused=False)
+    assert (state.is_completed(), (tmp_path / "log").exists()) == (passes, passes)

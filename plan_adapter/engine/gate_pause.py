@@ -186,12 +186,15 @@ def keep_unattended_pause() -> Generator[UnattendedPause]:
 async def leave_form(pending: PendingGate) -> None:
     """Pause the current flow run with the form of a plan gate. The process must then leave the run waiting.
 
-    If the server is unavailable, the gate has no form; it can be answered elsewhere.
+    If the server is unavailable, the gate has no form, and says so where gates are listed.
     """
     flow, pause = _flow_and_pause()
     await pending.record_form(flow_run_id=str(pause.flow_run_id), keyset=pause.keyset)
     state = unattended_state(pending.request.run_id or "")
-    _unattended.get().state = await leave_paused(pause, state, pending, write_log=log_writer(flow))
+    paused = await leave_paused(pause, state, pending, write_log=log_writer(flow))
+    if paused is None:
+        await pending.report_form(flow_run_id=str(pause.flow_run_id), keyset=None)
+    _unattended.get().state = paused
 
 
 async def leave_notice(state: State[Any]) -> State[Any] | None:

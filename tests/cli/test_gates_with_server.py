@@ -197,6 +197,22 @@ def test_a_form_that_prefect_does_not_keep_is_reported_with_the_command_that_ans
     assert any(f"`{command}` answers it" in line.text for line in asyncio.run(flow_run_logs(form["flow_run_id"])))
 
 
+def test_a_detached_run_that_prefect_cannot_pause_is_reported_with_the_command_that_answers(
+    plan: Plan, prefect_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_busy_server(int(prefect_server.api_url.rpartition(":")[2].partition("/")[0])) as proxy:
+        proxy.forgets = (b"paused-",)  # the key of the form, which the pause names
+        monkeypatch.setenv("PREFECT_API_URL", proxy.url)
+        command = [*REAL_PLAN, "run", str(document(GREET, **NEEDS_APPROVAL)), *TOOLS, "--detach"]
+        assert subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment(), check=False).returncode == 6
+        monkeypatch.setenv("PREFECT_API_URL", prefect_server.api_url)
+        gate = plan("gates", "--json").lines[0]
+        assert (gate["attended"], gate["has_form"]) == (False, False)
+        assert f"Prefect does not keep the form of this gate: `{gate['command']}` answers it" in plan("gates").out
+        assert plan(*gate["command"].split()[1:]).code == 0
+        assert plan("resume", gate["run_id"], *TOOLS).code == 0
+
+
 def resume_in_prefect(flow_run_id: UUID) -> str:
     """Press Resume, and return why the server refuses it."""
     with get_client(sync_client=True) as client:

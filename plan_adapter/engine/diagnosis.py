@@ -51,6 +51,7 @@ def _check_versions() -> Iterator[Finding]:
             hint="install it into this Python, so that its dependencies have the right versions",
         )
         return
+    yield Finding(ok=True, what=f"{DISTRIBUTION} {importlib.metadata.version(DISTRIBUTION)}")
     for requirement in declared:
         if requirement.name in ("prefect", "fastapi"):
             installed = importlib.metadata.version(requirement.name)

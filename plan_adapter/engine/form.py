@@ -128,8 +128,8 @@ def _build_outcome_form(request: ApprovalRequest, *, takes_codes: bool) -> type[
 
 def notice_schema() -> dict[str, JsonValue]:
     """Return the schema of a form without fields that takes no answer."""
-    # The server refuses the button Resume with: 'an answer at the terminal' is a required property.
-    return {"title": "Notice", "type": "object", "properties": {}, "required": ["an answer at the terminal"]}
+    # The server refuses the button Resume with: 'an answer at the terminal' is a required property. It refuses every value as well.
+    return {"title": "Notice", "type": "object", "properties": {}, "required": ["an answer at the terminal"], "additionalProperties": False}
 
 
 def _digest_field(request: ApprovalRequest) -> Any:

@@ -54,8 +54,8 @@ class ApiRespondent:
         assert result.status.value == "ACCEPT", getattr(result.details, "reason", result)
 
     async def press_resume(self, page: Page) -> None:
-        """Send an empty answer."""
-        for run_input in (None, {}):
+        """Send an empty answer, and one with a field that no form has."""
+        for run_input in (None, {}, {"an answer at the terminal": "x"}):
             result = await resume(page.flow_run_id, run_input)
             assert result.status.value == "REJECT", result
 

@@ -15,6 +15,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import OrchestrationResult
 
 from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate, GateEnd, GateKind, GatePolicy
+from plan_adapter.engine.internals import retry_busy_server_soon
 from plan_adapter.gates.approval import answer_to, refusal
 from plan_adapter.plan import new_id
 
@@ -136,6 +137,7 @@ class InMemoryGate:
 async def resume(flow_run_id: UUID, run_input: dict[str, Any] | None) -> OrchestrationResult[Any]:
     """Submit the form of `flow_run_id` as the UI does, again until it exists: it is written after the pause."""
     async with asyncio.timeout(WAIT_SECONDS), get_client() as client:
+        retry_busy_server_soon(client)
         while True:
             result = await client.resume_flow_run(flow_run_id, run_input=run_input)
             if "schema not found" not in str(getattr(result.details, "reason", "")):

@@ -19,7 +19,7 @@ def bad(findings: list[Finding]) -> list[Finding]:
 def test_a_healthy_installation_has_no_bad_finding_and_creates_nothing(tmp_path: Path) -> None:
     found = diagnose(Settings(home=tmp_path / "new" / "home"))
     assert bad(found) == []
-    assert [finding.what.split()[0] for finding in found] == ["Python", "fastapi", "prefect", "home", "no"]
+    assert [finding.what.split()[0] for finding in found] == ["Python", "prefect-plan-adapter", "fastapi", "prefect", "home", "no"]
     assert found[-1].what == "no API URL is set: a local Prefect server is started when a run needs one"
     assert not (tmp_path / "new").exists()
 

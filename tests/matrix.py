@@ -85,7 +85,7 @@ class Environment:
         subprocess.run([str(self.interpreter), *arguments], cwd=ROOT, check=True, stderr=subprocess.DEVNULL)
 
     def packages(self) -> tuple[str, ...]:
-        """Return what is installed, as `name==version`."""
+        """Return the installed packages, as `name==version`."""
         command = [str(self.interpreter), "-m", "pip", "freeze", "--exclude-editable"]
         return tuple(subprocess.run(command, check=True, capture_output=True, text=True).stdout.lower().split())
 
@@ -169,7 +169,7 @@ def own_version() -> str:
 
 
 def cells() -> list[Cell]:
-    """Return what to run: each Python with the oldest, the newest tested and the newest Prefect, then each pair of versions."""
+    """Return the cells: each Python with the oldest, the newest tested and the newest Prefect, then each pair of versions."""
     at_hand, parallel = sorted(interpreters(), key=lambda version: int(version.partition(".")[2])), ("--numprocesses", "4")
     versions = [*((f"prefect=={version}",) for version in (TESTED_PREFECT[0], TESTED_PREFECT[-1])), ()]
     all_tests = [

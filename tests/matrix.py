@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from plan_adapter.engine.diagnosis import TESTED_PREFECT
+from tests import postgres
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".matrix"
@@ -201,7 +202,11 @@ def newest() -> Cell:
 
 @contextlib.contextmanager
 def started(interpreter: Path) -> Iterator[str]:
-    """Yield the API URL of a Prefect server of this Python, with default settings and an empty database."""
+    """Yield the API URL of a Prefect server of this Python, with an empty database: in PostgreSQL, or in SQLite if that is not installed.
+
+    Under the load of these tests, a server on SQLite stops for a minute now and then (`guide/compatibility.md`). The tests that each Python
+    runs use a local server, which is on SQLite.
+    """
     home = FOLDER / "server-home"
     shutil.rmtree(home, ignore_errors=True)
     with socket.socket() as free:
@@ -212,12 +217,19 @@ def started(interpreter: Path) -> Iterator[str]:
     ours = {"PREFECT_HOME": str(home), "DO_NOT_TRACK": "1", "PREFECT_API_URL": url}
     (FOLDER / "logs").mkdir(parents=True, exist_ok=True)
     command = [str(interpreter), "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with (FOLDER / "logs" / "server.log").open("wb") as log, subprocess.Popen(command, env=kept | ours, stdout=log, stderr=log) as server:
+    with contextlib.ExitStack() as stack:
+        if postgres.is_installed():
+            database = stack.enter_context(postgres.running_server())
+            address = database.url(database.make_database()).replace("postgresql:", "postgresql+asyncpg:", 1)
+            ours["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = address
+        log = stack.enter_context((FOLDER / "logs" / "server.log").open("wb"))
+        server = stack.enter_context(subprocess.Popen(command, env=kept | ours, stdout=log, stderr=log))
         try:
             _wait_until_healthy(f"{url}/health", server)
             yield url
         finally:
             server.terminate()
+            server.wait()
 
 
 def _wait_until_healthy(url: str, server: "subprocess.Popen[bytes]") -> None:

@@ -83,6 +83,11 @@ class PostgresServer:
             await connection.close()
 
 
+def is_installed() -> bool:
+    """Return whether PostgreSQL is installed."""
+    return _programs() is not None
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """The session's PostgreSQL server."""

@@ -36,6 +36,9 @@ PAGE = 200
 RETRY_WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Seconds before an answer is sent again to a busy server or to a form that does not exist yet."""
 
+TEMPORARY_REFUSALS = (httpx.codes.SERVICE_UNAVAILABLE.value, httpx.codes.CONFLICT.value)
+"""From a busy server on SQLite, and from one on PostgreSQL that stores another answer at the same moment."""
+
 _PROOFS: dict[KnownBy, str] = {"totp": "code", "ssh_signature": "signature"}
 
 
@@ -176,7 +179,7 @@ async def _submit(client: PrefectClient, form: OpenForm, values: dict[str, JsonV
         try:
             result = await client.resume_flow_run(flow_run_id, run_input=values)
         except httpx.HTTPStatusError as error:
-            if wait is None or error.response.status_code != httpx.codes.SERVICE_UNAVAILABLE.value:
+            if wait is None or error.response.status_code not in TEMPORARY_REFUSALS:
                 raise
         else:
             if result.status is SetStateStatus.ACCEPT:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
+import httpx
 from prefect import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import OrchestrationResult
@@ -139,7 +140,12 @@ async def resume(flow_run_id: UUID, run_input: dict[str, Any] | None) -> Orchest
     async with asyncio.timeout(WAIT_SECONDS), get_client() as client:
         retry_busy_server_soon(client)
         while True:
-            result = await client.resume_flow_run(flow_run_id, run_input=run_input)
+            try:
+                result = await client.resume_flow_run(flow_run_id, run_input=run_input)
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code != httpx.codes.CONFLICT.value:  # a server on PostgreSQL stores another answer at this moment
+                    raise
+                continue
             if "schema not found" not in str(getattr(result.details, "reason", "")):
                 return result
             await asyncio.sleep(0.05)

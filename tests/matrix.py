@@ -229,7 +229,6 @@ def started(interpreter: Path) -> Iterator[str]:
             yield url
         finally:
             server.terminate()
-            server.wait()
 
 
 def _wait_until_healthy(url: str, server: "subprocess.Popen[bytes]") -> None:

@@ -20,7 +20,7 @@ from tests.engine.gates import flow_run
 pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.thorough]
 
 PLAIN = """
-import asyncio, sys
+import sys
 from uuid import UUID
 from prefect import flow, get_client, pause_flow_run
 from prefect.flow_engine import run_flow

@@ -1,6 +1,5 @@
 """The three ways to answer a form in Prefect: its API, as both UIs use it, and each of the UIs."""
 
-import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
@@ -9,7 +8,7 @@ from pydantic import JsonValue
 
 from plan_adapter.approvals import GateKind
 from tests.browser.pages import BrowserUser
-from tests.engine.gates import resume
+from tests.engine.gates import resume, wait_for_state
 
 DECISION_TITLES: dict[GateKind, str] = {"approval": "Decision", "question": "Decision", "outcome": "How it ended"}
 
@@ -107,13 +106,3 @@ class OlderUi:
         run = await self.user.open_run(page.url)
         await run.press_older_resume()
         await run.page.close()
-
-
-async def wait_for_state(flow_run_id: UUID, *names: str) -> str:
-    """Return the name of the state of the flow run once it is one of `names`."""
-    from tests.engine.gates import flow_run
-
-    async with asyncio.timeout(120):
-        while (name := (await flow_run(flow_run_id)).state_name) not in names:
-            await asyncio.sleep(0.1)
-    return str(name)

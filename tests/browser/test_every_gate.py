@@ -19,10 +19,11 @@ from plan_adapter.engine.connection import Server
 from plan_adapter.status import PlanStatus
 from tests.agent.goal_players import playing, writes
 from tests.agent.server import ScriptedServer
-from tests.browser.answering import ApiRespondent, NewerUi, OlderUi, Page, Respondent, wait_for_state
+from tests.browser.answering import ApiRespondent, NewerUi, OlderUi, Page, Respondent
 from tests.browser.pages import BrowserUser
 from tests.browser.running import RunningPlan, Workspace
 from tests.deployments.test_release import is_final, is_suspended, worksite
+from tests.engine.gates import wait_for_state
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.thorough]
 

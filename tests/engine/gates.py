@@ -157,6 +157,14 @@ async def flow_run(flow_run_id: UUID) -> FlowRun:
         return await client.read_flow_run(flow_run_id)
 
 
+async def wait_for_state(flow_run_id: UUID, *names: str) -> str:
+    """Return the name of the state of the flow run once it is one of `names`."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while (name := (await flow_run(flow_run_id)).state_name) not in names:
+            await asyncio.sleep(0.1)
+    return str(name)
+
+
 async def states(flow_run_id: UUID) -> list[str]:
     """Return the names of all states of the flow run."""
     async with get_client() as client:

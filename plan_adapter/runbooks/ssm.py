@@ -17,6 +17,7 @@ from plan_adapter.runbooks.conversion import (
     conjunction,
     ignore_failure,
     in_milliseconds,
+    input_name,
     is_placeholder,
     mapping,
     members,
@@ -60,7 +61,7 @@ def convert_automation(document: Mapping[str, Any], report: Report, *, source: s
     steps = [{**step, "name": str(step["name"]), "action": str(step.get("action"))} for step in named]
     if not steps:
         raise NotConvertibleError("it has no steps")
-    names = Names(report)
+    names = Names(report, frozenset(step["name"] for step in steps))
     _add_parameters(document, steps, names)
     for key in document.keys() - _FIELDS | document.keys() & {"files", "variables"}:
         report.add("left out", f"`{key}`, which plans do not have")
@@ -209,7 +210,7 @@ class _Conversion:
             self._gates[name] = gate
             self._report_extra_fields(name, step)
             if action == BRANCH:
-                self._choices[name] = self._convert_choices(step)
+                self._add_branch(name, step, waits_for)
             else:
                 self._gates[name] = self._convert_gate(name, step)
             return
@@ -239,20 +240,31 @@ class _Conversion:
             self.names.report.add("left out", f"`{key}` of the approval", name)
         return prose(inputs.get("Message") or step.get("description") or name)
 
-    def _convert_choices(self, step: Document) -> list[str]:
-        """Return the condition of each way out of a branch. The last one holds if no choice is true."""
-        name, own = str(step["name"]), list[str]()
+    def _add_branch(self, name: str, step: Document, waits_for: list[str]) -> None:
+        """Note the condition of each way out of a branch. A person is asked about choices that cannot be translated."""
+        own = step_id(name, {str(step["id"]) for step in self.steps})
+        conditions, fields = list[str](), dict[str, Document]()
         for choice in choices_of(step):
             try:
-                own.append(condition_of(choice, self.names, name))
+                conditions.append(condition_of(choice, self.names, name))
             except NotConvertibleError as error:
                 target = str(choice.get("NextStep"))
-                chosen = self.names.value(f"go to {target}", name).code
-                self.names.inputs[chosen.removeprefix("inputs.")] |= {"type": "boolean", "default": False}
-                self.names.report.add("changed", f"the choice of `{target}` is an input, because {error}", name)
-                own.append(chosen)
-        refused = [negation(condition) for condition in own]
-        return [conjunction(*refused[:index], condition) for index, condition in enumerate([*own, ""])]
+                field_name = input_name(f"go to {target}", fields)
+                fields[field_name] = {"type": "boolean", "description": prose(f"Go to {target}? In the document: {json.dumps(choice)}")}
+                self.names.report.add("changed", f"a person is asked whether to go to `{target}`, because {error}", name)
+                conditions.append(f"steps.{own}.result.{field_name}")
+        refused = [negation(condition) for condition in conditions]
+        # The last way out is taken if no choice is true.
+        self._choices[name] = [conjunction(*refused[:index], condition) for index, condition in enumerate([*conditions, ""])]
+        if fields:
+            asked = prose(step.get("description") or f"Which way from {name}?")
+            question: Document = {"id": own, "ask": {"question": asked, "fields": fields}}
+            if when := self._when_condition(name):
+                question["when"] = as_expression(when)
+            if waits_for:
+                question["depends_on"] = waits_for
+            self.steps.append(question)
+            self._last_steps[name] = [own]
 
     def _when_condition(self, name: str) -> str:
         ways = [
@@ -266,18 +278,20 @@ class _Conversion:
     def _append_steps(self, name: str, step: Document, waits_for: list[str], gate: str) -> list[str]:
         report, inputs = self.names.report, mapping(step.get("inputs"))
         timeout = in_milliseconds(step.get("timeoutSeconds"), 1000)
-        action = Action(name, inputs, _declared_outputs(step), self.names, timeout)
+        attempts = str(step.get("maxAttempts", 1))
+        action = Action(name, inputs, _declared_outputs(step), self.names, timeout, int(attempts) if attempts.isdigit() else 1)
         try:
             calls = convert_action(step["action"], action)
         except NotConvertibleError as error:
             report.add("left out", f"`{step.get('action')}`: {error}; a placeholder step replaces it", name)
-            calls = Calls({"": placeholder_step(f"write what `{step.get('action')}` did in {name}", step)})
+            calls = Calls({"": placeholder_step(f"write what `{step.get('action')}` did in {name}: {error}", step)})
         for note in action.notes:
             report.add("changed", note, name)
         for key in action.left_out:
             report.add("left out", f"`{key}` of `{step.get('action')}`", name)
         when, taken = self._when_condition(name), {str(step["id"]) for step in self.steps}
         first = step_id(name, taken)
+        ends, before = list[Document](), waits_for
         for ending, call in calls.steps.items():
             own = first if not ending else step_id(first + ending, taken)
             fields: Document = {"id": own, "description": prose(step.get("description") or name), **call}
@@ -289,42 +303,53 @@ class _Conversion:
             if gate and not ending:
                 fields["requires_approval"] = True
                 fields["description"] = prose(f"{fields['description']} (approval: {gate})")
-            self._add_limits(name, step, fields, action.timeout_ms)
+            if not is_placeholder(fields):
+                self._add_limits(step, fields, action, is_first=not ending)
+                ends.append(fields)
             self.steps.append(fields)
             waits_for = [own]
+        if attempts != "1" and not attempts.isdigit():
+            report.add("left out", f"`maxAttempts: {prose(attempts)}`: write `max_retries`", name)
+        elif action.attempts > 1 and len(ends) > 1:
+            report.add("changed", f"`maxAttempts: {attempts}` repeats a call that failed, not one whose wait failed", name)
         result = f"steps.{first}.result.stdout"
         found = read_outputs(calls.outputs, result, separator=calls.separator, is_sure=not when)
         self.names.values |= {f"{name}.{output}": value for output, value in found.items()}
-        return waits_for
+        continues = str(step.get("onFailure", "")).lower() == "continue"
+        return waits_for if not ends or not continues else self._go_on_after_failure(name, step, ends, before, waits_for)
 
-    def _add_limits(self, name: str, step: Document, fields: Document, timeout_ms: int | None) -> None:
+    def _go_on_after_failure(self, name: str, step: Document, calls: list[Document], before: list[str], after: list[str]) -> list[str]:
+        """Let the next steps run although one of `calls` fails. Return the ids that they wait for."""
         report = self.names.report
-        if is_placeholder(fields):
-            return
-        if timeout_ms is not None:
-            fields["timeout_ms"] = timeout_ms
-        attempts = step.get("maxAttempts")
-        if attempts is not None and str(attempts).isdigit():
-            fields.setdefault("max_retries", max(0, int(attempts) - 1))
-        elif attempts is not None:
-            report.add("left out", f"`maxAttempts: {prose(attempts)}`: write `max_retries`", name)
-        if str(step.get("onFailure", "")).lower() != "continue":
-            return
-        if not self.order.after(name):
-            fields["on_error"] = "continue"
-        elif "done_when" in fields:
-            fields["on_error"] = "continue"
-            report.add("changed", "`onFailure: Continue`: if the property differs, the steps that depend on it are skipped", name)
-        else:
-            ignore_failure(fields)
+        is_plain = len(calls) == 1 and not calls[0].keys() & {"max_retries", "timeout_ms", "done_when"}
+        if is_plain and not _is_critical(step) and self.order.after(name):
+            ignore_failure(calls[0])
             report.add("changed", "`onFailure: Continue`: the command itself ignores its failure, so that the next steps run", name)
+            return after
+        for fields in calls:
+            fields["on_error"] = "continue"
+        also = "" if _is_critical(step) else ", although `isCritical` is false"
+        report.add("changed", f"`onFailure: Continue`: after a failure the next steps run, and the run ends as partial{also}", name)
+        return before
+
+    @staticmethod
+    def _add_limits(step: Document, fields: Document, action: Action, *, is_first: bool) -> None:
+        has_limit = bool(fields.keys() & {"max_retries", "timeout_ms"})
+        if action.timeout_ms is not None and not has_limit:
+            fields["timeout_ms"] = action.timeout_ms
+        if is_first and "maxAttempts" in step:
+            fields.setdefault("max_retries", max(0, action.attempts - 1))
 
     def _report_fields(self, name: str, step: Document) -> None:
         report = self.names.report
         for key in step.keys() - _STEP_FIELDS:
             report.add("left out", f"`{key}`, which steps do not have", name)
-        if str(step.get("isCritical", "true")).lower() == "false" and str(step.get("onFailure", "")).lower() != "continue":
+        if not _is_critical(step) and str(step.get("onFailure", "")).lower() != "continue":
             report.add("left out", "`isCritical: false`: a failure of the step also fails the run", name)
+
+
+def _is_critical(step: Document) -> bool:
+    return str(step.get("isCritical", "true")).lower() != "false"
 
 
 def _declared_outputs(step: Document) -> list[tuple[str, str, str]]:

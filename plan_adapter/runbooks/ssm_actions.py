@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plan_adapter.runbooks.conversion import Document, NotConvertibleError, as_expression, literal, mapping, members
-from plan_adapter.runbooks.ssm_values import Names, is_mapping_type, is_selector, kebab, kind_of, query_of, references
+from plan_adapter.runbooks.ssm_values import Names, code_problem, is_mapping_type, is_selector, kebab, kind_of, query_of, references
 
 FIRST_OUTPUT = "<the output of the first step>"
 """Stands in the command of a second step for what the first one printed."""
@@ -19,7 +19,7 @@ _FLAGS = frozenset({"--no-reboot", "--encrypted", "--force", "--dry-run", "--ski
 
 _POLL_MS = 15_000
 _WAIT_MS = 3_600_000  # how long AWS waits by default
-_COMMAND_RETRIES = 40  # the command line itself waits for 100 seconds
+_WAITER_MS = 600_000  # how long most waiters of the command line wait; those for stacks wait for an hour
 
 _SCRIPT_ENDING = """
 
@@ -48,28 +48,40 @@ cat "$answer"
 [ "$error" = None ]
 """
 
-_AWAIT_AUTOMATION = """\
+_AWAIT = """\
 while true; do
-  status=$(aws ssm get-automation-execution --automation-execution-id "$EXECUTION" \\
-    --query AutomationExecution.AutomationExecutionStatus --output text)
+  status=$({query} --output text)
   case $status in
-    Success | CompletedWithSuccess) exit 0 ;;
-    Pending | InProgress | Waiting | Runbook* | Scheduled) sleep 15 ;;
-    *) echo "the automation ended as $status" >&2; exit 1 ;;
+    {succeeded}) exit 0 ;;
+    {running}) sleep 15 ;;
+    *) echo "{what} ended as $status" >&2; exit 1 ;;
   esac
 done
 """
+_AWAIT_AUTOMATION = _AWAIT.format(
+    query='aws ssm get-automation-execution --automation-execution-id "$ID" --query AutomationExecution.AutomationExecutionStatus',
+    succeeded="Success | CompletedWithSuccess",
+    running="Pending | InProgress | Waiting | Runbook* | Scheduled",
+    what="the automation",
+)
+_AWAIT_COMMAND = _AWAIT.format(
+    query='aws ssm list-commands --command-id "$ID" --query "Commands[0].Status"',
+    succeeded="Success",
+    running="Pending | InProgress | Cancelling | None",
+    what="the command",
+)
 
 
 @dataclass(slots=True)
 class Action:
-    """One step of a document: its name, inputs and declared outputs. `notes` and `left_out` collect what its conversion changes."""
+    """One step of a document: its name, inputs, declared outputs and limits. `notes` and `left_out` collect what its conversion changes."""
 
     name: str
     inputs: Mapping[str, Any]
     declared: list[tuple[str, str, str]]  # name, selector, type
     names: Names
     timeout_ms: int | None = None
+    attempts: int = 1
     notes: list[str] = field(default_factory=list[str])
     left_out: list[str] = field(default_factory=list[str])
 
@@ -114,6 +126,8 @@ def _aws_call(step: Action, service: str, operation: str, inputs: Mapping[str, A
     name = kebab(operation)
     if not re.fullmatch(r"[\w.-]+ [\w-]+", f"{service} {name}"):
         raise NotConvertibleError(f"the API `{service} {operation}` is not a fixed name")
+    if problem := code_problem(inputs, step.names):
+        raise NotConvertibleError(problem)
     argv = ["aws", _SERVICES.get(service.lower(), service.lower()), name]
     for key, value in inputs.items():
         argv += _option_arguments(step, f"--{kebab(key)}", value)
@@ -192,7 +206,6 @@ def _convert_wait(step: Action) -> Calls:
     calls = _convert_assert(step)
     limit = step.timeout_ms or _WAIT_MS
     retries = max(1, limit // _POLL_MS)
-    step.timeout_ms = None
     step.notes.append(f"asks every {_POLL_MS // 1000} seconds, {retries + 1} times at most")
     return Calls({"": {**calls.steps[""], "max_retries": retries, "retry_delay_ms": _POLL_MS}})
 
@@ -237,19 +250,32 @@ def _selector_keys(selector: str) -> list[str | int]:
 
 def _convert_run_command(step: Action) -> Calls:
     sent = _aws_call(step, "ssm", "SendCommand", _api_inputs(step), query="Command.CommandId")
-    instances = step.inputs.get("InstanceIds")
-    if not instances:
-        step.notes.append("sends the command to its targets, and does not wait for it")
-        return Calls({"": sent}, [("CommandId", "String")])
-    given = members(instances) or [instances]
-    whole = step.names.single_reference(given[0], step.name) if len(given) == 1 else None
-    if whole is not None and whole.kind == "array":
-        items = whole.code
-    else:
-        items = f"[{', '.join(step.names.code(member, step.name) for member in given)}]"
-    wait = _command("aws", "ssm", "wait", "command-executed", "--command-id", FIRST_OUTPUT, "--instance-id", "${{ item }}", effect="read")
-    wait |= {"for_each": as_expression(items), "max_retries": _COMMAND_RETRIES}
-    return Calls({"": sent, "_wait": wait}, [("CommandId", "String")])
+    return _started_and_awaited(step, sent, _AWAIT_COMMAND, "CommandId", limit_ms=_WAIT_MS)
+
+
+def _started_and_awaited(step: Action, start: Document, wait: str, output: str, *, limit_ms: int | None = None) -> Calls:
+    """Return a call that prints the id of what it starts, and the script that waits for its end.
+
+    A step with several attempts starts it again after a failure, so one script does both.
+    """
+    if step.attempts > 1:
+        step.notes.append("one script starts it and waits for it, so that each attempt starts it again")
+        script = f'ID=$("$@") || exit\necho "$ID"\n{wait}'
+        call = _command("bash", "-c", script, "bash", *start["parameters"]["argv"])
+        return Calls({"": call | _limit(step, limit_ms)}, [(output, "String")])
+    waiting = {"tool_name": "bash", "effect": "read", "parameters": {"command": wait, "env": {"ID": FIRST_OUTPUT}}}
+    return Calls({"": start, "_wait": waiting | _limit(step, limit_ms)}, [(output, "String")])
+
+
+def _limit(step: Action, limit_ms: int | None) -> Document:
+    limit = step.timeout_ms or limit_ms
+    return {} if limit is None else {"timeout_ms": limit}
+
+
+def _waiter(step: Action, *argv: str, gives_up_after_ms: int = _WAITER_MS) -> Document:
+    """Return a call of a waiter of the command line, repeated while it gives up before the step's own limit."""
+    retries = -(-(step.timeout_ms or _WAIT_MS) // gives_up_after_ms) - 1
+    return _command("aws", *argv, effect="read", **({"max_retries": retries} if retries else {}))
 
 
 def _convert_change_state(step: Action) -> Calls:
@@ -259,9 +285,7 @@ def _convert_change_state(step: Action) -> Calls:
     if state not in verbs:
         raise NotConvertibleError(f"the state `{state}` depends on a value of the run")
     ids = {"InstanceIds": step.require("InstanceIds")}
-    wait = _command(
-        "aws", "ec2", "wait", f"instance-{state}", *_option_arguments(step, "--instance-ids", ids["InstanceIds"]), effect="read"
-    )
+    wait = _waiter(step, "ec2", "wait", f"instance-{state}", *_option_arguments(step, "--instance-ids", ids["InstanceIds"]))
     if str(step.inputs.get("CheckStateOnly", "")).lower() == "true":
         return Calls({"": wait})
     force = {"Force": True} if str(step.inputs.get("Force", "")).lower() == "true" and state == "stopped" else {}
@@ -279,8 +303,9 @@ def _renaming_converter(
         call = _aws_call(step, service, operation, inputs, query=query)
         steps = {"": call}
         if waiter:
-            value = FIRST_OUTPUT if output and waiter[1] == "--image-ids" else step.text(step.require("StackName"))
-            steps["_wait"] = _command("aws", service, "wait", waiter[0], waiter[1], value, effect="read")
+            is_image = waiter[1] == "--image-ids"
+            value = FIRST_OUTPUT if is_image else step.text(step.require("StackName"))
+            steps["_wait"] = _waiter(step, service, "wait", *waiter, value, gives_up_after_ms=_WAITER_MS if is_image else _WAIT_MS)
         return Calls(steps, [(output, "String")] if output else [])
 
     return convert
@@ -325,8 +350,7 @@ def _convert_automation(step: Action) -> Calls:
     if given := mapping(step.inputs.get("RuntimeParameters")):
         inputs["Parameters"] = {key: _as_list(step, value) for key, value in given.items()}
     start = _aws_call(step, "ssm", "StartAutomationExecution", inputs, query="AutomationExecutionId")
-    wait = {"tool_name": "bash", "effect": "read", "parameters": {"command": _AWAIT_AUTOMATION, "env": {"EXECUTION": FIRST_OUTPUT}}}
-    return Calls({"": start, "_wait": wait}, [("ExecutionId", "String")])
+    return _started_and_awaited(step, start, _AWAIT_AUTOMATION, "ExecutionId")
 
 
 def _convert_sleep(step: Action) -> Calls:

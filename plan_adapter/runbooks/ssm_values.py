@@ -22,6 +22,17 @@ Kind: TypeAlias = Literal["string", "integer", "boolean", "array", "object"]
 
 _REFERENCE = re.compile(r"\{\{\s*([^{}]+?)\s*\}\}")
 _SELECTOR = re.compile(r"\$(?:\.[A-Za-z_][\w-]*|\[(?:\d+|\*|'[^']+'|\"[^\"]+\")\]|\.\*)*")
+_CODE_KEYS = frozenset({"command", "commands", "commandline", "script", "scriptblock", "userdata"})
+_IRREGULAR_NAMES: Mapping[str, str] = {
+    "CreateCachediSCSIVolume": "create-cached-iscsi-volume",
+    "CreateStorediSCSIVolume": "create-stored-iscsi-volume",
+    "DescribeCachediSCSIVolumes": "describe-cached-iscsi-volumes",
+    "DescribeStorediSCSIVolumes": "describe-stored-iscsi-volumes",
+    "ExecutePartiQLBatch": "execute-partiql-batch",
+    "ExecutePartiQLStatement": "execute-partiql-statement",
+    "ExecutePartiQLTransaction": "execute-partiql-transaction",
+    "ListHITsForQualificationType": "list-hits-for-qualification-type",
+}
 _QUOTED = re.compile(r"\[['\"]([^'\"]+)['\"]\]")
 
 
@@ -35,9 +46,13 @@ class Value:
 
 @dataclass(slots=True)
 class Names:
-    """The parameters of a document and the outputs of its steps so far, as values. What is unknown becomes an input."""
+    """The parameters of a document and the outputs of its steps so far, as values.
+
+    An unknown reference becomes an input, unless it is an output of one of the document's `steps`.
+    """
 
     report: Report
+    steps: frozenset[str] = frozenset()
     inputs: dict[str, Document] = field(default_factory=dict[str, Document])
     values: dict[str, Value] = field(default_factory=dict[str, Value])  # by the text of the reference
     stand_ins: StandIns = field(init=False)
@@ -55,10 +70,25 @@ class Names:
         self.values[aws_name] = Value(f"inputs.{name}", definition["type"])
 
     def value(self, reference: str, at: str) -> Value:
-        """Return the value of a reference."""
+        """Return the value of a reference.
+
+        Raises NotConvertibleError for an output that no converted step has. A value from before the run would not be that output.
+        """
         if reference in self.values:
             return self.values[reference]
+        if "." in reference and reference.partition(".")[0] in self.steps:
+            raise NotConvertibleError(f"it uses `{reference}`, an output that the converted step does not have")
         return Value(f"inputs.{self.stand_ins.name_of(reference, reference.lower() if ':' in reference else reference, at)}", "string")
+
+    def harmless(self) -> set[str]:
+        """Return the parameters whose values cannot be code: numbers, booleans, and one of a list of plain words."""
+        found = set[str]()
+        for reference, value in self.values.items():
+            words = members(self.inputs.get(value.code.removeprefix("inputs."), {}).get("enum"))
+            is_plain = bool(words) and all(re.fullmatch(r"[\w.:/@+-]+", str(word)) for word in words)
+            if value.kind in ("integer", "boolean") or is_plain:
+                found.add(reference)
+        return found
 
     def single_reference(self, text: Any, at: str) -> Value | None:
         """Return the value if a text is exactly one reference."""
@@ -116,8 +146,26 @@ def references(value: Any) -> set[str]:
     return {found for member in [*mapping(value).values(), *members(value)] for found in references(member)}
 
 
+def code_problem(inputs: Mapping[str, Any], names: Names) -> str:
+    """Return why the values in `inputs` would be read as code on another machine, or "" if none would.
+
+    Numbers, booleans and values from a fixed list of plain words cannot be code.
+    """
+    for key, value in inputs.items():
+        found = sorted(references(value) - names.harmless()) if key.lower().replace("_", "") in _CODE_KEYS else []
+        if found:
+            return f"its `{key}` contains `{{{{ {found[0]} }}}}`, and a value inside a remote command would be read as code"
+        for inner in (value, *members(value)):
+            if problem := code_problem(mapping(inner), names):
+                return problem
+    return ""
+
+
 def kebab(name: str) -> str:
     """Return the name of an API operation or parameter as the AWS command line writes it: `describe-db-instances`."""
+    if name in _IRREGULAR_NAMES:
+        return _IRREGULAR_NAMES[name]
+    name = re.sub(r"[A-Z]{2,}s$", lambda plural: f"-{plural[0].lower()}", name)  # `TargetGroupARNs`
     spaced = re.sub(r"(.)([A-Z][a-z]+)", r"\1-\2", name)
     return re.sub(r"([a-z0-9])([A-Z])", r"\1-\2", spaced).lower().replace("--", "-")
 

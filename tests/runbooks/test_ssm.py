@@ -1,9 +1,11 @@
 """Tests of converting AWS Systems Manager Automation documents: what is kept, changed and left out, and the notes about it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, arun_plan
 from plan_adapter.runbooks.conversion import NotConvertibleError
 from tests.runbooks.builders import FIXTURES, automation, calls, convert, noted, only
 
@@ -25,7 +27,7 @@ def test_a_document_keeps_its_parameters_calls_branches_and_gate() -> None:
         "Stop": ["Describe"],
         "Stop_wait": ["Stop"],
         "Force": ["Describe"],
-        "Start": ["Stop_wait", "Force", "Describe"],
+        "Start": ["Stop_wait", "Describe"],
         "Wait": ["Start"],
         "Tag": ["Wait"],
     }
@@ -40,7 +42,7 @@ def test_a_document_keeps_its_parameters_calls_branches_and_gate() -> None:
         4,
         "read",
     )
-    assert calls(plan)["Force"][:3] == ["bash", "-c", '"$@" || echo "exit code $? is ignored" >&2']
+    assert (steps["Force"].on_error, calls(plan)["Force"][0]) == ("continue", "aws")
     assert calls(plan)["Tag"][3:] == ["id", "${{ inputs.InstanceId }}", "tags:json", " ${{ inputs.Tags }}"]
     assert list(plan.outputs) == ["Tag_Count", "Describe_State"]
     for parts in (
@@ -119,14 +121,14 @@ def test_the_inputs_of_an_api_call_become_options(inputs: str, expected: list[st
         ("Not: {Variable: '{{ Id }}', StartsWith: x}", "!(inputs.Id.startsWith('x'))"),
         ("Or: [{Variable: '{{ Id }}', StringEquals: x}, {Variable: '{{ On }}', BooleanEquals: true}]", "(inputs.Id == 'x') || (inputs.On)"),
         ("Variable: '{{ Id }}', NumericGreater: 5", "double(inputs.Id) > 5.0"),
-        ("Variable: 'a{{ Id }}', StringEquals: x", "inputs.go_to_b"),
+        ("Variable: 'a{{ Id }}', StringEquals: x", "steps.c.result.go_to_b"),
     ],
 )
 def test_a_choice_becomes_a_condition(choice: str, expected: str) -> None:
     steps = f"- {{name: c, action: 'aws:branch', isEnd: true, inputs: {{Choices: [{{NextStep: b, {choice}}}]}}}}\n"
     steps += "- {name: b, action: 'aws:sleep', inputs: {Duration: PT1M30S}}"
     plan, _ = automation(steps, _PARAMETERS)
-    assert (only(plan).when, calls(plan)["b"]) == (f"${{{{ {expected} }}}}", ["sleep", "90"])
+    assert (plan.steps[-1].when, calls(plan)["b"]) == (f"${{{{ {expected} }}}}", ["sleep", "90"])
 
 
 def test_a_step_after_all_choices_has_no_condition_and_waits_for_each_choice() -> None:
@@ -186,17 +188,151 @@ def test_a_called_automation_is_started_and_waited_for() -> None:
         "--output",
         "text",
     ]
-    assert plan.steps[1].parameters["env"] == {"EXECUTION": "${{ steps.a.result.stdout.trim() }}"}
+    assert plan.steps[1].parameters["env"] == {"ID": "${{ steps.a.result.stdout.trim() }}"}
 
 
-def test_an_output_that_cannot_be_selected_becomes_an_input() -> None:
+@pytest.mark.parametrize(
+    ("first", "reference"),
+    [
+        ("action: 'aws:executeAwsApi', inputs: {Service: s, Api: A}, outputs: [{Name: o, Selector: '$..x'}]", "a.o"),
+        ("action: 'aws:executeAutomation', inputs: {DocumentName: D}", "a.Output"),
+        ("action: 'aws:runCommand', inputs: {DocumentName: D, InstanceIds: [i-1]}", "a.ResponseCode"),
+        ("action: 'aws:unknown'", "a.anything.deeper"),
+    ],
+)
+def test_an_output_of_another_step_is_never_an_input(first: str, reference: str) -> None:
     plan, notes = automation(
-        "- {name: a, action: 'aws:executeAwsApi', inputs: {Service: s, Api: A}, outputs: [{Name: o, Selector: '$..x'}]}\n"
-        "- {name: b, action: 'aws:executeAwsApi', inputs: {Service: s, Api: B, Id: '{{ a.o }}'}}"
+        f"- {{name: a, {first}}}\n- {{name: b, action: 'aws:executeAwsApi', inputs: {{Service: s, Api: B, Id: 'x-{{{{ {reference} }}}}'}}}}"
     )
-    assert calls(plan)["b"] == ["aws", "s", "b", "--id", "${{ inputs.a_o }}", "--output", "json"]
-    assert noted(notes, "left out", "a", "`outputs.o`")
-    assert noted(notes, "changed", "b", "`a.o`", "`a_o`")
+    assert not plan.inputs
+    assert "not_imported" in plan.steps[-1].metadata
+    assert reference in plan.steps[-1].description
+    assert noted(notes, "left out", "b", f"`{reference}`")
+
+
+def test_a_person_is_asked_about_a_choice_that_depends_on_an_unknown_output() -> None:
+    branch = "inputs: {Choices: [{NextStep: x, Variable: '{{ a.Output }}', StringEquals: ok}], Default: y}"
+    sleep = "action: 'aws:sleep', inputs: {Duration: PT1S}"
+    plan, notes = automation(
+        "- {name: a, action: 'aws:executeAutomation', inputs: {DocumentName: D}}\n"
+        f"- {{name: c, action: 'aws:branch', {branch}}}\n- {{name: x, isEnd: true, {sleep}}}\n- {{name: y, {sleep}}}"
+    )
+    steps = {step.id: step for step in plan.steps}
+    assert (list(steps), plan.inputs) == (["a", "a_wait", "c", "x", "y"], {})
+    assert steps["c"].ask is not None
+    assert steps["c"].depends_on == ["a_wait"]
+    assert {name: (field.type, field.default) for name, field in steps["c"].ask.fields.items()} == {"go_to_x": ("boolean", None)}
+    assert (steps["x"].when, steps["y"].when) == ("${{ steps.c.result.go_to_x }}", "${{ !(steps.c.result.go_to_x) }}")
+    assert noted(notes, "changed", "c", "asked whether to go to `x`", "`a.Output`")
+
+
+_REMOTE = [
+    "action: 'aws:runCommand', inputs: {DocumentName: AWS-RunShellScript, InstanceIds: [i-1], Parameters: {commands: ['echo {{ Id }}']}}",
+    "action: 'aws:runCommand', inputs: {DocumentName: AWS-RunPowerShellScript, InstanceIds: [i-1], Parameters: {commands: '{{ Ids }}'}}",
+    "action: 'aws:runCommand', inputs: {DocumentName: AWS-RunRemoteScript, Targets: [], Parameters: {commandLine: 'x.sh {{ Id }}'}}",
+    "action: 'aws:executeAwsApi', inputs: {Service: ssm, Api: SendCommand, Parameters: {commands: ['a', 'b {{ Id }}']}}",
+    "action: 'aws:runInstances', inputs: {ImageId: i, UserData: '#!/bin/sh {{ Id }}'}",
+]
+
+
+@pytest.mark.parametrize("step", _REMOTE)
+def test_a_value_in_code_for_another_machine_is_refused(step: str) -> None:
+    plan, notes = automation(f"- {{name: a, {step}}}", _PARAMETERS)
+    assert "not_imported" in only(plan).metadata
+    assert noted(notes, "left out", "a", "would be read as code")
+
+
+def test_a_value_that_cannot_be_code_may_stand_in_a_remote_command() -> None:
+    parameters = "{Mode: {type: String, allowedValues: [soft, hard]}, Count: {type: Integer}, Any: {type: String, allowedValues: ['a;b']}}"
+    command = "- {{name: a, action: 'aws:runCommand', inputs: {{DocumentName: D, InstanceIds: [i], Parameters: {{commands: ['{0}']}}}}}}"
+    plan, _ = automation(command.format("run {{ Mode }} {{ Count }}"), parameters)
+    assert [step.id for step in plan.steps] == ["a", "a_wait"]
+    assert "inputs.Mode" in calls(plan)["a"][7]
+    plan, _ = automation(command.format("run {{ Any }}"), parameters)
+    assert "not_imported" in only(plan).metadata
+
+
+@pytest.mark.parametrize(
+    ("operation", "written"),
+    [
+        ("DescribeTargetGroups", "describe-target-groups"),
+        ("ListWebACLs", "list-web-acls"),
+        ("CreateCachediSCSIVolume", "create-cached-iscsi-volume"),
+        ("DescribeDBInstances", "describe-db-instances"),
+    ],
+)
+def test_names_are_written_as_the_command_line_writes_them(operation: str, written: str) -> None:
+    inputs = f"{{Service: s, Api: {operation}, TargetGroupARNs: [a], LoadBalancerArns: [b]}}"
+    plan, _ = automation(f"- {{name: a, action: 'aws:executeAwsApi', inputs: {inputs}}}")
+    assert calls(plan)["a"][2:7] == [written, "--target-group-arns", "a", "--load-balancer-arns", "b"]
+
+
+_FAKE_AWS = """\
+#!/bin/bash
+echo "$1 $2 $3" >>"$CALLS"
+case "$*" in
+  *list-commands*) echo Failed ;;
+  *get-automation-execution*) [ "$(grep -c start-automation "$CALLS")" -lt 3 ] && echo Failed || echo Success ;;
+  *stop-instances*) exit 254 ;;
+  *) echo id-1 ;;
+esac
+"""
+
+
+async def run_with_fake_aws(folder: Path, monkeypatch: pytest.MonkeyPatch, plan: ExecutionPlan) -> tuple[PlanRun, list[str]]:
+    """Run a converted plan with a program `aws` that answers as `_FAKE_AWS` does. Return the run and the calls."""
+    program, log = folder / "bin" / "aws", folder / "calls"
+    program.parent.mkdir()
+    program.write_text(_FAKE_AWS)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    # Commands get the variables of the plan and no others.
+    for step in plan.steps:
+        step.parameters["env"] = {**step.parameters.get("env", {}), "CALLS": str(log)}
+    plan.options.require_approval = False
+    store = PlanStore(f"sqlite:///{folder}/plans.db")
+    run = await arun_plan(plan, inputs=dict.fromkeys(plan.inputs, "x"), tools=ToolRegistry.with_builtins(), store=store, offline=True)
+    await store.close()
+    return run, [" ".join(line.split()[:2]) for line in log.read_text().splitlines()]
+
+
+async def test_after_a_failed_step_that_continues_the_next_steps_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, notes = automation(
+        "- {name: stop, action: 'aws:executeAwsApi', onFailure: Continue, inputs: {Service: ec2, Api: StopInstances}}\n"
+        "- {name: patch, action: 'aws:runCommand', onFailure: Continue, inputs: {DocumentName: D, InstanceIds: [i-1]}}\n"
+        "- {name: tell, action: 'aws:executeAwsApi', inputs: {Service: sns, Api: Publish}}"
+    )
+    assert noted(notes, "changed", "stop, patch", "the run ends as partial")
+    run, called = await run_with_fake_aws(tmp_path, monkeypatch, plan)
+    assert called == ["ec2 stop-instances", "ssm send-command", "ssm list-commands", "sns publish"]
+    assert run.status == "partial"
+
+
+async def test_a_failure_that_is_not_critical_does_not_change_how_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, _ = automation(
+        "- {name: stop, action: 'aws:executeAwsApi', onFailure: Continue, isCritical: false, inputs: {Service: ec2, Api: StopInstances}}\n"
+        "- {name: tell, action: 'aws:executeAwsApi', inputs: {Service: sns, Api: Publish}}"
+    )
+    run, called = await run_with_fake_aws(tmp_path, monkeypatch, plan)
+    assert (run.status, called) == ("completed", ["ec2 stop-instances", "sns publish"])
+
+
+async def test_each_attempt_starts_a_called_automation_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, notes = automation("- {name: a, action: 'aws:executeAutomation', maxAttempts: 3, inputs: {DocumentName: D}}")
+    assert noted(notes, "changed", "a", "each attempt starts it again")
+    run, called = await run_with_fake_aws(tmp_path, monkeypatch, plan)
+    assert (run.status, called) == ("completed", ["ssm start-automation-execution", "ssm get-automation-execution"] * 3)
+
+
+@pytest.mark.parametrize(("seconds", "retries", "timeout_ms"), [(300, 0, 300_000), (1500, 2, None)])
+def test_a_waiter_is_repeated_until_the_limit_of_the_step(seconds: int, retries: int, timeout_ms: int | None) -> None:
+    plan, _ = automation(
+        f"- {{name: a, action: 'aws:changeInstanceState', timeoutSeconds: {seconds}, onFailure: Continue, "
+        "inputs: {InstanceIds: [i-1], DesiredState: stopped, CheckStateOnly: true}}\n"
+        "- {name: b, action: 'aws:sleep', inputs: {Duration: PT1S}}"
+    )
+    waiter = plan.steps[0]
+    assert (waiter.max_retries, waiter.timeout_ms, waiter.on_error, calls(plan)["a"][0]) == (retries, timeout_ms, "continue", "aws")
 
 
 def test_an_approval_before_a_branch_becomes_a_gate_of_each_choice() -> None:

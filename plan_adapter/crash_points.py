@@ -28,7 +28,8 @@ listener: Callable[[CrashPoint, str], None] | None = None
 def reached(point: CrashPoint, detail: str = "") -> None:
     """Report to `listener` that this point is reached.
 
-    For a call, `detail` is its effect, preceded by the word `rollback` for a rollback. For a transaction, it is the newest audit log entry.
+    For a call, `detail` is its effect, preceded by the word `rollback` for a rollback, or `finally` for a `finally` step. For a
+    transaction, it is the newest audit log entry.
     """
     if listener is not None:
         listener(point, detail)

@@ -130,7 +130,7 @@ Unit: TypeAlias = tuple[str, int | None]
 class CallHistory:
     """The earlier attempts of the calls of one kind, by unit."""
 
-    succeeded: dict[Unit, Receipt] = field(default_factory=dict[Unit, Receipt])
+    succeeded: dict[Unit, Receipt] = field(default_factory=dict[Unit, Receipt])  # units whose last attempt succeeded
     attempts: dict[Unit, int] = field(default_factory=dict[Unit, int])
     unknown: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])
     repeatable: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # idempotent writes that may have been done
@@ -143,7 +143,9 @@ class CallHistory:
     def add(self, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> None:
         """Add `attempts` and `receipts`. A write without a receipt is unknown; a read without one may be repeated.
 
-        A person's resolution of an idempotent write also covers its earlier attempts. Attempts that have receipts may be omitted.
+        A success covers only the attempts before it: a `finally` step may be called again after it succeeded, and that call may be
+        interrupted. A person's resolution of an idempotent write also covers its earlier attempts. Attempts that have receipts may be
+        omitted.
         """
         resolved, ended = dict[Unit, int](), set[tuple[Unit, int]]()
         for receipt in receipts:
@@ -163,12 +165,14 @@ class CallHistory:
             unit = (attempt.step_id, attempt.item)
             self._record_time(attempt.step_id, attempt.started_at)
             self.attempts[unit] = max(self.attempts.get(unit, 0), attempt.number)
-            if (unit, attempt.number) in ended or unit in self.succeeded:
+            if (unit, attempt.number) in ended or (unit in self.succeeded and attempt.number < self.succeeded[unit].number):
                 continue
             if attempt.effect != "idempotent_write":
                 (self.unknown if attempt.effect == "write" else self.interrupted_reads)[unit] = attempt
             elif attempt.number > resolved.get(unit, 0):
                 self.repeatable[unit] = attempt
+        for unit in [unit for unit, receipt in self.succeeded.items() if receipt.number < self.attempts[unit]]:
+            self.outdated[unit] = self.succeeded.pop(unit).number
         self.aborted.difference_update(self.succeeded)
 
     def _record_time(self, step_id: str, at: datetime) -> None:
@@ -217,7 +221,7 @@ class RunHistory(CallHistory):
         """Return this history for the `finally` steps (`finally_ids`). One that succeeded before anything else ran runs again."""
         others = [at for step_id, at in self.last.items() if step_id not in finally_ids]
         since = max([*others, *self.rollbacks.last.values()], default=None)
-        outdated = {
+        outdated = self.outdated | {
             unit: receipt.number
             for unit, receipt in self.succeeded.items()
             if unit[0] in finally_ids and since is not None and receipt.ended_at <= since

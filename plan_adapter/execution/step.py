@@ -124,8 +124,11 @@ class Call:
 
     @property
     def _crash_point_detail(self) -> str:
-        """The effect, with the kind of call unless it is a step. Labels the crash points."""
-        return self.effect if self._target.kind == "step" else f"{self._target.kind} {self.effect}"
+        """The effect, with the kind of call unless it is a step, or with `finally`. Labels the crash points."""
+        if self._target.kind != "step":
+            return f"{self._target.kind} {self.effect}"
+        is_finally = self.step.id in self._scope.approved.bound.validated.finally_order
+        return f"finally {self.effect}" if is_finally else self.effect
 
     async def gated_call(self) -> GatedCall:
         """Return the call as it would be made now, for an approval. Raise ToolError with the reason if it cannot be made at all."""

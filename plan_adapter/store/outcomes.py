@@ -178,7 +178,8 @@ def unknown_of(connection: Connection, run_id: str) -> list[Attempt]:
 
 def _find_unknown(connection: Connection, candidates: Select[Any]) -> list[Attempt]:
     same = [receipts.c[name] == attempts.c[name] for name in ("run_id", "step_id", "kind", "item")]
-    ended = (receipts.c.number == attempts.c.number) | (receipts.c.outcome == Outcome.SUCCEEDED.value)
+    later_success = (receipts.c.number > attempts.c.number) & (receipts.c.outcome == Outcome.SUCCEEDED.value)
+    ended = (receipts.c.number == attempts.c.number) | later_success
     done = select(receipts.c.number).where(*same, ended)
     query = candidates.where(attempts.c.effect == "write", ~done.exists())
     return [attempt_of(row) for row in connection.execute(query.order_by(attempts.c.started_at, attempts.c.id)).mappings()]

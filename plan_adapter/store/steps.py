@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import JsonValue
-from sqlalchemy import Column, Connection, Table, and_, select
+from sqlalchemy import Column, Connection, Table, and_, select, tuple_
 
 from plan_adapter.errors import StoreError
 from plan_adapter.execution.groups import group_result
@@ -42,6 +42,7 @@ def step_runs_of(
     for end in connection.execute(select(step_runs).where(step_runs.c.run_id.in_(found))).mappings():
         found[end["run_id"]].ends[end["step_id"]] = end
     planned = _planned_steps(connection, rows)
+    _drop_outdated_ends(connection, found, planned)
     lack_ends = {run_id for run_id, run in found.items() if run.why_ended is not None and len(run.ends) < len(planned[run_id])}
     unended = [row for row in rows if row["status"] == PlanStatus.EXECUTING or row["id"] in lack_ends]
     for attempt in _current_attempts(connection, unended):
@@ -70,7 +71,7 @@ def _with_group_results(steps: list[StepRun], results: Mapping[str, dict[int, st
 
 
 def _planned_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
-    """Return the steps from each run's plan, by run id. Their `depends_on` includes implied dependencies."""
+    """Return the steps from each run's plan, by run id. Their `depends_on` includes implied dependencies; `is_finally` is added."""
     documents = _texts_by_digest(connection, plans, plans.c.document, {(row["tenant_id"], row["digest"]) for row in rows})
     wanted = {(row["tenant_id"], row["implied_dependencies_digest"]) for row in rows}
     implied = _texts_by_digest(connection, implied_dependencies, implied_dependencies.c.steps, wanted)
@@ -83,10 +84,11 @@ def _planned_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, lis
                 raise StoreError(
                     f"the plan or the step dependencies of run {row['id']} are missing: `plan runs verify {row['id']}` shows which"
                 )
-            after = load_json(others)["steps"]
+            after, planned = load_json(others)["steps"], load_json(document)
+            finals = {step["id"] for step in planned.get("finally", ())}
             read[key] = [
-                {**step, "depends_on": after.get(step["id"]) or step.get("depends_on", ())}
-                for step in steps_of_document(load_json(document))
+                {**step, "depends_on": after.get(step["id"]) or step.get("depends_on", ()), "is_finally": step["id"] in finals}
+                for step in steps_of_document(planned)
             ]
         found[row["id"]] = read[key]
     return found
@@ -171,6 +173,26 @@ def receipts_of(connection: Connection, run_id: str) -> list[Receipt]:
     """Return the receipts of a run in the order in which its attempts ended."""
     query = select(receipts).where(receipts.c.run_id == run_id).order_by(receipts.c.ended_at, receipts.c.attempt_id)
     return [receipt_of(row) for row in connection.execute(query).mappings()]
+
+
+def _drop_outdated_ends(connection: Connection, found: dict[str, _StepRecords], planned: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Remove the ends of completed `finally` steps that were called again since, if that call has not succeeded."""
+    finals = {(run_id, step["id"]) for run_id, steps in planned.items() for step in steps if step["is_finally"]}
+    completed = [(run_id, step_id) for run_id, step_id in finals if _is_completed(found[run_id].ends.get(step_id))]
+    if not completed:
+        return
+    columns = (attempts.c.run_id, attempts.c.step_id, attempts.c.item, attempts.c.started_at, receipts.c.outcome)
+    of_steps = (attempts.c.kind == "step", tuple_(attempts.c.run_id, attempts.c.step_id).in_(completed))
+    query = select(*columns).outerjoin_from(attempts, receipts).where(*of_steps).order_by(attempts.c.number)
+    last = {(row["run_id"], row["step_id"], row["item"]): row for row in connection.execute(query).mappings()}
+    for (run_id, step_id, _), row in last.items():
+        end = found[run_id].ends.get(step_id)
+        if end is not None and row["outcome"] != Outcome.SUCCEEDED and row["started_at"] > end["completed_at"]:
+            del found[run_id].ends[step_id]
+
+
+def _is_completed(end: Row | None) -> bool:
+    return end is not None and end["status"] == StepStatus.COMPLETED
 
 
 def _current_attempts(connection: Connection, rows: Sequence[Row]) -> list[Row]:

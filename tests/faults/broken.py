@@ -216,6 +216,14 @@ VARIANTS: dict[str, Variant] = {
         at=(AFTER_WRITE,),
         where=lambda scenario: scenario.resumes_first,
     ),
+    "a `finally` write that succeeded once is never unknown": Variant(
+        _history_is_changed(
+            lambda history: replace(history, unknown={u: a for u, a in history.unknown.items() if u not in history.outdated})
+        ),
+        frozenset({"twice"}),
+        at=(AFTER_WRITE, ("after-effect", "finally write")),
+        where=lambda scenario: scenario.resumes_first and any(step.tool_name == "write" for step in scenario.plan.finally_),
+    ),
     "idempotency keys depend on the attempt": Variant(
         _keys_depend_on_the_attempt, frozenset({"key"}), at=(("after-effect", "idempotent_write"),)
     ),

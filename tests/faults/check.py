@@ -180,7 +180,7 @@ def no_secret_is_written(evidence: Evidence) -> Iterator[Violation]:
 
 def the_status_matches_the_receipts(evidence: Evidence) -> Iterator[Violation]:
     run = evidence.run
-    done = {step.id: all(unit in evidence.done for unit in units_of(step, evidence.plan)) for step in evidence.plan.all_steps}
+    done = {step.id: all(unit in evidence.complete for unit in units_of(step, evidence.plan)) for step in evidence.plan.all_steps}
     if run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED:
         yield Violation("status", f"the run is shown as executing ({run.reason}), but no process executes it")
     for step in run.steps:

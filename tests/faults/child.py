@@ -255,10 +255,10 @@ async def _execute(order: Order) -> PlanRun | None:
 
 async def resolve(store: PlanStore, run_id: str, world: Path) -> list[Unit]:
     """Resolve each write with an unknown outcome as the world has it, and return these writes."""
-    done = {line.unit: line for line in lines_of(world) if line.run == run_id}
+    done = {(line.unit, line.attempt): line for line in lines_of(world) if line.run == run_id}
     unknown = await store.outcomes.unknown(run_id)
     for attempt in unknown:
-        line = done.get(_unit(attempt))
+        line = done.get((_unit(attempt), attempt.number))
         result = None if line is None else {"token": line.token}
         resolution = ResolutionRecord("again" if line is None else "done", BY, "unverified", "the world says so", result)
         await store.outcomes.resolve(run_id, attempt.step_id, resolution, item=attempt.item, kind=attempt.kind)

@@ -52,8 +52,17 @@ class Evidence:
 
     @cached_property
     def done(self) -> dict[Unit, Row]:
-        """The succeeded receipts."""
-        return {unit_of(row): row for row in self.document["receipts"] if row["outcome"] == "succeeded"}
+        """The last succeeded receipt of each unit."""
+        receipts = sorted(self.document["receipts"], key=lambda row: row["number"])
+        return {unit_of(row): row for row in receipts if row["outcome"] == "succeeded"}
+
+    @cached_property
+    def complete(self) -> dict[Unit, Row]:
+        """The succeeded receipts of units whose last attempt succeeded. A `finally` step may be called again after it succeeded."""
+        last = dict[Unit, int]()
+        for unit, number in self.attempts:
+            last[unit] = max(number, last.get(unit, 0))
+        return {unit: row for unit, row in self.done.items() if row["number"] == last[unit]}
 
     @cached_property
     def by_unit(self) -> dict[Unit, list[Line]]:

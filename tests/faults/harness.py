@@ -30,7 +30,7 @@ from tests.faults.evidence import Evidence, Violation
 from tests.faults.goals import ALWAYS, effects_of, may_fail, model_calls
 from tests.faults.plans import SCHEDULE, TOOL_NAMES, Scenario, has_goals, scenario_of
 from tests.faults.processes import start
-from tests.faults.world import ROLLBACK, TOOLS, Line, Unit, lines_of
+from tests.faults.world import FINALLY, ROLLBACK, TOOLS, Line, Unit, lines_of
 
 CALL_POINTS: tuple[CrashPoint, ...] = ("before-intent", "after-intent", "mid-effect", "after-effect")
 Target = tuple[CrashPoint, str | None]
@@ -54,6 +54,7 @@ TARGETS: tuple[Target, ...] = (
     ("after-receipt", None),
     ("in-transaction", "run_changed"),
     *_call_targets("rollback write", "rollback idempotent_write"),
+    *_call_targets("finally read", "finally idempotent_write", "finally write"),
     ("before-end", None),
     ("in-transaction", "run_ended"),
     ("after-end", None),
@@ -272,13 +273,14 @@ def random_fault(trial: Trial) -> Fault | None:
 
 
 class InOrder:
-    """Chooses the next of `targets` for each process."""
+    """Chooses the next of `targets` for each process; for None, the process has no fault."""
 
-    def __init__(self, targets: Iterable[Target] = TARGETS) -> None:
+    def __init__(self, targets: Iterable[Target | None] = TARGETS) -> None:
         self.left = list(targets)
 
     def __call__(self, _trial: Trial) -> Fault | None:
-        return Fault(*self.left.pop(0)) if self.left else None
+        target = self.left.pop(0) if self.left else None
+        return None if target is None else Fault(*target)
 
 
 def only_at(*targets: Target) -> Choice:
@@ -294,6 +296,8 @@ def may_reach(trial: Trial, point: CrashPoint, detail: str | None) -> bool:
     """Return whether the next process of a trial may reach a target. It may also end earlier."""
     effects: dict[str, Effect] = {"": "read"} | {name: effect for effect, name in TOOL_NAMES.items()}  # a question has no tool name
     plan = trial.scenario.plan
+    if detail is not None and detail.startswith(FINALLY):  # they run again whenever other steps have run
+        return any(FINALLY + effects[step.tool_name or ""] == detail for step in plan.finally_)
     calls = [step for step in plan.all_steps if not step.inner and step not in plan.finally_]
     remaining = [step for step in calls if any(unit not in trial.done for unit in units_of(step, plan))]
     goals = [step for step in remaining if step.goal is not None]

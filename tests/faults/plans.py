@@ -10,6 +10,7 @@ from plan_adapter import ExecutionPlan, Input
 from plan_adapter.options import ApprovalPolicy, Effect, Question
 from plan_adapter.plan import Rollback, Step
 from tests.faults.goals import ALWAYS, NOT_EXPANDED, RoundKind, goal_text, verdicts
+from tests.faults.world import FINAL
 
 TOOL_NAMES: dict[Effect, str] = {"read": "look", "idempotent_write": "put", "write": "write"}
 SECRET = NOT_EXPANDED  # steps expand it
@@ -49,6 +50,9 @@ SUB_PLAN = -3
 GOAL = -4
 """The seed of a run whose only step is a goal with one round of each kind."""
 
+FINALLY_AGAIN = -5
+"""The seed of a run that is resumed before its write is resolved, so that its `finally` steps, one of each effect, run twice."""
+
 GOAL_SCRIPT: tuple[RoundKind, ...] = ("look", "broken", "write", "unwanted", "ask", "end", "look", "end")
 
 
@@ -58,9 +62,13 @@ def scenario_of(seed: int) -> Scenario:
         return Scenario(_goal(), "approver", revokes=False, revises="nothing", answers=0.0, resumes_first=False)
     if seed == SUB_PLAN:
         outer = ExecutionPlan(id="inside", name="inside", description="A plan with a sub-plan that reaches every target")
-        outer.steps = [Step(id="p", plan="store:everything@1", pinned=_everything())]
+        inner = _everything()
+        outer.finally_, inner.finally_ = inner.finally_, []
+        outer.steps = [Step(id="p", plan="store:everything@1", pinned=inner)]
         outer.number_steps()
         return Scenario(outer, "approver", revokes=False, revises="nothing", answers=0.0, resumes_first=False)
+    if seed == FINALLY_AGAIN:
+        return Scenario(_finally_again(), "nobody", revokes=False, revises="nothing", answers=0.0, resumes_first=True)
     if seed == REVISED:
         return Scenario(_revised(), "nobody", revokes=False, revises="anything", answers=0.0, resumes_first=False)
     if seed == EVERYTHING:
@@ -88,6 +96,19 @@ def _everything() -> ExecutionPlan:
         body = {"body": body_of(plan, index, upstream), "secret": SECRET}
         plan.add_step(TOOL_NAMES[effect], f"Step {index}", body, id=f"s{index}", depends_on=upstream, rollback=rollback)
     plan.add_step("write", "Fail", {"body": "s3", "secret": SECRET, "fails": ALWAYS}, id="s3", depends_on=[plan.steps[-1].id])
+    plan.finally_ = _one_final_of_each_effect()
+    return plan
+
+
+def _one_final_of_each_effect() -> list[Step]:
+    return [_final(index, effect) for index, effect in enumerate(TOOL_NAMES)]
+
+
+def _finally_again() -> ExecutionPlan:
+    plan = ExecutionPlan(id="finally-again", name="finally-again", description="A plan whose `finally` steps run twice")
+    plan.options.require_approval = False
+    plan.add_step("write", "Write", {"body": "s0", "secret": SECRET}, id="s0")
+    plan.finally_ = _one_final_of_each_effect()
     return plan
 
 
@@ -126,7 +147,7 @@ def plan_of(chance: random.Random, *, name: str) -> ExecutionPlan:
     _add_sub_plan(plan, random.Random(f"sub-plan of {name}"))  # its own source of randomness, so that the rest of the plan does not change
     _add_goals(plan, random.Random(f"goals of {name}"))
     if chance.random() < 0.5:
-        plan.finally_ = [_final(chance, index) for index in range(chance.randint(1, 2))]
+        plan.finally_ = [_random_final(chance, index) for index in range(chance.randint(1, 2))]
     return plan
 
 
@@ -249,17 +270,21 @@ def _sub_plan(chance: random.Random, letter: str) -> ExecutionPlan:
     return inner
 
 
-def _final(chance: random.Random, index: int) -> Step:
+def _random_final(chance: random.Random, index: int) -> Step:
     effect: Effect = chance.choice(("read", "idempotent_write", "write"))
-    body = f"f{index}" + (f" ${{{{ steps.f{index - 1}.result.token }}}}" if index else "")
-    fails = int(chance.random() < 0.2)
+    step = _final(index, effect, fails=int(chance.random() < 0.2))
+    step.requires_approval = chance.random() < 0.1
+    return step
+
+
+def _final(index: int, effect: Effect, *, fails: int = 0) -> Step:
+    body = f"{FINAL}{index}" + (f" ${{{{ steps.{FINAL}{index - 1}.result.token }}}}" if index else "")
     return Step(
-        id=f"f{index}",
+        id=f"{FINAL}{index}",
         tool_name=TOOL_NAMES[effect],
         description=f"Final step {index}",
         parameters={"body": body, "secret": SECRET, "fails": fails},
         max_retries=fails,
-        requires_approval=chance.random() < 0.1,
     )
 
 

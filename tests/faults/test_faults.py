@@ -6,20 +6,23 @@
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from plan_adapter import PlanStatus, PlanStore
 from plan_adapter.crash_points import CrashPoint
+from plan_adapter.options import Effect
+from plan_adapter.record import RunContext
 from tests.faults import processes
 from tests.faults.child import STOPPED, Fault
 from tests.faults.goals import model_calls
 from tests.faults.harness import CALL_POINTS, GOAL_TARGETS, TARGETS, InOrder, Target, open_trial, run_trial
-from tests.faults.plans import EVERYTHING, GOAL, GOAL_SCRIPT, REVISED, SUB_PLAN
+from tests.faults.plans import EVERYTHING, FINALLY_AGAIN, GOAL, GOAL_SCRIPT, REVISED, SUB_PLAN, TOOL_NAMES
 from tests.faults.processes import NO_REPORT, start
 from tests.faults.races import RACES, Race, race
 from tests.faults.shares import Share
-from tests.faults.world import lines_of
+from tests.faults.world import FINALLY, lines_of
 
 ONE_OF_EACH_KIND: tuple[Target, ...] = (
     ("gate-opened", None),
@@ -32,6 +35,7 @@ ONE_OF_EACH_KIND: tuple[Target, ...] = (
     ("after-effect", "write"),
     ("after-receipt", None),
     ("mid-effect", "rollback write"),
+    ("after-effect", "finally write"),
     ("before-end", None),
     ("in-transaction", "run_ended"),
     ("after-end", None),
@@ -76,9 +80,33 @@ async def test_a_run_killed_at_every_crash_point_keeps_its_guarantees(seed: int,
 async def test_an_uninterrupted_run_makes_each_call_once(tmp_path: Path) -> None:
     trial = await run_trial(EVERYTHING, tmp_path, choose=lambda _: None, keep=True)
     assert (trial.violations, trial.processes) == ([], 1)
-    assert [line.step for line in lines_of(trial.workspace.world)] == ["s0", "s1", "s2", "rollback s2", "rollback s1"]
+    assert [line.step for line in lines_of(trial.workspace.world)] == ["s0", "s1", "s2", "rollback s2", "rollback s1", "f0", "f1", "f2"]
     async with PlanStore(trial.workspace.store_url) as store:
         assert [run.status for run in await store.runs()] == [PlanStatus.PARTIAL]
+
+
+@pytest.mark.parametrize(
+    ("target", "attempts"),
+    [
+        (("after-effect", "finally write"), [1, 2]),
+        (("after-intent", "finally write"), [1, 3]),  # attempt 2 did nothing, and the person who looks says so
+        (("after-effect", "finally idempotent_write"), [1, 2, 3]),  # attempt 3 repeats attempt 2 with its key
+        (("after-effect", "finally read"), [1, 2, 3]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+async def test_a_finally_step_killed_when_it_runs_again_is_not_repeated_silently(
+    target: Target, attempts: list[int], shared_store: str | None, tmp_path: Path
+) -> None:
+    trial = await run_trial(FINALLY_AGAIN, tmp_path, shared_store, choose=InOrder([("after-effect", "write"), None, target]), keep=True)
+    assert trial.violations == [], "\n".join(trial.events)
+    assert trial.kills == {("after-effect", "write"): 1, target: 1}
+    killed = list(TOOL_NAMES).index(cast("Effect", str(target[1]).removeprefix(FINALLY)))
+    lines = [line for line in lines_of(trial.workspace.world) if line.step == f"f{killed}"]
+    assert [line.attempt for line in lines] == attempts
+    assert len({line.key for line in lines}) == 2
+    async with PlanStore(trial.workspace.store_url) as store:
+        assert [run.status for run in await store.runs(context=RunContext(task_id=trial.workspace.task_id))] == [PlanStatus.COMPLETED]
 
 
 async def test_an_uninterrupted_goal_makes_each_model_call_once(tmp_path: Path) -> None:
@@ -167,7 +195,7 @@ async def test_an_unrecorded_effect_is_detected(tmp_path: Path) -> None:
     trial.workspace.world.write_text("\n".join([*lines, lines[2], lines[0].replace('"attempt": 1', '"attempt": 9')]) + "\n")
     async with PlanStore(trial.workspace.store_url) as store:
         trial.store = store
-        assert {violation.kind for violation in await trial.check(is_over=True)} == {"twice", "unrecorded", "repeated"}
+        assert {violation.kind for violation in await trial.check(is_over=True)} == {"twice", "unrecorded", "repeated", "order"}
 
 
 async def test_an_unrecorded_model_answer_is_detected(tmp_path: Path) -> None:

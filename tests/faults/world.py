@@ -15,7 +15,12 @@ from plan_adapter.options import Effect
 from plan_adapter.readable import call_name
 
 ROLLBACK = "rollback "
-"""The prefix of the names of rollback calls."""
+"""The prefix of the names of rollback calls, and of the details of their crash points."""
+
+FINALLY = "finally "
+"""The prefix of the details of the crash points of `finally` steps."""
+FINAL = "f"
+"""How the ids of `finally` steps begin, and of no other step."""
 
 Unit: TypeAlias = tuple[str, int | None]
 
@@ -71,7 +76,8 @@ class World:
         context.logger.info("%s uses %s", context.step_id, secret)
         if context.attempt <= fails:
             raise RefusedError(f"{secret} is refused, attempt {context.attempt}")
-        reached("mid-effect", ROLLBACK + effect if context.kind == "rollback" else effect)
+        prefix = ROLLBACK if context.kind == "rollback" else FINALLY if context.step_id.startswith(FINAL) else ""
+        reached("mid-effect", prefix + effect)
         line = Line(
             run=context.run_id,
             step=call_name(context.step_id, None, kind=context.kind),

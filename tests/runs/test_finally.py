@@ -17,6 +17,7 @@ from plan_adapter import (
     ExecutionPlan,
     PlanStatus,
     PlanStore,
+    RunConflictError,
     StepStatus,
     ToolContext,
     ToolRegistry,
@@ -27,7 +28,7 @@ from plan_adapter import (
     format_plan,
     tool,
 )
-from plan_adapter.approvals import ApprovalRequest
+from plan_adapter.approvals import ApprovalRequest, Resolution
 from plan_adapter.engine.connection import Server
 from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.gates.plan_text import plan_gate_text
@@ -370,3 +371,113 @@ async def test_a_cancellation_in_prefect_does_not_stop_finally_steps(world: Worl
         found = await task_runs(flow_run_id, ["w", "tidy", "tell"])
         assert found["tell"].state_name == "Completed"
         assert (await client.read_flow_run(flow_run_id)).state_name == "Cancelled"
+
+
+KILLED_THE_SECOND_TIME = """\
+import sys, time
+from pathlib import Path
+from plan_adapter import ExecutionPlan, ToolRegistry, resume_run, run_plan, tool
+from plan_adapter.plan import Step
+
+world, run_id = Path(sys.argv[1]), sys.argv[2]
+
+@tool(effect="read")
+def look() -> str:
+    "Look, which fails the first time."
+    if not run_id:
+        raise ValueError("nothing to see")
+    return ""
+
+@tool(effect="write")
+def note(name: str) -> str:
+    "Note a name, and the second time never come back from the last one."
+    with (world / "noted").open("a") as file:
+        file.write(name + chr(10))
+    if run_id and name == "last":
+        (world / "begun").write_text("yes")
+        time.sleep(600)
+    return name
+
+plan = ExecutionPlan(
+    description="Look, then tidy up",
+    steps=[Step(id="look", tool_name="look", description="Look")],
+    finally_=[
+        Step(id="each", tool_name="note", description="Tidy", for_each="${{ ['first', 'last'] }}", parameters={"name": "${{ item }}"})
+        if sys.argv[3] == "item" else
+        Step(id="each", tool_name="note", description="Tidy", parameters={"name": "last"}),
+    ],
+)
+plan.options.require_approval, plan.options.allow_parallel = False, False
+tools = ToolRegistry([look, note])
+resume_run(run_id, tools=tools, offline=True) if run_id else run_plan(plan, tools=tools, offline=True)
+"""
+
+
+@pytest.mark.parametrize("resolution", ["done", "again", "abort"])
+@pytest.mark.parametrize("kind", ["step", "item"])
+async def test_a_finally_write_killed_the_second_time_is_unknown(
+    kind: str, resolution: Resolution, tmp_path: Path, store: PlanStore
+) -> None:
+    assert Program(KILLED_THE_SECOND_TIME, tmp_path, "", kind).wait() == 0
+    run_id = (await store.runs())[0].id
+    process = Program(KILLED_THE_SECOND_TIME, tmp_path, run_id, kind)
+    while not (tmp_path / "begun").exists():
+        assert process.poll() is None, "the run ended before it held"
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+    noted, item = (["first", "last"] * 2, 1) if kind == "item" else (["last"] * 2, None)
+    left = await store.run(run_id)
+    assert (left.reason, left.step("each").status, left.step("each").outcome) == (
+        RunReason.INTERRUPTED,
+        StepStatus.RUNNING,
+        Outcome.UNKNOWN,
+    )
+    assert [(attempt.step_id, attempt.item) for attempt in await store.outcomes.unknown(run_id)] == [("each", item)]
+
+    tools = _noting_tools(tmp_path)
+    waiting = await aresume_run(run_id, tools=tools, store=store, offline=True)
+    assert (waiting.reason, waiting.step("each").outcome) == (RunReason.UNKNOWN, Outcome.UNKNOWN)
+    assert (tmp_path / "noted").read_text().split() == noted  # nothing was repeated
+    await aresolve_step(run_id, "each", resolution, by="ana", item=item, store=store)
+    if resolution == "abort":
+        with pytest.raises(RunConflictError, match="ended with `abort`, and the outcome of `each"):
+            await aresume_run(run_id, tools=tools, store=store, offline=True)
+        await aresolve_step(run_id, "each", "again", by="ana", item=item, store=store)
+    run = await aresume_run(run_id, tools=tools, store=store, offline=True)
+    assert run.status is PlanStatus.COMPLETED
+    repeated = ["last"] if resolution != "done" else []
+    assert (tmp_path / "noted").read_text().split() == [*noted, *repeated]
+    numbers = [attempt.number for attempt in await store.attempts(run_id) if attempt.step_id == "each" and attempt.item == item]
+    assert numbers == {"done": [1, 2], "again": [1, 2, 3], "abort": [1, 2, 3, 4]}[resolution]  # `again` after `abort` is an attempt by hand
+
+
+def _noting_tools(world: Path) -> ToolRegistry:
+    @tool(effect="read")
+    def look() -> str:
+        """Look."""
+        return ""
+
+    @tool(effect="write")
+    def note(name: str) -> str:
+        """Note a name."""
+        with (world / "noted").open("a") as file:
+            file.write(f"{name}\n")
+        return name
+
+    return ToolRegistry([look, note])
+
+
+async def test_a_finally_step_that_failed_the_second_time_is_not_shown_as_completed(world: World, store: PlanStore) -> None:
+    world.broken.add("b")
+    plan = plan_with(step("a"), step("b"), finals=[step("tidy")])
+    run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
+    assert run.step("tidy").status is StepStatus.COMPLETED
+    world.broken = {"tidy"}
+    again = await aresume_run(run.id, tools=world.tools, store=store, offline=True)
+    assert (again.status, (await store.run(run.id)).step("tidy").status) == (PlanStatus.PARTIAL, StepStatus.FAILED)
+    done = await aresolve_step(run.id, "tidy", "done", by="ana", note="by hand", store=store)
+    assert done.step("tidy").status is StepStatus.COMPLETED
+    assert (await aresume_run(run.id, tools=world.tools, store=store, offline=True)).status is PlanStatus.COMPLETED
+    assert world.done == ["a", "tidy", "b"]

@@ -274,6 +274,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "missing-input": "A required input is missing. Pass it with --input name=value.",
         "unknown-input": "The plan has no input with this name.",
         "bad-input": "The value does not match the input's type or limits.",
+        "secret-in-text": (
+            "The plan, an input or another text contains the value of a secret. It would stand in the record and at the gate. Name the "
+            "secret in a step's parameters instead, as `${{ secrets.NAME }}`: the step gets the value when it is called."
+        ),
         "missing-secret": (
             "A step uses a secret that is in none of these places: a file in PLAN_ADAPTER_SECRETS_DIR, PLAN_ADAPTER_SECRET_NAME, a "
             "Prefect block, or an entry point. A secret that is used only after steps that write is looked up when its step is called."

@@ -193,6 +193,13 @@ def redacted(
     return redactor.redact(value, redactor.resolve([schema]))
 
 
+def free_key(shown: str, key: str, *taken: Mapping[str, Any]) -> str:
+    """Return `shown`, the redacted `key` of an object, with spaces after it if another key of the object is called so."""
+    while shown != key and any(shown in keys for keys in taken):
+        shown += " "
+    return shown
+
+
 def secret_parameters(schema: Mapping[str, Any]) -> set[str]:
     """Return the names of a JSON Schema's properties whose values `redacted` masks."""
     redactor, properties = _Redactor([], True, schema), schema.get("properties", {})
@@ -290,10 +297,12 @@ class _Redactor:
         for key, member in value.items():
             name = named if key == "value" and isinstance(named, str) else key
             secret, only_texts = _classify_name(name)
+            shown_key = free_key(self._redact_text(key), key, shown, value)
             if secret and member is not None and not isinstance(member, bool) and not (only_texts and isinstance(member, int | float)):
-                shown[key] = self._mask_secret(member)
+                shown[shown_key] = self._mask_secret(member)
             else:
-                shown[key] = self.redact(member, self.resolve([_property_schema(schema, key) for schema in schemas]) if schemas else ())
+                parts = self.resolve([_property_schema(schema, key) for schema in schemas]) if schemas else ()
+                shown[shown_key] = self.redact(member, parts)
         return shown
 
     def _redact_text(self, text: str) -> str:

@@ -5,7 +5,7 @@ import contextlib
 import inspect
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -172,12 +172,26 @@ async def visible_secrets(settings: Settings) -> list[str]:
 
 
 def secret_chain(settings: Settings, *, blocks: SecretPlace | None = None) -> SecretChain:
-    """Return the places of `settings` in order: mounted files, the environment, Prefect's `blocks`, entry points."""
-    places: list[SecretPlace] = [] if settings.secrets_dir is None else [MountedSecrets(settings.secrets_dir)]
-    places.append(EnvironmentSecrets())
-    if blocks is not None:
-        places.append(blocks)
-    return SecretChain([*places, EntryPointSecrets()])
+    """Return the places of `settings` in order: mounted files, the environment, `blocks` (default: the server's), entry points."""
+    mounted: list[SecretPlace] = [] if settings.secrets_dir is None else [MountedSecrets(settings.secrets_dir)]
+    return SecretChain([*mounted, EnvironmentSecrets(), *([blocks] if blocks is not None else _server_places), EntryPointSecrets()])
+
+
+def add_server_place(place: SecretPlace) -> None:
+    """Make `place` part of every chain: Prefect's server, which only a room above this one can reach."""
+    _server_places[:] = [place]
+
+
+_server_places: list[SecretPlace] = []
+
+
+async def known_values(settings: Settings, names: Collection[str], chain: SecretChain | None = None) -> list[str]:
+    """Return the values of the secrets `names`, as far as they can be found, and of those that this process can see anyway."""
+    chain, found = chain or secret_chain(settings), list[str]()
+    for name in sorted(names):
+        with contextlib.suppress(ExpressionError):  # a missing secret has no value that could be recorded
+            found.append(await chain.value(name))
+    return [*found, *await visible_secrets(settings)]
 
 
 def _is_file_name(name: str) -> bool:

@@ -15,10 +15,7 @@ from plan_adapter.settings import Settings
 
 async def environment_redactor() -> Redactor:
     """Return a redactor for the secrets that this process can read without knowing their names."""
-    redactor = Redactor()
-    for value in await visible_secrets(Settings()):
-        redactor.add(value)
-    return redactor
+    return Redactor.of(await visible_secrets(Settings()))
 
 
 def redact_request(request: PlanRequest, redactor: Redactor) -> tuple[PlanRequest, list[str]]:

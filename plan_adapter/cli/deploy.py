@@ -122,7 +122,10 @@ async def _deploy(
     yes: bool,
     as_json: bool,
 ) -> int:
+    from plan_adapter.store.redaction import refuse_secrets  # imports SQLAlchemy
+
     settings = Settings()
+    await refuse_secrets({"inputs": dict(inputs)})
     pending = begin_server(settings, offline=False)
     assert pending is not None
     async with open_store(settings) as store:

@@ -16,7 +16,7 @@ from plan_adapter.execution.scope import RunScope, step_logger
 from plan_adapter.expressions import Template, Variables
 from plan_adapter.options import CallKind, Effect
 from plan_adapter.plan import Step
-from plan_adapter.readable import call_name
+from plan_adapter.readable import MASK, call_name
 from plan_adapter.record import Attempt, StepRun
 from plan_adapter.tools.tool import Tool, ToolContext
 from plan_adapter.validation import ValidatedPlan
@@ -119,12 +119,12 @@ class CallArguments:
     async def parameters_of(self, attempt: Attempt) -> dict[str, JsonValue]:
         """Return what the tool received in `attempt`, with secret values filled in.
 
-        The record holds only the names of secrets. Raises ToolError if the parameters would differ now.
+        The record holds only the names of secrets, and `***` for a value. Raises ToolError if the parameters would differ now.
         """
-        if not self._target.parameters.secrets:
+        if not self._target.parameters.secrets and MASK not in json.dumps(attempt.parameters):
             return attempt.parameters
         parameters = self.parameters()
-        if parameters != attempt.parameters:
+        if self._scope.secrets.redactor.value(parameters) != attempt.parameters:
             raise ToolError("its parameters would now be different")
         return await self.with_secrets(parameters)
 

@@ -8,7 +8,7 @@ import re
 import threading
 import traceback
 from base64 import b64encode
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from plan_adapter.errors import ExpressionError
-from plan_adapter.readable import MASK
+from plan_adapter.readable import MASK, free_key
 from plan_adapter.secrets import SecretChain
 
 LINE_CHARACTERS = 8
@@ -76,6 +76,14 @@ class Redactor:
         self._has_numeric_values = False
         self.longest = 0
 
+    @classmethod
+    def of(cls, values: Iterable[str]) -> "Redactor":
+        """Return a redactor of these values."""
+        redactor = cls()
+        for value in values:
+            redactor.add(value)
+        return redactor
+
     def __bool__(self) -> bool:
         """Return whether there is anything to redact."""
         return bool(self._pieces)
@@ -124,10 +132,7 @@ class Redactor:
         if isinstance(value, dict):
             shown: dict[str, JsonValue] = {}
             for key, member in value.items():
-                name = self.text(key)
-                while name != key and (name in shown or name in value):
-                    name += " "
-                shown[name] = self._redact_member(member)
+                shown[free_key(self.text(key), key, shown, value)] = self._redact_member(member)
             return shown
         if not self._has_numeric_values or value is None or isinstance(value, bool):
             return value

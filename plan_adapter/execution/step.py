@@ -3,7 +3,7 @@
 import asyncio
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from pydantic import JsonValue
 
@@ -348,7 +348,7 @@ class Call:
             number=self._number,
             tool_name=self._tool.name,
             effect=self.effect,
-            parameters=parameters,
+            parameters=cast("dict[str, JsonValue]", self._scope.secrets.redactor.value(parameters)),
             idempotency_key=key,
             started_at=self._scope.recorder.now(),
             approval_id=self.approval.id if self.approval is not None else None,

@@ -93,7 +93,7 @@ class ValueMask:
     def redact(self, name: str, value: JsonValue, schema: Mapping[str, JsonValue] | None = None) -> JsonValue:
         """Return the `value` of `name`, masked for display. `schema` is that of the object that contains it."""
         shown = redacted({name: value}, schema=schema, hidden=self._hidden, expressions=self.expressions, literals=self.literals)
-        result = shown[name] if isinstance(shown, dict) else shown
+        result = next(iter(shown.values())) if isinstance(shown, dict) else shown
         self.has_redacted = self.has_redacted or result != value
         return result
 

@@ -16,6 +16,7 @@ from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import PlanRun, Receipt
 from plan_adapter.settings import Settings
 from plan_adapter.store.outcomes import ResolutionRecord
+from plan_adapter.store.redaction import without_secrets
 from plan_adapter.store.store import PlanStore
 
 
@@ -90,14 +91,8 @@ class GateAnswers:
         await self._refuse_open_form(answer, request)
         proof_context = await self._proof_context()
         approval = await approval_from(answer, await self._with_current_policy(request, proof_context.policy), proof_context)
-        self._refuse_secrets(approval)
         self._verified.add(approval.id)
-        return approval
-
-    def _refuse_secrets(self, approval: Approval) -> None:
-        """Raise NotApprovedError for an answer to a question that contains the value of a secret of the run."""
-        if self.redact(approval.result) != approval.result:
-            raise NotApprovedError("the answer contains the value of a secret, and answers are recorded and shown: leave it out")
+        return without_secrets(approval, self.redact)
 
     async def _verify_resolution(self, answer: Answer, request: ApprovalRequest) -> ResolutionRecord:
         """Return `answer` as a resolution, with its identity verified and allowed. Raises NotApprovedError."""
@@ -106,10 +101,9 @@ class GateAnswers:
         await self._refuse_open_form(answer, request)
         proof_context = await self._proof_context()
         known_by = await verify_answer(answer, await self._with_current_policy(request, proof_context.policy), proof_context)
-        redacted = (str(self.redact(answer.note)), self.redact(answer.result))
-        if answer.signature is not None and redacted[1] != answer.result:  # the redacted record could not be checked against the signature
-            raise NotApprovedError("the signed result contains the value of a secret: remove the value, then sign again")
-        return ResolutionRecord(answer.decision, answer.by, known_by, *redacted, digest=request.approval_digest, signature=answer.signature)
+        words = (answer.note, answer.result)
+        record = ResolutionRecord(answer.decision, answer.by, known_by, *words, request.approval_digest, answer.signature)
+        return without_secrets(record, self.redact)
 
     async def _proof_context(self) -> ProofContext:
         policy = await self.store.policy.effective(self.settings)

@@ -19,6 +19,7 @@ from plan_adapter.hooks import Event, Listener, call_hook, notify
 from plan_adapter.record import PlanRun, StepRun
 from plan_adapter.runs.answers import GateAnswers
 from plan_adapter.runs.session import RunRequest, RunSession
+from plan_adapter.store.redaction import without_secrets
 from plan_adapter.store.store import PlanStore
 
 POLL_SECONDS = 5.0
@@ -71,7 +72,7 @@ class OpenGate:
             if self.gate.kind == "question" and approval.decision == "approve":
                 approval = replace(approval, result=read_answer(self.gate, approval.result))
             await self._answers.verify_proof(approval, self.request)
-            return await self._close_with(approval)
+            return await self._close_with(without_secrets(approval, self._answers.redact))
         except NotApprovedError as error:
             return str(error)
 
@@ -189,7 +190,8 @@ class GateKeeper:
 
     async def open(self, gate: Gate, *, timeout_ms: int) -> Gate:
         """Open `gate` and return it. A gate left open by an earlier start is reused, with the approvers of the current policy."""
-        opened = await self.store.gates.open(gate, timeout_ms=timeout_ms)
+        shown = {name: self.answers.redact(getattr(gate, name)) for name in ("name", "description", "text", "label")}
+        opened = await self.store.gates.open(replace(gate, **shown), timeout_ms=timeout_ms)
         reached("gate-opened")
         return replace(opened, gate_policy=replace(opened.gate_policy, approvers=gate.gate_policy.approvers))
 

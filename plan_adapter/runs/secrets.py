@@ -11,7 +11,7 @@ from plan_adapter.engine.connection import configured_api_url, quiet_import
 from plan_adapter.errors import InvalidPlanError, NoServerError
 from plan_adapter.execution.secrets import Redactor, RunSecrets
 from plan_adapter.readable import listed
-from plan_adapter.secrets import SecretChain, SecretLocation, SecretUnavailableError, secret_chain, visible_secrets
+from plan_adapter.secrets import SecretChain, SecretLocation, SecretUnavailableError, add_server_place, known_values, secret_chain
 from plan_adapter.settings import Settings
 from plan_adapter.validation import ValidatedPlan
 from plan_adapter.validation.findings import Findings
@@ -24,7 +24,7 @@ def secrets_of(settings: Settings, chain: SecretChain | None = None) -> RunSecre
 
     Values are looked up on use; the credentials of this process are redacted from the start.
     """
-    secrets = RunSecrets(chain or secret_chain(settings, blocks=ServerBlocks()))
+    secrets = RunSecrets(chain or secret_chain(settings))
     for value in credential_values(os.environ):
         secrets.redactor.add(value)
     return secrets
@@ -32,16 +32,12 @@ def secrets_of(settings: Settings, chain: SecretChain | None = None) -> RunSecre
 
 async def model_redactor(settings: Settings, names: Collection[str]) -> Redactor:
     """Return a redactor for text that a model sees. It covers all secrets this process can read, and those in `names` anywhere."""
-    secrets = secrets_of(settings)
-    await secrets.look_up_early(names)
-    for value in await visible_secrets(settings):
-        secrets.redactor.add(value)
-    return secrets.redactor
+    return Redactor.of(await known_values(settings, names))
 
 
 async def locate_secrets(names: Collection[str], settings: Settings, chain: SecretChain | None = None) -> list[SecretLocation]:
     """Return where each secret comes from, or that it is missing, sorted by name. Looks in `chain`, or the places in `settings`."""
-    chain = chain or secret_chain(settings, blocks=ServerBlocks())
+    chain = chain or secret_chain(settings)
     return list(await asyncio.gather(*(chain.locate(name) for name in sorted(names))))
 
 
@@ -149,3 +145,6 @@ class ServerBlocks:
             from plan_adapter.engine.secret_blocks import SecretBlocks  # imports Prefect
 
         return await SecretBlocks().secret(name)
+
+
+add_server_place(ServerBlocks())

@@ -111,6 +111,9 @@ def prefect_backend(flow_run_id: str, store: PlanStore, settings: Settings, serv
 async def execute_run(session: RunSession) -> PlanRun:
     """Approve the run of `session`, execute its steps, and return it with its record, however the steps end."""
     keeper, run, store = GateKeeper(session), session.run, session.store
+    secrets = secrets_of(session.run_request.settings, session.run_request.secrets)
+    await secrets.look_up_early(session.bound.validated.secrets)
+    keeper.answers.redact = secrets.redactor.value
     try:
         while (approved := await approve_run(session.bound, run, keeper)) is not None:
             version = await _execute_approved(approved, keeper)

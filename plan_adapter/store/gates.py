@@ -22,6 +22,7 @@ from plan_adapter.store.digests import json_row
 from plan_adapter.store.leases import Claim, Owner
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import seen_by
+from plan_adapter.store.redaction import records
 from plan_adapter.store.rows import Row, approval_of, approval_row, context_columns, context_of, dump_json, item_column, item_of
 from plan_adapter.store.tables import approvals as answers
 from plan_adapter.store.tables import gates, runs
@@ -95,7 +96,7 @@ class Gates(StorePart):
             raise answered
         return answered
 
-    @writes
+    @records
     def _answer(self, connection: Connection, gate_id: str, approval: Approval) -> Gate | PlanAdapterError:
         # An error is returned, not raised, because the transaction may contain a change to commit: an overdue gate is closed.
         if connection.execute(select(answers.c.id).where(answers.c.id == approval.id)).first() is not None:

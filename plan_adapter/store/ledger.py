@@ -8,6 +8,7 @@ from pydantic import JsonValue
 from sqlalchemy import Connection, delete, insert, select, update
 
 from plan_adapter.approvals import Approval
+from plan_adapter.canonical import canonical_document
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.options import CallKind
@@ -23,6 +24,7 @@ from plan_adapter.store.digests import instant_text, json_row
 from plan_adapter.store.leases import Claim, Owner
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.recorder import StoreRecorder
+from plan_adapter.store.redaction import records, redactor_of, refuse_secrets
 from plan_adapter.store.rows import context_columns, dump_json, folder_column, load_json, rollback_column
 from plan_adapter.store.runs import UNENDED, find, id_of, matches, of_flow, owner_of, record_cancel_request, recorded_reason, row_of
 from plan_adapter.store.tables import runs, step_runs
@@ -55,7 +57,12 @@ class RunLedger(StorePart):
     # Executing a run
 
     async def create(self, run: PlanRun, validated: "ValidatedPlan") -> None:
-        """Record a new run with its plan and tool definitions. If the store has a tenant, the run gets that tenant."""
+        """Record a new run with its plan and tool definitions. If the store has a tenant, the run gets that tenant.
+
+        Raises InvalidPlanError, with every place, if its plan, inputs or context contain the value of a secret.
+        """
+        context: dict[str, JsonValue] = {"agent_id": run.agent_id, "org_id": run.org_id, "task_id": run.task_id}
+        await refuse_secrets({"": canonical_document(validated.plan), "inputs": run.inputs, **context})
         run.tenant_id = self._with_tenant(run).tenant_id
         # Built before the transaction begins, because it is slow for a large plan.
         plan, implied = plans.plan_row(validated.plan, run.digest, run), plans.implied_row(validated, run)
@@ -74,6 +81,8 @@ class RunLedger(StorePart):
         Once the run has ended, its open gates are closed as cancelled. Raises LeaseLostError, and records nothing, if this store claimed
         the run and another process has taken it over.
         """
+        if run.rejection_note:  # the other words of a run are those of its gates and steps, which are redacted
+            run.rejection_note = (await redactor_of(self, run_id=run.id)).text(run.rejection_note)
         run.updated_at = await self._update(run, self._claims.get(run.id))
 
     @writes
@@ -177,7 +186,7 @@ class RunLedger(StorePart):
         """Return an unused, unexpired approval of this digest in the tenant of `context`, or None."""
         return approvals.find(connection, approval_digest, context=self._with_tenant(context))
 
-    @writes
+    @records
     def use_approval(self, connection: Connection, approval: Approval, *, run_id: str) -> Approval:
         """Use up `approval` for a run, and return it as used, with the run's context. It is recorded first if needed.
 
@@ -188,7 +197,7 @@ class RunLedger(StorePart):
 
     # Cancelling
 
-    @writes
+    @records
     def request_cancel(self, connection: Connection, run_id: str, reason: str, *, rollback: bool = False) -> None:
         """Ask the process that executes the run to cancel it, and with `rollback` also to roll it back. The first reason is kept.
 
@@ -207,7 +216,7 @@ class RunLedger(StorePart):
         """Return whether a request to cancel the run also asks to roll back. False once that part was withdrawn."""
         return connection.scalar(select(runs.c.cancel_rollback).where(*matches(run_id, self.tenant_id)))
 
-    @writes
+    @records
     def record_refusal(
         self,
         connection: Connection,

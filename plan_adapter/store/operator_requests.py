@@ -18,9 +18,10 @@ from plan_adapter.execution.history import skipped_by
 from plan_adapter.store import audit, entries, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
-from plan_adapter.store.database import StorePart, reads, writes
+from plan_adapter.store.database import StorePart, reads
 from plan_adapter.store.digests import digest_of, instant_text
 from plan_adapter.store.entries import OPERATOR_REQUEST_KINDS
+from plan_adapter.store.redaction import records
 from plan_adapter.store.rows import Row
 from plan_adapter.store.steps import steps_of_document
 from plan_adapter.store.tables import IS_OPERATOR_REQUEST, plans
@@ -51,7 +52,7 @@ class Subject(NamedTuple):
 class OperatorRequests(StorePart):
     """The requests of operators about a store's runs, made outside gates."""
 
-    @writes
+    @records
     def record(self, connection: Connection, run_id: str, request: OperatorRequest) -> datetime:
         """Record an operator request and return the run's new change time. A process that read the run earlier can no longer claim it.
 

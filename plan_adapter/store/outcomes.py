@@ -26,6 +26,7 @@ from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.digests import json_row
+from plan_adapter.store.redaction import records
 from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_columns, context_of, receipt_row
 from plan_adapter.store.steps import history_of, labels_of
 from plan_adapter.store.tables import attempts, receipts, step_runs
@@ -94,7 +95,7 @@ class UnknownOutcomes(StorePart):
         same = (audit_log.c.run_id == attempt.run_id, audit_log.c.kind == "run_started", audit_log.c.at <= attempt.started_at)
         return connection.scalar(select(audit_log.c.message).where(*same).order_by(audit_log.c.number.desc()).limit(1))
 
-    @writes
+    @records
     def resolve(
         self,
         connection: Connection,

@@ -19,6 +19,7 @@ from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import insert_into, now_of
 from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.digests import digest_of, json_row
+from plan_adapter.store.redaction import refuse_secrets
 from plan_adapter.store.rows import Row, context_columns
 from plan_adapter.store.tables import policy_history
 
@@ -76,14 +77,20 @@ class StorePolicy(StorePart):
             before = row
         return versions, problem
 
-    @writes
-    def set(self, connection: Connection, new: NewPolicy) -> PolicyVersion:
+    async def set(self, new: NewPolicy) -> PolicyVersion:
         """Set the policy for every run of this store, from now on.
 
         If the previous policy names operators, only they are allowed to; otherwise anybody who can write to the store is. Raises
         NotApprovedError, and RunConflictError if somebody else set one in the meantime. Raises StoreError if the store has a tenant,
         because the policy applies to all tenants.
+
+        Raises InvalidPlanError if the policy contains the value of a secret.
         """
+        await refuse_secrets({"": new.policy.to_document()})
+        return await self._set(new)
+
+    @writes
+    def _set(self, connection: Connection, new: NewPolicy) -> PolicyVersion:
         if self.tenant_id is not None:
             raise StoreError("a policy holds for all tenants: set it with a store that has no tenant")
         before = newest(connection)

@@ -19,6 +19,7 @@ from plan_adapter.store.columns import database_now
 from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.digests import JsonRow, json_row
 from plan_adapter.store.plans import implied_row, plan_row, put_implied, put_plan
+from plan_adapter.store.redaction import records, refuse_secrets
 from plan_adapter.store.rows import Row, context_columns, context_of, dump_json, folder_column, folder_of, load_json
 from plan_adapter.store.steps import history_of, steps_of_document
 from plan_adapter.store.tables import plans, revisions, step_runs
@@ -51,8 +52,22 @@ class Revision:
 class Revisions(StorePart):
     """The versions of a store's runs' plans."""
 
-    @writes
-    def revise(
+    async def revise(
+        self, run_id: str, validated: "ValidatedPlan", approval_digest: str, *, by: str, note: str, folder: RunFolder | None = None
+    ) -> PlanRun:
+        """Replace a run's plan, or only the tools of the same plan, and return the run. Its inputs stay, and it waits for a new approval.
+
+        Its open gates are closed as superseded, and `of_run` lists the replaced version. With `folder`, the run works there from now on.
+
+        Raises RunConflictError for a run that has completed or that a living process executes, and for a version that changes nothing. Also
+        raises it, naming all of them, for changed steps that have succeeded or may have been done. Raises InvalidPlanError if the plan
+        contains the value of a secret.
+        """
+        await refuse_secrets({"": canonical_document(validated.plan)})
+        return await self._revise(run_id, validated, approval_digest, by=by, note=note, folder=folder)
+
+    @records
+    def _revise(
         self,
         connection: Connection,
         run_id: str,
@@ -61,15 +76,8 @@ class Revisions(StorePart):
         *,
         by: str,
         note: str,
-        folder: RunFolder | None = None,
+        folder: RunFolder | None,
     ) -> PlanRun:
-        """Replace a run's plan, or only the tools of the same plan, and return the run. Its inputs stay, and it waits for a new approval.
-
-        Its open gates are closed as superseded, and `of_run` lists the replaced version. With `folder`, the run works there from now on.
-
-        Raises RunConflictError for a run that has completed or that a living process executes, and for a version that changes nothing. Also
-        raises it, naming all of them, for changed steps that have succeeded or may have been done.
-        """
         run = _lock_revisable(connection, self.tenant_id, run_id)
         if run["approval_digest"] == approval_digest:
             raise RunConflictError(f"run {run['id']} already has this version: nothing would change")

@@ -14,6 +14,7 @@ from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.digests import json_row
 from plan_adapter.store.plans import seen_by
+from plan_adapter.store.redaction import records, refuse_secrets
 from plan_adapter.store.rows import Row, approval_of, approval_row, context_columns, context_of, dump_json, load_json
 from plan_adapter.store.tables import approvals, runs, standing_approvals
 
@@ -21,9 +22,14 @@ from plan_adapter.store.tables import approvals, runs, standing_approvals
 class StandingApprovals(StorePart):
     """The standing approvals of a store."""
 
-    @writes
-    def add(self, connection: Connection, standing: StandingApproval, *, context: RunContext | None = None) -> None:
-        """Record a standing approval, with no run counted."""
+    async def add(self, standing: StandingApproval, *, context: RunContext | None = None) -> None:
+        """Record a standing approval, with no run counted. Raises InvalidPlanError if its terms contain the value of a secret."""
+        terms: dict[str, JsonValue] = {"inputs": standing.inputs, "schedules": list(standing.schedules), "source": standing.source}
+        await refuse_secrets(terms)
+        await self._add(standing, context)
+
+    @records
+    def _add(self, connection: Connection, standing: StandingApproval, context: RunContext | None) -> None:
         row = {name: getattr(standing, name) for name in _COPIED_COLUMNS} | {"runs": 0}
         lists: dict[str, JsonValue] = {"schedules": list(standing.schedules), "steps": list(standing.steps), "inputs": standing.inputs}
         row |= {name: dump_json(value) for name, value in lists.items()}

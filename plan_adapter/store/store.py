@@ -16,7 +16,7 @@ from sqlalchemy import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError
 
 from plan_adapter.approvals import Approval
-from plan_adapter.canonical import plan_digest
+from plan_adapter.canonical import canonical_document, plan_digest
 from plan_adapter.errors import RunConflictError, StoreSettingsError
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import Attempt, PlanRun, Receipt, RunContext
@@ -36,6 +36,7 @@ from plan_adapter.store.outcomes import UnknownOutcomes
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import PlanVersion
 from plan_adapter.store.policies import StorePolicy
+from plan_adapter.store.redaction import redactor_of, refuse_secrets, without_secrets
 from plan_adapter.store.revisions import Revisions
 from plan_adapter.store.standing import StandingApprovals
 
@@ -158,6 +159,7 @@ class PlanStore(StorePart):
         If the newest version has the same digest and author, returns that one instead. Another author who saves the same content creates a
         new version, which records who saved it and when.
         """
+        await refuse_secrets({"": canonical_document(plan)})
         scoped = self._with_tenant(context)
         row = plans.plan_row(plan, plan_digest(plan), scoped)
         return await self._database.write(partial(plans.save, row=row, name=name or plan.name, author=author, context=scoped))
@@ -207,6 +209,7 @@ class PlanStore(StorePart):
 
         `rollback` also asks the process that executes it to roll back. Raises RunConflictError if the run has ended.
         """
+        reason = (await redactor_of(self, run_id=run_id)).text(reason)
         await self._database.write(partial(runs.cancel, tenant=self.tenant_id, run_id=run_id, reason=reason, rollback=rollback))
 
     async def attempts(self, run_id: str) -> list[Attempt]:
@@ -223,6 +226,7 @@ class PlanStore(StorePart):
 
     async def add_approval(self, approval: Approval, *, context: RunContext | None = None) -> None:
         """Record an answer, whatever its decision. An answer for a run takes the run's context."""
+        approval = without_secrets(approval, (await redactor_of(self, run_id=approval.run_id)).value)
         await self._database.write(partial(approvals.add, approval=approval, context=self._with_tenant(context)))
 
     # The record of a run

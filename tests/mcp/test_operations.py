@@ -222,7 +222,6 @@ async def test_the_number_of_waiting_runs_of_an_agent_is_limited(harness: Harnes
 
 
 async def test_secrets_and_long_results_do_not_reach_the_agent(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLAN_ADAPTER_SECRET_TOKEN", "hunter2-hunter2")
     document = """
 description: Look
 steps:
@@ -231,6 +230,9 @@ steps:
 """
     async with harness.agent() as agent:
         run_id = (await agent.call("run_plan", document=document))["run"]
+        monkeypatch.setenv("PLAN_ADAPTER_SECRET_TOKEN", "hunter2-hunter2")
+        refused = await agent.client.call_tool("run_plan", {"document": document})
+        assert refused.is_error and "secret-in-text" in refused.content[0].text and "hunter2" not in refused.content[0].text
         await harness.answer(run_id)
         run = await harness.execute(run_id)
         assert run.status is PlanStatus.COMPLETED

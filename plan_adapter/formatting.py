@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from plan_adapter.approvals import Resolution, StandingApproval
 from plan_adapter.expressions import Declarations, compile_template
-from plan_adapter.listing import attempt_limits_text, goal_facts, indented, policy_facts, step_listing
+from plan_adapter.listing import attempt_limits_text, goal_facts, indented, policy_facts, step_listing, sub_plan_facts
 from plan_adapter.options import ExecutionOptions, Input
 from plan_adapter.plan import ExecutionPlan, Step, flattened
 from plan_adapter.readable import as_text, code, counted, duration, moment, prose, redacted
@@ -145,7 +145,6 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
     lines += [f"- {fact}" for fact in policy_facts(plan, asks=asks)]
     lines += [f"- output {code(name)}: {code(as_text(value))}" for name, value in plan.outputs.items()]
     lines += ["", "## Steps", ""]
-    always = plan.approval.always_execute if plan.approval is not None else ()
     dependencies, count = dependencies_of(plan), len(flattened(plan.steps))
     for number, step in enumerate(plan.all_steps, start=1):
         after = dependencies[step.id]
@@ -162,7 +161,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
             rollback=None if step.rollback is None else (None, step.rollback.parameters),
             is_finally_step=number > count,
             at_once=plan.items_at_once(step),
-            goal=() if step.goal is None else goal_facts(step, dict.fromkeys(step.tools), always),
+            facts=sub_plan_facts(plan, step) if step.goal is None else goal_facts(plan, step, dict.fromkeys(step.tools)),
         )
         lines += indented(listed, step.depth)
     return lines

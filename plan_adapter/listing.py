@@ -25,13 +25,13 @@ def step_listing(
     rollback: tuple[Effect | None, Mapping[str, JsonValue]] | None = None,
     is_finally_step: bool = False,
     at_once: int = 1,
-    goal: Collection[str] = (),
+    facts: Collection[str] = (),
 ) -> list[str]:
     """Return the lines of one step.
 
     `implied` are the dependencies that come only from a reference. `attempt_limits` is the phrase about timeout and retries. `gate` means
     that the step has its own gate. `rollback` is the effect, if known, and the parameters of its rollback. `at_once` is how many items of
-    a group are in progress at once. `goal` are the facts about a goal.
+    a group are in progress at once. `facts` are those about a goal, or about the plan that the step runs.
     """
     what = (
         "group"
@@ -48,7 +48,7 @@ def step_listing(
     if depends_on:
         lines.append("   - after " + ", ".join(code(d) + (" (by reference)" if d in implied else "") for d in depends_on))
     lines += [f"   - in the group {code(step.group)}"] if step.group is not None else []
-    lines += [f"   - {fact}" for fact in (*group_facts(step, items, at_once), *sub_plan_facts(step), *goal)]
+    lines += [f"   - {fact}" for fact in (*group_facts(step, items, at_once), *facts)]
     lines += [f"   - {name}: {code(text)}" for name, text in _conditions(step)]
     lines += [f"   - tags: {', '.join(map(code, step.tags))}"] if step.tags else []
     if step.for_each is not None and not step.is_group:
@@ -85,13 +85,15 @@ def group_facts(group: Step, items: int | None, at_once: int) -> list[str]:
     ]
 
 
-def sub_plan_facts(step: Step) -> list[str]:
-    """Return facts about the plan that a step runs, one per line. Empty for any other step."""
+def sub_plan_facts(plan: ExecutionPlan, step: Step) -> list[str]:
+    """Return facts about the plan that a step of `plan` runs, one per line. Empty for any other step."""
     if step.pinned is None:
         return []
     policy = step.pinned.approval or ApprovalPolicy()
     who = [f"at its gates may answer: {' or '.join(map(code, policy.approvers))}"] if policy.approvers else []
-    return [f"runs {counted(len(step.pinned.steps), 'step')} of {prose(step.pinned.name)}", *who]
+    allowed = [permissions_fact(permissions)] if (permissions := plan.permissions_at(step)) else []
+    allowed += [always_execute_fact(always)] if (always := plan.always_executed_at(step)) else []
+    return [f"runs {counted(len(step.pinned.steps), 'step')} of {prose(step.pinned.name)}", *who, *allowed]
 
 
 def indented(lines: list[str], depth: int) -> list[str]:
@@ -99,19 +101,20 @@ def indented(lines: list[str], depth: int) -> list[str]:
     return [f"{'   ' * depth}{line}" for line in lines]
 
 
-def goal_facts(
-    step: Step, tools: Mapping[str, Effect | None], always_execute: Collection[str], *, refused: Collection[str] = ()
-) -> list[str]:
-    """Return two lines: the tools that a model may call for a goal, and the limits of the goal.
+def goal_facts(plan: ExecutionPlan, step: Step, tools: Mapping[str, Effect | None], *, refused: Collection[str] = ()) -> list[str]:
+    """Return two lines: the tools that a model may call for a goal of `plan`, and the limits of the goal.
 
     `tools` maps the names of its tools to their effects, None if unknown. `refused` are the tools whose permission the plan does not give.
     """
-    allowed = list[str]()
+    allowed, always_execute = list[str](), plan.always_executed_at(step)
+    listed = {name for each in plan.plans_at(step) for name in each.always_executed}
     for name, effect in tools.items():
         if name in refused:
             asks = "refused: the plan does not give its permission"
         elif name in always_execute:
             asks = "without a confirmation"
+        elif name in listed:
+            asks = "each call asks, because not every plan around the goal has it in `always_execute`"
         else:
             asks = "each call asks" if effect not in (None, "read") else ""
         about = ", ".join(text for text in (effect, asks) if text)
@@ -166,7 +169,7 @@ def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Ef
     """
     policy, timeout = plan.approval or ApprovalPolicy(), plan.options.approval_timeout_ms
     facts = [operators_fact(policy)] if policy.operators else []
-    facts += [permissions_fact(plan)] if plan.permissions else []
+    facts += [permissions_fact(plan.permissions)] if plan.permissions else []
     facts += [REPLAN_FACT] if plan.on_failure == "replan" else []
     if not asks or not (plan.approval or timeout or gate_effects):
         return facts
@@ -174,15 +177,20 @@ def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Ef
     facts.append(f"who may approve: {who}" + ("" if policy.self_approval else ", but not the person who started the run"))
     facts.append("how an approver must prove who they are: " + (" or ".join(policy.known_by) or "in any way"))
     if policy.always_execute:
-        facts.append(f"tools that models may call without a confirmation: {', '.join(map(code, policy.always_execute))}")
+        facts.append(always_execute_fact(policy.always_execute))
     if effects := [effect for effect in EFFECTS if effect in policy.effects or effect in gate_effects]:
         facts.append(f"steps that wait for an approval of their own: those with the effect {' or '.join(effects)}")
     return [*facts, _waiting_fact(policy, timeout)]
 
 
-def permissions_fact(plan: ExecutionPlan) -> str:
-    """Return a phrase about the permissions that `plan` gives."""
-    return f"permissions that its tools get: {', '.join(map(code, plan.permissions))}"
+def permissions_fact(permissions: Collection[str]) -> str:
+    """Return a phrase about the permissions that a plan gives."""
+    return f"permissions that its tools get: {', '.join(map(code, permissions))}"
+
+
+def always_execute_fact(tools: Collection[str]) -> str:
+    """Return a phrase about the tools in `always_execute`."""
+    return f"tools that models may call without a confirmation: {', '.join(map(code, tools))}"
 
 
 def operators_fact(policy: ApprovalPolicy) -> str:

@@ -3,7 +3,7 @@
 Field names, defaults and statuses are those of Aster's ExecutionPlan (see `plan guide aster`). A plan is mutable until it is validated.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
@@ -392,7 +392,7 @@ class ExecutionPlan(DocumentModel):
     @property
     def document_problems(self) -> list[Problem]:
         """The problems that the readers of this plan's document, and of those of the plans that it runs, have found."""
-        return [problem for plan in (self, *self.sub_plans) for problem in plan._problems]
+        return [problem for plan in self.plans.values() for problem in plan._problems]
 
     @property
     def default_name(self) -> str:
@@ -424,6 +424,23 @@ class ExecutionPlan(DocumentModel):
         around = self.plans_around(step)
         return not any(plan.options.asks and demanded.is_met_by(plan.approval or ApprovalPolicy()) for plan in around)
 
+    @property
+    def plans(self) -> dict[str, "ExecutionPlan"]:
+        """The plan and every plan inside it, at any depth, by what comes before their fields in this document: `steps[0].pinned.`."""
+        own = ((at, step.pinned) for at, step in self.places.items() if step.within is None)
+        inside = (
+            (f"{at}.pinned.{inner}", plan)
+            for at, pinned in own
+            if isinstance(pinned, ExecutionPlan)  # Python code may set a mapping, which validation converts
+            for inner, plan in pinned.plans.items()
+        )
+        return {"": self, **dict(inside)}
+
+    @property
+    def sub_plans(self) -> list["ExecutionPlan"]:
+        """The plans that steps of this plan run, and the plans inside them."""
+        return [*self.plans.values()][1:]
+
     def plans_around(self, step: Step) -> list["ExecutionPlan"]:
         """Return the plans that `step` belongs to, from the innermost to this one."""
         found, within = list[ExecutionPlan](), step.within
@@ -432,24 +449,44 @@ class ExecutionPlan(DocumentModel):
             within = within.within
         return [*found, self]
 
+    def plans_at(self, step: Step | None) -> list["ExecutionPlan"]:
+        """Return the plans whose rules hold at `step`, innermost first, with the one that it runs; with None, those at the plan gate."""
+        if step is None:
+            return [self]
+        around = self.plans_around(step)
+        return around if step.pinned is None else [step.pinned, *around]
+
     def policies_at(self, step: Step | None) -> list[ApprovalPolicy]:
         """Return the policies of the plan gate or of the gate of `step`, innermost first. The plan that `step` itself runs is innermost."""
-        plans: list[ExecutionPlan] = [self] if step is None else self.plans_around(step)
-        if step is not None and step.pinned is not None:
-            plans.insert(0, step.pinned)
-        return [plan.approval for plan in plans if plan.approval is not None]
+        return [plan.approval for plan in self.plans_at(step) if plan.approval is not None]
 
-    def approvers_at(self, step_id: str | None) -> list[str]:
-        """Return the approvers at the plan gate or at a step's gate, as written. A question may name its own."""
-        step = self.find_step(step_id)
-        if step is not None and step.approvers:
-            return step.approvers
-        return next((policy.approvers for policy in self.policies_at(step) if policy.approvers), list[str]())
+    def permissions_at(self, step: Step) -> list[str]:
+        """Return the permissions of the tools at `step`: those that every plan there gives."""
+        return _in_all(plan.permissions for plan in self.plans_at(step))
+
+    def always_executed_at(self, step: Step) -> list[str]:
+        """Return the tools that models may call at `step` without a confirmation: those in `always_execute` of every plan there."""
+        return _in_all(plan.always_executed for plan in self.plans_at(step))
 
     @property
-    def sub_plans(self) -> list["ExecutionPlan"]:
-        """The plans that steps of this plan run, and the plans inside them."""
-        return [step.pinned for step in self.all_steps if step.pinned is not None]
+    def always_executed(self) -> list[str]:
+        """The tools in the `always_execute` of this plan's own policy."""
+        return [] if self.approval is None else self.approval.always_execute
+
+    def approvers_at(self, step_id: str | None) -> list[list[str]]:
+        """Return the approvers at the plan gate or at a step's gate, as written: an answer needs a name that all the lists accept.
+
+        The innermost plan that names approvers decides, except that `effects` of a plan around it ask that plan's approvers as well.
+        A question may name its own. Without a list, anyone is accepted.
+        """
+        step = self.find_step(step_id)
+        if step is not None and step.approvers:
+            return [step.approvers]
+        policies = self.policies_at(step)
+        is_call = step is not None and step.ask is None and not step.inner
+        asking = [index for index, policy in enumerate(policies) if index == 0 or (is_call and policy.effects)]
+        lists = (next((policy.approvers for policy in policies[index:] if policy.approvers), list[str]()) for index in asking)
+        return [*{tuple(names): names for names in lists if names}.values()]
 
     @property
     def approvers_of_questions(self) -> list[str]:
@@ -466,8 +503,7 @@ class ExecutionPlan(DocumentModel):
 
     def gate_timeout_ms(self, step: Step) -> int:
         """Return how long the gate of `step` waits for an answer in milliseconds. 0 means no limit."""
-        plans = [step.pinned, *self.plans_around(step)] if step.pinned is not None else self.plans_around(step)
-        return next((plan.options.approval_timeout_ms for plan in plans if plan.options.approval_timeout_ms), 0)
+        return next((plan.options.approval_timeout_ms for plan in self.plans_at(step) if plan.options.approval_timeout_ms), 0)
 
     @property
     def result_fields(self) -> dict[str, Collection[str]]:
@@ -552,6 +588,12 @@ class ExecutionPlan(DocumentModel):
                 return step
         known = ", ".join(step.id for step in self.all_steps[:20])
         raise KeyError(f"no step is called {step_id!r}; steps: {known}")
+
+
+def _in_all(lists: Iterable[Sequence[str]]) -> list[str]:
+    """Return the entries of the first list that are in all of them."""
+    first, *others = lists
+    return [entry for entry in first if all(entry in other for other in others)]
 
 
 def flattened(steps: Collection[Step]) -> list[Step]:

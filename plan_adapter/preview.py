@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from plan_adapter import graph
 from plan_adapter.expressions import Prediction, has_expression
-from plan_adapter.listing import attempt_limits_text, goal_facts, indented, policy_facts, step_listing
+from plan_adapter.listing import attempt_limits_text, goal_facts, indented, policy_facts, step_listing, sub_plan_facts
 from plan_adapter.options import EFFECTS, Effect, ExecutionOptions
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.readable import MAX_NAME_CHARACTERS, as_text, code, cut, duration, one_line, prose, redacted, without_passwords
@@ -41,7 +41,7 @@ class StepPreview:
     rollback: RollbackPreview | None = None
     is_finally_step: bool = False  # whether it is a `finally` step, which always runs, after all others
     at_once: int = 1  # how many items of a group are in progress at once
-    goal_facts: tuple[str, ...] = ()  # what a model may do for its goal, in words
+    facts: tuple[str, ...] = ()  # what a model may do for its goal, or what the plan that it runs may do, as text
 
     def as_json(self) -> dict[str, Any]:
         """Return the step for `plan preview --json`: its non-default fields, and what follows from them."""
@@ -250,17 +250,17 @@ def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, 
         gate=validated.has_gate(step, gate_effects=gate_effects),
         rollback=preview_rollback(step.id, validated, prediction),
         is_finally_step=step.id in validated.finally_order,
-        goal_facts=_goal_facts(step, validated),
+        facts=facts_of(step, validated),
     )
 
 
-def _goal_facts(step: Step, validated: ValidatedPlan) -> tuple[str, ...]:
+def facts_of(step: Step, validated: ValidatedPlan) -> tuple[str, ...]:
+    """Return what the model of a goal may do, or what the plan that a step runs may do, one fact per line. Empty for any other step."""
     if step.goal is None:
-        return ()
-    always = validated.plan.approval.always_execute if validated.plan.approval is not None else ()
-    tools, permissions = validated.goal_tools[step.id], validated.plan.permissions
+        return tuple(sub_plan_facts(validated.plan, step))
+    tools, permissions = validated.goal_tools[step.id], validated.plan.permissions_at(step)
     refused = [name for name, tool in tools.items() if tool.why_not_permitted(permissions) is not None]
-    return tuple(goal_facts(step, validated.goal_effects(step.id, gated_only=False), always, refused=refused))
+    return tuple(goal_facts(validated.plan, step, validated.goal_effects(step.id, gated_only=False), refused=refused))
 
 
 def preview_rollback(step_id: str, validated: ValidatedPlan, prediction: Prediction) -> RollbackPreview | None:
@@ -381,6 +381,6 @@ def _step_lines(preview: StepPreview, number: int) -> list[str]:
         gate=preview.gate,
         rollback=None if preview.rollback is None else (preview.rollback.effect, preview.rollback.parameters),
         is_finally_step=preview.is_finally_step,
-        goal=preview.goal_facts,
+        facts=preview.facts,
     )
     return [head, *([] if preview.depends_on or preview.is_finally_step else ["   - waits for no other step"]), *lines]

@@ -242,7 +242,7 @@ async def aresolve_step(
         run = await opened.run(run_id)
         kind: CallKind = "rollback" if rollback else "step"
         plan, doing = await opened.get(run.digest), f"`{one_line(call_name(step_id, None, kind=kind))}` is not resolved"
-        await require_approver(plan, run, opened, settings, by=by, known_by=known_by, decision="reject", doing=doing)
+        await require_approver(plan, run, opened, settings, by=by, known_by=known_by, decision="reject", step_id=step_id, doing=doing)
         await opened.outcomes.resolve(run.id, step_id, ResolutionRecord(resolution, by, known_by, note, result), item=item, kind=kind)
         return await opened.run(run.id)
 

@@ -10,7 +10,7 @@ from plan_adapter.cli.answers import AnswerOptions
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.gates.approval import gate_policy_of, os_user, refusal
+from plan_adapter.gates.approval import gate_policy_of, os_user, refusal, strictest
 from plan_adapter.gates.signatures import default_key
 from plan_adapter.gates.standing import new_standing_approval
 from plan_adapter.gates.standing_files import sign_standing, signature_path, standing_path, verify_standing, write_signed_standing
@@ -176,7 +176,8 @@ def _check_and_sign(
 ) -> "StandingApproval":
     """Return `standing`, signed if `--sign` was given. Raises NotApprovedError if the policy refuses the approval."""
     known_by = "ssh_signature" if options.sign else "os_user"
-    gate_policy = gate_policy_of(validated.plan, policy, requested_by="")
+    known_steps = [step_id for step_id in standing.steps if step_id in validated.steps]
+    gate_policy = strictest(*(gate_policy_of(validated.plan, policy, requested_by="", step_id=step_id) for step_id in (None, *known_steps)))
     if reason := refusal(gate_policy, by=standing.by, known_by=known_by, decision="approve"):
         raise NotApprovedError(reason)
     if not options.sign:

@@ -135,7 +135,7 @@ class CallArguments:
         """
         run = self._scope.run
         # The seed covers only this call, so the receiver recognizes a repeat even after a new version changed the rest of the plan.
-        target = self._target
+        target, validated = self._target, self._scope.approved.bound.validated
         history, unit = self._scope.history.calls(target.kind), (target.step_id, self._item)
         parts = [run.id, target.kind, target.step_id, self._item, target.tool.name, parameters]
         if unit in history.outdated:  # a new call, not a repeat of the one that succeeded
@@ -158,7 +158,7 @@ class CallArguments:
             deadline=min(limits, default=None),
             redaction=self._scope.secrets.redactor,
             answer=answer,
-            permissions=frozenset(self._scope.approved.bound.validated.plan.permissions),
+            permissions=frozenset(validated.plan.permissions_at(validated.steps[target.step_id])),
         )
 
     def _variables(self, secrets: Mapping[str, str] | None = None) -> Variables:

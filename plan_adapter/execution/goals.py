@@ -75,6 +75,7 @@ class Pursuit:
         self._step = step
         self._calls = calls
         self._tools = validated.goal_tools[step.id]
+        self._permissions = validated.plan.permissions_at(step)
         self._parameters: dict[str, JsonValue] = {}
         self._rounds = list[Round]()
         self._results = dict[str, JsonValue]()  # the newest result, by tool
@@ -210,7 +211,7 @@ class Pursuit:
             return self._add_correction(answer, f"this step has no tool `{call.name}`: use one of {_quoted(self._tools)}")
         if tool.effect != "read" and decision.action == "continue":
             return self._add_correction(answer, f"`{call.name}` does more than read: use `confirm` with the same `tool_call`")
-        if (missing := tool.why_not_permitted(self._scope.approved.bound.validated.plan.permissions)) is not None:
+        if (missing := tool.why_not_permitted(self._permissions)) is not None:
             return self._add_correction(answer, await self._record_refusal(item, f"{missing}: find another way, or use `abort`"))
         if digest in self._refusals:
             why = f"a person refused exactly this call: {self._refusals[digest]}; change it, ask the person with `ask_user`, or use `abort`"

@@ -132,7 +132,9 @@ def gate_policy_of(
     """Return the gate policy of `plan`, or of the gate of a step: the stricter of its own policy and `policy`, with groups as names."""
     step = None if step_id is None else plan.find_step(step_id)
     policies, stored = plan.policies_at(step), policy.stored
-    named, proofs = policy.members(plan.approvers_at(step_id)), None
+    named, proofs = None, None
+    for names in plan.approvers_at(step_id):
+        named = intersect(named, policy.members(names))
     for own in policies:
         proofs = intersect(proofs, tuple(own.known_by) or None)
     approvers, known_by, excluded_by = intersect(named, policy.approvers), intersect(proofs, policy.known_by), ""
@@ -162,24 +164,31 @@ def with_current_policy(gate_policy: GatePolicy, plan: ExecutionPlan, policy: Ef
     today = gate_policy_of(plan, policy, requested_by=gate_policy.requested_by, revised_by=gate_policy.revised_by, step_id=step_id)
     approvers = gate_policy.approvers
     if approvers is not None and today.approvers is not None:
-        named = (*plan.approvers_at(step_id), *policy.named)
+        named = (*(name for names in plan.approvers_at(step_id) for name in names), *policy.named)
         members = [member for name in named for member in policy.groups.get(name, ()) if member in today.approvers]
         approvers = tuple(dict.fromkeys((*approvers, *members)))
     if policy.number is None:
         return replace(gate_policy, approvers=approvers)
-    return replace(
-        gate_policy,
-        approvers=intersect(approvers, today.approvers),
-        known_by=intersect(gate_policy.known_by, today.known_by),
-        self_approval=gate_policy.self_approval and today.self_approval,
-        excluded_by=gate_policy.excluded_by or today.excluded_by,
-    )
+    return strictest(replace(gate_policy, approvers=approvers), today)
+
+
+def strictest(first: GatePolicy, *others: GatePolicy) -> GatePolicy:
+    """Return `first`, restricted to the answers that all the policies accept."""
+    for other in others:
+        first = replace(
+            first,
+            approvers=intersect(first.approvers, other.approvers),
+            known_by=intersect(first.known_by, other.known_by),
+            self_approval=first.self_approval and other.self_approval,
+            excluded_by=first.excluded_by or other.excluded_by,
+        )
+    return first
 
 
 def names_without_group(plan: ExecutionPlan, policy: EffectivePolicy) -> list[str]:
     """Return who may answer or operate, as `plan` names them, without groups and their members: single people, or missing groups."""
     known = {*policy.groups, *(member for members in policy.groups.values() for member in members)}
-    policies = [each.approval for each in (plan, *plan.sub_plans) if each.approval is not None]
+    policies = [each.approval for each in plan.plans.values() if each.approval is not None]
     named = [name for own in policies for name in (*own.approvers, *own.operators)]
     return [name for name in dict.fromkeys((*named, *plan.approvers_of_questions)) if name not in known and "/" not in name]
 
@@ -213,7 +222,7 @@ def refuse_operation(plan: ExecutionPlan, policy: EffectivePolicy, *, by: str, o
     The stricter of the plan's own policy and `policy` decides.
     """
     named = None
-    for own in (plan, *plan.sub_plans):  # who operates a run also operates the plans inside it
+    for own in plan.plans.values():  # who operates a run also operates the plans inside it
         named = intersect(named, policy.members((own.approval or ApprovalPolicy()).operators))
     operators = intersect(named, policy.operators)
     if operators is not None and by not in operators:

@@ -30,12 +30,12 @@ from plan_adapter.gates.text import (
 from plan_adapter.listing import field_line
 from plan_adapter.options import Effect, Question
 from plan_adapter.plan import Step, flattened
-from plan_adapter.preview import Predictions, RollbackPreview, preview_rollback
+from plan_adapter.preview import Predictions, RollbackPreview, facts_of, preview_rollback
 from plan_adapter.readable import as_text, call_name, code, counted, duration, listed, moment, prose, words
 from plan_adapter.record import Attempt, GroupItem
 from plan_adapter.rounds import RoundRecord
 from plan_adapter.status import StepStatus
-from plan_adapter.validation import BoundPlan
+from plan_adapter.validation import BoundPlan, ValidatedPlan
 
 SHOWN_ITEMS = 8
 """How many of a group's ended items a gate names."""
@@ -167,10 +167,12 @@ def _outer_gate_text(
     asked = [line for key, value in parameters.items() for line in value_lines(key, mask.redact(key, value))]
     of_plan = "" if outer.plan is None else f" of the plan {code(outer.plan)}"
     first += [f"It runs {counted(len(effects), 'step')}{of_plan}, for:", "", *asked, ""]
+    if facts := facts_of(outer, validated)[1:]:  # the first one counts the steps
+        first += [*(f"- {fact}" for fact in facts), ""]
     if ended_items:  # the failed ones first
         ends = [f"{prose(item.label)} {item.status}" for item in sorted(ended_items, key=lambda item: item.status is not StepStatus.FAILED)]
         first += [f"Before it: {listed(ends, SHOWN_ITEMS)}.", ""]
-    first += [f"- **{words(step.id)}** ({EFFECTS_SHOWN[effects[step.id]]}): {code(step.called)}" for step in steps]
+    first += [_inner_row(step, validated) for step in flattened(outer.inner) if step.plan is not None or not step.inner]
     first += ["", f"{danger} A part of {plan_title(validated.plan)}. {expiry_sentence(validated.plan, expires_ms, outer)}", ""]
     rest = ["### The steps", ""]
     for step in steps:
@@ -184,6 +186,14 @@ def _outer_gate_text(
             rest += [line for key, value in arguments for line in value_lines(f"{code(step.id)} undone with {code(key)}", value)]
     rest += ["", *description_section(outer.description), *redaction_note(mask)]
     return gate_document(first, [*rest, *digests_section(validated.digest, approval_digest=approval_digest)])
+
+
+def _inner_row(step: Step, validated: ValidatedPlan) -> str:
+    """Return the line about a step inside a group or a sub-plan: what it calls, or what a model or another plan may do."""
+    facts = "; ".join(facts_of(step, validated))
+    if step.plan is not None:
+        return f"- **{words(step.id)}**: plan {code(step.plan)}, {facts}"
+    return f"- **{words(step.id)}** ({EFFECTS_SHOWN[validated.effect_of(step.id)]}): {facts or code(step.called)}"
 
 
 def _effect_sentence(effect: Effect, undo: RollbackPreview | None, *, undone_on_failure: bool) -> str:

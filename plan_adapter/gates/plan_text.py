@@ -32,7 +32,7 @@ from plan_adapter.gates.text import (
     value_block,
     value_lines,
 )
-from plan_adapter.listing import REPLAN_FACT, field_line, group_facts, operators_fact, permissions_fact, sub_plan_facts
+from plan_adapter.listing import REPLAN_FACT, field_line, group_facts, operators_fact, permissions_fact
 from plan_adapter.options import EFFECTS, Effect
 from plan_adapter.pictures import mermaid
 from plan_adapter.plan import ExecutionPlan, Step, flattened
@@ -149,9 +149,9 @@ def steps_list(preview: Preview, gates: frozenset[str], mask: ValueMask, *, limi
 def _step_lines(preview: StepPreview, number: int, mask: ValueMask, *, gate: bool) -> _StepLines:
     step, blocks = preview.step, list[str]()
     called = [f"plan {code(step.called)}"] if step.plan else [code(step.called)] if step.goal is None else []
-    parts = [*(group_facts(step, preview.items, preview.at_once) or called), *preview.goal_facts]
+    parts = [*(group_facts(step, preview.items, preview.at_once) or called), *preview.facts]
     if step.pinned is not None:
-        parts += [*sub_plan_facts(step), f"digest {code(plan_digest(step.pinned)[:12])}"]
+        parts += [f"digest {code(plan_digest(step.pinned)[:12])}"]
     for_each = None if step.is_group else step.for_each
     conditions = {"when": step.when, "for each": for_each, "label": step.label, "done when": step.done_when, "on error": step.on_error}
     conditions |= {"runs on": step.runner, "runs in": step.isolation, "tags": ", ".join(step.tags) or None}
@@ -281,7 +281,7 @@ def _run_section(preview: Preview, gates: frozenset[str], folder: str) -> list[s
         *([f"- asks again before {list_names(asks)}"] if asks else []),
         *([f"- asks a person: {list_names(questions)}"] if questions else []),
         *secrets_lines(preview.secrets),
-        *([f"- {permissions_fact(plan)}"] if plan.permissions else []),
+        *([f"- {permissions_fact(plan.permissions)}"] if plan.permissions else []),
         *([f"- {REPLAN_FACT}"] if plan.on_failure == "replan" else []),
         *([f"- {operators_fact(plan.approval)}"] if plan.approval is not None and plan.approval.operators else []),
         *([f"- works in {code(folder)}"] if folder else []),

@@ -7,7 +7,7 @@ from unicodedata import east_asian_width
 
 from pydantic import JsonValue
 
-from plan_adapter.listing import group_facts, sub_plan_facts
+from plan_adapter.listing import group_facts
 from plan_adapter.options import Effect, Expiry
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.preview import Preview, StepPreview
@@ -286,10 +286,10 @@ def _step_row(number: int, preview: StepPreview, gates: frozenset[str], mask: Va
         return f"- **{number}. {words(step.id)}**: {group_facts(step, preview.items, preview.at_once)[0]}"
     if step.plan is not None:
         asks = ", asks first" if step.id in gates else ""
-        return f"- **{number}. {words(step.id)}**: plan {code(step.plan)}, {sub_plan_facts(step)[0]}{asks}"
+        return f"- **{number}. {words(step.id)}**: plan {code(step.plan)}, {preview.facts[0]}{asks}"
     asks = (", always at the end" if preview.is_finally_step else "") + (", asks again" if step.id in gates and step.ask is None else "")
     does = EFFECTS_SHOWN[preview.effect] if step.ask is None else "asks a person"
-    row = f"- **{number}. {words(step.id)}**{items} ({does}{asks}): {'; '.join(preview.goal_facts) or code(step.called)}"
+    row = f"- **{number}. {words(step.id)}**{items} ({does}{asks}): {'; '.join(preview.facts) or code(step.called)}"
     parameters = mask.redact_parameters(step.tool_name or "", preview.parameters)
     for index, (name, value) in enumerate(parameters):
         left = columns - columns_of(row) - columns_of(name) - 6

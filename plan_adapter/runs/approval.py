@@ -334,7 +334,7 @@ async def _prepare_gate(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
 
 def _unknown_names(plan: ExecutionPlan, policy: EffectivePolicy) -> list[str]:
     """Return notices about approvers that may be misspelt or missing groups. If no groups exist, every name is a person."""
-    own = [name for each in (plan, *plan.sub_plans) if each.approval is not None for name in each.approval.approvers]
+    own = [name for each in plan.plans.values() if each.approval is not None for name in each.approval.approvers]
     approvers = [*own, *plan.approvers_of_questions]
     names = [name for name in names_without_group(plan, policy) if name in approvers] if policy.groups else []
     where = "PLAN_ADAPTER_GROUPS" if policy.number is None else "the store's policy"

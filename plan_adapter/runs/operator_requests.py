@@ -7,7 +7,7 @@ from plan_adapter.approvals import ApprovalRequest, GatePolicy, OperatorRequestK
 from plan_adapter.commands import resume_command, rollback_command
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.execution.history import Record, ResumeOptions, RunHistory, StepChoice, choices, skipped_by
-from plan_adapter.gates.approval import gate_policy_of, refusal
+from plan_adapter.gates.approval import gate_policy_of, refusal, strictest
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import PlanRun
 from plan_adapter.runs.permissions import proof_options
@@ -90,11 +90,12 @@ async def record_operator_request(
 ) -> None:
     """Record a request about `steps`, or about the whole run if `steps` is empty, under the identity in `run_request`.
 
-    If `rollback_needs_approver`, the requester must be allowed to approve `plan`, with the proof of identity that it demands.
+    If `rollback_needs_approver`, the requester must be allowed to approve these steps, or `plan`, with the proof that is demanded there.
     Raises NotApprovedError, which is also written to the audit log. Raises RunConflictError if the run has changed in the meantime.
     """
     policy = await store.policy.effective(run_request.settings)
-    gate_policy = gate_policy_of(plan, policy, requested_by=run.requested_by or "") if rollback_needs_approver else GatePolicy()
+    places = [gate_policy_of(plan, policy, requested_by=run.requested_by or "", step_id=step_id) for step_id in steps or [None]]
+    gate_policy = strictest(*places) if rollback_needs_approver else GatePolicy()
     digest = await store.operator_requests.digest_of(run.id, kind, steps)
     request = ApprovalRequest(digest, run.name, run.description, text="", run_id=run.id, gate_policy=gate_policy, operator_request=kind)
     identity, because = _identity(run_request), escape_unstorable(because)

@@ -25,13 +25,22 @@ async def require_operator(
 
 
 async def require_approver(
-    plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings, *, by: str, known_by: str, decision: Decision, doing: str
+    plan: ExecutionPlan,
+    run: PlanRun,
+    store: PlanStore,
+    settings: Settings,
+    *,
+    by: str,
+    known_by: str,
+    decision: Decision,
+    step_id: str,
+    doing: str,
 ) -> None:
-    """Raise NotApprovedError if `by` is not allowed to answer at the gates of `plan`. The refusal is written to the audit log.
+    """Raise NotApprovedError if `by` is not allowed to answer about a step of `plan`. The refusal is written to the audit log.
 
     `doing` begins the error message.
     """
-    gate_policy = gate_policy_of(plan, await store.policy.effective(settings), requested_by=run.requested_by or "")
+    gate_policy = gate_policy_of(plan, await store.policy.effective(settings), requested_by=run.requested_by or "", step_id=step_id)
     if (why := refusal(gate_policy, by=by, known_by=known_by, decision=decision)) is not None:
         await store.ledger.record_refusal(run.id, f"{doing}: {why}", by=by, known_by=known_by)
         raise NotApprovedError(f"{doing}: {why}")

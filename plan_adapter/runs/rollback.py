@@ -109,7 +109,7 @@ def rollback_needs_approver(plan: ExecutionPlan, policy: EffectivePolicy) -> boo
     This is the case if calls of the plan have step gates. Rollback calls have none: the plan's approval covers rollbacks after a failure,
     and a person who requests any other rollback approves it with that request.
     """
-    effects = {effect for each in (plan, *plan.sub_plans) for effect in (each.approval or ApprovalPolicy()).effects}
+    effects = {effect for each in plan.plans.values() for effect in (each.approval or ApprovalPolicy()).effects}
     return bool(effects or policy.gate_effects) or any(step.requires_approval or plan.asks_before(step) for step in plan.all_steps)
 
 

@@ -48,9 +48,9 @@ async def use_standing_approval(bound: BoundPlan, run: PlanRun, store: PlanStore
     return None
 
 
-def _refusal(standing: StandingApproval, plan: ExecutionPlan, policy: EffectivePolicy) -> str | None:
-    """Return why the person who gave `standing` is not allowed to approve this plan, or None."""
-    gate_policy = gate_policy_of(plan, policy, requested_by="")  # started by a schedule
+def _refusal(standing: StandingApproval, plan: ExecutionPlan, policy: EffectivePolicy, *, step_id: str | None = None) -> str | None:
+    """Return why the person who gave `standing` is not allowed to approve this plan, or this step, or None."""
+    gate_policy = gate_policy_of(plan, policy, requested_by="", step_id=step_id)  # started by a schedule
     return refusal(gate_policy, by=standing.by, known_by=standing.known_by, decision="approve")
 
 
@@ -69,7 +69,7 @@ async def approve_call_by_standing(
     if standing is None or call.step.id not in standing.steps or (standing.until is not None and standing.until <= await store.now()):
         return None
     policy = await store.policy.effective(run_request.settings)
-    if _refusal(standing, plan, policy) is not None:  # stale under the current policy: ask a person
+    if _refusal(standing, plan, policy, step_id=call.step.id) is not None:  # stale under the current policy: ask a person
         return None
     await _verify(standing, policy)
     given = replace(

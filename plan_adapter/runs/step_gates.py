@@ -261,7 +261,7 @@ class OutcomeGates:
         run, step, attempt = self.keeper.run, unknown_outcome.step, unknown_outcome.attempt
         bound, store = self.approved.bound, self.keeper.store
         policy = await store.policy.effective(self.keeper.run_request.settings)
-        gate_policy = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "")
+        gate_policy = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "", step_id=attempt.step_id)
         text = outcome_text(bound, step, attempt, why=unknown_outcome.why, made_by=await store.outcomes.start_of(attempt), run_id=run.id)
         digest = outcome_digest(attempt.id)
         return new_gate(

@@ -106,8 +106,11 @@ def _read_plan(path: Path, tools: ToolRegistry) -> tuple[ExecutionPlan | None, l
 def _with_answerable_gates(plan: ExecutionPlan) -> ExecutionPlan:
     """Return `plan` changed so that a case can answer every gate and start every run, and no model is asked."""
     anyone: dict[str, Any] = {"approvers": [], "operators": [], "known_by": [], "self_approval": True, "remind_after_ms": 0}
-    approval = None if plan.approval is None else plan.approval.model_copy(update=anyone)
-    return plan.model_copy(update={"approval": approval, "on_failure": None})
+    changed = plan.model_copy(deep=True)
+    changed.on_failure = None
+    for each in changed.plans.values():
+        each.approval = None if each.approval is None else each.approval.model_copy(update=anyone)
+    return changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +269,7 @@ class _CaseReader(FieldReader):
         if (
             answer == "expire"
             and self._plan is not None
-            and not any(plan.options.approval_timeout_ms for plan in (self._plan, *self._plan.sub_plans))
+            and not any(plan.options.approval_timeout_ms for plan in self._plan.plans.values())
         ):
             message = "the gates of this plan never expire, because options.approval_timeout_ms is 0"
             self.report("bad-answer", at, message, "set it in the plan, or write another answer")

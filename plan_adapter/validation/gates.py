@@ -1,11 +1,11 @@
 """Checks who and what is allowed: the gate policy of a plan against its options and steps, and its permissions against its tools."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from plan_adapter.expressions import Prediction
 from plan_adapter.options import ApprovalPolicy
 from plan_adapter.plan import ExecutionPlan
-from plan_adapter.readable import counted, duration, visible
+from plan_adapter.readable import counted, duration, one_line, visible
 from plan_adapter.validation.calls import Call
 from plan_adapter.validation.findings import Findings
 
@@ -20,14 +20,18 @@ _UNDERMINED_PROOFS = {
 """The proofs that are worthless if the policy also accepts a method that lets anyone claim a name, by that method."""
 
 
-def check_gates(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> None:
-    """Add the problems of the plan's gate policy, and warnings about its parts that have no effect."""
-    gated = [call for call in calls if _has_gate(plan, call)]
+def check_gates(plans: Sequence[ExecutionPlan], calls: list[Call], inner: list[Call], findings: Findings) -> None:
+    """Add the problems of a plan's gate policy, and warnings about its parts that have no effect.
+
+    `plans` are the plan and those around it. `calls` are its own, `inner` those of the plans inside it.
+    """
+    plan, *around = plans
+    gated = [call for call in calls if _has_gate(plans, call)]
     if plan.approval is not None:
         _check_names(plan.approval, findings)
         _check_known_by(plan.approval, findings)
         _check_entries_once(plan.approval, findings)
-        _check_always_execute(plan.approval, calls, findings)
+        _check_always_execute(plan.approval, around, [*calls, *inner], findings)
         _check_has_effect(plan, findings, gates=bool(gated))
         _check_times(plan.approval, plan.options.approval_timeout_ms, findings)
     for call in calls:
@@ -38,13 +42,12 @@ def check_gates(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> N
         _check_items(call, f"{call.at}.for_each", findings)
 
 
-def _has_gate(plan: ExecutionPlan, call: Call) -> bool:
-    if call.goal_tools:
-        allowed = plan.approval.always_execute if plan.approval is not None else ()
-        if any(tool.effect != "read" and tool.name not in allowed for tool in call.goal_tools):  # each call that writes waits
+def _has_gate(plans: Sequence[ExecutionPlan], call: Call) -> bool:
+    for tool in call.goal_tools:  # each call that writes waits, unless all plans always execute it
+        if tool.effect != "read" and any(tool.name not in plan.always_executed for plan in plans):
             return True
     rollback = None if call.rollback_tool is None else call.rollback_tool.effect
-    return plan.has_gate(call.step, None if call.tool is None else call.tool.effect, rollback=rollback)
+    return plans[0].has_gate(call.step, None if call.tool is None else call.tool.effect, rollback=rollback)
 
 
 def _check_names(policy: ApprovalPolicy, findings: Findings) -> None:
@@ -80,12 +83,16 @@ def _check_entries_once(policy: ApprovalPolicy, findings: Findings) -> None:
             seen.add(entry)
 
 
-def _check_always_execute(policy: ApprovalPolicy, calls: list[Call], findings: Findings) -> None:
+def _check_always_execute(policy: ApprovalPolicy, around: Sequence[ExecutionPlan], calls: list[Call], findings: Findings) -> None:
     writes = {tool.name for call in calls for tool in call.goal_tools if tool.effect != "read"}
     for index, name in enumerate(policy.always_execute):
         if name not in writes:
             message = f"no goal has a tool `{name[:80]}` that writes, so nobody would be asked about it anyway"
             findings.add("bad-goal", f"approval.always_execute[{index}]", message, "name a tool of a goal, or remove the entry")
+        elif any(name not in plan.always_executed for plan in around):
+            message = f"a plan around this one does not have `{name[:80]}` in its `always_execute`, so each call asks"
+            hint = "add it to `approval.always_execute` of every plan around this one, if models may call it without a confirmation"
+            findings.warn("idle-policy", f"approval.always_execute[{index}]", message, hint)
 
 
 def _check_has_effect(plan: ExecutionPlan, findings: Findings, *, gates: bool) -> None:
@@ -125,8 +132,12 @@ def _check_items(call: Call, at: str, findings: Findings) -> None:
         findings.warn("many-gates", at, message, "require one approval for the whole plan instead, or use fewer items")
 
 
-def check_permissions(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> None:
-    """Add the problems of the permissions that the plan gives, and one for each call whose tool needs another."""
+def check_permissions(plans: Sequence[ExecutionPlan], calls: list[Call], findings: Findings) -> None:
+    """Add the problems of the permissions that a plan gives, and one for each call whose tool needs another.
+
+    `plans` are the plan and those around it. A tool gets only what all of them give.
+    """
+    plan = plans[0]
     for index, name in enumerate(plan.permissions):
         at = f"permissions[{index}]"
         if not name.strip() or name != name.strip() or visible(name) != name or not name.isprintable():
@@ -136,6 +147,9 @@ def check_permissions(plan: ExecutionPlan, calls: list[Call], findings: Findings
             findings.warn("duplicate-entry", at, f"`{name[:80]}` is written twice", "remove one of them")
     for call in calls:
         for field, tool in (("tool_name", call.tool), ("rollback.tool_name", call.rollback_tool)):
-            if tool is not None and (why := tool.why_not_permitted(plan.permissions)) is not None:
-                hint = "let the step call another tool, or let a person add the name to `permissions` of the plan"
-                findings.add("not-permitted", f"{call.at}.{field}", why, hint)
+            lacking = [each for each in plans if tool is not None and tool.why_not_permitted(each.permissions) is not None]
+            if tool is not None and lacking:
+                giver = "the plan" if lacking[0] is plan else f"the plan around it, `{one_line(lacking[0].name)}`,"
+                names = "the plan" if lacking == [plan] else " and ".join(f"`{one_line(each.name)}`" for each in lacking)
+                hint = f"let the step call another tool, or let a person add the name to `permissions` of {names}"
+                findings.add("not-permitted", f"{call.at}.{field}", tool.why_not_permitted(lacking[0].permissions, giver=giver) or "", hint)

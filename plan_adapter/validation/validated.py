@@ -80,7 +80,7 @@ class ValidatedPlan:
 
     def goal_effects(self, step_id: str, *, gated_only: bool = True) -> dict[str, Effect]:
         """Return the effects of the tools of a goal, by name. With `gated_only`, tools that the plan always executes are left out."""
-        allowed = self.plan.approval.always_execute if self.plan.approval is not None and gated_only else ()
+        allowed = self.plan.always_executed_at(self.steps[step_id]) if gated_only else ()
         return {name: tool.effect for name, tool in self.goal_tools.get(step_id, {}).items() if name not in allowed}
 
     def tools_of(self, step_id: str) -> list[Tool[..., Any]]:
@@ -133,6 +133,11 @@ class CompiledPlan:
     run_name: Template | None
     concurrency_key: Template | None
     sub_plans: dict[str, "CompiledPlan"]  # by the step that runs it
+
+    @property
+    def own_and_inner_calls(self) -> list[Call]:
+        """The calls of the plan's own steps and of all plans inside it, each as in its own document."""
+        return [*self.calls, *(call for nested in self.sub_plans.values() for call in nested.own_and_inner_calls)]
 
     def all_calls(self, steps: Mapping[str, Step], prefix: str = "") -> list[Call]:
         """Return the calls of all steps. `steps` are those of the whole plan, where the ids of this plan's steps begin with `prefix`."""
@@ -268,13 +273,15 @@ def _examine(plan: ExecutionPlan, tools: ToolRegistry) -> tuple[CompiledPlan | N
     return compiled, findings.sorted(plan)
 
 
-def _compile(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> CompiledPlan:
+def _compile(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings, around: tuple[ExecutionPlan, ...] = ()) -> CompiledPlan:
+    """Return `fresh`, compiled, and add its problems. `around` are the plans around it, from the innermost."""
     _check_plan(fresh, findings)
     check_definitions(fresh.inputs, findings)
-    calls = check_calls(fresh, tools, findings)
-    sub_plans = {call.step.id: compiled for call in calls if (compiled := _compile_sub_plan(call, tools, findings)) is not None}
-    check_gates(fresh, calls, findings)
-    check_permissions(fresh, calls, findings)
+    calls, plans = check_calls(fresh, tools, findings), (fresh, *around)
+    sub_plans = {call.step.id: compiled for call in calls if (compiled := _compile_sub_plan(call, tools, findings, plans)) is not None}
+    inner = [call for compiled in sub_plans.values() for call in compiled.own_and_inner_calls]
+    check_gates(plans, calls, inner, findings)
+    check_permissions(plans, calls, findings)
     dependencies = check_dependencies(calls, findings)
     outputs = _compile_outputs(fresh, dependencies.outer, findings)
     run_name = _compile_run_name(fresh, dependencies.outer, findings)
@@ -284,13 +291,13 @@ def _compile(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> C
     return CompiledPlan(fresh, calls, dependencies, outputs, run_name, key, sub_plans)
 
 
-def _compile_sub_plan(call: Call, tools: ToolRegistry, findings: Findings) -> CompiledPlan | None:
+def _compile_sub_plan(call: Call, tools: ToolRegistry, findings: Findings, around: tuple[ExecutionPlan, ...]) -> CompiledPlan | None:
     """Return the compiled plan that a step runs, if it runs one, and add its problems, located in the document of that plan."""
     plan = call.step.pinned
     if plan is None or call.is_finally_step or call.step.group is not None:
         return None
     inside = Findings(plan._problems)  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
-    compiled = _compile(plan, tools, inside)
+    compiled = _compile(plan, tools, inside, around)
     check_as_sub_plan(plan, inside)
     findings.add_from_sub_plan(inside.sorted(plan), f"{call.at}.pinned.")
     return compiled

@@ -3,7 +3,7 @@
 import pytest
 
 from plan_adapter.canonical import plan_digest
-from plan_adapter.plan import Rollback, Step
+from plan_adapter.plan import ExecutionPlan, Rollback, Step
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import lint, validate
@@ -22,6 +22,7 @@ def push(value: int = 0) -> None:
 
 TOOLS = ToolRegistry([reorder, push])
 REORDER = step("all", tool_name="reorder")
+BOTH = ["allow_reorder", "网络"]
 
 
 def messages(*steps: Step, permissions: list[str]) -> list[tuple[str, str, str]]:
@@ -54,6 +55,47 @@ def test_the_permissions_of_the_plan_hold_for_every_kind_of_call() -> None:
 def test_a_final_step_needs_permissions_as_well() -> None:
     checked = plan(finally_=[REORDER])
     assert [(problem.code, problem.at) for problem in lint(checked, TOOLS)] == [("not-permitted", "finally[0].tool_name")]
+
+
+def around(*permissions: list[str]) -> ExecutionPlan:
+    """Return plans inside each other, the outermost first, that give these permissions. The innermost calls `reorder`."""
+    found = plan(REORDER, name="level", permissions=permissions[-1])
+    for level, given in reversed([*enumerate(permissions[:-1])]):
+        found = plan(Step(id="part", plan="inner.yaml", pinned=found), name=f"level {level}", permissions=given)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "names"),
+    [
+        (
+            ([], BOTH),
+            "`reorder` needs the permissions `allow_reorder`, `网络`, which the plan around it, `level 0`, does not give",
+            "`level 0`",
+        ),
+        (
+            (BOTH, ["网络"], BOTH),
+            "`reorder` needs the permission `allow_reorder`, which the plan around it, `level 1`, does not give",
+            "`level 1`",
+        ),
+        (
+            (["网络"], [], BOTH),
+            "`reorder` needs the permissions `allow_reorder`, `网络`, which the plan around it, `level 1`, does not give",
+            "`level 1` and `level 0`",
+        ),
+        (([], []), "`reorder` needs the permissions `allow_reorder`, `网络`, which the plan does not give", "`level` and `level 0`"),
+        ((BOTH, []), "`reorder` needs the permissions `allow_reorder`, `网络`, which the plan does not give", "the plan"),
+    ],
+)
+def test_every_plan_around_a_step_must_give_its_permissions(given: tuple[list[str], ...], message: str, names: str) -> None:
+    (problem,) = lint(around(*given), TOOLS)
+    at = "steps[0].pinned." * (len(given) - 1) + "steps[0].tool_name"
+    assert (problem.code, problem.at, problem.message) == ("not-permitted", at, message)
+    assert problem.hint.endswith(f"let a person add the name to `permissions` of {names}")
+
+
+def test_the_permissions_that_all_plans_give_are_enough() -> None:
+    assert lint(around([*BOTH, "disk"], BOTH, BOTH), TOOLS) == []
 
 
 def test_permission_names_no_tool_can_match_are_problems() -> None:

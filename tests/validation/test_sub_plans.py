@@ -9,7 +9,7 @@ from plan_adapter.canonical import diff_plans, plan_digest
 from plan_adapter.documents import read_document, read_file
 from plan_adapter.formatting import format_plan
 from plan_adapter.loading import pin_files
-from plan_adapter.options import ExecutionOptions
+from plan_adapter.options import ApprovalPolicy, ExecutionOptions
 from plan_adapter.plan import Step
 from plan_adapter.preview import preview_plan, preview_text
 from plan_adapter.validation import bind_inputs, validate
@@ -136,6 +136,35 @@ def test_fields_a_sub_plan_cannot_have_are_refused(field: str, tools: ToolRegist
     found = find_problems(around(inner), tools)
     assert [problem.code for problem in found] == ["not-yet"]
     assert found[0].message.startswith("a plan that another plan runs cannot have")
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "found"),
+    [
+        (["do"], ["do"], []),
+        (["do"], [], []),
+        ([], ["do"], [("warning", "idle-policy", "steps[0].pinned.approval.always_execute[0]")]),
+        (
+            ["look"],
+            ["do"],
+            [
+                ("warning", "idle-policy", "steps[0].pinned.approval.always_execute[0]"),
+                ("error", "bad-goal", "approval.always_execute[0]"),
+            ],
+        ),
+    ],
+)
+def test_always_execute_of_a_sub_plan_counts_only_with_that_of_the_plan_around_it(
+    outer: list[str], inner: list[str], found: list[tuple[str, str, str]], tools: ToolRegistry
+) -> None:
+    goal = Step(id="fix", goal="Fix it", tools=["do", "look"])
+    plan = ExecutionPlan(
+        description="Around",
+        approval=ApprovalPolicy(always_execute=outer),
+        steps=[Step(id="part", plan="inner.yaml", pinned=site(goal, inputs={}, approval=ApprovalPolicy(always_execute=inner)))],
+    )
+    problems = [(problem.severity, problem.code, problem.at) for problem in lint(plan, tools)]
+    assert [problem for problem in problems if problem[2].endswith("always_execute[0]")] == found
 
 
 def test_plans_that_run_each_other_are_refused_with_the_chain(tmp_path: Path) -> None:

@@ -306,10 +306,8 @@ class Operations:
             for problem in lint(plan, self.tools)
         ]
         if is_document:
-            places = [name for name in ("approval", "permissions") if getattr(plan, name)]
+            places = [f"{at}{name}" for at, each in plan.plans.items() for name in ("approval", "permissions") if getattr(each, name)]
             places += [f"{at}.approvers" for at, step in plan.places.items() if step.approvers]
-            inner = {at: step.pinned for at, step in plan.places.items() if step.pinned is not None}
-            places += [f"{at}.pinned.approval" for at, pinned in inner.items() if pinned.approval is not None]
             message = "an agent may not say who approves, answers or operates, or what tools are permitted to do"
             found += [Problem("approval-by-agent", at=at, message=message, hint=f"leave `{at.split('.')[-1]}` out") for at in places]
         if any(problem.severity == "error" for problem in found):

@@ -160,7 +160,7 @@ def _kind_of_run(path: Path) -> str:
 
 def _kind_of_secret(path: Path, declared: Declarations) -> str:
     if not declared.secrets:
-        hint = "pass it to a tool other than run_deployment, in the step's parameters: elsewhere its value would be shown or stored"
+        hint = "pass it to a tool other than run_deployment, in the parameters of the step itself: elsewhere it would be shown or stored"
         raise RefusedError("misplaced-secret", f"`{format_path(path)}`: a secret is not allowed here", hint)
     if len(path) < 2 or not isinstance(path[1], str):
         raise RefusedError("unknown-reference", "`secrets` names no secret", NAME_HINTS["secrets"])

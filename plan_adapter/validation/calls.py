@@ -402,7 +402,7 @@ def _compile_call(
         at=at,
         is_finally_step=False,
         tool=tools[0],
-        parameters=compiled(parameters, place, declared[has_item, False, _may_have_secrets(tools[0])]),
+        parameters=compiled(parameters, place, declared[has_item, False, step.pinned is None and _may_have_secrets(tools[0])]),
         when=None if step.when is None else compiled(step.when, f"{at}.when", declared[in_group, False, False], "bool"),
         for_each=None if step.for_each is None else compiled(step.for_each, f"{at}.for_each", declared[False, False, False], "list"),
         label=None if label is None else _compile_label(findings, label, f"{at}.label", declared[True, False, False]),

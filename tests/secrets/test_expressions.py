@@ -117,3 +117,35 @@ def test_deployments_get_no_secret_because_prefect_would_store_it() -> None:
     step = Step(id="a", tool_name="run_deployment", description="Run it", parameters=parameters)
     (problem,) = find_problems(ExecutionPlan(description="Run it", steps=[step]), ToolRegistry([run_deployment]))
     assert (problem.code, problem.at) == ("misplaced-secret", "steps[0].parameters.parameters.token")
+
+
+INNER = ExecutionPlan(
+    description="Inner",
+    inputs={"value": Input(type="string"), "others": Input(type="array", default=[]), "more": Input(type="object", default={})},
+    steps=[Step(id="go", tool_name="push", parameters={"value": ["${{ inputs.value }}", "${{ inputs.others }}", "${{ inputs.more }}"]})],
+)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "at"),
+    [
+        ({"value": "${{ secrets.token }}"}, "value"),
+        ({"value": "Bearer ${{ secrets.token }}"}, "value"),
+        ({"value": "a", "others": ["b", "${{ secrets['my-key'] }}"]}, "others[1]"),
+        ({"value": "a", "more": {"auth": {"密码": "${{ secrets.token + 'x' }}"}}}, "more.auth.密码"),
+    ],
+)
+def test_a_sub_plan_gets_no_secret_as_an_input(inputs: dict[str, Any], at: str) -> None:
+    part = Step(id="part", plan="inner.yaml", pinned=INNER.model_copy(deep=True), inputs=inputs)
+    outer = ExecutionPlan(description="Outer", steps=[part])
+    (problem,) = find_problems(outer, ToolRegistry([push]))
+    assert (problem.code, problem.at) == ("misplaced-secret", f"steps[0].inputs.{at}")
+    around = ExecutionPlan(description="Around", steps=[Step(id="outer", plan="outer.yaml", pinned=outer)])
+    (problem,) = find_problems(around, ToolRegistry([push]))
+    assert (problem.code, problem.at) == ("misplaced-secret", f"steps[0].pinned.steps[0].inputs.{at}")
+
+
+def test_a_step_of_a_sub_plan_may_use_a_secret_itself() -> None:
+    inner = ExecutionPlan(description="Inner", steps=[Step(id="go", tool_name="push", parameters={"value": "${{ secrets.token }}"})])
+    plan = ExecutionPlan(description="Outer", steps=[Step(id="part", plan="inner.yaml", pinned=inner)])
+    assert validate(plan, ToolRegistry([push])).secrets == {"token"}

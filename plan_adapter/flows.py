@@ -19,6 +19,7 @@ from plan_adapter.canonical import plan_digest
 from plan_adapter.draft_text import cost_of, draft_text
 from plan_adapter.drafts import Draft, PlanRequest
 from plan_adapter.engine.drafting import ask_model_question, current_flow_run, publish_draft, publish_summary, run_as_task
+from plan_adapter.engine.outgoing import log_line, state_message
 from plan_adapter.errors import ModelError, PlanAdapterError, StoreError
 from plan_adapter.loading import aload_plan
 from plan_adapter.plan import ExecutionPlan
@@ -59,7 +60,7 @@ async def run_plan(plan: str, inputs: dict[str, Any] | None = None, tools: list[
             # Not as a subflow: its steps would belong to another flow run, and a retry of this one would not find them.
             return cast("State", await compiled.fn(**(inputs or {})))
     except PlanAdapterError as error:
-        return Failed(message=str(error))
+        return Failed(message=state_message(str(error)))
 
 
 @flow(name="draft-plan", persist_result=False)
@@ -101,9 +102,11 @@ async def draft_plan(
     finally:
         await language_model.aclose()
     if draft.plan is None:
-        return Failed(message=draft.failure or "no valid plan for the task")
+        return Failed(message=state_message(draft.failure or "no valid plan for the task"))
     return Completed(
-        message=f"plan {plan_digest(draft.plan)} by {draft.model}: {cost_of(draft)}; `plan show --draft {draft.id}` shows everything"
+        message=state_message(
+            f"plan {plan_digest(draft.plan)} by {draft.model}: {cost_of(draft)}; `plan show --draft {draft.id}` shows everything"
+        )
     )
 
 
@@ -145,13 +148,13 @@ async def pursue_goal(
             flow_run_id = str(current_flow_run())
             draft = await _earlier_draft(store, flow_run_id) or await _draft(request, registry, language_model, store)
             if draft.plan is None:
-                return Failed(message=draft.failure or "no valid plan for the goal")
+                return Failed(message=state_message(draft.failure or "no valid plan for the goal"))
             compiled = compile_plan(validate(draft.plan, registry), tools=registry, store=store)
             state = cast("State", await compiled.fn())  # not as a subflow, as in `run_plan`
             await _summarize(request, language_model, store, flow_run_id)
             return state
     except PlanAdapterError as error:
-        return Failed(message=str(error))
+        return Failed(message=state_message(str(error)))
     finally:
         await language_model.aclose()
 
@@ -210,7 +213,7 @@ async def _summarize(request: PlanRequest, model: Model, store: PlanStore, flow_
         return
     summary = await summarize(request.task, run, model, await model_redactor(Settings(), request.available_secrets))
     if summary.failure:
-        get_run_logger().warning("the model wrote no summary: %s", summary.failure)
+        get_run_logger().warning("the model wrote no summary: %s", log_line(summary.failure))
     await publish_summary(summary.text, flow_run_id)
 
 
@@ -238,15 +241,16 @@ async def reconcile(database: str | None = None, watch_seconds: int = 0) -> Stat
     uncorrected = [finding for finding in found if not finding.is_corrected]
     commands = "; ".join(f"`{finding.command}`" for finding in uncorrected[:5])
     return Completed(
-        message=f"{len(found) - len(uncorrected)} corrected, {len(uncorrected)} left for a person"
-        + (f": {commands}" if uncorrected else "")
+        message=state_message(
+            f"{len(found) - len(uncorrected)} corrected, {len(uncorrected)} left for a person" + (f": {commands}" if uncorrected else "")
+        )
     )
 
 
 def _log_findings(found: Sequence[Finding]) -> None:
     for finding in found:
         now = "corrected" if finding.is_corrected else finding.command or "left for a person"
-        get_run_logger().info("%s %s: %s (%s)", finding.run_id, finding.name, finding.message, now)
+        get_run_logger().info("%s", log_line(f"{finding.run_id} {finding.name}: {finding.message} ({now})"))
 
 
 async def _open_model(block: str | None) -> OpenAIModel:

@@ -28,8 +28,8 @@ _UNSEEN = re.compile(  # invisible in text that people read as ASCII: joiners, v
 _BLANK_CHARACTERS = frozenset("\u115f\u1160\u2800\u3164\uffa0")  # invisible letters and symbols
 _TICKS = re.compile(r"`+")
 _SPAN = re.compile(r"`([^`]+)`")
-_SPECIAL = re.compile(r"[\\*\[\]<|~`]|&(?=[#A-Za-z])|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word is not emphasis
-_ACTIVE = re.compile(r"[\\<\[\]]|&(?=[#A-Za-z])")  # an entity would restore the characters that `one_line` makes visible
+_SPECIAL = re.compile(r"[\\*\[\]<|~`]|(?<=\])\(|&(?=[#A-Za-z])|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word is not emphasis
+_ACTIVE = re.compile(r"[\\<\[\]]|(?<=\])\(|&(?=[#A-Za-z])")  # an entity would restore the characters that `one_line` makes visible
 _ESCAPE = re.compile(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)|\\([!-/:-@\[-`{-~])")  # inline code, or a character after a backslash
 _LINE_START = re.compile(r"\d{1,9}(?=[.)])|(?=[#>+=-])")  # before the character that starts a heading, quote, list or rule
 _LINKED = re.compile(r"://|www\.|@|\b(?:mailto|xmpp):", re.IGNORECASE)  # GFM turns these into links by itself
@@ -80,6 +80,15 @@ def visible(text: str) -> str:
     return "".join(_show_character(character) for character in _UNSEEN.sub(lambda found: _escape_character(found[0]), text))
 
 
+def is_visible(value: object) -> bool:
+    """Return whether no text in a JSON value has a character that `visible` would write as an escape."""
+    if isinstance(value, dict):
+        return all(is_visible(name) and is_visible(member) for name, member in cast("dict[str, object]", value).items())
+    if isinstance(value, list):
+        return all(map(is_visible, cast("list[object]", value)))
+    return not isinstance(value, str) or visible(value) == value
+
+
 def one_line(text: str) -> str:
     """Return `text` on one line, with invisible characters shown and runs of white space reduced to one space."""
     return visible(" ".join(text.split()))
@@ -100,8 +109,8 @@ def _joins_previous(before: str, character: str) -> bool:
 
 
 def safe_name(name: str) -> str:
-    """Return `name` on one line, without characters that Prefect refuses in names. Return `plan` if nothing is left."""
-    return _REFUSED_IN_NAMES.sub(" ", name).strip()[:MAX_NAME_CHARACTERS].rstrip() or "plan"
+    """Return `name` on one line, visible, without characters that Prefect refuses in names. Return `plan` if nothing is left."""
+    return cut(visible(_REFUSED_IN_NAMES.sub(" ", name).strip()), MAX_NAME_CHARACTERS).rstrip() or "plan"
 
 
 def call_name(step_id: str, item: int | None, label: str | None = None, *, kind: "CallKind" = "step") -> str:

@@ -20,6 +20,7 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import get_current_settings
 from pydantic import JsonValue, ValidationError
 
+from plan_adapter.engine.outgoing import label, markdown
 from plan_adapter.errors import DeploymentError
 
 DEFAULT_POOL = "plans"
@@ -79,7 +80,7 @@ class RunbookDeployment:
     @property
     def labels(self) -> dict[str, str]:
         """The labels of the deployment."""
-        return {PLAN_LABEL: self.digest, **{f"{TOOL_LABEL}{tool}": package for tool, package in self.tool_packages.items()}}
+        return {PLAN_LABEL: self.digest, **{f"{TOOL_LABEL}{tool}": label(package) for tool, package in self.tool_packages.items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +303,7 @@ def _deployment_to_create(wanted: RunbookDeployment, existing: DeploymentRespons
         "flow_id": UUID(int=0) if existing is None else existing.flow_id,  # known once the flow exists
         "version": wanted.digest[:12],
         "entrypoint": wanted.entrypoint,
-        "description": wanted.description,
+        "description": markdown(wanted.description),
         "tags": sorted(wanted.tags),
         "labels": wanted.labels,
         "parameter_openapi_schema": dict(wanted.form),

@@ -16,6 +16,7 @@ from prefect.states import Running
 from pydantic import Field, create_model
 
 from plan_adapter.engine.gate_display import publish_text
+from plan_adapter.engine.outgoing import markdown, run_name
 from plan_adapter.readable import prose
 
 T = TypeVar("T")
@@ -30,7 +31,7 @@ POLL_SECONDS = 2
 async def run_as_task(name: str, ask: Callable[[], Awaitable[T]]) -> T:
     """Return the result of `ask`, called in a task run called `name`. Prefect keeps neither its parameters nor its result."""
 
-    @task(name=name, cache_policy=NO_CACHE, persist_result=False)
+    @task(name=run_name(name), cache_policy=NO_CACHE, persist_result=False)
     async def call() -> T:
         return await ask()
 
@@ -65,7 +66,9 @@ def current_flow_run() -> str | None:
 async def publish_summary(text: str, flow_run_id: str) -> None:
     """Publish the summary of a goal's outcome as an artifact of a flow run. The flow run may have ended."""
     data = "\n\n".join(prose(line) for line in text.splitlines() if line.strip())
-    summary = ArtifactCreate(key="summary", type="markdown", description="Outcome of the goal", data=data, flow_run_id=UUID(flow_run_id))
+    summary = ArtifactCreate(
+        key="summary", type="markdown", description="Outcome of the goal", data=markdown(data), flow_run_id=UUID(flow_run_id)
+    )
     try:
         async with get_client() as client:
             await client.create_artifact(summary)

@@ -27,15 +27,16 @@ from plan_adapter.engine.internals import (
     let_flows_check_parameters,
     resend_stranded,
 )
+from plan_adapter.engine.outgoing import paragraphs
 from plan_adapter.engine.states import state_of_error, state_of_run
 from plan_adapter.errors import NoServerError, PlanAdapterError
 from plan_adapter.options import Input, InputType
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.preview import run_name
-from plan_adapter.readable import MAX_NAME_CHARACTERS, one_line, prose, safe_name
+from plan_adapter.readable import MAX_NAME_CHARACTERS, prose, safe_name
 from plan_adapter.record import PlanRun
 from plan_adapter.validation import ValidatedPlan, bind_inputs
-from plan_adapter.validation.input_schema import value_schema
+from plan_adapter.validation.input_schema import shown_value_schema
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ def build_flow(validated: ValidatedPlan, body: FlowBody, *, with_inputs: bool = 
     return PlanFlow(
         _flow_function(plan, partial(_bind_and_run, validated, body)) if with_inputs else _flow_function(plan, body, with_inputs=False),
         name=safe_name(plan.name),
-        description="\n\n".join(prose(paragraph) for paragraph in plan.description.split("\n\n") if paragraph.strip()),
+        description=paragraphs(plan.description),
         version=validated.digest[:12],
         persist_result=False,
         retries=0,
@@ -191,7 +192,7 @@ def _signature(inputs: Mapping[str, Input]) -> inspect.Signature:
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=inspect.Parameter.empty if declared.is_required else declared.default,
-                annotation=Annotated[_PARAMETER_TYPES[declared.type], WithJsonSchema(value_schema(declared))],
+                annotation=Annotated[_PARAMETER_TYPES[declared.type], WithJsonSchema(shown_value_schema(declared))],
             )
             for name, declared in inputs.items()
         ]
@@ -200,7 +201,7 @@ def _signature(inputs: Mapping[str, Input]) -> inspect.Signature:
 
 def _docstring(inputs: Mapping[str, Input]) -> str:
     """Return a Google-style docstring, from which Prefect reads the descriptions of the inputs."""
-    lines = [f"    {name}: {one_line(declared.description)}" for name, declared in inputs.items() if declared.description.strip()]
+    lines = [f"    {name}: {prose(declared.description)}" for name, declared in inputs.items() if declared.description.strip()]
     return "\n".join(["Run the plan.", *(["", "Args:", *lines] if lines else [])])
 
 

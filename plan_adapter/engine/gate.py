@@ -20,8 +20,9 @@ from plan_adapter.engine.form import ARTIFACT
 from plan_adapter.engine.gate_display import LogWriter, called_step, log_writer, publish_text, read_labels, waiting_message
 from plan_adapter.engine.gate_pause import SERVER_ERRORS, GatePause, leave_paused
 from plan_adapter.engine.gate_prompt import FINISH_SECONDS, FIRST_WAIT, LONGEST_WAIT, GateCancelledError, Prompt
+from plan_adapter.engine.outgoing import paragraphs, state_message
 from plan_adapter.gates.approval import PendingGate
-from plan_adapter.readable import one_line, prose, safe_name
+from plan_adapter.readable import one_line, safe_name
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ async def release(pending: PendingGate, flow_run_id: UUID, client: PrefectClient
         return
     message = f"`{one_line(request.name)[:MAX_NAME_CHARACTERS]}` {waiting_message(request)}; its worker is free until then"
     write_log(message)
-    suspended = await leave_paused(pause, Suspended(message=message), pending, write_log=write_log)
+    suspended = await leave_paused(pause, Suspended(message=state_message(message)), pending, write_log=write_log)
     if suspended is not None:
         raise Pause(state=suspended)
     log.warning("flow run %s keeps its worker while it waits", flow_run_id)
@@ -175,7 +176,7 @@ class _StepGate:
             approve,
             name=safe_name(f"{verb} {step}"),
             flow_run_name=lambda: safe_name(f"{verb} {step} of {request.name}"),
-            description=prose(request.description),
+            description=paragraphs(request.description),
             persist_result=False,
             retries=0,
             log_prints=False,
@@ -203,10 +204,10 @@ class _StepGate:
             await self._prompt.ask()
         except GateCancelledError as error:
             self._error = error
-            return Cancelled(message=error.reason)
+            return Cancelled(message=state_message(error.reason))
         except Exception as error:  # raised after Prefect has ended the subflow, so that no traceback is logged
             self._error = error
-            return Failed(message=one_line(str(error))[:MAX_NOTE_CHARACTERS])
+            return Failed(message=state_message(str(error)))
         if self._stopped:
             return Cancelled(message="the run was stopped while it waited here")
         await asyncio.wait({self._pending.closed}, timeout=FINISH_SECONDS)
@@ -228,7 +229,7 @@ async def _closing_state(pending: PendingGate, approval_of: ApprovalOf | None) -
         return Cancelled(name="Unattended", message="no process waits at this gate any more; `plan gates` shows how to answer it")
     if gate is None or gate.end != "answered":
         end = "cancelled" if gate is None else gate.end or "cancelled"
-        return Cancelled(name=end.capitalize(), message=f"{end}: {_UNANSWERED.get(end, 'the run ends')}")
+        return Cancelled(name=end.capitalize(), message=state_message(f"{end}: {_UNANSWERED.get(end, 'the run ends')}"))
     approval = None
     if approval_of is not None:
         try:
@@ -242,8 +243,8 @@ async def _closing_state(pending: PendingGate, approval_of: ApprovalOf | None) -
     if approval.note:
         message += f": {one_line(approval.note)[:MAX_NOTE_CHARACTERS]}"
     if approval.decision == "approve":
-        return Completed(name=name, message=message)
-    return Cancelled(name=name, message=message)
+        return Completed(name=name, message=state_message(message))
+    return Cancelled(name=name, message=state_message(message))
 
 
 async def _end_earlier_pages(request: ApprovalRequest, parent: FlowRunContext, own_id: UUID, client: PrefectClient) -> None:

@@ -1,8 +1,6 @@
 """What Prefect shows about gates besides their forms: labels, log lines, events and artifacts."""
 
-import hashlib
 import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +13,7 @@ from prefect.logging.loggers import flow_run_logger
 
 from plan_adapter.approvals import Approval, ApprovalRequest, Gate, GateKind
 from plan_adapter.commands import answer_command
+from plan_adapter.engine.outgoing import artifact_key, event_payload, label, log_line, markdown, paragraphs
 from plan_adapter.options import CallKind
 from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import PlanRun
@@ -28,7 +27,7 @@ LogWriter: TypeAlias = Callable[[str], None]
 def log_writer(flow: FlowRunContext) -> LogWriter:
     """Return a function that writes to the log of this flow run from any context."""
     logger = flow_run_logger(flow_run=flow.flow_run, flow=flow.flow)
-    return lambda message: logger.info("%s", message)
+    return lambda message: logger.info("%s", log_line(message))
 
 
 def called_step(request: ApprovalRequest) -> str:
@@ -56,7 +55,6 @@ def lost_form_message(request: ApprovalRequest) -> str:
 
 
 LABEL_PREFIX = "plan_adapter."
-MAX_LABEL_CHARACTERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ def form_labels(
         "lost": "yes" if is_lost else None,
     }
     # Prefect merges labels, so outdated ones must be overwritten.
-    return {LABEL_PREFIX + name: (value or "")[:MAX_LABEL_CHARACTERS] for name, value in labels.items()}
+    return {LABEL_PREFIX + name: label(value or "") for name, value in labels.items()}
 
 
 def read_labels(labels: Mapping[str, Any]) -> GateLabels | None:
@@ -148,8 +146,7 @@ log = logging.getLogger(__name__)
 GateEvent: TypeAlias = Literal["opened", "answered", "expired", "reminder"]
 
 MAX_NOTE_CHARACTERS = 500
-MAX_KEY_CHARACTERS = 200
-MAX_ARTIFACT_CHARACTERS = 1_000_000
+MAX_TITLE_CHARACTERS = 200
 
 
 def emit_gate_event(
@@ -162,51 +159,42 @@ def emit_gate_event(
             related.append({"prefect.resource.id": f"prefect.flow-run.{flow_run_id}", "prefect.resource.role": "flow-run"})
         emit_event(
             f"plan.gate.{kind}",
-            resource={"prefect.resource.id": f"plan.gate.{gate.id}", "prefect.resource.name": _gate_title(gate)},
+            resource=event_payload({"prefect.resource.id": f"plan.gate.{gate.id}", "prefect.resource.name": _gate_title(gate)}),
             related=related,
-            payload={
-                "link": link,
-                "plan": one_line(gate.name),
-                "asks": gate.kind,
-                "step": gate.step_id,
-                "call_kind": gate.call_kind,
-                "item": gate.item,
-                "label": gate.label,
-                "run_id": run.id,
-                "age_seconds": round(max(0.0, ((gate.closed_at or datetime.now(UTC)) - gate.opened_at).total_seconds())),
-                "digest": gate.approval_digest,
-                "command": answer_command(gate) if gate.closed_at is None else None,
-                "expires_at": None if gate.expires_at is None else gate.expires_at.isoformat(),
-                "message": None if message is None else one_line(message)[:MAX_NOTE_CHARACTERS],
-                "decision": None if approval is None else approval.decision,
-                "by": None if approval is None else one_line(approval.by),
-                "known_by": None if approval is None else approval.known_by,
-                "note": None if approval is None else one_line(approval.note)[:MAX_NOTE_CHARACTERS],
-            },
+            payload=event_payload(
+                {
+                    "link": link,
+                    "plan": one_line(gate.name),
+                    "asks": gate.kind,
+                    "step": gate.step_id,
+                    "call_kind": gate.call_kind,
+                    "item": gate.item,
+                    "label": gate.label,
+                    "run_id": run.id,
+                    "age_seconds": round(max(0.0, ((gate.closed_at or datetime.now(UTC)) - gate.opened_at).total_seconds())),
+                    "digest": gate.approval_digest,
+                    "command": answer_command(gate) if gate.closed_at is None else None,
+                    "expires_at": None if gate.expires_at is None else gate.expires_at.isoformat(),
+                    "message": None if message is None else one_line(message)[:MAX_NOTE_CHARACTERS],
+                    "decision": None if approval is None else approval.decision,
+                    "by": None if approval is None else one_line(approval.by),
+                    "known_by": None if approval is None else approval.known_by,
+                    "note": None if approval is None else one_line(approval.note)[:MAX_NOTE_CHARACTERS],
+                }
+            ),
         )
     except Exception as error:
         log.warning("the event plan.gate.%s of gate %s was not sent: %s", kind, gate.id, error)
 
 
 async def publish_text(text: str, *, key: str, description: str) -> None:
-    """Publish Markdown `text` as an artifact of the current flow run. If the server refuses it, log a warning."""
-    if len(text) > MAX_ARTIFACT_CHARACTERS:
-        text = text[:MAX_ARTIFACT_CHARACTERS] + "\n\n… cut here; `plan show` has all of it."
+    """Publish Markdown `text`, with a plain `description`, as an artifact of the current flow run. If that fails, log a warning."""
     try:
-        await acreate_markdown_artifact(text, key=artifact_key(key), description=description)
+        await acreate_markdown_artifact(markdown(text), key=artifact_key(key), description=paragraphs(description))
     except Exception as error:
         log.warning("the artifact %s was not written: %s", artifact_key(key), error)
 
 
-def artifact_key(name: str) -> str:
-    """Return `name` as a Prefect key: lowercase letters, digits and dashes, plus a digest of `name` if that loses anything."""
-    key = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    if key == name and len(key) <= MAX_KEY_CHARACTERS:
-        return key
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-    return f"{key[: MAX_KEY_CHARACTERS - 13].rstrip('-')}-{digest}".lstrip("-")
-
-
 def _gate_title(gate: Gate) -> str:
     call = f": {call_name(gate.step_id, gate.item, gate.label, kind=gate.call_kind)}" if gate.step_id is not None else ""
-    return f"{one_line(gate.name)}{call}"[:MAX_KEY_CHARACTERS]
+    return f"{one_line(gate.name)}{call}"[:MAX_TITLE_CHARACTERS]

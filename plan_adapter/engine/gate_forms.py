@@ -23,6 +23,7 @@ from plan_adapter.approvals import Answer, Approval, Gate
 from plan_adapter.engine.connection import describe_server_error
 from plan_adapter.engine.form import NotAnAnswerError, form_values, parse_answer, without_folding
 from plan_adapter.engine.gate_display import GateLabels, read_labels
+from plan_adapter.engine.outgoing import state_message
 from plan_adapter.engine.states import WAITING
 from plan_adapter.errors import NoServerError, NotApprovedError, RunConflictError
 from plan_adapter.options import Input, KnownBy
@@ -157,7 +158,7 @@ async def resume_released(gate: Gate, approval: Approval | None) -> None:
                 next_state = Cancelled(name="Expired", message="nobody answered in time")
             else:
                 message = f"{approval.decision} by {one_line(approval.by)} ({approval.known_by})"
-                next_state = Scheduled(name="Resuming", message=message)
+                next_state = Scheduled(name="Resuming", message=state_message(message))
             await client.set_flow_run_state(UUID(gate.flow_run_id), next_state)
     except ObjectNotFound:
         return

@@ -25,6 +25,7 @@ from plan_adapter.approvals import ApprovalRequest
 from plan_adapter.engine.connection import current_server
 from plan_adapter.engine.form import build_form, form_description, notice_schema
 from plan_adapter.engine.gate_display import LogWriter, form_labels, log_writer, lost_form_message
+from plan_adapter.engine.outgoing import markdown
 from plan_adapter.engine.server_auth import demands_authentication
 from plan_adapter.engine.states import unattended_state
 from plan_adapter.gates.approval import PendingGate
@@ -96,7 +97,7 @@ class GatePause:
         schema, description = (keyset_from_base_key(self.keyset)[part] for part in ("schema", "description"))
         missing: dict[str, _Write] = {
             schema: write_schema,
-            description: lambda: acreate_flow_run_input(description, text, flow_run_id=self.flow_run_id),
+            description: lambda: acreate_flow_run_input(description, markdown(text), flow_run_id=self.flow_run_id),
         }
         for _ in range(MAX_WRITES):
             for write in missing.values():

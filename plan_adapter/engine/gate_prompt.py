@@ -23,6 +23,7 @@ from plan_adapter.engine.connection import override_settings
 from plan_adapter.engine.form import NotAnAnswerError, parse_answer
 from plan_adapter.engine.gate_display import MAX_REASON_CHARACTERS, LogWriter, lost_form_message, waiting_message
 from plan_adapter.engine.gate_pause import SERVER_ERRORS, FormLostError, GatePause
+from plan_adapter.engine.outgoing import state_message
 from plan_adapter.gates.approval import PendingGate
 from plan_adapter.readable import call_name, one_line
 
@@ -103,7 +104,7 @@ class Prompt:
                 while self._shown:
                     try:
                         if _is_paused(await self._call(self._read_state())):
-                            await self._call(self._client.set_flow_run_state(self._flow_run_id, Running(message=message)))
+                            await self._call(self._client.set_flow_run_state(self._flow_run_id, Running(message=state_message(message))))
                         self._shown = False
                     except _RequestFailedError:
                         await asyncio.sleep(FIRST_WAIT)
@@ -147,7 +148,7 @@ class Prompt:
 
     async def _enter(self, pause: GatePause) -> None:
         """Pause the flow run."""
-        paused = pause.attach_to(Paused(message=_paused_message(self._pending.request)))
+        paused = pause.attach_to(Paused(message=state_message(_paused_message(self._pending.request))))
         self._shown = True
         if await self._try_set_state(paused):
             return

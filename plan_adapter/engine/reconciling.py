@@ -11,6 +11,7 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Crashed, Running
 
+from plan_adapter.engine.outgoing import state_message
 from plan_adapter.engine.states import INTERRUPTED, state_of_run, state_of_step
 from plan_adapter.errors import NoServerError
 from plan_adapter.record import PlanRun
@@ -71,7 +72,7 @@ def _wanted_state(run: PlanRun, hint: str) -> State | None:
         state.data = None  # the data must never leave this process
         return state
     if run.status is PlanStatus.EXECUTING and run.reason is RunReason.INTERRUPTED:
-        return Crashed(name=INTERRUPTED, message=hint)
+        return Crashed(name=INTERRUPTED, message=state_message(hint))
     return Running() if run.status is PlanStatus.EXECUTING else None
 
 
@@ -86,4 +87,4 @@ def _matches(shown: State, wanted: State) -> bool:
 def _shows_message(shown: State, run: PlanRun) -> bool:
     """Return whether the state shows the message of a cancelled run. A worker may replace it with its own."""
     is_over = run.completed_at is not None and run.reason is RunReason.CANCELLED
-    return not is_over or (run.message or "")[:COMPARED_CHARACTERS] in (shown.message or "")
+    return not is_over or state_message(run.message or "")[:COMPARED_CHARACTERS] in (shown.message or "")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Crashed, Failed, Paused
 
+from plan_adapter.engine.outgoing import MAX_MESSAGE_CHARACTERS, state_message
 from plan_adapter.errors import PlanAdapterError, RunFailedError, StoreError, StoreSettingsError
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.readable import one_line
 from plan_adapter.record import PlanRun, StepRun
 from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 
-MAX_MESSAGE_CHARACTERS = 2000
 MAX_NOTE_CHARACTERS = 500
 
 INTERRUPTED = "Interrupted"
@@ -26,7 +26,7 @@ _MORE_CHARACTERS = 30
 
 def state_of_call(end: AttemptEnd) -> State:
     """Return the final state of the task run of a call that ended with `end`."""
-    message = _truncate(end.error)
+    message = _message(end.error)
     match end.outcome:
         case "succeeded":
             return Completed()
@@ -43,14 +43,14 @@ def state_of_call(end: AttemptEnd) -> State:
 def state_of_step(step: StepRun) -> State:
     """Return the final state of the task run of a step that ended without a call."""
     if step.status is StepStatus.SKIPPED:
-        return Cancelled(name="Skipped", message=_truncate(step.reason))
+        return Cancelled(name="Skipped", message=_message(step.reason))
     if step.outcome is Outcome.UNKNOWN:
-        return Failed(name="Unknown", message=_truncate(step.error))
+        return Failed(name="Unknown", message=_message(step.error))
     if step.status is StepStatus.FAILED:
-        return Failed(message=_truncate(step.error or step.reason))
+        return Failed(message=_message(step.error or step.reason))
     if step.carried:
         return Completed(name="Carried", message="Its result comes from an earlier start of this run.")
-    return Completed(message=_truncate(step.reason) or "There was nothing to do: no items.")
+    return Completed(message=_message(step.reason) or "There was nothing to do: no items.")
 
 
 def state_of_carried(steps: Sequence[StepRun]) -> State:
@@ -62,7 +62,7 @@ def state_of_carried(steps: Sequence[StepRun]) -> State:
             names.append(f"and {len(steps) - len(names)} more")
             break
         names.append(step.id)
-    return Completed(name="Carried", message=text + ", ".join(names))
+    return Completed(name="Carried", message=state_message(text + ", ".join(names)))
 
 
 def state_of_run(run: PlanRun) -> State:
@@ -72,7 +72,7 @@ def state_of_run(run: PlanRun) -> State:
     """
     if run.status is PlanStatus.PENDING_APPROVAL:
         return unattended_state(run.id)
-    message = _truncate(": ".join(part for part in (_completed_count(run), run.message, _rejection_note(run)) if part))
+    message = _message(": ".join(part for part in (_completed_count(run), run.message, _rejection_note(run)) if part))
     if run.status is PlanStatus.COMPLETED:
         return Completed(message=message, data=run)
     error = RunFailedError(run)
@@ -85,14 +85,14 @@ def state_of_run(run: PlanRun) -> State:
 def unattended_state(run_id: str) -> State:
     """Return the state of the flow run of a run that waits for an approval while no process executes it."""
     message = f"waiting for an approval; no process is running. `plan show {run_id}` says what to type"
-    return Paused(name=WAITING, message=message, timeout_seconds=WAITING_SECONDS)
+    return Paused(name=WAITING, message=state_message(message), timeout_seconds=WAITING_SECONDS)
 
 
 def state_of_error(error: PlanAdapterError) -> State:
     """Return the final state of a flow run that `error` ended: Crashed if the store was lost, which fails no run, otherwise Failed."""
     if isinstance(error, StoreError) and not isinstance(error, StoreSettingsError):
-        return Crashed(name=INTERRUPTED, message=_truncate(str(error)), data=error)
-    return Failed(message=str(error), data=error)
+        return Crashed(name=INTERRUPTED, message=state_message(str(error)), data=error)
+    return Failed(message=state_message(str(error)), data=error)
 
 
 def _state_name(run: PlanRun, plain: RunReason, fallback: str) -> str:
@@ -113,5 +113,5 @@ def _completed_count(run: PlanRun) -> str:
     return f"{counts[StepStatus.COMPLETED]} of {len(run.steps)} steps completed{''.join(others)}"
 
 
-def _truncate(text: str | None) -> str | None:
-    return text if text is None or len(text) <= MAX_MESSAGE_CHARACTERS else text[: MAX_MESSAGE_CHARACTERS - 1] + "…"
+def _message(text: str | None) -> str | None:
+    return None if text is None else state_message(text)

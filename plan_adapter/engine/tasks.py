@@ -25,6 +25,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from plan_adapter.crash_points import reached
 from plan_adapter.engine.internals import StepTaskRun, missing_prefect_features
+from plan_adapter.engine.outgoing import log_line, log_text, run_name, state_message
 from plan_adapter.engine.states import state_of_call, state_of_carried, state_of_step
 from plan_adapter.errors import ToolDefinitionError, ToolError
 from plan_adapter.execution.ports import AttemptEnd, StepCall
@@ -94,9 +95,10 @@ class PrefectStepRunner:
         self, step_id: str, *, name: str | None = None, upstream: Sequence[str] = (), **options: Any
     ) -> "StepTaskRun | PlainTaskRun":
         ids = list(dict.fromkeys(task_run_id for before in upstream for task_run_id in self._task_run_ids[before]))
+        shown = run_name(name or step_id)
         if self._plain:
-            return PlainTaskRun(name or step_id, ids)
-        return StepTaskRun(self._flow, step_id=step_id, name=name or step_id, upstream=ids, **options)
+            return PlainTaskRun(shown, ids)
+        return StepTaskRun(self._flow, step_id=step_id, name=shown, upstream=ids, **options)
 
 
 def log_to_prefect(record: logging.LogRecord) -> None:
@@ -108,7 +110,7 @@ def log_to_prefect(record: logging.LogRecord) -> None:
         logger = get_run_logger()
     except MissingContextError:
         return
-    logger.log(record.levelno, "%s", record.getMessage(), exc_info=record.exc_info)
+    logger.log(record.levelno, "%s", log_text(record))
 
 
 def _refuse_task_runner(flow: FlowRunContext) -> None:
@@ -206,9 +208,9 @@ class Attempts:
             with run.context(self.task):
                 end = await self._call.attempt()
                 if end.outcome != "succeeded":
-                    get_run_logger().error("%s: %s", end.outcome, end.error)
+                    get_run_logger().error("%s", log_line(f"{end.outcome}: {end.error}"))
         except BaseException as error:
-            run.enter(Crashed(message=f"{type(error).__name__}: {error}"))
+            run.enter(Crashed(message=state_message(f"{type(error).__name__}: {error}")))
             raise
         run.enter(state_of_call(end))
         return end
@@ -242,12 +244,12 @@ class Attempts:
             self._end = await self._call.attempt()
         except BaseException as error:  # raised again outside Prefect, which would print its traceback
             self._error = error
-            return self._end_without_hooks(Crashed(message=f"{type(error).__name__}: {error}"))
+            return self._end_without_hooks(Crashed(message=state_message(f"{type(error).__name__}: {error}")))
         delay = self._call.retry_delay(self._end)
         if delay is not None:
             self.task.retry_delay_seconds = delay or None
             self._is_waiting = True
-            raise ToolError(self._end.error)
+            raise ToolError(log_line(self._end.error or ""))  # Prefect logs it
         if self._end.outcome == "succeeded":
             return Completed() if self._call.task is None else self._end.result
         return self._end_without_hooks(state_of_call(self._end))

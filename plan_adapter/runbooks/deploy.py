@@ -12,7 +12,7 @@ from plan_adapter.gates.approval import gate_policy_of, requires_approval
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.problems import Problem
-from plan_adapter.readable import code, listed, one_line, prose, safe_name
+from plan_adapter.readable import code, listed, prose, safe_name, words
 from plan_adapter.validation import ValidatedPlan
 from plan_adapter.validation.input_schema import form_schema
 from plan_adapter.validation.inputs import read_values
@@ -100,16 +100,16 @@ def _description(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
 
 
 def _describe_call(step: Step, validated: ValidatedPlan) -> str:
-    within = f", in {one_line(step.outer)}" if step.outer is not None else ""
+    within = f", in {code(step.outer)}" if step.outer is not None else ""
     if step.tool_name is None:
-        plan = f"plan {one_line(step.plan)}" if step.plan is not None else step.called
+        plan = f"plan {code(step.plan)}" if step.plan is not None else step.called
         return f"{'question' if step.ask is not None else plan}{within}"
-    return f"{one_line(step.tool_name)}, {validated.effect_of(step.id)}{within}"
+    return f"{words(step.tool_name)}, {validated.effect_of(step.id)}{within}"
 
 
 def _describe_approval(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
     gate_policy = gate_policy_of(validated.plan, policy, requested_by="")
-    who = "anyone" if gate_policy.approvers is None else listed([one_line(name) for name in gate_policy.approvers], 20) or "nobody"
+    who = "anyone" if gate_policy.approvers is None else listed([words(name) for name in gate_policy.approvers], 20) or "nobody"
     gated = [code(step.id) for step in validated.plan.all_steps if validated.has_gate(step, gate_effects=policy.gate_effects)]
     if requires_approval(validated.plan, policy):
         return f"each run waits for {who}" + (f" and asks again before {listed(gated, 20)}" if gated else "")

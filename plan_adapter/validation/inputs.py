@@ -11,6 +11,7 @@ from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions import INPUT_NAME, has_expression, matches
 from plan_adapter.options import Input
 from plan_adapter.problems import Problem, did_you_mean
+from plan_adapter.readable import as_text, code, cut, is_visible
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import find_oversize
 from plan_adapter.validation.json_text import parse_json
@@ -34,6 +35,7 @@ _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
     "items": ("array",),
 }
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_SHOWN_CHARACTERS = 80
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 # An input is a parameter of a Prefect flow, and so no Python keyword, and a name in expressions.
 _NAME_IN_WORDS = "a letter, then letters from a to z, digits or underscores"
@@ -122,6 +124,9 @@ def _contradictions(definition: Input) -> Iterator[tuple[str, str, str]]:
     written = [(f"enum[{index}]", member, without_enum) for index, member in enumerate(definition.enum or ())]
     written += [("default", definition.default, definition)] if definition.default is not None else []
     for place, value, rules in written:
+        if place != "default" and not is_visible(value):
+            shown = code(cut(as_text(value), _SHOWN_CHARACTERS))
+            yield place, f"a form would not show all characters of the choice {shown}", "remove the invisible ones"
         if isinstance(value, str) and has_expression(value):
             yield place, "an expression is not evaluated here", "write the value"
         for fault in () if find_bad_values(value) else _faults(value, rules):

@@ -10,7 +10,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 
 from plan_adapter import ExecutionPlan, Input, PlanRun, PlanStore, ToolRegistry, arun_plan
 from plan_adapter.engine.gate_display import publish_text
-from plan_adapter.engine.states import MAX_MESSAGE_CHARACTERS
+from plan_adapter.engine.outgoing import markdown, paragraphs, state_message
 from plan_adapter.readable import call_name
 from plan_adapter.status import PlanStatus
 from tests.engine.calls import task_runs
@@ -46,7 +46,7 @@ async def _shown_as_text(run: PlanRun, names: list[str]) -> None:
     assert PRODUCT not in "".join(runs)
     for name, text in zip(names, TEXTS, strict=True):
         state = runs[name].state
-        assert state is not None and state.message == (f"ValueError: {text}" if text else "ValueError")[:MAX_MESSAGE_CHARACTERS]
+        assert state is not None and state.message == state_message(f"ValueError: {text}" if text else "ValueError")
     async with get_client() as client:
         flow_run = await client.read_flow_run(flow_run_id)
     assert flow_run.parameters == {"texts": TEXTS}
@@ -71,6 +71,6 @@ async def test_an_artifact_contains_the_text(tmp_path: Path, monkeypatch: pytest
     await publish()
     async with get_client() as client:
         found = await client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=ids)), limit=200)
-    assert sorted(str(artifact.data) for artifact in found) == sorted(text or "-" for text in TEXTS)
-    assert sorted(artifact.description or "" for artifact in found) == sorted(TEXTS)
+    assert sorted(str(artifact.data) for artifact in found) == sorted(markdown(text or "-") for text in TEXTS)
+    assert sorted(artifact.description or "" for artifact in found) == sorted(paragraphs(text) for text in TEXTS)
     assert nothing_was_interpreted(tmp_path)

@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.options import EFFECTS
 from plan_adapter.plan import ExecutionPlan, Step, step_document
+from plan_adapter.readable import as_text, difference, redacted, shortened
 from plan_adapter.values import find_bad_values, join
 
 _Document: TypeAlias = dict[str, JsonValue]
@@ -108,10 +109,18 @@ class Change:
     old: JsonValue
     new: JsonValue
 
+    def shown(self, *, is_secret: bool) -> tuple[str | None, str | None]:
+        """Return both values as texts that differ where the values do, with secrets redacted. None stays None."""
+        key = "secret" if is_secret else "value"  # a value under a secret's name is redacted
+        old, new = (cast("_Document", redacted({key: value}))[key] for value in (self.old, self.new))
+        if old is None or new is None:
+            return None if old is None else shortened(as_text(old)), None if new is None else shortened(as_text(new))
+        return difference(old, new)
+
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """The differences between two plans, with steps matched by id. False if there are none."""
+    """The differences between two plans, with steps matched by id, inside groups and sub-plans as well. False if there are none."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -145,17 +154,24 @@ def _split_steps(plan: ExecutionPlan) -> tuple[_Document, dict[str, _Document]]:
     """Return the canonical document without its steps, and the steps by id. Steps of `finally` are called `finally.<id>`."""
     document: dict[str, Any] = canonical_document(plan)
     steps = _steps_by_name(document.pop("steps", []))
-    return document, steps | {f"finally.{step['id']}": step for step in document.pop("finally", [])}
+    return document, steps | _steps_by_name(document.pop("finally", []), "finally.")
 
 
-def _steps_by_name(steps: list[dict[str, Any]], prefix: str = "") -> dict[str, _Document]:
-    """Return the steps, including those of the plans that they run, by their ids in the whole plan."""
+def _steps_by_name(steps: list[dict[str, Any]], prefix: str = "", *, group: str | None = None) -> dict[str, _Document]:
+    """Return the steps by their ids in the whole plan, each without the steps inside it, which follow it."""
     found = dict[str, _Document]()
     for step in steps:
-        name = f"{prefix}{step['id']}"
-        found[name] = step if "pinned" not in step else {**step, "pinned": {k: v for k, v in step["pinned"].items() if k != "steps"}}
+        name, own = f"{prefix}{step['id']}", {key: value for key, value in step.items() if key != "steps"}
+        if "pinned" in step:
+            own["pinned"] = {key: value for key, value in step["pinned"].items() if key != "steps"}
+        found[name] = own if group is None else {**own, _GROUP: group}
+        found |= _steps_by_name(step.get("steps", []), prefix, group=name)
         found |= _steps_by_name(step.get("pinned", {}).get("steps", []), f"{name}.")
     return found
+
+
+_GROUP = "group"
+"""How a difference names the group around a step, which no field of the step does."""
 
 
 def _changes(old: _Document, new: _Document, at: str) -> list[Change]:

@@ -5,8 +5,9 @@ import re
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from difflib import SequenceMatcher
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 if TYPE_CHECKING:
@@ -151,9 +152,117 @@ _PLAIN_LABEL = re.compile(r"[\w.@/+][\w.@/+:-]*")
 
 def as_text(value: object) -> str:
     """Return a JSON value on one line. Text is shown without quotes if it cannot be mistaken for another value."""
+    return visible(_json_text(value))
+
+
+def _json_text(value: object) -> str:
     if isinstance(value, str) and value and value == " ".join(value.split()) and not _reads_as_json(value):
-        return visible(value)
-    return visible(json.dumps(value, ensure_ascii=False))
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+SHOWN_CHARACTERS = 200
+"""How much of a value is shown whole."""
+CONTEXT_CHARACTERS = 40
+_MAX_SHOWN_CHANGES = 2000  # characters of an old or new value, in all its changed parts
+_MAX_COMPARED_PARTS = 4000  # words of a changed part; in a longer one, only its beginning and its end are found
+
+
+def difference(old: object, new: object) -> tuple[str, str]:
+    """Return two JSON values as texts that differ where the values do, each on one line.
+
+    Long texts are reduced to the parts that differ, with some context on both sides. `…` stands for what both have, and a number for what
+    is left out of a long change.
+    """
+    before, after = _json_text(old), _json_text(new)
+    if max(len(before), len(after)) <= SHOWN_CHARACTERS or before == after:
+        return shortened(before), shortened(after)
+    parts = _changed_parts(_characters(before), _characters(after))
+    room = max(_MAX_SHOWN_CHANGES // sum(1 for one, other in parts if one != other), CONTEXT_CHARACTERS)
+    shown = [
+        (_shorten_same(one, is_first=index == 0, is_last=index == len(parts) - 1),) * 2
+        if one == other
+        else (_shorten_change(one, room), _shorten_change(other, room))
+        for index, (one, other) in enumerate(parts)
+    ]
+    return visible("".join(one for one, _ in shown)), visible("".join(other for _, other in shown))
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of `text`, visible, and how much more there is."""
+    if len(text) <= SHOWN_CHARACTERS:
+        return visible(text)
+    begin = cut(text, SHOWN_CHARACTERS)
+    return f"{visible(begin)}… {len(text) - len(begin):,} more"
+
+
+def _changed_parts(old: list[str], new: list[str]) -> list[tuple[list[str], list[str]]]:
+    """Return the characters of two texts in parts: pairs of equal parts, and between them pairs that differ."""
+    parts = list[tuple[list[str], list[str]]]()
+    begin, end = _same_ends(old, new)
+    old_words, new_words = (_words(text[begin : len(text) - end]) for text in (old, new))
+    codes = [("replace", 0, len(old_words), 0, len(new_words))]
+    if max(len(old_words), len(new_words)) <= _MAX_COMPARED_PARTS:
+        codes = SequenceMatcher(None, [*map(tuple, old_words)], [*map(tuple, new_words)], autojunk=False).get_opcodes()
+    for kind, first, last, new_first, new_last in codes:
+        one, other = (list(chain.from_iterable(part)) for part in (old_words[first:last], new_words[new_first:new_last]))
+        before, after = (0, 0) if kind == "equal" else _same_ends(one, other)
+        parts += [(one[:before], one[:before]), (one[before : len(one) - after], other[before : len(other) - after])]
+        parts += [(one[len(one) - after :],) * 2]
+    parts = [(old[:begin],) * 2, *parts, (old[len(old) - end :],) * 2]
+    joined = list[tuple[list[str], list[str]]]()
+    for one, other in parts:
+        if joined and (one == other) == (joined[-1][0] == joined[-1][1]):
+            joined[-1] = [*joined[-1][0], *one], [*joined[-1][1], *other]
+        elif one or other:
+            joined.append((one, other))
+    return joined
+
+
+def _same_ends(old: list[str], new: list[str]) -> tuple[int, int]:
+    """Return how many characters both texts begin with, and how many of the others both end with."""
+    shorter = min(len(old), len(new))
+    begin = next((index for index in range(shorter) if old[index] != new[index]), shorter)
+    most = shorter - begin
+    return begin, next((index for index in range(most) if old[-1 - index] != new[-1 - index]), most)
+
+
+def _characters(text: str) -> list[str]:
+    """Return what is shown as one character each: `é` is one, whether it is written with a combining accent or not."""
+    found = list[str]()
+    for character in text:
+        if found and _joins_previous(found[-1][-1], character):
+            found[-1] += character
+        else:
+            found.append(character)
+    return found
+
+
+def _words(characters: list[str]) -> list[list[str]]:
+    found, was_word = list[list[str]](), False
+    for character in characters:
+        is_word = character[0].isalnum()
+        if is_word and was_word:
+            found[-1].append(character)
+        else:
+            found.append([character])
+        was_word = is_word
+    return found
+
+
+def _shorten_same(same: list[str], *, is_first: bool, is_last: bool) -> str:
+    begin = [] if is_first else same[:CONTEXT_CHARACTERS]
+    end = [] if is_last else same[-CONTEXT_CHARACTERS:]
+    if len(same) <= len(begin) + len(end) + 1:
+        return "".join(same)
+    return "".join([*begin, "…", *end])
+
+
+def _shorten_change(changed: list[str], most: int) -> str:
+    if len(changed) <= most + CONTEXT_CHARACTERS:
+        return "".join(changed)
+    half = most // 2
+    return "".join([*changed[:half], f"… {len(changed) - 2 * half:,} more …", *changed[-half:]])
 
 
 def without_passwords(text: str) -> str:

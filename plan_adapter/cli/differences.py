@@ -1,13 +1,8 @@
 """The differences between two versions of a plan, as lines of text."""
 
-from pydantic import JsonValue
-
 from plan_adapter.canonical import Change, diff_plans
 from plan_adapter.plan import ExecutionPlan
-from plan_adapter.readable import as_text, counted, is_secret_name, one_line, redacted
-
-SHOWN_CHARACTERS = 200
-"""How much of a value is shown; `plan show` shows all of it."""
+from plan_adapter.readable import counted, is_secret_name, one_line
 
 
 def difference_lines(old: ExecutionPlan, new: ExecutionPlan) -> list[str]:
@@ -29,16 +24,8 @@ def difference_title(lines: list[str]) -> str:
 
 
 def _change_text(change: Change) -> str:
-    is_secret = any(is_secret_name(name) for name in change.at.split("."))
-    return f"{_value_text(change.old, is_secret=is_secret)} → {_value_text(change.new, is_secret=is_secret)}"
-
-
-def _value_text(value: JsonValue, *, is_secret: bool) -> str:
-    if value is None:
-        return "(not written)"
-    value = "***" if is_secret else redacted(value)
-    text = as_text(value)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+    old, new = change.shown(is_secret=any(is_secret_name(name) for name in change.at.split(".")))
+    return f"{old or '(not written)'} → {new or '(not written)'}"
 
 
 def _tool_suffix(plan: ExecutionPlan, name: str) -> str:

@@ -37,13 +37,11 @@ from plan_adapter.options import EFFECTS, Effect
 from plan_adapter.pictures import mermaid
 from plan_adapter.plan import ExecutionPlan, Step, flattened
 from plan_adapter.preview import Preview, StepPreview, preview_plan
-from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, redacted, secret_parameters, words
+from plan_adapter.readable import code, counted, duration, fenced, is_secret_name, secret_parameters, words
 from plan_adapter.validation import BoundPlan
 
 FINALLY = "finally."
 CHANGES_SHOWN = 200
-CHARACTERS_SHOWN = 200
-"""How much of an old or new value is shown."""
 
 
 def changes_section(earlier: ExecutionPlan, preview: Preview, *, schemas: Mapping[str, dict[str, JsonValue]]) -> list[str]:
@@ -55,12 +53,13 @@ def changes_section(earlier: ExecutionPlan, preview: Preview, *, schemas: Mappin
     lines += [f"- **removed** {code(name)}: {code(before[name].called)}" for name in diff.removed if name in before]
     secret = {name: secret_parameters(schema) for name, schema in schemas.items()}
     for change in diff.changed[:CHANGES_SHOWN]:
-        owner = now.get(_changed_step_name(change, now))
-        lines.append(_change_line(change, secret.get(owner.step.tool_name or "", ()) if owner is not None else ()))
+        name = _changed_step_name(change, now)
+        lines.append(_change_line(change, name, secret.get(now[name].step.tool_name or "", ()) if name in now else ()))
     more = len(diff.changed) - CHANGES_SHOWN
     lines += [f"- … {more} more changes"] if more > 0 else []
     lines += [f"- **moved**: {list_names(diff.reordered, MAX_LISTED)}"] if diff.reordered else []
     touched = {*diff.added, *diff.reordered, *(_changed_step_name(change, now) for change in diff.changed)}
+    touched |= _steps_around(touched, {name: step.step for name, step in now.items()}) | _steps_around(diff.removed, before)
     same = [name for name in now if name not in touched]
     lines += ["- nothing"] if not diff else []
     lines += [f"- unchanged: {list_names(same, MAX_LISTED)}"] if same else []
@@ -85,6 +84,17 @@ def _steps_by_name(earlier: ExecutionPlan, preview: Preview) -> tuple[dict[str, 
     return before, {(FINALLY if step.is_finally_step else "") + step.step.id: step for step in preview.steps}
 
 
+def _steps_around(names: Collection[str], steps: Mapping[str, Step]) -> set[str]:
+    """Return the groups and the steps with sub-plans around the steps `names`, at every depth."""
+    found, queue = set[str](), [*names]
+    while queue:
+        step = steps.get(queue.pop())
+        if step is not None and step.outer is not None:
+            found.add(step.outer)
+            queue.append(step.outer)
+    return found
+
+
 def _changed_step_name(change: Change, now: Collection[str]) -> str:
     """Return the name of the changed step, or of the changed field of the plan."""
     parts = change.at.split(".")
@@ -96,18 +106,12 @@ def _call_facts(step: StepPreview) -> str:
     return f"{code(step.step.called)}, {EFFECTS_SHOWN[step.effect]}"
 
 
-def _change_line(change: Change, secret: Collection[str]) -> str:
+def _change_line(change: Change, step: str, secret: Collection[str]) -> str:
     # A value is secret if any name in its path is, or if the parameter's schema says so.
-    names = change.at.removeprefix(FINALLY).split(".")
-    is_secret = any(is_secret_name(name) or (index == 2 and name in secret) for index, name in enumerate(names))
-    old, new = (_shortened_value(redacted({"secret" if is_secret else "value": value})) for value in (change.old, change.new))
-    return f"- {code(change.at)}: {old} → {new}"
-
-
-def _shortened_value(wrapped: JsonValue) -> str:
-    value = next(iter(wrapped.values())) if isinstance(wrapped, dict) else wrapped
-    text, shown = as_text(value), CHARACTERS_SHOWN
-    return "nothing" if value is None else code(text if len(text) <= shown else f"{text[:shown]}… {len(text) - shown:,} more")
+    names, own = change.at.removeprefix(FINALLY).split("."), change.at.removeprefix(f"{step}.").split(".")
+    is_secret = any(map(is_secret_name, names)) or (own[0] == "parameters" and len(own) > 1 and own[1] in secret)
+    old, new = change.shown(is_secret=is_secret)
+    return f"- {code(change.at)}: {'nothing' if old is None else code(old)} → {'nothing' if new is None else code(new)}"
 
 
 DESCRIPTION_CHARACTERS = 300

@@ -9,11 +9,8 @@ from pydantic import JsonValue
 from plan_adapter.canonical import canonical_json
 from plan_adapter.options import EFFECTS, Effect
 from plan_adapter.plan import ExecutionPlan
-from plan_adapter.readable import as_text, call_name, code, is_secret_name, secret_parameters
+from plan_adapter.readable import call_name, code, difference, is_secret_name, secret_parameters
 from plan_adapter.record import Attempt
-
-SHOWN_CHARACTERS = 200
-"""How much of a parameter's schema a line shows."""
 
 Definition = Mapping[str, JsonValue]
 """What `Tool.definition` returns: name, parameters, effect and permissions."""
@@ -126,7 +123,7 @@ def _change_lines(change: ToolChange) -> Iterable[str]:
     if change.permissions_removed:
         yield f"permissions removed: {', '.join(map(code, change.permissions_removed))}"
     for parameter in change.parameters:
-        old, new = (_shortened_schema(parameter.name, schema) for schema in (parameter.old, parameter.new))
+        old, new = map(code, difference(*(_shown_schema(parameter.name, schema) for schema in (parameter.old, parameter.new))))
         if not parameter.name:
             yield f"parameters, {_ELSEWHERE}: {old} → {new}"
         elif parameter.old is None:
@@ -137,12 +134,11 @@ def _change_lines(change: ToolChange) -> Iterable[str]:
             yield f"parameter changed: {code(parameter.name)} {old} → {new}"
 
 
-def _shortened_schema(name: str, schema: JsonValue) -> str:
+def _shown_schema(name: str, schema: JsonValue) -> JsonValue:
     # The default or the allowed values of a parameter may be secret.
     if isinstance(schema, dict) and (is_secret_name(name) or secret_parameters({"properties": {name: schema}})):
-        schema = {key: part for key, part in schema.items() if key in ("type", "format", "required", "writeOnly")}
-    text = as_text(schema)
-    return code(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… {len(text) - SHOWN_CHARACTERS:,} more")
+        return {key: part for key, part in schema.items() if key in ("type", "format", "required", "writeOnly")}
+    return schema
 
 
 def _affected_steps(tool: str, plan: ExecutionPlan, done: Collection[str]) -> str:

@@ -47,7 +47,18 @@ def test_a_difference_says_what_a_new_step_calls(plan: Plan) -> None:
     goal = "  - {id: free, goal: Free a slot, tools: [http_get]}\n"
     assert plan("diff", "store:重启", _written(FIRST + group + goal)).out.splitlines() == [
         "+ step nodes is new (group)",
+        "+ step one is new (http_get)",
         "+ step free is new (goal)",
+    ]
+
+
+def test_a_difference_inside_a_group_is_shown_where_it_is(plan: Plan) -> None:
+    long, effect = "http://127.0.0.1/" + "a" * 300, "effect: read, tool_name: http_send"
+    group = '  - {id: nodes, for_each: "${{ [1, 2] }}", steps: [{id: one, %s, parameters: {url: "%s"}}]}\n'
+    plan("save", _written(FIRST + group % (effect, long + "safe")))
+    assert plan("diff", "store:重启", _written(FIRST + group % (effect.replace("read", "write"), long + "evil"))).out.splitlines() == [
+        "! EFFECT RAISED: step one read → write",
+        f"~ one.parameters.url: …{'a' * 40}safe → …{'a' * 40}evil",
     ]
 
 

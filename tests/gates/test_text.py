@@ -15,7 +15,7 @@ from plan_adapter.errors import InvalidPlanError
 from plan_adapter.gates.call_text import step_gate_text
 from plan_adapter.gates.plan_text import plan_gate_text
 from plan_adapter.gates.text import HEIGHT, height_of, split_text, without_picture
-from plan_adapter.options import ApprovalPolicy
+from plan_adapter.options import ApprovalPolicy, Effect
 from plan_adapter.plan import ExecutionPlan, Step
 from tests.gates.plans import HOSTILE, big_plan, bound, hostile_plan, restart_plan
 
@@ -204,6 +204,54 @@ def test_a_new_version_lists_changes_and_highlights_raised_privileges() -> None:
         "- `restart.effect`: `read` → nothing",
         "- unchanged: `config`, `verify`",
     ]
+
+
+def rolling_plan(argv: list[str], *, effect: Effect, pin: str = "", first: str = "harmless") -> ExecutionPlan:
+    """Return a plan with a group of two steps, the second of which runs `argv`."""
+    look = Step(id="look", tool_name="http_get", parameters={"url": "u"}, description="k" * 400)
+    inner = Step(id="run", tool_name="run_command", effect=effect, parameters={"argv": [*argv], "pin": pin})
+    group = Step(id="nodes", for_each="${{ ['a', 'b'] }}", steps=[look, inner])
+    return ExecutionPlan(
+        description="Roll", steps=[Step(id="top", tool_name="run_command", parameters={"argv": [first]}, effect="read"), group]
+    )
+
+
+def changes_of(shown: str) -> list[str]:
+    return shown.partition("### What changed\n\n")[2].partition("\n\n")[0].splitlines()
+
+
+def test_a_step_in_a_group_is_compared_on_its_own() -> None:
+    shown = text_of(rolling_plan(["rm", "-rf", "/"], effect="write"), earlier=rolling_plan(["true"], effect="read"))
+    assert shown.startswith("**⚠️ MAY DO MORE THAN BEFORE: `run`, read → write**\n\n")
+    assert changes_of(shown) == [
+        '- `run.parameters.argv`: `["true"]` → `["rm", "-rf", "/"]`',
+        "- `run.effect`: `read` → `write`",
+        "- unchanged: `top`, `look`",
+    ]
+
+
+def test_a_step_that_is_new_in_a_group_or_gone_from_it_changes_the_group() -> None:
+    earlier, newer = rolling_plan(["true"], effect="read"), rolling_plan(["true"], effect="read")
+    newer.steps[1].steps.append(Step(id="more", tool_name="http_get", parameters={"url": "u"}))
+    assert changes_of(text_of(newer, earlier=earlier)) == ["- **added** `more`: `http_get`, read", "- unchanged: `top`, `look`, `run`"]
+    assert changes_of(text_of(earlier, earlier=newer)) == ["- **removed** `more`: `http_get`", "- unchanged: `top`, `look`, `run`"]
+
+
+def test_a_secret_of_a_step_in_a_group_is_redacted_in_what_changed() -> None:
+    shown = text_of(rolling_plan(["x"], effect="read", pin="4712-new"), earlier=rolling_plan(["x"], effect="read", pin="4711-old"))
+    assert "- `run.parameters.pin`: `***` → `***`" in shown
+    assert "471" not in shown
+
+
+def test_a_long_value_is_compared_where_it_differs() -> None:
+    long = "A" * 250
+    newer, earlier = (rolling_plan(["x"], effect="read", first=f"{long}{end}") for end in ("evil", "safe"))
+    assert changes_of(text_of(newer, earlier=earlier))[0] == (f'- `top.parameters.argv`: `…{"A" * 40}safe"]` → `…{"A" * 40}evil"]`')
+
+
+def test_what_changed_cannot_hide_a_character() -> None:
+    newer, earlier = (rolling_plan(["x"], effect="read", first=f"{'A' * 250}{end}") for end in ("wi\u200bpe", "wipe"))
+    assert "wi\\u200bpe" in changes_of(text_of(newer, earlier=earlier))[0]
 
 
 def test_notes_of_other_people_come_first() -> None:

@@ -69,6 +69,32 @@ def test_a_step_that_moved_to_finally_is_reported_as_removed_and_added() -> None
     assert (diff.added, diff.removed) == (("finally.b",), ("b",))
 
 
+def grouped(*steps: Step, **fields: object) -> Step:
+    return Step(id="g", for_each="${{ ['x'] }}", steps=[step.model_copy(deep=True) for step in steps], **fields)  # type: ignore[arg-type]
+
+
+def test_steps_in_a_group_are_compared_one_by_one() -> None:
+    old = plan(A, grouped(B, Step(id="c", tool_name="t", effect="read", parameters={"argv": ["k" * 300, "harmless"]})))
+    new = plan(A, grouped(B, Step(id="c", tool_name="t", effect="write", parameters={"argv": ["k" * 300, "rm"]}), D, batch=2))
+    diff = diff_plans(old, new)
+    assert [change.at for change in diff.changed] == ["g.batch", "c.parameters.argv", "c.effect"]
+    assert (diff.added, diff.removed, diff.reordered, diff.raised) == (("d",), (), (), ("c",))
+
+
+def test_a_step_that_moves_into_a_group_is_reported_as_changed() -> None:
+    assert diff_plans(plan(grouped(A), B), plan(grouped(A, B))).changed == (Change("b.group", None, "g"),)
+    assert diff_plans(plan(grouped(A, B)), plan(grouped(A), B)).changed == (Change("b.group", "g", None),)
+
+
+def test_steps_in_a_group_that_change_places_are_reported_as_moved() -> None:
+    assert diff_plans(plan(grouped(A, B)), plan(grouped(B, A))) == PlanDiff(reordered=("b",))
+
+
+def test_a_group_of_a_sub_plan_is_compared_step_by_step() -> None:
+    old, new = (plan(Step(id="s", pinned=plan(grouped(A, b)))) for b in (B, Step(id="b", tool_name="t", effect="write")))
+    assert [change.at for change in diff_plans(old, new).changed] == ["s.b.effect"]
+
+
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(plans, plans)
 @pytest.mark.thorough

@@ -31,9 +31,6 @@ ASK = "ask"
 GOAL = "goal"
 """What a goal is called where other steps have the name of their tool."""
 
-GOAL_RESULT = ("summary", "rounds", "evidence", "results")
-"""The fields of the result of a goal."""
-
 MAX_ROUNDS = 60
 """How many rounds a goal has if it does not say."""
 
@@ -273,15 +270,6 @@ class Step(DocumentModel):
         return self.steps or self._copied_steps
 
     @property
-    def result_fields(self) -> Collection[str] | None:
-        """The fields of the step's result if the plan determines them: those of a goal, a question, or a plan that the step runs."""
-        if self.goal is not None:
-            return GOAL_RESULT
-        if self.ask is not None:
-            return self.ask.fields
-        return None if self.pinned is None else self.pinned.outputs
-
-    @property
     def outer(self) -> str | None:
         """The id of the step around this one: its group, or the step that runs its plan. None if there is none."""
         return self.group or (None if self.within is None else self.within.id)
@@ -504,12 +492,6 @@ class ExecutionPlan(DocumentModel):
     def gate_timeout_ms(self, step: Step) -> int:
         """Return how long the gate of `step` waits for an answer in milliseconds. 0 means no limit."""
         return next((plan.options.approval_timeout_ms for plan in self.plans_at(step) if plan.options.approval_timeout_ms), 0)
-
-    @property
-    def result_fields(self) -> dict[str, Collection[str]]:
-        """The fields of each step's result, by step id, if the plan determines them. Steps of sub-plans are left out."""
-        own = (own_step for step in [*self.steps, *self.finally_] for own_step in (step, *step.steps))
-        return {step.id: fields for step in own if (fields := step.result_fields) is not None}
 
     def find_step(self, step_id: str | None) -> Step | None:
         """Return the step with this id, at any depth, or None."""

@@ -140,6 +140,11 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "dependencies fails. Undo the failed step with a `rollback`, or react in `finally`, which knows `steps.<id>.status` and "
             "`run.failed_steps`."
         ),
+        "needs-every-step": (
+            "A `when` would be true although one of the steps that it names failed, as in `b completed || c completed`. But each step that "
+            "it names is a dependency, and a step is skipped if one of its dependencies fails. Let the steps succeed and say in their "
+            "results what they found (`expect_status`, or `|| true` in a script), or move the step to `finally`."
+        ),
         "chained-for-each-writes": (
             "Two steps write for the same list, one after the other. The first runs for all items before the second starts for any: all "
             "nodes are drained before one is restarted. To finish one item before the next, make them the `steps` of a group."
@@ -268,6 +273,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "bad-secret-name": (
             "A secret's name is a letter or underscore, then at most 63 letters, digits, underscores, hyphens or dots (ASCII). A Prefect "
             'block of another type than Secret is named by type and name: `secrets["aws-secret/db"]`.'
+        ),
+        "near-expression": (
+            "A text contains what another language would take for a value: `{{ inputs.host }}`, `{inputs.host}`, `${inputs.host}` or "
+            "`$inputs.host`. It is passed as it is written. Write `${{ inputs.host }}` for the value."
         ),
         "expression-needed": "`when` and `for_each` must be an expression in `${{ }}`.",
         # the inputs of a run

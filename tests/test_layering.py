@@ -67,6 +67,7 @@ IMPORTERS: dict[str, tuple[str, ...]] = {
     "pydantic_settings": ("settings",),
     "anyio": ("tools", "execution", "engine"),
     "pydantic": ("",),
+    "typing_extensions": ("tools",),
     "uvicorn": ("engine.server_process",),
     "packaging": ("engine.diagnosis",),
     "prefect_dask": ("engine.dask",),

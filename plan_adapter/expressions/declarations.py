@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from plan_adapter.expressions.references import Path, format_path
+from plan_adapter.expressions.shape import ANYTHING, NoMemberError, Shape, list_of, shape_of_type
 from plan_adapter.problems import did_you_mean
 
 Expected: TypeAlias = Literal["bool", "list"]
@@ -31,9 +32,9 @@ INPUT_NAME = "[A-Za-z][A-Za-z0-9_]*"
 _NAME_PATTERN = r"[A-Za-z_](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?|[a-z0-9-]{1,64}/[a-z0-9-]{1,100}"
 """A secret's name, or a Prefect block's type and name."""
 
-_STEP_MEMBERS = {"result": "dyn", "status": "string", "error": "dyn"}
-_RUN_MEMBERS = {"status": "string", "failed_steps": "list(string)", "rolled_back": "list(string)", "not_rolled_back": "list(string)"}
-_KINDS = {"string": "string", "integer": "int", "number": "double", "boolean": "bool", "array": "list", "object": "map"}
+_TEXT = Shape("string")
+_STEP_MEMBERS = {"result": ANYTHING, "status": _TEXT, "error": ANYTHING}
+_RUN_MEMBERS = {"status": _TEXT, "failed_steps": list_of(_TEXT), "rolled_back": list_of(_TEXT), "not_rolled_back": list_of(_TEXT)}
 _NON_JSON_TYPES = ("bytes", "duration", "timestamp", "type")
 
 
@@ -61,8 +62,9 @@ class Declarations:
     steps: Collection[str]
     inputs: Mapping[str, TypedInput]
     group_of_step: Mapping[str, str] = field(default_factory=dict[str, str])  # steps of groups that only their group sees: id -> group
-    results: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])  # the fields of results, where known
-    own_result: Collection[str] | None = None  # the fields of `result`, where known
+    results: Mapping[str, Shape] = field(default_factory=dict[str, Shape])  # what is known of the results of steps
+    own_result: Shape = ANYTHING  # what is known of `result`
+    own_item: Shape = ANYTHING  # what is known of `item`
     item: bool = False
     result: bool = False
     secrets: bool = False
@@ -78,42 +80,49 @@ class RefusedError(Exception):
         self.code, self.message, self.hint = code, message, hint
 
 
-def kind_of(path: Path, declared: Declarations) -> str:
-    """Return the type of the reference `path`: `string`, `int`, `list(double)`, `map`, `dyn`. Raises RefusedError if it does not exist."""
+def shape_of(path: Path, declared: Declarations) -> Shape:
+    """Return what is known of the value of the reference `path`. Raises RefusedError if there is no such value."""
     match path[0]:
         case "steps":
-            kind, rest = _kind_of_step(path, declared), path[3:]
+            shape, at = _shape_of_step(path, declared), 3
         case "inputs":
-            kind, rest = _kind_of_input(path, declared.inputs), path[2:]
+            shape, at = _shape_of_input(path, declared.inputs), 2
         case "secrets":
-            kind, rest = _kind_of_secret(path, declared), path[2:]
+            shape, at = _shape_of_secret(path, declared), 2
         case "run" if declared.run:
-            kind, rest = _kind_of_run(path), path[2:]
+            shape, at = _shape_of_run(path), 2
         case "item" if declared.item:
-            return "dyn"
+            shape, at = declared.own_item, 1
         case "result" if declared.result:
-            return "dyn"
+            shape, at = declared.own_result, 1
         case name:
             raise RefusedError("unknown-reference", f"there is no `{name}` here", NAME_HINTS[str(name)])
-    for key in rest:
-        kind = _kind_of_member(kind, key, path)
-    return kind
+    for length in range(at, len(path)):
+        try:
+            shape = shape.member(path[length])
+        except NoMemberError as error:
+            raise _no_member(path[: length + 1], shape, error.fields) from None
+    return shape
 
 
-def check_fields(paths: Iterable[Path], declared: Declarations) -> None:
-    """Raise RefusedError if one of `paths` names a field that the result of its step is known not to have."""
+def check_members(paths: Iterable[Path], declared: Declarations) -> None:
+    """Raise RefusedError if one of `paths` names something that its value is known not to have."""
     for path in paths:
-        if path[0] == "result" and declared.result:
-            _check_field(path, 1, declared.own_result)
-        elif path[0] == "steps" and path[2:3] == ("result",):
-            _check_field(path, 3, declared.results.get(str(path[1])))
+        if path[0] in ("steps", "inputs") or (path[0] == "item" and declared.item) or (path[0] == "result" and declared.result):
+            shape_of(path, declared)
 
 
-def _check_field(path: Path, at: int, fields: Collection[str] | None) -> None:
-    if fields is None or len(path) <= at or path[at] in fields:
-        return
-    hint = did_you_mean(str(path[at]), fields) if fields else "declare it under `outputs` of the plan that the step runs"
-    raise RefusedError("unknown-reference", f"`{format_path(path[:at])}` has no field `{path[at]}`", hint)
+def _no_member(path: Path, shape: Shape, fields: Collection[str] | None) -> RefusedError:
+    """Return the error for the last key of `path`, whose value before it has `shape`."""
+    value, key = format_path(path[:-1]), path[-1]
+    if shape.type == "null_type":
+        return RefusedError("expression-type", f"`{value}` is always null: the tool returns nothing", "remove the reference")
+    if fields is None:
+        hint = f"write {format_path((*path[:-1], 0))} for its first member" if shape.type == "list" else ""
+        kind = shape.type if shape.is_optional else shape.kind
+        return RefusedError("expression-type", f"`{format_path(path)}`: a {kind} has no `{key}`", hint)
+    hint = did_you_mean(str(key), fields) if fields else "declare it under `outputs` of the plan that the step runs"
+    return RefusedError("unknown-reference", f"`{value}` has no field `{key}`", hint)
 
 
 def check_kind(source: str, kind: str, expect: Expected | None) -> None:
@@ -125,7 +134,7 @@ def check_kind(source: str, kind: str, expect: Expected | None) -> None:
         raise RefusedError("expression-type", f"{source} is of type {kind}", f"this must be an expression for {wanted}")
 
 
-def _kind_of_step(path: Path, declared: Declarations) -> str:
+def _shape_of_step(path: Path, declared: Declarations) -> Shape:
     if len(path) < 2 or not isinstance(path[1], str):
         raise RefusedError("unknown-reference", "`steps` names no step", NAME_HINTS["steps"])
     step, steps = path[1], declared.steps
@@ -137,28 +146,27 @@ def _kind_of_step(path: Path, declared: Declarations) -> str:
     if len(path) < 3 or path[2] not in _STEP_MEMBERS:
         message = f"`{format_path(path)}` alone is not a value" if len(path) < 3 else f"a step has no `{path[2]}`"
         raise RefusedError("unknown-reference", message, f"write {format_path(path[:2])}.result, .status or .error")
-    return _STEP_MEMBERS[str(path[2])]
+    return declared.results.get(step, ANYTHING) if path[2] == "result" else _STEP_MEMBERS[str(path[2])]
 
 
-def _kind_of_input(path: Path, inputs: Mapping[str, TypedInput]) -> str:
+def _shape_of_input(path: Path, inputs: Mapping[str, TypedInput]) -> Shape:
     if len(path) < 2 or not isinstance(path[1], str):
         raise RefusedError("unknown-reference", "`inputs` names no input", NAME_HINTS["inputs"])
     if path[1] not in inputs:
         hint = did_you_mean(path[1], frozenset(inputs)) or "declare it under `inputs`"
         raise RefusedError("unknown-reference", f"no input is called `{path[1]}`", hint)
     definition = inputs[path[1]]
-    kind = _KINDS[definition.type]
-    return f"list({_KINDS[definition.items] if definition.items else 'dyn'})" if kind == "list" else kind
+    return shape_of_type(definition.type, definition.items)
 
 
-def _kind_of_run(path: Path) -> str:
+def _shape_of_run(path: Path) -> Shape:
     if len(path) < 2 or path[1] not in _RUN_MEMBERS:
         message = "`run` alone is not a value" if len(path) < 2 else f"a run has no `{path[1]}` here"
         raise RefusedError("unknown-reference", message, "write " + ", ".join(f"run.{name}" for name in _RUN_MEMBERS))
     return _RUN_MEMBERS[str(path[1])]
 
 
-def _kind_of_secret(path: Path, declared: Declarations) -> str:
+def _shape_of_secret(path: Path, declared: Declarations) -> Shape:
     if not declared.secrets:
         hint = "pass it to a tool other than run_deployment, in the parameters of the step itself: elsewhere it would be shown or stored"
         raise RefusedError("misplaced-secret", f"`{format_path(path)}`: a secret is not allowed here", hint)
@@ -167,12 +175,4 @@ def _kind_of_secret(path: Path, declared: Declarations) -> str:
     if not re.fullmatch(_NAME_PATTERN, path[1]):
         hint = 'a letter or _, then at most 63 letters, digits, _, - or .; or a Prefect block: secrets["type/name"]'
         raise RefusedError("bad-secret-name", f"{path[1][:80]!r} cannot be the name of a secret", hint)
-    return "string"
-
-
-def _kind_of_member(kind: str, key: str | int, path: Path) -> str:
-    if kind == "dyn" or (kind == "map" and isinstance(key, str)) or (kind == "list" and isinstance(key, int)):
-        return "dyn"
-    if kind.startswith("list(") and isinstance(key, int):
-        return kind[5:-1]
-    raise RefusedError("expression-type", f"`{format_path(path)}`: a {kind} has no `{key}`")
+    return _TEXT

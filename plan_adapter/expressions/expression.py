@@ -15,19 +15,23 @@ from pydantic import JsonValue
 
 from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions import cel
-from plan_adapter.expressions.declarations import NAME_HINTS, Declarations, RefusedError, check_fields, kind_of
+from plan_adapter.expressions.declarations import NAME_HINTS, Declarations, RefusedError, check_members, shape_of
 from plan_adapter.expressions.references import (
     MissingValueError,
     Path,
+    Reference,
     follow,
     format_path,
     hyphenated_word,
     longest_paths,
+    member_paths,
+    read_path,
     references,
     replace_references,
     shorten,
     whole_path,
 )
+from plan_adapter.expressions.shape import Shape, shape_of_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class Expression:
     """A compiled `${{ }}`. `code` is the CEL code, or None for a plain reference, whose path is that of the only variable."""
 
     source: str
-    kind: str  # the CEL name of its type: bool, int, list(string), dyn, …
+    shape: Shape  # what is known of its value
     code: str | None
     variables: tuple[Variable, ...]
 
@@ -84,6 +88,11 @@ class Expression:
             raise ExpressionError(f"{self}: a value is nested too deep") from None
         except TypeError as error:
             raise ExpressionError(f"{self} gives {error}, which is not JSON") from None
+
+    @property
+    def kind(self) -> str:
+        """The type of the value as CEL names it: `bool`, `int`, `list(string)`, `dyn`."""
+        return self.shape.kind
 
     @property
     def secrets(self) -> frozenset[str]:
@@ -121,31 +130,69 @@ def compile_expression(source: str, declarations: Declarations) -> Expression:
         raise RefusedError("expression-syntax", "the expression is empty", "write one, or remove the braces")
     path = whole_path(source)
     if path is not None:
-        kind = kind_of(path, declarations)
-        check_fields([path], declarations)
-        return Expression(source, kind, None, (Variable("", "dyn", path),))
-    variables, code, position = list[Variable](), "", 0
+        return Expression(source, shape_of(path, declarations), None, (Variable("", "dyn", path),))
+    values, known = _Program(), _Program()
     for reference in references(source):
         if reference.path[0] == "run" and not declarations.run:
             continue  # perhaps a variable of a macro
         if len(reference.path) == 2 and (word := hyphenated_word(source, reference.start)):
             root = reference.path[0]
             raise RefusedError("hyphenated-id", f"`{root}.{word[:80]}` is read as a subtraction", f'write {root}["{word[:80]}"]')
-        variable = Variable(f"_r{len(variables)}", kind_of(reference.path, declarations), reference.path)
-        variables.append(variable)
-        # Padded to the reference's length, so that CEL's columns match the source.
-        code += source[position : reference.start] + variable.name.ljust(reference.end - reference.start)
-        position = reference.end
-    code += source[position:]
+        kind = shape_of(reference.path, declarations).kind
+        is_result = reference.path[0] == "steps" and reference.path[2:] == ("result",)
+        values.add(source, reference, "dyn" if is_result else kind)
+        known.add(source, *(_known_part(source, reference, declarations) if is_result else (reference, kind)))
+    for program in (values, known):
+        program.code += source[program.position :]
     context_names = [name for name, exists in (("item", declarations.item), ("result", declarations.result)) if exists]
-    roots = {path[0] for path in longest_paths(code)}  # not the members of other references: `steps.build.result`
-    variables += [Variable(name, "dyn", (name,)) for name in context_names if name in roots]
+    roots = {path[0] for path in longest_paths(values.code)}  # not the members of other references: `steps.build.result`
+    for program in (values, known):
+        program.variables += [Variable(name, "dyn", (name,)) for name in context_names if name in roots]
     try:
-        kind = cel.type_of(code, _signature(variables))
+        kind = cel.type_of(values.code, _signature(values.variables))
     except cel.CelSyntaxError as error:
-        raise _explain_refusal(source, error, variables, declarations) from None
-    check_fields(longest_paths(source), declarations)
-    return Expression(source, kind, code, tuple(variables))
+        raise _explain_refusal(source, error, values.variables, declarations) from None
+    check_members(member_paths(source), declarations)
+    if known != values:
+        try:
+            kind = cel.type_of(known.code, _signature(known.variables))
+        except cel.CelSyntaxError as error:
+            raise _explain_refusal(source, error, known.variables, declarations) from None
+    return Expression(source, shape_of_kind(kind), values.code, tuple(values.variables))
+
+
+@dataclass(slots=True)
+class _Program:
+    """CEL code with a variable in place of each reference, up to `position` in the source."""
+
+    code: str = ""
+    variables: list[Variable] = field(default_factory=list["Variable"])
+    position: int = 0
+
+    def add(self, source: str, reference: Reference, kind: str) -> None:
+        """Add the source up to `reference`, and the reference as a variable."""
+        variable = Variable(f"_r{len(self.variables)}", kind, reference.path)
+        self.variables.append(variable)
+        # Padded to the reference's length, so that CEL's columns match the source.
+        self.code += source[self.position : reference.start] + variable.name.ljust(reference.end - reference.start)
+        self.position = reference.end
+
+
+def _known_part(source: str, reference: Reference, declarations: Declarations) -> tuple[Reference, str]:
+    """Return the longest form of `reference` whose type is known, with that type.
+
+    Only types are checked with it: in a run, a step that was skipped has the result null, which an expression may ask for first.
+    """
+    whole = read_path(source, reference.start)
+    if len(whole.path) <= 3 or source[: reference.start].rstrip().endswith("has("):
+        return reference, "dyn"
+    try:
+        kind = shape_of(whole.path, declarations).kind
+    except RefusedError:  # reported after all other mistakes
+        return reference, "dyn"
+    if kind.partition("(")[0] in ("dyn", "double", "null_type"):  # JSON does not tell 1 from 1.0
+        return reference, "dyn"
+    return whole, kind.replace("double", "dyn")
 
 
 def _signature(variables: list[Variable] | tuple[Variable, ...]) -> cel.Signature:

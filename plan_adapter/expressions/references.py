@@ -6,10 +6,13 @@ Independent of CEL and of plans.
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 Path: TypeAlias = tuple[str | int, ...]
 """A parsed reference: `steps.check.result.rows[0]` is `("steps", "check", "result", "rows", 0)`."""
+
+EACH: Final = -1
+"""The key that stands for any member of a list: `steps.nodes.result[*]`."""
 
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]*\b"
 _PLAIN_STRING = r"\"[^\"\\\n]*\"|'[^'\\\n]*'"  # a string literal without prefix and escapes
@@ -22,6 +25,17 @@ _MEMBER = rf"(?:\s*(?:\.\s*{_IDENTIFIER}|\[\s*(?:{_PLAIN_STRING}|\d{{1,15}})\s*\
 _WHOLE = re.compile(rf"\s*(steps|inputs|secrets|run|item|result)\b({_MEMBER}*)\s*")
 _USE = re.compile(rf"(?:(steps)\b({_MEMBER}{{0,2}})|(inputs|secrets|run)\b({_MEMBER}?))")
 _LONGEST = re.compile(rf"(steps|inputs|run|item|result)\b((?:{_MEMBER}(?!\s*\())*)")
+_MEMBERS = re.compile(rf"(?:{_MEMBER}(?!\s*\())*")
+_MACRO = re.compile(rf"\s*\.\s*(all|exists|exists_one|filter|map)\s*\(\s*({_IDENTIFIER})\s*,")
+_NAMED_MEMBER = rf"(?:\.\s*{_IDENTIFIER}|\[\s*(?:{_PLAIN_STRING})\s*\])"
+_NEAR = re.compile(
+    rf"(?<!\$)\{{\{{-?\s*(?P<braces>(?:(?:inputs|steps|secrets|run)\b{_NAMED_MEMBER}|(?:item|result)\b){_MEMBER}*)"
+    rf"|(?<![${{])\{{(?P<brace>(?:inputs|steps|secrets)\b\.{_IDENTIFIER}{_MEMBER}*)\}}"
+    rf"|\$\{{\s*(?P<shell>(?:inputs|steps|secrets)\b\.{_IDENTIFIER}{_MEMBER}*)\s*\}}"
+    rf"|(?<![\w$])\$(?P<word>(?:inputs|steps|secrets)\b\.{_IDENTIFIER}{_MEMBER}*)"
+)
+"""What other languages write for a value: `{{ inputs.host }}`, `{inputs.host}`, `${inputs.host}`, `$inputs.host`."""
+
 _KEY = re.compile(rf"({_IDENTIFIER})|({_PLAIN_STRING})|(\d+)")
 _BRACKETS = re.compile(rf"{_STRING}|[{{}}]")
 _TOKEN = re.compile(rf"{_STRING}|//[^\n]*|(?P<name>{_IDENTIFIER})|[^\s\w]|\d[\w.]*")
@@ -65,6 +79,13 @@ def has_expression(value: str) -> bool:
     return "${{" in value
 
 
+def near_expressions(text: str) -> list[tuple[str, str]]:
+    """Return what in a plain text looks like an expression of another language, each as written and as the reference that it means."""
+    if not ("{" in text or "$" in text):
+        return []
+    return [(match[0] + (" }}" if match["braces"] else ""), str(match[match.lastgroup or 0])) for match in _NEAR.finditer(text)]
+
+
 def split_expressions(text: str) -> list[str | Code]:
     """Split `text` into literal texts and expressions. Raises UnclosedError.
 
@@ -95,9 +116,58 @@ def references(code: str) -> Iterator[Reference]:
         yield Reference(_parse_path(match[1] or match[3], match[2] or match[4] or ""), match.start(), match.end())
 
 
+def read_path(code: str, start: int) -> Reference:
+    """Return the reference that begins at `start`, as long as it can be read without evaluating anything."""
+    match = _LONGEST.match(code, start)
+    if match is None:
+        return Reference((), start, start)
+    return Reference(_parse_path(match[1], match[2]), start, match.end())
+
+
 def longest_paths(code: str) -> list[Path]:
     """Return each reference in `code`, as long as it can be read without evaluating anything."""
     return [_parse_path(match[1], match[2]) for match in _find_uses(code, _LONGEST)]
+
+
+def member_paths(code: str) -> list[Path]:
+    """Return each reference in `code` as `longest_paths` does, also those by the variables of macros: `list.filter(node, node.ready)`."""
+    return list(_paths_of_names(code, {root: (root,) for root in ("steps", "inputs", "run", "item", "result")}))
+
+
+def _paths_of_names(code: str, names: Mapping[str, Path]) -> Iterator[Path]:
+    """Yield the references in `code` that begin with one of `names`, each of which stands for a path."""
+    before, position = "", 0
+    receiver, receiver_end = None, 0  # the newest path, and where it ends
+    while (token := _TOKEN.search(code, position)) is not None:
+        macro = _MACRO.match(code, token.start()) if token.group() == "." else None
+        if macro is not None:
+            path = receiver if not code[receiver_end : token.start()].strip() else None
+            end = _end_of_call(code, macro.end())
+            inner = {name: known for name, known in names.items() if name != macro[2]}
+            yield from _paths_of_names(code[macro.end() : end], inner if path is None else {**inner, macro[2]: (*path, EACH)})
+            position, before = end + 1, ")"
+            receiver, receiver_end = (path if macro[1] == "filter" else None), position
+            if receiver is not None and (members := _MEMBERS.match(code, position)) is not None and members[0]:
+                receiver, receiver_end = (*receiver, *_parse_keys(members[0])), members.end()
+                position = receiver_end
+                yield receiver
+            continue
+        position = token.end()
+        if token["name"] in names and before != "." and (members := _MEMBERS.match(code, position)) is not None:
+            receiver, receiver_end = (*names[token["name"]], *_parse_keys(members[0])), members.end()
+            position = receiver_end
+            yield receiver
+        before = token.group()
+
+
+def _end_of_call(code: str, start: int) -> int:
+    """Return where the bracket closes that is open at `start`, or the end of `code`."""
+    depth = 1
+    for token in _TOKEN.finditer(code, start):
+        depth += (token.group() in ("(", "[", "{")) - (token.group() in (")", "]", "}"))
+        if depth == 0:
+            return token.start()
+    return len(code)
 
 
 def replace_references(code: str, replace: Callable[[Path], str | None]) -> str:
@@ -200,13 +270,16 @@ def _find_uses(code: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
 
 
 def _parse_path(root: str, members: str) -> Path:
-    keys = (name or (int(number) if number else string[1:-1]) for name, string, number in _KEY.findall(members))
-    return (root, *keys)
+    return (root, *_parse_keys(members))
+
+
+def _parse_keys(members: str) -> list[str | int]:
+    return [name or (int(number) if number else string[1:-1]) for name, string, number in _KEY.findall(members)]
 
 
 def _format_key(key: str | int) -> str:
     if isinstance(key, int):
-        return f"[{key}]"
+        return "[*]" if key == EACH else f"[{key}]"
     return f".{key}" if re.fullmatch(_IDENTIFIER, key) else f'["{key}"]'
 
 

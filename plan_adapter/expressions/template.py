@@ -20,6 +20,7 @@ from plan_adapter.expressions.references import (
     format_path,
     has_expression,
     longest_paths,
+    near_expressions,
     references,
     shorten,
     split_expressions,
@@ -27,6 +28,9 @@ from plan_adapter.expressions.references import (
 from plan_adapter.problems import Problem
 from plan_adapter.readable import cut, one_line
 from plan_adapter.values import MAX_DEPTH, TOO_DEEP, join, normalize
+
+NEAR_EXPRESSION = "near-expression"
+"""The code of a text that looks like an expression and is none."""
 
 SHOWN_CHARACTERS = 300
 """How much of a value a message shows."""
@@ -123,7 +127,10 @@ def _is_plain(value: JsonValue) -> bool:
     """Return whether `value` is a flat mapping without expressions, as most parameters are."""
     if not isinstance(value, dict):
         return False
-    return not any(isinstance(member, (dict, list)) or has_expression(f"{key} {member}") for key, member in value.items())
+    return not any(
+        isinstance(member, (dict, list)) or has_expression(f"{key} {member}") or (isinstance(member, str) and near_expressions(member))
+        for key, member in value.items()
+    )
 
 
 class _Compiler:
@@ -142,6 +149,8 @@ class _Compiler:
         elif isinstance(value, str):
             if self._expect is not None or has_expression(value):
                 self._compile_text(value, at)
+            else:
+                self._warn_of_near(value, at)
         elif isinstance(value, list):
             for index, member in enumerate(value):
                 self.walk(member, join(at, index), depth=depth + 1)
@@ -163,10 +172,21 @@ class _Compiler:
             message = f"`{shorten(text)}` is not a single expression"
             self._add_problem(at, RefusedError("expression-needed", message, "write it all in one `${{ … }}`"))
             return
+        for piece in pieces:
+            if isinstance(piece, str):
+                self._warn_of_near(piece, at)
         parts = [part if isinstance(part, str) else self._compile_expression(part.text, at) for part in pieces]
         compiled = tuple(part for part in parts if part is not None)
         if len(compiled) == len(parts):
             self.texts[text] = compiled
+
+    def _warn_of_near(self, text: str, at: str) -> None:
+        """Warn of a plain text that looks like a reference which exists at its place."""
+        exists = {"run": self._declarations.run, "item": self._declarations.item, "result": self._declarations.result}
+        for written, meant in near_expressions(text):
+            if exists.get(re.split(r"\W", meant, maxsplit=1)[0], True):
+                message, hint = f"`{shorten(written)}` is plain text here, not a value", f"write `${{{{ {shorten(meant)} }}}}`"
+                self.problems.append(Problem(NEAR_EXPRESSION, "warning", at, message=message, hint=hint))
 
     def _compile_expression(self, source: str, at: str) -> Expression | None:
         try:

@@ -4,6 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, JsonValue
+from typing_extensions import TypedDict
 
 from plan_adapter.errors import ToolError
 from plan_adapter.tools.tool import ToolContext, tool
@@ -21,10 +22,18 @@ MAX_FAILED_POLLS = 20
 CANCEL_SECONDS = 4.0
 
 
+class EndedFlowRun(TypedDict):
+    """A flow run that has ended."""
+
+    flow_run_id: str
+    name: str
+    state: str | None
+
+
 @tool(effect="idempotent_write")
 async def run_deployment(
     name: Annotated[str, Field(pattern="^[^/]+/[^/]+$")], context: ToolContext, parameters: dict[str, JsonValue] | None = None
-) -> dict[str, JsonValue]:
+) -> EndedFlowRun:
     """Run a Prefect deployment and wait until it ends. The result is {flow_run_id, name, state}.
 
     The step fails unless the flow run ends as Completed. A repeated step continues with the flow run that it started before, or starts a

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from pydantic import JsonValue
+from typing_extensions import TypedDict
 
 from plan_adapter.errors import ToolError
 from plan_adapter.settings import Settings
@@ -15,8 +16,22 @@ READ_LIMIT = 16 * 1024 * 1024
 """The size limit, in bytes, of a file for `read_file`."""
 
 
+class WrittenFile(TypedDict):
+    """A file, and the digest of its content."""
+
+    path: str
+    size: int
+    digest: str
+
+
+class FileContent(WrittenFile):
+    """A file with its content."""
+
+    text: str
+
+
 @tool(effect="read")
-def read_file(path: str) -> dict[str, JsonValue]:
+def read_file(path: str) -> FileContent:
     """Read a UTF-8 text file. The result is {path, size, digest, text}.
 
     Args:
@@ -34,7 +49,7 @@ def read_file(path: str) -> dict[str, JsonValue]:
 
 
 @tool(effect="idempotent_write")
-def write_file(path: str, content: JsonValue) -> dict[str, JsonValue]:
+def write_file(path: str, content: JsonValue) -> WrittenFile:
     """Write a file atomically. The result is {path, size, digest}.
 
     Missing folders are created. Readers see the old file or the new one, never a part of it.
@@ -53,7 +68,7 @@ def write_file(path: str, content: JsonValue) -> dict[str, JsonValue]:
     return _file_result(place, encoded)
 
 
-def _file_result(place: Path, content: bytes) -> dict[str, JsonValue]:
+def _file_result(place: Path, content: bytes) -> WrittenFile:
     return {"path": str(place), "size": len(content), "digest": "sha256:" + hashlib.sha256(content).hexdigest()}
 
 

@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field, JsonValue
+from typing_extensions import TypedDict
 
 from plan_adapter.errors import ToolError, UnknownOutcomeError
 from plan_adapter.readable import one_line
@@ -35,10 +36,18 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"(?:[!-~](?:[ \t!-~]*[!-~])?)?")
 
 
+class HttpResponse(TypedDict):
+    """The answer to a request."""
+
+    status: int
+    headers: dict[str, str]
+    body: JsonValue
+
+
 @tool(effect="read")
 async def http_get(
     url: str, context: ToolContext, headers: dict[str, Header] | None = None, expect_status: ExpectedStatus = None
-) -> dict[str, JsonValue]:
+) -> HttpResponse:
     """Fetch a URL. The result is {status, headers, body}; a JSON response is parsed.
 
     Any status other than 2xx fails the step, unless `expect_status` allows it. Redirects are followed, but never from https to http. After
@@ -63,7 +72,7 @@ async def http_send(
     body: JsonValue = None,
     headers: dict[str, Header] | None = None,
     expect_status: ExpectedStatus = None,
-) -> dict[str, JsonValue]:
+) -> HttpResponse:
     """Send a request that changes something. The result is {status, headers, body}.
 
     Any status other than 2xx fails the step, unless `expect_status` allows it. Redirects are not followed. Every attempt of a step sends
@@ -110,7 +119,7 @@ async def _send(
     expect: ExpectedStatus,
     read_timeout: float | None,
     context: ToolContext,
-) -> dict[str, JsonValue]:
+) -> HttpResponse:
     """Send the request and return the answer, or raise ToolError. No message contains the query or user part of a URL."""
     import httpx  # only for a call
 

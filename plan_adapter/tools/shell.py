@@ -4,7 +4,8 @@ import signal
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import Field, JsonValue
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from plan_adapter.errors import ToolDefinitionError, ToolError
 from plan_adapter.options import Effect
@@ -20,6 +21,14 @@ Argument: TypeAlias = str | int | float | bool
 """An argument or the value of a variable. Numbers and booleans are converted to text, so `${{ inputs.port }}` can be used."""
 
 
+class CommandResult(TypedDict):
+    """What a command leaves."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
 @tool(effect="write")
 async def run_command(
     argv: Annotated[list[Argument], Field(min_length=1)],
@@ -27,7 +36,7 @@ async def run_command(
     cwd: str | None = None,
     env: dict[str, Argument] | None = None,
     stdin: str | None = None,
-) -> dict[str, JsonValue]:
+) -> CommandResult:
     """Run a command without a shell. The result is {exit_code, stdout, stderr}.
 
     Each line of output goes to the step's log. If an output is long, the result keeps only its start and end. An exit code other than 0
@@ -45,7 +54,7 @@ async def run_command(
 
 
 @tool(effect="write", literal_parameters=("command",))
-async def bash(command: str, context: ToolContext, cwd: str | None = None, env: dict[str, Argument] | None = None) -> dict[str, JsonValue]:
+async def bash(command: str, context: ToolContext, cwd: str | None = None, env: dict[str, Argument] | None = None) -> CommandResult:
     """Run a bash script. The result is {exit_code, stdout, stderr}.
 
     The script runs with `-e -o pipefail`: the first command that fails ends it and fails the step. The plan fixes its text, so pass values
@@ -69,7 +78,7 @@ def command_tool(
     env: Mapping[str, Argument] | None = None,
     permissions: Iterable[str] = (),
     probe: Callable[..., object] | None = None,
-) -> Tool[[ToolContext], Coroutine[Any, Any, dict[str, JsonValue]]]:
+) -> Tool[[ToolContext], Coroutine[Any, Any, CommandResult]]:
     """Return a tool without parameters that runs one fixed command, with fixed `cwd` and `env`.
 
     It returns and fails like run_command. `probe` works as for `tool`.
@@ -78,7 +87,7 @@ def command_tool(
         raise ToolDefinitionError(f'the command of `{name}` must be a list of words: ["git", "status"]')
     arguments = [_text(argument) for argument in argv]
 
-    async def run(context: ToolContext) -> dict[str, JsonValue]:
+    async def run(context: ToolContext) -> CommandResult:
         return await _run(arguments, cwd=cwd, env=env, stdin=None, context=context)
 
     summary = description or f"Run `{' '.join(arguments)}`."
@@ -87,7 +96,7 @@ def command_tool(
 
 async def _run(
     argv: list[str], *, cwd: str | None, env: Mapping[str, Argument] | None, stdin: str | None, context: ToolContext
-) -> dict[str, JsonValue]:
+) -> CommandResult:
     variables = {name: _text(value) for name, value in (env or {}).items()}
     result = await run_group(argv, cwd=cwd, env=variables, stdin=stdin, context=context)
     if result.exit_code != 0:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
@@ -73,6 +73,31 @@ class Signature:
         innermost = [(place, details) for place, details in places.items() if place not in around]
         return [self._describe_mismatch(place, details, parameters, redact) for place, details in innermost[:MAX_MISMATCHES]]
 
+    def type_mismatches(
+        self, parameters: dict[str, JsonValue], is_open: Callable[[JsonValue], bool], examples: Mapping[tuple[str | int, ...], str]
+    ) -> list[Mismatch]:
+        """Return the mismatches of the types of values that are not known yet.
+
+        `parameters` hold an example of each, and `examples` say by place what kind of value it is. That no value of this kind would fit is
+        certain only if the type is refused: another value of the same type may have the right content.
+        """
+        try:
+            self.model.model_validate(parameters)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_context=False, include_input=False)
+        else:
+            return []
+        places: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
+        for detail in found:
+            place, is_certain = _locate(detail, parameters, is_open)
+            if is_certain and place in examples:
+                places.setdefault(place, []).append(detail)
+        certain = [(place, all_of) for place, all_of in places.items() if all(detail["type"].endswith("_type") for detail in all_of)]
+        return [
+            (_path_text(place), f"`{_path_text(place)}` {_describe_wrong_value(details, examples[place])}", "")
+            for place, details in certain[:MAX_MISMATCHES]
+        ]
+
     def _describe_mismatch(
         self, place: tuple[str | int, ...], details: "list[ErrorDetails]", parameters: dict[str, JsonValue], redact: Callable[[str], str]
     ) -> Mismatch:
@@ -118,6 +143,24 @@ def read_signature(fn: Callable[..., object], *, context_type: type) -> Signatur
     return Signature(model, fields, own_defaults, tuple(context_names), schema)
 
 
+def read_result_schema(fn: Callable[..., object], *, context_type: type) -> dict[str, JsonValue]:
+    """Return the JSON Schema of what `fn` returns, or an empty one if its annotation does not say.
+
+    Results are written by their own class, with the names of its fields. A class with aliases may write either, so nothing is said of it.
+    """
+    annotation = getattr(fn, "__annotations__", {}).get("return", inspect.Signature.empty)
+    if annotation is inspect.Signature.empty:
+        return {}
+    try:
+        adapter = TypeAdapter[Any](_evaluate(fn, "return", annotation, context_type))
+        schema, aliased = (
+            adapter.json_schema(mode="serialization", by_alias=by_alias, schema_generator=_Schema) for by_alias in (False, True)
+        )
+    except Exception:  # an annotation is code and may raise anything; it was never needed to call the function
+        return {}
+    return cast("dict[str, JsonValue]", without_documentation(schema)) if schema == aliased else {}
+
+
 def parameter_descriptions(docstring: str) -> tuple[str, dict[str, str]]:
     """Return the text of a Google-style docstring before its sections, and the descriptions under `Args:` by parameter."""
     from griffe import Docstring, DocstringSectionKind  # only where a tool is described
@@ -142,14 +185,19 @@ def _annotation(fn: Callable[..., object], parameter: inspect.Parameter, context
         raise ToolDefinitionError(f"{what} belongs to a method; pass the method of an object, as in `tool(thing.method)`")
     if parameter.annotation is parameter.empty:
         raise ToolDefinitionError(f"{what} has no annotation; annotate it (`Any` accepts every JSON value)")
+    try:
+        return _evaluate(fn, parameter.name, parameter.annotation, context_type)
+    except Exception as error:  # an annotation is code and may raise anything
+        raise ToolDefinitionError(f"{what} has an annotation that cannot be evaluated: {error}; import its names at run time") from error
+
+
+def _evaluate(fn: Callable[..., object], name: str, annotation: object, context_type: type) -> Any:
+    """Return the type that `annotation` of `fn` means."""
     inner = inspect.unwrap(fn)
     # Include ToolContext, which may be imported only for type checkers.
     names = {context_type.__name__: context_type, **getattr(inner, "__globals__", {})}
-    holder = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
-    try:
-        return typing.get_type_hints(holder, globalns=names, include_extras=True)[parameter.name]
-    except Exception as error:  # an annotation is code and may raise anything
-        raise ToolDefinitionError(f"{what} has an annotation that cannot be evaluated: {error}; import its names at run time") from error
+    holder = types.SimpleNamespace(__annotations__={name: annotation})
+    return typing.get_type_hints(holder, globalns=names, include_extras=True)[name]
 
 
 def _is_or_contains(annotation: Any, wanted: type) -> bool:

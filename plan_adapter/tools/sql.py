@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast
 
 from pydantic import Field, JsonValue
+from typing_extensions import TypedDict
 
 from plan_adapter.errors import ToolError
 from plan_adapter.readable import one_line
@@ -56,10 +57,22 @@ Parameters: TypeAlias = dict[str, JsonValue]
 Statements: TypeAlias = Annotated[list[str], Field(min_length=1)]
 
 
+class QueryResult(TypedDict):
+    """The rows of a query, each by column name."""
+
+    rows: list[dict[str, JsonValue]]
+
+
+class ExecuteResult(TypedDict):
+    """How many rows the statements changed."""
+
+    rowcount: int
+
+
 @tool(effect="read", literal_parameters=("statement",))
 async def sql_query(
     url: str, statement: str, parameters: Parameters | None = None, max_rows: Annotated[int, Field(ge=1)] = 10_000
-) -> dict[str, JsonValue]:
+) -> QueryResult:
     """Run a query and return {rows}, each row as an object by column name.
 
     The query starts with SELECT, WITH, VALUES, TABLE, SHOW or EXPLAIN, and only reads: a statement that writes fails, as do COPY, CALL,
@@ -81,13 +94,11 @@ async def sql_query(
         rows = result.fetchmany(max_rows + 1)
     if len(rows) > max_rows:
         raise ToolError(f"the statement returns more than {max_rows} rows; add a LIMIT or raise max_rows")
-    return {"rows": as_json([dict(zip(columns, row, strict=True)) for row in rows])}
+    return {"rows": cast("list[dict[str, JsonValue]]", as_json([dict(zip(columns, row, strict=True)) for row in rows]))}
 
 
 @tool(effect="write", literal_parameters=("statement",))
-async def sql_execute(
-    url: str, statement: str | Statements, parameters: Parameters | list[Parameters] | None = None
-) -> dict[str, JsonValue]:
+async def sql_execute(url: str, statement: str | Statements, parameters: Parameters | list[Parameters] | None = None) -> ExecuteResult:
     """Run statements that write, in one transaction, and return {rowcount}.
 
     These are refused: COPY to or from a PROGRAM, and on SQLite statements that write another file: VACUUM INTO, and ATTACH without

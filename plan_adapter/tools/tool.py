@@ -17,7 +17,7 @@ from plan_adapter.errors import ToolDefinitionError, ToolError
 from plan_adapter.options import EFFECTS, CallKind, Effect, Isolation
 from plan_adapter.problems import did_you_mean
 from plan_adapter.tools.probing import mismatches
-from plan_adapter.tools.signature import Mismatch, parameter_descriptions, read_signature, without_documentation
+from plan_adapter.tools.signature import Mismatch, parameter_descriptions, read_result_schema, read_signature, without_documentation
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -95,6 +95,7 @@ class Tool(Generic[P, R]):
         self.task = task
         self.timeout_seconds: float | None = getattr(task, "timeout_seconds", None)
         self.source: Callable[..., object] = source or fn
+        self._returning = self.source
         _require_function(self.source)
         self.name = _valid_name(name or self.source.__name__, self.source)
         self.is_async = inspect.iscoroutinefunction(self.source)
@@ -156,6 +157,11 @@ class Tool(Generic[P, R]):
                 described.setdefault("description", text)
         return schema
 
+    @cached_property
+    def result_schema(self) -> dict[str, JsonValue]:
+        """The JSON Schema of the result, from the annotation of what the function returns. Empty if the result can be anything."""
+        return read_result_schema(self._returning, context_type=ToolContext)
+
     @property
     def import_string(self) -> str | None:
         """Return `package.module:name` if the function can be imported from there.
@@ -198,6 +204,12 @@ class Tool(Generic[P, R]):
         A value for which `is_open` returns True (it contains an expression) is not judged, nor is anything that depends on it.
         """
         return self._signature.mismatches(dict(parameters), is_open)
+
+    def check_types(
+        self, parameters: Mapping[str, JsonValue], is_open: Callable[[JsonValue], bool], examples: Mapping[tuple[str | int, ...], str]
+    ) -> list[Mismatch]:
+        """Return what `check` returns, for values whose type is known but not their content. `examples`: what they are, by place."""
+        return self._signature.type_mismatches(dict(parameters), is_open, examples)
 
     def bind(self, parameters: Mapping[str, JsonValue], context: ToolContext) -> dict[str, Any]:
         """Return the keyword arguments of the call, coerced to the annotated types. Raises ToolError with everything that does not fit."""

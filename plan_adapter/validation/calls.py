@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any
 
 from pydantic import JsonValue
 
 from plan_adapter.expressions import Declarations, Template, compile_template, has_expression
 from plan_adapter.expressions.declarations import Expected
 from plan_adapter.expressions.expression import Expression
+from plan_adapter.expressions.shape import ANYTHING, Shape
+from plan_adapter.expressions.template import NEAR_EXPRESSION
 from plan_adapter.options import EFFECTS, Effect
 from plan_adapter.plan import MAX_FAILURES, MAX_TAG_CHARACTERS, RESERVED_IDS, STEP_ID, ExecutionPlan, Step
 from plan_adapter.problems import did_you_mean
@@ -25,13 +27,26 @@ from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.goals import check_goal, check_no_goal
 from plan_adapter.validation.json_text import NotJSONError, parse_json
 from plan_adapter.validation.questions import check_question
+from plan_adapter.validation.results import StepResults, shape_of_value
 from plan_adapter.validation.sub_plans import check_inputs, check_no_inputs, check_runs_no_plan, check_sub_plan
-from plan_adapter.values import find_bad_values
+from plan_adapter.values import find_bad_values, join
 
 _EMPTY: tuple[object, ...] = (None, False, "", [])
 
-Declared: TypeAlias = Mapping[tuple[bool, bool, bool], Declarations]
-"""What expressions may use, by whether `item`, `result` and `secrets` exist at their place."""
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What expressions of some steps may use, and what is known of the results of all steps."""
+
+    by_place: Mapping[tuple[bool, bool, bool], Declarations]  # by whether `item`, `result` and `secrets` exist there
+    results: StepResults
+
+    def at(self, *, item: bool = False, result: Step | None = None, secrets: bool = False, items: Template | None = None) -> Declarations:
+        """Return what an expression may use. `result` is the step whose result it sees, and `items` the list that `item` is from."""
+        names = self.by_place[item, result is not None, secrets]
+        if item and items is not None:
+            names = replace(names, own_item=_item_of(items))
+        return names if result is None else replace(names, own_result=self.results.of_call(result))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +104,16 @@ def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) ->
     _check_tools_exist(places, tools, findings)
     inner = {step.id: group.id for group in plan.steps for step in group.steps}
     outer, calls = [step.id for step in plan.steps], list[Call]()
-    declared = _declarations(outer, plan, inner)
+    results = StepResults(plan, tools)
+    declared = _declarations(outer, plan, inner, results)
     for index, step in enumerate(plan.steps):
         at = f"steps[{index}]"
         calls.append(_check_step(step, at, declared, tools, findings))
         if step.steps and step.plan is None:
-            calls += _check_inner(step, at, outer, plan, inner, tools, findings)
+            calls += _check_inner(step, calls[-1], outer, plan, inner, tools, findings)
     if not plan.finally_:
         return calls
-    declared = _declarations([*outer, *(step.id for step in plan.finally_)], plan, inner, run=True)
+    declared = _declarations([*outer, *(step.id for step in plan.finally_)], plan, inner, results, run=True)
     for index, step in enumerate(plan.finally_):
         at = f"finally[{index}]"
         _check_finally(step, at, findings)
@@ -138,14 +154,15 @@ def _check_group(step: Step, at: str, declared: Declared, findings: Findings) ->
 
 
 def _check_inner(
-    group: Step, at: str, outer: list[str], plan: ExecutionPlan, inner: Mapping[str, str], tools: ToolRegistry, findings: Findings
+    group: Step, compiled: Call, outer: list[str], plan: ExecutionPlan, inner: Mapping[str, str], tools: ToolRegistry, findings: Findings
 ) -> list[Call]:
     """Return the compiled steps of `group`. Their expressions may use each other and the steps that the group's own may use."""
     siblings = [step.id for step in group.steps]
     elsewhere = {step_id: other for step_id, other in inner.items() if other != group.id}
-    declared, calls = _declarations([*outer, *siblings], plan, elsewhere), list[Call]()
+    declared = _declarations([*outer, *siblings], plan, elsewhere, StepResults(plan, tools), item=_item_of(compiled.for_each))
+    calls = list[Call]()
     for index, step in enumerate(group.steps):
-        place = f"{at}.steps[{index}]"
+        place = f"{compiled.at}.steps[{index}]"
         for name, what in (("for_each", "a list of its own"), ("steps", "steps of its own")):
             if getattr(step, name):
                 hint = "move it out of the group, or give the group the longer list"
@@ -168,14 +185,23 @@ def _check_finally(step: Step, at: str, findings: Findings) -> None:
         findings.add("bad-finally", f"{at}.on_error", message, "remove it, and let other `finally` steps depend on this one")
 
 
-def _declarations(steps: Iterable[str], plan: ExecutionPlan, elsewhere: Mapping[str, str], *, run: bool = False) -> Declared:
+def _declarations(
+    steps: Iterable[str],
+    plan: ExecutionPlan,
+    elsewhere: Mapping[str, str],
+    results: StepResults,
+    *,
+    item: Shape = ANYTHING,
+    run: bool = False,
+) -> Declared:
     """Return what expressions may use, keyed by whether `item`, `result` and `secrets` exist at their place."""
-    plain = Declarations(frozenset(steps), plan.inputs, elsewhere, plan.result_fields, run=run)
+    plain = Declarations(frozenset(steps), plan.inputs, elsewhere, results, own_item=item, run=run)
     either = (False, True)
-    return {
+    by_place = {
         (item, result, secrets): replace(plain, item=item, result=result, secrets=secrets)
         for item, result, secrets in product(either, either, either)
     }
+    return Declared(by_place, results)
 
 
 def _check_ids(places: Mapping[str, Step], findings: Findings) -> None:
@@ -346,10 +372,8 @@ def _check_parameters(tool: Tool[..., Any], parameters: dict[str, JsonValue], pl
         findings.add("bad-parameters", _parameter_path(place, path), message, hint)
     for name in sorted(tool.literal_parameters & parameters.keys()):
         if any(has_expression(text) for text in _texts_in(parameters[name])):
-            hint = _LITERAL_HINTS.get(name, "pass the value as data, through another parameter")
-            findings.add(
-                "expression-in-command", _parameter_path(place, name), f"`{name}` is code, and `${{{{ }}}}` would put data into it", hint
-            )
+            message = f"`{name}` is code, and `${{{{ }}}}` would put data into it"
+            findings.add("expression-in-command", _parameter_path(place, name), message, _literal_hint(name))
 
 
 def _parameter_path(place: str, path: str) -> str:
@@ -387,12 +411,13 @@ def _compile_call(
 ) -> Call:
     at, place = places
     has_item, in_group = step.for_each is not None or step.group is not None, step.group is not None
-    compiled = partial(_compile_field, findings)
+    compiled, compile_parameters = partial(_compile_field, findings), partial(_compile_parameters, findings)
+    for_each = None if step.for_each is None else compiled(step.for_each, f"{at}.for_each", declared.at(), "list")
+    may_have_secrets = step.pinned is None and _may_have_secrets(tools[0])
     rollback_parameters = None if step.rollback is None or step.ask is not None else step.rollback.parameters
     done_when = None  # of a condition in words, which only a goal has
     if step.done_when is not None and has_expression(step.done_when):
-        names = replace(declared[has_item, True, False], own_result=step.result_fields)
-        done_when = compiled(step.done_when, f"{at}.done_when", names, "bool")
+        done_when = compiled(step.done_when, f"{at}.done_when", declared.at(item=has_item, result=step, items=for_each), "bool")
     elif step.done_when is not None and step.goal is None:
         message, hint = "only a goal has a condition in words", "write an expression: `${{ result.… }}`"
         findings.add("not-yet", f"{at}.done_when", message, hint)
@@ -402,23 +427,87 @@ def _compile_call(
         at=at,
         is_finally_step=False,
         tool=tools[0],
-        parameters=compiled(parameters, place, declared[has_item, False, step.pinned is None and _may_have_secrets(tools[0])]),
-        when=None if step.when is None else compiled(step.when, f"{at}.when", declared[in_group, False, False], "bool"),
-        for_each=None if step.for_each is None else compiled(step.for_each, f"{at}.for_each", declared[False, False, False], "list"),
-        label=None if label is None else _compile_label(findings, label, f"{at}.label", declared[True, False, False]),
+        parameters=compile_parameters(tools[0], parameters, place, declared.at(item=has_item, secrets=may_have_secrets, items=for_each)),
+        when=None if step.when is None else compiled(step.when, f"{at}.when", declared.at(item=in_group), "bool"),
+        for_each=for_each,
+        label=None if label is None else _compile_label(findings, label, f"{at}.label", declared.at(item=True, items=for_each)),
         done_when=done_when,
         rollback_parameters=None
         if rollback_parameters is None
-        else compiled(rollback_parameters, f"{at}.rollback.parameters", declared[has_item, True, _may_have_secrets(tools[1])]),
+        else compile_parameters(
+            tools[1],
+            rollback_parameters,
+            f"{at}.rollback.parameters",
+            declared.at(item=has_item, result=step, secrets=_may_have_secrets(tools[1]), items=for_each),
+        ),
         rollback_tool=tools[1],
     )
 
 
+def _item_of(for_each: Template | None) -> Shape:
+    """Return what is known of the items of a list."""
+    whole = ANYTHING if for_each is None else shape_of_value(for_each.source, for_each)
+    return whole.items or ANYTHING
+
+
 def _compile_field(findings: Findings, value: JsonValue, at: str, declared: Declarations, expect: Expected | None = None) -> Template:
     template, problems = compile_template(value, declared, at=at, expect=expect)
-    if problems:
-        findings.extend(replace(problem, at=at) if at.endswith(".input") else problem for problem in problems)
+    findings.extend(problems)
     return template
+
+
+def _compile_parameters(
+    findings: Findings, tool: Tool[..., Any] | None, parameters: dict[str, JsonValue], place: str, declared: Declarations
+) -> Template:
+    template, problems = compile_template(parameters, declared, at=place)
+    if problems and place.endswith(".input"):  # a text, which has no paths inside it
+        findings.extend(replace(problem, at=place) for problem in problems)
+        return template
+    if tool is not None and template.texts:
+        _check_types(tool, template, place, findings)
+    hints = {join(place, name): _literal_hint(name) for name in (() if tool is None else tool.literal_parameters)}
+    for problem in problems:
+        near_in_code = problem.code == NEAR_EXPRESSION and hints.get(problem.at)
+        findings.extend([replace(problem, hint=near_in_code) if near_in_code else problem])
+    return template
+
+
+_EXAMPLES: Mapping[str, tuple[JsonValue, str]] = {
+    "string": ("", "a text"),
+    "int": (0, "an integer"),
+    "double": (0.5, "a number"),
+    "bool": (True, "true or false"),
+    "list": ([], "a list"),
+    "map": ({}, "an object"),
+}
+"""By the type of an expression: a value, and what it is."""
+
+
+def _check_types(tool: Tool[..., Any], template: Template, place: str, findings: Findings) -> None:
+    """Add a problem for each expression whose type its parameter refuses."""
+    examples = dict[tuple[str | int, ...], str]()
+
+    def example(value: JsonValue, at: tuple[str | int, ...]) -> JsonValue:
+        if isinstance(value, dict):
+            return {key: example(member, (*at, key)) for key, member in value.items()}
+        if isinstance(value, list):
+            return [example(member, (*at, index)) for index, member in enumerate(value)]
+        if not isinstance(value, str) or value not in template.texts:
+            return value
+        known = _EXAMPLES.get(shape_of_value(value, template).kind.partition("(")[0])
+        if known is None:
+            return value
+        examples[at] = known[1]
+        return known[0]
+
+    parameters = example(template.source, ())
+    if isinstance(parameters, dict) and examples:
+        for path, message, hint in tool.check_types(parameters, _is_expression, examples):
+            findings.add("bad-parameters", _parameter_path(place, path), message, hint)
+
+
+def _literal_hint(parameter: str) -> str:
+    return _LITERAL_HINTS.get(parameter, "pass the value as data, through another parameter")
 
 
 def _compile_label(findings: Findings, text: str, at: str, declared: Declarations) -> Template:

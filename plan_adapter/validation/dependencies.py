@@ -1,10 +1,17 @@
 """Which step waits for which: declared dependencies, those that references imply, and the check for cycles."""
 
-import re
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import TypeAlias
 
+from pydantic import JsonValue
+
+from plan_adapter.errors import ExpressionError
+from plan_adapter.expressions import Expression, Template, Variables
+from plan_adapter.expressions.prediction import MULTIPLYING_CALLS
+from plan_adapter.expressions.references import count_names
 from plan_adapter.graph import find_cycle
 from plan_adapter.plan import Step
 from plan_adapter.problems import did_you_mean
@@ -79,7 +86,7 @@ def check_dependencies(calls: list[Call], findings: Findings) -> Dependencies:
             )
     outer = _dependencies(first, excluded, findings, inherited=inherited)
     _check_chained_lists(first, outer, findings)
-    _check_failed_dependencies([call for call in calls if not call.is_finally_step], findings)
+    _check_conditions([call for call in calls if not call.is_finally_step], findings)
     of_finally = _dependencies(last, excluded | {call.step.id: _ORDINARY_STEP for call in first}, findings)
     return Dependencies(outer | {step_id: after for step_id, after in of_finally.items() if step_id not in outer}, inner, {})
 
@@ -96,17 +103,61 @@ def _check_chained_lists(calls: list[Call], dependencies: Mapping[str, tuple[str
                 findings.warn("chained-for-each-writes", f"{call.at}.for_each", message, hint)
 
 
-_IS_FAILED = re.compile(r"""steps(?:\.(\w+)|\[["']([\w-]+)["']\])\.status\s*==\s*["']failed["']""")
+_MAX_STATUSES = 256
+"""How many combinations of statuses a condition is tried with."""
+
+_COMPLETED: Mapping[str, JsonValue] = {"status": "completed", "error": None, "result": {}}  # nothing is known of the result
+_FAILED: Mapping[str, JsonValue] = {"status": "failed", "error": "", "result": None}
+_SKIPPED: Mapping[str, JsonValue] = {"status": "skipped", "error": None, "result": None}
 
 
-def _check_failed_dependencies(calls: list[Call], findings: Findings) -> None:
-    """Warn about a condition that asks whether a step failed: naming the step makes a dependency, so the condition is never reached."""
+def _check_conditions(calls: list[Call], findings: Findings) -> None:
+    """Warn about conditions that would let a step run although a step that it names failed: naming a step makes it a dependency.
+
+    A condition is tried with every status of the steps that it names, as far as these alone decide it.
+    """
+    named = {call.step.id: call.step for call in calls}
     for call in calls:
-        for found in _IS_FAILED.finditer(call.step.when) if call.step.when else ():
-            name = found[1] or found[2]
+        if call.when is None or not (steps := [named[name] for name in sorted(call.when.steps) if name in named]):
+            continue
+        possible = [(_COMPLETED, _SKIPPED) if _may_be_skipped(step) else (_COMPLETED,) for step in steps]
+        if math.prod(len(statuses) + 1 for statuses in possible) > _MAX_STATUSES or _may_grow(call.when):
+            continue
+        ids = [step.id for step in steps]
+        reached = {_is_true(call.when, ids, statuses) for statuses in product(*possible)}
+        tried = [statuses for statuses in product(*((*statuses, _FAILED) for statuses in possible)) if _FAILED in statuses]
+        missed = {
+            _is_true(call.when, ids, statuses): [name for name, end in zip(ids, statuses, strict=True) if end is _FAILED]
+            for statuses in tried
+        }
+        if reached == {False} and missed.keys() - {False}:
+            name = next(names for value, names in missed.items() if value is not False)[0]
             message = f"`{call.step.id}` is skipped if `{name}` fails, so this is never true"
             hint = f"undo `{name}` with a `rollback`, or move `{call.step.id}` to `finally`"
             findings.warn("never-true", f"{call.at}.when", message, hint)
+        elif reached == {True} and True in missed and len(missed) > 1:
+            every = " and ".join(f"`{name}`" for name in ids)
+            message = f"`{call.step.id}` needs {every} to complete, whatever the condition says: it depends on each step that it names"
+            hint = f"let the results of {every} say what they found, in place of a failure, or move `{call.step.id}` to `finally`"
+            findings.warn("needs-every-step", f"{call.at}.when", message, hint)
+
+
+def _may_be_skipped(step: Step) -> bool:
+    """Return whether the step may be skipped without its dependents being skipped: by its own condition, or by a person."""
+    return step.when is not None or step.ask is not None or bool(step.requires_approval)
+
+
+def _may_grow(condition: Template) -> bool:
+    codes = (part.code or "" for parts in condition.texts.values() for part in parts if isinstance(part, Expression))
+    return any(count_names(code, MULTIPLYING_CALLS) for code in codes)
+
+
+def _is_true(condition: Template, ids: list[str], statuses: tuple[Mapping[str, JsonValue], ...]) -> bool | None:
+    """Return whether a condition is true, or None if the statuses alone do not decide it."""
+    try:
+        return condition.resolve(Variables(steps=dict(zip(ids, statuses, strict=True)), inputs={})) is True
+    except ExpressionError:
+        return None
 
 
 def _inside_group(group: str) -> tuple[str, str, str]:

@@ -29,6 +29,7 @@ from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import fresh_copy
 from plan_adapter.validation.gates import check_gates, check_permissions
 from plan_adapter.validation.inputs import check_definitions, read_values
+from plan_adapter.validation.results import StepResults
 from plan_adapter.validation.sub_plans import SubPlan, check_as_sub_plan
 from plan_adapter.values import join
 
@@ -283,7 +284,7 @@ def _compile(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings, arou
     check_gates(plans, calls, inner, findings)
     check_permissions(plans, calls, findings)
     dependencies = check_dependencies(calls, findings)
-    outputs = _compile_outputs(fresh, dependencies.outer, findings)
+    outputs = _compile_outputs(fresh, dependencies.outer, StepResults(fresh, tools), findings)
     run_name = _compile_run_name(fresh, dependencies.outer, findings)
     key = _compile_key(fresh, dependencies.outer, findings)
     plan_templates = [template for template in (run_name, key) if template is not None]
@@ -321,9 +322,9 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
         findings.warn("no-model", "on_failure", message, "set PLAN_ADAPTER_MODEL where the plan runs")
 
 
-def _compile_outputs(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> dict[str, Template]:
+def _compile_outputs(plan: ExecutionPlan, steps: Iterable[str], results: StepResults, findings: Findings) -> dict[str, Template]:
     """Return the compiled outputs of the plan, which has these `steps`, and add their problems."""
-    declared = Declarations(frozenset(steps), plan.inputs, results=plan.result_fields)
+    declared = Declarations(frozenset(steps), plan.inputs, results=results)
     outputs: dict[str, Template] = {}
     for name, value in plan.outputs.items():
         outputs[name], problems = compile_template(value, declared, at=join("outputs", name))

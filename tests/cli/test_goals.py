@@ -3,7 +3,6 @@
 import json
 import re
 from datetime import datetime
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tests.agent.goal_players import Player, Seen, Verifier, decides, playing, r
 from tests.agent.server import scripted
 from tests.cli.conftest import Plan
 from tests.cli.drafting import configure
-from tests.deployments.conftest import served
 from tests.timetable.conftest import timetable
 
 __all__ = ["forget_model_servers", "timetable"]
@@ -261,35 +259,22 @@ def test_a_goal_reached_by_hand_can_be_recorded_as_done(plan: Plan, run_with_mod
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0
 
 
-class Page(BaseHTTPRequestHandler):
-    """The page that the example in the guide requests."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("content-length", "2")
-        self.end_headers()
-        self.wfile.write(b"up")
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Stay silent."""
-
-
 def test_the_example_in_the_guide_works_as_described(plan: Plan, run_with_model: Any) -> None:
     page = (Path(plan_adapter.__file__).parent / "guide" / "goals.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
     def reports(seen: Seen) -> dict[str, Any]:
         if seen.proof("write_file"):
-            return seen.end(f"{seen.proof('http_get')} shows the answer, {seen.proof('write_file')} the report")
-        if (answer := seen.result("http_get")) is None:
-            return reads("http_get", url=url)
-        return writes("write_file", path="report.txt", content=f"It answers {answer['status']}.")
+            return seen.end(f"{seen.proof('read_file')} shows the error, {seen.proof('write_file')} the report")
+        if (answer := seen.result("read_file")) is None:
+            return reads("read_file", path="web.log")
+        return writes("write_file", path="report.txt", content=f"The newest error: {answer['text']}.")
 
-    with served(Page) as url:
-        Path("report-checks.yaml").write_text(text.replace("http://127.0.0.1:8000", url), encoding="utf-8")
-        waits = run_with_model(reports, "run", "report-checks.yaml", "--offline", "--detach", "--json")
-        assert "--step report --item 2 --digest " in waits.err
-        assert plan("approve", waits.run["id"], "--step", "report", "--item", "2").code == 0
-        done = run_with_model(reports, "resume", waits.run["id"], "--offline", "--json")
-    assert (done.code, Path("report.txt").read_text(encoding="utf-8")) == (0, "It answers 200."), done.err
-    assert "   - round 3: done: E1 shows the answer, E2 the report\n      - met: " in plan("show", waits.run["id"]).out
+    Path("web.log").write_text("disk full", encoding="utf-8")
+    Path("report-errors.yaml").write_text(text, encoding="utf-8")
+    waits = run_with_model(reports, "run", "report-errors.yaml", "--offline", "--detach", "--json")
+    assert "--step report --item 2 --digest " in waits.err
+    assert plan("approve", waits.run["id"], "--step", "report", "--item", "2").code == 0
+    done = run_with_model(reports, "resume", waits.run["id"], "--offline", "--json")
+    assert (done.code, Path("report.txt").read_text(encoding="utf-8")) == (0, "The newest error: disk full."), done.err
+    assert "   - round 3: done: E1 shows the error, E2 the report\n      - met: " in plan("show", waits.run["id"]).out

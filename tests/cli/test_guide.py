@@ -68,13 +68,14 @@ def test_an_unknown_page_is_a_usage_error_that_suggests_the_nearest(plan: Plan) 
 
 
 @pytest.mark.parametrize("text", [text for text in PLANS if "\nsteps:" in text and "\ncases:" not in text])
-def test_a_plan_in_the_guide_is_valid(plan: Plan, text: str) -> None:
+def test_a_plan_in_the_guide_is_valid_without_a_warning(plan: Plan, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_MODEL", "any")  # without a model, a plan with a goal has a warning
     for other in PLANS:  # a plan can run another one
         if found := re.match(r"name: (\S+)", other):
             Path(f"{found[1]}.yaml").write_text(other, encoding="utf-8")
     Path("plan.yaml").write_text(text, encoding="utf-8")
     result = plan("validate", "plan.yaml")
-    assert result.code == 0, result.out
+    assert (result.code, result.out) == (0, "")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -15,8 +15,9 @@ def fetch_page(url: str, attempts: int = 1) -> dict[str, object]:
 
 
 @tool
-def push(value: Any = None) -> None:
+def push(value: Any = None) -> Any:
     """Push a value."""
+    return value
 
 
 @tool(literal_parameters=["command"])

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.options import Input
+from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.validation import find_problems, lint, validate
+from tests.cases import for_each
 from tests.validation.builders import TOOLS, found, plan, step
 
 
@@ -119,3 +121,48 @@ def test_a_condition_on_a_failed_dependency_is_a_warning(when: str) -> None:
     assert (problem.severity, problem.at) == ("warning", "steps[1].when")
     other = plan(step("a"), step("b", when="${{ steps.a.status == 'completed' }}"))
     assert "never-true" not in {problem.code for problem in lint(other, TOOLS)}
+
+
+OK = "status == 'completed'"
+
+
+@for_each(
+    when=[
+        f"steps.b.{OK} || steps.c.{OK}",
+        "steps.b.status != 'failed' || steps.c.status != 'failed'",
+        "!(steps.b.status == 'failed' && steps.c.status == 'failed')",
+        "'completed' in [steps.b.status, steps.c.status]",
+        "[steps.b.status, steps.c.status].exists(s, s == 'completed')",
+        f"steps.b.{OK} ? true : steps.c.{OK}",
+        "steps.b.error == null || steps.c.error == null",
+        f"steps.b.{OK} || steps.c.result.ok",
+    ]
+)
+def test_a_condition_that_one_of_two_steps_would_meet_is_a_warning(when: str) -> None:
+    checked = plan(step("b"), step("c"), step("d", when=f"${{{{ {when} }}}}"))
+    (problem,) = lint(checked, TOOLS)
+    assert (problem.code, problem.severity, problem.at) == ("needs-every-step", "warning", "steps[2].when")
+    assert "`d` needs `b` and `c` to complete" in problem.message
+
+
+@for_each(
+    when=[
+        f"steps.b.{OK} && steps.c.{OK}",
+        f"steps.b.{OK}",
+        "steps.b.status != 'skipped'",
+        "steps.b.result.x == 1 || steps.c.result.y == 2",
+        f"steps.either.{OK} || steps.other.{OK}",  # of two branches, one is skipped by its condition
+        "steps.either.result == null",
+        f"inputs.force || steps.b.{OK}",
+    ]
+)
+def test_a_condition_that_only_completed_or_skipped_steps_meet_is_no_warning(when: str) -> None:
+    branches = [step("either", when="${{ inputs.force }}"), step("other", when="${{ !inputs.force }}")]
+    inputs = {"force": Input(type="boolean")}
+    assert lint(plan(step("b"), step("c"), *branches, step("d", when=f"${{{{ {when} }}}}"), inputs=inputs), TOOLS) == []
+
+
+def test_the_condition_of_a_step_in_a_group_is_looked_at_too() -> None:
+    inner = [step("b"), step("c"), step("d", when=f"${{{{ steps.b.{OK} || steps.c.{OK} }}}}")]
+    group = Step(id="group", description="Each", for_each="${{ [1, 2] }}", steps=inner)
+    assert [(problem.code, problem.at) for problem in lint(plan(group), TOOLS)] == [("needs-every-step", "steps[0].steps[2].when")]

@@ -1,0 +1,365 @@
+"""Tests of references to results: what is known of them from tools, questions, goals, groups and sub-plans is checked before a run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
+
+from plan_adapter.options import Input, Question
+from plan_adapter.plan import ExecutionPlan, Rollback, Step
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.tool import tool
+from plan_adapter.validation import lint
+from tests.cases import for_each
+
+
+class Address(TypedDict):
+    city: str
+    zip: str | None
+
+
+@dataclass
+class Node:
+    name: str
+    load: float
+    up: bool
+    address: Address
+    labels: dict[str, str]
+
+
+class Report(BaseModel):
+    ready: bool
+    nodes: list[Node]
+    parent: "Report | None" = None
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    known: int = 0
+
+
+class Renamed(BaseModel):
+    size: int = Field(serialization_alias="bytes")
+
+
+@tool(effect="read")
+def report() -> Report:
+    """Report."""
+    raise NotImplementedError
+
+
+@tool(effect="read")
+def nodes() -> list[Node]:
+    """List nodes."""
+    raise NotImplementedError
+
+
+@tool(effect="read")
+def node(name: str = "", count: int = 0, tags: list[str] | None = None) -> Node:
+    """Return a node."""
+    raise NotImplementedError
+
+
+@tool(effect="read")
+def either() -> Address | Node:
+    """Return one of two."""
+    raise NotImplementedError
+
+
+@tool(effect="read")
+def open_result() -> Open:
+    """Return a model with any further field."""
+    raise NotImplementedError
+
+
+@tool(effect="read")
+def renamed() -> Renamed:
+    """Return a model with another name for its field."""
+    raise NotImplementedError
+
+
+@tool(effect="read")
+def counts() -> dict[str, int]:
+    """Count."""
+    raise NotImplementedError
+
+
+@tool(effect="read")
+def anything() -> Any:
+    """Return anything."""
+
+
+@tool(effect="read")
+def nothing() -> None:
+    """Return nothing."""
+
+
+@tool(effect="read")
+def unknown_type() -> "NotImported":  # type: ignore[name-defined]  # noqa: F821  # never needed to call it
+    """Return what nobody knows."""
+
+
+TOOLS = ToolRegistry.with_builtins([report, nodes, node, either, open_result, renamed, counts, anything, nothing, unknown_type])
+
+
+def step(step_id: str, tool_name: str = "anything", **fields: Any) -> Step:
+    return Step(id=step_id, tool_name=tool_name, description="Do it", **fields)
+
+
+def plan(*steps: Step, **fields: Any) -> ExecutionPlan:
+    return ExecutionPlan(description="Use results", steps=list(steps), **fields)
+
+
+def problems(checked: ExecutionPlan) -> list[tuple[str, str, str]]:
+    return [(problem.code, problem.at, problem.message) for problem in lint(checked, TOOLS)]
+
+
+def messages_of(tool_name: str, expression: str) -> list[str]:
+    """The messages about `expression`, which uses the result of `tool_name` as `steps.a.result`, in the parameters of a later step."""
+    parameters = {"argv": ["make"]} if tool_name == "run_command" else {}
+    uses = step("b", "write_file", parameters={"path": "x", "content": f"${{{{ {expression} }}}}"})
+    return [message for _, _, message in problems(plan(step("a", tool_name, parameters=parameters), uses))]
+
+
+@for_each(
+    tool_name_expression_message=[
+        ("run_command", "steps.a.result.stdot", "`steps.a.result` has no field `stdot`"),
+        ("run_command", "steps.a.result.stdout.first", "`steps.a.result.stdout.first`: a string has no `first`"),
+        ("run_command", "steps.a.result.exit_code + 'x'", "(int, string)"),
+        ("run_command", "'中文' + steps.a.result.输出", ""),
+        ("report", "steps.a.result.nodes[0].nmae", "`steps.a.result.nodes[0]` has no field `nmae`"),
+        ("report", "steps.a.result.nodes.map(n, n.address.ctiy)", "`steps.a.result.nodes[*].address` has no field `ctiy`"),
+        ("report", "steps.a.result.nodes.filter(n, n.up).map(m, m.naem)", "`steps.a.result.nodes[*]` has no field `naem`"),
+        ("report", "steps.a.result.nodes.filter(n, n.up)[0].naem", "`steps.a.result.nodes[0]` has no field `naem`"),
+        ("report", "steps.a.result.nodes.exists(n, n.labels.exists(k, k.x == '1'))", "a string has no `x`"),
+        ("report", "steps.a.result.nodes.name", "a list(map) has no `name`"),
+        ("nodes", "steps.a.result.name", "a list(map) has no `name`"),
+        ("either", "steps.a.result.street", "`steps.a.result` has no field `street`"),
+        ("nothing", "steps.a.result.x", "`steps.a.result` is always null"),
+        ("node", "steps.a.result.up + 1", "(bool, int)"),
+    ]
+)
+def test_a_field_that_a_result_does_not_have_is_refused(tool_name_expression_message: tuple[str, str, str]) -> None:
+    tool_name, expression, message = tool_name_expression_message
+    (found,) = messages_of(tool_name, expression)
+    assert message in found
+
+
+@for_each(
+    tool_name_expression=[
+        ("run_command", "steps.a.result.stdout + string(steps.a.result.exit_code)"),
+        ("run_command", "steps.a.result == null ? '' : steps.a.result.stdout"),
+        ("run_command", "has(steps.a.result.stderr)"),
+        ("run_command", "steps.a.result.path"),  # of the file that keeps a large result
+        ("report", "steps.a.result.parent.parent.anything"),  # a type that contains itself is not known further down
+        ("report", "steps.a.result.nodes[0].labels.team"),
+        ("report", "steps.a.result.nodes.map(n, n.load * 2)"),  # 1 or 1.0: JSON does not say
+        ("report", "steps.a.result.nodes.map(n, n.address.zip == null)"),
+        ("report", "steps.a.result.nodes.map(item, item.name)"),
+        ("nodes", "steps.a.result.map(n, {'n': n.name}).filter(m, m.whatever == 1)"),
+        ("either", "steps.a.result.city + steps.a.result.name"),
+        ("open_result", "steps.a.result.further"),
+        ("renamed", "steps.a.result.bytes"),
+        ("renamed", "steps.a.result.size"),
+        ("counts", "steps.a.result['中文'] + 1"),
+        ("anything", "steps.a.result.x[0].y"),
+        ("unknown_type", "steps.a.result.x"),
+    ]
+)
+def test_what_a_result_may_have_is_accepted(tool_name_expression: tuple[str, str]) -> None:
+    assert messages_of(*tool_name_expression) == []
+
+
+def test_results_are_checked_wherever_an_expression_can_be() -> None:
+    wrong = "${{ steps.a.result.wrong }}"
+    checked = plan(
+        step("a", "node", done_when="${{ result.wrong }}", rollback=Rollback(tool_name="anything")),
+        step("undone", "node", rollback=Rollback(tool_name="node", parameters={"name": "${{ result.wrong }}"})),
+        step("list", "nodes"),
+        step("each", "node", for_each="${{ steps.list.result }}", label="${{ item.wrong }}", parameters={"name": "${{ item.wrong }}"}),
+        step("after", "node", parameters={"name": "${{ steps.each.result.name }}", "count": "${{ steps.each.result[0].wrong }}"}),
+        step("when", when="${{ steps.a.result.wrong == 'x' }}"),
+        step("condition", when="${{ steps.a.result.name }}"),
+        step("loop", for_each="${{ steps.a.result.name }}"),
+        Step(
+            id="group",
+            description="For each",
+            for_each="${{ steps.list.result }}",
+            steps=[
+                step("in1", "node", parameters={"name": "${{ item.wrong }}"}),
+                step("in2", "node", when="${{ steps.in1.result.wrong }}"),
+            ],
+        ),
+        step("seen", "node", parameters={"name": "${{ steps.group.result.map(i, i.wrong) }}"}),
+        step("inside", "node", parameters={"name": "${{ steps.group.result.map(i, i.results.in1.wrong) }}"}),
+        finally_=[step("last", "node", parameters={"name": wrong})],
+        outputs={"deep": {"list": [wrong]}},
+    )
+    assert [at for _, at, _ in problems(checked)] == [
+        "steps[0].done_when",
+        "steps[1].rollback.parameters.name",
+        "steps[3].label",
+        "steps[3].parameters.name",
+        "steps[4].parameters.name",
+        "steps[4].parameters.count",
+        "steps[5].when",
+        "steps[6].when",
+        "steps[7].for_each",
+        "steps[8].steps[0].parameters.name",
+        "steps[8].steps[1].when",
+        "steps[9].parameters.name",
+        "steps[10].parameters.name",
+        "outputs.deep.list[0]",
+        "finally[0].parameters.name",
+    ]
+
+
+def test_the_outputs_of_a_sub_plan_and_the_answers_of_a_question_have_types() -> None:
+    inner = plan(
+        step("n", "node"),
+        step("r", "report"),
+        outputs={"node": "${{ steps.n.result }}", "all": "${{ steps.r.result.nodes }}", "text": "is ${{ steps.n.result.load }}", "two": 2},
+    )
+    asks = Question(question="Which?", fields={"choice": Input(type="string"), "sure": Input(type="boolean")})
+
+    def uses(*expressions: str) -> list[str]:
+        checked = plan(
+            Step(id="sub", description="Run it", plan="inner", pinned=inner),
+            Step(id="ask", description="Ask", ask=asks),
+            *(step(f"s{index}", "node", when=f"${{{{ {expression} }}}}") for index, expression in enumerate(expressions)),
+        )
+        return [message for _, _, message in problems(checked)]
+
+    assert uses("steps.sub.result.node.up", "steps.sub.result.all[0].up", "steps.ask.result.sure") == []
+    found = uses(
+        "steps.sub.result.node.down",
+        "steps.sub.result.all[0].down",
+        "steps.sub.result.text",
+        "steps.sub.result.two",
+        "steps.ask.result.choice",
+    )
+    assert found == [
+        "`steps.sub.result.node` has no field `down`",
+        "`steps.sub.result.all[0]` has no field `down`",
+        "`steps.sub.result.text` is of type string",
+        "`steps.sub.result.two` is of type int",
+        "`steps.ask.result.choice` is of type string",
+    ]
+
+
+def test_the_results_of_the_tools_of_a_goal_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_MODEL", "any")
+    goal = Step(id="goal", description="Reach it", goal="Find a node", tools=["node"], done_when="${{ result.results.node.upp }}")
+    uses = step("b", parameters={}, when="${{ steps.goal.result.results.nodes.up || steps.goal.result.evidence.exists(e, e.sucess) }}")
+    assert [message for _, _, message in problems(plan(goal, uses))] == [
+        "`result.results.node` has no field `upp`",
+        "`steps.goal.result.results` has no field `nodes`",
+    ]
+
+
+@for_each(
+    parameter_expression=[
+        ("name", "inputs.ports"),
+        ("name", "steps.a.result.up"),
+        ("name", "inputs.count"),
+        ("count", "steps.a.result.labels"),
+        ("tags", "steps.a.result.name"),
+    ]
+)
+def test_a_value_whose_type_its_parameter_refuses_is_refused(parameter_expression: tuple[str, str]) -> None:
+    name, expression = parameter_expression
+    inputs = {"ports": Input(type="array", items="integer"), "count": Input(type="integer")}
+    checked = plan(step("a", "node"), step("b", "node", parameters={name: f"${{{{ {expression} }}}}"}), inputs=inputs)
+    found = [problem for problem in lint(checked, TOOLS) if problem.severity == "error"]
+    assert [(problem.code, problem.at) for problem in found] == [("bad-parameters", f"steps[1].parameters.{name}")]
+
+
+def test_a_value_whose_content_may_fit_is_accepted() -> None:
+    inputs = {"port": Input(type="string"), "hosts": Input(type="array", items="string")}
+    argv = ["${{ inputs.port }}", "${{ steps.a.result.load }}", "${{ steps.a.result.up }}", "${{ steps.a.result.address.zip }}"]
+    checked = plan(
+        step("a", "node", parameters={"count": "${{ inputs.port }}", "tags": "${{ inputs.hosts }}"}),
+        step("b", "run_command", parameters={"argv": argv}),
+        inputs=inputs,
+    )
+    assert problems(checked) == []
+
+
+def test_a_tool_that_stands_in_for_another_keeps_what_is_known_of_its_result() -> None:
+    async def answer(**_: Any) -> Any:
+        return None
+
+    assert node.with_function(answer).result_schema == node.result_schema != {}
+
+
+def test_a_result_schema_is_not_part_of_what_is_approved(tmp_path: Path) -> None:
+    @tool(effect="read", name="node")
+    def node_without_annotation(name: str = "", count: int = 0, tags: list[str] | None = None):  # type: ignore[no-untyped-def]
+        """Return a node."""
+
+    assert node_without_annotation.definition() == node.definition()
+    assert node_without_annotation.result_schema == {}
+
+
+@for_each(
+    text_meant=[
+        ("{{ inputs.host }}", "inputs.host"),
+        ("{{inputs.host | upper}}", "inputs.host"),
+        ("ssh ${inputs.host} ${{ inputs.host }}", "inputs.host"),
+        ("主机：$inputs.host", "inputs.host"),
+        ("{inputs.host}", "inputs.host"),
+        ('{{ steps["my-step"].result.stdout }}', 'steps["my-step"].result.stdout'),
+        ("${steps.build.result.stdout}", "steps.build.result.stdout"),
+        ("{{ secrets.token }}", "secrets.token"),
+        ("{{ item.name }}", "item.name"),
+    ]
+)
+def test_a_text_that_another_language_would_read_as_a_value_is_a_warning(text_meant: tuple[str, str]) -> None:
+    text, meant = text_meant
+    inputs = {"host": Input(type="string"), "hosts": Input(type="array")}
+    checked = plan(
+        step("a", for_each="${{ inputs.hosts }}", label="${{ inputs.host }}"),
+        step("b", "run_command", for_each="${{ inputs.hosts }}", parameters={"argv": ["echo"], "env": {"A": text}}),
+        inputs=inputs,
+    )
+    (found,) = lint(checked, TOOLS)
+    assert (found.code, found.severity, found.at) == ("near-expression", "warning", "steps[1].parameters.env.A")
+    assert found.hint == f"write `${{{{ {meant} }}}}`"
+
+
+@for_each(
+    text=[
+        "{{ item }}",
+        "{{ .Name }}",
+        "${HOST}",
+        "$item",
+        "${inputs[0]}",
+        "{{ result }}",
+        "{inputs}",
+        "my{inputs.host",
+        "$${x}",
+        "{{ run.status }}",
+    ]
+)
+def test_other_texts_with_braces_and_dollars_are_no_warning(text: str) -> None:
+    assert problems(plan(step("a", "run_command", parameters={"argv": ["echo", text], "stdin": text}))) == []
+
+
+def test_in_a_script_the_warning_names_the_way_for_scripts() -> None:
+    (found,) = lint(plan(step("a", "bash", parameters={"command": "echo $inputs.host"})), TOOLS)
+    assert (found.code, found.hint) == ("near-expression", 'pass the value through `env`, and write "$NAME" in the script')
+
+
+def test_texts_outside_parameters_are_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_MODEL", "any")
+    checked = plan(
+        Step(id="goal", description="Reach it", goal="Restart {{ inputs.host }}", tools=["node"]),
+        Step(id="ask", description="Ask", ask=Question(question="Is $inputs.host up?", fields={"up": Input(type="boolean")})),
+        outputs={"host": "{{ inputs.host }}"},
+        run_name="restart {inputs.host}",
+    )
+    places = {"run_name", "steps[0].goal", "steps[1].ask.question", "outputs.host"}
+    assert {(code, at) for code, at, _ in problems(checked)} == {("near-expression", at) for at in places}

@@ -77,10 +77,8 @@ def list_of(items: Shape) -> Shape:
 
 def shape_of_kind(kind: str) -> Shape:
     """Return the shape of a value of a type that is written as in CEL."""
-    outer, _, inner = kind.removesuffix(")").partition("(")
-    if outer == "list":
-        return list_of(shape_of_kind(inner or "dyn"))
-    return Shape(outer)
+    outer, _, inner = kind.replace("<", "(").replace(">", ")").partition("(")  # CEL's own names of types within a list have `<`
+    return list_of(shape_of_kind(inner.removesuffix(")") or "dyn")) if outer == "list" else Shape(outer)
 
 
 def shape_of_type(name: str, items: str | None = None) -> Shape:

@@ -14,7 +14,8 @@ from pydantic import Field, JsonValue
 from typing_extensions import TypedDict
 
 from plan_adapter.errors import ToolError
-from plan_adapter.readable import one_line
+from plan_adapter.readable import cut, one_line
+from plan_adapter.tools.sql_script import ends_transaction, split_script
 from plan_adapter.tools.tool import as_json, tool
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ async def sql_query(
         max_rows: The maximum number of rows. If there are more, the step fails.
     """
     query = _require_query(statement)
+    _require_used([query], [parameters or {}])
     async with _connection(url, is_reading=True) as connection:
         result = await _run_interruptible(connection, _run_query(connection, query, parameters or {}))
         columns = list(result.keys())
@@ -101,18 +103,29 @@ async def sql_query(
 async def sql_execute(url: str, statement: str | Statements, parameters: Parameters | list[Parameters] | None = None) -> ExecuteResult:
     """Run statements that write, in one transaction, and return {rowcount}.
 
-    These are refused: COPY to or from a PROGRAM, and on SQLite statements that write another file: VACUUM INTO, and ATTACH without
+    If one fails, none has an effect. So several statements cannot contain BEGIN, COMMIT or ROLLBACK. These are refused as well:
+    COPY to or from a PROGRAM, and on SQLite statements that write another file: VACUUM INTO, and ATTACH without
     `mode=ro`, as in `ATTACH 'file:' || :source || '?mode=ro' AS source`. Everything else depends on the rights of the database role.
 
     Args:
         url: A SQLAlchemy URL, `sqlite:///file.db` or `postgresql://user@host/database`.
-        statement: One statement, or a list of statements, which run all or none. Pass values through `parameters`, as `:name`.
-        parameters: The values for the statements. With a list of objects, the statements run once for each, all or none.
+        statement: A statement, a script with `;` between statements, or a list of these, which run all or none. Pass values through
+            `parameters`, as `:name`.
+        parameters: The values for the statements, each of which uses those that it names. With a list of objects, the statements run once
+            for each, all or none.
     """
-    statements = [statement] if isinstance(statement, str) else statement
+    dialect = _parse_url(url, is_reading=False).get_backend_name()
+    scripts = [statement] if isinstance(statement, str) else statement
+    statements = [text for script in scripts for text in split_script(script, dialect)]
+    if not statements:
+        raise ToolError("there is no statement, only comments or blanks")
     each = parameters if isinstance(parameters, list) else [parameters or {}]
     for text in statements:
         _refuse_outside_access(_without_comments(text))
+        if len(statements) > 1 and ends_transaction(_without_comments(text)):
+            message = "all statements of a call run in one transaction, which the tool itself begins and commits; remove this statement"
+            raise ToolError(f"`{cut(one_line(text), 80)}`: {message}")
+    _require_used(statements, each)
     async with _connection(url, is_reading=False) as connection:
         return {"rowcount": await _run_interruptible(connection, _run_statements(connection, statements, each))}
 
@@ -121,9 +134,9 @@ async def _run_query(connection: "AsyncConnection", query: str, parameters: Para
     """Return the rows of a query that only reads."""
     if connection.dialect.name == "postgresql" and _keyword(query) not in ("SHOW", "EXPLAIN"):
         # By PostgreSQL's grammar, a cursor's query only reads. The cursor itself is not read from.
-        await connection.execute(_bind(f"DECLARE sql_query NO SCROLL CURSOR FOR {query}", parameters), _encode_values(parameters))
+        await connection.execute(*_bind(f"DECLARE sql_query NO SCROLL CURSOR FOR {query}", parameters))
         await connection.exec_driver_sql("CLOSE sql_query")
-    result = await connection.execute(_bind(query, parameters), _encode_values(parameters))
+    result = await connection.execute(*_bind(query, parameters))
     if not result.returns_rows:
         raise ToolError("the statement returns no rows; use sql_execute for one that writes")
     return result
@@ -131,12 +144,12 @@ async def _run_query(connection: "AsyncConnection", query: str, parameters: Para
 
 async def _run_statements(connection: "AsyncConnection", statements: list[str], each: list[Parameters]) -> int:
     """Run all statements in one transaction, once for each of the parameters. Return how many rows changed."""
-    if len(statements) > 1 and connection.dialect.name == "sqlite":
+    if len(statements) * len(each) > 1 and connection.dialect.name == "sqlite":
         await connection.exec_driver_sql("BEGIN IMMEDIATE")  # sqlite3 itself begins none before CREATE, DROP and similar
     rowcount = 0
     for values in each:
         for statement in statements:
-            result = await connection.execute(_bind(statement, values), _encode_values(values))
+            result = await connection.execute(*_bind(statement, values))
             rowcount += max(0, result.rowcount)  # -1 if the database does not count rows
     await connection.commit()
     return rowcount
@@ -318,15 +331,25 @@ def _is_missing(database: str | None) -> bool:
     return bool(database) and database != ":memory:" and not str(database).startswith("file:") and not Path(str(database)).exists()
 
 
-def _bind(statement: str, parameters: Mapping[str, JsonValue]) -> "Executable":
+def _require_used(statements: list[str], each: list[Parameters]) -> None:
+    """Raise ToolError if a parameter is named in none of the statements: it is misspelt, or the statement is."""
+    from sqlalchemy import text  # only for a call
+
+    named = {name for statement in statements for name in text(statement).compile().params}
+    if unused := {name for parameters in each for name in parameters} - named:
+        raise ToolError(f"no statement uses {', '.join(f'`:{name}`' for name in sorted(unused))}, which `parameters` gives a value")
+
+
+def _bind(statement: str, parameters: Mapping[str, JsonValue]) -> "tuple[Executable, dict[str, Any]]":
+    """Return `statement` ready for the database, with the values of those `parameters` that it names."""
     from sqlalchemy import bindparam, text  # only for a call
 
-    lists: list[BindParameter[Any]] = [bindparam(name, expanding=True) for name, value in parameters.items() if isinstance(value, list)]
-    return text(statement).bindparams(*lists)
-
-
-def _encode_values(parameters: Mapping[str, JsonValue]) -> dict[str, Any]:
-    return {name: json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value for name, value in parameters.items()}
+    plain = text(statement)
+    names = plain.compile().params
+    used = {name: value for name, value in parameters.items() if name in names}
+    lists: list[BindParameter[Any]] = [bindparam(name, expanding=True) for name, value in used.items() if isinstance(value, list)]
+    encoded = {name: json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value for name, value in used.items()}
+    return plain.bindparams(*lists), encoded
 
 
 def _error_text(error: Exception, target: "URL") -> str:

@@ -10,7 +10,6 @@ import pytest
 
 import plan_adapter
 from plan_adapter.gates.approval import os_user
-from plan_adapter.plan import GOAL_RESULT
 from plan_adapter.rounds import CHECKS
 from tests.agent.conftest import forget_model_servers
 from tests.agent.goal_players import Player, Seen, Verifier, decides, playing, reads, writes
@@ -90,7 +89,7 @@ def test_yes_does_not_confirm_calls_by_a_model(plan: Plan, run_with_model: Any) 
 def test_a_goal_is_met_and_its_rounds_are_shown(plan: Plan, run_with_model: Any) -> None:
     run_id = planned(plan, run_with_model)
     (step,) = plan("show", run_id, "--json").run["steps"]
-    assert tuple(step["result"]) == GOAL_RESULT
+    assert tuple(step["result"]) == ("summary", "rounds", "evidence", "results")
     assert step["result"]["results"]["place"]["name"] == "高数作业"
     assert [(record["action"], record["tool"], record["verdict"]) for record in step["rounds"]] == [
         ("continue", "find_free", None),

@@ -169,7 +169,7 @@ async def test_each_item_of_a_loop_has_its_own_gate():
 async def test_no_approval_is_requested_for_a_call_that_cannot_be_made():
     world, approvers = World(), Approvers()
     plan = gated({"first": [], "gate": ["first"]}, "gate")
-    plan.steps[1].parameters = {"name": "${{ steps.first.result.missing }}"}
+    plan.steps[1].parameters = {"name": "${{ string(int(steps.first.result)) }}"}
     run = await Execution(plan, [world.work], gates=approvers).go()
     assert approvers.asked == {}
     assert run.step("gate").status is StepStatus.FAILED

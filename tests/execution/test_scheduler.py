@@ -212,11 +212,11 @@ async def test_a_failed_item_fails_its_step_and_starts_no_further_item():
 async def test_an_expression_that_fails_at_run_time_fails_its_step_and_calls_nothing():
     world = World()
     plan = plan_of({"a": [], "b": []}, continue_on_error=True)
-    plan.step("b").parameters = {"name": "${{ steps.a.result.missing.deeper }}"}
+    plan.step("b").parameters = {"name": "${{ string(int(steps.a.result)) }}"}
     execution = Execution(plan, [world.work])
     run = await execution.go()
     assert run.step("b").status is StepStatus.FAILED
-    assert "steps.a.result.missing" in (run.step("b").error or "")
+    assert "int(steps.a.result)" in (run.step("b").error or "")
     assert [attempt.step_id for attempt in execution.recorder.attempts] == ["a"]
 
 

@@ -119,7 +119,7 @@ async def test_execute_creates_a_missing_database_file(tmp_path: Path) -> None:
         ("SELEC 1", {}, "a statement that starts with SELEC is not a query"),
         ("SELECT FROM WHERE", {}, 'near "FROM": syntax error'),
         ("SELECT * FROM users WHERE id = :id", {}, "A value is required for bind parameter 'id'"),
-        ("SELECT 1 AS a", {"b": [1]}, "This text.. construct doesn't define a bound parameter named 'b'"),
+        ("SELECT 1 AS a", {"b": [1]}, "no statement uses `:b`"),
         ("SELECT 1 AS a, 2 AS a", {}, "several columns are called a; name them with AS"),
         ("SELECT id FROM users", {"max": 1}, ""),
     ],
@@ -231,6 +231,90 @@ async def test_errors_do_not_show_the_postgresql_password(postgres_database: str
     with pytest.raises(ToolError, match="postgresql: password authentication failed") as error:
         await sql_query(wrong, "SELECT 1 AS a")
     assert "s3cret" not in str(error.value)
+
+
+SCRIPT = """
+-- a table; and its rows
+CREATE TABLE parts (id bigint PRIMARY KEY, name text);
+INSERT INTO parts VALUES (1, 'a;b'), (2, 'it''s; 中文'); /* done; */
+UPDATE parts SET name = :name WHERE id IN :ids;
+"""
+BROKEN = "INSERT INTO parts VALUES (3, 'c'); CREATE TABLE more (id int); DELETE FROM parts; INSERT INTO nowhere VALUES (1)"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'new.db'}" if request.param == "sqlite" else request.getfixturevalue("postgres_database")
+
+
+@pytest.mark.parametrize("form", [str, lambda text: text.split(";\nINSERT"), lambda text: [text]], ids=["script", "two scripts", "list"])
+async def test_a_script_runs_in_one_transaction(database: str, form: Any) -> None:
+    written = form(SCRIPT)
+    if isinstance(written, list) and len(written) == 2:
+        written = [written[0], f"INSERT{written[1]}"]
+    assert await sql_execute(database, written, {"name": "x", "ids": [2]}) == {"rowcount": 3}
+    with pytest.raises(ToolError, match="nowhere"):
+        await sql_execute(database, BROKEN)
+    with pytest.raises(ToolError, match="nowhere"):
+        await sql_execute(database, BROKEN.split("; "))
+    found = await sql_query(database, "SELECT name FROM parts ORDER BY id")
+    assert found == {"rows": [{"name": "a;b"}, {"name": "x"}]}
+    assert await sql_execute(database, "CREATE TABLE more (id int)") == {"rowcount": 0}, "the table of the failed script does not exist"
+
+
+async def test_a_script_runs_once_for_each_of_the_parameters_all_or_none(database: str) -> None:
+    await sql_execute(database, "CREATE TABLE parts (id bigint PRIMARY KEY, name text); CREATE TABLE log (id bigint)")
+    script = "INSERT INTO parts VALUES (:id, :name); INSERT INTO log VALUES (:id)"
+    assert await sql_execute(database, script, [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]) == {"rowcount": 4}
+    with pytest.raises(ToolError, match=r"UNIQUE|unique"):
+        await sql_execute(database, script, [{"id": 3, "name": "c"}, {"id": 2, "name": "b"}])
+    assert (await sql_query(database, "SELECT count(*) AS n FROM log"))["rows"] == [{"n": 2}]
+
+
+@pytest.mark.parametrize("ending", ["COMMIT", "begin", "END TRANSACTION", "/* now */ ROLLBACK", "START TRANSACTION", "ABORT"])
+async def test_several_statements_cannot_end_their_transaction(database: str, ending: str) -> None:
+    await sql_execute(database, "CREATE TABLE parts (id bigint)")
+    for form in (f"INSERT INTO parts VALUES (1); {ending}; INSERT INTO nowhere VALUES (1)", ["INSERT INTO parts VALUES (1)", ending]):
+        with pytest.raises(ToolError, match="all statements of a call run in one transaction"):
+            await sql_execute(database, form)
+    assert (await sql_query(database, "SELECT count(*) AS n FROM parts"))["rows"] == [{"n": 0}]
+
+
+async def test_a_savepoint_in_a_script_is_allowed(database: str) -> None:
+    await sql_execute(database, "CREATE TABLE parts (id bigint)")
+    script = "SAVEPOINT s; INSERT INTO parts VALUES (1); ROLLBACK TO SAVEPOINT s; INSERT INTO parts VALUES (2); RELEASE SAVEPOINT s"
+    await sql_execute(database, script)
+    assert (await sql_query(database, "SELECT id FROM parts"))["rows"] == [{"id": 2}]
+
+
+async def test_the_body_of_a_trigger_is_one_statement(url: str) -> None:
+    body = "UPDATE users SET age = CASE WHEN age IS NULL THEN 0 ELSE age END WHERE id = new.id; DELETE FROM users WHERE name = 'Ana;';"
+    script = f"CREATE TABLE seen (id int); CREATE TEMP TRIGGER t AFTER INSERT ON users BEGIN {body} END; INSERT INTO users (id) VALUES (9);"
+    assert await sql_execute(url, script) == {"rowcount": 1}
+    assert await sql_query(url, "SELECT age FROM users WHERE id = 9") == {"rows": [{"age": 0.0}]}
+
+
+async def test_the_body_of_a_function_is_one_statement(postgres_database: str) -> None:
+    dollars = "CREATE FUNCTION one() RETURNS int LANGUAGE plpgsql AS $f$ BEGIN PERFORM 1; RETURN 1; END $f$"
+    atomic = "CREATE FUNCTION two() RETURNS int LANGUAGE sql BEGIN ATOMIC SELECT 1; SELECT CASE WHEN true THEN 2 END; END"
+    text = r"CREATE TABLE t AS SELECT E'it\'s; one' AS a, U&'x;' AS b, $$;$$ AS c /* /* ; */ ; */"
+    await sql_execute(postgres_database, f"{dollars}; {atomic}; {text}; SELECT one(), two();")
+    assert (await sql_query(postgres_database, "SELECT one() + two() AS n, a, b, c FROM t"))["rows"] == [
+        {"n": 3, "a": "it's; one", "b": "x;", "c": ";"}
+    ]
+
+
+async def test_text_without_a_statement_is_refused(database: str) -> None:
+    for text in ("", " ; -- nothing\n;", "/* ; */"):
+        with pytest.raises(ToolError, match="there is no statement"):
+            await sql_execute(database, text)
+
+
+async def test_a_script_is_no_query(database: str) -> None:
+    await sql_execute(database, "CREATE TABLE parts (id bigint)")
+    with pytest.raises(ToolError):
+        await sql_query(database, "SELECT 1 AS a; INSERT INTO parts VALUES (1)")
+    assert (await sql_query(database, "SELECT count(*) AS n FROM parts"))["rows"] == [{"n": 0}]
 
 
 def test_the_statement_must_be_literal() -> None:

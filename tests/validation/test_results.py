@@ -250,6 +250,17 @@ def test_the_outputs_of_a_sub_plan_and_the_answers_of_a_question_have_types() ->
     ]
 
 
+def test_items_written_as_expressions_may_have_any_field() -> None:
+    for items in ("[{'os': 'a', 'node': 18}]", "[[{'os': 'b'}], []]", "[1, 'x', {'os': 'c'}]", "[]"):
+        of_item = "item[0].os" if items.startswith("[[") else "item.os"
+        checked = plan(
+            step("a", "node", for_each=f"${{{{ {items} }}}}", label="${{ string(1) }}", parameters={"name": f"${{{{ {of_item} }}}}"})
+        )
+        assert problems(checked) == []
+    (found,) = problems(plan(step("a", "node", for_each="${{ [1, 2] }}", parameters={"name": "${{ item.os }}"})))
+    assert found[2] == "`item.os`: a int has no `os`"
+
+
 def test_the_results_of_the_tools_of_a_goal_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_MODEL", "any")
     goal = Step(id="goal", description="Reach it", goal="Find a node", tools=["node"], done_when="${{ result.results.node.upp }}")

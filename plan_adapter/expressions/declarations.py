@@ -120,7 +120,8 @@ def _no_member(path: Path, shape: Shape, fields: Collection[str] | None) -> Refu
     if fields is None:
         hint = f"write {format_path((*path[:-1], 0))} for its first member" if shape.type == "list" else ""
         kind = shape.type if shape.is_optional else shape.kind
-        return RefusedError("expression-type", f"`{format_path(path)}`: a {kind} has no `{key}`", hint)
+        article = "an" if kind == "int" else "a"
+        return RefusedError("expression-type", f"`{format_path(path)}`: {article} {kind} has no `{key}`", hint)
     hint = did_you_mean(str(key), fields) if fields else "declare it under `outputs` of the plan that the step runs"
     return RefusedError("unknown-reference", f"`{value}` has no field `{key}`", hint)
 

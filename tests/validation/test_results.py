@@ -258,7 +258,7 @@ def test_items_written_as_expressions_may_have_any_field() -> None:
         )
         assert problems(checked) == []
     (found,) = problems(plan(step("a", "node", for_each="${{ [1, 2] }}", parameters={"name": "${{ item.os }}"})))
-    assert found[2] == "`item.os`: a int has no `os`"
+    assert found[2] == "`item.os`: an int has no `os`"
 
 
 def test_the_results_of_the_tools_of_a_goal_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

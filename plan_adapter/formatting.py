@@ -161,6 +161,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
             rollback=None if step.rollback is None else (None, step.rollback.parameters),
             is_finally_step=number > count,
             at_once=plan.items_at_once(step),
+            on_error=plan.on_error_of(step),
             facts=sub_plan_facts(plan, step) if step.goal is None else goal_facts(plan, step, dict.fromkeys(step.tools)),
         )
         lines += indented(listed, step.depth)
@@ -266,7 +267,7 @@ def _step_run_lines(step: StepRun, *, is_interrupted: bool, is_goal: bool) -> li
     if step.error:
         lines.append(f"   - error: {code(_cut(step.error))}")
     if step.items:
-        items = [f"{prose(item.label)} {item.status}" for item in step.items]
+        items = [f"{prose(item.label)} {item.in_words}" for item in step.items]
         more = len(items) - SHOWN_ITEMS
         lines.append(f"   - items: {', '.join(items[:SHOWN_ITEMS])}" + (f" and {more} more" if more > 0 else ""))
     elif is_goal and isinstance(step.result, dict) and "summary" in step.result:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from pydantic import JsonValue
 
-from plan_adapter.options import EFFECTS, ApprovalPolicy, Effect, Input
+from plan_adapter.options import EFFECTS, ApprovalPolicy, Effect, ErrorPolicy, Input
 from plan_adapter.plan import MAX_ROUNDS, ExecutionPlan, Step
 from plan_adapter.readable import as_text, code, counted, duration, fenced, prose
 
@@ -25,13 +25,14 @@ def step_listing(
     rollback: tuple[Effect | None, Mapping[str, JsonValue]] | None = None,
     is_finally_step: bool = False,
     at_once: int = 1,
+    on_error: ErrorPolicy = "stop",
     facts: Collection[str] = (),
 ) -> list[str]:
     """Return the lines of one step.
 
     `implied` are the dependencies that come only from a reference. `attempt_limits` is the phrase about timeout and retries. `gate` means
     that the step has its own gate. `rollback` is the effect, if known, and the parameters of its rollback. `at_once` is how many items of
-    a group are in progress at once. `facts` are those about a goal, or about the plan that the step runs.
+    a group are in progress at once, and `on_error` its error policy. `facts` are those about a goal, or about the plan that the step runs.
     """
     what = (
         "group"
@@ -48,7 +49,7 @@ def step_listing(
     if depends_on:
         lines.append("   - after " + ", ".join(code(d) + (" (by reference)" if d in implied else "") for d in depends_on))
     lines += [f"   - in the group {code(step.group)}"] if step.group is not None else []
-    lines += [f"   - {fact}" for fact in (*group_facts(step, items, at_once), *facts)]
+    lines += [f"   - {fact}" for fact in (*group_facts(step, items, at_once, on_error), *facts)]
     lines += [f"   - {name}: {code(text)}" for name, text in _conditions(step)]
     lines += [f"   - tags: {', '.join(map(code, step.tags))}"] if step.tags else []
     if step.for_each is not None and not step.is_group:
@@ -67,7 +68,7 @@ def step_listing(
     return [*lines, *_rollback_lines(step, *rollback)] if rollback is not None else lines
 
 
-def group_facts(group: Step, items: int | None, at_once: int) -> list[str]:
+def group_facts(group: Step, items: int | None, at_once: int, on_error: ErrorPolicy) -> list[str]:
     """Return what a group does with its items, one fact per line. Empty for any other step."""
     if not group.is_group:
         return []
@@ -76,13 +77,22 @@ def group_facts(group: Step, items: int | None, at_once: int) -> list[str]:
     steps = ", ".join(code(step.id) for step in group.steps)
     allowed = str(group.max_failures)
     stop = "the first failed item" if allowed == "0" else f"more than {allowed} failed" + (" items" if allowed.isdigit() else "")
-    has_rollback = any(step.rollback is not None for step in group.steps)
-    rolled_back = "the items that completed" + (", and those that failed" if group.rollback_failed else "")
     return [
         f"{scope} of {code(group.for_each or '')}, {pace}: {steps}",
         f"starts no further item after {stop}",
-        *([f"if the run fails, rolls back {rolled_back}"] if has_rollback else []),
+        *rollback_facts(group, on_error),
     ]
+
+
+def rollback_facts(group: Step, on_error: ErrorPolicy) -> list[str]:
+    """Return which items of a group are rolled back, and when, as one fact. Empty for a group that declares no rollback."""
+    if not any(step.rollback is not None for step in group.steps):
+        return []
+    if on_error == "stop":
+        return ["if the run fails, rolls back the items that completed" + (", and those that failed" if group.rollback_failed else "")]
+    if group.rollback_failed:
+        return ["rolls back an item as soon as it has failed, and only that item; completed items stay"]
+    return ["rolls back no item when an item fails; if another step ends the run, rolls back the items that completed"]
 
 
 def sub_plan_facts(plan: ExecutionPlan, step: Step) -> list[str]:

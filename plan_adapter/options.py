@@ -32,6 +32,9 @@ def strongest(effects: Collection[Effect]) -> Effect:
     return next(effect for effect in reversed(EFFECTS) if effect in effects)
 
 
+ErrorPolicy: TypeAlias = Literal["stop", "continue"]
+"""What a failed step does to the rest of its plan."""
+
 Expiry: TypeAlias = Literal["reject", "skip", "default"]
 """What happens at a gate that nobody answers in time. `default` is for questions: the defaults of their fields are the answer."""
 
@@ -168,7 +171,7 @@ class ExecutionOptions(DocumentModel):
             object.__setattr__(self, other, not getattr(self, written))  # not set by the user, so kept out of model_fields_set
 
     @property
-    def on_error(self) -> Literal["stop", "continue"]:
+    def on_error(self) -> ErrorPolicy:
         """What a failed step without its own `on_error` does to the rest of the plan."""
         return "stop" if self.stop_on_error else "continue"
 

@@ -16,6 +16,7 @@ from plan_adapter.options import (
     Concurrency,
     DocumentModel,
     Effect,
+    ErrorPolicy,
     ExecutionOptions,
     Expiry,
     Input,
@@ -99,8 +100,9 @@ ROLLBACK_DESCRIPTION = (
 
 
 ROLLBACK_FAILED_DESCRIPTION = (
-    "Whether the step or item that failed is rolled back as well. Needs a `rollback`, whose `result` may then be null. "
-    "A step with an unknown outcome is never rolled back automatically."
+    "Whether the step or item that failed is rolled back as well. Needs a `rollback`, whose `result` may then be null. A group with "
+    "`on_error: continue` rolls back an item as soon as it has failed, and only that item. A step with an unknown outcome is never rolled "
+    "back automatically."
 )
 
 
@@ -230,7 +232,7 @@ class Step(DocumentModel):
         description="Whether the step waits at a gate of its own. For a group, `true` asks once before its first item, and `each` before "
         "each item.",
     )
-    on_error: Literal["stop", "continue"] | None = Field(default=None, description="Overrides the options' error policy for this step.")
+    on_error: ErrorPolicy | None = Field(default=None, description="Overrides the options' error policy for this step.")
     rollback: Rollback | None = Field(default=None, description=ROLLBACK_DESCRIPTION)
     tags: list[str] = Field(
         default_factory=list,
@@ -503,9 +505,13 @@ class ExecutionPlan(DocumentModel):
             return step.timeout_ms
         return next((plan.options.step_timeout_ms for plan in self.plans_around(step) if plan.options.step_timeout_ms), 0)
 
-    def on_error_of(self, step: Step) -> Literal["stop", "continue"]:
+    def on_error_of(self, step: Step) -> ErrorPolicy:
         """Return the error policy of `step`: its own, or else that of the plan that contains it."""
         return step.on_error or self.plans_around(step)[0].options.on_error
+
+    def rolls_back_failed_items(self, group: Step) -> bool:
+        """Return whether `group` rolls back each item as soon as it has failed, and only that item."""
+        return group.rollback_failed and self.on_error_of(group) == "continue" and any(step.rollback is not None for step in group.steps)
 
     def isolation_of(self, step: Step) -> Isolation | None:
         """Return where a sync tool of `step` runs, unless the tool itself decides."""

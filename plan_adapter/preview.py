@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from plan_adapter import graph
 from plan_adapter.expressions import Prediction, has_expression
 from plan_adapter.listing import attempt_limits_text, goal_facts, indented, policy_facts, step_listing, sub_plan_facts
-from plan_adapter.options import EFFECTS, Effect, ExecutionOptions
+from plan_adapter.options import EFFECTS, Effect, ErrorPolicy, ExecutionOptions
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.readable import MAX_NAME_CHARACTERS, as_text, code, cut, duration, one_line, prose, redacted, without_passwords
 from plan_adapter.validation import ValidatedPlan
@@ -41,6 +41,7 @@ class StepPreview:
     rollback: RollbackPreview | None = None
     is_finally_step: bool = False  # whether it is a `finally` step, which always runs, after all others
     at_once: int = 1  # how many items of a group are in progress at once
+    on_error: ErrorPolicy = "stop"
     facts: tuple[str, ...] = ()  # what a model may do for its goal, or what the plan that it runs may do, as text
 
     def as_json(self) -> dict[str, Any]:
@@ -246,6 +247,7 @@ def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, 
         timeout_ms=timeout,
         items=items,
         at_once=validated.plan.items_at_once(step),
+        on_error=validated.plan.on_error_of(step),
         worst_case_ms=0.0 if step.inner else None if once is None or items is None else once * items,
         gate=validated.has_gate(step, gate_effects=gate_effects),
         rollback=preview_rollback(step.id, validated, prediction),
@@ -378,6 +380,7 @@ def _step_lines(preview: StepPreview, number: int) -> list[str]:
         items=preview.items,
         attempt_limits=attempt_limits_text(preview.step, preview.timeout_ms) + longest if is_called else "",
         at_once=preview.at_once,
+        on_error=preview.on_error,
         gate=preview.gate,
         rollback=None if preview.rollback is None else (preview.rollback.effect, preview.rollback.parameters),
         is_finally_step=preview.is_finally_step,

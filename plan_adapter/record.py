@@ -3,7 +3,7 @@
 Times are aware datetimes in UTC, by the store's clock. Durations are milliseconds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol
@@ -100,6 +100,12 @@ class GroupItem(NamedTuple):
 
     label: str
     status: StepStatus
+    rolled_back: bool = False  # everything of it that could be rolled back was
+
+    @property
+    def in_words(self) -> str:
+        """How the item ended: `failed and rolled back`."""
+        return f"{self.status} and rolled back" if self.rolled_back else self.status.value
 
 
 @dataclass(slots=True)
@@ -331,6 +337,10 @@ class Recorder(Protocol):
 
     def step_ended(self, step: StepRun) -> None:
         """Hand over the end of a step (completed, failed or skipped). Never blocks."""
+        ...
+
+    async def calls_of_item(self, step_ids: Collection[str], item: int) -> tuple[Sequence[Attempt], Sequence[Receipt]]:
+        """Return the attempts and receipts of one item of these steps, from all starts of the run. Raises StoreError."""
         ...
 
     async def flush(self) -> None:

@@ -94,7 +94,7 @@ async def _what_is_left(run: PlanRun, store: "PlanStore") -> list[str]:
 async def _roll_back(run: str, reason: str, tools: list[str], options: AnswerOptions, *, offline: bool, json: bool) -> int:
     # Only for `--rollback`.
     from plan_adapter.execution.rollback_status import aborted_steps, after_abort
-    from plan_adapter.execution.rollback_units import units_to_roll_back
+    from plan_adapter.execution.rollback_units import is_rolled_back, units_to_roll_back
     from plan_adapter.runs.rollback import rollback_run
 
     settings, registry = Settings(), tools_of(tools)
@@ -114,10 +114,10 @@ async def _roll_back(run: str, reason: str, tools: list[str], options: AnswerOpt
         history = await store.ledger.history(found.id)
         plan = await store.get((await store.run(found.id, with_steps=False)).digest)  # the approved version
         left, unknown = units_to_roll_back(plan, history), aborted_steps(plan, history)
-        if not left and not history.has_rollbacks:
+        if not left and not is_rolled_back(plan, history):
             output.note("nothing was rolled back: no completed step declares a rollback")
         if unknown:
-            output.note(after_abort(found, unknown, history.labels, is_undone=history.has_rollbacks))
+            output.note(after_abort(found, unknown, history.labels, is_undone=is_rolled_back(plan, history)))
         if await has_unknown_rollback(found.id, store):
             return ExitCode.UNKNOWN
         return ExitCode.FAILED if left or unknown else ExitCode.DONE

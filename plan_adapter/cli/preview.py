@@ -152,21 +152,27 @@ class ItemFate:
 
     item: int
     label: str | None  # None: the item is called by its number
-    fate: Literal["carried", "run", "unknown"]
+    fate: Literal["carried", "run", "unknown", "rolled_back"]
 
 
 def _item_fates(plan: "ExecutionPlan", run: "PlanRun", step_id: str, history: "RunHistory") -> list[ItemFate]:
     """Return the fate of each item of a step that runs. Items that depend on a later result are left out."""
     from plan_adapter.execution.items import recorded_items
+    from plan_adapter.execution.rollback_units import rolled_back_items
 
     labels = dict(enumerate(recorded_items(plan, run, step_id)))
     known = [item for name, item in history.attempts if name == step_id and item is not None]
     labels |= {item: history.labels.get((step_id, item)) or labels.get(item) for item in known}
-    units = [(item, (step_id, item)) for item in sorted(labels)]
-    return [
-        ItemFate(item, labels[item], "carried" if unit in history.succeeded else "unknown" if unit in history.unknown else "run")
-        for item, unit in units
-    ]
+    group = plan.find_step(plan.step(step_id).group or step_id)
+    undone = rolled_back_items(group, plan, history) if group is not None and group.is_group else ()
+
+    def fate_of(item: int) -> Literal["carried", "run", "unknown", "rolled_back"]:
+        unit = (step_id, item)
+        if item in undone:
+            return "rolled_back"
+        return "carried" if unit in history.succeeded else "unknown" if unit in history.unknown else "run"
+
+    return [ItemFate(item, labels[item], fate_of(item)) for item in sorted(labels)]
 
 
 def _print_rollback(run_id: str, left: "list[Unit]", labels: "Mapping[Unit, str]", *, as_json: bool) -> int:
@@ -188,7 +194,12 @@ _FATE_TEXTS = {
 }
 
 
-_ITEM_FATE_TEXTS = {"carried": "items kept", "unknown": "items whose outcome is unknown", "run": "items that run"}
+_ITEM_FATE_TEXTS = {
+    "carried": "items kept",
+    "unknown": "items whose outcome is unknown",
+    "rolled_back": "items that failed and are rolled back",
+    "run": "items that run",
+}
 
 
 def _reason_suffix(reason: str) -> str:

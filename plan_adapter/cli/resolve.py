@@ -59,7 +59,9 @@ async def resolve(
         api: Answer through Prefect's API: for a machine that cannot reach the store.
         json: Print the run as a JSON object; with `--api` the form that you answered.
     """
-    from plan_adapter.runs.reconcile import hint_of, is_rollback_due  # imports SQLAlchemy
+    # These import SQLAlchemy.
+    from plan_adapter.execution.rollback_units import is_rolled_back
+    from plan_adapter.runs.reconcile import hint_of, is_rollback_due
 
     if result is not None and resolution != "done":
         raise UsageError("--result goes with `done` only")
@@ -74,6 +76,7 @@ async def resolve(
         has_owner = await store.ledger.owner(found.id) is not None
         unknown = [] if has_owner else await store.outcomes.unknown(found.id)
         hint = await hint_of(found, store) if resolution == "abort" and not has_owner else None
+        is_of_run = rollback and is_rolled_back(await store.get(found.digest), await store.ledger.history(found.id))
     if json:
         output.json_line(run_json(found, steps=False))
         return ExitCode.DONE
@@ -88,7 +91,8 @@ async def resolve(
     elif resolution == "abort":
         return ExitCode.DONE
     elif rollback:
-        output.note(f"`{rollback_command(found)}` continues the rollback")
+        command = rollback_command(found) if is_of_run else resume_command(found)
+        output.note(f"`{command}` continues the rollback")
     else:
         output.note(rollback_hint(found) if rollback_due else f"`{resume_command(found)}` resumes the run")
     return ExitCode.DONE

@@ -9,6 +9,8 @@ from pydantic import JsonValue
 from plan_adapter import graph
 from plan_adapter.execution.items import Items
 from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd, GatedCall
+from plan_adapter.execution.rollback_status import RollbackReport
+from plan_adapter.execution.rollback_units import rolled_back_items
 from plan_adapter.execution.scope import RunScope, as_value
 from plan_adapter.plan import Step
 from plan_adapter.readable import counted, failure_of
@@ -30,6 +32,8 @@ class _Item:
     halted: str = ""  # why no further step of the item starts
     failure: str = ""  # the first failure, in words
     is_approved: bool = False
+    was_rolled_back: bool = False  # its rollback began in an earlier start of the run, so no step of it is called again
+    rollback: RollbackReport | None = None  # of the item alone, once that has ended
     held: list[str] = field(default_factory=list[str])  # steps that wait until the item is approved
 
     @property
@@ -39,12 +43,25 @@ class _Item:
             return StepStatus.FAILED
         return StepStatus.SKIPPED if self.left_out or self.was_skipped else StepStatus.COMPLETED
 
+    @property
+    def is_rolled_back(self) -> bool:
+        """Whether everything of the item that can be rolled back was."""
+        return self.rollback is not None and bool(self.rollback.undone) and not self.rollback.left
+
+    @property
+    def error(self) -> str:
+        """The first failure, and what was rolled back, in words."""
+        is_worth_saying = self.rollback is not None and (self.rollback.undone or self.rollback.left)
+        return f"{self.failure} ({self.rollback.words})" if self.rollback is not None and is_worth_saying else self.failure
+
 
 class Group:
     """A group in progress, a state machine: `next_call` returns the calls to make, and `record_end` records how they ended.
 
     The items start in order, at most `batch` at once. An item in which a step failed starts no further steps, unless the step's `on_error`
     is `continue`. After more failed items than `max_failures`, no further item starts; items in progress finish.
+
+    If the group rolls back failed items, `pop_failed` returns them, and each stays in progress until `record_rollback`.
     """
 
     def __init__(self, scope: RunScope, step: Step, values: Sequence[JsonValue], labels: Sequence[str | None]) -> None:
@@ -58,6 +75,11 @@ class Group:
         self._dependencies = validated.groups[step.id]
         self._dependents = graph.successors(self._dependencies)
         self._items = [self._new_item(scope, value) for value in values]
+        self._rolls_back = validated.plan.rolls_back_failed_items(step)
+        self._to_roll_back = deque[int]()
+        for item in rolled_back_items(step, validated.plan, scope.history):
+            if item < len(self._items):
+                self._items[item].was_rolled_back = True
         self._max_concurrent = validated.plan.items_at_once(step)
         self._failures_allowed = _failures_allowed(step.max_failures, len(values))
         self._ready = deque[tuple[int, str]]()
@@ -147,6 +169,10 @@ class Group:
             return ""
         return f"`{first}` {'failed' if progress.values[self._names[first]]['status'] == StepStatus.FAILED else 'was skipped'}"
 
+    def was_rolled_back(self, item: int) -> bool:
+        """Return whether an earlier start of the run began to roll back the item. No step of it is called again."""
+        return self._items[item].was_rolled_back
+
     def leave_out(self, item: int, step_id: str, cause: str) -> None:
         """Record that a step of an item is not called, because of `cause`. Steps that depend on it are not called either."""
         self._items[item].left_out[step_id] = cause
@@ -176,13 +202,30 @@ class Group:
             if not progress.missing[after]:
                 self._ready.append((item, after))
         if len(progress.values) == len(self._dependencies):
-            self._record_item_end(progress)
+            self._record_item_end(item)
 
-    def _record_item_end(self, progress: _Item) -> None:
-        self._ended += 1
+    def _record_item_end(self, item: int) -> None:
+        progress = self._items[item]
+        if progress.was_rolled_back:
+            progress.failure = progress.failure or "it failed in an earlier start of the run"
         self._failed += bool(progress.failure)
         if self._failed > self._failures_allowed:
             self._halt_reason = self._halt_reason or f"{counted(self._failed, 'item')} of `{self.step.id}` failed"
+        if self._rolls_back and progress.failure and all(end.outcome in ("succeeded", "failed") for end in progress.ends):
+            self._to_roll_back.append(item)
+        else:
+            self._ended += 1
+
+    def pop_failed(self) -> list[int]:
+        """Return the items that failed and are to be rolled back now, each once."""
+        failed = list(self._to_roll_back)
+        self._to_roll_back.clear()
+        return failed
+
+    def record_rollback(self, item: int, report: RollbackReport) -> None:
+        """Record how the rollback of a failed item ended."""
+        self._items[item].rollback = report
+        self._ended += 1
 
     def pop_ended(self) -> list[Items]:
         """Return the steps whose calls have all ended, each once."""
@@ -196,9 +239,9 @@ class Group:
         return [{step_id: end["result"] for step_id, end in progress.values.items() if end["status"] == done} for progress in self._items]
 
     def items(self) -> list[GroupItem]:
-        """Return the label and the status of each item."""
+        """Return the label and the end of each item."""
         names = [label or str(number) for number, label in enumerate(self.labels, start=1)]
-        return [GroupItem(name, progress.status) for name, progress in zip(names, self._items, strict=True)]
+        return [GroupItem(name, progress.status, progress.is_rolled_back) for name, progress in zip(names, self._items, strict=True)]
 
     @property
     def is_skipped(self) -> bool:
@@ -211,7 +254,7 @@ class Group:
         missing = [progress for progress in self._items if progress.left_out and not progress.failure]
         if not bad and not missing:
             return AttemptEnd("succeeded", 0)
-        texts = [f"{item.label}: {progress.failure}" for item, progress in zip(self.items(), self._items, strict=True) if progress.failure]
+        texts = [f"{item.label}: {progress.error}" for item, progress in zip(self.items(), self._items, strict=True) if progress.failure]
         shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
         causes = [cause for progress in missing for cause in progress.left_out.values()]
         left = f"{len(missing)} of {counted(len(self._items), 'item')} did not complete: {causes[0]}" if missing else ""
@@ -221,8 +264,11 @@ class Group:
 
 
 def group_result(items: Collection[GroupItem], results: Sequence[dict[str, JsonValue]]) -> list[JsonValue]:
-    """Return the result of a group: {label, status, results} for each item, with the results of its steps that succeeded by id."""
-    return [{"label": item.label, "status": item.status.value, "results": dict(one)} for item, one in zip(items, results, strict=True)]
+    """Return the result of a group: {label, status, rolled_back, results} for each item, with the results of its completed steps by id."""
+    return [
+        {"label": item.label, "status": item.status.value, "rolled_back": item.rolled_back, "results": dict(one)}
+        for item, one in zip(items, results, strict=True)
+    ]
 
 
 def _step_value(end: AttemptEnd | None) -> dict[str, JsonValue]:

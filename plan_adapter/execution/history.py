@@ -231,7 +231,7 @@ class RunHistory(CallHistory):
 
     @property
     def has_rollbacks(self) -> bool:
-        """Whether the run has begun to roll back. No step of it starts after that."""
+        """Whether a rollback has begun: of the run, or only of items that failed (`rollback_units.is_rolled_back` tells which)."""
         return bool(self.rollbacks.attempts)
 
     @property
@@ -251,4 +251,4 @@ class RunHistory(CallHistory):
         history, tried, ended = cls(), list(attempts), list(receipts)
         for kind in get_args(CallKind):
             history.calls(kind).add((row for row in tried if row.kind == kind), (row for row in ended if row.kind == kind))
-        return history
+        return replace(history, labels={(row.step_id, row.item): row.label for row in tried if row.label is not None})

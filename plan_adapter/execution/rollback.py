@@ -1,4 +1,4 @@
-"""`Rollback`: rolls back what the steps of a run did, dependents first, and reports what was undone and what was not."""
+"""`Rollback`: rolls back what the steps of a run, or of one item of a group, did, dependents first, and reports what was undone."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -6,8 +6,9 @@ from functools import partial
 from pydantic import JsonValue
 
 from plan_adapter import graph
-from plan_adapter.commands import MAX_NAMES, resolve_command, rollback_command, unit_names
+from plan_adapter.commands import MAX_NAMES, resolve_command, resume_command, rollback_command, unit_names
 from plan_adapter.errors import ExpressionError
+from plan_adapter.execution.asked import OpenGates
 from plan_adapter.execution.call_arguments import NO_RETRY, CallTarget
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.history import RunHistory, Unit
@@ -48,7 +49,7 @@ class _StepRollback:
 
 
 class Rollback:
-    """Rolls back one run whose steps have ended. Belongs to one event loop.
+    """Rolls back one run whose steps have ended, or one item of a group that failed. Belongs to one event loop.
 
     A step is rolled back as soon as every step that depends on it is. Calls run in parallel up to the plan's limit, later steps first. Each
     call has its own intents and receipts, of kind `rollback`. A call that succeeded in an earlier rollback is not repeated. If the outcome
@@ -58,11 +59,13 @@ class Rollback:
     After a call has failed or `halt` is set, no further call starts and nobody is asked; running calls finish.
     """
 
-    def __init__(self, scope: RunScope, history: RunHistory, run_step: StepRunner) -> None:
+    def __init__(self, scope: RunScope, history: RunHistory, run_step: StepRunner, *, open_gates: OpenGates | None = None) -> None:
         """Prepare to roll back the run of `scope`. `history` holds all its attempts.
 
-        A stop of the run itself does not stop the rollback.
+        With `open_gates`, those of the run in progress, only an item of a group is rolled back, and `history` holds the attempts of that
+        item. A stop of the run itself does not stop the rollback.
         """
+        self._open_gates = open_gates
         self.scope = replace(scope, history=history, stop=Stop(), clock=None, gates=None, refusal=None)
         ended = dict[str, RunScope]()  # the scopes of the sub-plans
         for step_id, inner_scope in scope.inside.items():
@@ -77,7 +80,8 @@ class Rollback:
         self._before = rollback_graph(self._validated, history)
         self._after = graph.successors(self._before)
         self._waits_for = {node: len(after) for node, after in self._after.items()}  # how many nodes must be rolled back before it
-        self._urgency = {node: float(position) for position, node in enumerate(self._before)}
+        first = 0 if open_gates is None else len(self._steps)  # before any step that waits for a slot
+        self._urgency = {node: float(first + position) for position, node in enumerate(self._before)}
         self._failed_units = [unit for unit in history.failed if unit[0] in self._validated.rollbacks]
         also_failed = {
             unit: FailedUnit(*unit, history.attempts[unit]) for unit in self._failed_units if self._steps[unit[0]].rollback_failed
@@ -96,7 +100,8 @@ class Rollback:
         self._open = len(self._undoable)
         self._tasks = TaskSet(scope, "the rollback", is_over=lambda: not self._open)
         for step_id in {step_id for step_id, _ in history.attempts if step_id in self._validated.rollbacks}:
-            self._record_items(self._steps[step_id])
+            if open_gates is None:
+                self._record_items(self._steps[step_id])
 
     def _is_undoable(self, node: Unit) -> bool:
         return node[0] in self._validated.rollbacks and bool(self._done.get(node))
@@ -191,7 +196,7 @@ class Rollback:
         unit = (step_rollback.step.id, receipt.item)
         if unit in self._history.rollbacks.aborted:  # it may have been done, so somebody must resolve it before it is called again
             command = resolve_command(self.scope.run.id, unit, "done|again", label=self._labels.get(unit), kind="rollback")
-            error = f"{ROLLBACK_OUTCOME_UNKNOWN}: check, then `{command}` and `{rollback_command(self.scope.run)}`"
+            error = f"{ROLLBACK_OUTCOME_UNKNOWN}: check, then `{command}` and `{self._next_command}`"
             return self._record_end(step_rollback, receipt.item, AttemptEnd("failed", 0, error=error, can_retry=False), cause=error)
         try:
             call = self._new_call(step_rollback, receipt)
@@ -201,7 +206,18 @@ class Rollback:
             return self._tasks.spawn(self._find_outcome(step_rollback, call, attempt))
         return self._request_slot(step_rollback, call)
 
+    @property
+    def _next_command(self) -> str:
+        """The command that continues the rollback: for an item of a group, the run is resumed."""
+        run = self.scope.run
+        return rollback_command(run) if self._open_gates is None else resume_command(run)
+
+    def _count_call(self, change: int) -> None:
+        if self._open_gates is not None:
+            self._open_gates.count_call(change)
+
     def _request_slot(self, step_rollback: _StepRollback, call: Call) -> None:
+        self._count_call(1)
         self.scope.slots.request(self._urgency[step_rollback.node], partial(self._slot_granted, step_rollback, call))
 
     def _slot_granted(self, step_rollback: _StepRollback, call: Call) -> None:
@@ -209,11 +225,13 @@ class Rollback:
             call.take_slot()
             return self._tasks.spawn(self._run_call(step_rollback, call))
         self.scope.slots.release()
+        self._count_call(-1)
         self._record_not_undone(step_rollback, call.item, self._halted)
         return None if step_rollback.open else self._tasks.spawn(self._close(step_rollback))
 
     async def _run_call(self, step_rollback: _StepRollback, call: Call) -> None:
         end = await self._run_step(call)
+        self._count_call(-1)
         if end.outcome == "unknown" and call.unknown_attempt is not None:
             await self._resolve_outcome(step_rollback, call, call.unknown_attempt, end, halts=True)
         else:
@@ -240,11 +258,13 @@ class Rollback:
         return await self._call_ended(step_rollback, call, end, halts=True)
 
     async def _ask_probe(self, step_rollback: _StepRollback, call: Call, attempt: Attempt) -> AttemptEnd | None:
+        self._count_call(1)
         await self.scope.slots.acquire(self._urgency[step_rollback.node])
         try:
             return None if self._halted else await call.probe_attempt(attempt)
         finally:
             self.scope.slots.release()
+            self._count_call(-1)
 
     async def _resolve_outcome(self, step_rollback: _StepRollback, call: Call, attempt: Attempt, end: AttemptEnd, *, halts: bool) -> None:
         """Ask people how `attempt` ended and act on the answer. `end` is what is known so far.
@@ -270,6 +290,8 @@ class Rollback:
             return None
         self._open_questions.append(unknown_outcome)
         try:
+            if self._open_gates is not None:
+                return await self._open_gates.ask_for_resolution(unknown_outcome)
             return await self.scope.outcomes.ask(unknown_outcome)
         finally:
             self._open_questions.remove(unknown_outcome)
@@ -318,7 +340,7 @@ class Rollback:
             await self.scope.notify_end(run)
         if left:
             self._blockers[step_rollback.node] = self._name(step_rollback.node, kind="step")
-        elif not self._runs[step.id].rolled_back and not self._needs_rollback(step.id):
+        elif self._open_gates is None and not self._runs[step.id].rolled_back and not self._needs_rollback(step.id):
             self._runs[step.id].rolled_back = True
             self.scope.recorder.step_ended(self._runs[step.id])
         self._open -= 1
@@ -388,7 +410,7 @@ class Rollback:
         if self._is_unknown(step, end):
             run = self.scope.run
             command = resolve_command(run.id, (step.id, item), label=self._labels.get((step.id, item)), kind="rollback")
-            return f"{ROLLBACK_OUTCOME_UNKNOWN}: `{command}`, then `{rollback_command(run)}`"
+            return f"{ROLLBACK_OUTCOME_UNKNOWN}: `{command}`, then `{self._next_command}`"
         error = end.error or "no reason was given"
         shown = error if len(error) <= SHOWN_CHARACTERS else error[:SHOWN_CHARACTERS] + "…"
         return f"its rollback failed: {shown}" if end.outcome == "failed" else f"its rollback was ended: {shown}"

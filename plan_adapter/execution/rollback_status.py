@@ -121,10 +121,13 @@ def after_abort(run: PlanRun, units: Sequence[Unit], labels: Mapping[Unit, str],
     )
 
 
-def after_aborted_rollback(run: PlanRun, unit: Unit, labels: Mapping[Unit, str]) -> str:
-    """Return what a person can do about the rollback of `unit`, which was aborted with an unknown outcome."""
+def after_aborted_rollback(run: PlanRun, unit: Unit, labels: Mapping[Unit, str], *, is_undone: bool) -> str:
+    """Return what a person can do about the rollback of `unit`, which was aborted with an unknown outcome.
+
+    `is_undone`: the run was rolled back, not only the item of `unit`.
+    """
     command = resolve_command(run.id, unit, "done|again", label=labels.get(unit), kind="rollback")
     return (
         f"the outcome of the rollback of {unit_names([unit], labels)[0]} is unknown, and the call is not repeated: check it, record the "
-        f"outcome with `{command}`, then `{rollback_command(run)}` rolls back the rest"
+        f"outcome with `{command}`, then `{rollback_command(run) if is_undone else resume_command(run)}` rolls back the rest"
     )

@@ -43,6 +43,26 @@ def units_left_alone(plan: ExecutionPlan, history: RunHistory) -> set[Unit]:
     return kept
 
 
+def rolled_back_items(group: Step, plan: ExecutionPlan, history: RunHistory) -> set[int]:
+    """Return the items of `group` whose own rollback has begun. They are not called again, and a resume finishes their rollback."""
+    if not plan.rolls_back_failed_items(group):
+        return set()
+    steps = {step.id for step in group.steps}
+    return {item for step_id, item in history.rollbacks.attempts if step_id in steps and item is not None}
+
+
+def is_rolled_back(plan: ExecutionPlan, history: RunHistory) -> bool:
+    """Return whether the run itself has begun to roll back. False if only items that failed were rolled back, each by itself."""
+    if not history.has_rollbacks:
+        return False
+    failed, own = set(history.failed), set[Unit]()
+    for group in plan.all_steps:
+        for item in rolled_back_items(group, plan, history):
+            units = {(step.id, item) for step in group.steps}
+            own |= set() if units.isdisjoint(failed) else units
+    return not own.issuperset(history.rollbacks.attempts)
+
+
 def _is_complete(group: Step, item: int, history: RunHistory) -> bool:
     """Return whether every step of the item succeeded. A step with a `when` that was not called counts as skipped by its condition."""
     units = [(step, (step.id, item)) for step in group.steps]

@@ -13,9 +13,11 @@ from plan_adapter.execution.asked import OpenGates, is_unanswered
 from plan_adapter.execution.goal_calls import GoalCalls, GoalEndedError
 from plan_adapter.execution.goals import Pursuit
 from plan_adapter.execution.groups import Group, group_result
+from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.items import Items, item_labels
 from plan_adapter.execution.limits import RunClock
 from plan_adapter.execution.ports import BEGUN_EARLIER, AttemptEnd, GateRefusal, StepGates, StepRunner, UnknownOutcome
+from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.rollback_status import OUTCOME_UNKNOWN
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import NOT_APPROVED
@@ -332,6 +334,8 @@ class Scheduler:
         group.is_advancing = False
         for state in group.pop_ended():
             self.tasks.spawn(self._close_items(state))
+        for item in group.pop_failed():
+            self.tasks.spawn(self._roll_back_item(group, item))
         if group.is_over:
             self.tasks.spawn(self._close_group(group))
 
@@ -339,6 +343,8 @@ class Scheduler:
         state, choice = group.calls[step_id], self._scope.history.choices.get(step_id)
         if (step_id, item) in self._scope.history.succeeded:
             return self._queue(state, item, group.value_of(item))
+        if group.was_rolled_back(item):
+            return self._keep_end(group, item, step_id)
         if choice is not None and choice.kind == "skipped":
             return group.skip(item, step_id, by_person=self._would_be_called(group, item, step_id))
         cause = (
@@ -357,6 +363,27 @@ class Scheduler:
         except ExpressionError as error:
             return group.record_end(item, step_id, AttemptEnd("failed", 0, error=str(error)))
         return self._queue(state, item, group.value_of(item)) if is_true else group.skip(item, step_id, by_person=False)
+
+    def _keep_end(self, group: Group, item: int, step_id: str) -> None:
+        """End a call of an item whose rollback began in an earlier start as it ended there."""
+        receipt = self._scope.history.receipts.get((step_id, item))
+        if receipt is not None:
+            return group.record_end(item, step_id, AttemptEnd("failed", receipt.number, error=receipt.error, can_retry=False))
+        group.leave_out(item, step_id, group.cause(item, step_id) or "its item was rolled back")
+        return group.record_end(item, step_id, None)
+
+    async def _roll_back_item(self, group: Group, item: int) -> None:
+        """Roll back an item that failed, from the record. If the run stops, calls in progress finish and no further one starts."""
+        stop, attempts = self._scope.stop, await self._scope.recorder.calls_of_item([*group.calls], item)
+        rollback = Rollback(self._scope, RunHistory.of(*attempts), self._run_step, open_gates=self.open_gates)
+        halt = partial(rollback.halt.set, "cancelled")
+        if stop.is_set:
+            halt(stop.message)
+        stop.future.add_done_callback(lambda _: halt(stop.message))
+        await rollback.undo()
+        self._scope.item_rollbacks.append(report := rollback.report())
+        group.record_rollback(item, report)
+        self._advance(group)
 
     def _would_be_called(self, group: Group, item: int, step_id: str) -> bool:
         """Return whether a step that a person skipped would be called for an item: its condition is not false."""

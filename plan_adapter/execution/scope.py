@@ -15,6 +15,7 @@ from plan_adapter.execution.limits import InnerSlots, RunClock, Slots
 from plan_adapter.execution.ports import Cluster, GatedCall, GateRefusal, Outcomes, StepGates
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.results import ResultLimit
+from plan_adapter.execution.rollback_status import RollbackReport
 from plan_adapter.execution.secrets import RunSecrets, redact
 from plan_adapter.expressions import Variables
 from plan_adapter.gates.approval import ApprovedPlan
@@ -62,6 +63,7 @@ class RunScope:
     goal_tokens: int | None = None  # how many tokens the model of one goal may use; None means no limit
     publish: Publish | None = None  # shows a Markdown text beside the run; None: nowhere
     refusal: GateRefusal | None = None  # the first refusal at a step gate that ends the run
+    item_rollbacks: list[RollbackReport] = field(default_factory=list[RollbackReport])  # of items that failed, each rolled back by itself
     is_left: bool = False  # only step gates are open, and this start of the run stopped waiting at them
     leave: LeaveSignal = field(default_factory=LeaveSignal)
     clock: RunClock | None = None  # of the total timeout, once execution has started

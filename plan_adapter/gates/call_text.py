@@ -27,7 +27,7 @@ from plan_adapter.gates.text import (
     undo_sentence,
     value_lines,
 )
-from plan_adapter.listing import field_line
+from plan_adapter.listing import field_line, rollback_facts
 from plan_adapter.options import Effect, Question
 from plan_adapter.plan import Step, flattened
 from plan_adapter.preview import Predictions, RollbackPreview, facts_of, preview_rollback
@@ -90,13 +90,15 @@ def step_gate_text(
     mask, undo_mask = ValueMask.of(bound, expressions=bool(secrets)), ValueMask.of(bound)
     undo = preview_rollback(step.id, validated, Predictions(validated, bound.inputs).of(step))
     first = [*notice_lines(notices), *heading_lines(f"Approve {words(call_name(step.id, item, label))}?", step.description)]
-    asked = [_call_introduction(step, effect, undo), ""]
+    group = validated.plan.find_step(step.group)
+    alone = group is not None and validated.plan.rolls_back_failed_items(group)
+    asked = [_call_introduction(step, effect, undo, with_item=alone), ""]
     arguments = mask.redact_parameters(step.tool_name or "", parameters)
     shown, is_whole = first_values(arguments, height=max(HEIGHT - height_of([*first, *asked, *closing]), MIN_CALL_HEIGHT))
     first += [*asked, *(shown or ["- no parameters"]), "", *closing]
     rest = [] if is_whole else ["### Parameters", "", *(line for name, value in arguments for line in value_lines(code(name), value)), ""]
     rest += ["### The call", "", f"- {_attempt_limits(step, validated.plan.timeout_ms_of(step))}", *secrets_lines(secrets), ""]
-    rest += [*description_section(step.description), *_rollback_section(undo, undo_mask)]
+    rest += [*description_section(step.description), *_rollback_section(undo, undo_mask, "its item or the run" if alone else "the run")]
     mask.has_redacted = mask.has_redacted or undo_mask.has_redacted
     rest += redaction_note(mask)
     return gate_document(first, [*rest, *before, *digests])
@@ -106,11 +108,13 @@ def call_summary(bound: BoundPlan, step: Step, *, effect: Effect, parameters: Ma
     """Return what the gate of a call would show first: its description, what it can change, and its parameters."""
     arguments = ValueMask.of(bound, expressions=False).redact_parameters(step.tool_name or "", parameters)
     shown = [line for name, value in arguments for line in value_lines(code(name), value)]
-    return "\n".join([step.description, _call_introduction(step, effect, None), *(shown or ["- no parameters"])])
+    return "\n".join([step.description, _call_introduction(step, effect, None, with_item=False), *(shown or ["- no parameters"])])
 
 
-def _call_introduction(step: Step, effect: Effect, undo: RollbackPreview | None) -> str:
-    return f"{_effect_sentence(effect, undo, undone_on_failure=step.rollback_failed)} It calls {code(step.tool_name or '')} with:"
+def _call_introduction(step: Step, effect: Effect, undo: RollbackPreview | None, *, with_item: bool) -> str:
+    """Return the introduction of a call. `with_item`: it is undone as soon as its item of a group has failed."""
+    sentence = _effect_sentence(effect, undo, undone_on_failure=step.rollback_failed, with_item=with_item)
+    return f"{sentence} It calls {code(step.tool_name or '')} with:"
 
 
 def _predicted_goal(bound: BoundPlan, step: Step) -> dict[str, JsonValue]:
@@ -170,11 +174,13 @@ def _outer_gate_text(
     if facts := facts_of(outer, validated)[1:]:  # the first one counts the steps
         first += [*(f"- {fact}" for fact in facts), ""]
     if ended_items:  # the failed ones first
-        ends = [f"{prose(item.label)} {item.status}" for item in sorted(ended_items, key=lambda item: item.status is not StepStatus.FAILED)]
+        ends = [
+            f"{prose(item.label)} {item.in_words}" for item in sorted(ended_items, key=lambda item: item.status is not StepStatus.FAILED)
+        ]
         first += [f"Before it: {listed(ends, SHOWN_ITEMS)}.", ""]
     first += [_inner_row(step, validated) for step in flattened(outer.inner) if step.plan is not None or not step.inner]
     first += ["", f"{danger} A part of {plan_title(validated.plan)}. {expiry_sentence(validated.plan, expires_ms, outer)}", ""]
-    rest = ["### The steps", ""]
+    rest = ["### The steps", "", *(f"- {fact}" for fact in rollback_facts(outer, validated.plan.on_error_of(outer)))]
     for step in steps:
         rest += [f"- {code(step.id)}: {_attempt_limits(step, validated.plan.timeout_ms_of(step))}"]
         predicted = known[step.id].of(validated.parameters[step.id])
@@ -196,10 +202,11 @@ def _inner_row(step: Step, validated: ValidatedPlan) -> str:
     return f"- **{words(step.id)}** ({EFFECTS_SHOWN[validated.effect_of(step.id)]}): {facts or code(step.called)}"
 
 
-def _effect_sentence(effect: Effect, undo: RollbackPreview | None, *, undone_on_failure: bool) -> str:
+def _effect_sentence(effect: Effect, undo: RollbackPreview | None, *, undone_on_failure: bool, with_item: bool) -> str:
     """Return a sentence about what the call can change."""
     if undo is not None:
-        when = "if it fails, or the run fails after it" if undone_on_failure else "if the run fails after it"
+        what = "its item or the run" if with_item else "the run"
+        when = f"if it fails, or {what} fails after it" if undone_on_failure else f"if {what} fails after it"
         return f"It {'reads' if effect == 'read' else '**writes**'}. It is undone {when}, as described below."
     if effect == "read":
         return "It reads and changes nothing."
@@ -213,12 +220,12 @@ def _attempt_limits(step: Step, timeout_ms: int) -> str:
     return f"{timeout} per attempt, {retry_summary(step)}" if step.max_retries else f"{timeout}, no retries"
 
 
-def _rollback_section(undo: RollbackPreview | None, mask: ValueMask) -> list[str]:
-    """Return the section on how a call is undone. Its rollback is approved with the plan, and nobody is asked again."""
+def _rollback_section(undo: RollbackPreview | None, mask: ValueMask, what: str) -> list[str]:
+    """Return the section on how a call is undone, once `what` fails. Its rollback is approved with the plan, and nobody is asked again."""
     if undo is None:
         return []
     how = f"By {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}), without another approval"
-    lines = ["### How it is undone", "", f"{how}, if the run fails or an approver requests it:", ""]
+    lines = ["### How it is undone", "", f"{how}, if {what} fails or an approver requests it:", ""]
     for name, value in mask.redact_parameters(undo.tool_name, undo.parameters):
         lines += value_lines(code(name), value)
     return [*lines, ""]

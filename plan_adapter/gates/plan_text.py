@@ -153,7 +153,7 @@ def steps_list(preview: Preview, gates: frozenset[str], mask: ValueMask, *, limi
 def _step_lines(preview: StepPreview, number: int, mask: ValueMask, *, gate: bool) -> _StepLines:
     step, blocks = preview.step, list[str]()
     called = [f"plan {code(step.called)}"] if step.plan else [code(step.called)] if step.goal is None else []
-    parts = [*(group_facts(step, preview.items, preview.at_once) or called), *preview.facts]
+    parts = [*(group_facts(step, preview.items, preview.at_once, preview.on_error) or called), *preview.facts]
     if step.pinned is not None:
         parts += [f"digest {code(plan_digest(step.pinned)[:12])}"]
     for_each = None if step.is_group else step.for_each
@@ -275,6 +275,7 @@ def _run_section(preview: Preview, gates: frozenset[str], folder: str) -> list[s
     asks = [step.step.id for step in preview.steps if step.step.id in gates and step.step.ask is None]
     questions = [step.step.id for step in preview.steps if step.step.ask is not None]
     undone = [step.step.id for step in preview.steps if step.rollback is not None]
+    alone = [inner.id for group in plan.all_steps if plan.rolls_back_failed_items(group) for inner in group.steps if inner.id in undone]
     or_asked = ", or if an approver requests it" if gates else ""
     longest = "no time limit" if preview.worst_case_ms is None else f"takes at most: {duration(preview.worst_case_ms)}"
     return [
@@ -282,6 +283,7 @@ def _run_section(preview: Preview, gates: frozenset[str], folder: str) -> list[s
         "",
         f"- {counted(len(preview.steps), 'step')}: {counts}",
         *([f"- undone if the run fails{or_asked}: {list_names(undone)}"] if undone else []),
+        *([f"- undone as soon as their item has failed: {list_names(alone)}"] if alone else []),
         *([f"- asks again before {list_names(asks)}"] if asks else []),
         *([f"- asks a person: {list_names(questions)}"] if questions else []),
         *secrets_lines(preview.secrets),

@@ -283,7 +283,7 @@ def _step_row(number: int, preview: StepPreview, gates: frozenset[str], mask: Va
     if step.for_each is not None or step.group is not None:
         items = f" × {counted(preview.items, 'item')}" if preview.items is not None else " × each item"
     if step.is_group:
-        return f"- **{number}. {words(step.id)}**: {group_facts(step, preview.items, preview.at_once)[0]}"
+        return f"- **{number}. {words(step.id)}**: {group_facts(step, preview.items, preview.at_once, preview.on_error)[0]}"
     if step.plan is not None:
         asks = ", asks first" if step.id in gates else ""
         return f"- **{number}. {words(step.id)}**: plan {code(step.plan)}, {preview.facts[0]}{asks}"

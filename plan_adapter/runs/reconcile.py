@@ -8,7 +8,7 @@ from typing import Literal, assert_never
 from plan_adapter.approvals import Approval, Gate
 from plan_adapter.commands import MAX_NAMES, resolve_command, resume_command, resume_command_after_gate, rollback_command, rollback_hint
 from plan_adapter.execution.rollback_status import aborted_steps, after_abort, after_aborted_rollback
-from plan_adapter.execution.rollback_units import units_to_roll_back
+from plan_adapter.execution.rollback_units import is_rolled_back, units_to_roll_back
 from plan_adapter.gates.approval import gate_policy_of
 from plan_adapter.gates.gate import new_gate
 from plan_adapter.readable import call_in_words, call_name, listed, one_line
@@ -41,7 +41,7 @@ async def advice_on(run: PlanRun, store: PlanStore) -> Advice | None:
         first = unknown[0]
         called = listed(list(dict.fromkeys(call_in_words(attempt.step_id, attempt.kind) for attempt in unknown)), MAX_NAMES)
         message = f"{'its process died; ' if has_died else ''}the outcome of {called} is unknown"
-        rollback_due = rollback_due or any(attempt.kind == "rollback" for attempt in unknown)
+        rollback_due = rollback_due or is_rolled_back(await store.get(run.digest), await store.ledger.history(run.id))
         next_command = rollback_command(run) if rollback_due else resume_command(run)
         return Advice(message, resolve_command(run.id, (first.step_id, first.item), label=first.label, kind=first.kind), next_command)
     if not has_died:
@@ -102,14 +102,15 @@ async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
         return f"{advice.message}: {instruction}"
     if run.completed_at is None:
         return None
-    history = await store.ledger.history(run.id)
-    if run.status is PlanStatus.CANCELLED and (units := aborted_steps(await store.get(run.digest), history)):
-        return after_abort(run, units, history.labels, is_undone=history.has_rollbacks)
+    history, plan = await store.ledger.history(run.id), await store.get(run.digest)
+    is_undone = is_rolled_back(plan, history)
+    if run.status is PlanStatus.CANCELLED and (units := aborted_steps(plan, history)):
+        return after_abort(run, units, history.labels, is_undone=is_undone)
     if aborted := list(history.rollbacks.aborted):
-        return after_aborted_rollback(run, aborted[0], history.labels)
-    if history.has_rollbacks or not await is_rollback_due(run, store):
+        return after_aborted_rollback(run, aborted[0], history.labels, is_undone=is_undone)
+    if is_undone or not await is_rollback_due(run, store):
         return None
-    return rollback_hint(run) if units_to_roll_back(await store.get(run.digest), history) else None
+    return rollback_hint(run) if units_to_roll_back(plan, history) else None
 
 
 MAX_RUNS = 1000

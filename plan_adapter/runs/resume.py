@@ -10,6 +10,7 @@ from plan_adapter.engine.connection import use_server
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.history import ResumeOptions, RunHistory
 from plan_adapter.execution.rollback_status import aborted_steps
+from plan_adapter.execution.rollback_units import is_rolled_back
 from plan_adapter.gates.approval import approved_plan, refuse_operation
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import PlanRun
@@ -57,16 +58,16 @@ def resume_action(
     Call `refuse_resume` first. `last_reason` is the last reason that an owner recorded for the end of the run. Raises RunConflictError if
     nothing can be resumed.
     """
-    action = _action_for(run, history, last_reason)
+    action = _action_for(run, plan, history, last_reason)
     _refuse_aborted_steps(run, plan, history, skipped=(options or ResumeOptions()).all_skipped(history.skipped))
     return action
 
 
-def _action_for(run: PlanRun, history: RunHistory, last_reason: RunReason | None) -> RunAction:
-    """Return `execute_run`, or `roll_back` if a rollback was interrupted. Raises RunConflictError after a finished rollback."""
+def _action_for(run: PlanRun, plan: ExecutionPlan, history: RunHistory, last_reason: RunReason | None) -> RunAction:
+    """Return `execute_run`, or `roll_back` if a rollback of the run was interrupted. Raises RunConflictError after a finished one."""
     # A rollback records the reason for the end before its first call. While steps execute, the reason is empty or `unknown`.
     is_ending = run.reason is RunReason.INTERRUPTED and last_reason not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
-    if not history.has_rollbacks and not is_ending:
+    if not is_rolled_back(plan, history) and not is_ending:
         return execute_run
     if run.status is PlanStatus.EXECUTING:
         refuse_unknown_outcome_to_roll_back(run, history)
@@ -75,7 +76,7 @@ def _action_for(run: PlanRun, history: RunHistory, last_reason: RunReason | None
 
 
 def rolled_back_error(run: PlanRun) -> RunConflictError:
-    """Return the error that says a run was rolled back and cannot be resumed, and what to do instead."""
+    """Return the error that says a run was rolled back and cannot be continued, and what to do instead."""
     return RunConflictError(
         f"run {run.id} was rolled back and cannot be resumed: start a new run (`plan show {run.id}` shows what was rolled back"
         + (f", `{rollback_command(run)}` rolls back the rest)" if run.rollback is not None and run.rollback.can_continue else ")")
@@ -105,7 +106,7 @@ async def refuse_resume(run: PlanRun, store: PlanStore) -> None:
 def _refuse_aborted_steps(run: PlanRun, plan: ExecutionPlan, history: RunHistory, *, skipped: Collection[str]) -> None:
     """Raise RunConflictError if a step to be called may have been done already: an `abort` ended the run and left its outcome unknown."""
     unresolved = [unit for unit in aborted_steps(plan, history) if unit[0] not in skipped]
-    if unresolved and not history.has_rollbacks:
+    if unresolved and not is_rolled_back(plan, history):
         names = ", ".join(unit_names(unresolved, history.labels))
         command = resolve_command(run.id, unresolved[0], "done|again", label=history.labels.get(unresolved[0]))
         raise RunConflictError(

@@ -9,7 +9,7 @@ from plan_adapter.errors import ExpressionError, NotApprovedError, RunConflictEr
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.ports import Cluster
 from plan_adapter.execution.rollback import Rollback
-from plan_adapter.execution.rollback_units import units_to_roll_back
+from plan_adapter.execution.rollback_units import is_rolled_back, units_to_roll_back
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import Ending, ended_status, with_finally_steps
 from plan_adapter.execution.sub_plans import sub_plan_inputs
@@ -177,7 +177,7 @@ async def rollback_run(
         "rollback", (), reason, run, plan, store, run_request, rollback_needs_approver=rollback_needs_approver(plan, policy)
     )
     history = await store.ledger.history(run.id)
-    was_interrupted = run.reason is RunReason.INTERRUPTED and history.has_rollbacks
+    was_interrupted = run.reason is RunReason.INTERRUPTED and is_rolled_back(plan, history)
     if run.completed_at is None and not was_interrupted:
         await store.cancel(run.id, reason, rollback=True)
     if await store.ledger.owner(run.id) is not None:  # the owner rolls it back

@@ -198,7 +198,7 @@ async def _execute_with(
 async def execute_finally_steps(scope: RunScope, keeper: GateKeeper, status: PlanStatus, rollback: Rollback | None) -> None:
     """Execute the plan's `finally` steps once all others have ended, with `status` as `run.status`. Sets `scope.is_left` if they wait.
 
-    Their expressions also see what `rollback` undid, if there was one.
+    Their expressions also see what `rollback` undid, or else what the rollbacks of items that failed did.
 
     Cancelling the run does not stop them; their own timeout does. If the process has to end now, they run when the run is resumed.
     """
@@ -208,12 +208,12 @@ async def execute_finally_steps(scope: RunScope, keeper: GateKeeper, status: Pla
         return
     if session.backend.is_cut_short() and scope.stop.is_set:
         return
-    report = None if rollback is None else rollback.report()
+    reports = scope.item_rollbacks if rollback is None else [rollback.report()]
     end: dict[str, JsonValue] = {
         "status": status.value,
         "failed_steps": [step.id for step in main if step.status is StepStatus.FAILED],
-        "rolled_back": [] if report is None else [*report.undone],
-        "not_rolled_back": [] if report is None else [*report.left],
+        "rolled_back": [name for report in reports for name in report.undone],
+        "not_rolled_back": [name for report in reports for name in report.left],
     }
     run.transition(PlanStatus.EXECUTING, reason=run.reason, message=run.message)
     history = (await keeper.store.ledger.history(run.id)).for_finally_steps(validated.finally_order)
@@ -251,6 +251,8 @@ async def _replan_after_failure(scope: RunScope, keeper: GateKeeper) -> tuple[Bo
     ending = ending_without_finally_steps(scope)
     if ending.reason not in FAILURES or not await wants_replanning(run, validated.plan, store):
         return None, None
+    if (await store.ledger.history(run.id)).has_rollbacks:
+        return None, "an item was rolled back, and no new version can follow a rollback"
     run.transition(ending.status, reason=ending.reason, message=ending.message)
     run.message = scope.secrets.redactor.text(run.message or "")  # it goes to a model and into the note of the version
     scope.notify("replanning", message=run.message)

@@ -14,10 +14,11 @@ from sqlalchemy import Connection, Select, insert, select, update
 
 from plan_adapter.approvals import Resolution
 from plan_adapter.errors import RunConflictError
-from plan_adapter.execution.history import Unit
+from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.execution.rollback_status import OUTCOME_UNKNOWN
+from plan_adapter.execution.rollback_units import rolled_back_items
 from plan_adapter.options import CallKind
-from plan_adapter.plan import new_id
+from plan_adapter.plan import ExecutionPlan, Step, new_id
 from plan_adapter.readable import call_in_words, call_name
 from plan_adapter.record import ABORTED, Attempt, Receipt
 from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
@@ -223,7 +224,8 @@ def _attempts_of_call(unknown: Sequence[Attempt], call: CallPlace) -> list[Attem
 
 def _manual_attempt(connection: Connection, run: Row, call: CallPlace, *, at: datetime) -> Attempt:
     """Return the attempt that a person made by hand in place of the tool of a step or its rollback."""
-    step = next((step for step in plans.of_run(connection, run).all_steps if step.id == call.step_id), None)
+    plan = plans.of_run(connection, run)
+    step = plan.find_step(call.step_id)
     if step is None:
         raise RunConflictError(f"no step of run {run['id']} is called `{call.step_id}`")
     if step.inner:
@@ -246,6 +248,7 @@ def _manual_attempt(connection: Connection, run: Row, call: CallPlace, *, at: da
     made = history.calls(call.kind)
     if call.unit in made.succeeded:
         raise RunConflictError(f"`{call.name()}` has succeeded: there is nothing to resolve")
+    _refuse_rolled_back_item(plan, step, call, history)
     is_done = call.unit in history.succeeded or (step.rollback_failed and call.unit in history.failed)
     if call.kind == "rollback" and not is_done:
         raise RunConflictError(f"`{step.id}` was not done: there is nothing to undo")
@@ -263,6 +266,15 @@ def _manual_attempt(connection: Connection, run: Row, call: CallPlace, *, at: da
         label=labels_of(connection, run["id"]).get(call.unit),
         kind=call.kind,
     )
+
+
+def _refuse_rolled_back_item(plan: ExecutionPlan, step: Step, call: CallPlace, history: RunHistory) -> None:
+    """Raise RunConflictError for a step of an item that was rolled back by itself: nothing of the item is called again."""
+    group = plan.find_step(step.group)
+    if call.kind == "step" and group is not None and call.item in rolled_back_items(group, plan, history):
+        raise RunConflictError(
+            f"the item of `{call.name()}` was rolled back, so no step of it is called or recorded again: start a new run"
+        )
 
 
 def _may_be_repeated(connection: Connection, run_id: str, call: CallPlace) -> bool:
@@ -287,7 +299,8 @@ def _apply_to_run(connection: Connection, run: Row, attempt: Attempt, record: Re
     left = unknown_of(connection, run["id"])
     summary = describe_resolution(attempt, record)
     changed: dict[str, object] = {"message": summary, "rollback": None, "updated_at": database_now()}
-    if attempt.kind == "rollback":  # the reason why the run ended stays; `abort` ends only the rollback
+    if attempt.kind == "rollback" and runs.has_begun_rollback(connection, run):
+        # The reason why the run ended stays; `abort` ends only the rollback.
         changed |= runs.columns_of_resolved_rollback(connection, run, summary, ends=record.resolution == "abort")
     elif record.resolution == "abort":
         changed |= {"status": PlanStatus.CANCELLED.value, "reason": RunReason.CANCELLED.value, "completed_at": database_now()}

@@ -1,9 +1,10 @@
 """`StoreRecorder`: records the intents and receipts of one run, grouping them into few commits."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, TextClause, bindparam, insert, select, text
@@ -17,6 +18,7 @@ from plan_adapter.store.database import Database
 from plan_adapter.store.digests import JsonRow, json_row
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.rows import attempt_row, context_columns, end_row, receipt_row
+from plan_adapter.store.steps import calls_of_item
 from plan_adapter.store.tables import approvals, attempts, receipts, step_runs
 
 GATHER_SECONDS = 0.01
@@ -127,6 +129,11 @@ class StoreRecorder:
         """Queue the end of a step in its current state."""
         self._batch.ends.append({**self._context_columns, "run_id": self._run_id, **end_row(step)})
         self._write_later()
+
+    async def calls_of_item(self, step_ids: Collection[str], item: int) -> tuple[Sequence[Attempt], Sequence[Receipt]]:
+        """Return the attempts and receipts of one item of these steps, from all starts of the run. Raises StoreError."""
+        await self.flush()
+        return await self._database.read(partial(calls_of_item, run_id=self._run_id, step_ids=step_ids, item=item))
 
     async def flush(self) -> None:
         """Return when everything queued is durable. Raises StoreError if something could not be written."""

@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, Connection, select, update
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.rollback_status import recorded_report
+from plan_adapter.execution.rollback_units import is_rolled_back
 from plan_adapter.execution.status import ended_status
 from plan_adapter.record import MIN_ID_CHARACTERS, PlanRun, RunContext, StepRun
 from plan_adapter.status import PlanStatus, RunReason, StepStatus
@@ -149,10 +150,14 @@ def record_cancel_request(connection: Connection, tenant: str | None, run_id: st
 
 
 def columns_of_ended_rollback(connection: Connection, run_id: str, why: str) -> dict[str, Any]:
-    """Return the columns that end a run whose rollback was interrupted; its own reason stays. Empty for a run without rollbacks."""
+    """Return the columns that end a run whose rollback was interrupted; its own reason stays. Empty for a run that is not rolled back."""
     run = connection.execute(select(runs).where(runs.c.id == run_id)).mappings().one()
-    history = history_of(connection, run_id)
-    return _ended_rollback_columns(connection, run, history, why) if history.has_rollbacks else {}
+    return _ended_rollback_columns(connection, run, history_of(connection, run_id), why) if has_begun_rollback(connection, run) else {}
+
+
+def has_begun_rollback(connection: Connection, run: Row) -> bool:
+    """Return whether the run itself has begun to roll back, not only items that failed."""
+    return is_rolled_back(of_run(connection, run), history_of(connection, run["id"]))
 
 
 def columns_of_resolved_rollback(connection: Connection, run: Row, summary: str, *, ends: bool) -> dict[str, Any]:

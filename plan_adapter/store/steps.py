@@ -195,6 +195,16 @@ def _is_completed(end: Row | None) -> bool:
     return end is not None and end["status"] == StepStatus.COMPLETED
 
 
+def calls_of_item(connection: Connection, run_id: str, step_ids: Collection[str], item: int) -> tuple[list[Attempt], list[Receipt]]:
+    """Return the attempts and receipts of one item of these steps."""
+    begun = select(attempts).where(attempts.c.run_id == run_id, attempts.c.step_id.in_(step_ids), attempts.c.item == item)
+    ended = select(receipts).where(receipts.c.run_id == run_id, receipts.c.step_id.in_(step_ids), receipts.c.item == item)
+    return (
+        [attempt_of(row) for row in connection.execute(begun.order_by(attempts.c.started_at, attempts.c.id)).mappings()],
+        [receipt_of(row) for row in connection.execute(ended.order_by(receipts.c.ended_at, receipts.c.attempt_id)).mappings()],
+    )
+
+
 def _current_attempts(connection: Connection, rows: Sequence[Row]) -> list[Row]:
     """Return the attempts that these runs made since their current start."""
     since = {row["id"]: row["claimed_at"] for row in rows if row["claimed_at"] is not None}

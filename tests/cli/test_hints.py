@@ -221,6 +221,17 @@ def test_the_preview_of_a_resume_shows_what_happens_to_each_item(plan: Plan) -> 
     ]
 
 
+def test_the_preview_of_a_resume_shows_the_items_that_are_rolled_back(plan: Plan) -> None:
+    fails = [sys.executable, "-c", "import sys; sys.exit(sys.argv[1] == 'web-2')", "${{ item }}"]
+    made = step("made", "greet", parameters={"who": "${{ item }}"}, rollback={"tool_name": "greet", "parameters": {"who": "nobody"}})
+    checked = step("checked", "run_command", parameters={"argv": fails}, depends_on=["made"])
+    group = {"id": "nodes", "for_each": "${{ ['web-1', 'web-2'] }}", "steps": [made, checked]}
+    result = plan("run", document({**group, "on_error": "continue", "rollback_failed": True}), "--offline", *TOOLS, "--json")
+    shown = plan("preview", "--resume", result.run["id"], *TOOLS).out.splitlines()
+    assert "checked: items kept: web-1" in shown
+    assert "checked: items that failed and are rolled back: web-2" in shown
+
+
 def test_the_error_for_an_unknown_item_lists_all_items(plan: Plan) -> None:
     run_id = stopped_in_the_middle(plan)
     refused = plan("resolve", run_id, "each", "done", "--item", "web-9")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import ApprovalRequest, PlanRun, PlanStatus
+from plan_adapter import ApprovalRequest, PlanRun, PlanStatus, PlanStore, ToolRegistry, acancel_run
 from tests.deployments.conftest import RunRunbook, served
 
 NODE = """
@@ -144,17 +144,29 @@ async def test_each_node_is_drained_restarted_and_put_back_before_the_next(
     assert [(request.step_id, request.label) for request in opened] == [(None, None), ("nodes", first), ("nodes", second)]
 
 
-async def test_all_nodes_serve_the_old_version_again_if_one_does_not_restart(run_runbook: RunRunbook, site: Site) -> None:
+async def test_a_node_that_does_not_restart_is_restored_alone(run_runbook: RunRunbook, site: Site) -> None:
     first, second, third = site.add(wanted="two"), site.add(wanted="broken"), site.add(wanted="two")
 
     run = await run_runbook("rolling-restart", **site.inputs())
 
     assert run.status is PlanStatus.PARTIAL
     assert "broken does not start" in (run.step("restart").error or "")
-    assert site.versions() == ["one", "one", "one"]
-    assert Balancer.changes[-2:] == [(first, "drained"), (first, "ready")]  # the first node was drained before its rollback, too
-    assert dict(Balancer.changes) == {first: "ready", second: "ready"}
+    assert site.versions() == ["two", "one", "one"]
+    assert Balancer.changes == [(first, "drained"), (first, "ready"), (second, "drained"), (second, "ready")]
     assert third not in dict(Balancer.changes)
+    assert run.outputs == {"restarted": [first]}
+    assert f"(rolled back: restart[{second}], drain[{second}])" in (run.message or "")
+
+
+async def test_all_nodes_serve_the_old_version_again_if_the_run_is_rolled_back(run_runbook: RunRunbook, site: Site, tmp_path: Path) -> None:
+    first, second = site.add(wanted="two"), site.add(wanted="broken")
+    run = await run_runbook("rolling-restart", **site.inputs())
+
+    async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
+        await acancel_run(run.id, rollback=True, tools=ToolRegistry.with_builtins(), store=store)
+
+    assert site.versions() == ["one", "one"]
+    assert dict(Balancer.changes) == {first: "ready", second: "ready"}
 
 
 def failures(run: PlanRun) -> list[tuple[str, str | None]]:

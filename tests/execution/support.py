@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,6 +55,10 @@ class MemoryRecorder:
 
     def step_ended(self, step: StepRun) -> None:
         self.ended.append(step)
+
+    async def calls_of_item(self, step_ids: Collection[str], item: int) -> tuple[list[Attempt], list[Receipt]]:
+        of_item = [[row for row in rows if row.step_id in step_ids and row.item == item] for rows in (self.attempts, self.receipts)]
+        return tuple(of_item)
 
     async def flush(self) -> None:
         await asyncio.sleep(0)

@@ -247,6 +247,24 @@ def rollbacks_run_in_reverse_order(evidence: Evidence) -> Iterator[Violation]:
                 yield Violation("order", f"{step_id} was undone before {later}, which depends on it")
 
 
+def only_failed_items_are_rolled_back(evidence: Evidence) -> Iterator[Violation]:
+    run, plan = evidence.run, evidence.plan
+    alone = {group.id: group for group in plan.all_steps if plan.rolls_back_failed_items(group)}
+    undone = [(line.step.removeprefix(ROLLBACK), line.item) for line in evidence.lines if line.step.startswith(ROLLBACK)]
+    failed = [step for step in plan.steps if run.step(step.id).status is StepStatus.FAILED]
+    if run.completed_at is None or run.reason is not RunReason.STEP_FAILED or any(plan.on_error_of(step) == "stop" for step in failed):
+        return  # the run may be rolled back
+    for step_id, item in undone:
+        group = alone.get(evidence.steps[step_id].group or "")
+        if group is None or item in complete_items(group, evidence.done):
+            yield Violation("undone", f"item {item} of {step_id} was rolled back, although no failure of it or of the run asks for that")
+    for group in alone.values() if evidence.is_over else ():
+        begun = {item for step_id, item in undone if evidence.steps[step_id].group == group.id}
+        units = [(step.id, item) for step in group.steps if step.rollback is not None for item in begun]
+        if left := [unit for unit in units if unit in evidence.done and (ROLLBACK + unit[0], unit[1]) not in evidence.done]:
+            yield Violation("undone", f"the rollback of the items of {group.id} is not finished: {left}")
+
+
 RULES = (
     no_effect_is_repeated,
     receipts_are_true,
@@ -261,6 +279,7 @@ RULES = (
     the_status_matches_the_receipts,
     final_steps_run_last,
     rollbacks_run_in_reverse_order,
+    only_failed_items_are_rolled_back,
 )
 
 

@@ -14,7 +14,7 @@ from plan_adapter import PlanRun, PlanStatus, PlanStore
 from plan_adapter.approvals import ApprovalRequest, Decision, StandingApproval
 from plan_adapter.crash_points import CrashPoint
 from plan_adapter.errors import NotApprovedError, RunConflictError
-from plan_adapter.execution.rollback import units_to_roll_back
+from plan_adapter.execution.rollback_units import is_rolled_back, rolled_back_items, units_to_roll_back
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.standing import new_standing_approval
 from plan_adapter.options import Effect
@@ -159,11 +159,15 @@ class Trial:
         if run.status is PlanStatus.COMPLETED or run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
             return None
         self.has_resumed_first = bool(unknown)
-        if run.completed_at is not None and history.has_rollbacks:
-            remaining = units_to_roll_back(await self.store.get(run.digest), history)
+        plan = await self.store.get(run.digest)
+        if run.completed_at is not None and is_rolled_back(plan, history):
+            remaining = units_to_roll_back(plan, history)
             is_refused = self._was_revoked(run)
             return self.order("undo", fault=self.choose(self)) if remaining and not is_refused else None
-        if run.reason in (RunReason.STEP_FAILED, RunReason.EXHAUSTED) and not unknown:
+        alone = {step.id: rolled_back_items(group, plan, history) for group in plan.all_steps for step in group.steps}
+        # A rollback of an item that was resolved waits for a resume.
+        is_finished = not any(item in alone.get(step_id, ()) for step_id, item in units_to_roll_back(plan, history))
+        if run.reason in (RunReason.STEP_FAILED, RunReason.EXHAUSTED) and not unknown and is_finished:
             return None
         return self.order("resume", fault=self.choose(self))
 
@@ -311,7 +315,7 @@ def may_reach(trial: Trial, point: CrashPoint, detail: str | None) -> bool:
     if point in CALL_POINTS or detail == "run_changed":
         undone = [step for step in calls if (ROLLBACK + step.id, units_of(step, plan)[0][1]) not in trial.done]
         undo = {ROLLBACK + effects[step.rollback.tool_name] for step in undone if step.rollback is not None}
-        fails = any((step.parameters.get("fails") == ALWAYS or may_fail(step)) and step.on_error is None for step in remaining)
+        fails = any((str(ALWAYS) in str(step.parameters.get("fails")) or may_fail(step)) and step.on_error is None for step in remaining)
         return fails and (detail in undo or (detail == "run_changed" and bool(undo)))
     is_gated = any(step.requires_approval or step.ask is not None or step.goal is not None for step in remaining)
     if point in ("gate-opened", "gate-answered") or detail in ("gate_opened", "gate_answered"):

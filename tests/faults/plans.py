@@ -56,8 +56,14 @@ FINALLY_AGAIN = -5
 GOAL_SCRIPT: tuple[RoundKind, ...] = ("look", "broken", "write", "unwanted", "ask", "end", "look", "end")
 
 
+ITEMS = -6
+"""The seed of a run with a group that rolls back the failed one of its three items by itself."""
+
+
 def scenario_of(seed: int) -> Scenario:
     """Return the scenario of `seed`."""
+    if seed == ITEMS:
+        return Scenario(_items(), "approver", revokes=False, revises="nothing", answers=0.0, resumes_first=False)
     if seed == GOAL:
         return Scenario(_goal(), "approver", revokes=False, revises="nothing", answers=0.0, resumes_first=False)
     if seed == SUB_PLAN:
@@ -112,6 +118,34 @@ def _finally_again() -> ExecutionPlan:
     return plan
 
 
+def _items() -> ExecutionPlan:
+    plan = ExecutionPlan(id="items", name="items", description="A plan whose group rolls back a failed item")
+    plan.add_step("write", "First", {"body": "s0", "secret": SECRET}, id="s0", rollback=_undo("s0", "write"))
+    effects: tuple[Effect, ...] = ("write", "idempotent_write")
+    inner = [_group_step(index, effect, effect) for index, effect in enumerate(effects)]
+    inner.append(_group_step(2, "read", None))
+    inner[-1].parameters["fails"] = f"${{{{ item == 1 ? {ALWAYS} : 0 }}}}"
+    group = Step(id="g", description="Group", for_each="${{ [0, 1, 2] }}", steps=inner, depends_on=["s0"], max_failures=1)
+    group.on_error, group.rollback_failed = "continue", True
+    plan.steps.append(group)
+    plan.number_steps()
+    return plan
+
+
+def _undo(name: str, effect: Effect) -> Rollback:
+    return Rollback(tool_name=TOOL_NAMES[effect], parameters={"body": f"undo {name} ${{{{ result.token }}}}", "secret": SECRET})
+
+
+def _group_step(index: int, effect: Effect, undo: Effect | None) -> Step:
+    """Return the step number `index` of a group, which uses the token of the step before it."""
+    name, tokens = f"g{index}", [f"${{{{ steps.g{index - 1}.result.token }}}}"] if index else []
+    parameters: dict[str, JsonValue] = {"body": " ".join((name, *tokens)), "secret": SECRET, "item": "${{ item }}"}
+    rollback = None if undo is None else _undo(name, undo)
+    if rollback is not None:
+        rollback.parameters["item"] = "${{ item }}"
+    return Step(id=name, tool_name=TOOL_NAMES[effect], description=f"Step {name}", parameters=parameters, rollback=rollback)
+
+
 def _goal() -> ExecutionPlan:
     plan = ExecutionPlan(id="goal", name="goal", description="A plan with a goal")
     done_when = verdicts("not_met", "cannot_tell")
@@ -159,21 +193,10 @@ def _add_group(plan: ExecutionPlan, chance: random.Random) -> None:
     fails_at = chance.choice(("", "g0", "g1")) if chance.random() < 0.3 else ""
     for index in range(chance.randint(2, 3)):
         effect: Effect = chance.choice(("read", "idempotent_write", "write"))
-        name, tokens = f"g{index}", [f"${{{{ steps.g{index - 1}.result.token }}}}"] if index else []
-        parameters: dict[str, Any] = {"body": " ".join((name, *tokens)), "secret": SECRET, "item": "${{ item }}"}
-        parameters |= {"fails": ALWAYS} if name == fails_at else {}
-        undo = {"body": f"undo {name} ${{{{ result.token }}}}", "secret": SECRET, "item": "${{ item }}"}
-        is_undone = effect != "read" and chance.random() < 0.6
-        inner.append(
-            Step(
-                id=name,
-                tool_name=TOOL_NAMES[effect],
-                description=f"Step {name}",
-                parameters=parameters,
-                rollback=Rollback(tool_name=TOOL_NAMES[effect], parameters=undo) if is_undone else None,
-                requires_approval=chance.random() < 0.1,
-            )
-        )
+        step = _group_step(index, effect, effect if effect != "read" and chance.random() < 0.6 else None)
+        step.parameters |= {"fails": ALWAYS} if step.id == fails_at else {}
+        step.requires_approval = chance.random() < 0.1
+        inner.append(step)
     plan.steps.append(
         Step(
             id="g",
@@ -187,7 +210,18 @@ def _add_group(plan: ExecutionPlan, chance: random.Random) -> None:
             requires_approval=chance.choices((False, True, "each"), (8, 1, 1))[0],
         )
     )
+    _let_items_fail(plan.steps[-1], random.Random(f"items of {plan.name}"))  # its own source, so that the rest does not change
     plan.number_steps()
+
+
+def _let_items_fail(group: Step, chance: random.Random) -> None:
+    """Let half of the groups continue after a failure; half of these also fail for some items and roll them back."""
+    if chance.random() < 0.5:
+        return
+    group.on_error = "continue"
+    if chance.random() < 0.5:
+        group.rollback_failed, group.max_failures = True, chance.choice((0, 1))
+        group.steps[-1].parameters["fails"] = f"${{{{ item == {chance.choice((0, 1))} ? {ALWAYS} : 0 }}}}"
 
 
 def _add_sub_plan(plan: ExecutionPlan, chance: random.Random) -> None:

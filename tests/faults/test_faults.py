@@ -18,7 +18,7 @@ from tests.faults import processes
 from tests.faults.child import STOPPED, Fault
 from tests.faults.goals import model_calls
 from tests.faults.harness import CALL_POINTS, GOAL_TARGETS, TARGETS, InOrder, Target, open_trial, run_trial
-from tests.faults.plans import EVERYTHING, FINALLY_AGAIN, GOAL, GOAL_SCRIPT, REVISED, SUB_PLAN, TOOL_NAMES
+from tests.faults.plans import EVERYTHING, FINALLY_AGAIN, GOAL, GOAL_SCRIPT, ITEMS, REVISED, SUB_PLAN, TOOL_NAMES
 from tests.faults.processes import NO_REPORT, start
 from tests.faults.races import RACES, Race, race
 from tests.faults.shares import Share
@@ -67,6 +67,19 @@ async def test_a_run_killed_at_each_kind_of_crash_point_keeps_its_guarantees(see
     assert trial.violations == [], "\n".join(trial.events)
     assert {target: trial.kills[target] for target in ONE_OF_EACH_KIND} == dict.fromkeys(ONE_OF_EACH_KIND, 1)
     assert {point for point, _ in ONE_OF_EACH_KIND} == {point for point, _ in TARGETS}
+
+
+ITEM_TARGETS: tuple[Target, ...] = tuple((point, f"rollback {effect}") for effect in ("idempotent_write", "write") for point in CALL_POINTS)
+"""The targets in the rollback of a failed item, in the order in which its run reaches them."""
+
+
+async def test_a_run_killed_in_the_rollback_of_an_item_finishes_that_rollback_and_no_more(shared_store: str | None, tmp_path: Path) -> None:
+    trial = await run_trial(ITEMS, tmp_path, shared_store, choose=InOrder(ITEM_TARGETS), keep=True)
+    assert trial.violations == [], "\n".join(trial.events)
+    assert trial.kills == dict.fromkeys(ITEM_TARGETS, 1)
+    lines = lines_of(trial.workspace.world)
+    assert {line.unit for line in lines if line.step.startswith("rollback ")} == {("rollback g0", 1), ("rollback g1", 1)}
+    assert [line.item for line in lines if line.step == "g2"] == [0, 2]
 
 
 @pytest.mark.thorough

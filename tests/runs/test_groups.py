@@ -55,6 +55,7 @@ async def test_one_item_ends_before_the_next_begins(cluster: Cluster, store: Pla
     first = {
         "label": "a",
         "status": "completed",
+        "rolled_back": False,
         "results": {"drain": "drain a done", "restart": "restart a done", "check": "check a seen"},
     }
     for kept in (ended, stored):
@@ -104,7 +105,7 @@ async def test_no_item_starts_after_a_failed_item_and_completed_items_are_rolled
         "check": "skipped",
         "after": "skipped",
     }
-    assert [tuple(item) for item in ended.step("nodes").items] == [("a", "completed"), ("b", "failed"), ("c", "skipped")]
+    assert [(item.label, item.status) for item in ended.step("nodes").items] == [("a", "completed"), ("b", "failed"), ("c", "skipped")]
     message = str(ended.message)
     assert message.startswith("`nodes` failed: b: `restart` failed: ")
     assert "rolled back: drain[a], before; not rolled back: drain[b] (its item did not complete, check by hand)" in message
@@ -186,7 +187,7 @@ async def test_a_step_that_a_person_skips_is_not_shown_as_completed(cluster: Clu
     for kept in (ended, stored):
         restart, nodes = kept.step("restart"), kept.step("nodes")
         assert (restart.status, restart.reason) == (StepStatus.SKIPPED, "completed for 1 of 3 items; skipped by ana: b is dead")
-        assert [tuple(item) for item in nodes.items] == [("a", "completed"), ("b", "skipped"), ("c", "skipped")]
+        assert [(item.label, item.status) for item in nodes.items] == [("a", "completed"), ("b", "skipped"), ("c", "skipped")]
         assert isinstance(nodes.result, list)
         assert [one["status"] for one in nodes.result if isinstance(one, dict)] == ["completed", "skipped", "skipped"]
         assert (nodes.status, kept.step("drain").status, kept.step("check").status) == (StepStatus.COMPLETED,) * 3

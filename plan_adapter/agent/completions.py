@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,9 +12,26 @@ _DONE = re.compile(rb"^data:[ ]?\[DONE\]", re.MULTILINE)
 _STREAM = re.compile(r"(?:data|event|id|retry)?:")
 _DONE_BYTES = 16  # bytes at the end of the previous chunk in which the marker may have begun
 
+_TEXT_PARTS = (None, "text", "output_text")  # every other part of a message, such as its reasoning, is not its text
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+
+_AT_THE_LIMIT = ("length", "max_tokens", "max_output_tokens", "model_length")
+_FILTERED = ("content_filter", "safety", "sensitive", "recitation", "prohibited_content", "blocklist", "spii")
+_ENDED = ("stop", "tool_calls", "tool_call", "tool_use", "function_call", "end_turn", "stop_sequence", "eos", "eos_token")
+
+_MOST_TOKENS = 10**9
+"""No request has as many tokens. A greater count is a fault of the server."""
+
+_WORDS_CHARACTERS = 300
+"""How much is shown of a body that is no answer."""
+
 
 class BrokenAnswerError(Exception):
-    """An answer that was cut off, or that ended in a server error. A retry may succeed."""
+    """An answer that was cut off. A retry may succeed."""
+
+
+class ServerFaultError(Exception):
+    """A body that is an error of the server in place of an answer, in the server's words. A retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +41,27 @@ class Completion:
     text: str = ""
     refusal: str = ""
     calls: tuple[str, ...] = ()
-    finish: str | None = None
+    finish: str = ""
     usage: Usage = field(default_factory=Usage)
     model: str = ""
-    has_choice: bool = False
+    reasoning: str = ""  # the server sent it apart from the text
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the answer ended at the token limit."""
+        return self.finish.lower() in _AT_THE_LIMIT
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether the server's filter withheld the answer or a part of it."""
+        return self.finish.lower() in _FILTERED
 
 
 async def read_completion(body: AsyncIterable[bytes]) -> Completion:
     """Return the completion in `body`, read to its end or to the end of the stream.
 
-    Raises BrokenAnswerError for an incomplete answer, and ValueError for a body that is not a completion.
+    Raises BrokenAnswerError for an incomplete answer, ServerFaultError for an error in place of one, and ValueError, with the beginning
+    of the body, for one that is neither.
     """
     read = bytearray()
     async for piece in body:
@@ -41,19 +69,20 @@ async def read_completion(body: AsyncIterable[bytes]) -> Completion:
         read += piece
         if _DONE.search(read, start):  # some servers keep the connection open afterwards
             break
-    text = read.decode("utf-8-sig").lstrip()
-    if text.startswith("{"):
-        return _merge_chunks([_parse_object(text)])
+    text = read.decode("utf-8-sig", errors="replace").lstrip()
     if text and not _STREAM.match(text):
-        raise ValueError("neither a JSON object nor a stream of events")
+        try:
+            return _merge_chunks([_parse_object(text)])
+        except json.JSONDecodeError:
+            raise ValueError(_words(text)) from None
     try:
         chunks = [_parse_object(data) for data in _split_events(text) if data != "[DONE]"]
     except json.JSONDecodeError:
         raise BrokenAnswerError("an event is not JSON") from None
-    completion = _merge_chunks(chunks)
-    if completion.finish is None and not _DONE.search(read):
+    has_end = _DONE.search(read) is not None or any(_member(choice, "finish_reason") for chunk in chunks for choice in _choices(chunk))
+    if not has_end:
         raise BrokenAnswerError("the stream ended before the answer did")
-    return completion
+    return _merge_chunks(chunks)
 
 
 def _split_events(text: str) -> list[str]:
@@ -67,33 +96,47 @@ def _split_events(text: str) -> list[str]:
 
 
 def _parse_object(text: str) -> dict[str, Any]:
-    value: Any = json.loads(text)
+    try:
+        value: Any = json.loads(text)
+    except RecursionError:
+        raise ValueError(_words(text)) from None
     if not isinstance(value, dict):
-        raise ValueError("not a JSON object")  # noqa: TRY004  # sent by a server, not a caller's argument
+        raise ValueError(_words(text))  # noqa: TRY004  # sent by a server, not a caller's argument
     value = cast("dict[str, Any]", value)
     if error := value.get("error"):
-        message = cast("Mapping[str, Any]", error).get("message") if isinstance(error, Mapping) else error
-        raise BrokenAnswerError(str(message or "an error without a message"))
+        raise ServerFaultError(_error_words(error))
     return value
 
 
-def _merge_chunks(chunks: Iterable[dict[str, Any]]) -> Completion:
+def _merge_chunks(chunks: Sequence[dict[str, Any]]) -> Completion:
     """Return the first choice of one object, or of its chunks in order."""
-    text, refusal, model = "", "", ""
-    calls, finish, usage, has_choice = _ArgumentCollector(), None, Usage(), False
+    choices = [choice for chunk in chunks for choice in _choices(chunk)]
+    if not choices:
+        raise ServerFaultError(_words(" ".join(json.dumps(chunk, ensure_ascii=False) for chunk in chunks)))
+    first = min(_count(choice.get("index")) for choice in choices)
+    usage, text, refusal, reasoning, finish, calls = Usage(), "", "", "", "", _ArgumentCollector()
     for chunk in chunks:
-        model = model or chunk.get("model") or ""
         usage = _read_usage(chunk.get("usage")) or usage  # if several chunks report usage, the last one has the total
-        for choice in chunk.get("choices") or ():
-            if choice.get("index"):
-                continue
-            part: dict[str, Any] = choice.get("delta") or choice.get("message") or {}
-            has_choice, finish = True, choice.get("finish_reason") or finish
-            text += _read_text(part.get("content"))
-            refusal += part.get("refusal") or ""
-            for call in part.get("tool_calls") or ():
-                calls.add(call)
-    return Completion(text, refusal, tuple(calls.arguments), finish, usage, model, has_choice)
+    for choice in choices:
+        if _count(choice.get("index")) != first:
+            continue
+        if error := choice.get("error"):
+            raise ServerFaultError(_error_words(error))
+        part = _mapping(choice.get("delta")) or _mapping(choice.get("message")) or choice
+        text += _read_text(part.get("content") if part is not choice else part.get("text"))
+        refusal += _read_text(part.get("refusal"))
+        reasoning += next((said for name in _REASONING if (said := _read_text(part.get(name)))), "")
+        finish = _read_text(choice.get("finish_reason")) or finish
+        for call in _items(part.get("tool_calls")):
+            calls.add(_mapping(call))
+        if function := _mapping(part.get("function_call")):
+            calls.add({"index": "function_call", "function": function})
+    model = next((name for chunk in chunks if isinstance(name := chunk.get("model"), str) and name), "")
+    found = Completion(text, refusal, tuple(dict.fromkeys(calls.arguments)), finish, usage, model, reasoning)
+    is_empty = not any(said.strip() for said in (text, refusal, reasoning, *found.calls))
+    if is_empty and finish and not (found.is_cut_off or found.is_filtered or finish.lower() in _ENDED):
+        raise ServerFaultError(f"the message is empty, and its finish_reason is {finish}")
+    return found
 
 
 class _ArgumentCollector:
@@ -103,24 +146,78 @@ class _ArgumentCollector:
         self.arguments: list[str] = []
         self._positions: dict[Any, int] = {}
 
-    def add(self, call: dict[str, Any]) -> None:
+    def add(self, call: Mapping[str, Any]) -> None:
         """Add one chunk. A chunk without an index starts a new call if it has an id, and otherwise extends the last call."""
         number = call.get("index")
         if number is None:
             number = call.get("id") or next(reversed(self._positions), 0)
+        number = str(number)
         if number not in self._positions:
             self._positions[number] = len(self.arguments)
             self.arguments.append("")
-        function: dict[str, Any] = call.get("function") or {}
-        self.arguments[self._positions[number]] += function.get("arguments") or ""
+        function = _mapping(call.get("function"))
+        self.arguments[self._positions[number]] += _read_text(function.get("arguments"))
+
+
+def _choices(chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [_mapping(choice) for choice in _items(chunk.get("choices"))]
+
+
+def _member(value: Any, name: str) -> Any:
+    return _mapping(value).get(name)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _items(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 def _read_text(content: Any) -> str:
-    """Return the text of a message. Some servers send it in parts, including reasoning parts, which are skipped."""
+    """Return the text of a message or of arguments. Some servers send it in parts, including reasoning parts, which are skipped.
+
+    An object in place of text, as some servers send arguments, gives its JSON.
+    """
     if isinstance(content, list):
-        return "".join(part.get("text") or "" for part in cast("list[dict[str, Any]]", content) if part.get("type") == "text")
-    return content or ""
+        return "".join(_read_part(part) for part in cast("list[Any]", content))
+    if isinstance(content, dict):
+        return json.dumps(content, ensure_ascii=False)
+    return content if isinstance(content, str) else ""
+
+
+def _read_part(part: Any) -> str:
+    fields = _mapping(part)
+    if isinstance(part, list) or fields.get("type") not in _TEXT_PARTS:
+        return ""
+    text = fields.get("text") if fields.keys() & {"type", "text"} else part
+    return _read_text(_member(text, "value") or text)
+
+
+def _error_words(error: Any) -> str:
+    message: Any = _member(error, "message") or error
+    return _words(message if isinstance(message, str) else json.dumps(message, ensure_ascii=False))
+
+
+def _words(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _WORDS_CHARACTERS else f"{text[:_WORDS_CHARACTERS]}…"
 
 
 def _read_usage(used: Any) -> Usage | None:
-    return Usage(used.get("prompt_tokens") or 0, used.get("completion_tokens") or 0) if used else None
+    """Return the tokens that a server reports, or None. A count that cannot be one is 0, which means unknown."""
+    fields = _mapping(used)
+    found = Usage(
+        _count(fields.get("prompt_tokens", fields.get("input_tokens"))),
+        _count(fields.get("completion_tokens", fields.get("output_tokens"))),
+    )
+    return found if found.total else None
+
+
+def _count(written: Any) -> int:
+    try:
+        number = float(written)
+    except (TypeError, ValueError, OverflowError):
+        return 0
+    return int(number) if 0 <= number <= _MOST_TOKENS else 0

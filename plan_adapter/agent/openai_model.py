@@ -8,8 +8,10 @@ Servers differ in how they can be made to return one JSON object of a given form
 - `tool_call`: one function that must be called; its arguments are the object
 - `text`: the prompt alone; an answer that is not valid JSON is repaired if possible
 
-If the server refuses a rung (400, 422), or answers without an object, the next rung is tried. The rung that worked is remembered for the
-endpoint and model. So is a server that only answers in streams.
+If the server refuses a rung (400, 422, or any error that names what the rung needs), or answers without an object, the next rung is tried.
+The rung that worked is remembered for the endpoint and model. So is a server that only answers in streams.
+
+What the server sends apart from the answer as the model's reasoning is never read as the answer.
 """
 
 import asyncio
@@ -21,8 +23,8 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pydantic import JsonValue
 
-from plan_adapter.agent.answers import Reading, read_answer
-from plan_adapter.agent.completions import BrokenAnswerError, Completion, read_completion
+from plan_adapter.agent.answers import ONLY_THINKING, Reading, read_answer
+from plan_adapter.agent.completions import BrokenAnswerError, Completion, ServerFaultError, read_completion
 from plan_adapter.agent.model import Message, ModelAnswer, Question
 from plan_adapter.agent.requests import OPTIONAL, refused_effort, request_of
 from plan_adapter.agent.strictness import strict_form
@@ -108,19 +110,28 @@ class OpenAIModel:
         endpoint, began = self._endpoint(), time.monotonic()
         cost, requests = Usage(), 0
         last: ModelAnswer | None = None
-        for number in range(max(endpoint.rung, self._first_rung), len(RUNGS)):
+        number, reasoned = max(endpoint.rung, self._first_rung), False
+        while number < len(RUNGS):
             completion = await self._ask_on_rung(question, RUNGS[number], endpoint)
             requests += 1
+            number += 1
             if completion is None:  # the server refuses this rung
                 continue
-            last = _parse_completion(completion, RUNGS[number], self._model)
+            if completion.is_filtered:
+                words = f": {self._error_text(completion.refusal)}" if completion.refusal else ""
+                raise ModelError(f"{self!r} withheld its answer: a content filter stopped it (finish_reason {completion.finish}){words}")
+            last = _parse_completion(completion, RUNGS[number - 1], self._model)
             cost += last.usage
             last = replace(last, usage=cost, requests=requests, seconds=time.monotonic() - began)
             if last.reading.value is not None:
-                endpoint.rung = number
+                endpoint.rung = number - 1
                 return last
             if last.cut_off or completion.refusal:  # another rung would end the same way
                 return last
+            if _has_only_reasoning(completion):
+                if reasoned or number == len(RUNGS):
+                    raise ModelError(f"{self!r} {_ONLY_REASONING}")
+                number, reasoned = len(RUNGS) - 1, True  # some servers lose the answer only with a response format
         if last is None:
             raise ModelError(f"{self!r} refuses every kind of request for a JSON object")
         return last
@@ -158,24 +169,15 @@ class OpenAIModel:
             request = request_of(question, rung, endpoint.refuses, strict=strict, stream=self._stream or endpoint.streams)
             try:
                 return await self._read_whole_answer(request)
-            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-                message = str(error)
-                refused = next((name for name in OPTIONAL if name in request and name in message), None)
-                if refused is not None:
-                    refused_value = refused_effort(request, message) if refused == "reasoning_effort" else None
-                    endpoint.refuses.add(refused_value or refused)
-                elif not request["stream"] and _WANTS_STREAM.search(message):
-                    endpoint.streams = True
-                elif rung == "text":
-                    raise ModelError(
-                        f"{self!r} refuses the request: {self._error_text(error)}{_advice(error.status_code, message)}"
-                    ) from None
-                else:
-                    return None
             except openai.APIStatusError as error:
-                raise ModelError(
-                    f"{self!r} answers {error.status_code}: {self._error_text(error)}{_advice(error.status_code, str(error))}"
-                ) from None
+                text, advice = self._error_text(error), _advice(error.status_code, str(error))
+                is_refusal = error.status_code in (400, 422) or (error.status_code >= 500 and _names_option(request, str(error)))
+                if not is_refusal:
+                    raise ModelError(f"{self!r} answers {error.status_code}: {text}{advice}") from None
+                if not _drop_refused(request, str(error), endpoint):
+                    if rung == "text":
+                        raise ModelError(f"{self!r} refuses the request: {text}{advice}") from None
+                    return None
             except (openai.APITimeoutError, TimeoutError):
                 within = f"within {self._timeout:g} s, {self._max_retries + 1} times"
                 raise ModelError(f"{self!r} did not answer {within}; set PLAN_ADAPTER_MODEL_TIMEOUT_SECONDS to wait longer") from None
@@ -186,8 +188,13 @@ class OpenAIModel:
             except BrokenAnswerError as error:
                 attempts = f"{self._max_retries + 1} times: {self._error_text(error)}"
                 raise ModelError(f"{self!r} broke off its answer {attempts}{'' if request['stream'] else _TRY_STREAMING}") from None
-            except (ValueError, TypeError, AttributeError):  # an answer that is not a chat completion
-                raise ModelError(f"{self!r} does not answer with a chat completion; {_CHECK_URL}") from None
+            except ServerFaultError as error:
+                if not _names_option(request, str(error)):
+                    raise ModelError(f"{self!r} sent no answer, but: {self._error_text(error)}") from None
+                if not _drop_refused(request, str(error), endpoint):
+                    return None
+            except ValueError as error:  # an answer that is not a chat completion
+                raise ModelError(f"{self!r} does not answer with a chat completion; {_CHECK_URL}: {self._error_text(error)}") from None
 
     def _strict_form(self, schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
         """Return the strict form of `schema`. It is cached, because all rounds of a draft use the same schema."""
@@ -206,8 +213,9 @@ class OpenAIModel:
                 ) as response:
                     async with asyncio.timeout(self._timeout):
                         return await read_completion(_read_body(response))
-            except (BrokenAnswerError, TimeoutError):
-                if retry == self._max_retries:
+            except (BrokenAnswerError, ServerFaultError, TimeoutError) as error:
+                is_refusal = isinstance(error, ServerFaultError) and _names_option(request, str(error))
+                if retry == self._max_retries or is_refusal:
                     raise
             await asyncio.sleep(min(_FIRST_DELAY_SECONDS * 2**retry, _LONGEST_DELAY_SECONDS))
         raise AssertionError("unreachable")
@@ -223,7 +231,7 @@ class OpenAIModel:
                 raise ModelError(f"{self!r}: {error}") from None
         return self._client
 
-    def _error_text(self, error: BaseException) -> str:
+    def _error_text(self, error: BaseException | str) -> str:
         key = self._client.api_key if self._client is not None else None  # it may come from OPENAI_API_KEY
         text = _CODE.sub("", str(error)) or type(error).__name__
         return without_passwords(text.replace(key.strip(), MASK) if key and key.strip() not in (_NO_KEY, "") else text)[:1000]
@@ -237,6 +245,10 @@ _CODE = re.compile(r"\AError code: \d+ - ")  # the status is already in the mess
 _TOO_LONG = re.compile(r"context|too (?:long|large|many tokens)", re.IGNORECASE)
 _CHECK_SERVER = "check that it is running and that the URL is right (PLAN_ADAPTER_MODEL_URL)"
 _CHECK_URL = "check the URL, which usually ends in /v1 (PLAN_ADAPTER_MODEL_URL)"
+_ONLY_REASONING = (
+    "sent its reasoning apart (`reasoning_content`) and no answer: switch the server's reasoning parser or the model's thinking off, "
+    "or use a model that answers after it thinks"
+)
 _TRY_STREAMING = "; if a gateway cuts idle connections, set PLAN_ADAPTER_MODEL_STREAM=true"
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.5, 8.0
 
@@ -250,22 +262,45 @@ async def _read_body(response: "AsyncAPIResponse[Any]") -> AsyncIterator[bytes]:
         raise BrokenAnswerError(str(error) or type(error).__name__) from None
 
 
+def _names_option(request: Mapping[str, Any], message: str) -> bool:
+    """Return whether a server's error names an option of `request`, so that it may answer without it."""
+    names = [name for name in ("response_format", "tool_choice", "tools", *OPTIONAL) if name in request]
+    names += ["json_schema", "json_object", "grammar"] if "response_format" in request else []
+    return any(re.search(rf"\b{name}\b", message) for name in names)
+
+
+def _drop_refused(request: Mapping[str, Any], message: str, endpoint: Endpoint) -> bool:
+    """Remember what the server's error refuses. Return whether it is an option that the next request on the rung leaves out or changes."""
+    refused = next((name for name in OPTIONAL if name in request and name in message), None)
+    if refused is not None:
+        refused_value = refused_effort(request, message) if refused == "reasoning_effort" else None
+        endpoint.refuses.add(refused_value or refused)
+        return True
+    if not request["stream"] and _WANTS_STREAM.search(message):
+        endpoint.streams = True
+        return True
+    return False
+
+
+def _has_only_reasoning(completion: Completion) -> bool:
+    return bool(completion.reasoning.strip()) and not completion.text.strip() and not completion.calls
+
+
 def _parse_completion(completion: Completion, rung: Rung, name: str) -> ModelAnswer:
-    model, usage = completion.model or name, completion.usage
-    if not completion.has_choice:
-        return ModelAnswer("", Reading(None, "the server sent no choices"), model, rung, usage)
-    is_call = rung == "tool_call" and bool(completion.calls)
-    text = completion.calls[0] if is_call else completion.text
-    cut_off = completion.finish == "length"
+    cut_off, repair = completion.is_cut_off, rung == "text" and not completion.is_cut_off
+    text, reading = completion.text, read_answer(completion.text, repair=repair)
+    if completion.calls and (rung == "tool_call" or reading.value is None):
+        text, reading = completion.calls[0], read_answer(completion.calls[0], repair=repair)
+        if len(completion.calls) > 1:
+            reading = Reading(None, f"the answer has {len(completion.calls)} calls: make exactly one")
     if completion.refusal:
         reading = Reading(None, f"the model declined: {completion.refusal}")
-    elif is_call and len(completion.calls) > 1:
-        reading = Reading(None, f"the answer has {len(completion.calls)} calls: make exactly one")
-    else:
-        reading = read_answer(text, repair=rung == "text" and not cut_off)
-        if cut_off and reading.value is None:
-            reading = Reading(None, "the answer was cut off at the token limit: write less")
-    return ModelAnswer(text, reading, model, rung, usage, cut_off=cut_off)
+    elif cut_off and reading.value is None:
+        is_thinking = _has_only_reasoning(completion) or reading.problem == ONLY_THINKING
+        reading = Reading(
+            None, f"the answer was cut off at the token limit{', in the middle of thinking: think' if is_thinking else ': write'} less"
+        )
+    return ModelAnswer(text, reading, completion.model or name, rung, completion.usage, cut_off=cut_off)
 
 
 def _advice(status: int, message: str) -> str:

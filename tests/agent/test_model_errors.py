@@ -33,9 +33,10 @@ ERRORS: dict[str, tuple[Reply, str]] = {
     "cut": (Reply(cut=True), r"broke off its answer 1 times: peer closed connection.*set PLAN_ADAPTER_MODEL_STREAM=true"),
     "an error in place of an answer": (
         Reply(raw=b'{"error": {"message": "overloaded, sk-canary"}}'),
-        r"broke off its answer.*overloaded, \*\*\*",
+        r"sent no answer, but: overloaded, \*\*\*",
     ),
-    "html": (Reply(raw=b"<html>hello</html>"), "does not answer with a chat completion.*ends in /v1"),
+    "no choices": (Reply(raw=b'{"id":"x","object":"chat.completion","choices":[]}'), r'sent no answer, but: \{"id": "x".*"choices": \[\]'),
+    "html": (Reply(raw=b"<html>hello</html>"), "does not answer with a chat completion.*ends in /v1.*<html>hello</html>"),
     "400 on every rung": (Reply(status=400, error="context too long"), "refuses the request: context too long; give it less context"),
 }
 

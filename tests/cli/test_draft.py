@@ -54,6 +54,15 @@ def test_the_plan_goes_to_stdout_and_the_progress_to_stderr(draft: Drafting, pla
     assert plan("validate", "计划.yaml", *TOOLS).code == 0
 
 
+def test_a_plan_that_the_model_abandons_in_its_thought_is_not_written(draft: Drafting) -> None:
+    thought = f"<think>\n```json\n{json.dumps(done(step('fail', {})))}\n```\nNo, the wrong tool.\n</think>\n\n"
+    with scripted(Reply(thought + json.dumps(GOOD))) as server:
+        result = draft(server, TASK)
+    assert result.code == 0
+    assert [found.tool_name for found in load_plan(result.out).steps] == ["greet", "greet"]
+    assert "round 2" not in result.err
+
+
 def test_every_model_call_is_stored(draft: Drafting) -> None:
     with scripted(says(WRONG), says(GOOD)) as server:
         result = draft(server, TASK, "--json", "--allow", "大声", "--allow", "net")

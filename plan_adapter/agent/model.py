@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import JsonValue
 
@@ -57,4 +57,13 @@ class Model(Protocol):
 
     async def ask(self, question: Question) -> ModelAnswer:
         """Return the model's answer. Raises ModelError if there is none."""
+        ...
+
+
+@runtime_checkable
+class ClosableModel(Protocol):
+    """A model that keeps connections open. They belong to the event loop that opened them."""
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop."""
         ...

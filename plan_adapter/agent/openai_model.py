@@ -93,8 +93,9 @@ class OpenAIModel:
         self._max_retries = max_retries
         self._first_rung = RUNGS.index(first_rung)
         self._stream = stream
+        self._sent_key = ""
         self._strict_cache: tuple[Mapping[str, JsonValue], dict[str, JsonValue]] | None = None
-        self._client: AsyncOpenAI | None = None
+        self._clients: dict[asyncio.AbstractEventLoop, AsyncOpenAI] = {}  # a connection works only in the event loop that opened it
 
     @property
     def name(self) -> str:
@@ -152,8 +153,8 @@ class OpenAIModel:
         return Probe(answer.model, answer.rung, answer.seconds, answer.requests, refuses)
 
     async def aclose(self) -> None:
-        """Close the connections. The next question reopens them."""
-        client, self._client = self._client, None
+        """Close the connections of the running event loop. The next question reopens them."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.close()
 
@@ -221,20 +222,25 @@ class OpenAIModel:
         raise AssertionError("unreachable")
 
     def _connect(self) -> "AsyncOpenAI":
-        if self._client is None:
+        """Return the client of the running event loop."""
+        loop = asyncio.get_running_loop()
+        for closed in [other for other in list(self._clients) if other.is_closed()]:
+            self._clients.pop(closed, None)
+        if loop not in self._clients:
             from openai import AsyncOpenAI, OpenAIError  # takes a second to import
 
             key = self._api_key or (None if self._base_url is None else _NO_KEY)
             try:
-                self._client = AsyncOpenAI(api_key=key, base_url=self._base_url, timeout=self._timeout, max_retries=self._max_retries)
+                client = AsyncOpenAI(api_key=key, base_url=self._base_url, timeout=self._timeout, max_retries=self._max_retries)
             except OpenAIError as error:
                 raise ModelError(f"{self!r}: {error}") from None
-        return self._client
+            self._clients[loop], self._sent_key = client, client.api_key
+        return self._clients[loop]
 
     def _error_text(self, error: BaseException | str) -> str:
-        key = self._client.api_key if self._client is not None else None  # it may come from OPENAI_API_KEY
+        key = self._sent_key.strip()  # it may come from OPENAI_API_KEY
         text = _CODE.sub("", str(error)) or type(error).__name__
-        return without_passwords(text.replace(key.strip(), MASK) if key and key.strip() not in (_NO_KEY, "") else text)[:1000]
+        return without_passwords(text.replace(key, MASK) if key not in (_NO_KEY, "") else text)[:1000]
 
 
 _NO_KEY = "none"

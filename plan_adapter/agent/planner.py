@@ -12,7 +12,7 @@ from plan_adapter.agent import prompts
 from plan_adapter.agent.answers import read_answer
 from plan_adapter.agent.decision import DraftDecision
 from plan_adapter.agent.judging import Judge, allowed_tools, find_request_problem
-from plan_adapter.agent.model import Effort, Message, Model, ModelAnswer, Question
+from plan_adapter.agent.model import ClosableModel, Effort, Message, Model, ModelAnswer, Question
 from plan_adapter.agent.redaction import environment_redactor, redact_request, redact_text, redaction_note
 from plan_adapter.agent.replan import RemainingPlan
 from plan_adapter.agent.schema import draft_outline, draft_schema
@@ -100,8 +100,15 @@ class Planner:
         self._options = _DraftingOptions(model, asker, budget or Budget(), keep, redactor, ask_model or _ask_model, on_call)
 
     def draft(self, request: PlanRequest) -> ExecutionPlan:
-        """Return a valid plan for `request`, for code without an event loop; see `adraft`."""
-        return asyncio.run(self.adraft(request))
+        """Return a valid plan for `request`, for code without an event loop; see `adraft`. Closes the model's connections."""
+        return asyncio.run(self._draft_and_close(request))
+
+    async def _draft_and_close(self, request: PlanRequest) -> ExecutionPlan:
+        try:
+            return await self.adraft(request)
+        finally:
+            if isinstance(self._options.model, ClosableModel):
+                await self._options.model.aclose()
 
     async def adraft(self, request: PlanRequest) -> ExecutionPlan:
         """Return a valid plan for `request`. It needs an approval before it runs, whatever the request's options say.

@@ -1,12 +1,17 @@
 """Tests of a model behind a server: every rung, and what is remembered about a server."""
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 
 from plan_adapter.agent.model import Question
 from plan_adapter.agent.openai_model import RUNGS, Rung
 from plan_adapter.errors import ModelError
 from tests.agent.questions import QUESTION, SCHEMA, model_at
-from tests.agent.server import Reply, ScriptedReply, says, scripted
+from tests.agent.server import Reply, Request, ScriptedReply, says, scripted
 
 
 @pytest.mark.parametrize(
@@ -203,4 +208,40 @@ async def test_a_probe_without_an_object_is_an_error() -> None:
         model = model_at(server.url)
         with pytest.raises(ModelError, match="answers, but not with a JSON object: the answer is not JSON"):
             await model.probe()
+        await model.aclose()
+
+
+def test_one_model_answers_in_one_event_loop_after_another() -> None:
+    with scripted(says({"n": 3})) as server:
+        model = model_at(server.url)
+        answers = [asyncio.run(model.ask(QUESTION)).reading.value for _ in range(4)]
+    assert answers == [{"n": 3}] * 4
+
+
+def test_one_model_answers_in_several_event_loops_at_the_same_time() -> None:
+    together = threading.Barrier(4)
+
+    def answer(_: Request) -> Reply:
+        together.wait(60)  # the server answers once all loops have asked
+        return says({"n": 3})
+
+    async def ask_twice() -> list[Any]:
+        try:
+            return [(await model.ask(QUESTION)).reading.value for _ in range(2)]
+        finally:
+            await model.aclose()
+
+    with scripted(answer) as server:
+        model = model_at(server.url)
+        with ThreadPoolExecutor(4) as threads:
+            futures = [threads.submit(asyncio.run, ask_twice()) for _ in range(4)]
+            assert [future.result() for future in futures] == [[{"n": 3}] * 2] * 4
+
+
+async def test_closing_a_model_leaves_it_usable() -> None:
+    with scripted(says({"n": 3})) as server:
+        model = model_at(server.url)
+        for _ in range(3):
+            assert (await model.ask(QUESTION)).reading.value == {"n": 3}
+            await model.aclose()
         await model.aclose()

@@ -1,5 +1,6 @@
 """Tests of `Planner`: a task becomes a valid plan or a reported failure. Repair, dependencies, constraints, budgets, questions."""
 
+import gc
 import json
 import time
 from types import SimpleNamespace
@@ -7,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from plan_adapter.agent.answers import read_answer
+from plan_adapter.agent.model import ModelAnswer, Question
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.drafts import Draft, PlanRequest
@@ -370,3 +373,32 @@ async def test_an_answer_with_plan_steps_and_no_action_is_a_plan() -> None:
     with scripted(says({"description": "Deploy", "plan_steps": [step("deploy", {"version": "1"})]})) as server:
         draft = await drafted(server, PlanRequest("Deploy"))
     assert draft.plan is not None
+
+
+def test_one_planner_drafts_one_plan_after_another_without_an_event_loop() -> None:
+    with scripted(says(GOOD)) as server:
+        planner = Planner(OpenAIModel("m", base_url=server.url, max_retries=0), TOOLS)
+        assert [len(planner.draft(TASK).steps) for _ in range(4)] == [3, 3, 3, 3]
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_draft_closes_its_connections_also_after_an_error() -> None:
+    with scripted(Reply(status=500, error="broken"), says(done(step("deploi", {}))), says(GOOD)) as server:
+        planner = Planner(OpenAIModel("m", base_url=server.url, max_retries=0), TOOLS, budget=Budget(rounds=1))
+        with pytest.raises(ModelError, match="500"):
+            planner.draft(TASK)
+        with pytest.raises(DraftError, match="1 rounds is spent"):
+            planner.draft(TASK)
+        assert len(planner.draft(TASK).steps) == 3
+        gc.collect()  # an open connection would warn here
+
+
+def test_a_model_that_keeps_no_connections_drafts_without_an_event_loop() -> None:
+    class OwnModel:
+        name = "own"
+
+        async def ask(self, question: Question) -> ModelAnswer:
+            text = json.dumps(GOOD)
+            return ModelAnswer(text, read_answer(text), self.name, "text")
+
+    assert len(Planner(OwnModel(), TOOLS).draft(TASK).steps) == 3

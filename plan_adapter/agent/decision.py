@@ -7,10 +7,11 @@ from typing import Any, Literal, TypeAlias, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.agent.replan import RemainingPlan
+from plan_adapter.agent.replan import RemainingPlan, referred_steps
 from plan_adapter.agent.schema import ACTIONS, COMPLEXITIES
 from plan_adapter.agent.strictness import from_strict_form
 from plan_adapter.documents import read_document
+from plan_adapter.graph import reachable
 from plan_adapter.options import EFFECTS
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import Problem
@@ -146,7 +147,9 @@ class _DecisionReader:
             self.add("too-many-steps", "steps", f"the plan has {len(written)} steps; the limit is {max_steps}", "use fewer steps")
         self.ids = _assign_ids(written, frozenset() if self.remaining is None else self.remaining.taken)
         description = self.text("description").strip() or self.text("speak").strip() or task.strip()
-        document = {"description": description, "steps": [self._read_step(step, at) for at, step in enumerate(written)]}
+        steps = [self._read_step(step, at) for at, step in enumerate(written)]
+        self._order_goals(steps)
+        document = {"description": description, "steps": steps}
         plan, found = read_document(json.dumps(document))
         self.problems += [Problem(p.code, p.severity, p.at, message=p.message, hint=p.hint) for p in found]
         if plan is not None:
@@ -195,6 +198,18 @@ class _DecisionReader:
         self._refuse_lowered_effect(step, at)
         return step
 
+    def _order_goals(self, steps: list[JsonValue]) -> None:
+        """Let each goal whose dependencies are not written depend on the step before it, whose result its model then sees."""
+        waits = {name: referred_steps(step) | _written_dependencies(step) for name, step in zip(self.ids, steps, strict=True)}
+        before = None if self.remaining is None else self.remaining.last_kept
+        for name, written in zip(self.ids, steps, strict=True):
+            step = written if isinstance(written, dict) else {}
+            is_open = "goal" in step and "depends_on" not in step
+            if is_open and before is not None and name not in reachable(waits, [before]):
+                step["depends_on"] = [before]
+                waits[name].add(before)
+            before = name
+
     def _parse_parameters(self, call: dict[str, JsonValue]) -> None:
         name, parameters = call.get("tool_name"), call.get("parameters")
         tool = self.tools.get(name) if isinstance(name, str) else None
@@ -236,6 +251,11 @@ class _DecisionReader:
         names = written if isinstance(written, list) else []
         places = [(name, _step_index(name, self.ids)) for name in names]
         return tuple(self.ids[p] if p is not None and 0 <= p < len(self.ids) else str(name) for name, p in places)
+
+
+def _written_dependencies(step: JsonValue) -> set[str]:
+    written = step.get("depends_on") if isinstance(step, dict) else None
+    return {name for name in written if isinstance(name, str)} if isinstance(written, list) else set()
 
 
 def _step_index(name: JsonValue, ids: list[str]) -> int | None:

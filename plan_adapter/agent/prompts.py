@@ -34,7 +34,8 @@ the same time. Never leave an order to chance.
 - Prefer few steps. Check before you change, and verify after it. Give a "rollback" where a tool can undo a step.
 - If what to call depends on what is found during the run, write a goal step in place of a call: "content" says what is wanted, \
 "done_when" when it is met, "tools" which tools may be called. A model works on it in rounds, and a person confirms each write. Its \
-result has "summary", and in "results" the newest result of each tool: "${{ steps.ID.result.results.TOOL.field }}". Wherever you can name \
+result has "summary", and in "results" the newest result of each tool: "${{ steps.ID.result.results.TOOL.field }}". That model sees only \
+the results of the steps that its step depends on: by default the step before it, and none with "depends_on": []. Wherever you can name \
 the call, name it.
 - Keep every constraint. Say in "constraints" which steps ensure each of them, and which steps may start only after \
 those ("before"): the order is checked.

@@ -78,6 +78,11 @@ class RemainingPlan:
             if step.id in self.taken
         ]
 
+    @property
+    def last_kept(self) -> str | None:
+        """The id of the last step that stays, or None."""
+        return next((step.id for step in reversed(self._kept_steps())), None)
+
     def _kept_steps(self) -> list[Step]:
         return [step for step in self.old.steps if step.id in self.kept]
 
@@ -147,9 +152,13 @@ def _cut(value: JsonValue, most: int) -> JsonValue:
 def _find_referred_ids(plan: ExecutionPlan) -> set[str]:
     """Return the ids of the steps that outputs and `finally` steps refer to. A model writes neither of them."""
     written: list[JsonValue] = [plan.outputs, *(cast("JsonValue", step_document(step)) for step in plan.finally_)]
-    found = {str(path[1]) for text in _find_texts(written) for path in _reference_paths(text) if path[0] == "steps" and len(path) > 1}
-    found |= {name for step in plan.finally_ for name in step.depends_on}
+    found = referred_steps(written) | {name for step in plan.finally_ for name in step.depends_on}
     return found - {step.id for step in plan.finally_}
+
+
+def referred_steps(value: JsonValue) -> set[str]:
+    """Return the ids of the steps that the expressions in `value` refer to."""
+    return {str(path[1]) for text in _find_texts(value) for path in _reference_paths(text) if path[0] == "steps" and len(path) > 1}
 
 
 def _reference_paths(text: str) -> Iterator[tuple[str | int, ...]]:

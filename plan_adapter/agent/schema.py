@@ -57,7 +57,8 @@ def _goal_step(tool: Schema) -> Schema:
             "description": "What may be called. A person confirms each write.",
         },
     }
-    named = {name: _FIELD_REFERENCES[name] for name in ("id", "description", "depends_on")}
+    named = {name: _FIELD_REFERENCES[name] for name in ("id", "description")}
+    named["depends_on"] = _FIELDS["depends_on"] | {"description": "As for every step. If left out or null: the step before this one."}
     return _object(fields | named, required=("content", "done_when", "tools"))
 
 

@@ -239,3 +239,12 @@ def test_a_run_without_attempts_is_replanned_as_a_whole(world: World) -> None:
 
     found = RemainingPlan.of(validate(a_plan(), world.tools), RunHistory())
     assert (found.kept, found.taken, found.needed) == (frozenset(), frozenset(), {"first"})
+
+
+async def test_a_goal_in_place_of_the_remaining_steps_sees_the_result_of_the_last_step_that_stays(world: World, store: PlanStore) -> None:
+    run = await failed(world, store)
+    goals = [{"content": "装好新版本", "done_when": "it runs", "tools": ["look", "deploy"], "id": name} for name in ("install", "tell")]
+    with scripted(remaining(*goals)) as server:
+        draft = await drafted(run, "again", server, world, store)
+    assert draft.plan is not None, draft.problems
+    assert [(step.id, step.depends_on) for step in draft.plan.steps[2:]] == [("install", ["first"]), ("tell", ["install"])]

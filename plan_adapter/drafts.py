@@ -45,7 +45,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts as the server reports them, 0 if it does not."""
+    """Token counts as the server reports them, 0 if it does not. A draft and a goal estimate what is not reported."""
 
     prompt: int = 0
     completion: int = 0

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from plan_adapter.options import Effect
 from plan_adapter.plan import MAX_ROUNDS
@@ -64,7 +64,7 @@ class RoundAnswer(BaseModel):
     faults: tuple[str, ...] = ()  # as sent to the model; empty exactly if there is a usable decision
     text: str = ""  # as the model wrote it, redacted
     model: str = ""
-    tokens: int = 0
+    tokens: int = Field(default=0, ge=0)
 
 
 def cited_evidence(goal_check: str) -> list[str]:
@@ -129,7 +129,7 @@ class Verdict(BaseModel):
 
     verdict: VerdictWord
     reason: str = ""
-    tokens: int = 0
+    tokens: int = Field(default=0, ge=0)
 
 
 class Check(BaseModel):

@@ -128,7 +128,7 @@ class Settings(BaseSettings):
     """The token limit of one answer, including a reasoning model's thoughts. A second, deeper pass has twice as many."""
 
     goal_tokens: int = Field(default=1_000_000, gt=0)
-    """How many tokens the model of one goal may use in one start of a run."""
+    """How many tokens the model of one goal may use in one start of a run. Tokens that its server does not count are estimated."""
 
     @classmethod
     def settings_customise_sources(

@@ -19,7 +19,7 @@ _AT_THE_LIMIT = ("length", "max_tokens", "max_output_tokens", "model_length")
 _FILTERED = ("content_filter", "safety", "sensitive", "recitation", "prohibited_content", "blocklist", "spii")
 _ENDED = ("stop", "tool_calls", "tool_call", "tool_use", "function_call", "end_turn", "stop_sequence", "eos", "eos_token")
 
-_MOST_TOKENS = 10**9
+_MOST_TOKENS = 10**8
 """No request has as many tokens. A greater count is a fault of the server."""
 
 _WORDS_CHARACTERS = 300

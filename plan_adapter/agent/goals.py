@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from plan_adapter.agent import goal_prompts
 from plan_adapter.agent.goal_decision import read_goal_decision, read_verdict
-from plan_adapter.agent.model import Message, Model, Question
+from plan_adapter.agent.model import Message, Model, Question, count_tokens
 from plan_adapter.agent.redaction import redact_text
 from plan_adapter.agent.schema import goal_outline, goal_schema, verdict_schema
 from plan_adapter.execution.secrets import Redactor
@@ -44,9 +44,8 @@ class PromptedGoalModel:
     async def decide(self, goal: Goal) -> RoundAnswer:
         """Return the model's answer in the next round. A faulty answer has `faults`. Raises ModelError if there is no answer."""
         messages = goal_prompts.round_messages(goal, self._redactor, self._messages_by_round)
-        answer = await self._model.ask(
-            Question(messages, self._decision_schema(goal), "goal_decision", goal_outline(), self._answer_tokens)
-        )
+        question = Question(messages, self._decision_schema(goal), "goal_decision", goal_outline(), self._answer_tokens)
+        answer = count_tokens(await self._model.ask(question), question)
         decision, faults = read_goal_decision(answer.reading, goal, self._tools)
         text = cut(redact_text(answer.text, self._redactor), TEXT_CHARACTERS)
         return RoundAnswer(decision=decision, faults=faults, text=text, model=answer.model, tokens=answer.usage.total)
@@ -61,7 +60,7 @@ class PromptedGoalModel:
         question = Question(goal_prompts.verifier_messages(goal, self._redactor), self._verdict, "goal_verdict", None, self._answer_tokens)
         tokens, problem = 0, ""
         for _ in range(VERIFIER_ANSWERS):
-            answer = await self._model.ask(question)
+            answer = count_tokens(await self._model.ask(question), question)
             tokens += answer.usage.total
             found = read_verdict(answer.reading, goal)
             if not isinstance(found, str):

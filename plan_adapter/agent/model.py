@@ -1,7 +1,8 @@
 """The planner's view of a language model: a `Question` asks for one JSON object, a `ModelAnswer` holds it or the reason it is missing."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import JsonValue
@@ -45,6 +46,25 @@ class ModelAnswer:
     seconds: float = 0.0
     requests: int = 1
     cut_off: bool = False  # at the token limit
+    is_estimated: bool = False  # whether `usage` is an estimate, because the server did not count the tokens
+
+
+def count_tokens(answer: ModelAnswer, question: Question) -> ModelAnswer:
+    """Return `answer` with an estimate of each token count that its server did not report, so that limits hold with every server."""
+    used = answer.usage
+    if used.prompt <= 0:
+        asked = [message.content for message in question.messages] + [json.dumps(question.schema, ensure_ascii=False)]
+        used = replace(used, prompt=_estimate_tokens(*asked) * answer.requests)
+    if used.completion <= 0:
+        used = replace(used, completion=_estimate_tokens(answer.text) * answer.requests)
+    return answer if used == answer.usage else replace(answer, usage=used, is_estimated=True)
+
+
+def _estimate_tokens(*texts: str) -> int:
+    return sum(len(text.encode(errors="surrogatepass")) for text in texts) // _BYTES_PER_TOKEN
+
+
+_BYTES_PER_TOKEN = 4  # a token of English has about 4 bytes, a Chinese character 3
 
 
 class Model(Protocol):

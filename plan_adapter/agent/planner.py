@@ -12,7 +12,7 @@ from plan_adapter.agent import prompts
 from plan_adapter.agent.answers import read_answer
 from plan_adapter.agent.decision import DraftDecision
 from plan_adapter.agent.judging import Judge, allowed_tools, find_request_problem
-from plan_adapter.agent.model import ClosableModel, Effort, Message, Model, ModelAnswer, Question
+from plan_adapter.agent.model import ClosableModel, Effort, Message, Model, ModelAnswer, Question, count_tokens
 from plan_adapter.agent.redaction import environment_redactor, redact_request, redact_text, redaction_note
 from plan_adapter.agent.replan import RemainingPlan
 from plan_adapter.agent.schema import draft_outline, draft_schema
@@ -31,10 +31,12 @@ Asker: TypeAlias = Callable[[str], Awaitable[str | None]]
 CORRECTIONS = 3
 """A draft ends after this many wrong answers in a row, unless one has fewer problems than all before it."""
 
+ESTIMATED = "the model's server does not count tokens, so the numbers of tokens are estimates from the length of the texts"
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The limits of one draft: rounds with the model, tokens as the server counts them, and seconds."""
+    """The limits of one draft: rounds with the model, tokens as the server counts them, else estimated, and seconds."""
 
     rounds: int = 12
     tokens: int = 400_000
@@ -244,10 +246,12 @@ class _DraftSession:
             left = self.options.budget.seconds - (time.monotonic() - self.began)
             try:
                 async with asyncio.timeout(max(left, 0.001)):
-                    answer = await self.options.ask(self.options.model, question)
+                    answer = count_tokens(await self.options.ask(self.options.model, question), question)
             except TimeoutError:
                 return None
             self.last_number += 1
+            if answer.is_estimated and ESTIMATED not in self.draft.notes:
+                self.draft.notes.append(ESTIMATED)
         prompt = "\n\n".join(f"[{message.role}]\n{message.content}" for message in self.form.redact(new))
         self.draft.calls.append(
             ModelCall(

@@ -64,7 +64,7 @@ class InstantModel(OpenAIModel):
     async def _read_whole_answer(self, request: dict[str, Any]) -> Completion:
         self.requests.append(request)
         text = answer(wrong=CORRECTIONS - len(self.requests) + 1)
-        return Completion(text, finish="stop", usage=Usage(1, 1), model="m", has_choice=True)
+        return Completion(text, finish="stop", usage=Usage(1, 1), model="m")
 
 
 async def test_a_round_takes_little_cpu_time() -> None:

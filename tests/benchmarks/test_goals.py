@@ -38,7 +38,7 @@ class InstantModel(OpenAIModel):
         is_last = len(self.requests) == ROUNDS
         look = model_answer("continue", tool_call=call("look", host=f"web-{len(self.requests)}"))
         text = json.dumps(model_answer("done", goal_check="E1 shows it") if is_last else look)
-        return Completion(text, finish="stop", usage=Usage(1, 1), model="m", has_choice=True)
+        return Completion(text, finish="stop", usage=Usage(1, 1), model="m")
 
 
 @tool(effect="read")

@@ -19,9 +19,9 @@ async def erase(run: str, /, *, fields: list[str], dry_run: bool = False, yes: b
     """Erase personal data in the record and the result files of a run that has ended. `[erased]` takes its place.
 
     A text of at least four characters is also erased wherever else it occurs in the record of the run: in parameters, results, errors,
-    gates, notes and the audit log. The record still verifies: a tombstone names the fields, who erased them and when, and the digests of
-    what was there. The run cannot be resumed any more. Prefect's own copy of parameters, forms and logs stays. If a policy or plan names
-    operators, only they can erase.
+    gates, notes and the audit log, also where it is cut, folded over lines, or a key. The record still verifies: an erased word leaves its
+    digest, and a tombstone names the rows, the fields, who erased them and when. The run cannot be resumed any more. Prefect's own copy of
+    parameters, forms and logs stays. If a policy or plan names operators, only they can erase.
 
     Args:
         run: The id of a run, or its beginning.

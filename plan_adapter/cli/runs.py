@@ -119,7 +119,9 @@ async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
     else:
         _print_verdict(found, checks)
         if erased:
-            output.note(f"erased: {', '.join(map(one_line, erased))}; the digests of what was there still verify")
+            output.note(f"erased: {', '.join(map(one_line, erased))}; everything else is as it was written, also in these rows:")
+            for place, columns in sorted(found.erased_rows.items()):
+                output.note(f"  {one_line(place)}: {columns}")
     return ExitCode.DONE if found.ok and not invalid else ExitCode.FAILED
 
 

@@ -22,7 +22,8 @@ async def store(action: Literal["status", "upgrade", "grants", "verify"] = "stat
     Args:
         action: `status` (the default) shows where it is and whether it can be used; `upgrade` upgrades its schema; `grants` prints the SQL
             that creates the roles plan_runner, plan_operator, plan_keeper and plan_auditor on PostgreSQL, and what each may do; `verify`
-            checks the records of all runs, the tombstones of those that were pruned, and the policy, and exits with 1 if one was altered.
+            checks the records of all runs, the tombstones of those that were pruned, the policy, and the versions of saved plans, and exits
+            with 1 if one was altered.
         json: Print one JSON object.
     """
     from plan_adapter.store.tables import REVISION  # imports SQLAlchemy
@@ -60,12 +61,12 @@ async def _verify_store(plan_store: "PlanStore", *, as_json: bool) -> int:
         count += len(page)
     checks = check_tombstone_signatures(await plan_store.retention.signatures(), await plan_store.policy.effective(Settings()))
     problems += [check["problem"] for check in checks if check["problem"] is not None]
-    for problem in (await plan_store.retention.problem(), (await plan_store.policy.history())[1]):
+    for problem in (await plan_store.retention.problem(), (await plan_store.policy.history())[1], await plan_store.versions_problem()):
         problems += [] if problem is None else [problem]
     if as_json:
         output.json_line({"runs": count, "ok": not problems, "problems": problems})
     for problem in [] if as_json else problems:
         output.line(f"altered: {problem}")
     if not problems and not as_json:
-        output.line(f"{counted(count, 'run')}, tombstones and policy: intact")
+        output.line(f"{counted(count, 'run')}, tombstones, policy and versions of plans: intact")
     return ExitCode.FAILED if problems else ExitCode.DONE

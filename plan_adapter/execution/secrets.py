@@ -8,7 +8,7 @@ import re
 import threading
 import traceback
 from base64 import b64encode
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -108,6 +108,12 @@ class Redactor:
             if text == before:
                 break
         return text
+
+    def spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield where the values stand in `text`: start and end."""
+        for form in self._forms:
+            if any(anchor in text for anchor in form.anchors):
+                yield from (found.span() for found in form.pattern.finditer(text))
 
     def value(self, value: JsonValue) -> JsonValue:
         """Return a JSON value with the values redacted, in keys and numbers, too."""

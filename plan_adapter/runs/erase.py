@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -12,7 +11,7 @@ from plan_adapter.errors import StoreError
 from plan_adapter.record import PlanRun
 from plan_adapter.runs.permissions import require_operator
 from plan_adapter.settings import Settings
-from plan_adapter.store.erasing import Erasure, file_of, file_text
+from plan_adapter.store.erasing import Erasure, file_digest, file_text
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.folders import write_below
 
@@ -68,16 +67,15 @@ async def _finish(run: PlanRun, store: PlanStore, settings: Settings) -> None:
     staged = await asyncio.to_thread(lambda: sorted((settings.results_path / run.id).glob(f"*{STAGED}")))
     if not staged:
         return
-    results = [receipt.result for receipt in await store.receipts(run.id)]
-    kept = {path: result["digest"] for result in results if isinstance(result, dict) and (path := file_of(result, run.id)) is not None}
+    kept = {path: digest for tombstone in await store.retention.tombstones(run.id) for path, digest in tombstone.replaced.items()}
     await asyncio.to_thread(_replace_results, staged, kept)
 
 
-def _replace_results(staged: Sequence[Path], kept: Mapping[str, JsonValue]) -> None:
+def _replace_results(staged: Sequence[Path], kept: Mapping[str, str]) -> None:
     for path in staged:
         target = path.with_name(path.name.removesuffix(STAGED))
         try:
-            if kept.get(str(target)) == "sha256:" + sha256(path.read_bytes()).hexdigest():
+            if kept.get(str(target)) == file_digest(path.read_bytes()):
                 path.replace(target)
             else:
                 path.unlink()

@@ -5,19 +5,21 @@ take their locks in this order: run, lease, gates, approvals, audit log. Only th
 further lock after it. So there are no deadlocks.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, func, insert, select
+from pydantic import JsonValue
+from sqlalchemy import Connection, Select, Table, bindparam, func, insert, select
 
 from plan_adapter.crash_points import reached
 from plan_adapter.options import CallKind
-from plan_adapter.store.digests import JsonRow, digest_of, instant_of, json_row
+from plan_adapter.store.digests import JsonRow, digest_of, instant_of, json_row, new_salt, with_words_digested
 from plan_adapter.store.entries import AuditKind, Entry
 from plan_adapter.store.rows import item_of
-from plan_adapter.store.tables import audit, runs
+from plan_adapter.store.tables import audit, policy_history, runs, tombstones
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,10 @@ LINKS = "plan_adapter_links"
 """The execution option of a connection whose list receives the last link of each `append`."""
 
 
+WITNESSED = (policy_history, tombstones)
+"""The chains of the whole store whose newest row each run's first entry names."""
+
+
 def append(connection: Connection, run_id: str, entries: Sequence[Entry]) -> None:
     """Append `entries` to a run's audit log, in this order. Must be the last thing a transaction does about the run."""
     if not entries:
@@ -75,7 +81,7 @@ def append(connection: Connection, run_id: str, entries: Sequence[Entry]) -> Non
     rows = list[dict[str, Any]]()
     for entry in entries:
         number += 1
-        content = {"run_id": run_id, "number": number, **context_columns, **entry._asdict(), "at": instant_of(entry.at)}
+        content = {"run_id": run_id, "number": number, **context_columns, **entry._asdict(), "at": instant_of(entry.at), "salt": new_salt()}
         before = entry_digest(json_row(audit, content), before)
         rows.append({**content, "digest": before})
     connection.execute(_INSERT, rows)
@@ -93,12 +99,43 @@ def is_committed(connection: Connection, link: Link) -> bool:
 
 def genesis_digest(run: JsonRow) -> str:
     """Return the digest before the first entry. It covers the run's id, plan, inputs, requester and creation time."""
-    return digest_of({name: run[name] for name in ("id", "plan_id", "inputs", "requested_by", "created_at")})
+    created = {name: run[name] for name in ("id", "plan_id", "inputs", "requested_by", "created_at", "salt")}
+    return digest_of(with_words_digested("runs", created))
+
+
+def witness_of(connection: Connection) -> str:
+    """Return the numbers and digests of the newest policy and the newest tombstone, as JSON. A run's first entry keeps it.
+
+    So it is noticed if one of them is deleted, although nothing follows it in its own chain.
+    """
+    newest = {table.name: connection.execute(_newest_of(table)).first() for table in WITNESSED}
+    return json.dumps({name: [row.number, row.digest] for name, row in newest.items() if row is not None}, sort_keys=True)
+
+
+def witnessed_by(connection: Connection, run_id: str) -> JsonRow:
+    """Return the current digests of the rows that a run's first entry names, by table. A row that is gone has None."""
+    first = connection.scalar(select(audit.c.row_id).where(audit.c.run_id == run_id, audit.c.number == 1))
+    named = read_witness(first)
+    rows = {table: named[table.name][0] for table in WITNESSED if table.name in named}
+    return {table.name: connection.scalar(select(table.c.digest).where(table.c.number == number)) for table, number in rows.items()}
+
+
+def read_witness(text: JsonValue) -> dict[str, tuple[int, str]]:
+    """Return the numbers and digests that `witness_of` wrote, by table. Empty for a text that it did not write."""
+    try:
+        found: Any = json.loads(str(text))
+        return {str(name): (int(number), str(digest)) for name, (number, digest) in found.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _newest_of(table: Table) -> Select[Any]:
+    return select(table.c.number, table.c.digest).order_by(table.c.number.desc()).limit(1)
 
 
 def entry_digest(entry: JsonRow, before: str) -> str:
     """Return the digest that an audit entry must have."""
-    content: JsonRow = {**entry, "before": before}
+    content: JsonRow = {**with_words_digested("audit", entry), "before": before}
     content.pop("digest", None)
     return digest_of(content)
 

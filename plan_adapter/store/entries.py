@@ -87,6 +87,11 @@ def of_run(row: JsonRow, kind: AuditKind, *, at: str | None = None, message: str
     return Entry(at or _text(row["updated_at"]), kind, message=message, row_id=row_id, row_digest=row_digest("runs", row))
 
 
+def of_creation(row: JsonRow, witness: str) -> Entry:
+    """Return the first entry of a run. `witness` names the newest policy and tombstone: see `audit.witness_of`."""
+    return of_run(row, "run_created", message=_text(row["name"]), row_id=witness)
+
+
 def of_run_end(row: JsonRow) -> Entry:
     """Return the entry for the end of a run."""
     outcome = _text(row["status"]) + (f" ({row['reason']})" if row["reason"] else "") + (f": {row['message']}" if row["message"] else "")

@@ -1,17 +1,15 @@
 """The fields that `plan erase` takes, such as `steps.fetch.result.rows[].name`, and how their values are found and replaced."""
 
+import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from pydantic import JsonValue
 
 from plan_adapter.errors import RunConflictError
 from plan_adapter.plan import STEP_ID
-
-ERASED = "[erased]"
-"""The text that replaces an erased value. The database's triggers check for it."""
 
 Path: TypeAlias = tuple[str | int | None, ...]
 """Keys and indices from the outside to the inside. None: every member of a list."""
@@ -68,25 +66,39 @@ def _path(text: str) -> Path | None:
     return tuple(path)
 
 
-def erase_at(value: JsonValue, path: Path, found: list[JsonValue]) -> JsonValue:
-    """Return `value` with ERASED at `path`. The values that were there are added to `found`."""
-    if not path:
-        found.append(value)
-        return ERASED
-    head, rest = path[0], path[1:]
-    if isinstance(value, list) and not isinstance(head, str):
-        return [erase_at(member, rest, found) if head in (None, index) else member for index, member in enumerate(value)]
-    if isinstance(value, dict) and isinstance(head, str) and head in value:
-        return {**value, head: erase_at(value[head], rest, found)}
-    return value
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A key or a scalar in a JSON value: what it is, and the path to the object that has the key, or to the scalar."""
+
+    value: JsonValue
+    path: Path
+    is_key: bool = False
+
+    def is_at(self, wanted: Path) -> bool:
+        """Return whether the leaf is part of the value at `wanted`."""
+        return len(self.path) >= len(wanted) and all(
+            step == part or (part is None and isinstance(step, int)) for part, step in zip(wanted, self.path, strict=False)
+        )
 
 
-def texts_in(values: Collection[JsonValue], *, shortest: int) -> Iterator[str]:
-    """Yield the texts in `values` that are long enough to be looked for in the rest of the record."""
-    for value in values:
-        if isinstance(value, dict):
-            yield from texts_in(value.values(), shortest=shortest)
-        elif isinstance(value, list):
-            yield from texts_in(value, shortest=shortest)
-        elif isinstance(value, str) and len(value) >= shortest and value not in ERASED:
-            yield value
+class Members(tuple[tuple[str, Any], ...]):
+    """The members of a JSON object in their order. Keys that were erased are all called the same."""
+
+    __slots__ = ()
+
+
+def leaves_in(text: str) -> Iterator[Leaf]:
+    """Yield the keys and scalars in a JSON text, in their order."""
+    return _leaves_of(json.loads(text, object_pairs_hook=Members), ())
+
+
+def _leaves_of(value: Any, path: Path) -> Iterator[Leaf]:
+    if isinstance(value, Members):
+        for key, member in value:
+            yield Leaf(key, path, is_key=True)
+            yield from _leaves_of(member, (*path, key))
+    elif isinstance(value, list):
+        for index, member in enumerate(cast("list[Any]", value)):
+            yield from _leaves_of(member, (*path, index))
+    else:
+        yield Leaf(value, path)

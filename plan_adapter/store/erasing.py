@@ -1,12 +1,15 @@
 """Erase values in the record of a run that has ended. Functions of a connection.
 
-A row keeps its entry in the audit log: the tombstone records the digest that it had before. Texts of at least `MIN_CHARACTERS` characters
-are erased wherever they occur in the run's rows and result files; other values only in the fields that were named.
+A row keeps its digest: each erased word leaves its own in the row (`digests.Words`). Texts of at least `MIN_CHARACTERS` characters are
+erased wherever they occur in the run's rows and result files; other values only in the fields that were named.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,35 +20,22 @@ from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.secrets import Redactor
 from plan_adapter.secrets import MIN_CHARACTERS
 from plan_adapter.store import entries, tombstones
-from plan_adapter.store.audit import append, entry_digest, genesis_digest
-from plan_adapter.store.columns import database_now, escape_unstorable
-from plan_adapter.store.digests import JsonRow, json_row, row_digest
+from plan_adapter.store.audit import append
+from plan_adapter.store.columns import database_now
+from plan_adapter.store.digests import ERASABLE, ERASED, ERASED_VALUE, JSON_COLUMNS, Words, new_salt
 from plan_adapter.store.entries import OPERATOR_REQUEST_KINDS
-from plan_adapter.store.erased_fields import ERASED, Field, erase_at, read_fields, texts_in
+from plan_adapter.store.erased_fields import Field, Leaf, leaves_in, read_fields
+from plan_adapter.store.erased_fields import Path as FieldPath
 from plan_adapter.store.rows import NO_ITEM, Row, dump_json, load_json
 from plan_adapter.store.tables import approvals, attempts, audit, concurrency_keys, gates, receipts, revisions, runs, step_runs
-from plan_adapter.store.tombstones import Erased
-from plan_adapter.store.verification import ROW_CHECKS
 
-_JSON: dict[Table, tuple[str, ...]] = {
-    runs: ("inputs", "outputs", "metadata"),
-    step_runs: ("outputs",),
-    attempts: ("parameters",),
-    receipts: ("result",),
-    approvals: ("result",),
-}
-_TEXTS: dict[Table, tuple[str, ...]] = {
-    runs: ("message", "rejection_note", "cancel_reason"),
-    step_runs: ("error", "reason"),
-    concurrency_keys: ("key",),
-    attempts: ("label",),
-    receipts: ("error", "note"),
-    approvals: ("note",),
-    gates: ("description", "text", "label"),
-    revisions: ("note",),
-    audit: ("message",),
-}
+WINDOW = 12
+"""How many letters and digits in a row of a long value are enough to find a part of it, where a text was wrapped or cut."""
+
+_TABLES = (runs, step_runs, concurrency_keys, attempts, receipts, approvals, gates, revisions, audit)
 _NOTES = ((runs, "rejection_note"), (runs, "cancel_reason"), (approvals, "note"), (receipts, "note"), (revisions, "note"))
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[^\s"{}\[\]:,]+')
+_FOLD = re.compile(r" ↩\n\s*")  # as `gates.text.fold` writes it
 
 
 Stage: TypeAlias = Callable[[Mapping[str, JsonValue]], None]
@@ -53,25 +43,152 @@ Stage: TypeAlias = Callable[[Mapping[str, JsonValue]], None]
 
 
 @dataclass(slots=True)
+class Erasable:
+    """A text of the record, or the content of a result file, and which of its words are to be erased."""
+
+    words: Words
+    text: str
+    is_json: bool
+    marked: set[int] = field(default_factory=set[int])
+    values: set[int] = field(default_factory=set[int])  # those of `marked` that are JSON values outside a string
+
+    @classmethod
+    def of(cls, column: str, text: str, salt: JsonValue, *, is_json: bool) -> "Erasable":
+        """Return the text of a row's `column`."""
+        return cls(Words(column, text, salt), text, is_json)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether any word is to be erased that is not erased already."""
+        return not self.marked <= set(self.words.erased)
+
+    def leaves(self) -> list[tuple[Leaf, tuple[int, int]]]:
+        """Return the keys and scalars of a JSON text, each with its span in it."""
+        spans = [found.span() for found in _JSON_TOKEN.finditer(self.text)]
+        return list(zip(leaves_in(self.text), spans, strict=True))
+
+    def mark(self, start: int, end: int, *, is_value: bool = False) -> None:
+        """Erase the words between these characters. `is_value`: they are a JSON value outside a string."""
+        spans = self.words.spans
+        for index in range(bisect_right(spans, start, key=itemgetter(1)), bisect_left(spans, end, key=itemgetter(0))):
+            self.marked.add(index)
+            if is_value and self.text[slice(*spans[index])] != ERASED_VALUE:
+                self.values.add(index)
+
+    def mark_all(self) -> None:
+        """Erase the whole text."""
+        self.mark(0, len(self.text))
+
+    def mark_at(self, path: FieldPath) -> list[JsonValue]:
+        """Erase the value at `path`, and return the keys and scalars in it."""
+        found = [(leaf, span) for leaf, span in self.leaves() if leaf.is_at(path)]
+        for leaf, span in found:
+            self.mark(*span, is_value=not isinstance(leaf.value, str))
+        return [leaf.value for leaf, _ in found if not leaf.is_key] or [leaf.value for leaf, _ in found]
+
+    def mark_known(self, known: "Known") -> None:
+        """Erase the known values, and parts of them, wherever they occur."""
+        if not self.is_json:
+            for start, end in known.found_in(self.text):
+                self.mark(start, end)
+            return
+        for leaf, (start, end) in self.leaves():
+            is_value = not isinstance(leaf.value, str)
+            inside = [] if is_value else [*known.found_in(self.text[start:end])]
+            for first, last in inside:
+                self.mark(start + first, start + last)
+            if not inside and known.redactor.value(leaf.value) != leaf.value:
+                self.mark(start, end, is_value=is_value)
+
+    def erased(self) -> tuple[str, dict[str, JsonValue]]:
+        """Return the new text, and what the row's salt says about it."""
+        return self.words.erase(self.marked, self.values)
+
+
+@dataclass(slots=True)
+class Known:
+    """The values that are erased wherever they occur."""
+
+    redactor: Redactor
+    windows: set[str] = field(default_factory=set[str])
+
+    @classmethod
+    def of(cls, values: Collection[str]) -> "Known":
+        """Return what is known of these texts."""
+        known = cls(Redactor(ERASED))
+        for value in values:
+            known.redactor.add(value)
+            letters = "".join(filter(str.isalnum, value))
+            known.windows |= {letters[at : at + WINDOW] for at in range(len(letters) - WINDOW + 1)}
+        return known
+
+    def found_in(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield the spans of known values in `text`, also where a value was folded over lines, cut, or put into Markdown."""
+        yield from self.redactor.spans(text)
+        folds = [found.span() for found in _FOLD.finditer(text)]
+        unfolded = [at for at in range(len(text)) if not any(start <= at < end for start, end in folds)] if folds else range(len(text))
+        letters = [at for at in unfolded if text[at].isalnum()]
+        if folds:
+            for start, end in self.redactor.spans("".join(text[at] for at in unfolded)):
+                yield unfolded[start], unfolded[end - 1] + 1
+        joined = "".join(text[at] for at in letters)
+        for at in range(len(joined) - WINDOW + 1):
+            if joined[at : at + WINDOW] in self.windows:
+                yield letters[at], letters[at + WINDOW - 1] + 1
+
+
+@dataclass(slots=True)
 class Content:
-    """A row of the run: the stored row, and its new column values with JSON parsed."""
+    """A row of the run, and its texts that may be erased, by column."""
 
     table: Table
     row: Row
-    values: dict[str, Any]
+    texts: dict[str, Erasable]
 
-    def stored(self) -> JsonRow:
-        """Return the columns that change, as a digest covers them."""
-        return {name: escape_unstorable(value) for name, value in self.changes().items()}
+    @classmethod
+    def of(cls, table: Table, row: Row) -> "Content":
+        """Return the content of a row of `table`."""
+        names = ("key",) if table is concurrency_keys else sorted(ERASABLE[table.name])
+        salt = row.get("salt")
+        texts = {name: Erasable.of(name, row[name], salt, is_json=name in JSON_COLUMNS) for name in names if row[name] is not None}
+        return cls(table, row, texts)
+
+    def json(self, name: str) -> Any:
+        """Return the value of a column with JSON, or None."""
+        return load_json(self.texts[name].text) if name in self.texts else None
+
+    def changed_columns(self) -> list[str]:
+        """Return the columns that change."""
+        return [name for name, text in self.texts.items() if text.is_changed]
 
     def changes(self) -> dict[str, str]:
-        """Return the columns that change, as they are stored."""
-        as_json = [name for name in _JSON.get(self.table, ()) if self.values[name] != load_json(self.row[name] or "null")]
-        changed = {name: dump_json(self.values[name]) for name in as_json}
-        changed |= {name: self.values[name] for name in _TEXTS.get(self.table, ()) if self.values[name] != self.row[name]}
-        if self.table is step_runs and (self.values["items"] or []) != load_json(self.row["items"] or "[]"):
-            changed["items"] = dump_json(self.values["items"])
-        return changed
+        """Return the columns that change, and the salt, as they are stored."""
+        if not (changed := self.changed_columns()):
+            return {}
+        written = {name: self.texts[name].erased() for name in changed}
+        texts = {name: text for name, (text, _) in written.items()}
+        if self.table is concurrency_keys:  # the audit log does not cover these keys
+            return texts
+        kept = {name: proof for name, (_, proof) in written.items()}
+        kept |= {name: text.words.unerased() for name, text in self.texts.items() if name not in changed}
+        kept |= {name: Words(name, "", self.row["salt"]).unerased() for name in ERASABLE[self.table.name] - self.texts.keys()}
+        return {**texts, "salt": dump_json(dict[str, JsonValue](kept))}
+
+    @property
+    def place(self) -> str:
+        """The name of the row in a tombstone."""
+        return tombstones.place_text(self.table.name, [self.row[name] for name in _KEYS.get(self.table.name, ("id",))])
+
+
+# In the order in which `verification.ROW_CHECKS` identifies these rows.
+_KEYS = {
+    "attempts": ("step_id", "kind", "item", "number"),
+    "receipts": ("step_id", "kind", "item", "number"),
+    "step_runs": ("step_id",),
+    "revisions": ("number",),
+    "audit": ("number",),
+    "concurrency_keys": ("run_id",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +205,10 @@ class Erasure:
 
 @dataclass(slots=True)
 class _Record:
-    """The rows of a run and its result files while values in them are replaced."""
+    """The rows of a run and its result files while words in them are erased."""
 
     contents: list[Content]
-    files: dict[str, JsonValue]  # by path
-    original_files: Mapping[str, JsonValue]
+    files: dict[str, Erasable]  # by path
     found: list[JsonValue] = field(default_factory=list[JsonValue])
 
     def rows_of(self, table: Table) -> list[Content]:
@@ -101,8 +217,18 @@ class _Record:
 
     def unread_files(self) -> list[str]:
         """Return the paths of the result files that were not read."""
-        paths = [file_of(content.values["result"], content.row["run_id"]) for content in self.rows_of(receipts)]
+        paths = [file_of(content.json("result"), content.row["run_id"]) for content in self.rows_of(receipts)]
         return sorted({path for path in paths if path is not None and path not in self.files})
+
+    def all_texts(self) -> Iterator[Erasable]:
+        """Yield every text in which the known values are erased. A signature is not text, and a reference to a file is one of ours."""
+        for content in self.contents:
+            is_signature = content.table is audit and content.row["kind"] == "signed"
+            is_file = content.table is receipts and file_of(content.json("result"), content.row["run_id"]) is not None
+            for name, text in content.texts.items():
+                if not is_signature and not (is_file and name == "result"):
+                    yield text
+        yield from self.files.values()
 
 
 def file_of(result: JsonValue, run_id: str) -> str | None:
@@ -117,12 +243,18 @@ def file_text(content: JsonValue) -> bytes:
     return dump_json(content).encode()
 
 
+def file_digest(content: bytes) -> str:
+    """Return the digest of a result file, as a receipt or a tombstone has it."""
+    return "sha256:" + sha256(content).hexdigest()
+
+
 def erasure_of(connection: Connection, run: Row, fields: Sequence[str], files: Mapping[str, JsonValue]) -> tuple[Erasure, list[Content]]:
     """Return what erasing these fields changes, without writing. `files` are the contents of the run's result files by path.
 
     Raises RunConflictError, which lists them, for fields that the record does not have or whose result file is on another machine.
     """
-    record = _Record([content for table in _tables() for content in _contents(connection, table, run["id"])], dict(files), files)
+    texts = {path: Erasable.of("result", dump_json(content), new_salt(), is_json=True) for path, content in files.items()}
+    record = _Record([content for table in _TABLES for content in _contents(connection, table, run["id"])], texts)
     missing = list[str]()
     for wanted in read_fields(fields):
         before = len(record.found)
@@ -133,19 +265,19 @@ def erasure_of(connection: Connection, run: Row, fields: Sequence[str], files: M
     if missing:
         hint = f"; results that are not on this machine: {', '.join(elsewhere)}" if elsewhere else ""
         raise RunConflictError(f"run {run['id']} has no value at {', '.join(missing)}{hint}")
-    redactor = Redactor(ERASED)
-    for text in set(texts_in(record.found, shortest=MIN_CHARACTERS)):
-        redactor.add(text)
-    _redact(record, redactor)
-    changed = [content for content in record.contents if content.changes()]
-    counts = {table.name: sum(content.table is table for content in changed) for table in _tables()}
+    known = Known.of({value for value in record.found if isinstance(value, str) and _is_searchable(value)})
+    for text in record.all_texts():
+        text.mark_known(known)
+    _mark_files(record)
+    changed = [content for content in record.contents if content.changed_columns()]
+    counts = {table.name: sum(content.table is table for content in changed) for table in _TABLES}
     erasure = Erasure(
         run["id"],
         tuple(dict.fromkeys(fields)),
         {name: count for name, count in counts.items() if count},
-        {path: content for path, content in record.files.items() if content != files[path]},
+        {path: load_json(text.erased()[0]) for path, text in record.files.items() if text.is_changed},
         tuple(elsewhere),
-        sum(value != ERASED and not list(texts_in([value], shortest=MIN_CHARACTERS)) for value in record.found),
+        sum(not _is_erased(value) and not (isinstance(value, str) and _is_searchable(value)) for value in record.found),
     )
     return erasure, changed
 
@@ -155,7 +287,9 @@ def write_erasure(
 ) -> None:
     """Write what `erasure_of` found, with a tombstone. `stage` prepares the result files, before the transaction is committed."""
     stage(erasure.files)
-    replaced = _replaced_digests(connection, run, changed)
+    covered = [content for content in changed if content.table is not concurrency_keys]
+    replaced = {content.place: ", ".join({*content.changed_columns()}) for content in covered}
+    replaced |= {path: file_digest(file_text(content)) for path, content in erasure.files.items()}
     tombstone = tombstones.add(connection, run, "erased", by=by, known_by=known_by, fields=erasure.fields, replaced=replaced)
     for content in changed:
         keys = [column == content.row[column.name] for column in content.table.primary_key.columns]
@@ -164,45 +298,44 @@ def write_erasure(
     append(connection, run["id"], [entries.of_erasure(tombstone)])
 
 
-def _tables() -> list[Table]:
-    return list({**_TEXTS, **_JSON})
+def _is_erased(value: JsonValue) -> bool:
+    return isinstance(value, str) and value in (ERASED, ERASED_VALUE.strip('"'))
+
+
+def _is_searchable(value: str) -> bool:
+    """Return whether a text is long enough to be looked for in the rest of the record."""
+    return len(value) >= MIN_CHARACTERS and not re.fullmatch(r"(?:\[erased(?: value)?\]|\W)*", value)
 
 
 def _contents(connection: Connection, table: Table, run_id: str) -> list[Content]:
     same = (table.c.id if table is runs else table.c.run_id) == run_id
-    found = list[Content]()
-    for row in connection.execute(select(table).where(same).order_by(*table.primary_key.columns)).mappings():
-        values: dict[str, Any] = {name: load_json(row[name] or "null") for name in _JSON.get(table, ())}
-        values |= {name: row[name] for name in _TEXTS.get(table, ())}
-        if table is step_runs:
-            values["items"] = load_json(row["items"] or "[]")
-        found.append(Content(table, row, values))
-    return found
+    rows = connection.execute(select(table).where(same).order_by(*table.primary_key.columns)).mappings()
+    return [Content.of(table, row) for row in rows]
 
 
 def _erase_field(record: _Record, wanted: Field) -> None:
     if wanted.part in ("inputs", "outputs"):
         for content in record.rows_of(runs):
-            content.values[wanted.part] = erase_at(content.values[wanted.part], wanted.path, record.found)
+            record.found += content.texts[wanted.part].mark_at(wanted.path)
     elif wanted.part == "parameters":
         for content in record.rows_of(attempts):
             if content.row["step_id"] == wanted.step_id:
-                content.values["parameters"] = erase_at(content.values["parameters"], wanted.path, record.found)
+                record.found += content.texts["parameters"].mark_at(wanted.path)
     elif wanted.part == "result":
         _erase_result(record, wanted)
     else:
         for content, name in _texts_of(record, wanted):
-            if content.values[name]:
-                record.found.append(content.values[name])
-                content.values[name] = ERASED
+            if name in content.texts and content.texts[name].text:
+                record.found.append(content.texts[name].text)
+                content.texts[name].mark_all()
 
 
 def _erase_result(record: _Record, wanted: Field) -> None:
     for content in record.rows_of(step_runs):
-        if content.row["step_id"] == wanted.step_id and content.values["outputs"] is not None:
-            content.values["outputs"] = erase_at(content.values["outputs"], wanted.path, record.found)
+        if content.row["step_id"] == wanted.step_id and "outputs" in content.texts:
+            record.found += content.texts["outputs"].mark_at(wanted.path)
     for content in record.rows_of(receipts):
-        item, path, result = content.row["item"], wanted.path, content.values["result"]
+        item, path, result = content.row["item"], wanted.path, content.json("result")
         if content.row["step_id"] != wanted.step_id or result is None:
             continue
         if item != NO_ITEM and path:  # the result of a step with `for_each` is the list of its items' results
@@ -211,9 +344,18 @@ def _erase_result(record: _Record, wanted: Field) -> None:
             path = path[1:]
         file = file_of(result, content.row["run_id"])
         if file is None:
-            content.values["result"] = erase_at(result, path, record.found)
+            record.found += content.texts["result"].mark_at(path)
         elif file in record.files:
-            record.files[file] = erase_at(record.files[file], path, record.found)
+            record.found += record.files[file].mark_at(path)
+
+
+def _mark_files(record: _Record) -> None:
+    """Erase the size and the digest of each file that changes in its receipt. The tombstone has the new digest."""
+    for content in record.rows_of(receipts):
+        file = file_of(content.json("result"), content.row["run_id"])
+        if file is not None and file in record.files and record.files[file].is_changed:
+            for name in ("size", "digest"):
+                content.texts["result"].mark_at((name,))
 
 
 def _texts_of(record: _Record, wanted: Field) -> list[tuple[Content, str]]:
@@ -232,49 +374,3 @@ def _texts_of(record: _Record, wanted: Field) -> list[tuple[Content, str]]:
         ]
     asked = [content for content in record.rows_of(gates) if content.row["step_id"] == (wanted.step_id or "")]
     return [(content, name) for content in asked for name in ("description", "text")]
-
-
-def _redact(record: _Record, redactor: Redactor) -> None:
-    """Erase the known texts wherever they occur."""
-    record.files = {path: redactor.value(content) for path, content in record.files.items()}
-    for content in record.contents:
-        values = content.values
-        if content.table is audit and content.row["kind"] == "signed":  # a signature, not text
-            continue
-        for name in _TEXTS.get(content.table, ()):
-            values[name] = None if values[name] is None else redactor.text(values[name])
-        for name in _JSON.get(content.table, ()):
-            file = file_of(values[name], content.row["run_id"]) if content.table is receipts else None
-            values[name] = redactor.value(values[name]) if file is None else _file_reference(record, values[name], file)
-        if content.table is step_runs:
-            values["items"] = [[redactor.text(label) if isinstance(label, str) else label, status] for label, status in values["items"]]
-
-
-def _file_reference(record: _Record, result: dict[str, JsonValue], file: str) -> dict[str, JsonValue]:
-    """Return the receipt's reference to a result file, with the size and digest of its new content."""
-    if file not in record.files or record.files[file] == record.original_files[file]:
-        return result
-    text = file_text(record.files[file])
-    return {"path": file, "size": len(text), "digest": "sha256:" + sha256(text).hexdigest()}
-
-
-def _replaced_digests(connection: Connection, run: Row, changed: Sequence[Content]) -> dict[str, str]:
-    """Return the original digests of the changed rows and entries, by the digests that they get."""
-    before = Erased.of(tombstones.rows_of(connection, run["id"]))
-    chain = {0: before.original(genesis_digest(json_row(runs, run)))}  # the digest of each entry
-    entries_of_run = select(audit.c.number, audit.c.digest).where(audit.c.run_id == run["id"])
-    chain |= {number: digest for number, digest in connection.execute(entries_of_run)}  # noqa: C416  # a result is no mapping
-    replaced = dict[str, str]()
-    for content in changed:
-        old = json_row(content.table, content.row)
-        new = {**old, **content.stored()}
-        if content.table is audit:
-            number = content.row["number"]
-            replaced[entry_digest(new, chain[number - 1])] = chain[number]
-        elif content.table is runs:
-            replaced[row_digest("runs", new)] = before.original(row_digest("runs", old))
-            replaced[genesis_digest(new)] = chain[0]
-        elif content.table is not concurrency_keys:  # the audit log does not cover these keys
-            entry_of = ROW_CHECKS[content.table.name].entry_of
-            replaced[str(entry_of(new).row_digest)] = before.original(str(entry_of(old).row_digest))
-    return replaced

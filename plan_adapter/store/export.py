@@ -17,6 +17,7 @@ from pydantic import JsonValue
 from sqlalchemy import Boolean, ColumnElement, Connection, Table, and_, select, type_coerce, union_all
 from sqlalchemy.types import NullType
 
+from plan_adapter.store.audit import witnessed_by
 from plan_adapter.store.columns import Instant
 from plan_adapter.store.digests import JsonRow, json_row
 from plan_adapter.store.tables import (
@@ -99,6 +100,7 @@ def parts_of(connection: Connection, run_id: str) -> dict[str, Any]:
         "lease": Rows(connection, leases, leases.c.run_id == run_id).first(),
         **{table.name: Rows(connection, table, table.c.run_id == run_id) for table in listed},
         "head": None if head is None else head["digest"],
+        "witnessed": witnessed_by(connection, run_id),
     }
 
 

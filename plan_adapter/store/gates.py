@@ -18,7 +18,7 @@ from plan_adapter.store import audit, entries, leases
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.database import Database, StorePart, reads, writes
-from plan_adapter.store.digests import json_row
+from plan_adapter.store.digests import json_row, new_salt
 from plan_adapter.store.leases import Claim, Owner
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import seen_by
@@ -259,6 +259,7 @@ def _gate_row(connection: Connection, gate: Gate, timeout_ms: int) -> dict[str, 
         "flow_run_id": gate.flow_run_id,
         "keyset": gate.keyset,
         "openings": 1,
+        "salt": new_salt(),
     }
 
 

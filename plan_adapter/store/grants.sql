@@ -3,7 +3,8 @@
 --   plan_runner    runs plans: the command line, workers, the API. Adds to attempts, receipts and audit, and never changes them.
 --   plan_operator  approves, rejects, resolves and cancels, sets the policy, enrolls one-time codes; reads everything. Runs nothing: it
 --                  can write no attempt and no plan.
---   plan_keeper    prunes runs and erases values: deletes or changes audit entries only once it has written a tombstone.
+--   plan_keeper    prunes runs and erases values: deletes or changes rows only once it has written a tombstone, and
+--                  changes them only by erasing words.
 --   plan_auditor   reads everything, which is all that `plan runs verify` and `plan export` need.
 --
 -- They cannot log in themselves: CREATE ROLE ana LOGIN PASSWORD '…' IN ROLE plan_operator;
@@ -33,7 +34,7 @@ GRANT SELECT ON plans, versions, implied_dependencies, runs, leases, concurrency
 
 GRANT INSERT ON plans, versions, implied_dependencies, runs, leases, concurrency_keys, step_runs, attempts, receipts, approvals, gates,
     standing_approvals, used_codes, revisions, drafts, model_calls, audit TO plan_runner;
-GRANT UPDATE, DELETE ON plans, versions, implied_dependencies, runs, leases, concurrency_keys, step_runs, approvals, gates, standing_approvals,
+GRANT UPDATE, DELETE ON plans, implied_dependencies, runs, leases, concurrency_keys, step_runs, approvals, gates, standing_approvals,
     used_codes, revisions, drafts TO plan_runner;
 
 GRANT INSERT ON approvals, standing_approvals, used_codes, receipts, audit, policy_history, totp_history TO plan_operator;
@@ -46,12 +47,12 @@ GRANT UPDATE (owner) ON leases TO plan_operator;
 
 GRANT INSERT ON audit, tombstones, tombstone_signatures TO plan_keeper;
 GRANT DELETE ON runs, leases, concurrency_keys, step_runs, attempts, receipts, approvals, gates, revisions, audit TO plan_keeper;
-GRANT UPDATE (inputs, outputs, message, rejection_note, cancel_reason, metadata, updated_at) ON runs TO plan_keeper;
-GRANT UPDATE (error, reason, items, outputs) ON step_runs TO plan_keeper;
-GRANT UPDATE (parameters, label) ON attempts TO plan_keeper;
-GRANT UPDATE (result, error, note) ON receipts TO plan_keeper;
-GRANT UPDATE (result, note) ON approvals TO plan_keeper;
-GRANT UPDATE (note) ON revisions TO plan_keeper;
+GRANT UPDATE (inputs, outputs, message, rejection_note, cancel_reason, metadata, rollback, salt, updated_at) ON runs TO plan_keeper;
+GRANT UPDATE (error, reason, items, outputs, salt) ON step_runs TO plan_keeper;
+GRANT UPDATE (parameters, label, salt) ON attempts TO plan_keeper;
+GRANT UPDATE (result, error, note, salt) ON receipts TO plan_keeper;
+GRANT UPDATE (result, note, salt) ON approvals TO plan_keeper;
+GRANT UPDATE (note, salt) ON revisions TO plan_keeper;
 GRANT UPDATE (key) ON concurrency_keys TO plan_keeper;
-GRANT UPDATE (description, text, label) ON gates TO plan_keeper;
-GRANT UPDATE (message) ON audit TO plan_keeper;
+GRANT UPDATE (description, text, label, fields, salt) ON gates TO plan_keeper;
+GRANT UPDATE (message, salt) ON audit TO plan_keeper;

@@ -20,7 +20,7 @@ from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import clock_of, database_now, now_of
 from plan_adapter.store.concurrency import RunBefore
 from plan_adapter.store.database import Database, StorePart, reads, writes
-from plan_adapter.store.digests import instant_text, json_row
+from plan_adapter.store.digests import instant_text, json_row, new_salt
 from plan_adapter.store.leases import Claim, Owner
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.recorder import StoreRecorder
@@ -73,7 +73,7 @@ class RunLedger(StorePart):
         plans.put_plan(connection, plan)
         plans.put_implied(connection, implied)
         connection.execute(insert(runs).values(run))
-        audit.append(connection, run["id"], [entries.of_run(json_row(runs, run), "run_created", message=run["name"])])
+        audit.append(connection, run["id"], [entries.of_creation(json_row(runs, run), audit.witness_of(connection))])
 
     async def update(self, run: PlanRun) -> None:
         """Record the status, reason, message, outputs, times and approval of `run`. Releases the run unless it is executing.
@@ -300,6 +300,7 @@ def _run_row(run: PlanRun, validated: "ValidatedPlan", implied_digest: str) -> d
         "folder": folder_column(run.folder),
         "created_at": run.created_at,
         "updated_at": run.updated_at,
+        "salt": new_salt(),
         **_mutable_columns(run),
     }
 

@@ -1,5 +1,6 @@
 """Plans by digest and versions by name. The functions take a connection and the tenant whose rows are visible."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -13,7 +14,8 @@ from plan_adapter.errors import StoreError
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import did_you_mean
 from plan_adapter.record import RunContext
-from plan_adapter.store.columns import database_now, insert_into
+from plan_adapter.store.columns import database_now, insert_into, now_of
+from plan_adapter.store.digests import digest_of, json_row
 from plan_adapter.store.rows import HasContext, Row, context_columns, dump_json
 from plan_adapter.store.tables import implied_dependencies, plans, versions
 
@@ -88,10 +90,34 @@ def save(connection: Connection, row: dict[str, Any], *, name: str, author: str,
         "version": 1 if newest is None else newest.version + 1,
         "digest": row["digest"],
         "author": author,
-        "created_at": database_now(),
+        "created_at": now_of(connection),
     }
-    connection.execute(insert(versions).values(version))
+    before = select(versions.c.row_digest).where(versions.c.name == name, versions.c.tenant_id == version["tenant_id"])
+    previous = connection.scalar(before.order_by(versions.c.version.desc()).limit(1))
+    connection.execute(insert(versions).values({**version, "row_digest": _version_digest(version, previous)}))
     return versions_of(connection, context.tenant_id, name)[0]
+
+
+def problem_of_versions(connection: Connection) -> str | None:
+    """Return a message about the first version of a plan that was altered or is missing, or None if all are as they were saved."""
+    before, name, expected = None, None, 0
+    query = select(versions).order_by(versions.c.tenant_id, versions.c.name, versions.c.version).execution_options(yield_per=200)
+    for row in connection.execute(query).mappings():
+        if (row["tenant_id"], row["name"]) != name:
+            before, name, expected = None, (row["tenant_id"], row["name"]), 0
+        expected += 1
+        if row["version"] != expected:
+            return f"version {expected} of the plan `{row['name']}` is missing: it was deleted directly from the database"
+        if row["row_digest"] != _version_digest(row, before):
+            return f"version {expected} of the plan `{row['name']}` was altered: its digest does not match its content and the one before"
+        before = row["row_digest"]
+    return None
+
+
+def _version_digest(row: Mapping[str, Any] | Row, before: str | None) -> str:
+    content = json_row(versions, row)
+    del content["row_digest"]
+    return digest_of({**content, "before": before})
 
 
 def versions_of(connection: Connection, tenant: str | None, name: str) -> list[PlanVersion]:

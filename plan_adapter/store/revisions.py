@@ -17,7 +17,7 @@ from plan_adapter.store import audit, entries, gates, leases, runs, tombstones
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.database import StorePart, reads, writes
-from plan_adapter.store.digests import JsonRow, json_row
+from plan_adapter.store.digests import JsonRow, json_row, new_salt
 from plan_adapter.store.plans import implied_row, plan_row, put_implied, put_plan
 from plan_adapter.store.redaction import records, refuse_secrets
 from plan_adapter.store.rows import Row, context_columns, context_of, dump_json, folder_column, folder_of, load_json
@@ -133,7 +133,7 @@ def _replace(connection: Connection, run: Row, content: dict[str, Any], *, by: s
     """Record a run's current version as replaced and write `content` to the run. Return the audit entries and the new row."""
     replaced = {"run_id": run["id"], "number": len(revisions_of(connection, run["id"])) + 1, "digest": run["digest"]}
     replaced |= {"approval_digest": run["approval_digest"], "by": by, "note": note, "at": database_now()}
-    replaced |= {"definitions": run["definitions"], "folder": run["folder"]}
+    replaced |= {"definitions": run["definitions"], "folder": run["folder"], "salt": new_salt()}
     inserted = insert(revisions).values({**context_columns(context_of(run)), **replaced}).returning(revisions)
     audit_entries = [entries.of_revision(json_row(revisions, connection.execute(inserted).mappings().one()))]
     renewed = update(run_table).where(run_table.c.id == run["id"]).values(content).returning(run_table)

@@ -10,6 +10,7 @@ from sqlalchemy import RowMapping
 from plan_adapter.approvals import Approval
 from plan_adapter.record import Attempt, GroupItem, Receipt, RollbackStatus, RunContext, RunFolder, StepRun
 from plan_adapter.status import Outcome, StepStatus
+from plan_adapter.store.digests import new_salt
 
 Row: TypeAlias = RowMapping
 
@@ -74,6 +75,7 @@ def attempt_row(attempt: Attempt) -> dict[str, Any]:
         "code_digest": attempt.code_digest,
         "label": attempt.label,
         "kind": attempt.kind,
+        "salt": new_salt(),
     }
 
 
@@ -115,6 +117,7 @@ def receipt_row(receipt: Receipt) -> dict[str, Any]:
         "known_by": receipt.known_by,
         "note": receipt.note,
         "kind": receipt.kind,
+        "salt": new_salt(),
     }
 
 
@@ -166,6 +169,7 @@ def end_row(step: StepRun) -> dict[str, Any]:
         "duration_ms": step.duration_ms,
         "items": dump_json([[item.label, item.status.value, item.rolled_back] for item in step.items]) if step.items else None,
         "outputs": dump_json(step.result) if step.plan and step.result is not None else None,
+        "salt": new_salt(),
     }
 
 
@@ -219,6 +223,7 @@ def approval_row(approval: Approval) -> dict[str, Any]:
         "standing_id": approval.standing_id,
         "signature": approval.signature,
         "result": None if approval.result is None else dump_json(approval.result),
+        "salt": new_salt(),
     }
 
 

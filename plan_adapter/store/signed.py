@@ -7,13 +7,11 @@ from typing import Any
 
 from plan_adapter.gates.approval import approval_text_to_sign, operator_request_text_to_sign, resolution_text_to_sign
 from plan_adapter.record import ABORTED
-from plan_adapter.store.audit import entry_digest
-from plan_adapter.store.digests import JsonRow, row_digest
+from plan_adapter.store.digests import JsonRow, erased_columns, has_erasures
 from plan_adapter.store.entries import OPERATOR_REQUEST_KINDS
 from plan_adapter.store.operator_requests import Subject, request_digest
 from plan_adapter.store.outcomes import by_hand_digest, outcome_digest
 from plan_adapter.store.rows import NO_ITEM
-from plan_adapter.store.tombstones import Erased
 
 _OPERATOR_REQUESTS = {entry_kind: kind for kind, entry_kind in OPERATOR_REQUEST_KINDS.items()}
 
@@ -41,17 +39,15 @@ def signed_statements(document: Mapping[str, Any]) -> Iterator[SignedStatement]:
     for row in document["approvals"]:
         if row["standing_id"] is None and (row["signature"] is not None or row["known_by"] == "ssh_signature"):
             yield _signed_answer(row)
-    erased = Erased.of(document["tombstones"])
-    changed = _entries_with_erasures(document["audit"], erased) if erased.replaced else frozenset[Any]()
     resolutions, operator_requests, signatures = _signed_entries(document["audit"])
-    yield from _signed_resolutions(document, run_id, resolutions, erased)
+    yield from _signed_resolutions(document, run_id, resolutions)
     for number, (request_id, entries) in enumerate(operator_requests.items(), 1):
         kind, first, signature = _OPERATOR_REQUESTS[str(entries[0]["kind"])], entries[0], signatures.get(request_id)
         if signature is not None or first["known_by"] == "ssh_signature":
             subjects = [Subject(_optional(entry["step_id"]), str(entry["row_digest"])) for entry in entries]
             digest = request_digest(run_id, number, kind, subjects)
             text = operator_request_text_to_sign(digest=digest, operator_request=kind, because=str(first["message"]), run_id=run_id)
-            is_erased = first["number"] in changed
+            is_erased = has_erasures(first)
             yield SignedStatement("audit", request_id, str(first["by"]), text, signature, subjects[0].step_id, is_erased=is_erased)
 
 
@@ -71,19 +67,7 @@ def _signed_entries(audit: Any) -> tuple[dict[_AttemptKey, str], dict[str, list[
     return resolutions, operator_requests, signatures
 
 
-def _entries_with_erasures(audit: Any, erased: Erased) -> frozenset[Any]:
-    """Return the numbers of the entries in whose messages something was erased."""
-    before, changed = "", set[Any]()
-    for entry in audit:
-        if entry_digest(entry, before) in erased.replaced:
-            changed.add(entry["number"])
-        before = str(entry["digest"])
-    return frozenset(changed)
-
-
-def _signed_resolutions(
-    document: Mapping[str, Any], run_id: str, signatures: Mapping[_AttemptKey, str], erased: Erased
-) -> Iterator[SignedStatement]:
+def _signed_resolutions(document: Mapping[str, Any], run_id: str, signatures: Mapping[_AttemptKey, str]) -> Iterator[SignedStatement]:
     signed = {_attempt_key(row, row["number"], row["kind"]): row for row in document["receipts"] if row["known_by"] == "ssh_signature"}
     if not signed:
         return
@@ -99,7 +83,7 @@ def _signed_resolutions(
         digest = by_hand if is_by_hand else outcome_digest(attempt["id"])
         resolution = "done" if row["outcome"] == "succeeded" else "abort" if row["error"] == ABORTED else "again"
         text = resolution_text_to_sign(digest=digest, resolution=resolution, result=json.loads(row["result"]), run_id=run_id)
-        where, is_erased = (str(row["step_id"]), str(row["kind"])), row_digest("receipts", row) in erased.replaced
+        where, is_erased = (str(row["step_id"]), str(row["kind"])), has_erasures(row)
         yield SignedStatement("receipts", str(attempt["id"]), str(row["by"]), text, signatures.get(key), *where, is_erased=is_erased)
 
 
@@ -111,7 +95,8 @@ def _signed_answer(row: JsonRow) -> SignedStatement:
         gate_id=str(row["gate_id"] or ""),
         result=None if row["result"] is None else json.loads(str(row["result"])),
     )
-    return SignedStatement("approvals", str(row["id"]), str(row["by"]), text, _optional(row["signature"]), _optional(row["step_id"]))
+    signature, step_id = _optional(row["signature"]), _optional(row["step_id"])
+    return SignedStatement("approvals", str(row["id"]), str(row["by"]), text, signature, step_id, is_erased="result" in erased_columns(row))
 
 
 def _attempt_key(row: Mapping[str, Any], number: Any, kind: Any) -> _AttemptKey:

@@ -172,6 +172,10 @@ class PlanStore(StorePart):
         """Return the versions of a named plan, newest first."""
         return await self._database.read(lambda connection: plans.versions_of(connection, self.tenant_id, name))
 
+    async def versions_problem(self) -> str | None:
+        """Return a message about the first version of a saved plan that was altered or is missing, or None."""
+        return await self._database.read(plans.problem_of_versions)
+
     async def names(self) -> list[str]:
         """Return the names of the plans that have versions, sorted."""
         return await self._database.read(lambda connection: plans.names(connection, self.tenant_id))

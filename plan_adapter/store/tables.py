@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 from plan_adapter.store.columns import Instant, SafeText
-from plan_adapter.store.triggers import guard_audit_log, make_append_only
+from plan_adapter.store.triggers import guard_audit_log, guard_erasable, make_append_only
 
 REVISION = "0001"
 """The newest migration. A test checks it."""
@@ -37,6 +37,11 @@ metadata = MetaData(
         "uq": "uq_%(table_name)s",
     }
 )
+
+
+def _salt() -> Column[Any]:
+    """Return the column with the salt of a row's words, or, once some were erased, what remains of it: see `digests.Words`."""
+    return Column("salt", Text)
 
 
 def _context_columns(*, is_key: bool = False) -> list[Column[Any]]:
@@ -68,8 +73,11 @@ versions = Table(
     Column("digest", Text, nullable=False),
     Column("author", SafeText, nullable=False),
     Column("created_at", Instant, nullable=False),
+    Column("row_digest", Text, nullable=False),  # of this row and that of the version before it
     ForeignKeyConstraint(["tenant_id", "digest"], ["plans.tenant_id", "plans.digest"]),
 )
+
+make_append_only(versions)
 
 implied_dependencies = Table(
     "implied_dependencies",
@@ -113,6 +121,7 @@ runs = Table(
     Column("cancel_rollback", Boolean),  # whether to roll back when cancelled
     Column("folder", Text),  # where it works, if recorded
     Column("rollback", Text),  # the status of its last rollback
+    _salt(),
     ForeignKeyConstraint(["tenant_id", "digest"], ["plans.tenant_id", "plans.digest"]),
     Index(None, "created_at"),
     Index(None, "flow_run_id"),
@@ -147,6 +156,7 @@ audit = Table(
     Column("message", SafeText),
     Column("row_id", Text),  # of the row that the entry is about, if step, item and attempt do not identify it
     Column("row_digest", Text),  # of that row
+    _salt(),
     Column("digest", Text, nullable=False),  # of the entry and the digest before it
     # A long run has tens of thousands of entries, and every start looks for requests.
     Index("ix_audit_operator_requests", "run_id", "kind", sqlite_where=IS_OPERATOR_REQUEST, postgresql_where=IS_OPERATOR_REQUEST),
@@ -170,7 +180,7 @@ tombstones = Table(
     Column("first_digest", Text, nullable=False),  # of the first entry
     Column("last_digest", Text, nullable=False),  # of the newest entry
     Column("fields", SafeText, nullable=False),  # the erased fields, as JSON; empty list if pruned
-    Column("replaced", Text, nullable=False),  # digests of what was erased by the digests of what is there now, as JSON
+    Column("replaced", Text, nullable=False),  # the columns with erased words by row, and the digests of changed files by path, as JSON
     Column("by", SafeText, nullable=False),
     Column("known_by", Text, nullable=False),
     Column("at", Instant, nullable=False),
@@ -214,6 +224,7 @@ step_runs = Table(
     Column("duration_ms", BigInteger, nullable=False),
     Column("items", Text),  # of a group: label, status and whether it was rolled back, of each item, as JSON
     Column("outputs", Text),  # of a step that ran a plan: its outputs, as JSON
+    _salt(),
     sqlite_with_rowid=False,
 )
 
@@ -256,6 +267,7 @@ attempts = Table(
     Column("approval_digest", Text),  # of that call, as it was made
     Column("code_digest", Text),  # of the tool's source, if known
     Column("label", SafeText),  # the item's name, unless it is named by number
+    _salt(),
     ForeignKeyConstraint(["run_id"], ["runs.id"]),
     sqlite_with_rowid=False,
 )
@@ -274,6 +286,7 @@ receipts = Table(
     Column("by", SafeText),  # who resolved it, if the outcome does not come from the tool
     Column("known_by", Text),
     Column("note", SafeText),
+    _salt(),
     ForeignKeyConstraint(
         ["run_id", "step_id", "kind", "item", "number"],
         ["attempts.run_id", "attempts.step_id", "attempts.kind", "attempts.item", "attempts.number"],
@@ -301,6 +314,7 @@ approvals = Table(
     Column("standing_id", Text),
     Column("signature", Text),
     Column("result", SafeText),  # the answer to a question, as JSON
+    _salt(),
     Index(None, "approval_digest"),
     Index(None, "run_id"),
     Index(None, "gate_id", unique=True),  # a gate has one answer; NULLs are not compared
@@ -332,6 +346,7 @@ gates = Table(
     Column("call_kind", Text, nullable=False),
     Column("label", SafeText),  # the item's name, unless it is named by number
     Column("fields", SafeText),  # of the answer to a question, as JSON
+    _salt(),
     Column("text", SafeText, nullable=False),  # last, because SQLite reads a row from its start and this may be long
     Index("ix_gates_open", "run_id", "step_id", "call_kind", "item", unique=True, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
     Index(None, "run_id"),
@@ -382,6 +397,7 @@ revisions = Table(
     Column("at", Instant, nullable=False),
     Column("definitions", Text, nullable=False),  # of its tools
     Column("folder", Text),  # where the run worked
+    _salt(),
 )
 
 drafts = Table(
@@ -447,3 +463,6 @@ totp_history = Table(
 )
 
 make_append_only(totp_history)
+
+for _table in (runs, step_runs, attempts, receipts, approvals, gates, revisions, audit):
+    guard_erasable(_table)

@@ -1,11 +1,11 @@
-"""Tombstones: what was pruned or erased, by whom, and the digests of what was there. Functions of a connection.
+"""Tombstones: what was pruned or erased, by whom, and in which rows. Functions of a connection.
 
 They form one hash chain for the whole store. The database deletes or changes an audit entry only if its run has a tombstone. A person can
 sign the newest one with their SSH key, and with it all that came before.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -42,6 +42,7 @@ class Tombstone:
     first_digest: str
     last_digest: str
     fields: tuple[str, ...]
+    replaced: Mapping[str, str]  # the columns with erased words by row, and the digests of changed files by path
     by: str
     known_by: str
     at: datetime
@@ -54,30 +55,6 @@ class Tombstone:
 
 
 @dataclass(frozen=True, slots=True)
-class Erased:
-    """The original digests of the rows and entries in which values were erased, by their current digests.
-
-    The tombstone that lists them is verified like any other row: an entry of the audit log holds its digest.
-    """
-
-    replaced: Mapping[str, str]
-
-    @classmethod
-    def of(cls, tombstones: Iterable[JsonRow]) -> "Erased":
-        """Return the digests that the tombstones of a run list. `tombstones` are ordered, oldest first."""
-        replaced = dict[str, str]()
-        for row in tombstones:
-            digests: dict[str, str] = json.loads(str(row["replaced"]))
-            for now, before in digests.items():
-                replaced[now] = replaced.get(before, before)
-        return cls(replaced)
-
-    def original(self, digest: str) -> str:
-        """Return the digest that the content had before anything was erased."""
-        return self.replaced.get(digest, digest)
-
-
-@dataclass(frozen=True, slots=True)
 class TombstoneSignature:
     """The signature of a tombstone, and so of all tombstones before it."""
 
@@ -85,6 +62,11 @@ class TombstoneSignature:
     by: str
     signature: str
     text: str  # that was signed
+
+
+def place_text(table: str, key: Sequence[Any]) -> str:
+    """Return the name of a row in a tombstone: its table and its key."""
+    return " ".join([table, json.dumps(list(key), ensure_ascii=False)])
 
 
 def signed_text(number: int, digest: str) -> str:
@@ -124,7 +106,10 @@ def add(
     fields: Sequence[str] = (),
     replaced: Mapping[str, str] | None = None,
 ) -> JsonRow:
-    """Append a tombstone for a locked run and return its row. Other writers of tombstones wait until the transaction ends."""
+    """Append a tombstone for a locked run and return its row. Other writers of tombstones wait until the transaction ends.
+
+    `replaced` names the columns with erased words by row (`place_text`), and the digests of changed result files by path.
+    """
     if connection.dialect.name == "postgresql":  # write transactions of SQLite exclude each other anyway
         connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended("plan_adapter.tombstones", 0))))
     newest = connection.execute(select(tombstones).order_by(tombstones.c.number.desc()).limit(1)).mappings().first()
@@ -192,5 +177,5 @@ def _digest(row: Mapping[str, Any] | Row, before: str) -> str:
 
 
 def _tombstone_of(row: Row) -> Tombstone:
-    plain_fields = {name: row[name] for name in Tombstone.__dataclass_fields__ if name != "fields"}
-    return Tombstone(**plain_fields, fields=tuple(load_json(row["fields"])))
+    plain_fields = {name: row[name] for name in Tombstone.__dataclass_fields__ if name not in ("fields", "replaced")}
+    return Tombstone(**plain_fields, fields=tuple(load_json(row["fields"])), replaced=load_json(row["replaced"]))

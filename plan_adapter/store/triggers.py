@@ -26,7 +26,7 @@ def make_append_only(table: Table) -> None:
 
 def guard_audit_log(table: Table) -> None:
     """Add triggers to the audit log: a tombstone must come before a delete, or before erasing texts in messages."""
-    columns = [f'"{column.name}"' for column in table.c if column.name != "message"]
+    columns = [f'"{column.name}"' for column in table.c if column.name not in ("message", "salt")]
     old, new = (", ".join(f"{row}.{column}" for column in columns) for row in ("OLD", "NEW"))
     has_tombstone = "EXISTS (SELECT 1 FROM tombstones WHERE run_id = OLD.run_id AND kind = '{kind}')"
     pruned, erased = has_tombstone.format(kind="pruned"), has_tombstone.format(kind="erased")
@@ -41,13 +41,42 @@ def guard_audit_log(table: Table) -> None:
         "postgresql": (
             "CREATE OR REPLACE FUNCTION plan_adapter_refuse_audit_change() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
             f"IF TG_OP = 'DELETE' THEN IF {pruned} THEN RETURN OLD; END IF; "
-            f"ELSIF {erased} AND position('[erased]' IN NEW.message) > 0 AND to_jsonb(NEW) - 'message' = to_jsonb(OLD) - 'message' "
+            f"ELSIF {erased} AND position('[erased]' IN NEW.message) > 0 AND to_jsonb(NEW) - 'message' - 'salt' = "
+            "to_jsonb(OLD) - 'message' - 'salt' "
             f"THEN RETURN NEW; END IF; RAISE EXCEPTION '{refusal}'; END $$",
             "CREATE TRIGGER audit_refuses_changes BEFORE UPDATE OR DELETE ON audit FOR EACH ROW "
             "EXECUTE FUNCTION plan_adapter_refuse_audit_change()",
         ),
     }
     _after_create(table, statements)
+
+
+def guard_erasable(table: Table) -> None:
+    """Add a trigger on PostgreSQL: the role that erases can change a row only once there is a tombstone, and only by erasing words.
+
+    It may add only its own entries to the audit log. Roles are what the privileges of `grants.sql` make of an account: one that writes
+    tombstones and no attempts.
+    """
+    name = table.name
+    is_keeper = "has_table_privilege('tombstones', 'INSERT') AND NOT has_table_privilege('attempts', 'INSERT')"
+    run_id = "id" if name == "runs" else "run_id"
+    function = f"plan_adapter_guard_{name}"
+    if name == "audit":
+        event_name, refused, refusal = "INSERT", "NEW.kind NOT IN ('erased', 'refused')", "this role adds no such entry to the audit log"
+    else:
+        event_name = "UPDATE"
+        refused = (
+            f"(NOT EXISTS (SELECT 1 FROM tombstones WHERE run_id = OLD.{run_id} AND kind = 'erased') OR EXISTS (SELECT 1 FROM "  # noqa: S608
+            "jsonb_each_text(to_jsonb(NEW)) AS now JOIN jsonb_each_text(to_jsonb(OLD)) AS before USING (key) WHERE now.value IS DISTINCT "
+            "FROM before.value AND key NOT IN ('salt', 'updated_at') AND coalesce(position('[erased' IN now.value), 0) = 0))"
+        )
+        refusal = f"this role only erases words in rows of {name}"
+    statements = (
+        f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN IF {is_keeper} AND {refused} THEN RAISE EXCEPTION '{refusal}'; END IF; RETURN NEW; END $$",
+        f"CREATE TRIGGER {name}_guards_erasing BEFORE {event_name} ON {name} FOR EACH ROW EXECUTE FUNCTION {function}()",
+    )
+    _after_create(table, {"postgresql": statements})
 
 
 def _after_create(table: Table, statements: Mapping[str, Iterable[str]]) -> None:

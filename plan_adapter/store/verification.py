@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
 from types import TracebackType
@@ -13,15 +13,20 @@ from pydantic import JsonValue
 
 from plan_adapter.readable import one_line
 from plan_adapter.store import entries
-from plan_adapter.store.audit import entry_digest, genesis_digest
-from plan_adapter.store.digests import JsonRow, row_digest
+from plan_adapter.store.audit import entry_digest, genesis_digest, read_witness
+from plan_adapter.store.columns import escape_unstorable
+from plan_adapter.store.digests import JsonRow, erased_columns, row_digest
 from plan_adapter.store.entries import DECISION_ENTRIES, RUN_KINDS, Entry
 from plan_adapter.store.rows import NO_ITEM
-from plan_adapter.store.tombstones import Erased
+from plan_adapter.store.tombstones import place_text
 
 Key: TypeAlias = tuple[Any, ...]
 Place: TypeAlias = tuple[str, Key]
 """A table, and the key of a row in it."""
+
+
+FINAL = frozenset({"attempts", "receipts", "revisions", "tombstones"})
+"""The tables whose rows are written once: one entry records each."""
 
 
 class NewestEntry(NamedTuple):
@@ -54,10 +59,11 @@ class NewestEntries:
         """Delete the data."""
         self._database.close()
 
-    def put(self, place: Place, number: int, kind: str, row_digest: Any) -> None:
-        """Store the entry with this number as the newest about a row. Replaces an earlier one."""
+    def put(self, place: Place, number: int, kind: str, row_digest: Any) -> bool:
+        """Store the entry with this number as the newest about a row. Return False, and store nothing, for a row that never changes."""
         row = (json.dumps(place), number, place[0], kind, row_digest)
-        self._database.execute("INSERT OR REPLACE INTO newest VALUES (?, ?, ?, ?, ?)", row)
+        otherwise = "IGNORE" if place[0] in FINAL else "REPLACE"
+        return self._database.execute(f"INSERT OR {otherwise} INTO newest VALUES (?, ?, ?, ?, ?)", row).rowcount == 1  # noqa: S608
 
     def take(self, place: Place) -> NewestEntry | None:
         """Remove and return the newest entry about a row, or None if there is none or it was taken."""
@@ -103,11 +109,15 @@ class Alteration:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The result of a verification: the number of audit entries, the newest digest, and the first alteration."""
+    """The result of a verification: the number of audit entries, the newest digest, and the first alteration.
+
+    `erased_rows` names the rows in which words were erased, each with those columns. Everything else in these rows is as it was written.
+    """
 
     entries: int
     digest: str | None
     problem: Alteration | None = None
+    erased_rows: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def verdict(self) -> Verdict:
@@ -134,7 +144,7 @@ def verify(document: Mapping[str, Any]) -> Verification:
             problem = next(_problems(document, summary), None)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             problem = Alteration("document", f"it is not an exported run, or parts of it are missing ({type(error).__name__}: {error})")
-    return Verification(summary.count if problem is None else _count(document.get("audit")), document.get("head"), problem)
+    return Verification(summary.count if problem is None else _count(document.get("audit")), document.get("head"), problem, summary.erased)
 
 
 def _count(audit: Any) -> int:
@@ -154,17 +164,26 @@ class _AuditSummary:
     started: JsonRow | None = None  # the newest start of the run
     restarts: int = 0  # the newest entry that cleared the steps that had not completed
 
-    def add(self, entry: JsonRow) -> None:
-        """Add an entry whose digest was checked."""
+    erased: dict[str, str] = field(default_factory=dict[str, str])  # the columns with erased words, by row
+
+    def note_erasures(self, table: str, key: Key, row: JsonRow) -> None:
+        """Remember in which columns of a row words were erased, if in any."""
+        if columns := erased_columns(row):
+            self.erased[place_text(table, key)] = ", ".join(columns)
+
+    def add(self, entry: JsonRow) -> bool:
+        """Add an entry whose digest was checked. Return whether the row that it records may have changed since an earlier entry."""
         self.count += 1
+        self.note_erasures("audit", (entry["number"],), entry)
         if entry["kind"] in RUN_KINDS:
             self.of_run = entry
         if entry["kind"] == "run_started":
             self.started = entry
         if entry["kind"] in ("run_started", "new_version"):
             self.restarts = self.count
-        if (place := _place_of(entry)) is not None:
-            self.newest.put(place, self.count, str(entry["kind"]), entry["row_digest"])
+        if (place := _place_of(entry)) is None:
+            return True
+        return self.newest.put(place, self.count, str(entry["kind"]), entry["row_digest"])
 
 
 def _problems(document: Mapping[str, Any], summary: _AuditSummary) -> Iterator[Alteration]:
@@ -172,35 +191,35 @@ def _problems(document: Mapping[str, Any], summary: _AuditSummary) -> Iterator[A
     if run is None:
         yield Alteration("runs", "the row of the run is missing")
         return
-    erased = Erased.of(document["tombstones"])
-    yield from _chain_problems(run, document["audit"], document["head"], summary, erased)
+    yield from _chain_problems(run, document["audit"], document["head"], summary)
     if not summary.count:
         return
     yield from _plan_problems(document)
     yield from _dependency_problems(document)
-    yield from _row_problems(document, summary, erased)
-    yield from _run_problems(run, summary, erased)
+    yield from _row_problems(document, summary)
+    yield from _run_problems(run, summary)
+    yield from _erasure_problems(document, summary)
+    yield from _witness_problems(document)
     yield from _lease_problems(document["lease"], summary)
     yield from _gate_problems(document)
 
 
-def _chain_problems(
-    run: JsonRow, audit: Iterable[JsonRow], head: JsonValue, summary: _AuditSummary, erased: Erased
-) -> Iterator[Alteration]:
-    before = erased.original(genesis_digest(run))
+def _chain_problems(run: JsonRow, audit: Iterable[JsonRow], head: JsonValue, summary: _AuditSummary) -> Iterator[Alteration]:
+    before = genesis_digest(run)
     for expected, entry in enumerate(audit, 1):
         number = entry["number"]
         if number != expected:
             yield Alteration("audit", f"the entry is missing: entry {expected - 1} is followed by entry {number}", entry=expected)
         if entry["run_id"] != run["id"]:
             yield _altered_entry(entry, f"it belongs to another run, {entry['run_id']}")
-        if erased.original(entry_digest(entry, before)) != entry["digest"]:
+        if entry_digest(entry, before) != entry["digest"]:
             altered = "it, or the data that the run was created with, was altered" if expected == 1 else "it was altered"
             yield _altered_entry(entry, f"{altered}: its digest does not match its content and the entry before it")
         if expected == 1 and entry["kind"] != "run_created":
             yield _altered_entry(entry, "it is the first entry, but it does not record the creation of the run")
         before = str(entry["digest"])
-        summary.add(entry)
+        if not summary.add(entry):
+            yield _altered_entry(entry, "it was appended: an earlier entry records the same row, which never changes")
     if head != (before if summary.count else None):
         yield Alteration("audit", "the newest entries are missing: the newest digest does not match the last entry")
 
@@ -213,6 +232,10 @@ def _plan_problems(document: Mapping[str, Any]) -> Iterator[Alteration]:
             yield Alteration("plans", f"the plan {digest} is missing")
         elif found[digest] != digest:
             yield Alteration("plans", f"the document of the plan {digest} was altered: it does not match this digest")
+    for row in document["plans"]:
+        written = json.loads(str(row["document"]))
+        if any(row[name] != escape_unstorable(str(written.get(name, row[name]))) for name in ("name", "description")):
+            yield Alteration("plans", f"the name or the description of the plan {row['digest']} was altered: its document has another")
 
 
 def _dependency_problems(document: Mapping[str, Any]) -> Iterator[Alteration]:
@@ -279,18 +302,17 @@ def _place_of(entry: JsonRow) -> Place | None:
     return None if table is None else (table, (int(str(entry["row_id"])),))
 
 
-def _row_problems(document: Mapping[str, Any], summary: _AuditSummary, erased: Erased) -> Iterator[Alteration]:
+def _row_problems(document: Mapping[str, Any], summary: _AuditSummary) -> Iterator[Alteration]:
     """Yield the first row that is missing or differs from its newest entry; then the first row that no entry describes."""
     altered: tuple[int, RowCheck, JsonRow] | None = None  # the one with the earliest entry
     unrecorded: tuple[RowCheck, JsonRow] | None = None
     for check in ROW_CHECKS.values():
         for row in document[check.table]:
+            summary.note_erasures(check.table, check.key(row), row)
             found = summary.newest.take((check.table, check.key(row)))
             if found is None:
                 unrecorded = unrecorded or (check, row)
-            elif erased.original(str(check.entry_of(row).row_digest)) != found.row_digest and (
-                altered is None or found.number < altered[0]
-            ):
+            elif check.entry_of(row).row_digest != found.row_digest and (altered is None or found.number < altered[0]):
                 altered = (found.number, check, row)
     # A new start or version of the run deletes the ends of steps that had not completed.
     missing = summary.newest.first_untaken(
@@ -319,15 +341,37 @@ def _inserted_row(check: RowCheck, row: JsonRow) -> Alteration:
     return Alteration(check.table, message, entry.step_id, item, entry.attempt, call_kind=entry.call_kind)
 
 
-def _run_problems(run: JsonRow, summary: _AuditSummary, erased: Erased) -> Iterator[Alteration]:
+def _run_problems(run: JsonRow, summary: _AuditSummary) -> Iterator[Alteration]:
     newest = summary.of_run
-    if newest is None or erased.original(row_digest("runs", run)) == newest["row_digest"]:
+    summary.note_erasures("runs", (run["id"],), run)
+    if newest is None or row_digest("runs", run) == newest["row_digest"]:
         return
     if run["status"] in ENDED and newest["kind"] != "run_ended":
         message = f"the run is {run['status']}, but the audit log records no end: the end of the log is missing, or the row was altered"
     else:
         message = f"the row of the run was altered: it does not match entry {newest['number']} of the audit log ({newest['kind']})"
     yield Alteration("runs", message, entry=_number(newest))
+
+
+def _erasure_problems(document: Mapping[str, Any], summary: _AuditSummary) -> Iterator[Alteration]:
+    """Yield the first row in which words were erased that no tombstone names."""
+    named = dict[str, set[str]]()
+    for tombstone in document["tombstones"]:
+        for place, columns in json.loads(str(tombstone["replaced"])).items():
+            named.setdefault(place, set()).update(str(columns).split(", "))
+    for place, columns in summary.erased.items():
+        if not named.get(place, set()).issuperset(columns.split(", ")):
+            table, _, key = place.partition(" ")
+            yield Alteration(table, f"words were erased in the row {key}, but no tombstone names it")
+
+
+def _witness_problems(document: Mapping[str, Any]) -> Iterator[Alteration]:
+    """Yield the policy or tombstone that was the newest when the run was created, if it is not there as it was."""
+    first = next(iter(document["audit"]))
+    for table, (number, digest) in read_witness(first["row_id"]).items():
+        if document["witnessed"].get(table) != digest:
+            message = f"row {number}, the newest one when the run was created, is missing or was altered"
+            yield Alteration(table, message)
 
 
 def _lease_problems(lease: JsonRow | None, summary: _AuditSummary) -> Iterator[Alteration]:

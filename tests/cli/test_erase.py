@@ -50,10 +50,14 @@ def test_personal_data_is_erased_from_record_and_files_and_the_record_verifies(p
     assert NAME not in plan("export", run_id).out
     assert NAME not in file.read_text(encoding="utf-8")
     assert "[erased]" in json.loads(file.read_text(encoding="utf-8"))["text"]
-    result = json.loads(next(row["result"] for row in json.loads(plan("export", run_id).out)["receipts"] if row["step_id"] == "again"))
-    assert result["digest"] == "sha256:" + hashlib.sha256(file.read_bytes()).hexdigest()
+    exported = json.loads(plan("export", run_id).out)
+    result = json.loads(next(row["result"] for row in exported["receipts"] if row["step_id"] == "again"))
+    assert (result["path"], result["digest"]) == (str(file), "[erased]:[erased]")
+    (tombstone,) = exported["tombstones"]
+    assert json.loads(tombstone["replaced"])[str(file)] == "sha256:" + hashlib.sha256(file.read_bytes()).hexdigest()
     verified = plan("runs", "verify", run_id)
     assert verified.code == 0
+    assert 'receipts ["again", "step", -1, 1]: result' in verified.err
     assert "erased: inputs.who, steps.fail.error" in verified.err
     Path("run.json").write_text(plan("export", run_id).out, encoding="utf-8")
     assert plan("runs", "verify", "run.json", "--json").run["erased"] == ["inputs.who", "steps.fail.error"]

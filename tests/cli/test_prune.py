@@ -49,7 +49,7 @@ def test_old_runs_are_deleted_with_their_results_and_leave_tombstones(plan: Plan
     assert (as_json["verdict"], as_json["ok"], as_json["tombstone"]["last_digest"]) == ("pruned", True, digest)
     shown = plan("show", runs[0])
     assert (shown.code, f"run {runs[0]} was pruned" in shown.err) == (2, True)
-    assert plan("store", "verify").out == "1 run, tombstones and policy: intact\n"
+    assert plan("store", "verify").out == "1 run, tombstones, policy and versions of plans: intact\n"
     assert plan("prune", "--older-than", "0m", "--yes").err == "deleted 0 records\n"
 
 
@@ -74,7 +74,7 @@ def test_a_signature_covers_all_tombstones_and_a_forged_one_is_reported(
         f"{covered}\n",
         True,
     )
-    assert plan("store", "verify").out == "1 run, tombstones and policy: intact\n"
+    assert plan("store", "verify").out == "1 run, tombstones, policy and versions of plans: intact\n"
     assert plan("prune", "--older-than", "0m", "--sign", "--yes").err == "deleted 0 records\n"  # everything is signed
 
     forged = sign("prefect-plan-adapter tombstones\nnumber: 1\ndigest: 0\n", key=other)

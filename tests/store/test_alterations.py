@@ -36,7 +36,7 @@ _CHECK = "run_id = '{run}' AND step_id = 'check'"
 _SECOND = "(SELECT min(number) FROM audit WHERE run_id = '{run}' AND kind = 'attempt_succeeded')"
 _COPY = (
     "INSERT INTO receipts SELECT run_id, step_id, kind, item, {number}, tenant_id, agent_id, org_id, task_id, attempt_id, outcome, result, "
-    'error, ended_at, duration_ms, "by", known_by, note FROM receipts WHERE ' + _CHECK
+    'error, ended_at, duration_ms, "by", known_by, note, salt FROM receipts WHERE ' + _CHECK
 )
 ALTERED: dict[str, tuple[str, str, str]] = {
     "the result of a receipt": (
@@ -159,7 +159,7 @@ ALTERED: dict[str, tuple[str, str, str]] = {
     ),
     "an entry that is inserted": (
         'INSERT INTO audit SELECT run_id, 20, tenant_id, agent_id, org_id, task_id, at, kind, step_id, item, attempt, call_kind, "by", '
-        "known_by, message, row_id, row_digest, digest FROM audit WHERE run_id = '{run}' AND number = 19",
+        "known_by, message, row_id, row_digest, salt, digest FROM audit WHERE run_id = '{run}' AND number = 19",
         "audit",
         "entry 20: it was altered",
     ),

@@ -12,8 +12,9 @@ from sqlalchemy.exc import DBAPIError
 from plan_adapter.errors import RunConflictError
 from plan_adapter.record import PlanRun
 from plan_adapter.status import PlanStatus, StepStatus
-from plan_adapter.store.erased_fields import ERASED, Field, read_fields
-from plan_adapter.store.erasing import Erasure
+from plan_adapter.store.digests import ERASED
+from plan_adapter.store.erased_fields import Field, read_fields
+from plan_adapter.store.erasing import Erasure, file_digest, file_text
 from plan_adapter.store.signed import signed_statements
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.verification import verify
@@ -21,6 +22,8 @@ from tests.sql import Sql
 from tests.store.builders import a_gate, a_plan, a_receipt, an_answer, an_approval, an_attempt, begun, ended, validated
 
 EMAIL, NAME = "安娜@example.org", "Ana Müller"
+TWO = f"{ERASED} {ERASED}"
+"""Two erased words."""
 
 
 async def a_personal_run(store: PlanStore) -> PlanRun:
@@ -68,9 +71,9 @@ async def test_an_erased_value_is_gone_from_the_record_and_the_record_still_veri
 
     found = await store.run(run.id)
     assert (found.inputs, found.outputs) == ({"email": ERASED, "age": 42, "host": "web-1"}, {"mail": ERASED})
-    assert found.step("check").result == {"rows": [{"name": ERASED, "id": 1}, {"name": ERASED, "id": 2}], "mail": f"to {ERASED}"}
+    assert found.step("check").result == {"rows": [{"name": TWO, "id": 1}, {"name": TWO, "id": 2}], "mail": f"to {ERASED}"}
     (attempt, first, second) = await store.attempts(run.id)
-    assert (attempt.parameters, first.label, second.label) == ({"to": ERASED, "text": f"Dear {ERASED}"}, f"{ERASED} 0", f"{ERASED} 1")
+    assert (attempt.parameters, first.label, second.label) == ({"to": ERASED, "text": f"Dear {TWO}"}, f"{TWO} 0", f"{TWO} 1")
     told = (await store.audit(run.id))[-1]
     assert (told.kind, told.by, told.message) == ("erased", "bo", "inputs.email, steps.check.result.rows[].name")
     (tombstone,) = await store.retention.tombstones(run.id)
@@ -97,8 +100,8 @@ async def test_fields_can_be_erased_one_by_one_and_the_run_pruned_afterwards(sto
         assert found.ok, (field, str(found.problem))
     assert EMAIL not in await text_of(store, run.id)
     receipts = {receipt.item: receipt.result for receipt in await store.receipts(run.id) if receipt.step_id == "drain"}
-    assert receipts == {0: {"who": NAME, "n": 0}, 1: {"who": NAME, "n": ERASED}}
-    assert len(await store.retention.tombstones(run.id)) == len(fields) - 1  # `outputs.mail` erased the text of `inputs.email`
+    assert receipts == {0: {"who": NAME, "n": 0}, 1: {"who": NAME, "n": "[erased value]"}}
+    assert len(await store.retention.tombstones(run.id)) == len(fields) - 2  # `message` had the text of `outputs.mail` and `inputs.email`
     later = await store.now() + timedelta(hours=1)
     assert await store.retention.prune([run.id], ended_before=later, by="bo", known_by="os_user") == {}
     assert await store.retention.problem() is None
@@ -179,10 +182,12 @@ async def test_a_result_in_a_file_is_erased_and_its_receipt_gets_the_new_digest(
     await store.ledger.update(run)
 
     erasure = await erase(store, run.id, "steps.check.result[].name", files={path: [{"name": NAME}, {"name": EMAIL}]})
-    assert erasure.files == {path: [{"name": ERASED}, {"name": ERASED}]}
+    assert erasure.files == {path: [{"name": TWO}, {"name": ERASED}]}
     assert erasure.elsewhere == (other,)
     result: Any = (await store.receipts(run.id))[0].result
-    assert (result["path"], result["size"]) == (path, 41)
+    assert result == {"path": path, "size": "[erased value]", "digest": f"{ERASED}:{ERASED}"}
+    (tombstone,) = await store.retention.tombstones(run.id)
+    assert tombstone.replaced[path] == file_digest(file_text(erasure.files[path]))
     assert (await store.verify(run.id)).ok
     with pytest.raises(RunConflictError, match=f"no value at `steps.drain.result`; results that are not on this machine: {other}"):
         await erase(store, run.id, "steps.drain.result", files={path: []})

@@ -130,3 +130,22 @@ async def test_no_role_can_do_more_than_its_work(stores: dict[str, PlanStore], c
     with pytest.raises(StoreError, match="does not let this user do that"):
         await stores["olga"].ledger.update(run)
     assert (await stores["abel"].verify(run.id)).ok
+
+
+async def test_a_keeper_changes_rows_only_by_erasing_and_adds_no_other_entries(stores: dict[str, PlanStore], connections: dict[str, Any]):
+    run = await a_complete_run(stores["rita"])
+    kim = connections["kim"]
+    entry = "tenant_id, agent_id, org_id, task_id, at, 'run_ended', step_id, item, attempt, call_kind, by, known_by, message, row_id"
+    forged = (
+        f"UPDATE receipts SET result = '1' WHERE run_id = '{run.id}'",
+        f"UPDATE runs SET message = 'all is well' WHERE id = '{run.id}'",
+        f"UPDATE approvals SET note = 'yes' WHERE run_id = '{run.id}'",
+        f"UPDATE gates SET text = NULL WHERE run_id = '{run.id}'",
+        f"INSERT INTO audit SELECT run_id, number + 1000, {entry}, row_digest, salt, digest FROM audit WHERE run_id = '{run.id}'",
+    )
+    for _ in range(2):  # also once there is a tombstone
+        for statement in forged:
+            with pytest.raises(asyncpg.RaiseError, match="this role"):
+                await kim.execute(statement)
+        await stores["kim"].retention.erase(run.id, ["inputs.host"], files={}, stage=lambda _: None, by="kim", known_by="os_user")
+    assert (await stores["abel"].verify(run.id)).ok

@@ -5,6 +5,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import DBAPIError
 
 from plan_adapter.canonical import plan_digest
 from plan_adapter.errors import RunConflictError, StoreError
@@ -12,6 +13,7 @@ from plan_adapter.options import ExecutionOptions, Input
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.record import RunContext
 from plan_adapter.store.store import PlanStore
+from tests.sql import Sql
 from tests.store.builders import a_plan, a_run, validated
 
 
@@ -156,3 +158,20 @@ async def test_an_altered_stored_plan_is_refused(tmp_path: Path):
             database.execute("UPDATE plans SET document = replace(document, 'pay 10', 'pay 99')")
         with pytest.raises(StoreError, match="altered"):
             await store.get("site")
+
+
+async def test_an_altered_or_deleted_version_is_named(store: PlanStore, sql: Sql):
+    for description in ("one", "two", "three"):
+        await store.save(a_plan(description), author="安娜", name="网站")
+    await store.save(a_plan("one"), author="bo", name="other")
+    assert await store.versions_problem() is None
+    triggers = [f"versions_refuses_{change}" for change in ("update", "delete")]
+    lift = (
+        [f"DROP TRIGGER {name}" for name in triggers] if sql.dialect == "sqlite" else ["DROP TRIGGER versions_refuses_changes ON versions"]
+    )
+    with pytest.raises(DBAPIError, match="rows of versions cannot be changed or deleted"):
+        await sql.change("UPDATE versions SET author = 'mallory'")
+    await sql.change(*lift, "UPDATE versions SET author = 'mallory' WHERE version = 2")
+    assert "version 2 of the plan `网站` was altered" in str(await store.versions_problem())
+    await sql.change("DELETE FROM versions WHERE version = 2")
+    assert "version 2 of the plan `网站` is missing" in str(await store.versions_problem())

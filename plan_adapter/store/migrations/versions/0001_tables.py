@@ -10,7 +10,9 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-_APPEND_ONLY = ("tombstones", "tombstone_signatures", "policy_history", "totp_history")
+_APPEND_ONLY = ("versions", "tombstones", "tombstone_signatures", "policy_history", "totp_history")
+
+_ERASABLE = ("runs", "step_runs", "attempts", "receipts", "approvals", "gates", "revisions", "audit")
 
 
 def upgrade() -> None:
@@ -36,6 +38,8 @@ def upgrade() -> None:
     _policy_history()
     _totp_history()
     _guard_audit()
+    for table in _ERASABLE:
+        _guard_erasable(table)
     for table in _APPEND_ONLY:
         _refuse_changes(table)
 
@@ -70,6 +74,7 @@ def _versions() -> None:
         sa.Column("version", sa.Integer, nullable=False),
         *_texts("digest", "author"),
         *_instants("created_at"),
+        *_texts("row_digest"),
         sa.PrimaryKeyConstraint("tenant_id", "name", "version", name="pk_versions"),
         sa.ForeignKeyConstraint(["tenant_id", "digest"], ["plans.tenant_id", "plans.digest"], name="fk_versions_plans"),
     )
@@ -114,6 +119,7 @@ def _runs() -> None:
         *_instants("cancel_requested_at", nullable=True),
         sa.Column("cancel_rollback", sa.Boolean),
         *_texts("folder", "rollback", nullable=True),
+        *_texts("salt", nullable=True),
         sa.PrimaryKeyConstraint("id", name="pk_runs"),
         sa.ForeignKeyConstraint(["tenant_id", "digest"], ["plans.tenant_id", "plans.digest"], name="fk_runs_plans"),
     )
@@ -146,6 +152,7 @@ def _audit() -> None:
         sa.Column("item", sa.Integer, nullable=False),
         sa.Column("attempt", sa.Integer),
         *_texts("call_kind", "by", "known_by", "message", "row_id", "row_digest", nullable=True),
+        *_texts("salt", nullable=True),
         *_texts("digest"),
         sa.PrimaryKeyConstraint("run_id", "number", name="pk_audit"),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_audit_runs"),
@@ -194,6 +201,7 @@ def _step_runs() -> None:
         *_instants("started_at", "completed_at", nullable=True),
         sa.Column("duration_ms", sa.BigInteger, nullable=False),
         *_texts("items", "outputs", nullable=True),
+        *_texts("salt", nullable=True),
         sa.PrimaryKeyConstraint("run_id", "step_id", name="pk_step_runs"),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_step_runs_runs"),
         sqlite_with_rowid=False,
@@ -225,6 +233,7 @@ def _attempts() -> None:
         *_texts("id", "tool_name", "effect", "parameters", "idempotency_key"),
         *_instants("started_at"),
         *_texts("approval_id", "approval_digest", "code_digest", "label", nullable=True),
+        *_texts("salt", nullable=True),
         sa.PrimaryKeyConstraint("run_id", "step_id", "kind", "item", "number", name="pk_attempts"),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_attempts_runs"),
         sqlite_with_rowid=False,
@@ -243,6 +252,7 @@ def _receipts() -> None:
         *_instants("ended_at"),
         sa.Column("duration_ms", sa.BigInteger, nullable=False),
         *_texts("by", "known_by", "note", nullable=True),
+        *_texts("salt", nullable=True),
         sa.PrimaryKeyConstraint("run_id", "step_id", "kind", "item", "number", name="pk_receipts"),
         sa.ForeignKeyConstraint(
             ["run_id", "step_id", "kind", "item", "number"],
@@ -267,6 +277,7 @@ def _approvals() -> None:
         *_texts("step_id", nullable=True),
         sa.Column("item", sa.Integer, nullable=False),
         *_texts("gate_id", "standing_id", "signature", "result", nullable=True),
+        *_texts("salt", nullable=True),
         sa.PrimaryKeyConstraint("id", name="pk_approvals"),
     )
     op.create_index("ix_approvals_approval_digest", "approvals", ["approval_digest"])
@@ -289,6 +300,7 @@ def _gates() -> None:
         *_texts("owner", nullable=True),
         *_texts("kind", "call_kind"),
         *_texts("label", "fields", nullable=True),
+        *_texts("salt", nullable=True),
         *_texts("text"),
         sa.PrimaryKeyConstraint("id", name="pk_gates"),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_gates_runs"),
@@ -340,6 +352,7 @@ def _revisions() -> None:
         *_instants("at"),
         *_texts("definitions"),
         *_texts("folder", nullable=True),
+        *_texts("salt", nullable=True),
         sa.PrimaryKeyConstraint("run_id", "number", name="pk_revisions"),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_revisions_runs"),
     )
@@ -418,7 +431,8 @@ def _guard_audit() -> None:
         op.execute(
             "CREATE OR REPLACE FUNCTION plan_adapter_refuse_audit_change() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
             f"IF TG_OP = 'DELETE' THEN IF {pruned} THEN RETURN OLD; END IF; "
-            f"ELSIF {erased} AND position('[erased]' IN NEW.message) > 0 AND to_jsonb(NEW) - 'message' = to_jsonb(OLD) - 'message' "
+            f"ELSIF {erased} AND position('[erased]' IN NEW.message) > 0 AND to_jsonb(NEW) - 'message' - 'salt' = "
+            "to_jsonb(OLD) - 'message' - 'salt' "
             f"THEN RETURN NEW; END IF; RAISE EXCEPTION '{refusal}'; END $$"
         )
         op.execute(
@@ -432,6 +446,29 @@ def _guard_audit() -> None:
             f"CREATE TRIGGER audit_refuses_{change.lower()} BEFORE {change} ON audit WHEN NOT coalesce({condition}, 0) "
             f"BEGIN SELECT RAISE(ABORT, '{refusal}'); END"
         )
+
+
+def _guard_erasable(table: str) -> None:
+    """Add a trigger on PostgreSQL: the role that erases can change a row only once there is a tombstone, and only by erasing words."""
+    if op.get_bind().dialect.name != "postgresql":
+        return
+    is_keeper = "has_table_privilege('tombstones', 'INSERT') AND NOT has_table_privilege('attempts', 'INSERT')"
+    run_id = "id" if table == "runs" else "run_id"
+    event, refused, refusal = "INSERT", "NEW.kind NOT IN ('erased', 'refused')", "this role adds no such entry to the audit log"
+    if table != "audit":
+        event, refusal = "UPDATE", f"this role only erases words in rows of {table}"
+        refused = (
+            f"(NOT EXISTS (SELECT 1 FROM tombstones WHERE run_id = OLD.{run_id} AND kind = 'erased') OR EXISTS (SELECT 1 FROM "  # noqa: S608
+            "jsonb_each_text(to_jsonb(NEW)) AS now JOIN jsonb_each_text(to_jsonb(OLD)) AS before USING (key) WHERE now.value IS DISTINCT "
+            "FROM before.value AND key NOT IN ('salt', 'updated_at') AND coalesce(position('[erased' IN now.value), 0) = 0))"
+        )
+    op.execute(
+        f"CREATE OR REPLACE FUNCTION plan_adapter_guard_{table}() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN IF {is_keeper} AND {refused} THEN RAISE EXCEPTION '{refusal}'; END IF; RETURN NEW; END $$"
+    )
+    op.execute(
+        f"CREATE TRIGGER {table}_guards_erasing BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION plan_adapter_guard_{table}()"
+    )
 
 
 def _refuse_changes(table: str) -> None:

@@ -88,7 +88,7 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "too-large": "The document, or a number in it, is larger than the limit.",
         "anchor": (
             "YAML anchors and aliases are refused, because documents with them can expand without bound and diffs can mislead. Write the "
-            "value out."
+            "value out. `plan import` reads those of workflows and Automation documents, up to 100,000 copied values."
         ),
         "tag": "YAML tags (`!name`) are refused: text is data. Remove the tag, or quote the text.",
         "several-documents": "The file contains more than one YAML document. Keep one plan per file.",

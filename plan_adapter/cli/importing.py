@@ -107,7 +107,10 @@ def _convert_foreign(text: str, file: str, options: _ImportOptions, tools: "Tool
         return None
     from plan_adapter.runbooks.importing import NotConvertibleError, convert_document, is_convertible
 
-    document, problems = read_mapping_text(text, file=file)
+    document, problems = read_mapping_text(text, file=file, aliases=True)
+    if document is None and any(problem.code in ("anchor", "too-large") for problem in problems):
+        output.problems(problems, as_json=as_json, to_stdout=False)
+        raise UsageError(f"{file} cannot be imported: it cannot be read")
     if document is None or not is_convertible(document):
         return None
     try:

@@ -66,11 +66,14 @@ def read_mapping(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Pr
     return read_values(Path(path))[:2]
 
 
-def read_mapping_text(text: str, *, file: str | None = None) -> tuple[dict[str, JsonValue] | None, list[Problem]]:
-    """Return the result of `read_mapping` for a text that was read from `file`."""
+def read_mapping_text(text: str, *, file: str | None = None, aliases: bool = False) -> tuple[dict[str, JsonValue] | None, list[Problem]]:
+    """Return the result of `read_mapping` for a text that was read from `file`.
+
+    With `aliases`, a copy of what its anchor names replaces each YAML alias. Otherwise anchors are a problem.
+    """
     from plan_adapter.documents.reading import read_values_text
 
-    return read_values_text(text, file)[:2]
+    return read_values_text(text, file, aliases=aliases)[:2]
 
 
 def read_located(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:

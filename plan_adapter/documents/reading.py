@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -62,7 +63,7 @@ def _attach_origin(plan: ExecutionPlan, fields: Fields, problems: list[Problem],
     plan._file = file  # pyright: ignore[reportPrivateUsage]
 
 
-def _read_tree(text: str, file: str | None) -> tuple[Node, list[Problem]]:
+def _read_tree(text: str, file: str | None, *, aliases: bool = False) -> tuple[Node, list[Problem]]:
     if len(text) > MAX_BYTES:
         raise UnreadableError(_TOO_LARGE)
     if surrogate := _SURROGATE.search(text):
@@ -72,29 +73,29 @@ def _read_tree(text: str, file: str | None) -> tuple[Node, list[Problem]]:
         raise UnreadableError(Problem("bad-text", line=mark[0], column=mark[1], message=message, hint="remove the character"))
     if not text.strip():
         raise UnreadableError(Problem("syntax", line=1, column=1, message="the document is empty", hint=_START_HINT))
-    root, problems = _choose_reader(text, file)(text)
+    root, problems = _choose_reader(text, file, partial(read_yaml, aliases=aliases))(text)
     if root is None:
         raise UnreadableError(Problem("syntax", line=1, column=1, message="the document contains only comments", hint=_START_HINT))
     return root, problems
 
 
-def _choose_reader(text: str, file: str | None) -> _Reader:
+def _choose_reader(text: str, file: str | None, yaml_reader: _Reader) -> _Reader:
     """Return the reader for the file's name, or else for the look of the text. A YAML file may contain JSON, or only look like it."""
     ending = (file or "").lower()
     if ending.endswith(".json"):
         return read_json
     if not _JSON.match(text):
-        return read_yaml
-    return _read_either if ending.endswith((".yaml", ".yml")) else read_json
+        return yaml_reader
+    return partial(_read_either, yaml_reader) if ending.endswith((".yaml", ".yml")) else read_json
 
 
-def _read_either(text: str) -> tuple[Node | None, list[Problem]]:
+def _read_either(yaml_reader: _Reader, text: str) -> tuple[Node | None, list[Problem]]:
     try:
         return read_json(text)
     except UnreadableError as error:
         if error.problem.code != "syntax":
             raise
-    return read_yaml(text)
+    return yaml_reader(text)
 
 
 def _locate(root: Node, problem: Problem) -> Problem:
@@ -142,10 +143,12 @@ def read_values(path: Path) -> tuple[dict[str, JsonValue] | None, list[Problem],
     return read_values_text(text, str(path))
 
 
-def read_values_text(text: str, file: str | None) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:
-    """Return the result of `read_values` for a text that was read from `file`."""
+def read_values_text(
+    text: str, file: str | None, *, aliases: bool = False
+) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:
+    """Return the result of `read_values` for a text that was read from `file`. With `aliases`, YAML aliases are read."""
     try:
-        root, problems = _read_tree(text.removeprefix("\ufeff"), file)
+        root, problems = _read_tree(text.removeprefix("\ufeff"), file, aliases=aliases)
     except UnreadableError as error:
         return None, [replace(error.problem, file=file)], lambda problem: problem
     values = root.plain()

@@ -6,6 +6,7 @@ on 100,000 brackets. Plain scalars follow the core schema of YAML 1.2, so `no` i
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -28,16 +29,24 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _ANCHOR = ("anchor", "anchors and aliases are refused", "write the value out")
+_UNKNOWN_ALIAS = ("anchor", "an alias names no anchor that ends before it", "write the value out")
+_TOO_MANY_COPIES = ("too-large", "the aliases of the file stand for too many values", "write fewer aliases inside what anchors name")
 _TAG = ("tag", "tags (`!name`) are refused", "remove the tag, or put the text in quotes")
 _SEVERAL_DOCUMENTS = ("several-documents", "the file contains more than one YAML document", "keep one plan per file")
 
+MAX_COPIED = 100_000
+"""The most values that the aliases of a text may stand for together."""
 
-def read_yaml(text: str) -> tuple[Node | None, list[Problem]]:
-    """Return the tree of `text`, or None if it holds no document, and its problems. Raises UnreadableError if it is not YAML."""
+
+def read_yaml(text: str, *, aliases: bool = False) -> tuple[Node | None, list[Problem]]:
+    """Return the tree of `text`, or None if it holds no document, and its problems. Raises UnreadableError if it is not YAML.
+
+    With `aliases`, each alias is replaced by a copy of what its anchor names. Otherwise anchors are refused.
+    """
     builder = TreeBuilder()
     documents = 0
     try:
-        for event in _parse_events(text):
+        for event in _expand_aliases(builder, _parse_events(text)) if aliases else _parse_events(text):
             if isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
                 builder.close()
             elif isinstance(event, yaml.NodeEvent):
@@ -53,6 +62,42 @@ def read_yaml(text: str) -> tuple[Node | None, list[Problem]]:
 
 def _parse_events(text: str) -> Iterator[yaml.Event]:
     return yaml.parse(text, Loader=yaml.CSafeLoader)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # untyped
+
+
+@dataclass(slots=True)
+class _Anchored:
+    """What an anchor names, as events without aliases."""
+
+    name: str
+    depth: int
+    events: list[Any] = field(default_factory=list[Any])
+
+
+def _expand_aliases(builder: TreeBuilder, events: Iterator[Any]) -> Iterator[Any]:
+    """Yield the events with a copy of the anchored ones in place of each alias. Raises UnreadableError if that makes too many."""
+    anchors, opened, depth, copied = dict[str, list[Any]](), list[_Anchored](), 0, 0
+    for event in events:
+        if isinstance(event, yaml.AliasEvent):
+            name = str(event.anchor)
+            if name not in anchors:
+                raise builder.unreadable(_UNKNOWN_ALIAS, *_position(event))
+            replayed = anchors[name]
+            copied += len(replayed)
+            if copied > MAX_COPIED:
+                raise builder.unreadable(_TOO_MANY_COPIES, *_position(event))
+        else:
+            replayed = [event]
+            if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
+                opened.append(_Anchored(str(event.anchor), depth))
+                event.anchor = None
+        for each in replayed:
+            depth += isinstance(each, yaml.CollectionStartEvent) - isinstance(each, yaml.CollectionEndEvent)
+            for anchored in opened:
+                anchored.events.append(each)
+            yield each
+        while opened and opened[-1].depth == depth:
+            anchored = opened.pop()
+            anchors[anchored.name] = anchored.events
 
 
 def _position(event: Any) -> tuple[int, int]:

@@ -28,6 +28,10 @@ class Value:
     kind: Kind
     constant: tuple[str | bool | int | float | None] | None = None
     choice: "tuple[Value, Value] | None" = None  # of `a && b` whose `b` is no boolean: the condition and the value
+    options: tuple[str, ...] = ()  # the only texts that it can be, if they are known
+    condition: str = ""  # of a value with two options: when it is the first
+    is_written: bool = False  # made only of texts that the workflow itself contains, such as the values of a matrix
+    members: "tuple[Value, ...] | None" = None  # of a list
 
     @classmethod
     def of(cls, value: str | float | bool | None) -> "Value":
@@ -35,6 +39,11 @@ class Value:
         kind: Kind = "bool" if isinstance(value, bool) else "number" if isinstance(value, int | float) else "string"
         code = literal(float(value)) if kind == "number" and value is not None else literal(value or "" if value is None else value)
         return cls(code, kind, (value,))
+
+    @property
+    def may_be_code(self) -> bool:
+        """Whether its text comes from outside the workflow, so that a program must not read it as code."""
+        return self.constant is None and self.kind not in ("bool", "number") and not self.options and not self.is_written
 
     @property
     def text(self) -> str | None:
@@ -78,13 +87,20 @@ def translate(source: str, resolve: Resolve) -> Value:
     return _resolve_choice(_Parser(source, resolve).parse())
 
 
-def translate_condition(source: str, resolve: Resolve) -> Condition:
-    """Return the condition of an `if`, whose braces are optional. Raises NotConvertibleError."""
+def translate_condition(source: str, resolve: Resolve, *, success: str = "") -> Condition:
+    """Return the condition of an `if`, whose braces are optional. `success` is what `success()` means. Raises NotConvertibleError."""
     parts = list(pieces(source.strip()))
     if len(parts) > 1:
         raise NotConvertibleError(f"`{source}` joins several expressions")
-    parser = _Parser(parts[0][0] if parts else "", resolve)
+    parser = _Parser(
+        parts[0][0] if parts else "", resolve, Value(success, "bool") if success not in ("", "false") else Value.of(not success)
+    )
     return Condition(_as_condition(parser.parse()), frozenset(parser.states))
+
+
+def list_of(values: Sequence[Value]) -> Value:
+    """Return a list of values."""
+    return Value(f"[{', '.join(map(_as_text, values))}]", "list", members=tuple(values))
 
 
 def concatenate(values: Sequence[Value]) -> Value:
@@ -94,7 +110,8 @@ def concatenate(values: Sequence[Value]) -> Value:
     texts = [value.text for value in values]
     if all(text is not None for text in texts):
         return Value.of("".join(text or "" for text in texts))
-    return Value(" + ".join(_as_text(value) for value in values), "string")
+    is_written = not any(value.may_be_code for value in values)
+    return Value(" + ".join(_as_text(value) for value in values), "string", is_written=is_written)
 
 
 def parameter_text(value: Value) -> str:
@@ -113,7 +130,7 @@ def _resolve_choice(value: Value) -> Value:
     if value.choice is None:
         return value
     condition, chosen = value.choice
-    return Value(f"(({_as_condition(condition).code}) ? {_as_text(chosen)} : '')", "string")
+    return Value(f"(({_as_condition(condition).code}) ? {_as_text(chosen)} : '')", "string", is_written=not chosen.may_be_code)
 
 
 def _as_condition(value: Value) -> Value:
@@ -160,9 +177,78 @@ def _compare(left: Value, sign: str, right: Value) -> Value:
     )
     if left.kind != right.kind and "dyn" not in (left.kind, right.kind):
         raise NotConvertibleError(f"`{left.code} {sign} {right.code}` compares different types")
-    if left.constant is not None and right.constant is not None and sign in ("==", "!="):
-        return Value.of((left.text == right.text) == (sign == "=="))
-    return Value(f"{left.code} {sign} {right.code}", "bool")
+    if sign not in ("==", "!="):
+        return Value(f"{left.code} {sign} {right.code}", "bool")
+    if left.constant is not None and right.constant is not None:
+        return Value.of((_folded(left.text) == _folded(right.text)) == (sign == "=="))
+    if right.options and left.text is not None:
+        left, right = right, left
+    if left.options and right.text is not None:
+        return _compare_option(left, sign, right.text)
+    left_code, right_code = _same_case(left, right)
+    return Value(f"{left_code} {sign} {right_code}", "bool")
+
+
+def _compare_option(value: Value, sign: str, text: str) -> Value:
+    """Return the comparison of a value that can only be one of its options."""
+    matching = [option for option in value.options if _folded(option) == _folded(text)]
+    if not matching:
+        return Value.of(sign == "!=")
+    if value.condition:
+        is_first = (matching[0] == value.options[0]) == (sign == "==")
+        return Value(value.condition if is_first else negation(value.condition), "bool")
+    if len(matching) == 1:
+        return Value(f"{value.code} {sign} {literal(matching[0])}", "bool")
+    return Value(f"{value.code}.lowerAscii() {sign} {literal(_folded(text))}", "bool")
+
+
+def _folded(text: str | None) -> str:
+    return (text or "").lower()
+
+
+def _same_case(left: Value, right: Value) -> tuple[str, str]:
+    """Return the codes of two texts in lower case, because GitHub ignores case, or as they are if one has no letters."""
+    if (
+        left.kind != "string"
+        or right.kind != "string"
+        or any(value.text is not None and not _has_case(value.text) for value in (left, right))
+    ):
+        return left.code, right.code
+    return _in_lower_case(left), _in_lower_case(right)
+
+
+def _in_lower_case(value: Value) -> str:
+    return literal(_folded(value.text)) if value.text is not None else f"{value.code}.lowerAscii()"
+
+
+def _has_case(text: str) -> bool:
+    return text.lower() != text.upper()
+
+
+def _contains(where: Value, what: Value) -> Value:
+    """Return whether a list has a text, or a text contains another, without regard to case."""
+    if where.members is None:
+        left, right = _same_case(where, _text_value(what))
+        return Value(f"{left}.contains({right})", "bool")
+    if what.text is not None:
+        members = [member for member in where.members if member.options or member.constant is not None]
+        found = Value.of(False)
+        for member in members:
+            found = _or(found, _compare(_text_value(member), "==", Value.of(what.text)))
+        if len(members) == len(where.members):
+            return found
+    if all(member.text is not None for member in where.members):
+        texts = {_folded(member.text) for member in where.members}
+        if what.options and len({_folded(option) for option in what.options}) == len(what.options):
+            return Value(f"{what.code} in {literal([option for option in what.options if _folded(option) in texts])}", "bool")
+        needs_case = any(_has_case(text) for text in texts)
+        code = f"{_as_text(what)}.lowerAscii()" if needs_case else _as_text(what)
+        return Value(f"{code} in {literal([_folded(member.text) for member in where.members])}", "bool")
+    raise NotConvertibleError(f"`{where.code}` is a list whose values are not known")
+
+
+def _text_value(value: Value) -> Value:
+    return value if value.kind == "string" else Value.of(value.text) if value.text is not None else Value(_as_text(value), "string")
 
 
 def _convert_constant(value: Value, other: Value) -> Value:
@@ -183,6 +269,7 @@ def _convert_constant(value: Value, other: Value) -> Value:
 class _Parser:
     source: str
     resolve: Resolve
+    success: Value = field(default_factory=lambda: Value.of(True))
     states: set[str] = field(default_factory=set[str])
     _position: int = 0
 
@@ -222,9 +309,10 @@ class _Parser:
     def _conditional(self, condition: Value, yes: Value, no: Value) -> Value:
         if condition.constant is not None:
             return yes if condition.constant[0] else no
+        is_written = not yes.may_be_code and not no.may_be_code
         if yes.kind == no.kind:
-            return Value(f"(({condition.code}) ? {yes.code} : {no.code})", yes.kind)
-        return Value(f"(({condition.code}) ? {_as_text(yes)} : {_as_text(no)})", "string")
+            return Value(f"(({condition.code}) ? {yes.code} : {no.code})", yes.kind, is_written=is_written)
+        return Value(f"(({condition.code}) ? {_as_text(yes)} : {_as_text(no)})", "string", is_written=is_written)
 
     def _parse_and(self) -> Value:
         value = self._parse_comparison()
@@ -272,6 +360,8 @@ class _Parser:
         while sign := self._take(".", "["):
             token = self._peek()
             part = None if token is None else token["name"] if sign == "." else token["text"] or token["number"]
+            if token is not None and token["sign"] == "*":
+                part = "*"
             if token is None or part is None:
                 raise self._error()
             self._position = token.end()
@@ -289,15 +379,14 @@ class _Parser:
             arguments.append(_resolve_choice(self._parse_or()))
         if name in _STATES and not arguments:
             self.states.add(name)
-            return Value.of(_STATES[name])
+            return self.success if name == "success" else Value.of(_STATES[name])
         match name, arguments:
-            case "contains", [where, what] if where.kind == "string":
-                return Value(f"{where.code}.contains({_as_text(what)})", "bool")
-            case "contains", [where, what] if where.kind == "list":
-                return Value(f"{what.code} in {where.code}", "bool")
+            case "contains", [where, what] if where.kind == "string" or where.members is not None:
+                return _contains(where, what)
             case "startswith" | "endswith", [text, part] if text.kind == "string":
                 method = "startsWith" if name == "startswith" else "endsWith"
-                return Value(f"{text.code}.{method}({_as_text(part)})", "bool")
+                whole, end = _same_case(text, _text_value(part))
+                return Value(f"{whole}.{method}({end})", "bool")
             case "format", [template, *values] if template.text is not None:
                 return _format(template.text, values)
             case "fromjson", [text] if text.text is not None:
@@ -311,7 +400,7 @@ class _Parser:
     def _from_json(self, text: str) -> Value:
         words = re.fullmatch(r"\s*\[((?:\s*\"[^\"\\]*\"\s*,?)*)\]\s*", text)
         if words is not None:
-            return Value(literal(re.findall(r'"([^"\\]*)"', words[1])), "list")
+            return list_of([Value.of(word) for word in re.findall(r'"([^"\\]*)"', words[1])])
         if text in ("true", "false"):
             return Value.of(text == "true")
         raise NotConvertibleError(f"`fromJSON('{text}')` has no equivalent")

@@ -5,13 +5,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from plan_adapter.runbooks.conversion import Document, NotConvertibleError, Report, StandIns, as_expression, literal, mapping, prose
+from plan_adapter.runbooks.conversion import (
+    Document,
+    NotConvertibleError,
+    Report,
+    StandIns,
+    is_placeholder,
+    literal,
+    mapping,
+    members,
+    prose,
+)
+from plan_adapter.runbooks.github_actions import Files
 from plan_adapter.runbooks.github_expressions import (
     Condition,
     Kind,
     Path,
     Value,
     concatenate,
+    list_of,
     parameter_text,
     pieces,
     translate,
@@ -24,26 +36,64 @@ OUTPUTS = {"GITHUB_OUTPUT": "/dev/stdout", "GITHUB_ENV": "/dev/stdout", "GITHUB_
 """The files of a runner that scripts write to, and what they are here: a step's result contains its output."""
 
 _RUNNER = {"os": "Linux", "arch": "X64", "temp": "/tmp", "debug": ""}  # noqa: S108  # the folder that scripts expect
-_RUNNER_VARIABLE = re.compile(r"(?:\$\{?|environ\W+|getenv\W+|env[.:])((?:GITHUB|RUNNER)_[A-Z_]+)\b")
+_RUNNER_VARIABLE = re.compile(r"(?:\$\{?|environ\W+|getenv\W+|env[.:]|\b(?=GITHUB_RUN_))((?:GITHUB|RUNNER)_[A-Z_]+)\b")
 _SECRET = re.compile(r"\bsecrets\.([A-Za-z_]\w*)")
-_UNKNOWN = frozenset({"github", "vars", "env", "runner", "matrix", "strategy"})
+_UNKNOWN = frozenset({"github", "vars", "runner", "matrix", "strategy"})
+
+
+_NUMBERS = frozenset({"github.run_number", "github.run_id", "github.run_attempt"})
+"""What GitHub counts, so that it is safe in arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProducedStep:
-    """The plan step that a workflow's step became, and whether it may be skipped."""
+    """The plan step that a workflow's step became, as a document, and what expressions about it need."""
 
-    step_id: str
-    may_be_skipped: bool
-    long_outputs: frozenset[str] = frozenset()  # written over several lines, which cannot be read
+    step: Document
+    long_outputs: frozenset[str] = frozenset()  # written over several lines: `name<<END`
+    sets_output: bool = False  # with `::set-output`
+    ignores_failure: bool = False
 
-    def output(self, name: str) -> Value:
-        """Return the output `name`, which the script prints as `name=value`."""
-        result = f"steps.{self.step_id}.result.stdout"
-        start = literal(f"{name}=")
-        lines = f"({result} + '\\n' + {start}).split('\\n').filter(line, line.startsWith({start}))"
-        value = f"{lines}[0].substring({len(name) + 1})"
-        return Value(f"(steps.{self.step_id}.status == 'completed' ? {value} : '')" if self.may_be_skipped else value, "string")
+    @property
+    def may_be_skipped(self) -> bool:
+        """Whether the step has a condition."""
+        return "when" in self.step
+
+    def output(self, name: str, fallback: Value | None = None) -> Value:
+        """Return the last value of `name` that the step prints as `name=value`, or `fallback` if it prints none."""
+        found, result = f"steps.{self.step['id']}", f"steps.{self.step['id']}.result.stdout"
+        if self.sets_output:
+            result += f".replace({literal(f'::set-output name={name}::')}, {literal(f'{name}=')})"
+        other = literal("") if fallback is None else literal(fallback.text) if fallback.text is not None else fallback.code
+        start, is_long = f"\n{name}=", name in self.long_outputs
+        is_embedded = not is_long and (fallback is None or (fallback.text is not None and "\n" not in fallback.text))
+        before = f"{start}{fallback.text if fallback else ''}\n" if is_embedded else "\n"
+        printed = f"({literal(before)} + {result})"
+        if is_long:
+            start = f"\n{name}<<"
+            rest = f"{printed}.substring({printed}.lastIndexOf({literal(start)}) + {len(start)})"
+            whole = "('\\n' + text.substring(text.indexOf('\\n') + 1)).split('\\n' + text.split('\\n')[0])[0].replace('\\n', '', 1)"
+            value = f"[{rest}].map(text, {whole})[0]"
+        else:
+            value = f"{printed}.substring({printed}.lastIndexOf({literal(start)}) + {len(start)}).split('\\n')[0]"
+        is_there = [] if is_embedded else [f"{printed}.contains({literal(start)})"]
+        if self.may_be_skipped:
+            is_there.insert(0, f"{found}.status == 'completed'")
+        return Value(f"({' && '.join(is_there)} ? {value} : {other})" if is_there else value, "string")
+
+    def outcome(self, *, is_conclusion: bool) -> Value:
+        """Return `success`, `skipped` or `failure`. A failure that is ignored is no failure of the conclusion."""
+        found = f"steps.{self.step['id']}"
+        if self.ignores_failure and not is_conclusion:
+            ended = f"{found}.result.stderr.trim().endsWith(' is ignored') ? 'failure' : 'success'"
+            code = f"({found}.status != 'completed' ? 'skipped' : {ended})" if self.may_be_skipped else f"({ended})"
+            return Value(code, "string", options=("success", "failure", "skipped"))
+        return Value.of("success") if not self.may_be_skipped else success_if(f"{found}.status == 'completed'")
+
+
+def success_if(condition: str) -> Value:
+    """Return the result of a step or job that is skipped unless `condition` is true."""
+    return Value(f"(({condition}) ? 'success' : 'skipped')", "string", options=("success", "skipped"), condition=condition)
 
 
 @dataclass(slots=True)
@@ -54,8 +104,11 @@ class WorkflowContext:
     events: tuple[str, ...]  # what starts the workflow; by hand first
     inputs: dict[str, Document] = field(default_factory=dict[str, Document])
     names: dict[str, str] = field(default_factory=dict[str, str])  # the workflow's names of inputs, and the plan's
-    produced: dict[tuple[str, str], ProducedStep] = field(default_factory=dict[tuple[str, str], ProducedStep])
+    produced: dict[tuple[str, str], ProducedStep] = field(default_factory=dict[tuple[str, str], ProducedStep])  # by job and id, or ""
+    left_out: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])  # the action, or "" if it never runs here
+    conditions: dict[str, str | None] = field(default_factory=dict[str, str | None])  # by job; None if it never runs here
     outputs: dict[str, "Scope"] = field(default_factory=dict[str, "Scope"])  # by job: where its outputs are evaluated
+    files: Files = field(default_factory=Files)
     stand_ins: StandIns = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,7 +117,11 @@ class WorkflowContext:
 
     def as_input(self, source: str, at: str) -> Value:
         """Return an input for a value that only GitHub knows."""
-        return Value(f"inputs.{self.stand_ins.name_of(source, re.sub('^vars[.]', '', source), at)}", "string")
+        name = self.stand_ins.name_of(source, re.sub("^vars[.]", "", source), at)
+        if source not in _NUMBERS:
+            return Value(f"inputs.{name}", "string")
+        self.inputs[name]["pattern"] = "[0-9]+"
+        return Value(f"inputs.{name}", "string", is_written=True)
 
 
 @dataclass(slots=True)
@@ -78,6 +135,8 @@ class Scope:
     env: dict[str, Value] = field(default_factory=dict[str, Value])
     combination: Mapping[str, Any] | None = None
     is_item: bool = False  # the combinations are the items of a for_each
+    needs: tuple[str, ...] = ()
+    writers: list[ProducedStep] = field(default_factory=list[ProducedStep])  # may have set variables whose names are not known
 
     def within(self, at: str, env: Any) -> "Scope":
         """Return the scope of a place inside this one, with its own variables."""
@@ -116,11 +175,11 @@ class Scope:
         self.workflow.report.add("changed", f"`{source}` is the secret `{secret[1]}` here", self.at)
         return Value(f"secrets.{secret[1]}", "string")
 
-    def condition(self, source: Any) -> Condition:
-        """Return the condition of an `if`. Raises NotConvertibleError."""
+    def condition(self, source: Any, *, success: str = "") -> Condition:
+        """Return the condition of an `if`. `success` is the condition of the jobs that it needs. Raises NotConvertibleError."""
         if isinstance(source, bool):
             return Condition(Value.of(source), frozenset())
-        found = translate_condition(str(source), self.resolve)
+        found = translate_condition(str(source), self.resolve, success=success)
         if _SECRET.search(found.value.code):
             raise NotConvertibleError("a condition cannot use a secret")
         return found
@@ -130,9 +189,11 @@ class Scope:
         match path:
             case ("inputs", name) | ("github", "event", "inputs", name) if name in self.workflow.names:
                 known = self.workflow.names[name]
-                return Value(f"inputs.{known}", KINDS.get(str(self.workflow.inputs[known].get("type")), "string"))
-            case ("env", name) if name in self.env:
-                return self.env[name]
+                definition = self.workflow.inputs[known]
+                options = tuple(map(str, members(definition.get("enum"))))
+                return Value(f"inputs.{known}", KINDS.get(str(definition.get("type")), "string"), options=options)
+            case ("env", name):
+                return self.env[name] if name in self.env else self._unset(name)
             case ("matrix", name) if self.combination is not None and name in self.combination:
                 return self._matrix_value(name, self.combination[name])
             case ("matrix", name, key) if self.combination is not None and isinstance(self.combination.get(name), dict):
@@ -149,52 +210,98 @@ class Scope:
                 self.workflow.report.add("changed", f"`runner.{name}` is always `{_RUNNER[name]}`", self.at)
                 return Value.of(_RUNNER[name])
             case ("steps", step, "outputs", name):
-                return self._output(step, name, ".".join(path))
-            case ("needs" | "jobs", job, "outputs", name) if job in self.workflow.outputs:
-                other = self.workflow.outputs[job]
-                declared = other.declared_outputs.get(name)
-                return self.workflow.as_input(".".join(path), self.at) if declared is None else other.value_of(declared)
-            case ("needs", _, "result") | ("job", "status"):
+                return self._output(step, name)
+            case ("steps", step, "outcome" | "conclusion" as key):
+                return self._outcome(step, is_conclusion=key == "conclusion")
+            case ("needs" | "jobs", job, "outputs", name):
+                return self._job_output(job, name)
+            case ("needs", "*", "result"):
+                return list_of([self._result(job) for job in self.needs])
+            case ("needs" | "jobs", job, "result"):
+                return self._result(job)
+            case ("job", "status"):
                 return Value.of("success")  # a step runs only if everything that it waits for was successful
-            case _ if path[0] in _UNKNOWN or path[2:3] == ("outputs",):
+            case _ if path[0] in _UNKNOWN and "*" not in path:
                 return self.workflow.as_input(".".join(path), self.at)
             case _:
                 raise NotConvertibleError(f"`{'.'.join(path)}` has no equivalent")
 
     def _event_name(self) -> Value:
-        events = self.workflow.events
-        if len(events) == 1:
+        """Return the event, which is the caller's in a workflow that another one calls."""
+        events = [event for event in self.workflow.events if event != "workflow_call"]
+        is_called = len(events) < len(self.workflow.events)
+        if len(events) == 1 and not is_called:
             self.workflow.report.add("changed", f"`github.event_name` is always `{events[0]}`", self.at)
             return Value.of(events[0])
         value = self.workflow.as_input("github.event_name", self.at)
-        self.workflow.inputs[value.code.removeprefix("inputs.")] |= {"enum": [*events], "default": events[0]}
-        return value
+        definition = self.workflow.inputs[value.code.removeprefix("inputs.")]
+        definition |= {"default": events[0]} if events else {}
+        if is_called:
+            return value
+        definition |= {"enum": events}
+        return replace(value, options=tuple(events))
 
     def _matrix_value(self, name: str, value: Any) -> Value:
         if self.is_item:
-            return Value(f"item.{name}" if re.fullmatch(r"[A-Za-z_][\w.]*", name) else f"item[{literal(name)}]", "dyn")
+            code = f"item.{name}" if re.fullmatch(r"[A-Za-z_][\w.]*", name) else f"item[{literal(name)}]"
+            return Value(code, "dyn", is_written=True)
         return self.value_of(value)
 
     def _secret(self, name: str) -> Value:
         self.workflow.report.add("changed", f"the secret `{name}` is read from your own secrets: `plan guide operating`", self.at)
         return Value(f"secrets.{name}", "string")
 
-    def _output(self, step: str, name: str, source: str) -> Value:
+    def _unset(self, name: str) -> Value:
+        """Return a variable that the workflow sets nowhere before, except perhaps in a script or action whose variables are not known."""
+        value = Value.of("")
+        for produced in self.writers:
+            value = produced.output(name, value)
+        if value.constant is not None:
+            self.workflow.report.add("changed", f"`env.{name}` is empty: nothing before it sets it", self.at)
+        return value
+
+    def _output(self, step: str, name: str) -> Value:
+        action = self.workflow.left_out.get((self.job, step))
+        if action and not action.casefold().startswith("actions/cache"):
+            return self.workflow.as_input(f"steps.{step}.outputs.{name}", self.at)
         produced = self.workflow.produced.get((self.job, step))
-        if produced is None or name in produced.long_outputs:
-            return self.workflow.as_input(source, self.at)
+        return Value.of("") if produced is None else self._produced_output(produced, f"steps.{step}", name)
+
+    def _produced_output(self, produced: ProducedStep, source: str, name: str) -> Value:
+        if is_placeholder(produced.step):
+            text = f"`{source}.outputs.{name}` is read from what the placeholder step prints: a line `{name}=…`"
+            self.workflow.report.add("changed", text, self.at)
+        else:  # the script may leave the writing to another program
+            produced.step["parameters"].setdefault("env", {}).setdefault("GITHUB_OUTPUT", OUTPUTS["GITHUB_OUTPUT"])
         return produced.output(name)
 
-    def add_runner_variables(self, script: str, env: dict[str, str]) -> None:
-        """Add to `env` the variables that a runner sets and `script` uses."""
-        for name in sorted(set(_RUNNER_VARIABLE.findall(script)) - {"GITHUB_TOKEN"} - env.keys()):
+    def _outcome(self, step: str, *, is_conclusion: bool) -> Value:
+        if (produced := self.workflow.produced.get((self.job, step))) is not None:
+            return produced.outcome(is_conclusion=is_conclusion)
+        action = self.workflow.left_out.get((self.job, step))
+        return Value.of("" if action is None else "success" if action else "skipped")
+
+    def _job_output(self, job: str, name: str) -> Value:
+        if (produced := self.workflow.produced.get((job, ""))) is not None:
+            return self._produced_output(produced, f"needs.{job}", name)
+        other = self.workflow.outputs.get(job)
+        return Value.of("") if other is None else other.value_of(other.declared_outputs.get(name, ""))
+
+    def _result(self, job: str) -> Value:
+        if job not in self.workflow.conditions:
+            return Value.of("")
+        condition = self.workflow.conditions[job]
+        return Value.of("skipped") if condition is None else success_if(condition) if condition else Value.of("success")
+
+    def add_runner_variables(self, script: str, values: dict[str, Value]) -> None:
+        """Add to `values` the variables that a runner sets and `script` uses."""
+        for name in sorted(set(_RUNNER_VARIABLE.findall(script)) - {"GITHUB_TOKEN"} - values.keys()):
             if name in OUTPUTS:
-                env[name] = OUTPUTS[name]
+                values[name] = Value.of(OUTPUTS[name])
                 if name == "GITHUB_PATH":
                     self.workflow.report.add(
                         "left out", "what is added to `$GITHUB_PATH`, because each step has its own environment", self.at
                     )
             else:
                 root, _, rest = name.lower().partition("_")
-                value = self.resolve((root, rest))
-                env[name] = value.text if value.text is not None else as_expression(value.code)
+                values[name] = self.resolve((root, rest))

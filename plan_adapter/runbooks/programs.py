@@ -83,7 +83,7 @@ _CODE_OPTIONS = _options(
     aws: --sql --query-string --parameters --cli-input-json --cli-input-yaml --user-data
     az: --scripts
     gcloud: --command --metadata
-    gh: -q --jq -t --template
+    gh: -q --jq
     ansible ansible-playbook: -a --args -e --extra-vars
     rsync: -e --rsh --rsync-path
     tar: --checkpoint-action --to-command -I --use-compress-program -F --info-script
@@ -130,6 +130,7 @@ _FIRST_ARGUMENT = _options(
 """Programs whose first argument is code, unless -e, -f or the like gives it, and their options that take a value."""
 
 _PROGRAM_OPTIONS = frozenset({"-e", "--expression", "-f", "--file", "--from-file"})
+_PROGRAM_FILE_OPTIONS = ("-f", "--file", "--from-file", "--makefile")
 _ALL_ARGUMENTS = _words("eval sbt make gmake watch parallel let expect crontab at screen terraform-console")
 """Programs that read each of their arguments as code. For make, `X='$(shell …)'` runs a command."""
 
@@ -232,7 +233,7 @@ def program_file(argv: Sequence[str]) -> str | None:
         return None if file is None else argv[file]
     if name in ("source", ".") or _interpreter(name) is not None:
         return next((word for word in argv[start + 1 :] if not word.startswith("-")), None)
-    for option in ("-f", "--file"):
+    for option in _PROGRAM_FILE_OPTIONS if name in _READS_STDIN or name in _FIRST_ARGUMENT or name in ("make", "gmake") else ():
         if option in argv[start:-1]:
             return argv[argv.index(option, start) + 1]
     return argv[start]
@@ -518,7 +519,7 @@ def _xargs_reader(argv: Sequence[str], start: int) -> str | None:
 
 PROGRAM_OF_ENVIRONMENT: Mapping[str, str] = dict.fromkeys(
     _words(
-        "BASH_ENV ENV PS4 PS1 PROMPT_COMMAND LD_PRELOAD GIT_SSH_COMMAND GIT_SSH GIT_EDITOR GIT_PAGER GIT_EXTERNAL_DIFF EDITOR VISUAL PAGER "
+        "BASH_ENV PS4 PROMPT_COMMAND LD_PRELOAD GIT_SSH_COMMAND GIT_SSH GIT_EDITOR GIT_PAGER GIT_EXTERNAL_DIFF EDITOR VISUAL PAGER "
         "NODE_OPTIONS PERL5OPT RUBYOPT PYTHONSTARTUP MAKEFLAGS RSYNC_RSH"
     ),
     "the programs that read this variable",

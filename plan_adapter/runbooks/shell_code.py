@@ -35,7 +35,7 @@ _DECLARING = frozenset({"declare", "typeset", "local", "export", "readonly"})
 _NAMING = frozenset({"read", "mapfile", "readarray", "unset", "getopts"})
 _PRINTING = frozenset({"echo", "printf", "cat", "tee"})
 _PROGRAM_FILE = re.compile(
-    r".*\.(sh|bash|zsh|py|pl|rb|js|mjs|cjs|ts|php|lua|ps1|bat|cmd|sql|awk|sed|mk)|(.*/)?(Makefile|Dockerfile|\.\w*(rc|profile))"
+    r".*\.(sh|bash|zsh|py|pl|rb|js|mjs|cjs|ts|php|lua|ps1|bat|cmd|sql|awk|sed|mk)|(.*/)?(Makefile|Dockerfile|\.(bash|zsh|ksh)?(rc|_?profile))"
 )
 _PLACES = tuple("123456789@*")
 _MOST_ROUNDS = 20

@@ -14,7 +14,7 @@ Converted = tuple[ExecutionPlan, tuple[str, ...]]
 
 def convert(text: str, source: str = "deploy.yml") -> Converted:
     """Return the valid plan that a document becomes, as read back from its own text, and the notes."""
-    document, problems = read_mapping_text(text, file=source)
+    document, problems = read_mapping_text(text, file=source, aliases=True)
     assert document is not None, problems
     imported = convert_document(document, source=source)
     plan = load_plan(dump_plan(imported.plan))

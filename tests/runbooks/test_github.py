@@ -2,8 +2,11 @@
 
 import pytest
 
+from plan_adapter.documents import read_mapping_text
 from plan_adapter.runbooks.conversion import NotConvertibleError
 from tests.runbooks.builders import FIXTURES, calls, convert, job, noted, only, workflow
+
+POWERSHELL = "$ErrorActionPreference = 'stop'\n{}\nif ((Test-Path -LiteralPath variable:\\LASTEXITCODE)) {{ exit $LASTEXITCODE }}"
 
 
 def test_a_workflow_keeps_its_inputs_scripts_order_and_gate() -> None:
@@ -81,16 +84,18 @@ def test_a_workflow_keeps_its_inputs_scripts_order_and_gate() -> None:
         ("inputs.count > 2", "inputs.count > 2.0"),
         ("inputs.count == '3'", "inputs.count == 3.0"),
         ("success() && inputs.flag", "inputs.flag"),
-        ("contains(inputs.name, 'x') || inputs.flag", "(inputs.name.contains('x')) || (inputs.flag)"),
-        ('contains(fromJSON(\'["a", "b"]\'), inputs.name)', "inputs.name in ['a', 'b']"),
+        ("contains(inputs.name, 'x') || inputs.flag", "(inputs.name.lowerAscii().contains('x')) || (inputs.flag)"),
+        ('contains(fromJSON(\'["a", "b"]\'), inputs.name)', "inputs.name.lowerAscii() in ['a', 'b']"),
         (
             "startsWith(inputs.name, 'v') && endsWith(inputs.name, 'it''s')",
-            "(inputs.name.startsWith('v')) && (inputs.name.endsWith('it\\'s'))",
+            "(inputs.name.lowerAscii().startsWith('v')) && (inputs.name.lowerAscii().endsWith('it\\'s'))",
         ),
         ("env.STAGE == 'prod'", None),
         ("always()", None),
         ("github.event_name == 'workflow_dispatch'", None),
-        ("needs.other.result == 'success'", None),
+        ("needs.other.result == ''", None),
+        ("inputs.name == 'Prod'", "inputs.name.lowerAscii() == 'prod'"),
+        ("inputs.name != '2'", "inputs.name != '2'"),
     ],
 )
 def test_a_condition_becomes_a_when(source: str, expected: str | None) -> None:
@@ -149,14 +154,33 @@ def test_the_steps_of_a_matrix_are_written_out_for_each_combination() -> None:
     assert noted(notes, "changed", "each of 2 combinations")
 
 
-def test_a_large_matrix_is_truncated_with_a_note() -> None:
+@pytest.mark.parametrize(
+    ("matrix", "reason"),
+    [
+        (f"{{n: {[*range(257)]}}}", "257 combinations, and GitHub accepts 256"),
+        (f"{{{', '.join(f'{axis}: {[*range(10)]}' for axis in 'abcdefghi')}}}", "1,000,000,000 combinations"),
+        (f"{{n: {[*range(200)]}, include: {[{'n': n} for n in range(200, 300)]}}}", "300 combinations"),
+        (f"{{n: {[*range(250)]}}}", "250 combinations of 3 steps each; write a group with `for_each`"),
+    ],
+)
+def test_a_matrix_that_is_too_large_is_refused(matrix: str, reason: str) -> None:
+    plan, notes = workflow(
+        f"  a:\n    strategy: {{matrix: {matrix}}}\n    steps: [{{run: a}}, {{run: b}}, {{run: c}}]\n"
+        "  b:\n    needs: a\n    steps: [{run: b}]\n"
+    )
+    assert "not_imported" in plan.steps[0].metadata
+    assert {step.id: step.depends_on for step in plan.steps} == {"a": [], "b_step_1": ["a"]}
+    assert noted(notes, "left out", "a: the whole of it", reason)
+
+
+def test_a_large_matrix_is_whole() -> None:
     plan, notes = job("      - run: a\n      - run: b\n", f"strategy: {{matrix: {{n: {[*range(60)]}}}}}")
-    assert len(plan.steps) == 50
-    assert noted(notes, "left out", "35 of 60 combinations")
+    assert len(plan.steps) == 120
+    assert noted(notes, "changed", "each of 60 combinations")
 
 
 def test_a_matrix_computed_at_run_time_becomes_inputs() -> None:
-    plan, notes = job("      - run: make ${{ matrix.a }}\n", "strategy: {matrix: '${{ fromJSON(needs.x.outputs.list) }}'}")
+    plan, notes = job("      - run: ./build ${{ matrix.a }}\n", "strategy: {matrix: '${{ fromJSON(needs.x.outputs.list) }}'}")
     assert list(plan.inputs) == ["matrix_a"]
     assert noted(notes, "changed", "the matrix is known only while a workflow runs")
 
@@ -167,7 +191,7 @@ def test_a_matrix_computed_at_run_time_becomes_inputs() -> None:
         ("bash", "ls", ("bash", "ls")),
         ("sh", "ls", ("bash", "ls")),
         ("python", "print(1)", ("run_command", ["python3", "-c", "print(1)"])),
-        ("pwsh", "Get-Date", ("run_command", ["pwsh", "-Command", "Get-Date"])),
+        ("pwsh", "Get-Date", ("run_command", ["pwsh", "-Command", POWERSHELL.format("Get-Date")])),
         ("python", "print('${{ inputs.x }}')", None),
         ("cmd", "dir", None),
     ],
@@ -177,7 +201,7 @@ def test_a_script_runs_in_its_shell_or_becomes_a_placeholder_step(shell: str, sc
     step = only(plan)
     if expected is None:
         assert "not_imported" in step.metadata
-        assert noted(notes, "left out", f"shell: {shell}", "placeholder step")
+        assert noted(notes, "left out", "`inputs.x` would be read as code" if "${{" in script else f"shell: {shell}", "placeholder step")
     else:
         assert (step.tool_name, calls(plan)[step.id]) == expected
 
@@ -209,7 +233,7 @@ def test_variables_that_cannot_be_traced_are_reported() -> None:
         ("# don't ${{ inputs.x }} don't\necho ${{ inputs.x }}", "# don't ${INPUT_X} don't\necho ${INPUT_X}"),
         ("cat <<E\nit's ${{ inputs.x }}\nE\necho '${{ inputs.x }}'", "cat <<E\nit's ${INPUT_X}\nE\necho ''\"${INPUT_X}\"''"),
         ("echo \"$(echo '${{ inputs.x }}') ${{ inputs.x }}\"", "echo \"$(echo ''\"${INPUT_X}\"'') ${INPUT_X}\""),
-        ("echo $((1<<2)) '${{ inputs.x }}'\n'${{ inputs.x }}'", "echo $((1<<2)) ''\"${INPUT_X}\"''\n''\"${INPUT_X}\"''"),
+        ("echo $((1<<2)) '${{ inputs.x }}'\necho '${{ inputs.x }}'", "echo $((1<<2)) ''\"${INPUT_X}\"''\necho ''\"${INPUT_X}\"''"),
         ("echo \\' ${{ inputs.x }}", "echo \\' ${INPUT_X}"),
     ],
 )
@@ -270,3 +294,121 @@ def test_outputs_of_a_called_workflow_are_outputs_of_the_plan() -> None:
         "on: {workflow_call: {outputs: {version: {value: '${{ jobs.a.outputs.v }}'}}}}",
     )
     assert "steps.s.result.stdout" in str(plan.outputs["version"])
+
+
+@pytest.mark.parametrize(
+    ("runner", "matrix", "programs"),
+    [
+        ("windows-latest", "", ["pwsh"]),
+        ("[self-hosted, Windows]", "", ["pwsh"]),
+        ("{group: g, labels: windows-2022}", "", ["pwsh"]),
+        ("${{ matrix.os }}", "os: [windows-2022, windows-2025]", ["pwsh"]),
+        ("${{ matrix.os }}", "os: [ubuntu-24.04, windows-2025]", ["./build", "pwsh"]),
+        ("ubuntu-latest", "", ["./build"]),
+    ],
+)
+def test_a_script_of_a_windows_runner_runs_in_powershell(runner: str, matrix: str, programs: list[str]) -> None:
+    strategy = f"    strategy: {{matrix: {{{matrix}}}}}\n" if matrix else ""
+    plan, notes = workflow(f"  a:\n    runs-on: {runner}\n{strategy}    steps: [{{run: ./build}}]\n")
+    assert [found[0] if isinstance(found, list) else found for found in calls(plan).values()] == programs
+    assert noted(notes, "the script runs as `pwsh -Command …`, because its runner is Windows") is ("pwsh" in programs)
+
+
+def test_a_script_of_a_windows_runner_keeps_the_shell_that_it_names() -> None:
+    steps = "[{run: ls, shell: bash}, {run: ls}]"
+    plan, _ = workflow(f"  a:\n    runs-on: windows-latest\n    defaults: {{run: {{shell: bash}}}}\n    steps: {steps}\n")
+    assert calls(plan) == {"step_1": "ls", "step_2": "ls"}
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ("workflow_call", (None, None)),
+        ("[workflow_call, push]", (None, "push")),
+        ("[workflow_dispatch, push]", (["workflow_dispatch", "push"], "workflow_dispatch")),
+        ("[workflow_dispatch, workflow_call]", (None, "workflow_dispatch")),
+    ],
+)
+def test_the_event_of_a_called_workflow_is_its_callers(events: str, expected: tuple[object, object]) -> None:
+    plan, _ = workflow("  a:\n    steps: [{run: './x ${{ github.event_name }}'}]\n", f"on: {events}")
+    event = plan.inputs["github_event_name"]
+    assert (event.enum, event.default) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "placeholders"),
+    [
+        ("{uses: actions/checkout@v4}, {run: a}, {uses: actions/checkout@v4}", []),
+        ("{uses: actions/checkout@v4}, {run: a}, {uses: actions/checkout@v4, with: {ref: gh-pages}}", ["checkout"]),
+        ("{uses: actions/checkout@v4, with: {ref: v1, fetch-depth: 0}}, {run: a}, {uses: actions/checkout@v5, with: {ref: v1}}", []),
+        ("{uses: actions/checkout@v4, with: {repository: other/name}}, {run: a}", ["checkout"]),
+        ("{uses: actions/checkout@v4, with: {path: src}}, {run: a}", ["checkout"]),
+        ("{uses: actions/checkout@v4, with: {path: ./, repository: '${{ github.repository }}'}}, {run: a}", []),
+    ],
+)
+def test_a_checkout_that_changes_the_files_becomes_a_placeholder_step(steps: str, placeholders: list[str]) -> None:
+    plan, _ = workflow(f"  a:\n    steps: [{steps}]\n")
+    assert [step.id for step in plan.steps if "not_imported" in step.metadata] == placeholders
+
+
+def test_a_checkout_of_another_revision_in_another_job_becomes_a_placeholder_step() -> None:
+    plan, notes = workflow(
+        "  a:\n    steps: [{uses: actions/checkout@v4}, {run: a}]\n"
+        "  b:\n    needs: a\n    steps: [{uses: actions/checkout@v4, with: {ref: gh-pages}}, {run: b}]\n"
+    )
+    assert [step.id for step in plan.steps] == ["a_step_2", "b_checkout", "b_step_2"]
+    assert noted(notes, "left out", "b.checkout", "it changes the revision")
+
+
+@pytest.mark.parametrize(
+    ("upload", "download", "is_replaced"),
+    [
+        ("{name: x, path: dist}", "{name: x, path: dist}", False),
+        ("{name: x, path: dist/}", "{name: x, path: ./dist}", False),
+        ("{name: x, path: dist/*.tar.gz}", "{name: x, path: dist}", False),
+        ("{name: x, path: dist/app.tar.gz}", "{name: x, path: dist}", False),
+        ("{name: x, path: app.tar.gz}", "{name: x}", False),
+        ("{name: x, path: dist/*.tar.gz}", "{}", True),
+        ("{name: x, path: dist}", "{name: x}", True),
+        ("{name: x, path: dist}", "{name: x, path: out}", True),
+        ("{name: x, path: dist}", "{name: y, path: dist}", True),
+        ("{name: x, path: dist}", "{path: dist}", True),
+        ("{name: x, path: dist}", "{path: dist, merge-multiple: true}", False),
+        ("{name: x, path: 'dist/app'}", "{name: x, path: dist}", True),
+    ],
+)
+def test_an_artifact_that_is_put_elsewhere_becomes_a_placeholder_step(upload: str, download: str, is_replaced: bool) -> None:
+    plan, notes = workflow(
+        f"  a:\n    steps: [{{run: make}}, {{uses: actions/upload-artifact@v4, with: {upload}}}]\n"
+        f"  b:\n    needs: a\n    steps: [{{uses: actions/download-artifact@v4, with: {download}}}, {{run: ls}}]\n"
+    )
+    assert ("b_download_artifact" in [step.id for step in plan.steps]) is is_replaced
+    assert noted(notes, "it puts the files of an artifact into") is is_replaced
+
+
+def test_anchors_are_read() -> None:
+    plan, _ = workflow(
+        "  a:\n    env: &env {A: '1'}\n    steps: &steps\n      - &step {run: echo a}\n      - *step\n"
+        "  b:\n    env: *env\n    steps: *steps\n"
+    )
+    assert calls(plan) == {f"{name}_step_{n}": "echo a" for name in "ab" for n in (1, 2)}
+    assert all(step.parameters["env"] == {"A": "1"} for step in plan.steps)
+
+
+BOMB = "x0: &x0 [a, a, a, a, a, a, a, a, a, a]\n" + "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10)}]\n" for n in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [(BOMB, "too-large"), ("a: &a [*a]\n", "anchor"), ("a: *b\n", "anchor"), ("a: &a {b: *a}\n", "anchor")],
+    ids=["bomb", "itself", "unknown", "within itself"],
+)
+def test_aliases_without_an_end_are_one_problem(text: str, code: str) -> None:
+    document, problems = read_mapping_text(f"on: push\njobs: {{}}\n{text}", file="x.yml", aliases=True)
+    assert document is None
+    assert [(problem.code, problem.line is not None) for problem in problems] == [(code, True)]
+
+
+def test_plan_documents_still_refuse_anchors() -> None:
+    document, problems = read_mapping_text("a: &a 1\nb: *a\n", file="x.yml")
+    assert (document, [problem.code for problem in problems]) == (None, ["anchor"])

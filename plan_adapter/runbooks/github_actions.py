@@ -61,6 +61,8 @@ class Files:
 
     def _check_download(self, given: Mapping[str, str]) -> str | None:
         target = posixpath.normpath(given.get("path") or ".")
+        if {"run-id", "repository", "artifact-ids", "pattern"} & given.keys():
+            return "it does not download an artifact of this workflow by its name"
         is_merged = "name" in given or given.get("merge-multiple", "").lower() == "true"
         names = [given["name"]] if "name" in given else [*self.uploads]
         roots = {root for name in names for root in self.uploads.get(name, {"<unknown>"})}

@@ -131,7 +131,7 @@ _FIRST_ARGUMENT = _options(
 
 _PROGRAM_OPTIONS = frozenset({"-e", "--expression", "-f", "--file", "--from-file"})
 _PROGRAM_FILE_OPTIONS = ("-f", "--file", "--from-file", "--makefile")
-_ALL_ARGUMENTS = _words("eval sbt make gmake watch parallel let expect crontab at screen terraform-console")
+_ALL_ARGUMENTS = _words("eval alias sbt make gmake watch parallel let expect crontab at screen terraform-console")
 """Programs that read each of their arguments as code. For make, `X='$(shell …)'` runs a command."""
 
 _ALL_AFTER_FIRST = _words("sqlite3 sqlite duckdb")
@@ -170,6 +170,7 @@ _SUBCOMMANDS = (
 )
 """Programs that run the command after one of their own words."""
 
+_OPTIONS_RUN_COMMANDS = frozenset({"ssh", "scp", "sftp"})
 _SSH_VALUES = _words("-i -p -o -l -F -J -L -R -D -b -c -e -m -Q -S -W -w -E -I")
 _GIT_COMMANDS = re.compile(
     r"(?i)alias\.|(filter|diff|merge|pager|credential|difftool|mergetool)\b|core\.(ssh|editor|pager|hooks|fsmon)|sequence\.editor"
@@ -210,8 +211,10 @@ def stdin_reader(argv: Sequence[str]) -> str | None:
         return _xargs_reader(argv, start)
     if (interpreter := _interpreter(name)) is not None:
         is_given = any(True for _ in _option_values(argv, start, _INTERPRETERS[interpreter]))
-        files = [word for word in given if not word.startswith("-")]
-        return None if is_given or files else name
+        first = next((word for word in given if word == "-" or not word.startswith("-")), "-")
+        return None if is_given or first != "-" else name
+    if name in ("docker", "podman") and "build" in given and "-" in given:
+        return f"{name} build"
     if name in ("ssh", "docker", "podman", "kubectl"):
         inner = _inner_start(argv, start)
         if inner is not None and inner < len(argv):
@@ -282,6 +285,14 @@ def _own_code(argv: Sequence[str], start: int, name: str) -> Iterator[CodeArgume
     if (interpreter := _interpreter(name)) is not None:
         yield from _interpreter_code(argv, start, name, _INTERPRETERS[interpreter])
         return
+    if name in _OPTIONS_RUN_COMMANDS:
+        for index in range(start + 1, _ssh_command(argv, start) if name == "ssh" else len(argv)):
+            if _is_chosen_file(argv[index]) and "--" not in argv[start:index]:
+                yield CodeArgument(index, f"`{name}`, as an option such as `-o ProxyCommand=…`")
+    elif name == "find":
+        yield from (
+            CodeArgument(index, "`find`, as `-exec`") for index in range(start + 1, len(argv)) if argv[index].startswith(SPLIT_VALUE)
+        )
     for index, option in _option_values(argv, start, _CODE_OPTIONS.get(name, frozenset())):
         yield CodeArgument(index, f"`{name} {option}`", "shell" if name in _SHELL_OPTIONS else "")
     if name in _FIRST_ARGUMENT:
@@ -330,6 +341,8 @@ def _file_of_shell(argv: Sequence[str], start: int) -> int | None:
         return None
     index = start + 1
     while index < len(argv) and argv[index][:1] in ("-", "+"):
+        if re.fullmatch(r"-[A-Za-z]*s[A-Za-z]*|-", argv[index]):
+            return None  # it reads stdin
         index += 2 if re.fullmatch(r"[-+][A-Za-z]*[oO]|--rcfile|--init-file", argv[index]) else 1
     return index if index < len(argv) else None
 
@@ -349,7 +362,12 @@ def _interpreter_code(argv: Sequence[str], start: int, name: str, options: froze
     found = list(_option_values(argv, start, options))
     for index, option in found:
         yield CodeArgument(index, f"`{name} {option}`")
+    if name == "perl" and any(re.match(r"-[A-Za-z0-9]*[np]", word) for word in argv[start + 1 :]):
+        # Perl opens the file `command |` by running it.
+        yield from (CodeArgument(index, "`perl`, as a file") for index in range(start + 1, len(argv)) if _is_chosen_file(argv[index]))
     for index in range(start + 1, len(argv)):
+        if argv[index] == "-":
+            return  # it reads stdin
         if argv[index].startswith("-"):
             continue
         if not found and _is_chosen_file(argv[index]):

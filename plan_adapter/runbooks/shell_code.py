@@ -86,12 +86,20 @@ class _Search:
         return any(outputs)
 
     def _pipeline(self, pipeline: list[Command], *, stdin: bool) -> bool:
+        piped = list[str]()
         for command in pipeline:
-            stdin = self._command(command, stdin=stdin)
+            stdin, piped = self._command(command, piped, stdin=stdin), self._printed(command)
         return stdin
 
-    def _command(self, command: Command, *, stdin: bool) -> bool:
-        documents = list[str]()
+    def _printed(self, command: Command) -> list[str]:
+        """Return the texts that a command prints as they stand, as far as they are known."""
+        words = [self._text(word) for word in command.words]
+        if words[:1] == ["cat"]:
+            return [self._text(redirect.word) for redirect in command.redirects if redirect.operator in ("<<", "<<<")]
+        return [" ".join(word for word in words[1:] if not word.startswith("-"))] if words[:1] in (["echo"], ["printf"]) else []
+
+    def _command(self, command: Command, piped: list[str], *, stdin: bool) -> bool:
+        documents = [*piped]
         for redirect in command.redirects:
             text = self._text(redirect.word)
             if redirect.operator in ("<<", "<<<"):

@@ -172,7 +172,7 @@ def test_the_import_example_in_the_guide_is_exact(plan: Plan) -> None:
         ("on: push\njobs: {a: {steps: [{uses: actions/checkout@v4}]}}", "x.yml cannot be imported: it has no steps that can be converted"),
         ("on: push\njobs: {a: {if: false, steps: [{run: ls}]}}", "note: left out: a: the whole of it, because `if: False`"),
         ("schemaVersion: '2.2'\nmainSteps: []", "its schemaVersion is 2.2"),
-        ("on: push\njobs: &a {}", "x.yml:2:7: error[anchor]"),
+        ("on: push\njobs: &a {b: *a}", "x.yml:2:14: error[anchor]"),
         ("jobs: {a: {}}\nsteps: []", "a plan has no field `jobs`"),
     ],
 )

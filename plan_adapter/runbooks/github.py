@@ -147,4 +147,8 @@ def _needed_jobs(job: Mapping[str, Any]) -> Iterator[str]:
 def _convert_outputs(events: Mapping[str, Any], workflow: WorkflowContext) -> Document:
     outputs = mapping(mapping(events.get("workflow_call")).get("outputs"))
     scope = Scope(workflow, "", "outputs")
-    return {name: scope.text(mapping(output).get("value", "")) for name, output in outputs.items()}
+    found = {name: scope.text(mapping(output).get("value", "")) for name, output in outputs.items()}
+    for name in [name for name, text in found.items() if "secrets." in text]:
+        del found[name]
+        workflow.report.add("left out", "an output of the workflow that contains a secret", name)
+    return found

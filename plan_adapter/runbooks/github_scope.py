@@ -144,7 +144,10 @@ class Scope:
         if env is not None and not isinstance(env, dict):
             self.workflow.report.add("left out", f"`env: {prose(env)}`: write the variables", at)
         for name, value in mapping(env).items():
-            own.env[name] = self.value_of(value)
+            if "${{" in name:
+                self.workflow.report.add("left out", f"the variable `{prose(name)}`, because a value makes its name", at)
+            else:
+                own.env[name] = self.value_of(value)
         return own
 
     def value_of(self, value: Any) -> Value:

@@ -332,6 +332,7 @@ def _shell_code(argv: Sequence[str], start: int) -> Iterator[CodeArgument]:
         if contains_value(word):
             yield CodeArgument(index, f"`{program_name(argv[start])}`")
         index += 2 if re.fullmatch(r"[-+][A-Za-z]*[oO]|--rcfile|--init-file", word) else 1
+    index += index < len(argv) and argv[index] == "--"
     if has_code and index < len(argv):
         yield CodeArgument(index, f"`{program_name(argv[start])} -c`", "shell")
 

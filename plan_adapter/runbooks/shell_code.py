@@ -38,6 +38,7 @@ _PROGRAM_FILE = re.compile(
     r".*\.(sh|bash|zsh|py|pl|rb|js|mjs|cjs|ts|php|lua|ps1|bat|cmd|sql|awk|sed|mk)|(.*/)?(Makefile|Dockerfile|\.(bash|zsh|ksh)?(rc|_?profile))"
 )
 _PLACES = tuple("123456789@*")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _MOST_ROUNDS = 20
 _UNKNOWN = "\ue002"
 """Stands in a word for what is unknown and no value, followed by the name of the variable."""
@@ -121,6 +122,10 @@ class _Search:
                 if command.kind == "for" and any(contains_value(text) for text in texts):
                     self.tainted.add(command.name)
                 output = self._bodies(command, stdin=stdin)
+        for word in [*command.words, *(redirect.word for redirect in command.redirects)] if output else ():
+            for part in word:
+                if isinstance(part, Output) and part.reads_input:
+                    self._script(part.script, stdin=True)
         for redirect in command.redirects:
             if output and redirect.operator in (">", ">>", ">|", "&>", "&>>"):
                 self._write(self._text(redirect.word), command)
@@ -150,6 +155,8 @@ class _Search:
         if not argv:
             return False
         name = program_name(argv[0])
+        if name not in ("echo", "printf"):  # `env NAME=…`, `docker run -e NAME=…`
+            self.tainted.update(text.partition("=")[0] for text in argv if _ASSIGNMENT.match(text) and contains_value(text))
         for found in code_arguments(argv):
             if contains_value(argv[found.index]):
                 self._report([command.words[found.index]], found.program)
@@ -215,13 +222,15 @@ class _Search:
                 self._arithmetic(word, "declare -i")
 
     def _nested(self, script: str, *, is_called_with_value: bool) -> None:
-        if self.depth == 0 or _UNKNOWN in script:
+        if self.depth == 0:
             return
+        script = script.replace(_UNKNOWN, "")
         names = {*self.tainted, *(_PLACES if is_called_with_value else ())} | ({"0"} if is_called_with_value else set[str]())
         try:
             found = _Search(names, self.depth - 1, {*self.files}).run(read_script(script))
         except UnreadableScriptError:
-            return  # it is no script of a shell that is known here; no value was put into it
+            named = next((name for name in sorted(names) if name.isidentifier() and re.search(rf"\b{name}\b", script)), None)
+            found = None if named is None else CodeUse(named, "a script inside it that is not understood")
         if found is not None:
             self.found.append(found)
 

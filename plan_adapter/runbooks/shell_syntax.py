@@ -31,11 +31,12 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The output of a script: `$(…)` or backticks. `is_file` is true for `<(…)`."""
+    """The output of a script: `$(…)` or backticks. `is_file` is true for `<(…)` and `>(…)`, and `reads_input` for the latter."""
 
     script: "Script"
     is_quoted: bool
     is_file: bool = False
+    reads_input: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +466,8 @@ class _Reader:
                 add(self._backticks(quoted=quoted))
             elif self._starts("<(", ">(") and not quoted:
                 self.at += 2
-                add(Output(self._body("group", frozenset({")"})).bodies[0], is_quoted=True, is_file=True))
+                script = self._body("group", frozenset({")"})).bodies[0]
+                add(Output(script, is_quoted=True, is_file=True, reads_input=character == ">"))
             elif not quoted and self._starts("@(", "!(", "?(", "*(", "+("):
                 end = self._find(")", self.at)
                 text.append(self.text[self.at : end + 1])

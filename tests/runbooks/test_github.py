@@ -412,3 +412,13 @@ def test_aliases_without_an_end_are_one_problem(text: str, code: str) -> None:
 def test_plan_documents_still_refuse_anchors() -> None:
     document, problems = read_mapping_text("a: &a 1\nb: *a\n", file="x.yml")
     assert (document, [problem.code for problem in problems]) == (None, ["anchor"])
+
+
+def test_what_the_plan_cannot_have_is_left_out_with_a_note() -> None:
+    plan, notes = workflow(
+        "  a:\n    env: {'${{ github.actor }}': x}\n    steps: [{run: ls}]\n",
+        "on: {workflow_call: {outputs: {key: {value: '${{ secrets.KEY }}'}, name: {value: w}}}}",
+    )
+    assert (plan.outputs, only(plan).parameters) == ({"name": "w"}, {"command": "ls"})
+    assert noted(notes, "left out", "a", "a value makes its name")
+    assert noted(notes, "left out", "key", "contains a secret")

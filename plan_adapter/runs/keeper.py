@@ -31,9 +31,20 @@ class OpenGate:
     """An open gate of `run` while this process waits at it. Implements `approval.PendingGate`."""
 
     def __init__(
-        self, gate: Gate, run: PlanRun, store: PlanStore, answers: GateAnswers, *, listener: Listener | None, refused: str | None
+        self,
+        gate: Gate,
+        run: PlanRun,
+        store: PlanStore,
+        answers: GateAnswers,
+        *,
+        listener: Listener | None,
+        refused: str | None,
+        on_shown: Callable[[], None] | None = None,
     ) -> None:
-        """Prepare to wait at `gate`. `refused` says why an answer that was given while no process waited was refused."""
+        """Prepare to wait at `gate`. `refused` says why an answer that was given while no process waited was refused.
+
+        `on_shown` is called once it is known which page shows the form of the gate, if any.
+        """
         self.gate = gate
         self.closed: asyncio.Future[Gate] = asyncio.get_running_loop().create_future()
         self.request = replace(request_of(gate), refused=refused)
@@ -41,6 +52,8 @@ class OpenGate:
         self._store = store
         self._answers = answers
         self._listener = listener
+        self.is_announced = False
+        self._on_shown = on_shown
         self._form_flow_run_id: str | None = None  # the flow run that shows the form, if it is not the run's own
 
     async def submit(self, answer: Answer) -> str | None:
@@ -84,10 +97,13 @@ class OpenGate:
         """Record that the gate has no form if `keyset` is None. Otherwise say where the form is, unless the run's own page shows it."""
         if keyset is None:
             await self._store.gates.show(self.gate.id, flow_run_id=flow_run_id, keyset=None)
-        elif flow_run_id not in (self._form_flow_run_id, self._run.flow_run_id):
+        else:
+            self.gate = replace(self.gate, flow_run_id=flow_run_id, keyset=keyset)
+        if keyset is not None and flow_run_id not in (self._form_flow_run_id, self._run.flow_run_id):
             self._form_flow_run_id = flow_run_id
-            gate = replace(self.gate, flow_run_id=flow_run_id, keyset=keyset)
-            notify(self._listener, Event("gate_shown", self._run, gate=gate, in_form=True))
+            notify(self._listener, Event("gate_shown", self._run, gate=self.gate, in_form=True))
+        if self._on_shown is not None:
+            self._on_shown()
 
     async def watch(self) -> None:
         """Return once any process has closed the gate, or it has expired by the database's clock."""
@@ -222,9 +238,16 @@ class GateKeeper:
         Once `left` is done the gate is returned open, and this process stops waiting at it. Errors of an approver are raised; the gate
         stays open for others.
         """
-        open_gate = self._new_open_gate(gate)
+
+        def announce() -> None:  # with the link to the page that has the form
+            if not open_gate.is_announced:
+                open_gate.is_announced = True
+                self._emit("opened", open_gate.gate)
+
+        open_gate = self._new_open_gate(gate, on_shown=announce)
         await self._notify("gate_opened", gate, step)
-        self._emit("opened", gate)
+        if not self._has_form(gate):
+            announce()
         if self.forms is not None:  # in the background: an unreachable server must not delay answers or expiry
             self._finish_in_background(asyncio.ensure_future(_as_coroutine(self.forms.publish(gate))))
         form = None if self.forms is None or not self._has_form(gate) else asyncio.ensure_future(self._ask_in_form(self.forms, open_gate))
@@ -235,6 +258,7 @@ class GateKeeper:
             await self._leave_gate(gate)
             raise
         finally:
+            announce()
             await _cancel_tasks(others)
             if form is not None:
                 await self._end_form(form, open_gate)
@@ -259,9 +283,9 @@ class GateKeeper:
         await self.forms.leave_open(self._new_open_gate(gate))
         return await self.store.gates.get(gate.id)  # if it was answered in the meantime, only this process can act on it
 
-    def _new_open_gate(self, gate: Gate) -> OpenGate:
+    def _new_open_gate(self, gate: Gate, *, on_shown: Callable[[], None] | None = None) -> OpenGate:
         listener, refused = self.run_request.listener, self._refused.pop(gate.id, None)
-        return OpenGate(gate, self.run, self.store, self.answers, listener=listener, refused=refused)
+        return OpenGate(gate, self.run, self.store, self.answers, listener=listener, refused=refused, on_shown=on_shown)
 
     async def _why_cancelled(self, gate: Gate) -> str:
         reason = await self.store.ledger.cancel_request(gate.run_id) or self.why_stopped()
@@ -323,7 +347,8 @@ class GateKeeper:
     async def _remind(self, open_gate: OpenGate) -> None:
         while not open_gate.closed.done():
             await asyncio.sleep(open_gate.gate.gate_policy.remind_after_ms / 1000)
-            self._emit("reminder", open_gate.gate)
+            if open_gate.is_announced:
+                self._emit("reminder", open_gate.gate)
             log.warning("run %s still waits for an answer: `plan gates` shows the gate", self.run.id)
 
     def _emit(self, kind: GateEventKind, gate: Gate, message: str | None = None, answer: Approval | None = None) -> None:

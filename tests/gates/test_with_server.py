@@ -26,7 +26,7 @@ from plan_adapter.options import ApprovalPolicy
 from plan_adapter.status import RunReason
 from tests.engine.gates import flow_run, resume
 from tests.gates.questions import plan_with_question
-from tests.gates.world import World
+from tests.gates.world import Silent, World
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -106,6 +106,48 @@ async def test_a_question_is_answered_in_a_form_with_its_typed_fields(world: Wor
     state = (await flow_run(flow_run_id)).state
     assert state is not None
     assert (state.name, state.message) == ("Answered", "Answered by ana (form): ок")
+
+
+async def events_of(gate: Gate, name: str) -> list[dict[str, Any]]:
+    """Return the payloads of the events `name` of `gate`, as soon as the server has one."""
+    resource = {"filter": {"any_resource": {"id": [f"plan.gate.{gate.id}"]}, "event": {"name": [name]}}}
+    async with get_client() as client, asyncio.timeout(60):
+        while not (found := (await client.request("POST", "/events/filter", json=resource)).json()["events"]):
+            await asyncio.sleep(0.1)
+    return [event["payload"] for event in found]
+
+
+@pytest.mark.parametrize("kind", ["plan", "step", "question"])
+async def test_the_notification_of_a_gate_links_the_page_that_has_its_form(kind: str, world: World) -> None:
+    if kind == "question":
+        work = arun_plan(plan_with_question(), tools=world.tools(), approver=PrefectApprover(), store=world.store)
+        world.tasks.append(asyncio.ensure_future(work))
+    else:
+        run_in_prefect(world, gated=kind == "step")
+    gate, flow_run_id = await shown(world, step={"plan": None, "step": "strike", "question": "decide"}[kind])
+    (opened,) = await events_of(gate, "plan.gate.opened")
+    assert opened["link"].endswith(str(flow_run_id))
+    run = await world.store.run(gate.run_id)
+    assert (str(flow_run_id) == run.flow_run_id) == (kind == "plan"), "a step has a page of its own"
+    await world.answer(gate, "reject", by="bo")
+    await world.tasks[-1]
+    (answered,) = await events_of(gate, "plan.gate.answered")
+    assert answered["link"] == opened["link"]
+
+
+async def test_a_reminder_of_a_step_gate_links_the_page_that_has_its_form(world: World) -> None:
+    run_in_prefect(world, gated=True, policy=ApprovalPolicy(remind_after_ms=200))
+    gate, flow_run_id = await shown(world, step="strike")
+    reminders = await events_of(gate, "plan.gate.reminder")
+    assert all(payload["link"].endswith(str(flow_run_id)) for payload in reminders)
+
+
+async def test_a_gate_without_a_form_is_announced_with_the_page_of_its_run(world: World) -> None:
+    work = arun_plan(world.plan(gated=True), tools=world.tools(), approver=Silent(), store=world.store)
+    world.tasks.append(asyncio.ensure_future(work))
+    gate = await world.gate(step="strike")
+    (opened,) = await events_of(gate, "plan.gate.opened")
+    assert opened["link"].endswith(str((await world.store.run(gate.run_id)).flow_run_id))
 
 
 async def test_a_rejection_in_the_form_ends_the_run_as_rejected(world: World) -> None:

@@ -105,8 +105,8 @@ class CallArguments:
         self._name = name
 
     def parameters(self) -> dict[str, JsonValue]:
-        """Return the parameters without secret values: the expression that uses a secret appears in its place."""
-        return _require_mapping(self._target.parameters.resolve_except_secrets(self._variables()))
+        """Return the parameters as the tool gets them, but without secret values: the expression that uses a secret is in its place."""
+        return self._target.tool.normalized(_require_mapping(self._target.parameters.resolve_except_secrets(self._variables())))
 
     async def with_secrets(self, parameters: dict[str, JsonValue]) -> dict[str, JsonValue]:
         """Return what the tool receives for `parameters`, with secret values filled in."""

@@ -1,7 +1,7 @@
 """`GoalCalls`: makes the calls of a goal, with intents and receipts as for any step. Calls of earlier starts are not repeated."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -106,17 +106,26 @@ class GoalCalls:
         return await self._run_call(self._new_call(self._step_for_call(), "step", None, goal_tool().with_function(pursue), parameters))
 
     async def call(
-        self, item: int, tool: Tool[..., Any], arguments: Mapping[str, JsonValue], *, why: str, needs_approval: bool
+        self,
+        item: int,
+        tool: Tool[..., Any],
+        arguments: Mapping[str, JsonValue],
+        *,
+        written: Collection[str],
+        why: str,
+        needs_approval: bool,
     ) -> CallOutcome | GateRefusal:
         """Call `tool` with exactly these `arguments`, or return why a person refused it. `why` is shown to the person.
+
+        The call is named after the arguments in `written`, which are not defaults.
 
         Nobody is asked unless the call `needs_approval`, or the plan or the settings require one.
         """
         fields: dict[str, Any] = {"tool_name": tool.name, "parameters": dict(arguments), "effect": tool.effect}
         fields["description"] = f"A model asks for this call: {why}"
         fields["requires_approval"] = needs_approval or self._step.requires_approval
-        step, given = self._step_for_call(**fields), ", ".join(f"{name}={value}" for name, value in arguments.items())
-        label = shown_label(f"round {item + 1}: {tool.name}({given})", self._scope.secrets.redactor.text)
+        step, given = self._step_for_call(**fields), (f"{name}={value}" for name, value in arguments.items() if name in written)
+        label = shown_label(f"round {item + 1}: {tool.name}({', '.join(given)})", self._scope.secrets.redactor.text)
         return await self._ask_and_call(self._new_call(step, "step", item, tool, dict(arguments), label=label))
 
     async def ask(self, item: int, question: str, fields: Mapping[str, Input]) -> CallOutcome | GateRefusal:

@@ -5,7 +5,7 @@ A resumed run goes through the earlier rounds again, with receipts in place of c
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
@@ -206,9 +206,12 @@ class Pursuit:
         if call is None:
             missing = "`confirm` without `tool_call`: write the call that a person should confirm"
             return self._add_correction(answer, missing) if decision.action == "confirm" else self._add_thought(answer)
-        tool, digest = self._tools.get(call.name), arguments_digest(call.name, dict(call.arguments))
+        tool = self._tools.get(call.name)
         if tool is None:
             return self._add_correction(answer, f"this step has no tool `{call.name}`: use one of {_quoted(self._tools)}")
+        # As the tool gets it: a call in other words, such as with a default written out, is the same call.
+        written, call = call, call.model_copy(update={"arguments": tool.normalized(call.arguments, with_defaults=True)})
+        digest = arguments_digest(call.name, dict(call.arguments))
         if tool.effect != "read" and decision.action == "continue":
             return self._add_correction(answer, f"`{call.name}` does more than read: use `confirm` with the same `tool_call`")
         if (missing := tool.why_not_permitted(self._permissions)) is not None:
@@ -216,7 +219,7 @@ class Pursuit:
         if digest in self._refusals:
             why = f"a person refused exactly this call: {self._refusals[digest]}; change it, ask the person with `ask_user`, or use `abort`"
             return self._add_correction(answer, await self._record_refusal(item, why))
-        outcome = await self._run_call(item, call, decision)
+        outcome = await self._run_call(item, call, decision, written=written.arguments)
         if isinstance(outcome, str):
             self._refusals[digest] = outcome
             return self._add_correction(answer, outcome, is_fault=False)
@@ -234,13 +237,14 @@ class Pursuit:
         """Return whether a person must confirm `call`: it does more than read, and the plan does not always execute it."""
         return self._scope.approved.bound.validated.goal_effects(self._step.id).get(call.name, "read") != "read"
 
-    async def _run_call(self, item: int, call: ToolCallIntent, decision: ExecuteDecision) -> CallOutcome | str:
-        """Make the call of a round. Return its outcome, or why a person refused it."""
+    async def _run_call(self, item: int, call: ToolCallIntent, decision: ExecuteDecision, *, written: Collection[str]) -> CallOutcome | str:
+        """Make the call of a round, of which the model has `written` some arguments. Return its outcome, or why a person refused it."""
         if (refusal := self._recorded_refusal(item)) is not None:
             return refusal
         tool, why = self._tools[call.name], "\n\n".join(dict.fromkeys(text for text in (decision.speak, decision.reason) if text))
         return await self._record_if_refused(
-            item, await self._calls.call(item, tool, call.arguments, why=why, needs_approval=self._needs_confirmation(call))
+            item,
+            await self._calls.call(item, tool, call.arguments, written=written, why=why, needs_approval=self._needs_confirmation(call)),
         )
 
     async def _ask(self, item: int, answer: RoundAnswer, decision: ExecuteDecision) -> None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, Valid
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import to_jsonable_python
 
 from plan_adapter.errors import ToolDefinitionError
 from plan_adapter.problems import did_you_mean
@@ -49,6 +50,28 @@ class Signature:
         model = self.model.model_validate(parameters)
         given = model.model_fields_set
         return {name: getattr(model, field) for name, field in self.fields.items() if field in given or name in self.own_defaults}
+
+    def normalized(self, parameters: Mapping[str, JsonValue], *, with_defaults: bool = False) -> dict[str, JsonValue]:
+        """Return `parameters` as the function gets them, in JSON: `1` for `"1"` where it takes an integer. `with_defaults` adds defaults.
+
+        A value whose type JSON cannot express stays as it is, and such a default is left out. Raises pydantic's ValidationError.
+        """
+        model, found = self.model.model_validate(parameters), dict(parameters)
+        for name, field in self.fields.items():
+            if name not in parameters and not with_defaults:
+                continue
+            value = getattr(model, field)
+            try:
+                shown: JsonValue = to_jsonable_python(value, inf_nan_mode="constants")
+                if name in parameters and _is_same_json(shown, parameters[name]):
+                    continue
+                again = getattr(self.model.model_validate({**parameters, name: shown}), field)
+                json.dumps(shown, allow_nan=False)
+            except (ValueError, TypeError):
+                continue
+            if type(again) is type(value) and again == value:  # a masked secret, for example, is another value
+                found[name] = shown
+        return found
 
     def mismatches(
         self, parameters: dict[str, JsonValue], is_open: Callable[[JsonValue], bool], redact: Callable[[str], str] = str
@@ -325,6 +348,13 @@ def _value_text(value: JsonValue, redact: Callable[[str], str]) -> str:
         text = redact(value)
         return f"the text {json.dumps(text[:40] + ('…' if len(text) > 40 else ''), ensure_ascii=False)}"
     return json.dumps(value)
+
+
+def _is_same_json(one: JsonValue, other: JsonValue) -> bool:
+    """Return whether two values are the same JSON. A whole number is the same however it is written."""
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return isinstance(one, bool) == isinstance(other, bool) and one == other
+    return json.dumps(one) == json.dumps(other)
 
 
 _KEYS_BY_NAME = ("properties", "patternProperties", "$defs", "dependentSchemas")

@@ -211,6 +211,16 @@ class Tool(Generic[P, R]):
         """Return what `check` returns, for values whose type is known but not their content. `examples`: what they are, by place."""
         return self._signature.type_mismatches(dict(parameters), is_open, examples)
 
+    def normalized(self, parameters: Mapping[str, JsonValue], *, with_defaults: bool = False) -> dict[str, JsonValue]:
+        """Return `parameters` as the function gets them: two calls are the same exactly if these are equal.
+
+        `with_defaults` adds the defaults of parameters that are not given. Parameters that do not fit are returned as they are.
+        """
+        try:
+            return self._signature.normalized(parameters, with_defaults=with_defaults)
+        except (ValueError, TypeError):
+            return dict(parameters)
+
     def bind(self, parameters: Mapping[str, JsonValue], context: ToolContext) -> dict[str, Any]:
         """Return the keyword arguments of the call, coerced to the annotated types. Raises ToolError with everything that does not fit."""
         try:

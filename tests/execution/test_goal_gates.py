@@ -1,9 +1,11 @@
 """Tests of gates in goals: which writes and questions of the model open one, and what each answer does."""
 
 import asyncio
+import datetime
 from dataclasses import dataclass, field
 
 import pytest
+from pydantic import BaseModel
 
 from plan_adapter.approvals import Resolution
 from plan_adapter.errors import UnknownOutcomeError
@@ -55,6 +57,70 @@ async def test_a_model_that_repeats_a_rejected_call_fails_without_a_second_gate(
     run = await goal_execution(ScriptedModel([writes(note="hello")]), board, gates).go()
     assert (run.reason, board.notes, len(gates.asked)) == (RunReason.STEP_FAILED, [], 1)
     assert "3 decisions in a row could not be carried out" in (run.step("report").error or "")
+
+
+SAME_CALLS = {
+    "a default written out": {"path": "a", "n": 1},
+    "a number as text": {"path": "a", "n": "1"},
+    "a whole number with a point": {"path": "a", "n": 1.0},
+    "an empty list that is the default": {"path": "a", "tags": []},
+    "a truth value as text": {"path": "a", "force": "false"},
+    "a default of a part": {"path": "a", "at": {"zone": "eu"}},
+}
+
+
+@pytest.mark.parametrize("again", SAME_CALLS.values(), ids=[*SAME_CALLS])
+async def test_a_rejected_call_cannot_be_repeated_in_other_words(again):
+    class Place(BaseModel):
+        zone: str = "eu"
+        row: int = 0
+
+    put_calls = []
+
+    @tool(effect="write")
+    def put(path: str, n: int = 1, tags: list[str] = [], force: bool = False, at: Place = Place()) -> int:  # noqa: B006, B008
+        """Put."""
+        put_calls.append((path, n, tags, force, at))
+        return 1
+
+    gates = ScriptedGates([REJECTED])
+    model = ScriptedModel([writes("put", path="a"), writes("put", **again), writes("put", path="b"), ends("E1")])
+    run = await Execution(goal_plan(tools=("put",)), [put], goal_model=model, gates=gates).go()
+    assert (run.status, [call[0] for call in put_calls], len(gates.asked)) == (PlanStatus.COMPLETED, ["b"], 2)
+    everything = {"n": 1, "tags": [], "force": False, "at": {"zone": "eu", "row": 0}}
+    assert [call.parameters for call in gates.asked] == [{"path": "a", **everything}, {"path": "b", **everything}]
+    assert gates.asked[0].name == "report[round 1: put(path=a)]"
+
+
+async def test_a_gate_of_a_goal_shows_the_value_that_the_tool_gets():
+    got = []
+
+    @tool(effect="write")
+    def put(n: int, at: datetime.date) -> int:
+        """Put."""
+        got.append((n, at))
+        return 1
+
+    gates = ScriptedGates()
+    execution = Execution(
+        goal_plan(tools=("put",)), [put], goal_model=ScriptedModel([writes("put", n="7", at="2026-11-25"), ends()]), gates=gates
+    )
+    await execution.go()
+    assert (gates.asked[0].parameters, got) == ({"n": 7, "at": "2026-11-25"}, [(7, datetime.date(2026, 11, 25))])
+    (intent,) = [attempt for attempt in execution.recorder.attempts if attempt.tool_name == "put"]
+    assert intent.parameters == {"n": 7, "at": "2026-11-25"}
+
+
+async def test_a_call_that_does_not_fit_fails_as_the_model_wrote_it():
+    @tool(effect="write")
+    def put(n: int) -> int:
+        """Put."""
+        return n
+
+    gates, model = ScriptedGates(), ScriptedModel([writes("put", n="seven"), ends()])
+    await Execution(goal_plan(tools=("put",)), [put], goal_model=model, gates=gates).go()
+    assert "`n` should be an integer" in model.seen[1].evidence[0].summary
+    assert gates.asked == []
 
 
 async def test_a_person_answers_a_question_of_the_model():

@@ -7,10 +7,10 @@ from decimal import Decimal
 from enum import Enum
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Optional, cast
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SecretStr
 
 from plan_adapter.errors import ToolDefinitionError, ToolError
 from plan_adapter.tools.tool import Tool, ToolContext, as_json, as_tool, tool
@@ -314,3 +314,40 @@ def test_the_error_for_an_unknown_decorator_option_suggests_the_nearest_one(opti
     with pytest.raises(ToolDefinitionError) as error:
         decorate(**options)
     assert message in str(error.value)
+
+
+UNSAID = SecretStr("x")
+
+
+def send(path: Path, n: int = 1, colour: Colour = Colour.RED, home: Address | None = None, token: SecretStr = UNSAID) -> None:
+    """Send."""
+
+
+SENT = {
+    "as it is": ({"path": "a", "n": 1}, {"path": "a", "n": 1}),
+    "a number as text": ({"path": "a", "n": "1"}, {"path": "a", "n": 1}),
+    "a whole number": ({"path": "a", "n": 1.0}, {"path": "a", "n": 1.0}),
+    "a path": ({"path": "a//b/./c"}, {"path": "a/b/c"}),
+    "a choice": ({"path": "a", "colour": "red"}, {"path": "a", "colour": "red"}),
+    "a part with its own defaults": ({"path": "a", "home": {"city": "x"}}, {"path": "a", "home": {"city": "x", "lines": []}}),
+    "a secret type": ({"path": "a", "token": "hush"}, {"path": "a", "token": "hush"}),
+    "what does not fit": ({"path": "a", "n": "seven"}, {"path": "a", "n": "seven"}),
+    "an unknown one": ({"path": "a", "m": "1"}, {"path": "a", "m": "1"}),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), SENT.values(), ids=[*SENT])
+def test_parameters_are_normalized_to_what_the_function_gets(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert tool(send).normalized(given) == expected
+
+
+def test_defaults_are_filled_in_where_json_can_express_them() -> None:
+    filled = tool(send).normalized({"path": "a"}, with_defaults=True)
+    assert filled == {"path": "a", "n": 1, "colour": "red", "home": None}
+
+
+def test_a_default_that_its_own_type_refuses_is_left_out() -> None:
+    def odd(n: int = cast("int", None), m: object = object()) -> None:
+        """Do nothing."""
+
+    assert tool(odd).normalized({}, with_defaults=True) == {}

@@ -17,7 +17,27 @@ from plan_adapter.plan import ASK, GOAL
 from plan_adapter.status import Outcome, PlanStatus, RunReason, StepStatus
 
 MIN_ID_CHARACTERS = 4
-"""The fewest characters of a run's id that a person may type. With fewer, a typo could select another run."""
+"""The fewest characters of the beginning of a run's id that a person may type. With fewer, a typo could select another run."""
+MIN_END_CHARACTERS = 6
+"""The fewest characters of its end. Ids of runs that started within a minute begin alike, and differ at the end."""
+LAST = "last"
+"""What a person types for the newest run."""
+
+
+def names_run(name: str, run_id: str) -> bool:
+    """Return whether `run_id` is `name`, or begins or ends with it. A store looks runs up in the same way."""
+    wanted = name.lower()
+    return run_id == wanted or run_id.startswith(wanted) or (len(name) >= MIN_END_CHARACTERS and run_id.endswith(wanted))
+
+
+def why_too_short(name: str) -> str | None:
+    """Return why `name` has too few characters for the id of a run, or None if it has enough."""
+    if len(name) >= MIN_ID_CHARACTERS:
+        return None
+    return (
+        f"`{name}` is too short for the id of a run: give at least {MIN_ID_CHARACTERS} of its characters, or the last {MIN_END_CHARACTERS}"
+    )
+
 
 AUTHOR = "author"
 """The approver of a run whose plan requires no approval."""

@@ -24,7 +24,7 @@ async def answer(
     A process that waits for the answer continues now; otherwise type `plan resume`. `plan reject RUN --step STEP` rejects the question.
 
     Args:
-        run: The id of a run or its beginning, or of a flow run; `plan gates` lists what waits.
+        run: The id of a run, its beginning or end, `last`, or the id of a flow run; `plan gates` lists what waits.
         step: The step that asks.
         fields: `field=value`, one for each field of the question. Fields with a default may be left out.
         digest: The digest of what you read, or at least its first 8 characters: the answer applies only to that question.

@@ -64,7 +64,7 @@ _CONFIRM_VERBS: dict[Decision | Resolution, str] = {
 class GateSelector:
     """The gate that a command names."""
 
-    run: str  # an id, its beginning, or the id of a flow run
+    run: str  # an id, its beginning, its end, `last`, or the id of a flow run
     step: str | None = None  # None: the gate of the plan, or the only open gate of a step, once confirmed at a terminal
     item: str | None = None  # its label or its number from 1
     digest: str | None = None  # the beginning of an approval digest: the answer applies only to that content

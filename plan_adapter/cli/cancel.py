@@ -42,7 +42,7 @@ async def cancel(
     at the terminal and in the form of the flow run.
 
     Args:
-        run: The id of a run, or its beginning.
+        run: The id of a run, its beginning or end, or `last`.
         reason: The reason to record.
         rollback: Roll back what was done, in reverse order of dependencies.
         tools: With `--rollback`, `package.module:name` of a tool or registry that the plan uses; may be repeated.

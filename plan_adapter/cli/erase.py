@@ -24,7 +24,7 @@ async def erase(run: str, /, *, fields: list[str], dry_run: bool = False, yes: b
     parameters, forms and logs stays. If a policy or plan names operators, only they can erase.
 
     Args:
-        run: The id of a run, or its beginning.
+        run: The id of a run, its beginning or end, or `last`.
         fields: What to erase, separated by commas: inputs.NAME, outputs.NAME, steps.ID.parameters.NAME, steps.ID.result, steps.ID.error,
             steps.ID.gate, gate, message or notes. A path can continue: `steps.fetch.result.rows[].name`.
         dry_run: Print how many values would be erased, and erase nothing.

@@ -33,7 +33,8 @@ async def export(
     as a picture of its steps, or as the JSON of Aster's executor, with a note on everything that this format cannot hold.
 
     Args:
-        source: The id of a run, or its beginning; for the other formats a plan document, `store:name@version` or a plan's digest.
+        source: The id of a run, its beginning or end, or `last`; for the other formats a plan document, `store:name@version`
+            or a plan's digest.
         format: `record` of a run; `mermaid`, a flowchart of a plan; `aster`, a plan as Aster's JSON.
         output: The file to write, readable only by you; default: stdout.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.

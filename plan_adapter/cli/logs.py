@@ -42,7 +42,7 @@ async def logs(run: str, /, step: str | None = None, *, json: bool = False) -> i
     """Show what the steps of a run printed: from Prefect if it has the logs, otherwise from the results and errors in the store.
 
     Args:
-        run: The id of a run, or its beginning.
+        run: The id of a run, its beginning or end, or `last`.
         step: Show only this step: `plan logs RUN STEP`, or `--step STEP`.
         json: Print one JSON object per line.
     """

@@ -49,7 +49,7 @@ async def promote(
     input says why it is there, and where its value is still written out.
 
     Args:
-        run: The id of a completed run, its beginning, or the id of a flow run. A partial run gives a warning.
+        run: The id of a completed run, its beginning or end, `last`, or the id of a flow run. A partial run gives a warning.
         name: The name of the runbook; default: the name of the run's plan.
         without: Leave out this input, and keep its literal. May be repeated.
         save: Store it as the next version of its name, with you as its author.

@@ -23,7 +23,7 @@ async def reject(
     """Reject a waiting run or step, or ask for changes.
 
     Args:
-        run: The id of a run or its beginning, or of a flow run; `plan gates` lists the runs that wait.
+        run: The id of a run, its beginning or end, `last`, or the id of a flow run; `plan gates` lists the runs that wait.
         step: The step to reject. Without it the plan is rejected; if only one step waits, you are asked whether you mean that one.
         item: The item of the step's `for_each`: its label (`web-2`) or its number from 1.
         digest: The approval digest of what you read, or at least its first 8 characters: nothing else is rejected.

@@ -29,8 +29,8 @@ from plan_adapter.commands import SHOWN_DIGITS, answer_command
 from plan_adapter.engine.connection import Server
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.terminal import gate_summary
-from plan_adapter.readable import call_name, means_item
-from plan_adapter.record import MIN_ID_CHARACTERS
+from plan_adapter.readable import call_name, listed, means_item
+from plan_adapter.record import LAST, names_run, why_too_short
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,9 +118,15 @@ async def answer_remotely(selector: GateSelector, options: AnswerOptions, settin
 def _find_form(forms: "list[OpenForm]", selector: GateSelector, options: AnswerOptions | None) -> "OpenForm":
     """Return the form that `selector` names, among those that `options` can answer."""
     gives_outcome = options is not None and options.decision in ("done", "again", "abort")
-    if len(selector.run) < MIN_ID_CHARACTERS:
-        raise UsageError(f"`{selector.run}` is too short for the id of a run: give at least {MIN_ID_CHARACTERS} of its characters")
-    run_forms = [form for form in forms if form.run_id.startswith(selector.run.lower()) or form.flow_run_id == selector.run.lower()]
+    if selector.run == LAST:
+        newest = max((form.run_id for form in forms), default="")  # ids sort by creation time
+        run_forms = [form for form in forms if form.run_id == newest]
+    elif (short := why_too_short(selector.run)) is not None:
+        raise UsageError(short)
+    else:
+        run_forms = [form for form in forms if names_run(selector.run, form.run_id) or form.flow_run_id == selector.run.lower()]
+    if len(runs := sorted({form.run_id for form in run_forms})) > 1:
+        raise UsageError(f"several runs have an id that begins or ends with `{selector.run}`: {listed(runs, 5)}")
     step_forms = [form for form in run_forms if selector.step is None or form.step_id == selector.step]
     step_forms = [form for form in step_forms if not gives_outcome or form.kind != "outcome" or form.call_kind == selector.kind]
     matching = [form for form in step_forms if selector.item is None or means_item(selector.item, form.item, form.label)]
@@ -136,8 +142,8 @@ def _find_form(forms: "list[OpenForm]", selector: GateSelector, options: AnswerO
     if plan_forms := [form for form in matching if form.step_id is None]:
         return plan_forms[0]
     if len(matching) > 1:
-        listed = "".join(f"\n  {_answer_command(form)}" for form in matching)
-        raise UsageError(f"{len(matching)} forms of run `{selector.run}` wait; say which one:{listed}")
+        commands = "".join(f"\n  {_answer_command(form)}" for form in matching)
+        raise UsageError(f"{len(matching)} forms of run `{selector.run}` wait; say which one:{commands}")
     return matching[0]
 
 

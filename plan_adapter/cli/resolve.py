@@ -45,7 +45,7 @@ async def resolve(
     run: somebody did it by hand.
 
     Args:
-        run: The id of a run or its beginning, or of a flow run.
+        run: The id of a run, its beginning or end, `last`, or the id of a flow run.
         step: The step whose outcome is unknown.
         resolution: done, again or abort.
         item: The item of the step's `for_each`: its label (`web-2`) or its number from 1.

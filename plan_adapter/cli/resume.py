@@ -50,7 +50,7 @@ def resume(
     Resuming approves nothing by itself. If a tool's definition has changed since it was approved, the gate opens again and shows how.
 
     Args:
-        run: The id of a run, or its beginning.
+        run: The id of a run, its beginning or end, or `last`.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         from_: Run only this step and the steps that depend on it; the others wait for a later resume. Also takes back its `--skip`.
         only_failed: Run only the steps that failed and the steps that depend on them.
@@ -88,10 +88,10 @@ async def _resume(
     from plan_adapter.runs.resume import execute_resume  # imports SQLAlchemy
 
     settings = Settings()
-    pending = begin_server(settings, offline=offline)
     registry = tools_of(tools)
     async with open_store(settings) as store:
         found = await store.run(run, with_steps=False)
+        pending = begin_server(settings, offline=offline)
         if (found.status, found.reason) == (PlanStatus.CANCELLED, RunReason.CANCELLED):
             at, why = moment(found.completed_at), one_line(await _cancel_reason(found, store))
             output.note(f"run {found.id} was cancelled at {at}: {why}")

@@ -44,7 +44,7 @@ async def revise(
     Give words instead of a plan, and the configured model redrafts the remaining steps from the record of the run.
 
     Args:
-        run: The id of a run or its beginning, or of a flow run.
+        run: The id of a run, its beginning or end, `last`, or the id of a flow run.
         plan: The new version: a plan document, `-` for stdin, or a stored plan; or words that say what to change.
         note: Why; it is recorded with the version.
         edit: Open the current plan in your editor (VISUAL, EDITOR) instead.
@@ -131,7 +131,7 @@ async def _read_new_version(run: "PlanRun", source: str | None, store: "PlanStor
         return await _edit_plan(run, store, tools)
     if not is_plan(source):
         raise UsageError(
-            f"no such plan: there is no file `{source}`; words for a model are more than one word, in quotes: plan revise {run.id[:8]} "
+            f"no such plan: there is no file `{source}`; words for a model are more than one word, in quotes: plan revise {run.id} "
             '"retry on the other mirror"'
         )
     return await plan_of(source, store)

@@ -48,7 +48,7 @@ async def runs(
 
     Args:
         action: `list` (the default) or `verify`.
-        run: With `verify`: the id of a run, its beginning, or a file from `plan export`, which needs no store.
+        run: With `verify`: the id of a run, its beginning or end, `last`, or a file from `plan export`, which needs no store.
         limit: Show at most this many; default: 20.
         status: Show only runs with this status: pending_approval, approved, executing, completed, failed, cancelled or partial.
         runbook: Show only runs of plans with this name, also as Prefect shows it.

@@ -35,7 +35,8 @@ async def show(plan_or_run: str | None = None, /, *, draft: bool = False, json: 
     plan that had started, and where the code of a tool changed between attempts.
 
     Args:
-        plan_or_run: A plan document, `-` for stdin, `store:name@version`, the id of a run or its beginning, or a plan's digest.
+        plan_or_run: A plan document, `-` for stdin, `store:name@version`, the id of a run, its beginning or end, `last`, or
+            a plan's digest.
         draft: Show the draft with that id, with every question to the model and its answer; without an id, list the newest drafts.
         json: Print one JSON object; a run has its `steps` with their `calls` and `rounds`, open `gates`, `approvals`, `code_changes` and
             `earlier_steps`.

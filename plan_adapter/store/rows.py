@@ -5,10 +5,10 @@ from dataclasses import asdict
 from typing import Any, Protocol, TypeAlias
 
 from pydantic import JsonValue
-from sqlalchemy import RowMapping
+from sqlalchemy import ColumnElement, RowMapping, or_
 
 from plan_adapter.approvals import Approval
-from plan_adapter.record import Attempt, GroupItem, Receipt, RollbackStatus, RunContext, RunFolder, StepRun
+from plan_adapter.record import MIN_END_CHARACTERS, Attempt, GroupItem, Receipt, RollbackStatus, RunContext, RunFolder, StepRun
 from plan_adapter.status import Outcome, StepStatus
 from plan_adapter.store.digests import new_salt
 
@@ -188,6 +188,12 @@ def apply_end(step: StepRun, row: Row) -> None:
 def folder_column(folder: RunFolder | None) -> str | None:
     """Return the column value of a run's folder."""
     return None if folder is None else dump_json(asdict(folder))
+
+
+def is_named(run_id: ColumnElement[str], name: str) -> ColumnElement[bool]:
+    """Return the condition that `record.names_run` checks: an id begins or ends with `name`."""
+    begins = run_id.startswith(name.lower(), autoescape=True)
+    return or_(begins, run_id.endswith(name.lower(), autoescape=True)) if len(name) >= MIN_END_CHARACTERS else begins
 
 
 def folder_of(row: Row) -> RunFolder | None:

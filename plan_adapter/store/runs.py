@@ -10,14 +10,14 @@ from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.rollback_status import recorded_report
 from plan_adapter.execution.rollback_units import is_rolled_back
 from plan_adapter.execution.status import ended_status
-from plan_adapter.record import MIN_ID_CHARACTERS, PlanRun, RunContext, StepRun
+from plan_adapter.record import LAST, PlanRun, RunContext, StepRun, why_too_short
 from plan_adapter.status import PlanStatus, RunReason, StepStatus
 from plan_adapter.store import audit, entries, gates, leases, tombstones
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import json_row
 from plan_adapter.store.plans import digests_with_tag, of_run, seen_by
-from plan_adapter.store.rows import Row, folder_of, load_json, rollback_column, rollback_of
+from plan_adapter.store.rows import Row, folder_of, is_named, load_json, rollback_column, rollback_of
 from plan_adapter.store.steps import history_of, step_runs_of
 from plan_adapter.store.tables import plans, runs, step_runs
 
@@ -58,44 +58,50 @@ def recorded_reason(row: Row) -> RunReason | None:
     return RunReason(row["reason"]) if row["reason"] else None
 
 
-def id_of(connection: Connection, tenant: str | None, id_prefix: str) -> str:
-    """Return the id of the run with this id, or with the only id that has this prefix. Raises RunConflictError."""
-    return row_of(connection, tenant, id_prefix, runs.c.id)["id"]
+def id_of(connection: Connection, tenant: str | None, name: str) -> str:
+    """Return the id of the run that `row_of` finds."""
+    return row_of(connection, tenant, name, runs.c.id)["id"]
 
 
-def lock_run(connection: Connection, tenant: str | None, id_prefix: str) -> Row:
+def lock_run(connection: Connection, tenant: str | None, name: str) -> Row:
     """Lock and return the row of the run. Until the transaction ends, nobody claims or changes it and no gate of it opens."""
     # `key_share` lets other transactions insert rows that refer to the run.
-    same = runs.c.id == id_of(connection, tenant, id_prefix)
+    same = runs.c.id == id_of(connection, tenant, name)
     return connection.execute(select(runs).where(same).with_for_update(key_share=True)).mappings().one()
 
 
-def row_of(connection: Connection, tenant: str | None, id_prefix: str, *columns: ColumnElement[Any]) -> Row:
-    """Return the row of the run with this id, or with the only id that has this prefix. Raises RunConflictError.
+def row_of(connection: Connection, tenant: str | None, name: str, *columns: ColumnElement[Any]) -> Row:
+    """Return the row of the run with this id, the only one whose id begins or ends so, or for `last` the newest one.
 
-    A prefix needs at least MIN_ID_CHARACTERS characters. `columns` limits the result to these columns, which must include `id`.
+    `columns` limits the result to these columns, which must include `id`. Raises RunConflictError. All that takes a run finds it here.
     """
     wanted = select(*(columns or runs.c))
-    exact = connection.execute(seen_by(tenant, wanted.where(runs.c.id == id_prefix), runs)).mappings().first()
+    if name == LAST:
+        newest = wanted.order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(1)
+        row = connection.execute(seen_by(tenant, newest, runs)).mappings().first()
+        if row is None:
+            raise RunConflictError("there is no last run: the store has no run yet")
+        return row
+    exact = connection.execute(seen_by(tenant, wanted.where(runs.c.id == name), runs)).mappings().first()
     if exact is not None:
         return exact
-    if len(id_prefix) < MIN_ID_CHARACTERS:
-        raise RunConflictError(f"`{id_prefix}` is too short for the id of a run: give at least {MIN_ID_CHARACTERS} of its characters")
-    query = wanted.where(runs.c.id.startswith(id_prefix.lower(), autoescape=True)).order_by(runs.c.id).limit(6)
+    if (short := why_too_short(name)) is not None:
+        raise RunConflictError(short)
+    query = wanted.where(is_named(runs.c.id, name)).order_by(runs.c.id).limit(6)
     found: Sequence[Row] = connection.execute(seen_by(tenant, query, runs)).mappings().all()
     if not found:
-        gone = [tombstone for tombstone in tombstones.of_run(connection, tenant, id_prefix) if tombstone.kind == "pruned"]
+        gone = [tombstone for tombstone in tombstones.of_run(connection, tenant, name) if tombstone.kind == "pruned"]
         pruned = f": {gone[0]}; `plan runs verify {gone[0].run_id}` shows its tombstone" if gone else ""
-        raise RunConflictError(f"no run has the id `{id_prefix}`, or an id that begins with it{pruned}")
+        raise RunConflictError(f"no run has the id `{name}`, or an id that begins or ends with it{pruned}")
     if len(found) > 1:
         shown = ", ".join(row["id"] for row in found[:5]) + (", …" if len(found) > 5 else "")
-        raise RunConflictError(f"several runs begin with `{id_prefix}`: {shown}")
+        raise RunConflictError(f"several runs have an id that begins or ends with `{name}`: {shown}")
     return found[0]
 
 
-def find(connection: Connection, tenant: str | None, id_prefix: str, *, with_steps: bool = True, with_results: bool = True) -> PlanRun:
-    """Return the run with this id, or with the only id that has this prefix."""
-    row = row_of(connection, tenant, id_prefix)
+def find(connection: Connection, tenant: str | None, name: str, *, with_steps: bool = True, with_results: bool = True) -> PlanRun:
+    """Return the run that `row_of` finds."""
+    row = row_of(connection, tenant, name)
     return _build_runs(connection, [row], with_steps=with_steps, with_results=with_results)[0]
 
 

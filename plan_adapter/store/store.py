@@ -201,11 +201,11 @@ class PlanStore(StorePart):
         return await self._database.read(partial(found, limit=limit))
 
     async def run(self, run_id: str, *, with_steps: bool = True, with_results: bool = True) -> PlanRun:
-        """Return the current state of a run by its id or an unambiguous prefix. Raises RunConflictError if there is none.
+        """Return the current state of a run by its id, its beginning or end, or `last`. Raises RunConflictError if there is none.
 
         Reading the steps of a long run, and their results, is slow; leave them out if they are not needed.
         """
-        found = partial(runs.find, tenant=self.tenant_id, id_prefix=run_id, with_steps=with_steps, with_results=with_results)
+        found = partial(runs.find, tenant=self.tenant_id, name=run_id, with_steps=with_steps, with_results=with_results)
         return await self._database.read(found)
 
     async def cancel(self, run_id: str, reason: str, *, rollback: bool = False) -> None:

@@ -18,7 +18,7 @@ from plan_adapter.readable import moment, one_line
 from plan_adapter.store.columns import now_of
 from plan_adapter.store.digests import JsonRow, digest_of, json_row
 from plan_adapter.store.plans import seen_by
-from plan_adapter.store.rows import Row, context_columns, context_of, dump_json, load_json
+from plan_adapter.store.rows import Row, context_columns, context_of, dump_json, is_named, load_json
 from plan_adapter.store.tables import audit, tombstone_signatures, tombstones
 
 GENESIS_DIGEST = sha256(b"prefect-plan-adapter tombstones").hexdigest()
@@ -138,9 +138,9 @@ def add(
     return json_row(tombstones, row)
 
 
-def of_run(connection: Connection, tenant: str | None, id_prefix: str) -> list[Tombstone]:
-    """Return the tombstones of the runs with this id or prefix, oldest first."""
-    same = tombstones.c.run_id.startswith(id_prefix.lower(), autoescape=True)
+def of_run(connection: Connection, tenant: str | None, name: str) -> list[Tombstone]:
+    """Return the tombstones of the runs whose id is `name`, or begins or ends with it, oldest first."""
+    same = is_named(tombstones.c.run_id, name)
     query = seen_by(tenant, select(tombstones).where(same), tombstones).order_by(tombstones.c.number)
     return [_tombstone_of(row) for row in connection.execute(query).mappings()]
 

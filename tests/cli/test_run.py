@@ -230,7 +230,7 @@ def test_an_ambiguous_or_unknown_run_is_refused(run_offline: RunOffline, plan: P
     ids = [run_offline(document(GREET), "--json").run["id"] for _ in range(2)]
     result = plan("show", ids[0][:5])
     assert result.code == 2
-    assert "several runs begin with" in result.err
+    assert "several runs have an id that begins or ends with" in result.err
     assert plan("show", "0000000").code == 2
 
 

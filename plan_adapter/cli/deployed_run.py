@@ -10,7 +10,7 @@ from plan_adapter.cli.asking import ask_missing_inputs, is_at_terminal
 from plan_adapter.cli.codes import ExitCode, code_with_rollbacks
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import begin_server, choose_display, next_command_of, show_result
-from plan_adapter.cli.progress import Display
+from plan_adapter.cli.progress import Display, detach_line
 from plan_adapter.cli.servers import worker_command
 from plan_adapter.cli.sources import STORE_PREFIX, open_store
 from plan_adapter.commands import resume_command
@@ -159,7 +159,7 @@ class _RunFollower:
     def __init__(self, display: Display) -> None:
         """Nothing was shown yet."""
         self._display = display
-        self._has_started = False
+        self._has_started = self._has_mentioned_detach = False
         self._steps = dict[str, StepStatus]()
         self._opened = set[str]()
         self.closed = set[str]()
@@ -173,6 +173,9 @@ class _RunFollower:
         new = [*self._new_gate_events(gate_events), *(self._new_step_events(run) if self._has_started else ())]
         for _, event in sorted(new, key=lambda entry: entry[0]):
             self._display(event)
+            if event.kind == "gate_opened" and not self._has_mentioned_detach and not is_at_terminal():
+                self._has_mentioned_detach = True
+                output.note(detach_line(event, "starts the run and does not follow it"))
 
     def _new_gate_events(self, events: list[tuple[datetime, Event]]) -> Iterator[tuple[datetime, Event]]:
         for at, event in events:

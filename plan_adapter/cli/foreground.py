@@ -16,7 +16,7 @@ from plan_adapter.cli.approval_state import approval_state_of
 from plan_adapter.cli.asking import YesRefusedError, approver_for, asks_in_form
 from plan_adapter.cli.codes import ExitCode, UsageError, code_of_error, code_with_rollbacks
 from plan_adapter.cli.editing import PlanEditor
-from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay
+from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay, detach_line
 from plan_adapter.cli.records import run_json, run_status_line
 from plan_adapter.commands import resolve_command, resume_command, rollback_command
 from plan_adapter.engine.connection import Server, ui_hint
@@ -106,6 +106,7 @@ class ForegroundRun:
         self._leave = LeaveSignal()
         self._left_at: float | None = None  # when a signal left the run waiting, on the loop's clock
         self._display: Display = choose_display(as_json=options.json, links=self._links, conversation=conversation)
+        self._has_mentioned_detach = False
         self._waiting_run_id: str | None = None  # set once a gate has opened
         self._started_run_id: str | None = None  # set once the steps can run
         self._resume_command = ""  # what to type if it stops
@@ -127,6 +128,9 @@ class ForegroundRun:
         if event.kind in ("gate_opened", "gate_shown", "run_started"):
             self._install_handlers()  # a new flow run has installed Prefect's SIGTERM handler
         self._display(event)
+        if event.kind == "gate_opened" and self._waits and self.approver is None and not self._has_mentioned_detach:
+            self._has_mentioned_detach = True
+            output.note(detach_line(event, "leaves the run waiting and exits with code 6"))
 
     def request(self, settings: "Settings", *, identity: "Identity | None" = None) -> "RunRequest":
         """Return the request for the run. `identity` proves who makes requests outside a gate."""

@@ -72,7 +72,7 @@ class JsonDisplay:
             for link in self._link.lines(event, self._links):
                 output.note(link)
         if event.kind == "gate_opened":
-            output.note(answer_line(event))
+            output.note(f"{gate_line(event)}\n{answer_line(event)}")
         if event.kind == "gate_shown":
             output.note("\n".join(form_lines(event, self._links)))
         if self._is_closed:
@@ -162,6 +162,13 @@ def answer_line(event: Event) -> str:
     where = "in the form on that page" if event.gate.step_id is None else "in its form (link below)"
     form = f"{where}, or " if event.in_form else ""
     return f"answer {form}with `{answer_command(event.gate)}`"
+
+
+def detach_line(event: Event, otherwise: str) -> str:
+    """Return the line that says that this command waits at a gate although nobody is asked here. `otherwise`: what it does detached."""
+    assert event.gate is not None
+    until = f"until {moment(event.gate.expires_at)}" if event.gate.expires_at is not None else "without a time limit"
+    return f"there is no terminal to ask at, so this command waits for the answer, {until}; with `--detach` it {otherwise}"
 
 
 def form_lines(event: Event, links: Links) -> list[str]:

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
@@ -20,6 +21,7 @@ from pyotp.totp import TOTP
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.run_logs import flow_run_logs
 from plan_adapter.gates.approval import os_user
+from plan_adapter.readable import moment
 from tests.cli.conftest import CommandResult, Plan
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
 from tests.cli.test_terminal import BOUND_SECONDS, REAL_PLAN, Terminal, environment, piped, terminals
@@ -65,9 +67,9 @@ class WaitingRun:
 
 
 @contextmanager
-def waiting(path: Path, hint: str = "plan approve ") -> Generator[WaitingRun]:
-    """Start `plan run` without a terminal and yield it at its gate; the process is killed at the end."""
-    command, pipe = [*REAL_PLAN, "run", str(path), *TOOLS], subprocess.PIPE
+def waiting(*words: str | Path, hint: str = "plan approve ") -> Generator[WaitingRun]:
+    """Start `plan run PLAN`, or the command of several words, without a terminal and yield it at its gate; it is killed at the end."""
+    command, pipe = [*REAL_PLAN, *(["run"] if len(words) == 1 else []), *map(str, words), *TOOLS], subprocess.PIPE
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment()) as process:
         try:
             yield WaitingRun(process, hint)
@@ -98,6 +100,49 @@ def gate_without_form(plan: Plan, run_id: str) -> dict[str, Any]:
     while (gate := open_gate(plan, run_id))["has_form"] is not False and time.monotonic() < deadline:
         time.sleep(0.1)
     return gate
+
+
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize(("timeout_ms", "as_json"), [(0, False), (3_600_000, False), (3_600_000, True)])
+def test_a_command_without_a_terminal_says_what_it_waits_for_until_when_and_how_not_to(plan: Plan, timeout_ms: int, as_json: bool) -> None:
+    asking = {"options": {**NEEDS_APPROVAL["options"], "approval_timeout_ms": timeout_ms}}
+    json = ["--json"] if as_json else []
+    with waiting("run", document(GREET, **asking), *json) as run:
+        assert_says_what_it_waits_for(plan, run)
+        run_id = run.run_id
+        run.process.terminate()
+        assert run.end()[0] == 6
+    with waiting("resume", run_id, *json) as resumed:
+        assert_says_what_it_waits_for(plan, resumed)
+        assert plan("reject", run_id).code == 0
+        assert resumed.end()[0] == 3
+
+
+def assert_says_what_it_waits_for(plan: Plan, run: WaitingRun) -> None:
+    assert run.process.stderr is not None
+    expires_at = open_gate(plan, run.run_id)["expires_at"]
+    until = "" if expires_at is None else f" until {moment(datetime.fromisoformat(expires_at))}"
+    assert f"the plan: waits for an approval{until}" in run.lines
+    assert run.process.stderr.readline() == (
+        f"there is no terminal to ask at, so this command waits for the answer,{until or ' without a time limit'}; with `--detach` it "
+        "leaves the run waiting and exits with code 6\n"
+    )
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_question_without_a_terminal_is_announced_once_with_the_way_out(plan: Plan) -> None:
+    ask = {"id": "q", "ask": {"question": "Which?", "fields": {"why": {"type": "string"}}}}
+    with waiting(document(ask, {**ask, "id": "r", "depends_on": ["q"]}), hint="plan answer ") as run:
+        assert "q: waits for an answer to its question" in run.lines
+        assert plan("answer", run.run_id, "q", "why=x").code == 0
+        assert run.process.stderr is not None
+        for line in run.process.stderr:
+            run.lines.append(line)
+            if f"`plan answer {run.run_id} r " in line:
+                break
+        assert plan("answer", run.run_id, "r", "why=x").code == 0
+        _, rest = run.process.communicate(timeout=BOUND_SECONDS)
+    assert ("\n".join(run.lines) + rest).count("with `--detach` it leaves the run waiting") == 1
 
 
 @pytest.mark.thorough
@@ -342,7 +387,7 @@ def test_a_signed_resolution_answers_the_form_from_a_machine_without_the_store(
     monkeypatch.setenv("PLAN_ADAPTER_ALLOWED_SIGNERS", str(allowed))
     monkeypatch.setenv("PLAN_ADAPTER_SIGNING_KEY", str(key))
     path = document(step("lost", "get_lost"), approval={"known_by": ["ssh_signature"]})
-    with waiting(path, "plan resolve ") as run:
+    with waiting(path, hint="plan resolve ") as run:
         form = wait_for_form(laptop, run.run_id)
         assert (form["asks"], form["step"], form["known_by"]) == ("outcome", "lost", ["ssh_signature"])
         refused = laptop("approve", run.run_id, "--api")
@@ -386,7 +431,7 @@ def test_a_one_time_code_authorizes_a_resolution(plan: Plan) -> None:
 def test_a_question_is_answered_from_a_machine_without_the_store(plan: Plan, laptop: Laptop) -> None:
     fields = {"choice": {"enum": ["switch", "wait"]}, "nodes": {"type": "integer", "maximum": 9, "default": 2}}
     path = document({"id": "decide", "ask": {"question": "切换?", "fields": fields}})
-    with waiting(path, "plan answer ") as run:
+    with waiting(path, hint="plan answer ") as run:
         form = wait_for_form(laptop, run.run_id)
         command = f"plan answer {run.run_id} decide --api --digest {form['digest'][:12]} FIELD=VALUE…"
         assert (form["asks"], form["step"], form["command"]) == ("question", "decide", command)

@@ -7,13 +7,13 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import to_jsonable_python
 
 from plan_adapter.errors import ToolDefinitionError
 from plan_adapter.problems import did_you_mean
@@ -62,7 +62,7 @@ class Signature:
                 continue
             value = getattr(model, field)
             try:
-                shown: JsonValue = to_jsonable_python(value, inf_nan_mode="constants")
+                shown: JsonValue = json_adapter().dump_python(value, mode="json")
                 if name in parameters and _is_same_json(shown, parameters[name]):
                     continue
                 again = getattr(self.model.model_validate({**parameters, name: shown}), field)
@@ -348,6 +348,12 @@ def _value_text(value: JsonValue, redact: Callable[[str], str]) -> str:
         text = redact(value)
         return f"the text {json.dumps(text[:40] + ('…' if len(text) > 40 else ''), ensure_ascii=False)}"
     return json.dumps(value)
+
+
+@cache
+def json_adapter() -> TypeAdapter[Any]:
+    """Return what converts any value to JSON."""
+    return TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="constants"))  # NaN would silently become null
 
 
 def _is_same_json(one: JsonValue, other: JsonValue) -> bool:

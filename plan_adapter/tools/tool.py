@@ -11,13 +11,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
-from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
+from pydantic import JsonValue, ValidationError
 
 from plan_adapter.errors import ToolDefinitionError, ToolError
 from plan_adapter.options import EFFECTS, CallKind, Effect, Isolation
 from plan_adapter.problems import did_you_mean
 from plan_adapter.tools.probing import mismatches
-from plan_adapter.tools.signature import Mismatch, parameter_descriptions, read_result_schema, read_signature, without_documentation
+from plan_adapter.tools.signature import (
+    Mismatch,
+    json_adapter,
+    parameter_descriptions,
+    read_result_schema,
+    read_signature,
+    without_documentation,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -363,7 +370,7 @@ def as_json(value: object) -> JsonValue:
     mappings in which two keys would become one.
     """
     try:
-        return json.loads(_json_adapter().dump_json(value), object_pairs_hook=_object_without_duplicates, parse_constant=_refuse_constant)
+        return json.loads(json_adapter().dump_json(value), object_pairs_hook=_object_without_duplicates, parse_constant=_refuse_constant)
     except (ValueError, TypeError, RecursionError) as error:
         raise ToolError(f"the result is not JSON: {error}") from error
 
@@ -385,11 +392,6 @@ def _refuse_constant(name: str) -> JsonValue:
 
 def _require_json(value: object) -> None:
     json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-
-
-@functools.cache
-def _json_adapter() -> TypeAdapter[Any]:
-    return TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="constants"))  # NaN would silently become null
 
 
 def _valid_name(name: str, source: object) -> str:

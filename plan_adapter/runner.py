@@ -15,6 +15,7 @@ from pydantic import JsonValue
 from plan_adapter.approvals import Approval, Resolution
 from plan_adapter.gates.approval import Approver, requires_approval
 from plan_adapter.gates.approvers import PrefectApprover
+from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.hooks import Hooks
 from plan_adapter.options import CallKind
 from plan_adapter.plan import ExecutionPlan
@@ -219,7 +220,6 @@ async def aresolve_step(
     resolution: Resolution,
     *,
     by: str,
-    known_by: str = "unverified",
     item: int | None = None,
     result: JsonValue = None,
     note: str = "",
@@ -231,7 +231,8 @@ async def aresolve_step(
     Resolutions: `done` means the write was done and returned `result`; `again` means it was not done, so it is called again; `abort` ends
     the run as cancelled. With `rollback`, the resolution is about the rollback of the step.
 
-    The resolution is stored as the receipt of the attempt, with the name of the person who gave it. A process that waits for it, in a form
+    The resolution is stored as the receipt of the attempt, with the name of the person who gave it: as `os_user` if `by` is the account of
+    this process, else as unverified. A process that waits for it, in a form
     or at its terminal, continues at once.
 
     Raises NotApprovedError if `by` is not allowed to answer at the plan's gates. Raises RunConflictError if the step has no unknown
@@ -241,9 +242,12 @@ async def aresolve_step(
     async with opened_store(store, settings) as opened:
         run = await opened.run(run_id)
         kind: CallKind = "rollback" if rollback else "step"
+        identity = identity_of_account(by)
         plan, doing = await opened.get(run.digest), f"`{one_line(call_name(step_id, None, kind=kind))}` is not resolved"
-        await require_approver(plan, run, opened, settings, by=by, known_by=known_by, decision="reject", step_id=step_id, doing=doing)
-        await opened.outcomes.resolve(run.id, step_id, ResolutionRecord(resolution, by, known_by, note, result), item=item, kind=kind)
+        await require_approver(plan, run, opened, settings, identity=identity, decision="reject", step_id=step_id, doing=doing)
+        await opened.outcomes.resolve(
+            run.id, step_id, ResolutionRecord(resolution, by, identity.known_by, note, result), item=item, kind=kind
+        )
         return await opened.run(run.id)
 
 
@@ -253,7 +257,6 @@ def resolve_step(
     resolution: Resolution,
     *,
     by: str,
-    known_by: str = "unverified",
     item: int | None = None,
     result: JsonValue = None,
     note: str = "",
@@ -262,9 +265,7 @@ def resolve_step(
 ) -> PlanRun:
     """Record the outcome of a write that was interrupted, and return the run. See `aresolve_step`."""
     return run_sync(
-        aresolve_step(
-            run_id, step_id, resolution, by=by, known_by=known_by, item=item, result=result, note=note, rollback=rollback, store=store
-        ),
+        aresolve_step(run_id, step_id, resolution, by=by, item=item, result=result, note=note, rollback=rollback, store=store),
         twin="aresolve_step",
     )
 

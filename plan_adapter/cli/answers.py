@@ -19,7 +19,7 @@ from plan_adapter.engine.connection import use_server
 from plan_adapter.errors import NoServerError, NotApprovedError, RunConflictError
 from plan_adapter.gates.approval import answer_to, os_user, text_to_sign, with_current_policy
 from plan_adapter.gates.gate import request_of
-from plan_adapter.gates.identity import ProofContext, approval_from, verify_answer
+from plan_adapter.gates.identity import Identity, ProofContext, approval_from, verify_answer
 from plan_adapter.gates.signatures import default_key, sign
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.gates.text import without_picture
@@ -477,7 +477,7 @@ async def _wake_released_run(gate: Gate, approval: Approval, settings: Settings)
 
 @dataclass(slots=True)
 class CallerIdentity:
-    """The person who runs a command, with the proof they gave. Implements `runs.session.Identity`."""
+    """The person who runs a command, with the proof they gave. Implements `runs.session.Requester`."""
 
     options: AnswerOptions
     settings: Settings
@@ -497,8 +497,8 @@ class CallerIdentity:
         """Whether they gave a proof."""
         return self.options.sign or self.options.code is not None
 
-    async def prove(self, because: str, request: ApprovalRequest, store: "PlanStore", /) -> tuple[str, str | None]:
-        """Return how they are known, and their signature if any.
+    async def prove(self, because: str, request: ApprovalRequest, store: "PlanStore", /) -> tuple[Identity, str | None]:
+        """Return their identity, and their signature if any.
 
         Raises NotApprovedError if the gate policy refuses the proof.
         """

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from plan_adapter.approvals import ANSWERED, Approval, Gate, StandingApproval
 from plan_adapter.cli.records import gate_place
 from plan_adapter.commands import answer_command, resume_command, resume_command_after_gate
-from plan_adapter.gates.approval import os_user, refusal, requires_approval, why_nobody_may_answer
+from plan_adapter.gates.approval import refusal, requires_approval, why_nobody_may_answer
+from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.readable import call_name, duration, listed, moment, one_line, prose
 from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
@@ -240,7 +241,7 @@ def _note_suffix(note: str) -> str:
 
 def caller_refusal(gate: Gate) -> str | None:
     """Return why the caller may not approve at `gate`, and who may instead; None if they may, perhaps with a proof."""
-    return refusal(replace(gate.gate_policy, known_by=None), by=os_user(), known_by="os_user", decision="approve")
+    return refusal(replace(gate.gate_policy, known_by=None), identity_of_account(), decision="approve")
 
 
 def time_left(expires_at: datetime | None, now: datetime) -> str:

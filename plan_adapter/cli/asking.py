@@ -9,6 +9,7 @@ from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import Approver, answer_to, os_user, refusal
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.gates.fields import ask_value
+from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.gates.terminal import Edit, TerminalApprover
 from plan_adapter.readable import counted, one_line
 from plan_adapter.validation.inputs import read_values
@@ -29,7 +30,7 @@ class YesApprover:
 
     def check_policy(self, gate_policy: GatePolicy) -> None:
         """Raise YesRefusedError if the policy would refuse the approval."""
-        if (reason := refusal(gate_policy, by=os_user(), known_by="os_user", decision="approve")) is not None:
+        if (reason := refusal(gate_policy, identity_of_account(), decision="approve")) is not None:
             raise YesRefusedError(reason)
 
     async def ask(self, request: ApprovalRequest) -> Approval:

@@ -32,7 +32,7 @@ from plan_adapter.status import PlanStatus
 if TYPE_CHECKING:
     from plan_adapter.engine.local_server import PendingServer
     from plan_adapter.record import Attempt, PlanRun
-    from plan_adapter.runs.session import Identity, RunRequest
+    from plan_adapter.runs.session import Requester, RunRequest
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry
 
@@ -132,7 +132,7 @@ class ForegroundRun:
             self._has_mentioned_detach = True
             output.note(detach_line(event, "leaves the run waiting and exits with code 6"))
 
-    def request(self, settings: "Settings", *, identity: "Identity | None" = None) -> "RunRequest":
+    def request(self, settings: "Settings", *, identity: "Requester | None" = None) -> "RunRequest":
         """Return the request for the run. `identity` proves who makes requests outside a gate."""
         from plan_adapter.runs.session import RunRequest
 

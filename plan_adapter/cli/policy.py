@@ -10,6 +10,7 @@ from plan_adapter.readable import moment, one_line
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
+    from plan_adapter.gates.identity import Identity
     from plan_adapter.store.policies import PolicyVersion
     from plan_adapter.store.store import PlanStore
 
@@ -78,20 +79,17 @@ async def _set_policy(
 ) -> int:
     # Only to set a policy.
     from plan_adapter.gates.approval import os_user
+    from plan_adapter.gates.identity import identity_by_code, identity_of_account
     from plan_adapter.store.policies import NewPolicy
 
     new, current = read_policy(file), await store.policy.current()
-    account = os_user()
-    author, number = by or account, 1 if current is None else current.number + 1
-    known_by, signature = "os_user" if author == account else "unverified", None
+    author, number = by or os_user(), 1 if current is None else current.number + 1
+    identity, signature = identity_of_account(author), None
     if code is not None:
-        from plan_adapter.gates.totp import check_code  # only for `--code`
-
-        await check_code(author, code, codes=store.codes, settings=settings)
-        known_by = "totp"
+        identity = await identity_by_code(author, code, codes=store.codes, settings=settings)
     if sign:
-        known_by, signature = "ssh_signature", await _sign_policy(new, number, author, store, settings)
-    version = await store.policy.set(NewPolicy(new, number, author, known_by, signature))
+        identity, signature = await _sign_policy(new, number, author, store, settings)
+    version = await store.policy.set(NewPolicy(new, number, author, identity.known_by, signature), identity=identity)
     if as_json:
         output.json_line(_version_json(version))
         return ExitCode.DONE
@@ -107,17 +105,15 @@ async def _set_policy(
     return ExitCode.DONE
 
 
-async def _sign_policy(new: Policy, number: int, by: str, store: "PlanStore", settings: Settings) -> str:
-    """Return the signature of a new policy, verified against the current allowed signers."""
-    from plan_adapter.cli.daemon_thread import in_daemon_thread
-    from plan_adapter.gates.signatures import allowed_signers, default_key, sign, verify_signature
+async def _sign_policy(new: Policy, number: int, by: str, store: "PlanStore", settings: Settings) -> "tuple[Identity, str]":
+    """Return who signed a new policy, by the current allowed signers, and the signature."""
+    from plan_adapter.gates.identity import identity_by_signature
+    from plan_adapter.gates.signatures import default_key, sign
     from plan_adapter.store.policies import signed_policy
 
     text = signed_policy(new, number)
-    allowed = allowed_signers(await store.policy.effective(settings))
     signature = sign(text, key=default_key(settings))
-    await in_daemon_thread(lambda: verify_signature(text, signature, allowed=allowed, by=by))
-    return signature
+    return await identity_by_signature(by, text, signature, policy=await store.policy.effective(settings)), signature
 
 
 def _version_json(version: "PolicyVersion") -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`plan standing`."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +11,7 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import gate_policy_of, os_user, refusal, strictest
+from plan_adapter.gates.identity import Identity, identity_of_account, identity_of_name, recorded_identity
 from plan_adapter.gates.signatures import default_key
 from plan_adapter.gates.standing import new_standing_approval
 from plan_adapter.gates.standing_files import sign_standing, signature_path, standing_path, verify_standing, write_signed_standing
@@ -19,7 +20,7 @@ from plan_adapter.settings import Settings
 from plan_adapter.validation import ValidatedPlan, validate
 
 if TYPE_CHECKING:
-    from plan_adapter.approvals import StandingApproval
+    from plan_adapter.approvals import GatePolicy, StandingApproval
     from plan_adapter.gates.policy import EffectivePolicy
 
 DEFAULT_LIMIT = 100
@@ -160,7 +161,7 @@ def _new_approval(terms: Terms, options: AnswerOptions, validated: ValidatedPlan
     return new_standing_approval(
         validated,
         by=options.by or os_user(),
-        known_by="os_user",
+        known_by=identity_of_account(options.by).known_by,
         at=now,
         schedules=terms.schedules,
         inputs=dict(input_texts(terms.inputs, None)),
@@ -175,17 +176,22 @@ def _check_and_sign(
     standing: "StandingApproval", options: AnswerOptions, validated: ValidatedPlan, settings: Settings, policy: "EffectivePolicy"
 ) -> "StandingApproval":
     """Return `standing`, signed if `--sign` was given. Raises NotApprovedError if the policy refuses the approval."""
-    known_by = "ssh_signature" if options.sign else "os_user"
     known_steps = [step_id for step_id in standing.steps if step_id in validated.steps]
     gate_policy = strictest(*(gate_policy_of(validated.plan, policy, requested_by="", step_id=step_id) for step_id in (None, *known_steps)))
-    if reason := refusal(gate_policy, by=standing.by, known_by=known_by, decision="approve"):
-        raise NotApprovedError(reason)
     if not options.sign:
+        _refuse(gate_policy, identity_of_account(standing.by))
         return standing
+    _refuse(replace(gate_policy, known_by=None), identity_of_name(standing.by))
     signed = sign_standing(standing, key=default_key(settings))
     if policy.allowed_signers is not None:
         verify_standing(signed, policy=policy)
+    _refuse(gate_policy, recorded_identity(signed))
     return signed
+
+
+def _refuse(gate_policy: "GatePolicy", identity: Identity) -> None:
+    if reason := refusal(gate_policy, identity, decision="approve"):
+        raise NotApprovedError(reason)
 
 
 def _write_beside_plan(standing: "StandingApproval", terms: Terms, policy: "EffectivePolicy", *, as_json: bool) -> int:

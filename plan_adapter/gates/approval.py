@@ -8,7 +8,7 @@ import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from pydantic import JsonValue
 
@@ -22,6 +22,9 @@ from plan_adapter.record import AUTHOR
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 from plan_adapter.validation.inputs import read_values
+
+if TYPE_CHECKING:
+    from plan_adapter.gates.identity import Identity
 
 Operation: TypeAlias = Literal["run", "resume", "revise", "cancel", "rollback", "prune", "erase"]
 """What a plan's operators control. Everything else is up to the approvers, or open to anyone."""
@@ -108,7 +111,11 @@ def answer_to(
     signature: str | None = None,
     result: JsonValue = None,
 ) -> Approval:
-    """Return the answer to `request`, for use in approvers. At a question, `approve` needs a `result`: the values of its fields."""
+    """Return the answer to `request`, for use in approvers. At a question, `approve` needs a `result`: the values of its fields.
+
+    The gate checks `known_by`: `os_user` counts for the account of this process, `ssh_signature` with a valid `signature`, and anything
+    else is recorded as `unverified`.
+    """
     return Approval(
         id=new_id(),
         approval_digest=request.approval_digest,
@@ -193,8 +200,9 @@ def names_without_group(plan: ExecutionPlan, policy: EffectivePolicy) -> list[st
     return [name for name in dict.fromkeys((*named, *plan.approvers_of_questions)) if name not in known and "/" not in name]
 
 
-def refusal(gate_policy: GatePolicy, *, by: str, known_by: str, decision: Decision) -> str | None:
+def refusal(gate_policy: GatePolicy, identity: "Identity", *, decision: Decision) -> str | None:
     """Return why an answer violates the gate policy, for the person who gave it, or None. Anyone who is allowed to answer can reject."""
+    by, known_by = identity.by, identity.known_by
     if gate_policy.approvers is not None and by not in gate_policy.approvers:
         who = ", ".join(gate_policy.approvers)
         return f"{one_line(by)} may not answer here; " + (

@@ -1,17 +1,97 @@
 """Verifies who gave an answer at a gate, and turns an allowed answer into an approval."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, replace
 from functools import partial
+from typing import Protocol
 
 from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.gates.approval import answer_to, approval_text_to_sign, decision_of, read_answer, refusal, text_to_sign
+from plan_adapter.gates.approval import answer_to, approval_text_to_sign, decision_of, os_user, read_answer, refusal, text_to_sign
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.gates.signatures import allowed_signers, verify_signature
 from plan_adapter.gates.totp import CodeStore, check_code
-from plan_adapter.options import KnownBy
+from plan_adapter.record import AUTHOR
 from plan_adapter.settings import Settings
+
+_CHECKED = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who answers or requests something, and how that is known: always the result of a check, never what a caller says.
+
+    Only the functions of this module create one, so a policy cannot be asked about a proof that nobody checked.
+    """
+
+    by: str
+    known_by: str
+    checked: InitVar[object]
+
+    def __post_init__(self, checked: object) -> None:
+        """Raise TypeError for an identity that no check returned."""
+        if checked is not _CHECKED:
+            raise TypeError("an Identity is the result of a check: use the functions of plan_adapter.gates.identity")
+
+
+class RecordedAnswer(Protocol):
+    """A row of the store that says who answered, and how they were identified then."""
+
+    @property
+    def by(self) -> str:
+        """The name."""
+        ...
+
+    @property
+    def known_by(self) -> str:
+        """The proof that was checked when the row was written."""
+        ...
+
+
+def identity_of_name(by: str) -> Identity:
+    """Return the identity of a caller who only gives a name: unverified."""
+    return Identity(by, "unverified", _CHECKED)
+
+
+def identity_of_account(by: str | None = None) -> Identity:
+    """Return the identity of `by`, by default this process's account. Any other name is unverified."""
+    account = os_user()
+    return Identity(account, "os_user", _CHECKED) if by in (None, account) else identity_of_name(by)
+
+
+async def identity_by_code(by: str, code: str, *, codes: CodeStore, settings: Settings, now: float | None = None) -> Identity:
+    """Return the identity of `by` after checking their one-time code, which is used up. Raises NotApprovedError for a wrong one."""
+    await check_code(by, code, codes=codes, settings=settings, now=now)
+    return Identity(by, "totp", _CHECKED)
+
+
+async def identity_by_signature(by: str, text: str, signature: str, *, policy: EffectivePolicy) -> Identity:
+    """Return the identity of `by` after checking their SSH signature of `text`. Raises NotApprovedError for a wrong one."""
+    verify = partial(verify_signature, text, signature, allowed=allowed_signers(policy), by=by)
+    await asyncio.to_thread(verify)  # bounded, because ssh-keygen has a timeout of ten seconds
+    return Identity(by, "ssh_signature", _CHECKED)
+
+
+def identity_of_author() -> Identity:
+    """Return the identity behind what a plan itself allows, without an answer of a person."""
+    return Identity(AUTHOR, "not_required", _CHECKED)
+
+
+def recorded_identity(row: RecordedAnswer) -> Identity:
+    """Return the identity that a row of the store records. Its proof was checked when the row was written."""
+    return Identity(row.by, row.known_by, _CHECKED)
+
+
+def identity_of_given(approval: Approval, request: ApprovalRequest | Gate | None, policy: EffectivePolicy | None = None) -> Identity:
+    """Return the identity behind an approval that a program in this process passed, at the gate of `request` or, with None, at none.
+
+    What it says about its proof is only a claim. A signature at a gate is verified, this process's account is compared, and everything
+    else is unverified. Raises NotApprovedError for a wrong or missing signature.
+    """
+    if approval.known_by == "ssh_signature" and request is not None and policy is not None:
+        recheck_signature(replace(approval, standing_id=None), request, policy)
+        return Identity(approval.by, "ssh_signature", _CHECKED)
+    return identity_of_account(approval.by) if approval.known_by == "os_user" else identity_of_name(approval.by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,30 +107,34 @@ class ProofContext:
     now: float | None = None
 
 
-async def verify_proof(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> KnownBy:
-    """Return the best proof of identity in `answer` that the gate policy accepts.
+async def verify_proof(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> Identity:
+    """Return who gave `answer`, known by the best proof in it that the gate policy accepts.
 
     Raises NotApprovedError for a wrong proof; it never falls back to a name without proof. A code is used up.
     """
+    found = [identity_without_proof(answer)]
     if answer.signature is not None:
         text = text_to_sign(answer, request)
-        verify = partial(verify_signature, text, answer.signature, allowed=allowed_signers(proof_context.policy), by=answer.by)
-        await asyncio.to_thread(verify)  # bounded, because ssh-keygen has a timeout of ten seconds
+        found.append(await identity_by_signature(answer.by, text, answer.signature, policy=proof_context.policy))
     if answer.code is not None:
-        await check_code(answer.by, answer.code, codes=proof_context.codes, settings=proof_context.settings, now=proof_context.now)
-    return _best_proof(answer, request)
+        codes, settings = proof_context.codes, proof_context.settings
+        found.append(await identity_by_code(answer.by, answer.code, codes=codes, settings=settings, now=proof_context.now))
+    best = _best_proof(answer, request)
+    return next(identity for identity in found if identity.known_by == best)
 
 
 async def approval_from(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> Approval:
     """Return `answer` as an approval. Raise NotApprovedError, which says why, if its giver is not identified or not allowed."""
     decision = decision_of(answer)
     result = read_answer(request, answer.result) if request.kind == "question" and decision == "approve" else None
-    proof = await verify_answer(answer, request, proof_context)
-    return answer_to(request, decision=decision, by=answer.by, known_by=proof, note=answer.note, signature=answer.signature, result=result)
+    known_by = (await verify_answer(answer, request, proof_context)).known_by
+    return answer_to(
+        request, decision=decision, by=answer.by, known_by=known_by, note=answer.note, signature=answer.signature, result=result
+    )
 
 
-async def verify_answer(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> KnownBy:
-    """Return how the giver of `answer` is identified. Raise NotApprovedError, which says why, if the gate policy refuses it.
+async def verify_answer(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> Identity:
+    """Return who gave `answer`, and how that is known. Raise NotApprovedError, which says why, if the gate policy refuses it.
 
     A giver whom the policy would refuse with any proof is refused before a code is used up. Whoever is allowed to reject can also resolve
     an unknown outcome.
@@ -61,12 +145,13 @@ async def verify_answer(answer: Answer, request: ApprovalRequest, proof_context:
             f"{request.approval_digest[:12]}; read it again, then answer"
         )
     decision = "reject" if request.kind == "outcome" else decision_of(answer)
-    if reason := refusal(request.gate_policy, by=answer.by, known_by=_best_proof(answer, request), decision=decision):
+    expected = Identity(answer.by, _best_proof(answer, request), _CHECKED)  # if the proofs in the answer are right
+    if reason := refusal(request.gate_policy, expected, decision=decision):
         raise NotApprovedError(reason)
-    proof = await verify_proof(answer, request, proof_context)
-    if reason := refusal(request.gate_policy, by=answer.by, known_by=proof, decision=decision):
+    identity = await verify_proof(answer, request, proof_context)
+    if reason := refusal(request.gate_policy, identity, decision=decision):
         raise NotApprovedError(reason)
-    return proof
+    return identity
 
 
 def recheck_signature(approval: Approval, request: ApprovalRequest | Gate, policy: EffectivePolicy) -> None:
@@ -82,15 +167,22 @@ def recheck_signature(approval: Approval, request: ApprovalRequest | Gate, polic
     verify_signature(_text_of_approval(request, approval), approval.signature, allowed=allowed_signers(policy), by=approval.by)
 
 
-def _best_proof(answer: Answer, request: ApprovalRequest) -> KnownBy:
+def identity_without_proof(answer: Answer) -> Identity:
+    """Return who gave `answer` as far as its channel shows that. An account counts only if it is that of this process."""
+    if answer.channel == "form":
+        return Identity(answer.by, "form", _CHECKED)
+    return identity_of_account(answer.by) if answer.channel == "os_user" else identity_of_name(answer.by)
+
+
+def _best_proof(answer: Answer, request: ApprovalRequest) -> str:
     """Return the best proof in `answer` that the gate policy accepts. If it accepts none, return the best one."""
-    proofs: list[KnownBy] = [answer.channel]
+    proofs = [identity_without_proof(answer).known_by]
     if answer.code is not None:
         proofs.insert(0, "totp")
     if answer.signature is not None:
         proofs.insert(0, "ssh_signature")
     accepted = request.gate_policy.known_by
-    fitting: list[KnownBy] = [proof for proof in proofs if accepted is None or accepted.count(proof)]
+    fitting = [proof for proof in proofs if accepted is None or accepted.count(proof)]
     return fitting[0] if fitting else proofs[0]
 
 

@@ -12,6 +12,7 @@ from plan_adapter.commands import answer_command, show_command
 from plan_adapter.gates.approval import answer_to, os_user, refusal
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.gates.fields import ask_fields
+from plan_adapter.gates.identity import identity_of_account
 from plan_adapter.gates.text import IRREVERSIBLE, without_picture
 from plan_adapter.readable import call_name, moment, one_line, visible
 
@@ -151,11 +152,11 @@ class TerminalApprover:
             return
         say("\n" + gate_summary(request))
         if request.kind == "outcome":
-            reason = refusal(request.gate_policy, by=self._user, known_by="os_user", decision="reject")
+            reason = refusal(request.gate_policy, identity_of_account(), decision="reject")
             if reason is not None:
                 say(f"you cannot answer here: {reason}; {_proof_hint(request)}")
             return
-        reason = refusal(request.gate_policy, by=self._user, known_by="os_user", decision="approve")
+        reason = refusal(request.gate_policy, identity_of_account(), decision="approve")
         if reason is not None:
             say(f"you cannot {'answer' if request.kind == 'question' else 'approve it'} here: {reason}; {_proof_hint(request)}")
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
@@ -10,7 +10,15 @@ from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate
 from plan_adapter.commands import open_form_notice
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import gate_policy_of, refusal, with_current_policy
-from plan_adapter.gates.identity import ProofContext, approval_from, recheck_signature, verify_answer
+from plan_adapter.gates.identity import (
+    Identity,
+    ProofContext,
+    approval_from,
+    identity_of_given,
+    recheck_signature,
+    recorded_identity,
+    verify_answer,
+)
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import PlanRun, Receipt
@@ -29,7 +37,7 @@ async def why_stale(answer: Approval, plan: ExecutionPlan, run: PlanRun, store: 
         return None
     policy = await store.policy.effective(settings)
     gate_policy = gate_policy_of(plan, policy, requested_by=run.requested_by or "", step_id=answer.step_id)
-    if (reason := refusal(gate_policy, by=answer.by, known_by=answer.known_by, decision=answer.decision)) is not None:
+    if (reason := refusal(gate_policy, recorded_identity(answer), decision=answer.decision)) is not None:
         return reason
     try:
         await asyncio.to_thread(recheck_signature, answer, await store.gates.get(answer.gate_id), policy)
@@ -58,7 +66,6 @@ class GateAnswers:
     settings: Settings
     forms_are_private: Callable[[], Awaitable[bool]] | None = None  # whether the forms require a login; None: no forms
     redact: Callable[[JsonValue], JsonValue] = lambda value: value  # redacts secrets in notes and results
-    _verified: set[str] = field(default_factory=set[str])  # ids of the answers verified in this process
 
     async def close(self, gate: Gate, answer: Answer, request: ApprovalRequest) -> Gate:
         """Verify `answer`, close `gate` with it, and return the closed gate.
@@ -72,11 +79,9 @@ class GateAnswers:
         )
         return await self.store.gates.get(gate.id)
 
-    async def verify_proof(self, approval: Approval, request: ApprovalRequest | Gate) -> None:
-        """Check the proof of identity in `approval`, which another process may have written. Raises NotApprovedError."""
-        if approval.id not in self._verified:
-            await asyncio.to_thread(recheck_signature, approval, request, await self.store.policy.effective(self.settings))
-            self._verified.add(approval.id)
+    async def identify(self, approval: Approval, request: ApprovalRequest | Gate) -> Identity:
+        """Return who gave `approval`, which a program in this process passed, as far as it can be checked. Raises NotApprovedError."""
+        return await asyncio.to_thread(identity_of_given, approval, request, await self.store.policy.effective(self.settings))
 
     async def resolution_at(self, gate: Gate) -> Receipt | None:
         """Return the receipt with the resolution that closed `gate`, or None if it is open or not an outcome gate."""
@@ -91,7 +96,6 @@ class GateAnswers:
         await self._refuse_open_form(answer, request)
         proof_context = await self._proof_context()
         approval = await approval_from(answer, await self._with_current_policy(request, proof_context.policy), proof_context)
-        self._verified.add(approval.id)
         return without_secrets(approval, self.redact)
 
     async def _verify_resolution(self, answer: Answer, request: ApprovalRequest) -> ResolutionRecord:
@@ -100,9 +104,9 @@ class GateAnswers:
             raise NotApprovedError(f"this gate asks for the outcome of a call: answer done, again or abort instead of `{answer.decision}`")
         await self._refuse_open_form(answer, request)
         proof_context = await self._proof_context()
-        known_by = await verify_answer(answer, await self._with_current_policy(request, proof_context.policy), proof_context)
+        identity = await verify_answer(answer, await self._with_current_policy(request, proof_context.policy), proof_context)
         words = (answer.note, answer.result)
-        record = ResolutionRecord(answer.decision, answer.by, known_by, *words, request.approval_digest, answer.signature)
+        record = ResolutionRecord(answer.decision, answer.by, identity.known_by, *words, request.approval_digest, answer.signature)
         return without_secrets(record, self.redact)
 
     async def _proof_context(self) -> ProofContext:

@@ -18,6 +18,7 @@ from plan_adapter.gates.approval import (
     requires_approval,
 )
 from plan_adapter.gates.gate import expiry_message, new_gate
+from plan_adapter.gates.identity import identity_of_given, recorded_identity
 from plan_adapter.gates.plan_text import plan_gate_text
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.plan import ExecutionPlan
@@ -237,8 +238,10 @@ async def _check_given_answer(given: Approval, bound: BoundPlan, run: PlanRun, k
     if given.approval_digest == bound.approval_digest:
         if given.known_by in ("ssh_signature", "totp"):
             raise NotApprovedError("signatures and codes are accepted only at a gate: start the run, then answer there")
-        if (reason := refusal(gate_policy, by=given.by, known_by=given.known_by, decision=given.decision)) is not None:
+        identity = identity_of_given(given, None)
+        if (reason := refusal(gate_policy, identity, decision=given.decision)) is not None:
             raise NotApprovedError(reason)
+        given = replace(given, known_by=identity.known_by)
     return given
 
 
@@ -381,5 +384,5 @@ async def end_rejected(run: PlanRun, answer: Approval, store: PlanStore) -> None
     """Record that `run` ends because `answer` rejected it."""
     run.rejection_note = answer.note
     if answer.run_id is None:
-        await store.add_approval(replace(answer, run_id=run.id))
+        await store.add_approval(replace(answer, run_id=run.id), identity=recorded_identity(answer))
     await end_unapproved(run, store, RunReason.REJECTED, f"rejected by {answer.by}")

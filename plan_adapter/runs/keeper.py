@@ -77,14 +77,14 @@ class OpenGate:
         return None
 
     async def take(self, approval: Approval) -> str | None:
-        """Submit the answer of an approver in this process. Returns the same as `submit`."""
-        reason = refusal(self.gate.gate_policy, by=approval.by, known_by=approval.known_by, decision=approval.decision)
-        if reason is not None:
-            return reason
+        """Submit the answer of an approver in this process, whose identity is only what can be checked. Returns the same as `submit`."""
         try:
+            identity = await self._answers.identify(approval, self.request)
+            if (reason := refusal(self.gate.gate_policy, identity, decision=approval.decision)) is not None:
+                return reason
+            approval = replace(approval, known_by=identity.known_by, standing_id=None, used_at=None)
             if self.gate.kind == "question" and approval.decision == "approve":
                 approval = replace(approval, result=read_answer(self.gate, approval.result))
-            await self._answers.verify_proof(approval, self.request)
             return await self._close_with(without_secrets(approval, self._answers.redact))
         except NotApprovedError as error:
             return str(error)
@@ -418,7 +418,8 @@ class GateKeeper:
             answer = await person.ask_outcome(replace(request))
             if answer is None:
                 return await open_gate.give_up() if self.forms is None else None
-            request = replace(request, refused=await open_gate.submit(answer))
+            channel = "unverified" if answer.channel == "form" else answer.channel  # only the forms know what was typed into one
+            request = replace(request, refused=await open_gate.submit(replace(answer, channel=channel)))
         return None
 
 

@@ -8,10 +8,11 @@ from plan_adapter.commands import resume_command, rollback_command
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.execution.history import Record, ResumeOptions, RunHistory, StepChoice, choices, skipped_by
 from plan_adapter.gates.approval import gate_policy_of, refusal, strictest
+from plan_adapter.gates.identity import Identity, identity_of_account
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import PlanRun
 from plan_adapter.runs.permissions import proof_options
-from plan_adapter.runs.session import Identity, RunRequest
+from plan_adapter.runs.session import Requester, RunRequest
 from plan_adapter.status import StepStatus
 from plan_adapter.store.columns import escape_unstorable
 from plan_adapter.store.operator_requests import OperatorRequest
@@ -59,7 +60,7 @@ async def with_operator_requests(
     caller is not allowed to make it.
     """
     choices = choices_of(run, validated, history, options)
-    by = _identity(run_request).by
+    by = _requester(run_request).by
     new = [
         step_id
         for step_id, because in options.skipped.items()
@@ -98,9 +99,9 @@ async def record_operator_request(
     gate_policy = strictest(*places) if rollback_needs_approver else GatePolicy()
     digest = await store.operator_requests.digest_of(run.id, kind, steps)
     request = ApprovalRequest(digest, run.name, run.description, text="", run_id=run.id, gate_policy=gate_policy, operator_request=kind)
-    identity, because = _identity(run_request), escape_unstorable(because)
+    identity, because = _requester(run_request), escape_unstorable(because)
     try:
-        known_by, signature = await identity.prove(because, request, store)
+        proved, signature = await identity.prove(because, request, store)
     except NotApprovedError as error:
         refused = f"{_REFUSED[kind]}: {error}"
         await store.ledger.record_refusal(
@@ -108,30 +109,31 @@ async def record_operator_request(
         )
         raise NotApprovedError(refused + _permission_hint(kind, steps, run, gate_policy, identity)) from error
     run.updated_at = await store.operator_requests.record(
-        run.id, OperatorRequest(kind, tuple(steps), because, identity.by, known_by, digest, signature)
+        run.id, OperatorRequest(kind, tuple(steps), because, proved.by, proved.known_by, digest, signature)
     )
 
 
-class _UnverifiedIdentity:
+class _NamedRequester:
     """The identity of a caller who gives a name but no proof."""
 
     has_proof = False
-    channel = "os_user"
 
     def __init__(self, by: str) -> None:
         self.by = by
+        self.channel = identity_of_account(by).known_by
 
-    async def prove(self, _because: str, request: ApprovalRequest, _store: PlanStore) -> tuple[str, str | None]:
-        if reason := refusal(request.gate_policy, by=self.by, known_by=self.channel, decision="approve"):
+    async def prove(self, _because: str, request: ApprovalRequest, _store: PlanStore) -> tuple[Identity, str | None]:
+        identity = identity_of_account(self.by)
+        if reason := refusal(request.gate_policy, identity, decision="approve"):
             raise NotApprovedError(reason)
-        return self.channel, None
+        return identity, None
 
 
-def _identity(run_request: RunRequest) -> Identity:
-    return run_request.identity or _UnverifiedIdentity(run_request.requested_by)
+def _requester(run_request: RunRequest) -> Requester:
+    return run_request.identity or _NamedRequester(run_request.requested_by)
 
 
-def _permission_hint(kind: OperatorRequestKind, steps: Sequence[str], run: PlanRun, gate_policy: GatePolicy, identity: Identity) -> str:
+def _permission_hint(kind: OperatorRequestKind, steps: Sequence[str], run: PlanRun, gate_policy: GatePolicy, identity: Requester) -> str:
     """Return how a caller without a proof of identity can make the request: the command and its options."""
     if identity.has_proof:
         return ""

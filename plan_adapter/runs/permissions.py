@@ -5,6 +5,7 @@ from dataclasses import replace
 from plan_adapter.approvals import Decision, GatePolicy
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import Operation, gate_policy_of, refusal, refuse_operation
+from plan_adapter.gates.identity import Identity, identity_of_name
 from plan_adapter.options import KnownBy
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import PlanRun
@@ -30,19 +31,18 @@ async def require_approver(
     store: PlanStore,
     settings: Settings,
     *,
-    by: str,
-    known_by: str,
+    identity: Identity,
     decision: Decision,
     step_id: str,
     doing: str,
 ) -> None:
-    """Raise NotApprovedError if `by` is not allowed to answer about a step of `plan`. The refusal is written to the audit log.
+    """Raise NotApprovedError if `identity` is not allowed to answer about a step of `plan`. The refusal is written to the audit log.
 
     `doing` begins the error message.
     """
     gate_policy = gate_policy_of(plan, await store.policy.effective(settings), requested_by=run.requested_by or "", step_id=step_id)
-    if (why := refusal(gate_policy, by=by, known_by=known_by, decision=decision)) is not None:
-        await store.ledger.record_refusal(run.id, f"{doing}: {why}", by=by, known_by=known_by)
+    if (why := refusal(gate_policy, identity, decision=decision)) is not None:
+        await store.ledger.record_refusal(run.id, f"{doing}: {why}", by=identity.by, known_by=identity.known_by)
         raise NotApprovedError(f"{doing}: {why}")
 
 
@@ -56,7 +56,7 @@ def proof_options(gate_policy: GatePolicy, command: str, *, by: str, decision: D
     options = [option for proof, option in _PROOFS.items() if gate_policy.known_by is None or proof in gate_policy.known_by]
     if not options:
         return ""
-    needs_name = refusal(replace(gate_policy, known_by=None), by=by, known_by="", decision=decision) is not None
+    needs_name = refusal(replace(gate_policy, known_by=None), identity_of_name(by), decision=decision) is not None
     return f"; use `{command}` with {' or '.join(options)}{' and --by NAME' if needs_name else ''}"
 
 

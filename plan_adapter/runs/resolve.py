@@ -52,7 +52,7 @@ async def verify_resolution(answer: Answer, request: ApprovalRequest, store: Pla
     """
     assert answer.decision in ("done", "again", "abort")
     try:
-        known_by = await verify_answer(answer, request, ProofContext(await store.policy.effective(settings), settings, store.codes))
+        identity = await verify_answer(answer, request, ProofContext(await store.policy.effective(settings), settings, store.codes))
     except NotApprovedError as error:
         message = f"`{one_line(call_name(request.step_id or '', None, kind=request.call_kind))}` is not resolved: {error}"
         await store.ledger.record_refusal(request.run_id or "", message, by=answer.by, known_by=answer.channel)
@@ -62,5 +62,11 @@ async def verify_resolution(answer: Answer, request: ApprovalRequest, store: Pla
         hint = "" if has_proof else proof_options(request.gate_policy, command, by=answer.by, decision="reject")
         raise NotApprovedError(message + hint) from error
     return ResolutionRecord(
-        answer.decision, answer.by, known_by, answer.note, answer.result, digest=request.approval_digest, signature=answer.signature
+        answer.decision,
+        answer.by,
+        identity.known_by,
+        answer.note,
+        answer.result,
+        digest=request.approval_digest,
+        signature=answer.signature,
     )

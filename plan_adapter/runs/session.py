@@ -17,6 +17,7 @@ from plan_adapter.execution.ports import StepRunner
 from plan_adapter.execution.scope import Publish
 from plan_adapter.gates.approval import Approver, os_user
 from plan_adapter.gates.gate import GateForms
+from plan_adapter.gates.identity import Identity
 from plan_adapter.goals import GoalModel
 from plan_adapter.hooks import Hooks, Listener
 from plan_adapter.record import PlanRun, RunContext
@@ -27,7 +28,7 @@ from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan
 
 
-class Identity(Protocol):
+class Requester(Protocol):
     """The person behind a request about a run. They prove who they are once the content to sign is known."""
 
     @property
@@ -45,8 +46,8 @@ class Identity(Protocol):
         """Whether the person brings a proof of identity."""
         ...
 
-    async def prove(self, because: str, request: ApprovalRequest, store: PlanStore, /) -> tuple[str, str | None]:
-        """Return how the identity was verified, and the signature, if any. Raises NotApprovedError if the gate policy refuses it."""
+    async def prove(self, because: str, request: ApprovalRequest, store: PlanStore, /) -> tuple[Identity, str | None]:
+        """Return the verified identity, and the signature, if any. Raises NotApprovedError if the gate policy refuses it."""
         ...
 
 
@@ -70,7 +71,7 @@ class RunRequest:
     settings: Settings = field(default_factory=Settings)
     goal_model: GoalModel | None = None  # pursues the goals of the plan; None: the model of the settings
     secrets: SecretChain | None = None  # where to look up secrets; None: the places in the settings
-    identity: Identity | None = None  # who makes an operator request; None: `requested_by`, without proof
+    identity: Requester | None = None  # who makes an operator request; None: `requested_by`, without proof
     server: Server | None = None  # one that has just responded; None: the server in the settings
 
     @property

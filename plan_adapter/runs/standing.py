@@ -9,6 +9,7 @@ from plan_adapter.approvals import Approval, StandingApproval
 from plan_adapter.errors import InvalidPlanError, NotApprovedError, StoreError
 from plan_adapter.execution.ports import GatedCall
 from plan_adapter.gates.approval import gate_policy_of, refusal
+from plan_adapter.gates.identity import recorded_identity
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.gates.standing import why_not_covered
 from plan_adapter.gates.standing_files import find_standing_file, read_signed_standing, verify_standing
@@ -51,7 +52,7 @@ async def use_standing_approval(bound: BoundPlan, run: PlanRun, store: PlanStore
 def _refusal(standing: StandingApproval, plan: ExecutionPlan, policy: EffectivePolicy, *, step_id: str | None = None) -> str | None:
     """Return why the person who gave `standing` is not allowed to approve this plan, or this step, or None."""
     gate_policy = gate_policy_of(plan, policy, requested_by="", step_id=step_id)  # started by a schedule
-    return refusal(gate_policy, by=standing.by, known_by=standing.known_by, decision="approve")
+    return refusal(gate_policy, recorded_identity(standing), decision="approve")
 
 
 async def _verify(standing: StandingApproval, policy: EffectivePolicy) -> None:
@@ -82,7 +83,7 @@ async def approve_call_by_standing(
         item=call.item,
         used_at=None,
     )
-    await store.add_approval(given)
+    await store.add_approval(given, identity=recorded_identity(standing))
     return given
 
 

@@ -11,6 +11,7 @@ from plan_adapter.execution.ports import GatedCall, GateRefusal, RecordedResolut
 from plan_adapter.gates.approval import ApprovedPlan, gate_policy_of, needs_gate, read_answer
 from plan_adapter.gates.call_text import outcome_text, step_gate_text
 from plan_adapter.gates.gate import expiry_message, new_gate
+from plan_adapter.gates.identity import identity_of_author
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.plan import ExecutionPlan, Step, new_id
 from plan_adapter.readable import call_name, redacted
@@ -215,7 +216,7 @@ class CallGates:
             item=expired.item,
             result=read_answer(expired, {}),
         )
-        await self.keeper.store.add_approval(answer)
+        await self.keeper.store.add_approval(answer, identity=identity_of_author())
         return answer
 
 

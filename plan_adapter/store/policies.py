@@ -11,6 +11,7 @@ from sqlalchemy import Connection, RowMapping, select
 
 from plan_adapter.canonical import canonical_json
 from plan_adapter.errors import InvalidPlanError, NotApprovedError, RunConflictError, StoreError
+from plan_adapter.gates.identity import Identity, identity_of_account
 from plan_adapter.gates.policy import EffectivePolicy, Policy, effective_policy, policy_of
 from plan_adapter.readable import one_line
 from plan_adapter.record import RunContext
@@ -77,8 +78,11 @@ class StorePolicy(StorePart):
             before = row
         return versions, problem
 
-    async def set(self, new: NewPolicy) -> PolicyVersion:
+    async def set(self, new: NewPolicy, *, identity: Identity | None = None) -> PolicyVersion:
         """Set the policy for every run of this store, from now on.
+
+        What counts is `identity`, of the person who sets it. Without one, it is the account of this process if `new` names that, and
+        otherwise only a name: `known_by` in `new` proves nothing.
 
         If the previous policy names operators, only they are allowed to; otherwise anybody who can write to the store is. Raises
         NotApprovedError, and RunConflictError if somebody else set one in the meantime. Raises StoreError if the store has a tenant,
@@ -87,16 +91,16 @@ class StorePolicy(StorePart):
         Raises InvalidPlanError if the policy contains the value of a secret.
         """
         await refuse_secrets({"": new.policy.to_document()})
-        return await self._set(new)
+        return await self._set(new, identity or identity_of_account(new.by))
 
     @writes
-    def _set(self, connection: Connection, new: NewPolicy) -> PolicyVersion:
+    def _set(self, connection: Connection, new: NewPolicy, identity: Identity) -> PolicyVersion:
         if self.tenant_id is not None:
             raise StoreError("a policy holds for all tenants: set it with a store that has no tenant")
         before = newest(connection)
         number = 1 if before is None else before.number + 1
         if before is not None:
-            _refuse_setter(before, by=new.by, known_by=new.known_by)
+            _refuse_setter(before, identity)
         if number != new.number:
             raise RunConflictError(
                 f"somebody else has set policy {number - 1} in the meantime: look at it with `plan policy show`, then set yours"
@@ -105,8 +109,8 @@ class StorePolicy(StorePart):
             **context_columns(RunContext()),
             "number": number,
             "document": canonical_json(new.policy.to_document()).decode(),
-            "by": new.by,
-            "known_by": new.known_by,
+            "by": identity.by,
+            "known_by": identity.known_by,
             "at": now_of(connection),
             "signature": new.signature,
         }
@@ -129,8 +133,9 @@ def newest(connection: Connection) -> PolicyVersion | None:
     return _version_of(rows[0])
 
 
-def _refuse_setter(before: PolicyVersion, *, by: str, known_by: str) -> None:
-    """Raise NotApprovedError if `by` is not allowed to set the policy that follows `before`. The error says who is."""
+def _refuse_setter(before: PolicyVersion, identity: Identity) -> None:
+    """Raise NotApprovedError if `identity` is not allowed to set the policy that follows `before`. The error says who is."""
+    by, known_by = identity.by, identity.known_by
     effective = effective_policy(Settings.model_construct(), before.policy)
     if effective.operators is not None and by not in effective.operators:
         who = ", ".join(one_line(name) for name in effective.operators) or "nobody"

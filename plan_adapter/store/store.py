@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ from sqlalchemy.exc import ArgumentError
 from plan_adapter.approvals import Approval
 from plan_adapter.canonical import canonical_document, plan_digest
 from plan_adapter.errors import RunConflictError, StoreSettingsError
+from plan_adapter.gates.identity import Identity, identity_of_given
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import Attempt, PlanRun, Receipt, RunContext
 from plan_adapter.settings import Settings
@@ -228,8 +230,13 @@ class PlanStore(StorePart):
         """Return the answers given for or used by a run, or those of an approval digest, oldest first."""
         return await self._database.read(lambda connection: approvals.list_approvals(connection, self.tenant_id, run_or_digest))
 
-    async def add_approval(self, approval: Approval, *, context: RunContext | None = None) -> None:
-        """Record an answer, whatever its decision. An answer for a run takes the run's context."""
+    async def add_approval(self, approval: Approval, *, context: RunContext | None = None, identity: Identity | None = None) -> None:
+        """Record an unused answer, whatever its decision. An answer for a run takes the run's context.
+
+        It is recorded as given by `identity`. Without one, all that counts is whether it names the account of this process.
+        """
+        identity = identity or identity_of_given(approval, None)
+        approval = replace(approval, by=identity.by, known_by=identity.known_by, used_at=None)
         approval = without_secrets(approval, (await redactor_of(self, run_id=approval.run_id)).value)
         await self._database.write(partial(approvals.add, approval=approval, context=self._with_tenant(context)))
 

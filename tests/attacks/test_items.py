@@ -204,7 +204,7 @@ async def test_an_item_with_an_unknown_outcome_is_not_rolled_back_unless_resolve
         assert f"the outcome of `restart[web-2]` is unknown: `plan resolve {run.id} restart done|again|abort --item web-2`" in (
             run.message or ""
         )
-        resolved = await aresolve_step(run.id, "restart", "abort", by="ana", known_by="os_user", item=1, store=store)
+        resolved = await aresolve_step(run.id, "restart", "abort", by="ana", item=1, store=store)
         assert "ana recorded `abort` for `restart[web-2]`" in (resolved.message or "")
         later = await acancel_run(run.id, rollback=True, tools=nodes.tools, store=store, offline=True)
     assert [node for node, _ in nodes.undone] == ["web-1"]

@@ -18,6 +18,7 @@ from prefect.client.schemas.responses import OrchestrationResult
 from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate, GateEnd, GateKind, GatePolicy
 from plan_adapter.engine.internals import retry_busy_server_soon
 from plan_adapter.gates.approval import answer_to, refusal
+from plan_adapter.gates.identity import identity_without_proof
 from plan_adapter.plan import new_id
 
 WAIT_SECONDS = 120.0
@@ -95,7 +96,7 @@ class InMemoryGate:
         wrong = (
             self.check(answer)
             if self.check
-            else refusal(self.request.gate_policy, by=answer.by, known_by=answer.channel, decision=answer.decision)
+            else refusal(self.request.gate_policy, identity_without_proof(answer), decision=answer.decision)
         )
         if wrong is None:
             self.approval = answer_to(self.request, decision=answer.decision, by=answer.by, known_by=answer.channel, note=answer.note)

@@ -7,6 +7,7 @@ import pytest
 
 from plan_adapter import ExecutionPlan, NotApprovedError, PlanRun, PlanStatus, ToolRegistry, acancel_run, aresolve_step, arevise_run, tool
 from plan_adapter.gates.approval import gate_policy_of, os_user, refusal, refuse_operation
+from plan_adapter.gates.identity import identity_of_name
 from plan_adapter.gates.policy import Policy, effective_policy
 from plan_adapter.options import ApprovalPolicy
 from plan_adapter.runs.start import execute_plan
@@ -77,7 +78,7 @@ def test_a_conflict_of_plan_and_stored_policy_does_not_blame_an_environment_vari
 def test_an_environment_variable_that_excludes_everyone_is_named(policy: Any, settings: Any, why: str) -> None:
     plan = ExecutionPlan(description="x", approval=ApprovalPolicy(**policy))
     gate_policy = gate_policy_of(plan, effective_policy(Settings(**settings)), requested_by="")
-    assert f"{why} excludes everything" in (refusal(gate_policy, by="ana", known_by="os_user", decision="approve") or "")
+    assert f"{why} excludes everything" in (refusal(gate_policy, identity_of_name("ana"), decision="approve") or "")
 
 
 def failing(*, policy: ApprovalPolicy) -> tuple[ExecutionPlan, ToolRegistry]:
@@ -165,9 +166,9 @@ async def test_an_allowed_operator_resumes_the_run(world: World) -> None:
 async def test_operators_may_not_approve_and_approvers_may_not_operate(world: World) -> None:
     run, _ = await stopped(world, ApprovalPolicy(operators=["bo"], approvers=["ana"]))
     with pytest.raises(NotApprovedError, match=r"`check` is not resolved: bo may not answer here; only ana may"):
-        await aresolve_step(run.id, "check", "done", by="bo", known_by="os_user", store=world.store)
+        await aresolve_step(run.id, "check", "done", by="bo", store=world.store)
     last = (await world.store.audit(run.id))[-1]
-    assert (last.kind, last.by, last.known_by) == ("refused", "bo", "os_user")
+    assert (last.kind, last.by, last.known_by) == ("refused", "bo", "unverified")
     resolved = await aresolve_step(run.id, "check", "done", by="ana", store=world.store)
     assert resolved.step("check").status == "completed"
     with pytest.raises(NotApprovedError, match="ana may not resume runs of"):

@@ -117,7 +117,7 @@ async def test_plan_resolve_in_another_process_closes_the_form_and_continues_the
     with pytest.raises(RunConflictError, match="is executed by process"):
         await world.store.outcomes.resolve(gate.run_id, "look", ResolutionRecord("done", "ana", "os_user"))
     async with PlanStore(world.url) as elsewhere:
-        await aresolve_step(gate.run_id, "send", "done", by="ana", known_by="os_user", result="it was", store=elsewhere)
+        await aresolve_step(gate.run_id, "send", "done", by="ana", result="it was", store=elsewhere)
         with pytest.raises(RunConflictError):
             await elsewhere.outcomes.resolve(gate.run_id, "send", ResolutionRecord("again", "bo", "os_user"))
     run = await task

@@ -8,7 +8,7 @@ import pytest
 
 from plan_adapter.approvals import Answer, Approval, ApprovalRequest, Gate, GatePolicy
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.gates.approval import text_to_sign
+from plan_adapter.gates.approval import os_user, text_to_sign
 from plan_adapter.gates.identity import ProofContext, approval_from, recheck_signature, verify_proof
 from plan_adapter.gates.policy import effective_policy
 from plan_adapter.settings import Settings
@@ -23,7 +23,7 @@ def proof_context(settings: Settings, codes: Codes | None = None) -> ProofContex
 
 
 async def verified_as(answer: Answer, request: ApprovalRequest, settings: Settings) -> str:
-    return await verify_proof(answer, request, proof_context(settings))
+    return (await verify_proof(answer, request, proof_context(settings))).known_by
 
 
 async def approval(answer: Answer, request: ApprovalRequest, settings: Settings, codes: Codes | None = None) -> Approval:
@@ -32,7 +32,12 @@ async def approval(answer: Answer, request: ApprovalRequest, settings: Settings,
 
 @pytest.mark.parametrize("channel", ["os_user", "form", "unverified"])
 async def test_an_answer_without_a_proof_is_known_by_its_channel(settings: Settings, channel: str) -> None:
-    assert await verified_as(Answer("approve", "ana", channel=channel), request_at(), settings) == channel  # type: ignore[arg-type]
+    assert await verified_as(Answer("approve", os_user(), channel=channel), request_at(), settings) == channel  # type: ignore[arg-type]
+
+
+async def test_only_the_account_of_this_process_is_known_as_an_account(settings: Settings) -> None:
+    for by in ("ana", f"{os_user()} ", "", "ROOT"):
+        assert await verified_as(Answer("approve", by, channel="os_user"), request_at(), settings) == "unverified"
 
 
 async def test_a_code_identifies_its_person(settings: Settings) -> None:
@@ -116,8 +121,8 @@ async def test_the_proof_that_satisfies_the_policy_is_used(settings: Settings, a
     request = request_at(gate_policy=GatePolicy(known_by=("totp",)))
     answer = Answer("approve", "ana", code=CODE, signature=ana.signs(text_of(request)))
     assert (await approval(answer, request, settings)).known_by == "totp"
-    only_user = request_at(gate_policy=GatePolicy(known_by=("os_user",)))
-    assert (await approval(replace(answer, channel="os_user"), only_user, settings)).known_by == "os_user"
+    only_forms = request_at(gate_policy=GatePolicy(known_by=("form",)))
+    assert (await approval(replace(answer, channel="form"), only_forms, settings)).known_by == "form"
 
 
 async def test_a_signed_approval_is_verified_again_before_use(settings: Settings, ana: Key, bo: Key, allowed: Path) -> None:

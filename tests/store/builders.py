@@ -151,7 +151,7 @@ def an_approval(**fields: Any) -> Approval:
         "approval_digest": DIGEST,
         "decision": "approve",
         "by": "安娜",
-        "known_by": "os_user",
+        "known_by": "unverified",
         "at": datetime.now(UTC),
         "note": "看起来不错",
     }

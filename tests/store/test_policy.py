@@ -7,11 +7,13 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
+from plan_adapter.gates.identity import recorded_identity
 from plan_adapter.gates.policy import Policy
 from plan_adapter.settings import Settings
 from plan_adapter.store.policies import NewPolicy
 from plan_adapter.store.store import PlanStore
 from tests.sql import Sql
+from tests.store.builders import an_approval
 
 OPERATED = Policy(operators=["ops", "run-plan/nightly"], groups={"ops": ["ana"]}, approvers=["小明"])
 
@@ -68,9 +70,12 @@ async def test_the_environment_cannot_name_policy_operators(store: PlanStore, mo
 
 async def test_a_policy_that_requires_a_proof_requires_it_for_the_next_version_too(store: PlanStore):
     await store.policy.set(new(Policy(known_by=["ssh_signature", "totp"])))
-    with pytest.raises(NotApprovedError, match="identified by os_user only, but setting the policy needs ssh_signature or totp"):
+    with pytest.raises(NotApprovedError, match="identified by unverified only, but setting the policy needs ssh_signature or totp"):
         await store.policy.set(new(Policy(), 2))
-    assert (await store.policy.set(new(Policy(), 2, known_by="totp"))).known_by == "totp"
+    with pytest.raises(NotApprovedError, match="ana is identified by unverified only"):
+        await store.policy.set(new(Policy(), 2, known_by="totp"))
+    checked = recorded_identity(an_approval(by="ana", known_by="totp"))
+    assert (await store.policy.set(new(Policy(), 2), identity=checked)).known_by == "totp"
 
 
 async def test_concurrent_policy_changes_do_not_overwrite_each_other(store: PlanStore):

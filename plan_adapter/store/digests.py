@@ -84,18 +84,36 @@ def digest_of(value: JsonValue) -> str:
 
 def row_digest(table: str, row: JsonRow, *, open_gate: bool = False) -> str:
     """Return the digest of a row of `table`. With `open_gate`, return the digest that a gate had before it was closed."""
-    left_out = (BOOKKEEPING.get(table) or frozenset[str]()) | (_END_OF_GATE if open_gate else frozenset[str]())
-    return digest_of(with_words_digested(table, {name: value for name, value in row.items() if name not in left_out}))
+    content = with_words_digested(table, row)
+    for name in BOOKKEEPING.get(table, ()):
+        content.pop(name, None)
+    for name in _END_OF_GATE if open_gate else ():
+        content.pop(name, None)
+    return digest_of(content)
 
 
 def with_words_digested(table: str, row: JsonRow) -> JsonRow:
     """Return a row, or some of its columns, with the digest of its words in place of each text that may be erased."""
-    content = dict(row)
+    content, has_texts = dict(row), False
     salt = content.pop("salt", None)
-    texts = [name for name in ERASABLE.get(table, ()) if isinstance(content.get(name), str)]
-    for name in texts:
-        content[name] = Words(name, str(content[name]), salt).digest
-    return content if texts or salt is None else {**content, "salt": salt}  # a row without texts keeps its salt
+    is_whole = not isinstance(salt, str) or not salt.startswith("{")
+    for name in ERASABLE.get(table, ()):
+        text = content.get(name)
+        if isinstance(text, str):
+            has_texts = True
+            content[name] = _digest_of_words(name, text, salt) if is_whole else Words(name, text, salt).digest
+    if not has_texts and salt is not None:  # a row without texts keeps its salt
+        content["salt"] = salt
+    return content
+
+
+def _digest_of_words(column: str, text: str, salt: JsonValue) -> str:
+    """Return `Words(column, text, salt).digest` for a text without erased words. Each step of a run needs several."""
+    parts = _WORDS_AND_GAPS.split(text.encode(errors="surrogatepass"))
+    words = parts[1::2]
+    keys = shake_128(sha256(f"{salt}/{column}".encode()).hexdigest().encode()).digest(KEY_BYTES * len(words))
+    digests = [sha256(keys[at : at + KEY_BYTES] + word).digest() for at, word in zip(range(0, len(keys), KEY_BYTES), words, strict=True)]
+    return sha256(b"?".join(parts[::2]) + b"\0" + b"".join(digests)).hexdigest()
 
 
 def new_salt() -> str:
@@ -165,8 +183,9 @@ class Words:
 KEY_BYTES = 16
 
 # An escape of JSON stays with its word, so that JSON stays JSON without the word.
-_PATTERN = r'"\[erased value\]"|\[erased\]|(?:[^ \t\n\r\f\v"\\{}\[\]:,]|\\.)+'
+_PATTERN = r'"\[erased value\]"|\[erased\]|(?:[^ \t\n\r\f\v"\\{}\[\]:,]+|\\.)+'
 _WORD, _WORD_OF_TEXT = re.compile(_PATTERN.encode()), re.compile(_PATTERN)
+_WORDS_AND_GAPS = re.compile(f"({_PATTERN})".encode())
 _MARK = re.compile(rb'"\[erased value\]"|\[erased\]')
 
 

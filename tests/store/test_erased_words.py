@@ -21,7 +21,7 @@ from plan_adapter.status import PlanStatus
 from plan_adapter.store import entries, tombstones
 from plan_adapter.store.audit import append, entry_digest, witness_of
 from plan_adapter.store.columns import SQLITE_NOW, Instant, sqlite_now
-from plan_adapter.store.digests import BOOKKEEPING, BOOKKEEPING_TABLES, ERASED, Words, json_row, new_salt, row_digest
+from plan_adapter.store.digests import BOOKKEEPING, BOOKKEEPING_TABLES, ERASED, Words, json_row, new_salt, row_digest, with_words_digested
 from plan_adapter.store.policies import NewPolicy
 from plan_adapter.store.rows import dump_json
 from plan_adapter.store.store import PlanStore
@@ -188,6 +188,9 @@ def test_the_digest_of_a_text_stays_when_any_of_its_words_are_erased(data: st.Da
         before = Words("result", text_of_value, "salt")
         chosen = data.draw(st.sets(st.integers(0, max(len(before.spans) - 1, 0)), max_size=4)) if before.spans else set[int]()
         erased, proof = before.erase(chosen)
+        whole: dict[str, Any] = {"result": text_of_value, "salt": "salt"}
+        without = {"result": erased, "salt": dump_json({"result": proof})}
+        assert with_words_digested("receipts", whole) == with_words_digested("receipts", without) == {"result": before.digest}
         after = Words("result", erased, dump_json({"result": proof}))
         assert after.digest == before.digest
         assert set(after.erased) == chosen

@@ -109,6 +109,7 @@ class WorkflowContext:
     conditions: dict[str, str | None] = field(default_factory=dict[str, str | None])  # by job; None if it never runs here
     outputs: dict[str, "Scope"] = field(default_factory=dict[str, "Scope"])  # by job: where its outputs are evaluated
     files: Files = field(default_factory=Files)
+    resolving: set[tuple[str, Path]] = field(default_factory=set[tuple[str, Path]])  # by job: the contexts whose values are being found
     stand_ins: StandIns = field(init=False)
 
     def __post_init__(self) -> None:
@@ -154,14 +155,19 @@ class Scope:
         """Return the value of a scalar that may contain expressions."""
         if not isinstance(value, str):
             return Value.of(value if isinstance(value, bool | int | float) else "")
-        parts = [self.expression(part) if is_code else Value.of(part) for part, is_code in pieces(value)]
+        parts = [self.expression(part) if is_code else Value.of(self._closed(part)) for part, is_code in pieces(value)]
         return concatenate(parts) if parts else Value.of("")
 
     def text(self, value: Any) -> str:
         """Return a scalar as the text of a parameter."""
         if not isinstance(value, str):
             return parameter_text(self.value_of(value))
-        return "".join(parameter_text(self.expression(part)) if is_code else part for part, is_code in pieces(value))
+        return "".join(parameter_text(self.expression(part)) if is_code else self._closed(part) for part, is_code in pieces(value))
+
+    def _closed(self, text: str) -> str:
+        if "${{" in text:
+            raise NotConvertibleError(f"{self.at}: an expression in `{prose(text)}` is not closed")
+        return text
 
     def expression(self, source: str) -> Value:
         """Return the value of an expression. What cannot be translated becomes an input, or a secret if it is made of secrets."""
@@ -171,7 +177,7 @@ class Scope:
             found = None if secret is not None and "||" in source else translate(source, self.resolve)
         except NotConvertibleError:
             found = None
-        if found is not None:
+        if found is not None and found.kind != "list":
             return found
         if secret is None:
             return self.workflow.as_input(source, self.at)
@@ -189,6 +195,16 @@ class Scope:
 
     def resolve(self, path: Path) -> Value:
         """Return the value of a context. Raises NotConvertibleError."""
+        place = (self.job, path)
+        if place in self.workflow.resolving:
+            raise NotConvertibleError(f"`{'.'.join(path)}` refers to itself")
+        self.workflow.resolving.add(place)
+        try:
+            return self._resolve(path)
+        finally:
+            self.workflow.resolving.remove(place)
+
+    def _resolve(self, path: Path) -> Value:
         match path:
             case ("inputs", name) | ("github", "event", "inputs", name) if name in self.workflow.names:
                 known = self.workflow.names[name]

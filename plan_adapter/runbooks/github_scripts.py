@@ -145,6 +145,8 @@ def paste_constants(script: str, translate: Callable[[str], Value]) -> str:
     for part, value in values:
         if value.text is None:
             raise NotConvertibleError(f"`{part}` would be read as code")
+        if "${{" in value.text:
+            raise NotConvertibleError("an expression in it is not closed")
     return "".join(value.text or "" for _, value in values)
 
 

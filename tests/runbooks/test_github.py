@@ -422,3 +422,27 @@ def test_what_the_plan_cannot_have_is_left_out_with_a_note() -> None:
     assert (plan.outputs, only(plan).parameters) == ({"name": "w"}, {"command": "ls"})
     assert noted(notes, "left out", "a", "a value makes its name")
     assert noted(notes, "left out", "key", "contains a secret")
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        "  a:\n    strategy: {matrix: {os: ['${{ matrix.os }}']}}\n    steps: [{run: 'echo ${{ matrix.os }}'}, {run: b}]\n",
+        "  a:\n    outputs: {x: '${{ needs.a.outputs.x }}'}\n    steps: [{run: 'echo ${{ needs.a.outputs.x }}'}]\n",
+        "  a:\n    outputs: {x: '${{ jobs.a.outputs.x }}${{ jobs.a.outputs.x }}'}\n    steps: [{run: 'echo ${{ jobs.a.outputs.x }}'}]\n",
+    ],
+)
+def test_a_value_that_refers_to_itself_ends(jobs: str) -> None:
+    plan, _ = workflow(jobs)
+    assert plan.steps
+
+
+def test_a_list_in_a_text_is_an_input() -> None:
+    plan, _ = job("      - run: echo $ALL\n        env: {ALL: '${{ needs.*.result }}'}\n")
+    assert list(plan.inputs) == ["needs_result"]
+
+
+@pytest.mark.parametrize("field", ["env: {A: '${{ a'}", "working-directory: 'x${{'"])
+def test_an_expression_that_is_not_closed_is_one_error_with_its_place(field: str) -> None:
+    with pytest.raises(NotConvertibleError, match=r"build(\.step_1)?: an expression in .* is not closed"):
+        job(f"      - run: ls\n        {field}\n")

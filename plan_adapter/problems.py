@@ -165,7 +165,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "A tag is one line of fixed text with at most 64 characters, without spaces around it, invisible characters or `${{ }}`."
         ),
         "bad-run-name": "The name of a run is not empty, and uses only `inputs`: a run gets its name before any step.",
-        "contradicting-policies": "`stop_on_error` and `continue_on_error` are both set to the same value. Set one of them.",
+        "contradicting-policies": (
+            "Two options contradict each other: `stop_on_error` and `continue_on_error` have the same value, or `require_approval` and "
+            "`auto_approve` are both true. Set one of them."
+        ),
         # its gates
         "bad-approver": (
             "A name under `approvers` is empty, or contains invisible characters or spaces around it, so it can match nobody. Write "

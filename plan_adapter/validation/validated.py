@@ -314,6 +314,11 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
     if {"stop_on_error", "continue_on_error"} <= options.model_fields_set and options.stop_on_error == options.continue_on_error:
         message = f"`stop_on_error` and `continue_on_error` are both {str(options.stop_on_error).lower()}"
         findings.add("contradicting-policies", "options.continue_on_error", message, "write one of them")
+    if {"require_approval", "auto_approve"} <= options.model_fields_set and options.require_approval and options.auto_approve:
+        message = (
+            "`require_approval` and `auto_approve` are both true, so the plan says both that it needs an approval and that it needs none"
+        )
+        findings.add("contradicting-policies", "options.auto_approve", message, "remove one of them")
     if options.run_window is not None and (wrong := find_window_problem(options.run_window)) is not None:
         field, message, hint = wrong
         findings.add("bad-run-window", f"options.run_window.{field}", message, hint)

@@ -99,6 +99,7 @@ def test_every_mistake_in_finally_steps_is_reported_at_its_place() -> None:
         ({"steps": [Step(id="a")]}, "missing-field", "steps[0].tool_name"),
         ({"options": {"stop_on_error": True, "continue_on_error": True}}, "contradicting-policies", "options.continue_on_error"),
         ({"options": {"stop_on_error": False, "continue_on_error": False}}, "contradicting-policies", "options.continue_on_error"),
+        ({"options": {"require_approval": True, "auto_approve": True}}, "contradicting-policies", "options.auto_approve"),
         ({"outputs": {"x": "${{ steps.gone.result }}"}}, "unknown-reference", "outputs.x"),
         ({"outputs": {"x": float("nan")}}, "not-a-number", "outputs.x"),
         ({"outputs": {"x": {"__prefect_kind": 1}}}, "reserved-key", "outputs.x.__prefect_kind"),
@@ -287,6 +288,17 @@ def test_plans_that_run_but_are_probably_wrong_get_warnings() -> None:
     ]
     assert {problem.severity for problem in lint(checked, TOOLS)} == {"warning"}
     assert find_problems(checked, TOOLS) == []
+
+
+@pytest.mark.parametrize("options", [{"auto_approve": True}, {"require_approval": False, "auto_approve": True}, {"require_approval": True}])
+def test_one_statement_about_the_approval_is_no_contradiction(options: dict[str, bool]) -> None:
+    assert found(plan(options=options)) == []
+
+
+def test_a_sub_plan_that_contradicts_itself_is_reported_in_its_document() -> None:
+    inner = plan(options={"require_approval": True, "auto_approve": True})
+    outer = plan(Step(id="part", plan="inner.yaml", pinned=inner))
+    assert found(outer) == [("contradicting-policies", "steps[0].pinned.options.auto_approve")]
 
 
 def test_problems_are_in_document_order() -> None:

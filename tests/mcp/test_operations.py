@@ -172,6 +172,19 @@ async def test_a_cancelled_call_leaves_the_server_unchanged(harness: Harness) ->
         await model.aclose()
 
 
+async def test_an_agent_without_an_id_sees_only_its_own_runs(harness: Harness) -> None:
+    async with harness.agent(name="first") as first, harness.agent(name="second") as second:
+        mine = (await first.call("run_plan", document=DEPLOY, inputs={"version": "1"}))["run"]
+        theirs = (await second.call("run_plan", document=DEPLOY, inputs={"version": "2"}))["run"]
+        assert [run["run"] for run in (await first.call("list_runs"))["runs"]] == [mine]
+        assert [gate["run"] for gate in (await first.call("list_gates"))["gates"]] == [mine]
+        assert (await first.call("show_run", run=mine))["run"] == mine
+        for operation in ("show_run", "resume_run", "cancel_run"):
+            assert "no run has the id" in str(await first.refused(operation, run=theirs))
+    async with harness.agent(name="first", context=RunContext(org_id="acme")) as elsewhere:
+        assert (await elsewhere.call("list_runs"))["runs"] == []
+
+
 async def test_an_agent_sees_only_runs_of_its_context_and_no_ids_of_the_context(harness: Harness) -> None:
     context = RunContext(agent_id="agent-7f3a", org_id="org-91bc", task_id="task-55de")
     answers: list[str] = []
@@ -190,13 +203,14 @@ async def test_an_agent_sees_only_runs_of_its_context_and_no_ids_of_the_context(
 
 
 async def test_an_agent_can_see_but_not_change_a_run_of_another_agent(harness: Harness) -> None:
-    async with harness.agent(name="first") as first:
+    team = RunContext(agent_id="team")
+    async with harness.agent(name="first", context=team) as first:
         run_id = (await first.call("run_plan", document=DEPLOY, inputs={"version": "1"}))["run"]
-    async with harness.agent(name="second") as second:
+    async with harness.agent(name="second", context=team) as second:
         assert (await second.call("show_run", run=run_id))["status"] == "pending_approval"
         for tool in ("cancel_run", "resume_run"):
             assert "was not started by you" in (await second.refused(tool, run=run_id))["message"]
-    async with harness.agent(name="first") as first:
+    async with harness.agent(name="first", context=team) as first:
         assert (await first.call("cancel_run", run=run_id, reason="算了"))["status"] == "cancelled"
     assert (await harness.run(run_id)).message == "算了"
 

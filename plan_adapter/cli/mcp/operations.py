@@ -185,22 +185,21 @@ class Operations:
         return await self._wait_and_show((await self._find_run(run)).id, wait_seconds)
 
     async def list_runs(self, status: PlanStatus | None = None, limit: Annotated[int, Field(ge=1, le=100)] = 20) -> Output:
-        """List runs, newest first.
+        """List the runs that you may see, newest first.
 
         Args:
             status: Only runs with this status.
             limit: At most this many.
         """
-        found = await self.store.runs(limit, status=status, context=self.agent.context)
-        return {"runs": [run_entry(run) for run in found]}
+        found = await self.store.runs(MAX_LISTED_RUNS, status=status, context=self.agent.context)
+        return {"runs": [run_entry(run) for run in found if self._may_see(run)][:limit]}
 
     async def list_gates(self) -> Output:
-        """List the gates that wait for a person's answer: the run, who may answer, and with which command. You cannot answer."""
+        """List the gates of your runs that wait for a person's answer: the run, who may answer, with which command. You cannot answer."""
         await end_expired(self.store)
         gates = await self.store.gates.find()
-        if self.agent.context != RunContext():
-            seen = {run.id for run in await self.store.runs(MAX_LISTED_RUNS, context=self.agent.context)}
-            gates = [gate for gate in gates if gate.run_id in seen]
+        seen = {run.id for run in await self.store.runs(MAX_LISTED_RUNS, context=self.agent.context) if self._may_see(run)}
+        gates = [gate for gate in gates if gate.run_id in seen]
         return {"gates": [gate_output(gate) for gate in reversed(gates)]}
 
     async def cancel_run(self, run: str, reason: str = "cancelled by the agent") -> Output:
@@ -315,10 +314,9 @@ class Operations:
         return [*found, *find_unnamed_secrets(validate(plan, self.tools), self.secrets)]
 
     async def _find_run(self, beginning: str) -> PlanRun:
-        """Return a run of the agent's context. Raises RunConflictError for any other run, as if it did not exist."""
-        run, context = await self.store.run(beginning, with_results=False), self.agent.context
-        required: Mapping[str, str | None] = asdict(context)
-        if any(value is not None and getattr(run, name) != value for name, value in required.items()):
+        """Return a run that the agent may see. Raises RunConflictError for any other run, as if it did not exist."""
+        run = await self.store.run(beginning, with_results=False)
+        if not self._may_see(run):
             raise RunConflictError(f"no run has the id `{beginning}`, or an id that begins with it")
         return run
 
@@ -327,6 +325,12 @@ class Operations:
         if not self._is_own(run):
             raise RunConflictError(f"run {run.id} was not started by you: you may look at it, and a person can resume or cancel it")
         return run
+
+    def _may_see(self, run: PlanRun) -> bool:
+        """Return whether `run` has the ids of the agent's context, and, if the agent has no id of its own, whether it started the run."""
+        required: Mapping[str, str | None] = asdict(self.agent.context)
+        is_in_context = all(value is None or getattr(run, name) == value for name, value in required.items())
+        return is_in_context and (self.agent.context.agent_id is not None or self._is_own(run))
 
     def _is_own(self, run: PlanRun) -> bool:
         return run.requested_by == self.agent.by

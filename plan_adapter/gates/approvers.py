@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TypeAlias, get_args
+from typing import TypeAlias, cast, get_args
 
 from pydantic import JsonValue
 
@@ -12,11 +12,11 @@ from plan_adapter.approvals import Approval, ApprovalRequest, Decision
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import Approver, answer_to
 
-CallbackAnswer: TypeAlias = Decision | bool | str | Approval | Mapping[str, JsonValue]
+CallbackAnswer: TypeAlias = Decision | bool | tuple[Decision, str] | Approval | Mapping[str, JsonValue]
 """An answer from a function.
 
-`True` approves and `False` rejects. `"approve"`, `"reject"` and `"request_changes"` are decisions. Any other text rejects with that text as
-the note. A mapping answers a question, by field. An `Approval` is used as it is.
+`True` approves and `False` rejects. `"approve"`, `"reject"` and `"request_changes"` are decisions; `("reject", "too early")` adds a note. A
+mapping answers a question, by field. An `Approval` is used as it is, apart from its proof. Anything else is no answer.
 """
 
 
@@ -32,7 +32,7 @@ class CallbackApprover:
         self._by = by
 
     async def ask(self, request: ApprovalRequest) -> Approval:
-        """Return the function's answer. Raises NotApprovedError if it returns none, and whatever the function raises."""
+        """Return the function's answer. Raises TypeError if it returns none, and whatever the function raises."""
         answer: object = self._answer(request)
         if inspect.isawaitable(answer):
             answer = await answer
@@ -40,20 +40,26 @@ class CallbackApprover:
             return answer
         if isinstance(answer, Mapping) and request.kind == "question":
             return answer_to(request, decision="approve", by=self._by, known_by="unverified", result=dict(answer))
-        decision, note = self._parse(answer)
+        decision, note = self._parse(answer, request)
         return answer_to(request, decision=decision, by=self._by, known_by="unverified", note=note)
 
-    def _parse(self, answer: object) -> tuple[Decision, str]:
-        if isinstance(answer, bool):
-            return ("approve" if answer else "reject"), ""
-        if isinstance(answer, str):
-            decision = _DECISIONS.get(answer)
-            return (decision, "") if decision is not None else ("reject", answer)
-        name = getattr(self._answer, "__qualname__", type(self._answer).__name__)
-        raise NotApprovedError(
-            f"the approver `{name}` returned {answer!r:.100}, which is not an answer: return True, False, a decision, a reason, "
-            "or the fields of a question"
-        )
+    def _parse(self, answer: object, request: ApprovalRequest) -> tuple[Decision, str]:
+        parts = cast("tuple[object, ...]", answer) if isinstance(answer, tuple) else (answer, "")
+        match parts:
+            case (bool() as is_approved, str() as note):
+                decision: Decision | None = "approve" if is_approved else "reject"
+            case (str() as text, str() as note):
+                decision = _DECISIONS.get(text)
+            case _:
+                decision, note = None, ""
+        if decision is None or (decision == "approve" and request.kind == "question"):
+            name = getattr(self._answer, "__qualname__", type(self._answer).__name__)
+            fields = ", ".join(f"{field!r}: …" for field in request.fields)
+            wanted = 'True, False, "approve", "reject", "request_changes", or ("reject", "why")'
+            if request.kind == "question":
+                wanted = f'its fields, {{{fields}}}, or "reject"'
+            raise TypeError(f"the approver `{name}` returned {answer!r:.100}, which is not an answer here: return {wanted}")
+        return decision, note
 
 
 _DECISIONS: Mapping[str, Decision] = {decision: decision for decision in get_args(Decision)}

@@ -110,7 +110,7 @@ async def test_a_drafted_version_needs_an_approval_of_its_own(world: World, stor
 async def test_a_rejected_version_ends_the_run_and_does_not_run(world: World, store: PlanStore, configured: Any) -> None:
     with scripted(GOOD) as server:
         configured(server)
-        no = CallbackApprover(lambda _: "不行", by="ana")
+        no = CallbackApprover(lambda _: ("reject", "不行"), by="ana")
         run = await arun_plan(replanning_plan(), tools=world.tools, inputs={"host": "web-1"}, approver=no, store=store, offline=True)
     assert (run.status, run.reason, run.rejection_note) == (PlanStatus.CANCELLED, RunReason.REJECTED, "不行")
     assert world.did == ["look web-1", "deploy 1", "deploy bad-2"]

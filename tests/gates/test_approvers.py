@@ -1,14 +1,17 @@
 """Tests of the built-in approvers: a callback function, and a policy of rules."""
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, Step, ToolRegistry, aresume_run, arun_plan, tool
 from plan_adapter.approvals import Approval, ApprovalRequest, Decision, GatePolicy
-from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.approvers import CallbackApprover, PolicyApprover, Rule
+from plan_adapter.options import Input
 
 
 def request(*, name: str = "nightly-backup", step: str | None = None, by: str = "cron", digest: str = "d" * 64) -> ApprovalRequest:
@@ -37,9 +40,9 @@ def decision_and_note(approval: Approval) -> tuple[Decision, str]:
         ("approve", ("approve", "")),
         ("reject", ("reject", "")),
         ("request_changes", ("request_changes", "")),
-        ("维护窗口已关闭", ("reject", "维护窗口已关闭")),
-        ("Approve", ("reject", "Approve")),
-        ("", ("reject", "")),
+        (("reject", "维护窗口已关闭"), ("reject", "维护窗口已关闭")),
+        (("approve", "for tonight"), ("approve", "for tonight")),
+        ((False, "too early"), ("reject", "too early")),
     ],
 )
 async def test_the_return_value_of_a_function_is_its_answer(returned: Any, answer: tuple[str, str]) -> None:
@@ -62,10 +65,37 @@ async def test_a_callback_may_return_a_complete_approval() -> None:
     assert await CallbackApprover(lambda _: own).ask(request()) is own
 
 
-@pytest.mark.parametrize("returned", [None, 1, 0, ["approve"], {"decision": "approve"}], ids=repr)
-async def test_an_invalid_return_value_opens_no_gate(returned: Any) -> None:
-    with pytest.raises(NotApprovedError, match="not an answer"):
+NO_ANSWERS = [
+    None,
+    1,
+    0,
+    "yes",
+    "approved",
+    "Approve",
+    "",
+    "维护窗口已关闭",
+    ["approve"],
+    {"decision": "approve"},
+    ("approve",),
+    ("yes", "note"),
+]
+
+
+@pytest.mark.parametrize("returned", [*NO_ANSWERS, ("approve", "a", "b"), (True, None), {}], ids=repr)
+async def test_what_is_no_answer_raises_with_what_to_return(returned: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r'not an answer here: return True, False, "approve", "reject", "request_changes", or \("reject", "why"\)'
+    ):
         await CallbackApprover(lambda _: returned).ask(request())
+
+
+@pytest.mark.parametrize("returned", [True, "approve", ("approve", "go"), "yes", None], ids=repr)
+async def test_an_approval_is_no_answer_to_a_question(returned: Any) -> None:
+    asked = replace(request(), kind="question", fields={"choice": Input(), "为什么": Input(default="")})
+    with pytest.raises(TypeError, match=r"return its fields, \{'choice': …, '为什么': …\}, or \"reject\""):
+        await CallbackApprover(lambda _: returned).ask(asked)
+    assert (await CallbackApprover(lambda _: False).ask(asked)).decision == "reject"
+    assert (await CallbackApprover(lambda _: {"choice": "a"}).ask(asked)).result == {"choice": "a"}
 
 
 async def test_an_exception_of_the_function_propagates() -> None:
@@ -114,3 +144,27 @@ async def test_a_request_without_a_matching_rule_goes_to_the_fallback_approver()
     policy = PolicyApprover([Rule(plan="nightly-*")], otherwise=CallbackApprover(lambda _: "request_changes", by="ana"))
     answer = await policy.ask(request(name="restart"))
     assert (answer.decision, answer.by) == ("request_changes", "ana")
+
+
+@pytest.mark.parametrize("step_id", [None, "pay"])
+async def test_a_run_whose_approver_gave_no_answer_waits_for_one(step_id: str | None, tmp_path: Path) -> None:
+    paid = list[int]()
+
+    @tool(effect="write")
+    def pay() -> None:
+        """Pay."""
+        paid.append(1)
+
+    def answer(asked: ApprovalRequest) -> Any:
+        return "approved" if asked.step_id == step_id else True
+
+    plan = ExecutionPlan(description="Pay", steps=[Step(id="pay", tool_name="pay", requires_approval=True)])
+    tools = ToolRegistry([pay])
+    async with PlanStore(f"sqlite:///{tmp_path}/plans.db") as store:
+        with pytest.raises(TypeError, match="'approved', which is not an answer here: return True"):
+            await arun_plan(plan, tools=tools, store=store, offline=True, approver=CallbackApprover(answer))
+        (left,) = await store.runs()
+        assert [gate.step_id for gate in await store.gates.find(run_id=left.id)] == [step_id]
+        assert (left.completed_at, paid) == (None, [])
+        ended = await aresume_run(left.id, tools=tools, store=store, offline=True, approver=CallbackApprover(lambda _: True))
+    assert (ended.status, paid) == (PlanStatus.COMPLETED, [1])

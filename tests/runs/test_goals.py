@@ -12,7 +12,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import TaskRunResult
 
 from plan_adapter import CallbackApprover, InvalidPlanError, PlanStatus, PlanStore, ToolRegistry, aresolve_step, crash_points
-from plan_adapter.approvals import ApprovalRequest, StandingApproval
+from plan_adapter.approvals import ApprovalRequest, Decision, StandingApproval
 from plan_adapter.canonical import runbook_digest
 from plan_adapter.engine.connection import Server
 from plan_adapter.errors import PlanAdapterError
@@ -46,8 +46,8 @@ def unapproved(plan: ExecutionPlan) -> ExecutionPlan:
     return plan
 
 
-def approving(asked: list[str], answer: Callable[[ApprovalRequest], bool | str] = lambda _: True) -> CallbackApprover:
-    async def ask(request: ApprovalRequest) -> bool | str:
+def approving(asked: list[str], answer: Callable[[ApprovalRequest], bool | tuple[Decision, str]] = lambda _: True) -> CallbackApprover:
+    async def ask(request: ApprovalRequest) -> bool | tuple[Decision, str]:
         asked.append(request.text)
         return answer(request)
 
@@ -113,7 +113,7 @@ async def test_a_standing_approval_does_not_confirm_calls_of_a_goal(store: PlanS
     name, at = bound.validated.plan.name, await store.now()
     standing = StandingApproval(new_id(), digest, name, "ana", "os_user", at, {}, ("a/nightly",), steps=("report",), max_runs=2)
     await store.standing.add(standing, context=RunContext())
-    request = RunRequest(goal_model=model, approver=approving(asked, lambda _: "no"), schedule="a/nightly")
+    request = RunRequest(goal_model=model, approver=approving(asked, lambda _: ("reject", "no")), schedule="a/nightly")
     run = await execute_plan(bound, run_request=request, store=store, offline=True)
     assert (run.approved_by, run.step("report").reason, board.notes) == ("ana", "aborted", [])
     assert len(asked) == 1, "the plan is approved by the standing approval, and its goal asks"
@@ -150,7 +150,7 @@ async def test_an_open_question_can_be_answered_later(store: PlanStore) -> None:
 async def test_a_rejection_is_kept_when_the_run_is_resumed(store: PlanStore) -> None:
     board, asked = Board(), list[str]()
     model = RoundModel([writes(note="hello"), BROKEN, BROKEN, BROKEN])
-    request = RunRequest(goal_model=model, approver=approving(asked, lambda _: "say it politely"))
+    request = RunRequest(goal_model=model, approver=approving(asked, lambda _: ("reject", "say it politely")))
     run = await started(unapproved(goal_plan()), board, request, store)
     assert run.status is PlanStatus.FAILED
     model.answers = [writes(note="hello"), BROKEN, BROKEN, BROKEN, writes(note="hello"), reads(), ends()]

@@ -11,17 +11,20 @@ from pydantic import JsonValue
 
 from plan_adapter.errors import NotApprovedError, ToolError, UnknownOutcomeError
 from plan_adapter.expressions import has_expression
-from plan_adapter.gates.approval import Approver
+from plan_adapter.gates.approval import Approver, needs_gate, requires_approval
 from plan_adapter.gates.approvers import PrefectApprover
 from plan_adapter.hooks import Hooks
 from plan_adapter.options import ApprovalPolicy, ExecutionOptions, Input
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.record import PlanRun, RunContext
 from plan_adapter.runner import arun_plan
+from plan_adapter.runs.session import opened_store
+from plan_adapter.settings import Settings
 from plan_adapter.status import Outcome, PlanStatus, RunReason
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool, as_json
+from plan_adapter.validation import validate
 
 ToolFunction: TypeAlias = Callable[..., Awaitable[JsonValue]]
 
@@ -52,7 +55,7 @@ def as_functions(
     """
     approver = approver if approver is not None or offline else PrefectApprover()
     run = partial(arun_plan, tools=tools, approver=approver, store=store, hooks=hooks, context=context, offline=offline)
-    calls = _AgentCalls(agent, approval, [*permissions], run, asks_nobody=approver is None)
+    calls = _AgentCalls(agent, approval, [*permissions], run, approver is None, tools, store)
     return [_build_function(tool, partial(_call_tool, tool, calls)) for tool in tools]
 
 
@@ -65,6 +68,8 @@ class _AgentCalls:
     permissions: list[str]
     run: Callable[..., Awaitable[PlanRun]]
     asks_nobody: bool
+    tools: ToolRegistry
+    store: PlanStore | None
 
 
 def _build_function(tool: Tool[..., Any], call: Callable[[Mapping[str, Any]], Awaitable[JsonValue]]) -> ToolFunction:
@@ -106,6 +111,11 @@ async def _call_tool(tool: Tool[..., Any], calls: _AgentCalls, given: Mapping[st
             f"`{tool.name}` was not called: it does more than read, and nobody can approve it; pass an approver to `as_functions`"
         )
     plan = _plan_of(tool, calls, arguments)
+    if calls.asks_nobody and await _waits_for_a_person(plan, calls):
+        raise NotApprovedError(
+            f"`{tool.name}` was not called: the policy asks a person before this read, and nobody can approve it; pass an approver to "
+            "`as_functions`"
+        )
     run = await calls.run(plan, inputs={"arguments": arguments} if plan.inputs else None)
     step = run.step("call")
     if run.status is PlanStatus.COMPLETED:
@@ -116,6 +126,15 @@ async def _call_tool(tool: Tool[..., Any], calls: _AgentCalls, given: Mapping[st
         raise ToolError(step.error or f"`{tool.name}` failed")
     why = ": ".join(part for part in (run.message, run.rejection_note) if part) or (run.reason or RunReason.CANCELLED).value
     raise NotApprovedError(f"`{tool.name}` was not called: {why}")
+
+
+async def _waits_for_a_person(plan: ExecutionPlan, calls: _AgentCalls) -> bool:
+    """Return whether a run of `plan` would wait at a gate, as the plan, the settings and the store's policy say now."""
+    settings = Settings()
+    validated = validate(plan, calls.tools)
+    async with opened_store(calls.store, settings) as store:
+        policy = await store.policy.effective(settings)
+    return requires_approval(validated.plan, policy) or any(needs_gate(step, validated, policy) for step in validated.plan.all_steps)
 
 
 def _plan_of(tool: Tool[..., Any], calls: _AgentCalls, arguments: Mapping[str, JsonValue]) -> ExecutionPlan:

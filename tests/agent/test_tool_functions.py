@@ -18,8 +18,11 @@ from plan_adapter import (
     as_functions,
     tool,
 )
+from plan_adapter.approvals import Decision
 from plan_adapter.errors import UnknownOutcomeError
+from plan_adapter.gates.policy import Policy
 from plan_adapter.options import ApprovalPolicy
+from plan_adapter.store.policies import NewPolicy
 
 
 @tool(effect="read")
@@ -76,8 +79,8 @@ def agree(_request: ApprovalRequest) -> bool:
     return True
 
 
-def refuse(_request: ApprovalRequest) -> str:
-    return "not on a Friday"
+def refuse(_request: ApprovalRequest) -> tuple[Decision, str]:
+    return "reject", "not on a Friday"
 
 
 def test_a_function_has_the_signature_of_its_tool(make_functions: MakeFunctions) -> None:
@@ -89,6 +92,30 @@ def test_a_function_has_the_signature_of_its_tool(make_functions: MakeFunctions)
     function_type: Any = function
     schema = TypeAdapter[Any](function_type).json_schema()
     assert schema["properties"]["limit"] == {"default": 3, "minimum": 1, "title": "Limit", "type": "integer"}
+
+
+@pytest.mark.parametrize("where", ["approval", "settings", "store"])
+async def test_a_gated_read_that_nobody_can_approve_is_refused_at_once(
+    where: str, store: PlanStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @tool(effect="read")
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    policy = ApprovalPolicy(effects=["read"]) if where == "approval" else None
+    if where == "settings":
+        monkeypatch.setenv("PLAN_ADAPTER_GATE_EFFECTS", "read")
+    if where == "store":
+        await store.policy.set(NewPolicy(Policy(allow_unapproved=False), 1, "ana", "os_user"))
+    [function] = as_functions(ToolRegistry([look]), store=store, offline=True, approval=policy)
+    with pytest.raises(
+        NotApprovedError, match="`look` was not called: the policy asks a person before this read, and nobody can approve it"
+    ):
+        await function()
+    assert await store.runs() == []
+    [asking] = as_functions(ToolRegistry([look]), store=store, offline=True, approval=policy, approver=CallbackApprover(agree))
+    assert await asking() == "seen"
 
 
 async def test_a_read_needs_no_approval_and_has_a_run(make_functions: MakeFunctions, store: PlanStore) -> None:

@@ -185,6 +185,8 @@ def _check_policy(settings: Settings) -> Finding:
         return Finding(ok=False, what=f"the store's policy cannot be read: {error}")
     if policy.number is None:
         what = "the store has no policy: the environment of each process decides who may do what"
+        if settings.groups:
+            what += "; PLAN_ADAPTER_GROUPS of the process that runs a plan says who is in a group, not that of whoever answers"
         return Finding(ok=True, what=what, hint="`plan policy set FILE` stores one that the environment cannot loosen")
     hint = "`plan policy show` prints it; the environment can only be stricter"
     return Finding(ok=True, what=f"version {policy.number} of the store's policy applies to every plan", hint=hint)

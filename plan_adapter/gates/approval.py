@@ -165,17 +165,17 @@ def gate_policy_of(
 def with_current_policy(gate_policy: GatePolicy, plan: ExecutionPlan, policy: EffectivePolicy, *, step_id: str | None) -> GatePolicy:
     """Return the current form of `gate_policy`, the policy that an open gate started with.
 
-    People who joined a group since then can answer as well. A policy from the store also applies, as it is today. Without one, the gate
-    policy stays as it is, because the process that opened the gate may know groups that this process does not.
+    People who joined a group since then can answer as well, and the store's policy applies as it is today. Without a policy in the store,
+    the gate policy stays as it is: groups then come from the environment, and whoever answers could put themselves into one.
     """
+    if policy.number is None:
+        return gate_policy
     today = gate_policy_of(plan, policy, requested_by=gate_policy.requested_by, revised_by=gate_policy.revised_by, step_id=step_id)
     approvers = gate_policy.approvers
     if approvers is not None and today.approvers is not None:
         named = (*(name for names in plan.approvers_at(step_id) for name in names), *policy.named)
         members = [member for name in named for member in policy.groups.get(name, ()) if member in today.approvers]
         approvers = tuple(dict.fromkeys((*approvers, *members)))
-    if policy.number is None:
-        return replace(gate_policy, approvers=approvers)
     return strictest(replace(gate_policy, approvers=approvers), today)
 
 

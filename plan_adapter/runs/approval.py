@@ -341,7 +341,11 @@ def _unknown_names(plan: ExecutionPlan, policy: EffectivePolicy) -> list[str]:
     approvers = [*own, *plan.approvers_of_questions]
     names = [name for name in names_without_group(plan, policy) if name in approvers] if policy.groups else []
     where = "PLAN_ADAPTER_GROUPS" if policy.number is None else "the store's policy"
-    return [f"`{one_line(name)}` may answer as a person: {where} has no group with this name." for name in names]
+    groups = [name for name in dict.fromkeys((*approvers, *policy.named)) if name in policy.groups] if policy.number is None else []
+    return [
+        *(f"`{one_line(name)}` may answer as a person: {where} has no group with this name." for name in names),
+        *(f"`{one_line(name)}` is a group of PLAN_ADAPTER_GROUPS, where this process runs: the store has no policy." for name in groups),
+    ]
 
 
 async def _origin_lines(run: PlanRun, earlier: list[str], store: PlanStore) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, NotApprovedError, PlanRun, PlanStatus, ToolRegistry, acancel_run, aresolve_step, arevise_run, tool
-from plan_adapter.gates.approval import gate_policy_of, os_user, refusal, refuse_operation
+from plan_adapter.gates.approval import gate_policy_of, os_user, refusal, refuse_operation, with_current_policy
 from plan_adapter.gates.identity import identity_of_name
 from plan_adapter.gates.policy import Policy, effective_policy
 from plan_adapter.options import ApprovalPolicy
@@ -179,3 +179,22 @@ async def test_the_operator_defaults_to_the_operating_system_account(world: Worl
     run, _ = await stopped(world, ApprovalPolicy(operators=["bo"]))
     with pytest.raises(NotApprovedError, match=f"^{os_user()} may not cancel"):
         await acancel_run(run.id, store=world.store)
+
+
+@pytest.mark.parametrize("named_by", ["plan", "settings"])
+def test_the_groups_of_whoever_answers_count_only_as_part_of_the_stores_policy(named_by: str) -> None:
+    named: dict[str, Any] = {"approvers": ("sre",)} if named_by == "settings" else {}
+    plan = ExecutionPlan(description="x", approval=ApprovalPolicy(approvers=["sre"] if named_by == "plan" else []))
+    opened = gate_policy_of(plan, effective_policy(Settings(groups={"sre": ["bo"]}, **named)), requested_by="")
+    mine = Settings(groups={"sre": ["bo", "mallory"]}, **named)
+    assert with_current_policy(opened, plan, effective_policy(mine), step_id=None).approvers == ("bo",)
+    stored = effective_policy(mine, Policy(groups={"sre": ["bo", "li"]}), number=1)
+    assert with_current_policy(opened, plan, stored, step_id=None).approvers == ("bo", "li")
+
+
+async def test_a_gate_says_that_its_groups_come_from_the_environment(world: World) -> None:
+    world.settings = Settings(approvers=("sre",), groups={"sre": ["bo"], "unused": ["li"]})
+    _, gate = await world.detached()
+    text = (await world.store.gates.get(gate.id)).text
+    assert "`sre` is a group of PLAN_ADAPTER_GROUPS, where this process runs: the store has no policy." in text.replace("\\", "")
+    assert "unused" not in text

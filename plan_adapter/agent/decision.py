@@ -75,11 +75,12 @@ def read_decision(
     task: str,
     max_steps: int | None,
     permissions: Sequence[str] = (),
+    constraints: int = 0,
     remaining: RemainingPlan | None = None,
 ) -> DraftDecision:
     """Return the decision in `value`, with every problem of it and of its plan. Never raises for what a model wrote.
 
-    `permissions` are those of the plan, which no model can give.
+    `permissions` are those of the plan, which no model can give. `constraints` is how many the request has.
 
     With `remaining`, the model's steps replace the steps of a run's plan that have not run. The returned plan is the whole plan: first the
     model's steps, then the kept ones.
@@ -100,7 +101,8 @@ def read_decision(
         plan = reader.plan(task, max_steps, permissions)
     elif reader.steps is not None:
         reader.add("bad-value", "steps", f"steps with `{action}`", "send steps with `plan_done`, and only then")
-    return DraftDecision(action, plan=plan, problems=tuple(reader.problems), statements=reader.statements(plan), **fields)
+    statements = reader.statements(plan, constraints)
+    return DraftDecision(action, plan=plan, problems=tuple(reader.problems), statements=statements, **fields)
 
 
 @dataclass(slots=True)
@@ -240,17 +242,43 @@ class _DecisionReader:
                 self.add("unknown-step", f"{at}.depends_on[{number}]", message, "name an existing step")
         return found
 
-    def statements(self, plan: ExecutionPlan | None) -> tuple[ConstraintStatement, ...]:
-        written, found = self.value.get("constraints"), list[ConstraintStatement]()
-        for statement in written if isinstance(written, list) and plan is not None else []:
-            if isinstance(statement, dict) and isinstance(number := statement.get("number"), int):
-                found.append(ConstraintStatement(number, self._step_ids(statement.get("steps")), self._step_ids(statement.get("before"))))
-        return tuple(found)
+    def statements(self, plan: ExecutionPlan | None, constraints: int) -> tuple[ConstraintStatement, ...]:
+        """Return the model's statements about the constraints of the request, of which there are `constraints`."""
+        written = self.value.get("constraints")
+        if plan is None or not constraints or written is None:
+            return ()
+        found = [self._read_statement(each, at) for at, each in enumerate(written if isinstance(written, list) else [written])]
+        return tuple(statement for statement in found if statement is not None)
 
-    def _step_ids(self, written: JsonValue) -> tuple[str, ...]:
-        names = written if isinstance(written, list) else []
+    def _read_statement(self, written: JsonValue, at: int) -> ConstraintStatement | None:
+        fields = written if isinstance(written, dict) else {}
+        number, steps, before = (
+            _whole_number(fields.get("number")),
+            self._step_ids(fields.get("steps")),
+            self._step_ids(fields.get("before")),
+        )
+        if number is None or steps is None or (before is None and fields.get("before") is not None):
+            shown = json.dumps(written, ensure_ascii=False)[:80]
+            hint = 'write {"number", "steps", "before"}: the number of the constraint, the steps that ensure it, and those that come after'
+            self.add("bad-value", f"constraints[{at}]", f"{shown} does not say how a constraint is kept", hint)
+            return None
+        return ConstraintStatement(number, steps, before or ())
+
+    def _step_ids(self, written: JsonValue) -> tuple[str, ...] | None:
+        """Return the ids of named steps, or None if `written` names none."""
+        names = [written] if isinstance(written, (str, int)) else written
+        if not isinstance(names, list) or any(isinstance(name, bool) or not isinstance(name, (str, int, float)) for name in names):
+            return None
         places = [(name, _step_index(name, self.ids)) for name in names]
         return tuple(self.ids[p] if p is not None and 0 <= p < len(self.ids) else str(name) for name, p in places)
+
+
+def _whole_number(written: JsonValue) -> int | None:
+    if isinstance(written, str) and written.strip().isascii() and written.strip().isdigit() and len(written) < 8:
+        return int(written)
+    if isinstance(written, bool) or not isinstance(written, (int, float)):
+        return None
+    return int(written) if isinstance(written, int) or written.is_integer() else None
 
 
 def _written_dependencies(step: JsonValue) -> set[str]:
@@ -260,13 +288,7 @@ def _written_dependencies(step: JsonValue) -> set[str]:
 
 def _step_index(name: JsonValue, ids: list[str]) -> int | None:
     """Return the index if `name` refers to a step by index, or None if it refers to it by id."""
-    if isinstance(name, int) and not isinstance(name, bool):
-        return name
-    if isinstance(name, float) and name.is_integer():
-        return int(name)
-    if isinstance(name, str) and name not in ids and name.strip().isascii() and name.strip().isdigit() and len(name) < 8:
-        return int(name)
-    return None
+    return None if isinstance(name, str) and name in ids else _whole_number(name)
 
 
 def _assign_ids(steps: list[JsonValue], others: frozenset[str]) -> list[str]:

@@ -124,6 +124,7 @@ class Judge:
             task=request.task,
             max_steps=request.max_steps,
             permissions=request.permissions,
+            constraints=len(request.constraints),
             remaining=self.remaining,
         )
         problems = list(decision.problems)

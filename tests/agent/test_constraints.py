@@ -138,3 +138,52 @@ async def test_a_plan_gate_shows_only_its_own_draft(tmp_path: Path) -> None:
                 assert (f"- the task: {task}" in shown) is bool(task), (tenant, task)
                 assert ("### Drafted by a model" in shown) is bool(task)
         await model.aclose()
+
+
+MALFORMED: dict[str, Any] = {
+    "a text": "the backup is first",
+    "a list of texts": ["the backup is first"],
+    "no number": [{"steps": ["backup"], "before": ["deploy"]}],
+    "a number that is a text": [FIRST | {"number": "first"}],
+    "a number that is not whole": [FIRST | {"number": 1.5}],
+    "true as the number": [FIRST | {"number": True}],
+    "no steps": [{"number": 1, "before": ["deploy"]}],
+    "steps that are objects": [FIRST | {"steps": [{"id": "backup"}]}],
+    "before that is an object": [FIRST | {"before": {"id": "deploy"}}],
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_a_malformed_statement_about_a_constraint_is_corrected(kind: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = done(BACK_UP, DEPLOY, VERIFY, constraints=MALFORMED[kind])
+    result, correction = drafted(plan, monkeypatch, wrong, done(BACK_UP, DEPLOY, VERIFY, constraints=[FIRST]))
+    assert result.code == 0, result.err
+    assert "constraints[0]: [bad-value]" in correction
+    assert 'write {"number", "steps", "before"}' in correction
+    assert "constraint 1 (back up the database first): order checked" in result.err
+
+
+READABLE: dict[str, Any] = {
+    "a number as text": [FIRST | {"number": "1"}],
+    "a number as a float": [FIRST | {"number": 1.0}],
+    "one statement without a list": FIRST,
+    "one step without a list": [FIRST | {"steps": "backup", "before": "deploy"}],
+    "positions": [FIRST | {"steps": [0], "before": ["1"]}],
+    "one position without a list": [FIRST | {"steps": 0, "before": 1}],
+}
+
+
+@pytest.mark.parametrize("kind", READABLE)
+def test_a_statement_in_another_form_is_read(kind: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    result, correction = drafted(plan, monkeypatch, done(BACK_UP, DEPLOY, VERIFY, constraints=READABLE[kind]))
+    assert (result.code, correction) == (0, "")
+    assert "constraint 1 (back up the database first): order checked: `backup` completes before `deploy` starts" in result.err
+
+
+async def test_statements_about_constraints_that_nobody_made_are_ignored() -> None:
+    with scripted(says(done(BACK_UP, DEPLOY, VERIFY, constraints="none"))) as server:
+        model = OpenAIModel("m", base_url=server.url)
+        draft = await Planner(model, TOOLS).drafted(PlanRequest("Deploy 2.1"))
+        await model.aclose()
+    assert draft.plan is not None
+    assert (draft.repairs, draft.constraints) == (0, [])

@@ -17,7 +17,7 @@ from plan_adapter.agent.strictness import from_strict_form
 from plan_adapter.goals import AbortIntent, ExecuteDecision, Goal, GoalAction, ToolCallIntent, VerdictWord
 from plan_adapter.tools.registry import ToolRegistry
 
-_LIST_NUMBER = re.compile(r"(?<![A-Za-z0-9.,:/_-])([0-9]{1,2})(?:[.)]\s+|、\s*)")
+_LIST_NUMBER = re.compile(r"(?<![A-Za-z0-9.,/_-])(?<![0-9]:)([0-9]{1,2})(?:[.)]\s+|、\s*)")
 
 _DEFAULT_SPEAK: Mapping[GoalAction, str] = {
     "continue": "I am working on this step.",

@@ -2,12 +2,15 @@
 
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, SecretStr, TypeAdapter, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from plan_adapter.options import Effect, KnownBy
+
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high"]
+"""How much a model thinks before it answers."""
 
 
 class Settings(BaseSettings):
@@ -126,6 +129,12 @@ class Settings(BaseSettings):
 
     draft_answer_tokens: int = Field(default=8192, gt=0)
     """The token limit of one answer, including a reasoning model's thoughts. A second, deeper pass has twice as many."""
+
+    goal_effort: Effort | None = None
+    """The reasoning effort of a goal's rounds and of its verifier: none, minimal, low, medium or high. None: the server's default."""
+
+    goal_temperature: float | None = Field(default=None, ge=0, le=2)
+    """The temperature of a goal's rounds and of its verifier. None: the server's default."""
 
     goal_tokens: int = Field(default=1_000_000, gt=0)
     """How many tokens the model of one goal may use in one start of a run. Tokens that its server does not count are estimated."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from pydantic import JsonValue
@@ -14,6 +15,7 @@ from plan_adapter.agent.schema import goal_outline, goal_schema, verdict_schema
 from plan_adapter.execution.secrets import Redactor
 from plan_adapter.goals import Goal, Round, RoundAnswer, Verdict
 from plan_adapter.readable import cut
+from plan_adapter.settings import Effort
 from plan_adapter.tools.registry import ToolRegistry
 
 VERIFIER_ANSWERS = 3
@@ -26,12 +28,21 @@ TEXT_CHARACTERS = 8_000
 class PromptedGoalModel:
     """The model behind goal steps, as prompts to `model`. Implements `goals.GoalModel`."""
 
-    def __init__(self, model: Model, tools: ToolRegistry, *, redactor: Redactor | None = None, answer_tokens: int | None = 8192) -> None:
+    def __init__(
+        self,
+        model: Model,
+        tools: ToolRegistry,
+        *,
+        redactor: Redactor | None = None,
+        answer_tokens: int | None = 8192,
+        effort: Effort | None = None,
+        temperature: float | None = None,
+    ) -> None:
         """Check calls against `tools`, which contain those of the goals. Everything `redactor` knows is redacted from prompts."""
         self._model = model
         self._tools = tools
         self._redactor = Redactor() if redactor is None else redactor
-        self._answer_tokens = answer_tokens
+        self._options: dict[str, Any] = {"max_tokens": answer_tokens, "effort": effort, "temperature": temperature}
         self._schemas: dict[tuple[str, ...], dict[str, JsonValue]] = {}
         self._verdict: Mapping[str, JsonValue] = verdict_schema()
         self._messages_by_round = WeakKeyDictionary[Round, goal_prompts.Pair]()
@@ -44,7 +55,7 @@ class PromptedGoalModel:
     async def decide(self, goal: Goal) -> RoundAnswer:
         """Return the model's answer in the next round. A faulty answer has `faults`. Raises ModelError if there is no answer."""
         messages = goal_prompts.round_messages(goal, self._redactor, self._messages_by_round)
-        question = Question(messages, self._decision_schema(goal), "goal_decision", goal_outline(), self._answer_tokens)
+        question = Question(messages, self._decision_schema(goal), "goal_decision", goal_outline(), **self._options)
         answer = count_tokens(await self._model.ask(question), question)
         decision, faults = read_goal_decision(answer.reading, goal, self._tools)
         text = cut(redact_text(answer.text, self._redactor), TEXT_CHARACTERS)
@@ -57,7 +68,7 @@ class PromptedGoalModel:
         """
         if not goal.evidence:
             return Verdict(verdict="not_met", reason="there is no evidence")
-        question = Question(goal_prompts.verifier_messages(goal, self._redactor), self._verdict, "goal_verdict", None, self._answer_tokens)
+        question = Question(goal_prompts.verifier_messages(goal, self._redactor), self._verdict, "goal_verdict", **self._options)
         tokens, problem = 0, ""
         for _ in range(VERIFIER_ANSWERS):
             answer = count_tokens(await self._model.ask(question), question)

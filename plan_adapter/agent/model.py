@@ -9,9 +9,9 @@ from pydantic import JsonValue
 
 from plan_adapter.agent.answers import Reading
 from plan_adapter.drafts import Rung, Usage
+from plan_adapter.settings import Effort
 
 Role: TypeAlias = Literal["system", "user", "assistant"]
-Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class Question:
     outline: Mapping[str, JsonValue] | None = None  # a shorter schema to put into the prompt; None: the full schema
     max_tokens: int | None = None  # limit for the answer; None: the server's default
     effort: Effort | None = None  # reasoning effort; None: the server's default
+    temperature: float | None = None  # None: the server's default
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from plan_adapter.agent import prompts
 from plan_adapter.agent.answers import read_answer
 from plan_adapter.agent.decision import DraftDecision
 from plan_adapter.agent.judging import Judge, allowed_tools, find_request_problem
-from plan_adapter.agent.model import ClosableModel, Effort, Message, Model, ModelAnswer, Question, count_tokens
+from plan_adapter.agent.model import ClosableModel, Message, Model, ModelAnswer, Question, count_tokens
 from plan_adapter.agent.redaction import environment_redactor, redact_request, redact_text, redaction_note
 from plan_adapter.agent.replan import RemainingPlan
 from plan_adapter.agent.schema import draft_outline, draft_schema
@@ -22,7 +22,7 @@ from plan_adapter.execution.secrets import Redactor
 from plan_adapter.plan import ExecutionPlan, new_id
 from plan_adapter.problems import Problem
 from plan_adapter.readable import without_passwords
-from plan_adapter.settings import Settings
+from plan_adapter.settings import Effort, Settings
 from plan_adapter.tools.registry import ToolRegistry
 
 Asker: TypeAlias = Callable[[str], Awaitable[str | None]]

@@ -7,10 +7,11 @@ from typing import Any, get_args
 
 from pydantic import JsonValue
 
-from plan_adapter.agent.model import Effort, Question
+from plan_adapter.agent.model import Question
 from plan_adapter.drafts import Rung
+from plan_adapter.settings import Effort
 
-OPTIONAL = ("reasoning_effort", "max_completion_tokens", "stream_options")
+OPTIONAL = ("reasoning_effort", "temperature", "max_completion_tokens", "stream_options")
 """Options that a request can drop, or express differently, if a server refuses them."""
 
 
@@ -27,6 +28,8 @@ def request_of(question: Question, rung: Rung, refused: set[str], *, strict: dic
         request["max_tokens" if "max_completion_tokens" in refused else "max_completion_tokens"] = question.max_tokens
     if "reasoning_effort" not in refused and (effort := _accepted_effort(question.effort, refused)) is not None:
         request["reasoning_effort"] = effort
+    if question.temperature is not None and "temperature" not in refused:
+        request["temperature"] = question.temperature
     schema = dict(question.schema)
     if rung == "strict_schema":
         form = {"name": question.name, "schema": strict, "strict": True}

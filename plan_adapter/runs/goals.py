@@ -41,6 +41,13 @@ async def goal_model_of(validated: ValidatedPlan, run_request: RunRequest) -> As
     try:
         redactor = await model_redactor(settings, validated.secrets)
         tools = ToolRegistry(validated.used_tools.values())
-        yield PromptedGoalModel(model, tools, redactor=redactor, answer_tokens=settings.draft_answer_tokens)
+        yield PromptedGoalModel(
+            model,
+            tools,
+            redactor=redactor,
+            answer_tokens=settings.draft_answer_tokens,
+            effort=settings.goal_effort,
+            temperature=settings.goal_temperature,
+        )
     finally:
         await model.aclose()

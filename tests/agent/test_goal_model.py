@@ -6,13 +6,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, Step
 from plan_adapter.agent.goals import TEXT_CHARACTERS, VERIFIER_ANSWERS, PromptedGoalModel
 from plan_adapter.agent.openai_model import RUNGS
 from plan_adapter.drafts import Rung
 from plan_adapter.errors import ModelError
 from plan_adapter.execution.secrets import Redactor
 from plan_adapter.goals import ToolCallIntent, Verdict
+from plan_adapter.runner import arun_plan
+from plan_adapter.settings import Settings
+from tests.agent.goal_players import Seen, playing
 from tests.agent.goals import TOOLS, a_goal, call, looked, model_answer
 from tests.agent.questions import model_at
 from tests.agent.server import Reply, ScriptedServer, says, scripted
@@ -44,6 +49,49 @@ async def test_every_rung_returns_a_decision(rung: Rung) -> None:
     request_text = json.dumps(request, ensure_ascii=False)
     assert "Restart a host." in request_text
     assert "next_plan" in request_text
+
+
+async def test_effort_and_temperature_are_sent_with_rounds_and_verdicts_as_the_settings_say(
+    store: PlanStore, configured: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_once(what: Seen) -> Any:
+        return what.end("E1 shows it") if what.evidence else LOOK
+
+    monkeypatch.setenv("PLAN_ADAPTER_GOAL_EFFORT", "low")
+    monkeypatch.setenv("PLAN_ADAPTER_GOAL_TEMPERATURE", "0.2")
+    step = Step(id="g", goal="看看", done_when="it is up", tools=["look"])
+    plan = ExecutionPlan(name="g", description="g", options={"require_approval": False}, steps=[step])
+    with scripted(playing(look_once)) as server:
+        configured(server)
+        run = await arun_plan(plan, tools=TOOLS, store=store, offline=True)
+    assert run.status is PlanStatus.COMPLETED
+    names = [request["response_format"]["json_schema"]["name"] for request in server.requests]
+    assert names == ["goal_decision", "goal_decision", "goal_verdict"]
+    assert {(request["reasoning_effort"], request["temperature"]) for request in server.requests} == {("low", 0.2)}
+
+
+async def test_without_the_settings_neither_effort_nor_temperature_is_sent() -> None:
+    with scripted(says(LOOK)) as server:
+        async with goal_model(server) as model:
+            await model.decide(a_goal())
+    assert not {"reasoning_effort", "temperature"} & server.requests[0].keys()
+
+
+async def test_a_temperature_that_the_server_refuses_is_left_out_from_then_on() -> None:
+    with scripted(says(LOOK), refuses=["temperature"]) as server:
+        model = model_at(server.url)
+        rounds = PromptedGoalModel(model, TOOLS, temperature=0.0, effort="high")
+        assert [(await rounds.decide(a_goal())).faults for _ in range(2)] == [(), ()]
+        await model.aclose()
+    assert ["temperature" in request for request in server.requests] == [True, False, False]
+    assert server.requests[-1]["reasoning_effort"] == "high"
+
+
+@pytest.mark.parametrize(("name", "value"), [("EFFORT", "huge"), ("TEMPERATURE", "3"), ("TEMPERATURE", "-1"), ("TEMPERATURE", "warm")])
+def test_a_wrong_effort_or_temperature_is_an_error_of_the_settings(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"PLAN_ADAPTER_GOAL_{name}", value)
+    with pytest.raises(ValidationError, match=f"goal_{name.lower()}"):
+        Settings()
 
 
 async def test_the_decision_schema_is_strict_and_lists_the_arguments_of_each_tool() -> None:

@@ -22,20 +22,20 @@ options:
   require_approval: false         # true (the default): somebody approves exactly this content before anything runs
   allow_parallel: true            # steps that do not depend on each other run side by side
   step_timeout_ms: 30000          # for each attempt; 0 is no limit
+  total_timeout_ms: 120000        # for the whole run; `plan preview` shows the worst case
 
 steps:
   - id: greet
     tool_name: run_command
     description: Say hello
-    effect: read                  # this command changes nothing; without this line it counts as a write
-                                  # (`plan validate` warns about the line, because nothing checks that it is true)
     parameters: {argv: [printf, "Hello, %s!", "${{ inputs.who }}"]}
     timeout_ms: 5000              # overrides step_timeout_ms
+    # effect: read                # only for a command that changes nothing: a command counts as a write, which is never repeated by
+                                  # itself (`plan validate` warns about the line, because nothing checks that it is true)
 
   - id: clock
     tool_name: run_command
     description: Read the clock, beside the greeting
-    effect: read
     parameters: {argv: [date, "+%H:%M"]}
     # max_retries: 2              # a failed attempt is followed by up to two more
     # retry_delay_ms: 500
@@ -43,7 +43,6 @@ steps:
   - id: report
     tool_name: run_command
     description: Put both together
-    effect: read
     depends_on: [clock]           # using `steps.greet.result` makes a dependency by itself
     parameters:
       argv: [printf, "%s It is %s", "${{ steps.greet.result.stdout }}", "${{ steps.clock.result.stdout }}"]

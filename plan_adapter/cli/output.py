@@ -5,13 +5,13 @@ import os
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from plan_adapter.cli.codes import UsageError
-from plan_adapter.readable import visible, without_passwords
+from plan_adapter.readable import listed, visible, without_passwords
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +23,9 @@ COLUMN_GAP = 2
 
 MIN_COLUMN_WIDTH = 7
 """The width to which the other columns shrink before the first one is cut as well."""
+
+SHOWN_PLACES = 5
+"""How many steps the line about lowered effects names for each tool."""
 
 FILE_WIDTH = 100_000
 """The width of tables in files and pipes, where nothing is cut."""
@@ -91,14 +94,33 @@ def _json_default(value: object) -> str:
 
 
 def problems(found: Iterable["Problem"], *, as_json: bool, to_stdout: bool) -> None:
-    """Print each problem as `file:line:column: …`, or as a JSON object on stdout."""
-    for problem in found:
+    """Print each problem as `file:line:column: …`, or as a JSON object on stdout. As text, lowered effects of a file are one line."""
+    for problem in found if as_json else _join_lowered_effects(found):
         if as_json:
             json_line(problem_json(problem))
         elif to_stdout:
             line(str(problem))
         else:
             note(str(problem))
+
+
+def _join_lowered_effects(found: Iterable["Problem"]) -> "list[Problem]":
+    """Return `found` with one warning in place of all about lowered effects in the same file, at the place of the first."""
+    groups = dict[object, list["Problem"]]()
+    for number, problem in enumerate(found):
+        is_lowered = problem.code == "lowered-effect" and problem.severity == "warning"
+        groups.setdefault(problem.file if is_lowered else number, []).append(problem)
+    return [_count_lowered_effects(group) for group in groups.values()]
+
+
+def _count_lowered_effects(group: "list[Problem]") -> "Problem":
+    if len(group) == 1:
+        return group[0]
+    places = dict[str, list[str]]()
+    for problem in group:
+        places.setdefault(problem.message, []).append(problem.at.removesuffix(".effect"))
+    details = "; ".join(f"{message} ({listed(steps, SHOWN_PLACES)})" for message, steps in places.items())
+    return replace(group[0], message=f"{len(group)} steps declare a lower effect than their tools: {details}")
 
 
 def problem_json(problem: "Problem") -> dict[str, Any]:

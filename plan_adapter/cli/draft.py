@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from plan_adapter.cli import output as streams
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.drafting import Destination, DraftJob, TerminalAsker, call_line, draft_json, report
+from plan_adapter.cli.drafting import Destination, DraftJob, TerminalAsker, ask_for_tools, call_line, draft_json, report
 from plan_adapter.cli.sources import STDIN, drafting_tools_of, model_of, open_store, read_source_text
 from plan_adapter.documents import read_mapping
 from plan_adapter.drafts import Draft, ModelCall, PlanRequest
@@ -57,7 +57,7 @@ async def draft(
     cost. Nothing runs, and the plan needs an approval. The store keeps every question and answer.
 
     The model sees the task, the context, and only the tools that you name: those of --tools, PLAN_ADAPTER_TOOLS and the entry points, and
-    the built-in ones that you name with --tool.
+    the built-in ones that you name with --tool. If there are none, you are asked for names at the terminal.
 
     --resume continues a draft whose process died, was interrupted or could not reach its model; you pay for no answer twice.
 
@@ -111,11 +111,13 @@ async def draft(
         )
     registry = drafting_tools_of(tools or [], tool or [])
     task_text = read_source_text(STDIN, "the task") if task == STDIN else task
-    request = request_of(
-        task_text, registry, context=context_of(context, faults), constraint=constraint, max_steps=max_steps, secret=secret, allow=allow
-    )
+    shown_context = context_of(context, faults)
     configured = None if print_prompt or answer is not None else _configured_model(model, model_url, faults)
-    faults += [*request_faults(request, registry), *destination.faults()]
+    faults += destination.faults()
+    if not len(registry) and not faults:
+        registry = await ask_for_tools(tools or [])
+    request = request_of(task_text, registry, context=shown_context, constraint=constraint, max_steps=max_steps, secret=secret, allow=allow)
+    faults += request_faults(request, registry)
     if faults:
         raise UsageError("; ".join(faults))
     job = DraftJob(request, registry, destination, as_json=json)
@@ -191,6 +193,8 @@ def _read_context_file(path: Path) -> str | dict[str, Any]:
 
 def request_faults(request: PlanRequest, tools: "ToolRegistry") -> list[str]:
     """Return everything that is wrong with the request, before the model is asked."""
+    from plan_adapter.tools.registry import ToolRegistry  # builds the schemas of all tools
+
     context = request.context if isinstance(request.context, str) else dict(request.context)
     given = {"TASK": request.task, "--context": context, "--constraint": [*request.constraints], "--allow": [*request.permissions]}
     faults = [f"{problem.at}: {problem.message}" for problem in find_bad_values(given)]
@@ -203,7 +207,11 @@ def request_faults(request: PlanRequest, tools: "ToolRegistry") -> list[str]:
     if request.max_steps is not None and request.max_steps < 1:
         faults.append("--max-steps is less than 1")
     if not len(tools):
-        faults.append("there are no tools to plan with: give --tools package.module:name, or --tool NAME (`plan tools`)")
+        names = listed(ToolRegistry.with_builtins().names(), SHOWN_TOOLS)
+        faults.append(
+            f"there are no tools to plan with: name built-in ones that the model may use, as in --tool http_get ({names}), "
+            "or your own, --tools package.module:name; `plan tools` describes them"
+        )
     return faults
 
 

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,10 @@ from plan_adapter.agent.prompts import problem_line
 from plan_adapter.cli import output
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.sources import drafting_tools_of
 from plan_adapter.documents import dump_plan
 from plan_adapter.draft_text import check_status, cost_of
+from plan_adapter.errors import ToolDefinitionError
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.readable import counted, duration, one_line
 
@@ -39,6 +41,28 @@ class TerminalAsker:
                     return reply
         self.unanswered = question
         return None
+
+
+async def ask_for_tools(imports: Sequence[str]) -> "ToolRegistry":
+    """Ask at the terminal which built-in tools a model may plan with, and return them; none without a terminal."""
+    from plan_adapter.tools.registry import ToolRegistry  # builds the schemas of all tools
+
+    built_in = ToolRegistry.with_builtins()
+    if not is_at_terminal():
+        return drafting_tools_of(imports, [])
+    conversation = Conversation()
+    conversation.say("you named no tools that the model may plan with; these are built in:")
+    for tool in built_in:
+        conversation.say(f"  {tool.name} ({tool.effect}): {one_line(tool.description.strip().splitlines()[0])}")
+    while (reply := await conversation.ask("which of them may it use? NAME …, or Enter for none: ", drop_typeahead=True)) is not None:
+        names = reply.replace(",", " ").split()
+        if names == []:
+            break
+        try:
+            return drafting_tools_of(imports, names)
+        except ToolDefinitionError as error:
+            conversation.say(str(error))
+    return drafting_tools_of(imports, [])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from plan_adapter.cli import output as streams
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.draft import context_of, draft_with_model, request_faults, request_of
-from plan_adapter.cli.drafting import Destination, DraftJob, draft_json, print_report
+from plan_adapter.cli.drafting import Destination, DraftJob, ask_for_tools, draft_json, print_report
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
 from plan_adapter.cli.sources import drafting_tools_of, model_of, open_store, tools_of
 from plan_adapter.drafts import PlanRequest
@@ -66,10 +66,10 @@ async def pursue(
         json: Print the draft, the events, the run and the summary as JSON Lines.
     """
     faults = list[str]()
-    registry = drafting_tools_of(tools or [], tool or [])
-    request = request_of(
-        goal, registry, context=context_of(context, faults), constraint=constraint, max_steps=max_steps, secret=secret, allow=allow
-    )
+    registry, shown_context = drafting_tools_of(tools or [], tool or []), context_of(context, faults)
+    if not len(registry) and not faults:
+        registry = await ask_for_tools(tools or [])
+    request = request_of(goal, registry, context=shown_context, constraint=constraint, max_steps=max_steps, secret=secret, allow=allow)
     if faults := [*faults, *request_faults(request, registry)]:
         raise UsageError("; ".join(faults))
     language_model = model_of(Settings(), model, model_url)

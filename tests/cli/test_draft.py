@@ -152,7 +152,23 @@ def test_all_mistakes_are_reported_at_once_before_the_model_is_called(plan: Plan
     assert len(result.err.splitlines()) == 1
     for part in ("TASK is empty", "--max-steps is less than 1", "--context is neither a JSON object", "a --constraint is empty"):
         assert part in result.err
-    for part in ("there are no tools to plan with: give --tools", "there is no folder none", "no model is configured"):
+    for part in ("there are no tools to plan with: name built-in ones", "there is no folder none", "no model is configured"):
+        assert part in result.err
+
+
+@pytest.mark.parametrize("verb", ["draft", "pursue"])
+def test_without_tools_the_error_names_the_built_in_ones_and_no_model_is_asked(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    with scripted(says(GOOD)) as server:
+        configure(monkeypatch, server.url)
+        result = plan(verb, TASK)
+    assert (result.code, result.out, server.requests) == (2, "", [])
+    for part in (
+        "name built-in ones that the model may use, as in --tool http_get (bash, http_get, ",
+        "--tools package.module:name",
+        "`plan tools`",
+    ):
         assert part in result.err
 
 

@@ -11,7 +11,7 @@ from plan_adapter.documents import load_plan
 from tests.agent.conftest import forget_model_servers
 from tests.agent.server import Reply, Request, says, scripted
 from tests.cli.conftest import Plan
-from tests.cli.drafting import GOOD, KEY, QUESTION, TASK, WRONG, Drafting, configure, draft, resume_arguments, tools_in_prompt
+from tests.cli.drafting import GOOD, KEY, QUESTION, TASK, WRONG, Drafting, configure, done, draft, resume_arguments, step, tools_in_prompt
 from tests.cli.test_run import TOOLS
 from tests.cli.test_terminal import BOUND_SECONDS, Terminal, terminals
 
@@ -35,6 +35,45 @@ def test_a_question_is_answered_at_the_terminal(terminals: list[Terminal]) -> No
     assert "the model asks: 问候谁？" in terminal.shown
     assert KEY not in terminal.raw
     assert load_plan(Path("计划.yaml")).description == "两次问候"
+
+
+READ = says(done(step("read_file", {"path": "note.txt"})))
+
+
+def test_without_tools_the_built_in_ones_that_a_person_names_at_the_terminal_are_used(terminals: list[Terminal]) -> None:
+    with scripted(READ) as server:
+        terminal = Terminal("draft", TASK, "-o", "计划.yaml", PLAN_ADAPTER_MODEL="m", PLAN_ADAPTER_MODEL_URL=server.url)
+        terminals.append(terminal)
+        terminal.wait_for("Enter for none: ")
+        assert server.requests == []
+        terminal.type("read_fil\n")
+        terminal.wait_for_next("Enter for none: ")
+        terminal.type("read_file, http_get\n")
+        assert terminal.end() == 0
+        assert tools_in_prompt(server.requests[0]) == {"http_get", "read_file"}
+    assert "  read_file (read): " in terminal.shown
+    assert "no such tool: `read_fil`: did you mean `read_file`?" in terminal.shown
+    assert load_plan(Path("计划.yaml")).steps[0].tool_name == "read_file"
+
+
+@pytest.mark.parametrize("verb", ["draft", "pursue"])
+def test_a_person_who_names_no_tool_at_the_terminal_is_told_how(terminals: list[Terminal], verb: str) -> None:
+    with scripted(READ) as server:
+        terminal = Terminal(verb, TASK, PLAN_ADAPTER_MODEL="m", PLAN_ADAPTER_MODEL_URL=server.url)
+        terminals.append(terminal)
+        terminal.wait_for("Enter for none: ")
+        terminal.type("\n")
+        assert terminal.end() == 2
+    assert server.requests == []
+    assert "there are no tools to plan with" in terminal.shown
+
+
+def test_a_mistake_is_reported_before_the_tools_are_asked_for(terminals: list[Terminal]) -> None:
+    terminal = Terminal("draft", TASK, "-o", "none/plan.yaml", PLAN_ADAPTER_MODEL="m", PLAN_ADAPTER_MODEL_URL="http://127.0.0.1:9/v1")
+    terminals.append(terminal)
+    assert terminal.end() == 2
+    assert "there is no folder none" in terminal.shown
+    assert "Enter for none" not in terminal.shown
 
 
 def test_ctrl_c_during_a_model_call_ends_at_once(terminals: list[Terminal]) -> None:

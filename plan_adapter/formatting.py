@@ -210,9 +210,7 @@ def _run_lines(
     lines = [f"# {prose(run.name)}: {run.status}{reason}", "", prose(run.description), "", f"- run: `{run.id}`"]
     if run.message:
         lines.append(f"- {prose(run.message)}")
-    ends = ("completed", "failed", "skipped", "running", "pending")
-    counts = ", ".join(f"{getattr(summary, name)} {name}" for name in ends if getattr(summary, name))
-    lines.append(f"- steps: {summary.total_steps}" + (f" ({counts})" if counts else "") + f", {summary.progress:g} % ended")
+    lines.append(f"- progress: {summary.text} ({summary.progress:g} %)")
     lines.append(f"- plan digest: `{run.digest}`")
     if run.folder is not None:
         files = "" if run.folder.files_root == run.folder.path else f", files in {code(run.folder.files_root)}"
@@ -244,7 +242,7 @@ def _run_lines(
 
 
 def _step_run_lines(step: StepRun, *, is_interrupted: bool, is_goal: bool) -> list[str]:
-    how = "called for some items" if step.is_partly_done else str(step.status)
+    how = "done for some items" if step.is_partly_done else str(step.status)
     if step.carried:
         how += ", carried"
     if step.outcome is Outcome.UNKNOWN:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from plan_adapter.approvals import Gate
-from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.record import PlanRun, PlanSummary, StepRun
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +124,10 @@ class _RunCopy(PlanRun):
     @cached_property
     def steps(self) -> list[StepRun]:  # pyright: ignore[reportIncompatibleVariableOverride]  # a field of the run
         return [_step_copy(step) for step in self.original.steps]
+
+    def summary(self) -> PlanSummary:
+        """Return the progress of the run, without copying its steps for that."""
+        return super().summary() if "steps" in vars(self) else self.original.summary()
 
 
 def _run_copy(run: PlanRun) -> PlanRun:

@@ -55,7 +55,7 @@ LABEL_DESCRIPTION = (
 
 FINALLY_DESCRIPTION = (
     "Steps that always run at the end, in the order of their dependencies: after the run completed, failed, was cancelled or timed out. "
-    "They may use `run.status`, `run.failed_steps`, `run.rolled_back` and `run.not_rolled_back`."
+    "They may use `run.status`, `run.progress`, `run.failed_steps`, `run.rolled_back` and `run.not_rolled_back`."
 )
 
 STEPS_DESCRIPTION = (

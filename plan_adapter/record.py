@@ -3,6 +3,7 @@
 Times are aware datetimes in UTC, by the store's clock. Durations are milliseconds.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -121,6 +122,7 @@ class GroupItem(NamedTuple):
     label: str
     status: StepStatus
     rolled_back: bool = False  # everything of it that could be rolled back was
+    is_started: bool = True  # one of its steps was called
 
     @property
     def in_words(self) -> str:
@@ -192,7 +194,10 @@ class StepEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """The progress of a run. `progress` is 0..100, the share of steps that have ended."""
+    """The progress of a run. A group counts as its items: neither it nor the steps in it count by themselves.
+
+    `progress` is 0..100, the share of all that has completed. `text` says the same in words: "1 of 3 nodes done, 1 failed, 1 not started".
+    """
 
     id: str
     description: str
@@ -204,6 +209,30 @@ class PlanSummary:
     running: int
     skipped: int
     progress: float
+    text: str
+
+
+def _noun_of(group: StepRun) -> str:
+    """Return what the items of `group` are called: by the group's id if that is a plural, as in `nodes`."""
+    return group.id if group.id.endswith("s") else f"items of {group.id}"
+
+
+def _count_in_words(ends: Sequence[GroupItem], noun: str) -> str:
+    """Return how many of `ends` are done, and how the others ended: `1 of 3 nodes done, 1 failed and rolled back, 1 not started`."""
+    done = [end for end in ends if end.status is StepStatus.COMPLETED]
+    undone = sum(end.rolled_back for end in done)
+    ways = Counter(_way_of(end) for end in ends if end.status is not StepStatus.COMPLETED)
+    others = [f"{ways[way]} {way}" for way in _WAYS if ways[way]]
+    return ", ".join([f"{len(done)} of {len(ends)} {noun} done", *([f"{undone} of them rolled back"] if undone else []), *others])
+
+
+_WAYS = ("failed and rolled back", "failed", "skipped", "running", "not started")
+
+
+def _way_of(end: GroupItem) -> str:
+    if end.status is StepStatus.PENDING or (end.status is StepStatus.SKIPPED and not end.is_started):
+        return "not started"
+    return end.in_words if end.in_words in _WAYS else end.status.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,23 +340,29 @@ class PlanRun:
         raise KeyError(f"no step is called {step_id!r}; steps: {known}")
 
     def summary(self) -> PlanSummary:
-        """Return the number of steps by status, and the progress. An empty run has progress 0."""
-        counts = dict.fromkeys(StepStatus, 0)
-        for step in self.steps:
-            counts[step.status] += 1
-        total = len(self.steps)
-        ended = counts[StepStatus.COMPLETED] + counts[StepStatus.FAILED] + counts[StepStatus.SKIPPED]
+        """Return the number of steps by status, with a group counted by item, and the progress. An empty run has progress 0."""
+        groups = {step.id: step for step in self.steps if step.items}
+        steps = [
+            GroupItem(step.id, step.status, rolled_back=step.rolled_back and step.status is StepStatus.COMPLETED)
+            for step in self.steps
+            if step.id not in groups and (step.group not in groups or groups[step.group].plan)
+        ]
+        counted = [*steps, *(item for group in groups.values() for item in group.items)]
+        counts = Counter(end.status for end in counted)
+        parts = [(steps, "steps")] if steps or not groups else []
+        parts += [(group.items, _noun_of(group)) for group in groups.values()]
         return PlanSummary(
             id=self.id,
             description=self.description,
             status=self.status,
-            total_steps=total,
+            total_steps=len(counted),
             completed=counts[StepStatus.COMPLETED],
             failed=counts[StepStatus.FAILED],
             pending=counts[StepStatus.PENDING],
             running=counts[StepStatus.RUNNING],
             skipped=counts[StepStatus.SKIPPED],
-            progress=round(100 * ended / total, 1) if total else 0.0,
+            progress=round(100 * counts[StepStatus.COMPLETED] / len(counted), 1) if counted else 0.0,
+            text="; ".join(_count_in_words(ends, noun) for ends, noun in parts),
         )
 
     def raise_for_status(self) -> None:

@@ -149,7 +149,7 @@ class PlanSession:
         if self.run is not None:
             return self.run.summary()
         plan, count = self._require_plan(), len(self._require_plan().steps)
-        return PlanSummary(plan.id, plan.description, self._status(), count, 0, 0, count, 0, 0, 0.0)
+        return PlanSummary(plan.id, plan.description, self._status(), count, 0, 0, count, 0, 0, 0.0, f"0 of {count} steps done")
 
     def format(self) -> str:
         """Return the run in Markdown, or the plan if nothing has run yet."""

@@ -10,7 +10,7 @@ from plan_adapter.agent.prompts import block
 from plan_adapter.agent.redaction import redact_text
 from plan_adapter.errors import ModelError
 from plan_adapter.execution.secrets import Redactor
-from plan_adapter.readable import counted, cut, redacted
+from plan_adapter.readable import cut, redacted
 from plan_adapter.record import PlanRun, StepRun
 from plan_adapter.status import StepStatus
 
@@ -67,9 +67,8 @@ async def summarize(goal: str, run: PlanRun, model: Model, redactor: Redactor) -
 
 def facts_of(run: PlanRun) -> str:
     """Return what the record alone says about how `run` ended."""
-    done = sum(step.status is StepStatus.COMPLETED for step in run.steps)
     message = f": {run.message}" if run.message else ""
-    lines = [f"The run is {run.status.value}{message}. It completed {done} of {counted(len(run.steps), 'step')}."]
+    lines = [f"The run is {run.status.value}{message}. {run.summary().text}."]
     for step in run.steps:
         if step.status is not StepStatus.COMPLETED:
             why = step.error or step.reason

@@ -28,7 +28,7 @@ from plan_adapter.cli.records import ASCII_MARKS, MARKS, step_end_text
 from plan_adapter.gates.conversation import Conversation
 from plan_adapter.hooks import Event
 from plan_adapter.readable import duration, one_line, visible
-from plan_adapter.record import StepRun
+from plan_adapter.record import PlanRun, StepRun
 from plan_adapter.status import StepStatus
 
 STYLES = {StepStatus.COMPLETED: "green", StepStatus.FAILED: "red", StepStatus.SKIPPED: "yellow"}
@@ -62,7 +62,7 @@ class LiveDisplay:
         self._spinner = Spinner("dots" if self._unicode else "line")
         self._live: Live | None = None
         self._width = 0
-        self._total = self._ended = 0
+        self._run: PlanRun | None = None
         self._running: dict[str, _RunningStep] = {}  # replaced, never changed: the display's thread reads it
 
     def __call__(self, event: Event) -> None:
@@ -78,6 +78,7 @@ class LiveDisplay:
         elif event.gate is not None:
             self._show_gate(event)
         elif event.step is not None:
+            self._run = event.run
             self._show_step(event, event.step)
 
     def close(self) -> None:
@@ -86,8 +87,7 @@ class LiveDisplay:
         self._stop_live()
 
     def _show_start(self, event: Event) -> None:
-        steps = event.run.steps
-        self._total, self._ended = len(steps), 0
+        steps, self._run = event.run.steps, event.run
         self._carried = CarriedSummary()
         self._width = min(MAX_ID_WIDTH, max((Text(step.id).cell_len for step in steps), default=0))
         self._print(Text.assemble((one_line(event.run.name), "bold"), f"  run {event.run.id}"))
@@ -140,7 +140,6 @@ class LiveDisplay:
                 known.log.extend(_with_call_name(event, text) for text in (event.message or "").splitlines())
             case "step_completed" | "step_failed" | "step_skipped":
                 self._running = {name: running for name, running in self._running.items() if name != step.id}
-                self._ended += step.undoes is None
                 summary = self._carried.lines(event)
                 self._print(*(self._end_lines(step, known) if summary is None else map(Text, summary)))
             case _:
@@ -163,7 +162,7 @@ class LiveDisplay:
         """Return the live part of the display as it is now: running steps, waits for retries, and the progress of the run."""
         now = time.monotonic()
         lines: list[RenderableType] = [self._running_row(running, now) for running in self._running.values()]
-        return Group(*lines, Text(f"{self._ended} of {self._total} steps", style="dim"))
+        return Group(*lines, Text(self._run.summary().text if self._run is not None else "", style="dim"))
 
     def _running_row(self, running: _RunningStep, now: float) -> RenderableType:
         if running.retry_at is not None and running.retry_at > now:

@@ -108,14 +108,10 @@ def step_end_text(step: StepRun) -> str:
 
 def run_status_line(run: PlanRun) -> str:
     """Return the status of `run` in one line."""
-    summary = run.summary()
-    states = ("completed", "failed", "skipped", "running", "pending")
-    counts = {name: getattr(summary, name) for name in states}
-    shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     reason = f" ({run.reason})" if run.reason and run.reason.value != run.status.value else ""
     duration_text = f" in {duration(run.total_duration_ms)}" if run.completed_at is not None and run.started_at is not None else ""
     message = f"; {one_line(run.message[:SHOWN_CHARACTERS])}{'…' if len(run.message) > SHOWN_CHARACTERS else ''}" if run.message else ""
-    return f"{run.name}: {run.status}{reason}{duration_text}: {shown or 'no step has run'}{message}"
+    return f"{run.name}: {run.status}{reason}{duration_text}: {run.summary().text}{message}"
 
 
 def version_json(version: "PlanVersion | None") -> dict[str, Any] | None:

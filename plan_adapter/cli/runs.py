@@ -75,7 +75,7 @@ async def runs(
         for run_ in found:
             output.json_line(run_json(run_, steps=False))
     elif found:
-        output.table(("RUN", "PLAN", "STATUS", "STEPS", "CREATED", "TOOK"), [_row(run_, statuses[run_.id]) for run_ in found])
+        output.table(("RUN", "PLAN", "STATUS", "PROGRESS", "CREATED", "TOOK"), [_row(run_, statuses[run_.id]) for run_ in found])
         if any(run_.status is PlanStatus.PENDING_APPROVAL for run_ in found):
             output.note("`plan gates` lists what waits for an answer, `plan show RUN` shows what to type")
     else:
@@ -84,9 +84,8 @@ async def runs(
 
 
 def _row(run: PlanRun, status: str) -> tuple[str, ...]:
-    summary = run.summary()
     took = duration(run.total_duration_ms) if run.completed_at is not None and run.started_at is not None else "-"
-    return (run.id, run.name, status, f"{summary.completed}/{summary.total_steps}", moment(run.created_at), took)
+    return (run.id, run.name, status, run.summary().text, moment(run.created_at), took)
 
 
 async def _verify_run(run_or_file: str, *, as_json: bool) -> int:

@@ -1,6 +1,5 @@
 """Maps the ends of attempts, steps and runs to Prefect states: the type that Prefect schedules by, and the name and message people see."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from prefect.client.schemas.objects import State
@@ -72,7 +71,7 @@ def state_of_run(run: PlanRun) -> State:
     """
     if run.status is PlanStatus.PENDING_APPROVAL:
         return unattended_state(run.id)
-    message = _message(": ".join(part for part in (_completed_count(run), run.message, _rejection_note(run)) if part))
+    message = _message(": ".join(part for part in (run.summary().text, run.message, _rejection_note(run)) if part))
     if run.status is PlanStatus.COMPLETED:
         return Completed(message=message, data=run)
     error = RunFailedError(run)
@@ -105,12 +104,6 @@ def _state_name(run: PlanRun, plain: RunReason, fallback: str) -> str:
 def _rejection_note(run: PlanRun) -> str | None:
     """Return the note of the person who rejected the run."""
     return one_line(run.rejection_note)[:MAX_NOTE_CHARACTERS] if run.reason is RunReason.REJECTED and run.rejection_note else None
-
-
-def _completed_count(run: PlanRun) -> str:
-    counts = Counter(step.status for step in run.steps)
-    others = (f", {counts[status]} {status}" for status in (StepStatus.FAILED, StepStatus.SKIPPED) if counts[status])
-    return f"{counts[StepStatus.COMPLETED]} of {len(run.steps)} steps completed{''.join(others)}"
 
 
 def _message(text: str | None) -> str | None:

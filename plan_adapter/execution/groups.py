@@ -86,6 +86,9 @@ class Group:
         self._started = self._ended = self._failed = 0
         self._halt_reason = ""
         self._popped = set[str]()
+        names = [label or str(number) for number, label in enumerate(labels, start=1)]
+        self.items = [GroupItem(name, StepStatus.PENDING, is_started=False) for name in names]
+        """The label of each item, and how far it is. The step's record shares this list."""
 
     def _new_item(self, scope: RunScope, value: JsonValue) -> _Item:
         values = dict[str, dict[str, JsonValue]]()
@@ -117,6 +120,7 @@ class Group:
                 break
             item, self._started = self._started, self._started + 1
             self._items[item].halted = halted or self._halt_reason
+            self._update(item)
             self._ready += ((item, step_id) for step_id, count in self._items[item].missing.items() if not count)
         return self._ready.popleft() if self._ready else None
 
@@ -142,7 +146,7 @@ class Group:
         parameters: dict[str, JsonValue] = {"item": first.value} if is_each else {"items": [progress.value for progress in self._items]}
         number, label = (item, self.labels[item]) if is_each else (None, None)
         gated = first.scope.gated_call(self.step, self.step.steps, "group", parameters, item=number, label=label)
-        ended = [item for item, progress in zip(self.items(), self._items, strict=True) if len(progress.values) == len(self._dependencies)]
+        ended = [item for item, progress in zip(self.items, self._items, strict=True) if len(progress.values) == len(self._dependencies)]
         return replace(gated, ended_items=tuple(ended) if is_each else ())
 
     def approve(self, item: int) -> None:
@@ -152,6 +156,7 @@ class Group:
             progress.is_approved = True
             self._ready += ((index, step_id) for step_id in progress.held)
             progress.held.clear()
+            self._update(index)
 
     def refuse(self, item: int, cause: str) -> None:
         """Leave out the steps that waited for the approval of the item, or of the group, because of `cause`."""
@@ -215,6 +220,7 @@ class Group:
             self._to_roll_back.append(item)
         else:
             self._ended += 1
+        self._update(item)
 
     def pop_failed(self) -> list[int]:
         """Return the items that failed and are to be rolled back now, each once."""
@@ -226,6 +232,7 @@ class Group:
         """Record how the rollback of a failed item ended."""
         self._items[item].rollback = report
         self._ended += 1
+        self._update(item)
 
     def pop_ended(self) -> list[Items]:
         """Return the steps whose calls have all ended, each once."""
@@ -238,10 +245,13 @@ class Group:
         done = StepStatus.COMPLETED.value
         return [{step_id: end["result"] for step_id, end in progress.values.items() if end["status"] == done} for progress in self._items]
 
-    def items(self) -> list[GroupItem]:
-        """Return the label and the end of each item."""
-        names = [label or str(number) for number, label in enumerate(self.labels, start=1)]
-        return [GroupItem(name, progress.status, progress.is_rolled_back) for name, progress in zip(names, self._items, strict=True)]
+    def _update(self, item: int) -> None:
+        """Show in `items` how far an item is."""
+        progress, label = self._items[item], self.items[item].label
+        if len(progress.values) == len(self._dependencies):
+            self.items[item] = GroupItem(label, progress.status, progress.is_rolled_back, is_started=bool(progress.ends))
+        elif item < self._started and not progress.halted and (progress.is_approved or not self.step.requires_approval):
+            self.items[item] = GroupItem(label, StepStatus.RUNNING)
 
     @property
     def is_skipped(self) -> bool:
@@ -254,7 +264,7 @@ class Group:
         missing = [progress for progress in self._items if progress.left_out and not progress.failure]
         if not bad and not missing:
             return AttemptEnd("succeeded", 0)
-        texts = [f"{item.label}: {progress.error}" for item, progress in zip(self.items(), self._items, strict=True) if progress.failure]
+        texts = [f"{item.label}: {progress.error}" for item, progress in zip(self.items, self._items, strict=True) if progress.failure]
         shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
         causes = [cause for progress in missing for cause in progress.left_out.values()]
         left = f"{len(missing)} of {counted(len(self._items), 'item')} did not complete: {causes[0]}" if missing else ""

@@ -6,12 +6,14 @@ from dataclasses import replace
 from pydantic import JsonValue
 
 from plan_adapter.errors import ExpressionError
+from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.ports import WORST_FIRST, AttemptEnd
+from plan_adapter.execution.rollback_units import is_complete, rolled_back_items, units_to_roll_back
 from plan_adapter.execution.scope import RunScope, as_value
 from plan_adapter.expressions import Declarations, Template, Variables, compile_template
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.readable import one_line
-from plan_adapter.record import PlanRun
+from plan_adapter.record import GroupItem, PlanRun
 from plan_adapter.status import StepStatus
 from plan_adapter.validation.sub_plans import fill_inputs
 
@@ -44,6 +46,25 @@ def recorded_items(plan: ExecutionPlan, run: PlanRun, step_id: str) -> list[str 
     except ExpressionError:
         return []
     return _labels(values, label, lambda item: replace(variables, item=item), str) if isinstance(values, list) else []
+
+
+def recorded_group_items(plan: ExecutionPlan, run: PlanRun, group: Step, history: RunHistory) -> list[GroupItem]:
+    """Return how far each item is of a group that has not ended, from the record of its calls. Empty if nothing of it is known."""
+    begun = {item for step in group.steps for step_id, item in history.attempts if step_id == step.id and item is not None}
+    labels = dict(enumerate(recorded_items(plan, run, group.id)))
+    failed, undone = set(history.failed), rolled_back_items(group, plan, history)
+    left = {unit for unit in units_to_roll_back(plan, history) if unit[1] in undone}
+    found = list[GroupItem]()
+    for item in range(1 + max([*begun, *labels], default=-1)):
+        units = {(step.id, item) for step in group.steps}
+        name = next((label for unit in units if (label := history.labels.get(unit))), None) or labels.get(item) or str(item + 1)
+        status = StepStatus.RUNNING if item in begun else StepStatus.PENDING
+        if is_complete(group, item, history):
+            status = StepStatus.COMPLETED
+        elif not units.isdisjoint(failed):
+            status = StepStatus.FAILED
+        found.append(GroupItem(name, status, item in undone and units.isdisjoint(left), is_started=item in begun))
+    return found
 
 
 def _declarations(plan: ExecutionPlan, within: Step | None) -> Declarations:

@@ -150,6 +150,8 @@ class Rollback:
         self._start_ready([node for node in reversed(self._before) if self._waits_for[node] == 0])
         self._tasks.end_if_done()
         await self._tasks.ended()
+        if self._open_gates is None:
+            self._mark_items()
         await self.scope.recorder.flush()
 
     @property
@@ -366,6 +368,21 @@ class Rollback:
             run.status, run.reason = StepStatus.SKIPPED, self._causes[step.id, left[0].item]
         else:
             run.status, run.outcome, run.result, run.reason = StepStatus.COMPLETED, Outcome.SUCCEEDED, ends[-1].result, ends[-1].reason
+
+    def _mark_items(self) -> None:
+        """Record which items of groups are rolled back: at least one call of them is undone, and none is left."""
+        left = {(receipt.step_id, receipt.item) for node in self._undoable for receipt in self._done[node]} - self._undone
+        for group in self._validated.groups:
+            run, steps = self._runs[group], [step.id for step in self._steps[group].steps]
+            for item, ended in enumerate(run.items):
+                units = {(step_id, item) for step_id in steps}
+                run.items[item] = ended._replace(rolled_back=not units.isdisjoint(self._undone) and units.isdisjoint(left))
+            if run.items:
+                results = run.result if isinstance(run.result, list) else []
+                marks = zip(results, run.items, strict=False)
+                run.result = [{**one, "rolled_back": item.rolled_back} if isinstance(one, dict) else one for one, item in marks]
+                self.scope.keep_value(run)
+                self.scope.recorder.step_ended(run)
 
     # What is called, and how its end is reported.
 

@@ -39,7 +39,7 @@ def units_left_alone(plan: ExecutionPlan, history: RunHistory) -> set[Unit]:
     for group in plan.all_steps:
         if group.steps and not group.rollback_failed:
             begun = {item for step in group.steps for step_id, item in history.attempts if step_id == step.id and item is not None}
-            kept |= {(step.id, item) for item in begun if not _is_complete(group, item, history) for step in group.steps}
+            kept |= {(step.id, item) for item in begun if not is_complete(group, item, history) for step in group.steps}
     return kept
 
 
@@ -63,8 +63,8 @@ def is_rolled_back(plan: ExecutionPlan, history: RunHistory) -> bool:
     return not own.issuperset(history.rollbacks.attempts)
 
 
-def _is_complete(group: Step, item: int, history: RunHistory) -> bool:
-    """Return whether every step of the item succeeded. A step with a `when` that was not called counts as skipped by its condition."""
+def is_complete(group: Step, item: int, history: RunHistory) -> bool:
+    """Return whether every step of an item that began succeeded. A step with a `when` that was not called counts as skipped by it."""
     units = [(step, (step.id, item)) for step in group.steps]
     return all(unit in history.succeeded or (step.when is not None and unit not in history.attempts) for step, unit in units)
 

@@ -321,7 +321,7 @@ class Scheduler:
     def _begin_group(self, group: Group) -> None:
         self._groups[group.step.id] = group
         run = self._runs[group.step.id]
-        run.status, run.started_at = StepStatus.RUNNING, self._scope.recorder.now()
+        run.status, run.started_at, run.items = StepStatus.RUNNING, self._scope.recorder.now(), group.items
         self._advance(group)
 
     def _advance(self, group: Group) -> None:
@@ -420,7 +420,7 @@ class Scheduler:
 
     async def _close_group(self, group: Group) -> None:
         step, run = group.step, self._runs[group.step.id]
-        run.items, calls = group.items(), group.calls.values()
+        calls = group.calls.values()
         if group.is_skipped:
             why = next((state.refused or state.cause for state in calls if state.refused or state.cause), self._why_halted(step))
             run.status, run.reason, run.completed_at = StepStatus.SKIPPED, why, self._scope.recorder.now()
@@ -558,7 +558,7 @@ class Scheduler:
             return self._skip(state.step, cause or f"its condition is false for every item: {state.step.when}")
         if state.step.group is not None and state.is_cut_short:
             run = self._runs[state.step.id]
-            called = f"called for {state.count - state.missing - state.without_call} of {counted(state.count, 'item')}"
+            called = f"done for {state.count - state.missing - state.without_call} of {counted(state.count, 'item')}"
             run.status, run.reason = StepStatus.SKIPPED, f"{called}: {cause}"
             self._end_now(run)
             return await self._close(state.step, show=False)

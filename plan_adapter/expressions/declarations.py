@@ -34,7 +34,13 @@ _NAME_PATTERN = r"[A-Za-z_](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?|[a-z0-9-]{1,64
 
 _TEXT = Shape("string")
 _STEP_MEMBERS = {"result": ANYTHING, "status": _TEXT, "error": ANYTHING}
-_RUN_MEMBERS = {"status": _TEXT, "failed_steps": list_of(_TEXT), "rolled_back": list_of(_TEXT), "not_rolled_back": list_of(_TEXT)}
+_RUN_MEMBERS = {
+    "status": _TEXT,
+    "progress": _TEXT,
+    "failed_steps": list_of(_TEXT),
+    "rolled_back": list_of(_TEXT),
+    "not_rolled_back": list_of(_TEXT),
+}
 _NON_JSON_TYPES = ("bytes", "duration", "timestamp", "type")
 
 

@@ -211,6 +211,7 @@ async def execute_finally_steps(scope: RunScope, keeper: GateKeeper, status: Pla
     reports = scope.item_rollbacks if rollback is None else [rollback.report()]
     end: dict[str, JsonValue] = {
         "status": status.value,
+        "progress": replace(run, steps=main).summary().text,
         "failed_steps": [step.id for step in main if step.status is StepStatus.FAILED],
         "rolled_back": [name for report in reports for name in report.undone],
         "not_rolled_back": [name for report in reports for name in report.left],

@@ -167,7 +167,9 @@ def end_row(step: StepRun) -> dict[str, Any]:
         "started_at": step.started_at,
         "completed_at": step.completed_at,
         "duration_ms": step.duration_ms,
-        "items": dump_json([[item.label, item.status.value, item.rolled_back] for item in step.items]) if step.items else None,
+        "items": dump_json([[item.label, item.status.value, item.rolled_back, item.is_started] for item in step.items])
+        if step.items
+        else None,
         "outputs": dump_json(step.result) if step.plan and step.result is not None else None,
         "salt": new_salt(),
     }
@@ -180,7 +182,7 @@ def apply_end(step: StepRun, row: Row) -> None:
     step.retry_count, step.attempts = row["retry_count"], row["attempts"]
     step.carried, step.rolled_back = row["carried"], row["rolled_back"]
     step.started_at, step.completed_at, step.duration_ms = row["started_at"], row["completed_at"], row["duration_ms"]
-    step.items = [GroupItem(label, StepStatus(status), rolled_back) for label, status, rolled_back in load_json(row["items"] or "[]")]
+    step.items = [GroupItem(label, StepStatus(status), *more) for label, status, *more in load_json(row["items"] or "[]")]
     if row["outputs"]:
         step.result = load_json(row["outputs"])
 

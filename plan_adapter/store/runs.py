@@ -7,6 +7,7 @@ from sqlalchemy import ColumnElement, Connection, select, update
 
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
+from plan_adapter.execution.items import recorded_group_items
 from plan_adapter.execution.rollback_status import recorded_report
 from plan_adapter.execution.rollback_units import is_rolled_back
 from plan_adapter.execution.status import ended_status
@@ -197,7 +198,7 @@ def _build_runs(connection: Connection, rows: Sequence[Row], *, with_results: bo
     interrupted, steps = _interrupted_ids(connection, rows), dict[str, list[StepRun]]()
     if with_steps:
         steps = step_runs_of(connection, rows, interrupted=interrupted, with_results=with_results)
-    return [
+    found = [
         PlanRun(
             **{name: row[name] for name in _COPIED_COLUMNS},
             inputs=load_json(row["inputs"]),
@@ -213,6 +214,19 @@ def _build_runs(connection: Connection, rows: Sequence[Row], *, with_results: bo
         )
         for row in rows
     ]
+    for run, row in zip(found, rows, strict=True):
+        _fill_open_groups(connection, run, row)
+    return found
+
+
+def _fill_open_groups(connection: Connection, run: PlanRun, row: Row) -> None:
+    """Fill in how far the items are of groups that have begun and not ended."""
+    open_groups = [step for step in run.steps if not (step.tool_name or step.plan or step.status.has_ended)]
+    if run.started_at is None or run.completed_at is not None or not open_groups:
+        return
+    plan, history = of_run(connection, row), history_of(connection, run.id)
+    for step in open_groups:
+        step.items = recorded_group_items(plan, run, plan.step(step.id), history)
 
 
 def _duration_ms(row: Row) -> int:

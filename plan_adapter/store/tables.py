@@ -222,7 +222,7 @@ step_runs = Table(
     Column("started_at", Instant),
     Column("completed_at", Instant),
     Column("duration_ms", BigInteger, nullable=False),
-    Column("items", Text),  # of a group: label, status and whether it was rolled back, of each item, as JSON
+    Column("items", Text),  # of a group: label, status, whether it was rolled back and whether it started, of each item, as JSON
     Column("outputs", Text),  # of a step that ran a plan: its outputs, as JSON
     _salt(),
     sqlite_with_rowid=False,

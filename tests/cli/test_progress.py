@@ -154,7 +154,7 @@ def test_a_step_waiting_for_a_retry_shows_a_countdown(monkeypatch: pytest.Monkey
     console.print(display)
     waiting, total = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
     assert re.fullmatch(r"! 构建  exit code 1 and more; again in [12] s", waiting)
-    assert total == "0 of 3 steps"
+    assert total == "0 of 3 steps done, 3 not started"
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from tests.cli.test_terminal import Terminal, terminals
 
 __all__ = ["forget_model_servers", "terminals"]
 
-FACTS = "The run is completed. It completed 2 of 2 steps."
+FACTS = "The run is completed. 2 of 2 steps done."
 SUMMARY = says({"summary": "问候了两次。\n全部完成。"})
 
 
@@ -58,8 +58,8 @@ def test_a_goal_is_drafted_approved_and_summarized_at_a_terminal(terminals: list
         assert TASK in terminal.shown
         terminal.type("y\n")
         assert terminal.end() == 0
-    assert "2 completed" in terminal.shown
-    assert terminal.shown.index("2 completed") < terminal.shown.index("Summary by the model:\n问候了两次。\n全部完成。")
+    assert "2 of 2 steps done" in terminal.shown
+    assert terminal.shown.index("2 of 2 steps done") < terminal.shown.index("Summary by the model:\n问候了两次。\n全部完成。")
 
 
 @pytest.mark.usefixtures("approved")
@@ -67,7 +67,7 @@ def test_the_model_writes_the_summary_from_the_record_of_the_run(pursue: Pursue)
     with scripted(says(GOOD), SUMMARY) as server:
         result = pursue(server)
     assert result.code == 0
-    assert result.out.endswith(f"2 completed\n{FACTS}\n\nSummary by the model:\n问候了两次。\n全部完成。\n")
+    assert result.out.endswith(f"2 of 2 steps done\n{FACTS}\n\nSummary by the model:\n问候了两次。\n全部完成。\n")
     record = json.loads(server.requests[1]["messages"][1]["content"].split("record (JSON):\n")[1])
     assert record["status"] == "completed"
     assert [(step["id"], step["status"], step["result"]) for step in record["steps"]] == [
@@ -84,7 +84,7 @@ def test_the_summary_falls_back_to_the_record_if_the_model_fails(pursue: Pursue,
     with scripted(says(GOOD), answer) as server:
         result = pursue(server)
     assert result.code == 0
-    assert result.out.endswith(f"2 completed\n{FACTS}\n")
+    assert result.out.endswith(f"2 of 2 steps done\n{FACTS}\n")
     assert "the model wrote no summary: " in result.err
 
 

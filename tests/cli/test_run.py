@@ -47,7 +47,7 @@ def test_a_completed_run_exits_with_0_and_prints_progress_to_stderr_and_outputs_
     assert result.code == 0
     first, second = result.out.splitlines()
     assert first.startswith("试运行: completed in ")
-    assert first.endswith(": 1 completed")
+    assert first.endswith(": 1 of 1 steps done")
     assert second == "text: 你好, 世界"
     lines = result.err.splitlines()
     assert lines[0].endswith(" of 试运行: 1 step")
@@ -208,7 +208,7 @@ def test_runs_are_listed_newest_first(run_offline: RunOffline, plan: Plan) -> No
     assert [run["id"] for run in plan("runs", "--json", "--status", "failed").lines] == [failed]
     table = plan("runs").out.splitlines()
     assert table[0].split() == ["RUN", "PLAN", "STATUS", "STEPS", "CREATED", "TOOK"]
-    assert table[1].split()[:5] == [failed, "试运行", "failed", "(step_failed)", "0/1"]
+    assert table[1].split()[:5] == [failed, "试运行", "failed", "(step_failed)", "0"]
 
 
 def test_show_finds_a_run_by_an_id_prefix(run_offline: RunOffline, plan: Plan) -> None:

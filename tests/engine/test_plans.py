@@ -104,7 +104,7 @@ async def test_a_failed_step_is_shown_with_its_retries_and_skipped_dependents(st
     assert run.flow_run_id is not None
     final = (await flow_run(UUID(run.flow_run_id))).state
     assert final is not None
-    assert (final.name, final.message) == ("Partial", f"1 of 3 steps completed, 1 failed, 1 skipped: {run.message}")
+    assert (final.name, final.message) == ("Partial", f"1 of 3 steps done, 1 failed, 1 skipped: {run.message}")
 
 
 async def test_a_resumed_run_keeps_its_flow_run_and_shows_carried_steps(store: PlanStore) -> None:
@@ -157,7 +157,7 @@ async def test_a_cancelled_run_ends_as_cancelled_with_the_reason(store: PlanStor
     assert (run.status, final.name, final.message) == (
         PlanStatus.CANCELLED,
         "Cancelled",
-        "0 of 1 steps completed, 1 failed: ana: wrong host",
+        "0 of 1 steps done, 1 failed: ana: wrong host",
     )
     assert shown.state_name == "Cancelled"
 

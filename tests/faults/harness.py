@@ -167,7 +167,7 @@ class Trial:
         alone = {step.id: rolled_back_items(group, plan, history) for group in plan.all_steps for step in group.steps}
         # A rollback of an item that was resolved waits for a resume.
         is_finished = not any(item in alone.get(step_id, ()) for step_id, item in units_to_roll_back(plan, history))
-        if run.reason in (RunReason.STEP_FAILED, RunReason.EXHAUSTED) and not unknown and is_finished:
+        if run.reason in (RunReason.STEP_FAILED, RunReason.EXHAUSTED) and not unknown and (is_finished or self._was_revoked(run)):
             return None
         return self.order("resume", fault=self.choose(self))
 

@@ -88,7 +88,7 @@ async def test_a_waiting_run_without_a_process_ends_with_the_reason(store: PlanS
     assert [(step.status, step.reason) for step in now.steps] == [(StepStatus.COMPLETED, None), (StepStatus.SKIPPED, REASON)]
     assert await store.gates.find(run_id=run.id) == []
     shown = await state_of(run)
-    assert (shown.name, shown.message) == ("Cancelled", f"1 of 2 steps completed, 1 skipped: {REASON}")
+    assert (shown.name, shown.message) == ("Cancelled", f"1 of 2 steps done, 1 skipped: {REASON}")
     assert await reconcile(store, with_prefect=True) == []
     assert (await store.verify(run.id)).ok
 

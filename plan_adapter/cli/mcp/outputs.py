@@ -80,6 +80,7 @@ def run_entry(run: PlanRun) -> dict[str, Any]:
         "reason": run.reason,
         "message": run.message,
         "progress": run.summary().progress,
+        "done": run.summary().text,
         "created_at": run.created_at,
         "completed_at": run.completed_at,
     }

@@ -133,6 +133,11 @@ def call_in_words(step_id: str, kind: "CallKind") -> str:
     return f"the rollback of `{step_id}`" if kind == "rollback" else f"`{call_name(step_id, None, kind=kind)}`"
 
 
+def item_number(item: int | None) -> int | None:
+    """Return the number of an item as `--item` and JSON output count it: from 1. None for no item."""
+    return None if item is None else item + 1
+
+
 def item_option(item: int | None, label: str | None = None) -> str:
     """Return the command option that names an item, or "" for None. It uses the label if no shell would interpret it."""
     if item is None:

@@ -18,7 +18,7 @@ from plan_adapter.errors import InvalidPlanError
 from plan_adapter.execution.history import ResumeOptions, RunHistory, Unit
 from plan_adapter.gates.approval import requires_approval
 from plan_adapter.preview import Preview, preview_plan, preview_text
-from plan_adapter.readable import listed
+from plan_adapter.readable import item_number, listed
 from plan_adapter.runs.folders import refuse_elsewhere
 from plan_adapter.settings import Settings
 from plan_adapter.validation import ValidatedPlan, bind_inputs, validate
@@ -127,7 +127,7 @@ async def _preview_resume(run: str, options: ResumeOptions | None, *, tools: lis
                 "id": step_id,
                 "fate": kind,
                 "reason": choices[step_id].reason or None,
-                "items": [asdict(item) for item in items.get(step_id, ())],
+                "items": [{**asdict(item), "item": item_number(item.item)} for item in items.get(step_id, ())],
             }
             for step_id, kind in shown.items()
         ]
@@ -177,7 +177,9 @@ def _item_fates(plan: "ExecutionPlan", run: "PlanRun", step_id: str, history: "R
 
 def _print_rollback(run_id: str, left: "list[Unit]", labels: "Mapping[Unit, str]", *, as_json: bool) -> int:
     if as_json:
-        output.json_line({"run_id": run_id, "steps": [], "rollback": [{"id": step_id, "item": item} for step_id, item in left]})
+        output.json_line(
+            {"run_id": run_id, "steps": [], "rollback": [{"id": step_id, "item": item_number(item)} for step_id, item in left]}
+        )
     else:
         targets = ", ".join(unit_names(left, labels))
         rest = f"continues with {targets}" if targets else "has nothing left to undo"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from plan_adapter.approvals import Gate, GateKind
 from plan_adapter.commands import answer_command
 from plan_adapter.hooks import Event
-from plan_adapter.readable import call_name, counted, duration, one_line
+from plan_adapter.readable import call_name, counted, duration, item_number, one_line
 from plan_adapter.record import PlanRun, StepRun
 from plan_adapter.status import Outcome, StepStatus
 
@@ -61,7 +61,7 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "run_id": gate.run_id,
         "step": gate.step_id,
         "call_kind": gate.call_kind,
-        "item": gate.item,
+        "item": item_number(gate.item),
         "label": gate.label,
         "name": gate.name,
         "description": gate.description,

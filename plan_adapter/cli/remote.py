@@ -29,7 +29,7 @@ from plan_adapter.commands import SHOWN_DIGITS, answer_command
 from plan_adapter.engine.connection import Server
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.terminal import gate_summary
-from plan_adapter.readable import call_name, listed, means_item
+from plan_adapter.readable import call_name, item_number, listed, means_item
 from plan_adapter.record import LAST, names_run, why_too_short
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _form_json(form: "OpenForm", server: Server) -> dict[str, Any]:
         "run_id": form.run_id,
         "step": form.step_id,
         "call_kind": form.call_kind,
-        "item": form.item,
+        "item": item_number(form.item),
         "label": form.label,
         "name": form.name,
         "digest": form.approval_digest,

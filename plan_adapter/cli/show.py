@@ -15,7 +15,7 @@ from plan_adapter.cli.sources import STDIN, STORE_PREFIX, is_stored, open_store,
 from plan_adapter.errors import RunConflictError, StoreError
 from plan_adapter.formatting import StepCallRecord, calls_of, dependencies_of, format_plan
 from plan_adapter.gates.tool_drift import CodeChange, code_changes
-from plan_adapter.readable import code, counted, unescaped
+from plan_adapter.readable import code, counted, item_number, unescaped
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -88,11 +88,14 @@ class ShownRun:
 def _show_run(found: ShownRun, *, as_json: bool) -> None:
     state, run = found.state, found.state.run
     if as_json:
-        gates, answers = [gate_json(gate) for gate in state.gates], [asdict(answer) for answer in state.answers]
+        gates, answers = (
+            [gate_json(gate) for gate in state.gates],
+            [{**asdict(answer), "item": item_number(answer.item)} for answer in state.answers],
+        )
         changed = [_code_change_json(change) for change in found.code]
         shown = run_json(run, steps=True)
         for step in shown["steps"]:
-            step["calls"] = [asdict(call) for call in found.calls.get(step["id"], ())]
+            step["calls"] = [{**asdict(call), "item": item_number(call.item)} for call in found.calls.get(step["id"], ())]
             if step["id"] in found.rounds:
                 step["rounds"] = [asdict(round_) for round_ in found.rounds[step["id"]]]
         output.json_line({**shown, "gates": gates, "approvals": answers, "code_changes": changed, "earlier_steps": found.earlier})
@@ -122,7 +125,9 @@ def _earlier_step_line(step: dict[str, Any]) -> str:
 
 def _code_change_json(change: CodeChange) -> dict[str, Any]:
     attempts = {"before": change.before, "after": change.after}
-    where = {name: {"step": attempt.step_id, "item": attempt.item, "attempt": attempt.number} for name, attempt in attempts.items()}
+    where = {
+        name: {"step": attempt.step_id, "item": item_number(attempt.item), "attempt": attempt.number} for name, attempt in attempts.items()
+    }
     return {"tool": change.tool_name, **where}
 
 

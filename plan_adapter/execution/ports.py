@@ -61,6 +61,8 @@ class GatedCall:
     parameters: dict[str, JsonValue]
     approval_digest: str  # of exactly this call
     label: str | None = None  # the item's name; None: its number
+    before: Mapping[str, Mapping[str, JsonValue]] = field(default_factory=dict[str, Mapping[str, JsonValue]])
+    """In a group: the steps of the same item that ended before, by id, as expressions see them: result, status and error."""
     ended_items: tuple[GroupItem, ...] = ()  # for a gate of one item of a group: the items that have ended
     withdrawn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Done once the call will not be made, whatever the answer is. Nobody needs to be asked after that."""

@@ -147,7 +147,16 @@ class Call:
             parameters=parameters,
             approval_digest=digest,
             label=self._label,
+            before=self._siblings(),
         )
+
+    def _siblings(self) -> dict[str, dict[str, JsonValue]]:
+        """Return how the steps of the same item ended that this call waited for. Empty outside of groups."""
+        validated = self._scope.approved.bound.validated
+        if self.step.group is None:
+            return {}
+        names = {step_id: validated.steps[step_id].local_id for step_id in validated.groups[self.step.group][self.step.id]}
+        return {step_id: self._scope.values[name] for step_id, name in names.items() if name in self._scope.values}
 
     def _digest(self, parameters: dict[str, JsonValue]) -> str:
         folder = self._scope.approved.bound.folder

@@ -1,8 +1,10 @@
 """Step gates and outcome gates, as the execution of a run uses them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
+
+from pydantic import JsonValue
 
 from plan_adapter.approvals import Approval, Gate
 from plan_adapter.errors import NotApprovedError, RunConflictError
@@ -98,8 +100,9 @@ class CallGates:
             label=call.label,
             approval_digest=call.approval_digest,
             expires_ms=self._plan.gate_timeout_ms(call.step),
-            results={step.id: step.result for step in before},
-            ends={step.id: step.status.value + (f": {step.reason}" if step.reason else "") for step in before},
+            results={step.id: step.result for step in before} | {step_id: end["result"] for step_id, end in call.before.items()},
+            ends={step.id: step.status.value + (f": {step.reason}" if step.reason else "") for step in before}
+            | {step_id: _end_in_words(end) for step_id, end in call.before.items()},
             notices=[*changes, *stale],
             rounds=await self._rounds_before(call),
             ended_items=call.ended_items,
@@ -224,6 +227,11 @@ def _question_of(call: GatedCall) -> str:
     """Return the question that a call asks, secrets redacted."""
     shown = redacted(call.parameters, expressions=False)
     return str(shown["question"]) if isinstance(shown, dict) else ""
+
+
+def _end_in_words(end: Mapping[str, JsonValue]) -> str:
+    """Return how a step of an item ended, with its error."""
+    return f"{end['status']}" + (f": {end['error']}" if end["error"] else "")
 
 
 def _rejection(answer: Approval) -> GateRefusal:

@@ -207,7 +207,7 @@ def test_runs_are_listed_newest_first(run_offline: RunOffline, plan: Plan) -> No
     assert [run["id"] for run in plan("runs", "--json", "--limit", "2").lines] == [failed, ids[2]]
     assert [run["id"] for run in plan("runs", "--json", "--status", "failed").lines] == [failed]
     table = plan("runs").out.splitlines()
-    assert table[0].split() == ["RUN", "PLAN", "STATUS", "STEPS", "CREATED", "TOOK"]
+    assert table[0].split() == ["RUN", "PLAN", "STATUS", "PROGRESS", "CREATED", "TOOK"]
     assert table[1].split()[:5] == [failed, "试运行", "failed", "(step_failed)", "0"]
 
 

@@ -46,7 +46,8 @@ def test_each_item_of_a_step_shows_its_own_calls(plan: Plan) -> None:
     path = document(each, inputs={"names": {"type": "array", "default": names}})
     run_id = plan("run", path, "--offline", "--yes", "--json", *TOOLS).run["id"]
     calls = plan("show", run_id, "--json").run["steps"][0]["calls"]
-    assert [(call["item"], call["label"], call["parameters"]["who"]) for call in calls] == [(n, name, name) for n, name in enumerate(names)]
+    shown = [(call["item"], call["label"], call["parameters"]["who"]) for call in calls]
+    assert shown == [(number, name, name) for number, name in enumerate(names, start=1)]
     shown = plan("show", run_id).out
     assert '   - item n3: parameters: `{"who": "n3"}`\n' in shown
     assert f"   - … 5 more items: `plan show {run_id} --json`\n" in shown

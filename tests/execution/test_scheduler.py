@@ -139,7 +139,7 @@ async def test_on_error_of_a_step_overrides_the_plan():
 async def test_a_plan_without_a_completed_step_has_failed():
     run = await Execution(plan_of({"bad": [], "after": ["bad"]}), [World(failing=("bad",)).work]).go()
     assert (run.status, run.is_completed) == (PlanStatus.FAILED, True)
-    assert run.summary().progress == 100.0
+    assert run.summary().progress == 0.0
 
 
 async def test_a_false_when_skips_the_step_and_its_dependents_run():

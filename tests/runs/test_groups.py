@@ -9,6 +9,8 @@ from prefect.client.schemas.objects import TaskRunResult
 from pydantic import JsonValue
 
 from plan_adapter import (
+    ApprovalRequest,
+    CallbackApprover,
     PlanStatus,
     PlanStore,
     StepStatus,
@@ -355,3 +357,47 @@ async def test_a_skipped_step_names_the_failed_step_that_it_depends_on(cluster: 
     fix = act("fix", "check", when="${{ item == 'z' }}")
     ended = await run(rolling(check, fix, items="['a', 'b']", max_failures=2), cluster, store)
     assert ended.step("fix").reason == "`check` failed"
+
+
+async def test_the_gate_of_a_step_shows_how_the_steps_of_its_item_ended(cluster: Cluster, store: PlanStore) -> None:
+    cluster.broken |= {"warn b", "check a"}
+    steps = (
+        act("drain"),
+        act("warn", on_error="continue"),
+        act("only", when="${{ item == 'b' }}"),
+        act("restart", "drain", "only", requires_approval=True),
+        act("check", "restart"),
+    )
+    steps[3].parameters["what"] = "restart ${{ item }} after ${{ steps.drain.result }}"
+    texts = dict[str, str]()
+
+    def answer(request: ApprovalRequest) -> bool:
+        texts[request.label or ""] = request.text
+        return request.label == "a"
+
+    plan = rolling(*steps, items="['a', 'b']", batch=2, max_failures=2)
+    plan.options.allow_parallel, plan.options.max_parallel_steps = True, 4
+    ended = await arun_plan(plan, tools=cluster.tools, store=store, offline=True, approver=CallbackApprover(answer, by="ana"))
+    for label, what in (("a", "drain a done"), ("b", "drain b done")):
+        assert f"- `drain` completed: `{what}`" in texts[label]
+        assert "running" not in texts[label]
+    assert "`only` skipped: `null`" in texts["a"]
+    assert "`only` completed: `only b done`" in texts["b"]
+    assert ended.status is PlanStatus.PARTIAL
+
+
+async def test_the_gate_of_a_resumed_item_shows_the_steps_that_were_kept(cluster: Cluster, store: PlanStore) -> None:
+    plan = rolling(act("drain"), act("restart", "drain", requires_approval=True), items="['a', 'b']")
+    tools = {"tools": cluster.tools, "store": store, "offline": True}
+    bound = bind_inputs(validate(plan, cluster.tools))
+    waiting = await execute_plan(bound, run_request=RunRequest(waits=False), store=store, offline=True, record_pending=True)
+    (gate,) = await store.gates.find(run_id=waiting.id)
+    assert "- `drain` completed: `drain a done`" in gate.text
+    texts = list[str]()
+
+    def answer(request: ApprovalRequest) -> bool:
+        texts.append(request.text)
+        return True
+
+    await aresume_run(waiting.id, approver=CallbackApprover(answer, by="ana"), **tools)
+    assert ["- `drain` completed: `drain a done`" in texts[0], "- `drain` completed: `drain b done`" in texts[1]] == [True, True]

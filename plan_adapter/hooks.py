@@ -65,8 +65,9 @@ GateHook: TypeAlias = Callable[[PlanRun, StepRun | None, Gate], Awaitable[None] 
 class Hooks:
     """The caller's hooks, sync or async. Each receives the run, then the step run, then the error or the gate, all as copies.
 
-    At a plan gate, the step run is None. Rollbacks use the same hooks: their step run is not one of the run's, and its `undoes` is the id
-    of the step being rolled back. For a regular step, `undoes` is None.
+    At a plan gate, the step run is None. `on_plan_complete` is called when a start of the run has ended it, however: also if it was
+    rejected. Steps that completed in an earlier start are not reported again. Rollbacks use the same hooks: their step run is not one of
+    the run's, and its `undoes` is the id of the step being rolled back. For a regular step, `undoes` is None.
     Sync hooks run on the event loop, so keep them short.
     """
 

@@ -142,11 +142,15 @@ class RunScope:
         await call_hook(hook, *arguments)
 
     async def notify_end(self, step: StepRun) -> None:
-        """Report to the listener and the caller's hooks how `step`, or the rollback of a step, ended."""
+        """Report to the listener and the caller's hooks how `step`, or the rollback of a step, ended.
+
+        The hooks were called for a carried step in the start in which it completed, and are not called again.
+        """
         match step.status:
             case StepStatus.COMPLETED:
                 self.notify("step_completed", step)
-                await self.call_hook(self.hooks.on_step_complete, self.run, step)
+                if not step.carried:
+                    await self.call_hook(self.hooks.on_step_complete, self.run, step)
             case StepStatus.FAILED:
                 self.notify("step_failed", step, step.error)
                 await self.call_hook(self.hooks.on_step_failed, self.run, step, step.error or "")

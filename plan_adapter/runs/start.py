@@ -22,6 +22,7 @@ from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import FAILURES, rolls_back
 from plan_adapter.gates.approval import ApprovedPlan, refuse_operation
 from plan_adapter.goals import GoalModel
+from plan_adapter.hooks import call_hook
 from plan_adapter.plan import new_id
 from plan_adapter.record import PlanRun, Recorder, StepRun
 from plan_adapter.runs.approval import (
@@ -125,6 +126,8 @@ async def execute_run(session: RunSession) -> PlanRun:
                 await open_detached_gate(version, run, store, session.run_request.settings)
                 return run
         run.steps = (await store.run(run.id)).steps  # current state, now that the run has ended or waits
+        if run.status.has_ended:  # it was rejected, has expired or was cancelled at the plan gate
+            await call_hook(session.run_request.hooks.on_plan_complete, run)
         return run
     finally:
         await keeper.finish_forms()

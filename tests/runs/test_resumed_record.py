@@ -1,7 +1,10 @@
 """Tests of the record of a resumed run: what it shows for carried steps."""
 
 from plan_adapter import ExecutionPlan, Hooks, PlanRun, PlanStatus, PlanStore, StepRun, ToolRegistry
+from plan_adapter.hooks import Event
 from plan_adapter.runner import aresume_run, arun_plan
+from plan_adapter.runs.resume import execute_resume
+from plan_adapter.runs.session import RunRequest
 from plan_adapter.tools.tool import tool
 
 
@@ -58,14 +61,15 @@ async def test_the_returned_run_equals_the_stored_run(store: PlanStore) -> None:
     assert again.step("last").result == {"value": "一"}
 
 
-async def test_hooks_get_carried_steps_with_their_complete_record(store: PlanStore) -> None:
+async def test_listeners_get_carried_steps_with_their_complete_record(store: PlanStore) -> None:
     run, once = await half_done(store)
     completed = dict[str, tuple[object, bool, bool]]()
 
-    def on_step_complete(_run: PlanRun, step: StepRun) -> None:
-        completed[step.id] = (step.result, step.started_at is not None, step.completed_at is not None)
+    def listen(event: Event) -> None:
+        if event.kind == "step_completed" and event.step is not None:
+            completed[event.step.id] = (event.step.result, event.step.started_at is not None, event.step.completed_at is not None)
 
-    await aresume_run(run.id, tools=once.tools, store=store, offline=True, hooks=Hooks(on_step_complete=on_step_complete))
+    await execute_resume(run.id, tools=once.tools, run_request=RunRequest(listener=listen), store=store, offline=True)
     assert list(completed) == ["first", "each", "aside", "then", "last"]
     assert completed["each"] == ([{"value": 1}, {"value": 2}], True, True)
     assert completed["first"] == ({"value": "一"}, True, True)
